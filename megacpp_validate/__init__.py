@@ -1,0 +1,3 @@
+"""megacpp-validate: which part of the bridge to Transformer Engine does an upgrade break, and why."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,261 @@
+"""The firewall between a training stack and one vendor library.
+
+Three rules keep a bridge alive across upgrades of the library behind it, and this module is their one home:
+
+1. One re-export component names the library's symbols; everything else takes them from there (`Vendor.entry`).
+2. What cannot be used is None with a reason, never an exception at import; so each wrapper has a native path.
+3. Environment variables turn the library off: `<SWITCH>` altogether, `<SWITCH>_<PRESET>` for one preset.
+
+The verdict is reached once per process, at the first question, and kept with its reason.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, Final, Generic, NamedTuple, TypeVar, overload
+
+T = TypeVar("T")
+
+_OFF: Final = frozenset({"", "0", "false", "no", "off"})
+_ON: Final = frozenset({"1", "true", "yes", "on"})
+_TRIAL: Final = """\
+import faulthandler, importlib, sys
+faulthandler.dump_traceback_later(float(sys.argv[1]), exit=False)
+importlib.import_module(sys.argv[2])
+"""
+
+
+class VendorEntryMissing(RuntimeError):
+    """An entry point was required that this process cannot use; the text says why and what to do."""
+
+
+class Verdict(NamedTuple):
+    """Whether something can be used, and in words why not (empty when it can)."""
+
+    usable: bool
+    reason: str
+
+
+class Entry(Generic[T]):
+    """One entry point of a vendor library, imported when it is first asked for and then kept."""
+
+    def __init__(self, vendor: Vendor, load: Callable[[], T]) -> None:
+        self.name: Final = load.__name__
+        self.__doc__ = load.__doc__
+        self._vendor = vendor
+        self._load = load
+        self._found: tuple[T | None, str] | None = None
+
+    def __call__(self) -> T | None:
+        """The entry point, or None where the library is off, absent, broken or has no such thing."""
+        found = self._found
+        return found[0] if found is not None else self._find()[0]
+
+    def require(self) -> T:
+        """The entry point; raises `VendorEntryMissing` with the reason where there is none."""
+        value = self()
+        if value is None:
+            raise VendorEntryMissing(self.why_missing())
+        return value
+
+    def why_missing(self) -> str:
+        """Why the entry point is None, in words to act on; empty where it is there."""
+        return (self._found or self._find())[1]
+
+    def _find(self) -> tuple[T | None, str]:
+        vendor = self._vendor
+        if not vendor.is_available():
+            return None, vendor.why_unavailable()  # not kept: a question during the import comes back later
+        found = vendor.load_entry(self.name, self._load)
+        self._found = found
+        return found
+
+
+class Vendor:
+    """One optional vendor library behind a firewall.
+
+    Args:
+        name: what people call the library.
+        module: the module whose import is the proof. It is what the entry points come from, not the top-level
+            package, whose import may succeed while this one fails.
+        switch: environment variable that turns the library off; `<switch>_<PRESET>` does so for one preset.
+        trial: environment variable with a number of seconds. Where it is set, the import is first tried in a
+            process of its own, so that an import that hangs or aborts costs a verdict, not this process.
+        explain: turns the exception of a failed import into words: what happened, likely cause, next step.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        module: str,
+        switch: str,
+        trial: str,
+        explain: Callable[[BaseException], str],
+    ) -> None:
+        self.name: Final = name
+        self.module: Final = module
+        self.switch: Final = switch
+        self.trial: Final = trial
+        self._explain = explain
+        self._required: list[Entry[Any]] = []
+        self._lock = threading.RLock()
+        self._deciding = False
+        self._verdict: Verdict | None = None
+        self._presets: dict[str, Verdict] = {}
+
+    def is_available(self) -> bool:
+        """Whether the library can be used in this process. Decided once; afterwards an attribute read."""
+        verdict = self._verdict
+        return verdict.usable if verdict is not None else self._decide().usable
+
+    def why_unavailable(self) -> str:
+        """Why `is_available()` is False; empty where it is True."""
+        return (self._verdict or self._decide()).reason
+
+    def is_enabled_for(self, preset: str) -> bool:
+        """Whether the library is available and not turned off for this preset alone."""
+        return self._preset(preset).usable
+
+    def why_disabled_for(self, preset: str) -> str:
+        """Why `is_enabled_for(preset)` is False; empty where it is True."""
+        return self._preset(preset).reason
+
+    def switch_of(self, preset: str) -> str:
+        """The environment variable that turns the library off for one preset."""
+        return f"{self.switch}_{re.sub(r'[^A-Za-z0-9]+', '_', preset).strip('_').upper()}"
+
+    @overload
+    def entry(self, load: Callable[[], T]) -> Entry[T]: ...
+    @overload
+    def entry(self, *, required: bool) -> Callable[[Callable[[], T]], Entry[T]]: ...
+    def entry(self, load: Callable[[], Any] | None = None, *, required: bool = False) -> Any:
+        """Make an accessor of a function that imports one entry point and returns it.
+
+        A library without one of its `required` entry points counts as unavailable; without any other, only that
+        accessor gives None.
+        """
+
+        def make(function: Callable[[], Any]) -> Entry[Any]:
+            made = Entry(self, function)
+            if required:
+                self._required.append(made)
+            return made
+
+        return make if load is None else make(load)
+
+    def load_entry(self, name: str, load: Callable[[], T]) -> tuple[T | None, str]:
+        """Import one entry point: (value, "") or (None, reason). Never raises for a fault of the library."""
+        with self._lock:
+            try:
+                return load(), ""
+            except KeyboardInterrupt:
+                raise
+            except BaseException as fault:  # a broken install raises what it likes, SystemExit included
+                return None, (
+                    f"{self.name} is there, but its entry point `{name}` is not: {type(fault).__name__}: {fault}. "
+                    f"Likely cause: this release moved, renamed or never had it. "
+                    f"Next step: run the upgrade canary between a release that has it and this one."
+                )
+
+    def _preset(self, preset: str) -> Verdict:
+        verdict = self._presets.get(preset)
+        if verdict is None:
+            off = _read_switch(self.switch_of(preset))
+            verdict = Verdict(False, off) if off else Verdict(self.is_available(), self.why_unavailable())
+            if self._verdict is not None or off:
+                self._presets[preset] = verdict
+        return verdict
+
+    def _decide(self) -> Verdict:
+        with self._lock:
+            if self._verdict is not None:
+                return self._verdict
+            if self._deciding:  # asked again by code that runs inside the library's own import
+                return Verdict(False, f"{self.name} is still being imported")
+            self._deciding = True
+            try:
+                self._verdict = self._try()
+            finally:
+                self._deciding = False
+            return self._verdict
+
+    def _try(self) -> Verdict:
+        if off := _read_switch(self.switch):
+            return Verdict(False, off)
+        if fault := self._try_in_a_process():
+            return Verdict(False, fault)
+        try:
+            importlib.import_module(self.module)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as fault:  # OSError, AssertionError, StopIteration ... and whatever comes next
+            return Verdict(False, _explain_safely(self._explain, fault))
+        for entry in self._required:
+            value, reason = self.load_entry(entry.name, entry._load)
+            if value is None:
+                return Verdict(False, reason)
+        return Verdict(True, "")
+
+    def _try_in_a_process(self) -> str:
+        """What a trial import in a process of its own did wrong; empty where it went well or none is asked for."""
+        asked = os.environ.get(self.trial, "").strip()
+        if not asked:
+            return ""
+        try:
+            seconds = float(asked)
+        except ValueError:
+            seconds = 60.0
+        command = [sys.executable, "-c", _TRIAL, str(seconds), self.module]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), self.trial: ""}
+        try:
+            done = subprocess.run(
+                command, env=environment, capture_output=True, timeout=seconds + 2, check=False, text=True
+            )
+        except subprocess.TimeoutExpired as late:
+            return self._say_hang(seconds, late.stderr)
+        except OSError as fault:
+            return f"the trial import of {self.name} could not be started: {fault}"
+        if done.returncode < 0:
+            return (
+                f"importing {self.module} kills the interpreter (signal {-done.returncode}). Likely cause: a library "
+                f"built for another torch, CUDA or processor. Next step: reinstall {self.name} for this stack, or "
+                f"set {self.switch}=1. Last words: {_last_line(done.stderr)}"
+            )
+        return ""  # an ordinary exception is told better by the import in this process
+
+    def _say_hang(self, seconds: float, stderr: bytes | str | None) -> str:
+        text = stderr.decode(errors="replace") if isinstance(stderr, bytes) else stderr or ""
+        frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', text)
+        where = " in {0}:{1} ({2})".format(*frames[0]) if frames else ""
+        return (
+            f"importing {self.module} did not end within {seconds:g} s: it hangs{where}. Likely cause: it waits for a "
+            f"device, a lock or a network that is not there. Next step: look at that line, or set {self.switch}=1."
+        )
+
+
+def _read_switch(variable: str) -> str:
+    """Why an environment variable turns something off; empty where it does not."""
+    value = os.environ.get(variable, "").strip()
+    if value.lower() in _OFF:
+        return ""
+    odd = "" if value.lower() in _ON else " (not a value this switch knows; taken as 1)"
+    return f"turned off by {variable}={value}{odd}. Next step: unset {variable} to use it again."
+
+
+def _explain_safely(explain: Callable[[BaseException], str], fault: BaseException) -> str:
+    try:
+        return explain(fault)
+    except Exception as second:
+        return f"{type(fault).__name__}: {fault} (and the explanation of it failed: {second!r})"
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else "none"
