@@ -1,0 +1,1 @@
+"""The canary: which bridge module a Transformer Engine upgrade breaks, and why."""

@@ -1,0 +1,197 @@
+"""What a function's body says beyond its signature: read from the syntax tree, nothing is run."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+
+def keywords_taken(node: ast.AST | None) -> tuple[dict[str, str | None], str]:
+    """Keys read from `**kwargs` with their defaults, and where the rest goes: "super", "elsewhere" or ""."""
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.args.kwarg is None:
+        return {}, "elsewhere"
+    name = node.args.kwarg.arg
+    taken: dict[str, str | None] = {}
+    handed_on = ""
+    for found in ast.walk(node):
+        match found:
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id=owner), attr="pop" | "get"), args=[ast.Constant(value=str(key)), *rest]
+            ) if owner == name:
+                taken[key] = ast.unparse(rest[0]) if rest else None
+            case ast.Subscript(value=ast.Name(id=owner), slice=ast.Constant(value=str(key))) if owner == name:
+                taken.setdefault(key, "...")  # read under a condition as a rule
+            case ast.Compare(left=ast.Constant(value=str(key)), ops=[ast.In()], comparators=[ast.Name(id=owner)]) if (
+                owner == name
+            ):
+                taken.setdefault(key, "...")
+            case ast.Call(func=func, keywords=keywords):
+                if any(k.arg is None and isinstance(k.value, ast.Name) and k.value.id == name for k in keywords):
+                    handed_on = "super" if ast.unparse(func).startswith("super()") and handed_on != "elsewhere" else "elsewhere"
+    return taken, handed_on
+
+
+def may_name(node: ast.AST | None, name: str) -> bool:
+    """Whether a class's code mentions an attribute as text, as `register_parameter("weight")` and f-strings do."""
+    if node is None:
+        return False
+    wanted = name.split("{}")
+    for found in ast.walk(node):
+        if isinstance(found, ast.Constant) and isinstance(found.value, str) and "\n" not in found.value:
+            if found.value == name:
+                return True
+        elif isinstance(found, ast.JoinedStr):
+            texts = [str(v.value) for v in found.values if isinstance(v, ast.Constant)]
+            if len(wanted) > 1 and texts and texts[0] == wanted[0]:
+                return True
+            if len(wanted) == 1 and texts and re.fullmatch(".+".join(map(re.escape, texts)) + ".*", name):
+                return True
+    return False
+
+
+def deprecations(node: ast.AST | None) -> list[tuple[str, ast.stmt | ast.expr, str]]:
+    """Deprecation notices of a function: (condition as text, where, message). Decorators count without condition."""
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return []
+    notices: list[tuple[str, ast.stmt | ast.expr, str]] = []
+    for decorator in node.decorator_list:
+        if "deprecat" in ast.unparse(decorator).lower():
+            notices.append(("", decorator, _message(decorator)))
+    if isinstance(node, ast.ClassDef):
+        return notices
+    for guard in guards(node):
+        if guard.kind == "warn" and guard.is_deprecation:
+            notices.append((guard.condition, guard.node, guard.message))
+    return notices
+
+
+class Guard:
+    """A `raise`, `assert` or warning, with the tests under which it is reached."""
+
+    def __init__(self, kind: str, node: ast.stmt, tests: tuple[tuple[ast.expr, bool], ...]) -> None:
+        self.kind = kind
+        self.node = node
+        self.tests = tests
+        self.line = node.lineno
+
+    @property
+    def condition(self) -> str:
+        """The tests as one normalised text."""
+        return " and ".join(ast.unparse(t) if wanted else f"not ({ast.unparse(t)})" for t, wanted in self.tests)
+
+    @property
+    def message(self) -> str:
+        """Its text, literals only."""
+        return _message(self.node)
+
+    @property
+    def exception(self) -> str:
+        """Class of what is raised, as written."""
+        if isinstance(self.node, ast.Raise) and self.node.exc is not None:
+            exc = self.node.exc
+            return ast.unparse(exc.func if isinstance(exc, ast.Call) else exc)
+        return "AssertionError" if self.kind == "assert" else ""
+
+    @property
+    def is_deprecation(self) -> bool:
+        """Whether it announces that something will go."""
+        text = ast.unparse(self.node)
+        return any(word in text for word in ("DeprecationWarning", "FutureWarning")) or "deprecat" in text.lower()
+
+    def names(self) -> set[str]:
+        """Names that its tests read."""
+        return {n.id for test, _ in self.tests for n in ast.walk(test) if isinstance(n, ast.Name)}
+
+
+def guards(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[Guard]:
+    """Every guard in a function's own body, nested functions left out."""
+    return list(_guards_in(node.body, ()))
+
+
+def _guards_in(body: list[ast.stmt], tests: tuple[tuple[ast.expr, bool], ...]) -> Iterator[Guard]:
+    for statement in body:
+        match statement:
+            case ast.Raise():
+                yield Guard("raise", statement, tests)
+            case ast.Assert(test=test):
+                yield Guard("assert", statement, (*tests, (test, False)))
+            case ast.Expr(value=ast.Call(func=func)) if re.search(r"\bwarn(ings\.warn|ing|_once)?$", ast.unparse(func)):
+                yield Guard("warn", statement, tests)
+            case ast.If(test=test, body=then, orelse=orelse):
+                yield from _guards_in(then, (*tests, (test, True)))
+                yield from _guards_in(orelse, (*tests, (test, False)))
+                if then and isinstance(then[-1], ast.Return | ast.Raise | ast.Continue | ast.Break):
+                    tests = (*tests, (test, False))
+            case ast.With(body=inner) | ast.AsyncWith(body=inner) | ast.For(body=inner) | ast.While(body=inner):
+                yield from _guards_in(inner, tests)
+            case ast.Try(body=inner, orelse=orelse, finalbody=final):
+                yield from _guards_in([*inner, *orelse, *final], tests)
+
+
+def default_meanings(node: ast.AST | None) -> dict[str, str]:
+    """What a body puts in the place of a parameter that was not given: parameter -> expression as text."""
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return {}
+    meanings: dict[str, str] = {}
+    for found in ast.walk(node):
+        match found:
+            case ast.If(
+                test=ast.Compare(left=ast.Name(id=name), ops=[ast.Is()], comparators=[ast.Constant(value=None)]),
+                body=[ast.Assign(targets=[target], value=value)],
+            ) if ast.unparse(target).removeprefix("self.") == name:
+                meanings[name] = ast.unparse(value)
+            case ast.IfExp(
+                test=ast.Compare(left=ast.Name(id=name), ops=[ast.Is()], comparators=[ast.Constant(value=None)]),
+                body=value,
+                orelse=ast.Name(id=other),
+            ) if other == name:
+                meanings[name] = ast.unparse(value)
+            case ast.IfExp(
+                test=ast.Compare(left=ast.Name(id=name), ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]),
+                body=ast.Name(id=other),
+                orelse=value,
+            ) if other == name:
+                meanings[name] = ast.unparse(value)
+            case ast.BoolOp(op=ast.Or(), values=[ast.Name(id=name), value]) if not isinstance(value, ast.Name | ast.Compare):
+                meanings.setdefault(name, ast.unparse(value))
+    return meanings
+
+
+def returned_lengths(node: ast.AST | None) -> set[int | None]:
+    """Lengths of what a function's `return` statements give: 1 for a single name, None for what is not known."""
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return {None}
+    singles = _unpacked_names(node)
+    lengths: set[int | None] = set()
+    for found in _own_nodes(node):
+        if isinstance(found, ast.Return):
+            match found.value:
+                case ast.Tuple(elts=elts) if not any(isinstance(e, ast.Starred) for e in elts):
+                    lengths.add(len(elts))
+                case ast.Name(id=name) if name in singles:
+                    lengths.add(1)
+                case _:
+                    lengths.add(None)
+    return lengths or {None}
+
+
+def _unpacked_names(node: ast.AST) -> set[str]:
+    names: set[str] = set()
+    for found in ast.walk(node):
+        if isinstance(found, ast.Assign) and isinstance(found.targets[0], ast.Tuple):
+            names |= {e.id for e in found.targets[0].elts if isinstance(e, ast.Name)}
+    return names
+
+
+def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            continue
+        yield child
+        yield from _own_nodes(child)
+
+
+def _message(node: ast.AST) -> str:
+    texts = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    return " ".join(" ".join(texts).split())

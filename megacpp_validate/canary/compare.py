@@ -1,0 +1,351 @@
+"""Compares two releases as the bridge consumes them: every use, then findings gathered, then blame.
+
+A use is alive in a release when the accessors that its place in the code asks for are there. What is alive and
+fits in the old release and does not in the new one is this upgrade's doing; what fails in both alike is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import griffe
+
+from ..evidence.findings import Cause, ChangeKind, Finding, Impact, ModuleResult, ModuleVerdict, SourceLine
+from .body_changes import compare_bodies, compare_deprecations
+from .binding import bind
+from .call_changes import call_faults, compare_calls
+from .changes import Change
+from .import_time import compare_import_time, deprecated_modules
+from .relocation import moved_to, renamed_to, still_there
+from .release import Found, Opaque, Release
+from .shapes import Shape, callee_of, is_context_manager, is_decorator, shape_of, signature_of
+from .surface import RESULT, Surface, Symbol, Use, UseKind
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What an accessor gives in one release: the symbol that its import statements reach first."""
+
+    symbol: Symbol
+    found: Found | None  # None: it may be there, but only running the code would tell
+
+
+@dataclass(frozen=True)
+class _Met:
+    """A change, and the use that meets it."""
+
+    change: Change
+    use: Use
+    symbol: Symbol
+
+
+def compare_releases(old: Release, new: Release, surface: Surface) -> tuple[list[Finding], list[Finding]]:
+    """Findings of the step from `old` to `new`, and faults that `old` has in the same way."""
+    comparison = _Comparison(old, new, surface)
+    met = list(comparison.changes())
+    faults = list(comparison.standing_faults())
+    return _gather(met, surface), _gather(faults, surface)
+
+
+def judge_modules(findings: Iterable[Finding], surface: Surface) -> tuple[ModuleResult, ...]:
+    """One verdict a bridge module, in dependency order."""
+    results = []
+    for module in surface.module_order:
+        own = [f for f in findings if f.module == module]
+        touched = [f for f in findings if module in f.modules and f.module != module]
+        if any(f.impact is Impact.BREAKING for f in own):
+            results.append(ModuleResult(module=module, verdict=ModuleVerdict.BREAKS))
+        elif red := [f for f in touched if f.impact is Impact.BREAKING]:
+            results.append(ModuleResult(module=module, verdict=ModuleVerdict.CASCADE, under=red[0].module))
+        elif any(f.impact is Impact.RISK for f in (*own, *touched)):
+            results.append(ModuleResult(module=module, verdict=ModuleVerdict.RISK))
+        else:
+            results.append(ModuleResult(module=module, verdict=ModuleVerdict.CLEAN))
+    return tuple(results)
+
+
+class _Comparison:
+    def __init__(self, old: Release, new: Release, surface: Surface) -> None:
+        self.old, self.new, self.surface = old, new, surface
+        self._before = {name: _resolve(old, a.symbols) for name, a in surface.accessors.items()}
+        self._after = {name: _resolve(new, a.symbols) for name, a in surface.accessors.items()}
+
+    def changes(self) -> Iterator[_Met]:
+        """Every change that a use meets in the step from old to new."""
+        for use in self.surface.uses:
+            if not self._alive(use, self._before):
+                continue
+            for change in self._changes_of(use):
+                yield self._met(change, use)
+        yield from self._faults_of_new_paths()
+        yield from self._import_time()
+
+    def standing_faults(self) -> Iterator[_Met]:
+        """Calls that fail in both releases alike, for a symbol that both have."""
+        for use in self._calls():
+            if self._alive(use, self._before) and self._alive(use, self._after):
+                before = {(c.kind, c.parameter) for c in self._faults(self.old, use, self._before)}
+                for change in self._faults(self.new, use, self._after):
+                    if (change.kind, change.parameter) in before:
+                        yield self._met(change, use)
+
+    # --- one use ------------------------------------------------------------------------------------------
+
+    def _changes_of(self, use: Use) -> Iterator[Change]:
+        if use.kind is UseKind.NAME:
+            yield from self._name(use)
+            return
+        if not self._alive(use, self._after):
+            yield from self._path_taken_instead(use)
+            return
+        before, after = self._shape(self.old, use, self._before), self._shape(self.new, use, self._after)
+        if before.what in {"unknown", "missing"}:
+            return
+        if after.what == "missing":
+            yield self._gone(use, before, after)
+            return
+        if after.what == "unknown":
+            return
+        match use.kind:
+            case UseKind.CALL:
+                yield from self._call(use, before, after)
+            case UseKind.CLASS if before.what == "class" and after.what == "function":
+                yield self._at(Change(ChangeKind.CLASS_BECAME_FUNCTION, Impact.BREAKING), before, after)
+            case UseKind.CONTEXT:
+                if is_context_manager(self.old, before) and is_context_manager(self.new, after) is False:
+                    yield self._at(Change(ChangeKind.CONTEXT_MANAGER_LOST, Impact.BREAKING), before, after)
+            case UseKind.DECORATOR:
+                if is_decorator(self.old, before) and is_decorator(self.new, after) is False:
+                    yield self._at(Change(ChangeKind.DECORATOR_LOST, Impact.BREAKING), before, after)
+
+    def _name(self, use: Use) -> Iterator[Change]:
+        before, after = self._before[use.accessor], self._after[use.accessor]
+        if before is None:
+            return
+        if after is None:
+            if not self._replaced_by(use):
+                yield self._lost_symbol(use, before)
+            return
+        if before.symbol != after.symbol and before.found and after.found:
+            gone = not still_there(self.new, before.symbol)
+            notice = deprecated_modules(self.new, before.symbol) or ("" if gone else "still importable")
+            yield Change(
+                ChangeKind.MOVED,
+                Impact.RISK if gone or notice != "still importable" else Impact.HARMLESS,
+                before=self.old.where(before.found.obj),
+                after=self.new.where(after.found.obj),
+                old=before.symbol.path,
+                new=after.symbol.path,
+                suggestion=after.symbol.path,
+                follows=True,
+            )
+        elif before.symbol == after.symbol:
+            notice = deprecated_modules(self.new, after.symbol)
+            if notice and not deprecated_modules(self.old, before.symbol):
+                yield Change(ChangeKind.DEPRECATED, Impact.RISK, old=before.symbol.module, new=notice)
+            if before.found and after.found:
+                yield from self._kind_of_definition(before.found, after.found)
+                for change in compare_deprecations(self.old, self.new, before.found.obj, after.found.obj, {}):
+                    if isinstance(after.found.obj, griffe.Class):
+                        yield self._at_objects(change, before.found.obj, after.found.obj)
+
+    def _kind_of_definition(self, before: Found, after: Found) -> Iterator[Change]:
+        one, other = before.obj, after.obj
+        if isinstance(one, griffe.Function) and isinstance(other, griffe.Class):
+            yield self._at_objects(Change(ChangeKind.FUNCTION_BECAME_CLASS, Impact.HARMLESS), one, other)
+        elif isinstance(one, griffe.Class) and isinstance(other, griffe.Function):
+            yield self._at_objects(Change(ChangeKind.CLASS_BECAME_FUNCTION, Impact.HARMLESS), one, other)
+
+    def _lost_symbol(self, use: Use, before: Resolved) -> Change:
+        moved, renamed = moved_to(self.new, before.symbol), ""
+        if not moved:
+            renamed = renamed_to(self.old, self.new, before.symbol)
+        kind = ChangeKind.MOVED if moved else ChangeKind.RENAMED if renamed else ChangeKind.REMOVED
+        place = moved or renamed
+        after = None
+        if place:
+            owner, _, name = place.rpartition(".")
+            found = self.new.lookup(owner, name)
+            after = self.new.where(found.obj) if isinstance(found, Found) else None
+        where = self.old.where(before.found.obj) if before.found else None
+        return Change(
+            kind, Impact.BREAKING, before=where, after=after, old=before.symbol.path, new=place, suggestion=place
+        )
+
+    def _path_taken_instead(self, use: Use) -> Iterator[Change]:
+        """The use is no longer reached: the code around it takes another of the bridge's paths."""
+        other = self._replaced_by(use)
+        before = self._before[use.accessor]
+        if use.kind is not UseKind.CALL or other is None or use.path or before is None or other.accessor == use.accessor:
+            return
+        after = self._after[other.accessor]
+        if after is None:
+            return
+        yield Change(
+            ChangeKind.RENAMED,
+            Impact.RISK,
+            Cause.API,
+            before=self.old.where(before.found.obj) if before.found else None,
+            after=self.new.where(after.found.obj) if after.found else None,
+            old=before.symbol.path,
+            new=after.symbol.path,
+            suggestion=after.symbol.path,
+            follows=True,
+        )
+
+    def _replaced_by(self, use: Use) -> Use | None:
+        """A call in the same function that is reached in the new release only."""
+        for other in self._calls():
+            same = other.module == use.module and other.function == use.function and not other.path
+            if same and not self._alive(other, self._before) and self._alive(other, self._after):
+                return other
+        return None
+
+    def _call(self, use: Use, before: Shape, after: Shape) -> Iterator[Change]:
+        one, other = signature_of(self.old, before), signature_of(self.new, after)
+        if one is None:
+            return
+        if other is None:
+            if after.what == "value" and not after.maybe:
+                yield self._at(Change(ChangeKind.NOT_CALLABLE, Impact.BREAKING), before, after)
+            return
+        for change in compare_calls(one, other, use):
+            yield self._at(change, before, after)
+        given = bind(other, use).given
+        first, second = callee_of(self.old, before)[0], callee_of(self.new, after)[0]
+        if first is None or second is None:
+            return
+        for change in compare_bodies(self.old, self.new, first, second, given, use):
+            yield self._at(change, before, after)
+        for change in compare_deprecations(self.old, self.new, first, second, given):
+            yield self._at(change, before, after)
+
+    def _gone(self, use: Use, before: Shape, after: Shape) -> Change:
+        certain = not before.maybe and not use.optional
+        change = Change(
+            ChangeKind.ATTRIBUTE_REMOVED,
+            Impact.BREAKING if certain else Impact.RISK,
+            parameter=use.path[-1],
+            suggestion=_likely_member(after.obj, use.path[-1], before.obj),
+        )
+        return self._at(change, before, after)
+
+    # --- uses together ------------------------------------------------------------------------------------
+
+    def _faults_of_new_paths(self) -> Iterator[_Met]:
+        """A path that the bridge takes in the new release only, and that does not fit there."""
+        for use in self._calls():
+            if self._alive(use, self._before) or not self._alive(use, self._after):
+                continue
+            had = [o for o in self._calls() if (o.module, o.function) == (use.module, use.function)]
+            if not any(self._alive(o, self._before) for o in had):
+                continue  # a feature that the old release did not have is not lost
+            for change in self._faults(self.new, use, self._after):
+                yield self._met(change, use)
+
+    def _faults(self, release: Release, use: Use, resolved: dict[str, Resolved | None]) -> Iterator[Change]:
+        shape = self._shape(release, use, resolved)
+        signature = signature_of(release, shape) if shape.what not in {"missing", "unknown"} else None
+        if signature is not None:
+            where = release.where(shape.obj) if shape.obj is not None else None
+            for change in call_faults(signature, use):
+                yield replace(change, after=where)
+
+    def _import_time(self) -> Iterator[_Met]:
+        use = next(iter(self.surface.uses))
+        anchor = Symbol("transformer_engine.pytorch", "")
+        for change in compare_import_time(self.old, self.new):
+            yield _Met(change, replace(use, module=self.surface.module_order[0], site=_vendor_site(self.surface)), anchor)
+
+    def _calls(self) -> Iterator[Use]:
+        return (use for use in self.surface.uses if use.kind is UseKind.CALL)
+
+    def _alive(self, use: Use, resolved: dict[str, Resolved | None]) -> bool:
+        there = {name for name, found in resolved.items() if found is not None}
+        needed = use.present | (set() if use.kind is UseKind.NAME else {use.accessor})
+        return needed <= there and not (use.absent & there)
+
+    def _shape(self, release: Release, use: Use, resolved: dict[str, Resolved | None]) -> Shape:
+        entry = resolved[use.accessor]
+        if entry is None or entry.found is None:
+            return Shape("unknown")
+        return shape_of(release, entry.found, use.path)
+
+    def _at(self, change: Change, before: Shape, after: Shape) -> Change:
+        return self._at_objects(change, before.obj, after.obj if after.what != "missing" else None)
+
+    def _at_objects(self, change: Change, before: griffe.Object | None, after: griffe.Object | None) -> Change:
+        one = change.before or (self.old.where(before) if before is not None else None)
+        other = change.after or (self.new.where(after) if after is not None else None)
+        return replace(change, before=one, after=other)
+
+    def _met(self, change: Change, use: Use) -> _Met:
+        member = ".".join(step for step in use.path if step != RESULT)
+        if use.path and use.path[-1] == RESULT and use.kind is UseKind.CALL:
+            member = f"{member}.forward".lstrip(".")
+        if change.kind is ChangeKind.ATTRIBUTE_REMOVED:
+            member = member.rpartition(".")[0]
+        resolved = self._before[use.accessor] or self._after[use.accessor]
+        symbol = resolved.symbol if resolved else self.surface.accessors[use.accessor].symbols[0]
+        return _Met(replace(change, member=change.member or member), use, symbol)
+
+
+def _resolve(release: Release, symbols: Iterable[Symbol]) -> Resolved | None:
+    """The first of an accessor's import statements that works in a release."""
+    for symbol in symbols:
+        found = release.lookup(symbol.module, symbol.name)
+        if isinstance(found, Found):
+            return Resolved(symbol, found)
+        if isinstance(found, Opaque):
+            return Resolved(symbol, None)
+    return None
+
+
+def _likely_member(obj: griffe.Object | None, name: str, before: griffe.Object | None) -> str:
+    from .binding import name_likeness
+
+    known = set(before.parent.members) if before is not None and before.parent is not None else set()
+    names = [n for n in (obj.members if obj is not None else {}) if n not in known and not n.startswith("__")]
+    best = max(names, key=lambda n: name_likeness(name, n), default="")
+    return best if best and name_likeness(name, best) >= 0.6 else ""
+
+
+def _vendor_site(surface: Surface) -> SourceLine:
+    return next(iter(surface.accessors.values())).sites[0]
+
+
+def _gather(met: Iterable[_Met], surface: Surface) -> list[Finding]:
+    """Uses that meet the same change become one finding, filed under the first module in dependency order."""
+    groups: dict[tuple[object, ...], list[_Met]] = {}
+    for one in met:
+        c = one.change
+        key = (one.symbol.path, c.member, c.kind, c.parameter, c.impact, c.old, c.new)
+        groups.setdefault(key, []).append(one)
+    findings = [_finding(group, surface) for group in groups.values()]
+    order = {Impact.BREAKING: 0, Impact.RISK: 1, Impact.HARMLESS: 2}
+    rank = surface.module_order.index
+    return sorted(findings, key=lambda f: (order[f.impact], rank(f.module), f.symbol, f.member, f.kind, f.parameter))
+
+
+def _finding(group: list[_Met], surface: Surface) -> Finding:
+    change = group[0].change
+    modules = {one.use.module for one in group}
+    sites = {(one.use.site.file, one.use.site.line): one.use.site for one in group}
+    return Finding(
+        module=surface.first(modules),
+        modules=tuple(sorted(modules, key=surface.module_order.index)),
+        kind=change.kind,
+        impact=change.impact,
+        cause=change.cause,
+        symbol=group[0].symbol.path.rstrip("."),
+        member=change.member,
+        parameter=change.parameter,
+        before=change.before,
+        after=change.after,
+        call_sites=tuple(sites[key] for key in sorted(sites)),
+        old=change.old,
+        new=change.new,
+        suggestion=change.suggestion,
+        follows=change.follows,
+    )

@@ -1,0 +1,86 @@
+"""Names that a module makes only when they are asked for (PEP 562), read from its source."""
+
+from __future__ import annotations
+
+import ast
+
+
+def lazy_target(tree: ast.Module, module: str, name: str) -> str | None:
+    """Where a module's lazy `name` comes from.
+
+    Understood are a `__getattr__` that imports under `if name == "X"`, tables from name to module (a dict of
+    strings or pairs) and from module to names (a dict of lists, as lazy_loader takes).
+
+    Returns:
+        The dotted path of the target; "" if the module's lazy names are all known and `name` is not among them;
+        None if the way it makes names cannot be read.
+    """
+    understood = False
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Dict):
+            found = _from_table(node, module, name)
+            if found:
+                return found
+            understood = understood or _is_table(node)
+        elif isinstance(node, ast.FunctionDef) and node.name == "__getattr__":
+            found, readable = _from_branches(node, module, name)
+            if found:
+                return found
+            understood = understood or readable
+    return "" if understood else None
+
+
+def _is_table(node: ast.Dict) -> bool:
+    keys = [key for key in node.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+    return bool(keys) and len(keys) == len(node.keys)
+
+
+def _from_table(node: ast.Dict, module: str, name: str) -> str:
+    for key, value in zip(node.keys, node.values, strict=True):
+        if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
+            continue
+        match value:
+            case ast.Constant(value=str(where)) if key.value == name:
+                target = _absolute(where, module)
+                return target if target.endswith(f".{name}") else f"{target}.{name}"
+            case ast.Tuple(elts=[ast.Constant(value=str(where)), ast.Constant(value=str(other))]) if key.value == name:
+                return f"{_absolute(where, module)}.{other}"
+            case ast.List() | ast.Tuple() | ast.Set():
+                names = {element.value for element in value.elts if isinstance(element, ast.Constant)}
+                if name in names:
+                    return f"{module}.{key.value.lstrip('.')}.{name}"
+    return ""
+
+
+def _from_branches(function: ast.FunctionDef, module: str, name: str) -> tuple[str, bool]:
+    readable = False
+    asked = function.args.args[0].arg if function.args.args else ""
+    for node in ast.walk(function):
+        if not isinstance(node, ast.If):
+            continue
+        match node.test:
+            case ast.Compare(left=ast.Name(id=left), ops=[ast.Eq()], comparators=[ast.Constant(value=value)]):
+                names = {value}
+            case ast.Compare(left=ast.Name(id=left), ops=[ast.In()], comparators=[ast.Tuple() | ast.Set() | ast.List() as group]):
+                names = {element.value for element in group.elts if isinstance(element, ast.Constant)}
+            case _:
+                continue
+        readable = readable or left == asked
+        if left != asked or name not in names:
+            continue
+        for found in ast.walk(node):
+            if isinstance(found, ast.ImportFrom):
+                base = _absolute("." * found.level + (found.module or ""), module)
+                original = next((a.name for a in found.names if (a.asname or a.name) == name), name)
+                return f"{base}.{original}", True
+    return "", readable
+
+
+def _absolute(where: str, module: str) -> str:
+    """A module path as it stands in a package's `__init__`, made absolute."""
+    if not where.startswith("."):
+        return where
+    level = len(where) - len(where.lstrip("."))
+    base = module.split(".")
+    base = base[: len(base) - (level - 1)]
+    return ".".join([*base, where.lstrip(".")]).rstrip(".")

@@ -1,0 +1,294 @@
+"""The Python sources of one release, loaded by griffe and looked up as an import statement would.
+
+Loading a release takes a second or two, so the tree is kept beside the wheel's hash as griffe's own JSON. Function
+bodies are not part of that tree; they are read from the wheel when a comparison asks for them.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import json
+import logging
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import version as distribution_version
+from pathlib import Path
+
+import griffe
+
+from ..evidence.findings import ReleaseSource, SourceLine
+from .lazy_names import lazy_target
+from .recipes import ConstructedDataclasses
+
+PACKAGE = "transformer_engine"
+ROOTS = ("transformer_engine.pytorch", "transformer_engine.common")  # what a torch bridge can reach
+_TREE_FORMAT = 1  # raise it when the stored tree changes shape
+
+logging.getLogger("griffe").setLevel(logging.CRITICAL)  # its remarks on TE's docstrings are not ours to show
+
+
+class ReleaseUnreadable(ValueError):
+    """The sources of a release cannot be read; the text says what is wrong and what to do."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A definition, and whether its name reaches it through an assignment that hides its signature."""
+
+    obj: griffe.Object
+    wrapped: bool = False
+
+
+@dataclass(frozen=True)
+class Absent:
+    """There is no such name; `module_there` tells whether the module that should hold it exists."""
+
+    module_there: bool = True
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """The name may exist, but only running the code would tell."""
+
+    why: str
+
+
+Lookup = Found | Absent | Opaque
+
+
+class Release:
+    """One release of Transformer Engine.
+
+    Args:
+        source: version, wheel name and hash.
+        wheel: the wheel, or a folder that holds the package.
+        cache: folder for the loaded tree; None loads it anew.
+    """
+
+    def __init__(self, source: ReleaseSource, wheel: Path, cache: Path | None = None) -> None:
+        self.source = source
+        self.version = source.version
+        self._wheel = wheel
+        self._cache = cache
+        self._nodes: dict[str, ast.Module] = {}
+
+    @cached_property
+    def tree(self) -> griffe.Module:
+        """The package as griffe sees it, aliases resolved."""
+        stored = self._stored_tree()
+        if stored and stored.is_file():
+            try:
+                return _attach(griffe.Module.from_json(stored.read_text(encoding="utf-8")))
+            except (ValueError, KeyError, OSError):
+                stored.unlink(missing_ok=True)  # written by another version or cut short: load it anew
+        module, text = self._load()
+        if stored:
+            write_aside(stored, text.encode())
+        return module
+
+    def lookup(self, module: str, name: str) -> Lookup:
+        """What `from module import name` gives."""
+        return self._lookup(module, name, set())
+
+    def in_scope(self, holder: griffe.Module, dotted: str, seen: set[tuple[str, str]] | None = None) -> Lookup:
+        """What a dotted name means in a module's own code."""
+        first, *rest = dotted.split(".")
+        found = self._lookup(holder.path, first, seen if seen is not None else set())
+        for name in rest:
+            if not isinstance(found, Found):
+                return found
+            found = self._lookup(found.obj.path, name, set())
+        return found
+
+    def bases(self, cls: griffe.Class) -> tuple[list[griffe.Class], bool]:
+        """Base classes of a class in the order of lookup, and whether every one lies in the package."""
+        bases: list[griffe.Class] = []
+        complete = True
+        for base in cls.bases:
+            found = self.in_scope(cls.module, str(base))
+            if isinstance(found, Found) and isinstance(found.obj, griffe.Class) and found.obj is not cls:
+                deeper, whole = self.bases(found.obj)
+                bases += [found.obj, *deeper]
+                complete = complete and whole
+            else:
+                complete = complete and str(base) in {"object", "ABC", "Enum", "IntEnum", "NamedTuple"}
+        return bases, complete
+
+    def module(self, path: str) -> griffe.Module | None:
+        """A module of the package by its dotted path."""
+        here: griffe.Object | griffe.Alias = self.tree
+        for part in path.split(".")[1:]:
+            member = here.members.get(part)
+            if member is None or member.is_alias or not member.is_module:
+                return None
+            here = member
+        return here if isinstance(here, griffe.Module) else None
+
+    def where(self, obj: griffe.Object) -> SourceLine:
+        """The file, relative to the wheel's root, and the line of a definition."""
+        return SourceLine(file=str(obj.filepath), line=max(obj.lineno or 0, 0))
+
+    def node_of(self, obj: griffe.Object) -> ast.AST | None:
+        """The syntax tree of a definition; None where griffe made it up (a synthesised constructor)."""
+        wanted = obj.lineno
+        if not wanted:
+            return None
+        for node in ast.walk(self.syntax(str(obj.filepath))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == obj.name:
+                first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+                if wanted in {node.lineno, first}:
+                    return node
+        return None
+
+    def syntax(self, file: str) -> ast.Module:
+        """The syntax tree of a file, by its path relative to the wheel's root."""
+        if file not in self._nodes:
+            self._nodes[file] = ast.parse(self.text(file))
+        return self._nodes[file]
+
+    def text(self, file: str) -> str:
+        """The text of a file."""
+        if self._wheel.is_dir():
+            return (self._wheel / file).read_text(encoding="utf-8")
+        with zipfile.ZipFile(self._wheel) as archive:
+            return archive.read(file).decode("utf-8")
+
+    def files(self) -> list[str]:
+        """Every Python file of the package, relative to the wheel's root."""
+        if self._wheel.is_dir():
+            names = [str(path.relative_to(self._wheel)) for path in self._wheel.rglob("*.py")]
+        else:
+            with zipfile.ZipFile(self._wheel) as archive:
+                names = archive.namelist()
+        return sorted(name for name in names if name.startswith(f"{PACKAGE}/") and name.endswith(".py"))
+
+    def _stored_tree(self) -> Path | None:
+        if self._cache is None:
+            return None
+        made_by = f"{distribution_version('griffe')}-{_TREE_FORMAT}"
+        return self._cache / f"{self.source.sha256}-{made_by}.json"
+
+    def _load(self) -> tuple[griffe.Module, str]:
+        with self._folder() as folder, _without_garbage_collection():
+            extensions = griffe.load_extensions(ConstructedDataclasses())
+            loader = griffe.GriffeLoader(
+                search_paths=[folder], allow_inspection=False, extensions=extensions, docstring_parser=None
+            )
+            try:
+                for root in ROOTS:
+                    loader.load(root, submodules=True, find_stubs_package=False)
+            except (ImportError, griffe.LoadingError, KeyError) as fault:
+                raise ReleaseUnreadable(
+                    f"{self.source.wheel} holds no {ROOTS[0]}: {fault}. Likely cause: an empty placeholder release. "
+                    f"Next step: choose another release."
+                ) from fault
+            loader.resolve_aliases(implicit=True, external=False)
+            module = loader.modules_collection[PACKAGE]
+            text = module.as_json(full=False).replace(f"{json.dumps(str(folder))[1:-1]}/", "")
+        return _attach(griffe.Module.from_json(text)), text
+
+    @contextmanager
+    def _folder(self) -> Iterator[Path]:
+        if self._wheel.is_dir():
+            yield self._wheel.resolve()
+            return
+        with tempfile.TemporaryDirectory(prefix="megacpp-te-") as name:
+            folder = Path(name).resolve()
+            with zipfile.ZipFile(self._wheel) as archive:
+                archive.extractall(folder, [n for n in archive.namelist() if n.endswith((".py", ".pyi"))])
+            yield folder
+
+    def _lookup(self, module: str, name: str, seen: set[tuple[str, str]]) -> Lookup:
+        if (module, name) in seen:
+            return Opaque(f"{module}.{name} is defined through itself")
+        seen.add((module, name))
+        if module.partition(".")[0] != PACKAGE:
+            return Opaque(f"{module}.{name} lies outside of {PACKAGE}")
+        holder = self.module(module)
+        if holder is None:
+            return self._lookup_in_class(module, name, seen)
+        member = holder.members.get(name)
+        if member is None:
+            return self._lookup_lazy(holder, name, seen)
+        if isinstance(member, griffe.Alias):
+            owner, _, last = member.target_path.rpartition(".")
+            if self.module(member.target_path) is not None:
+                return Found(self.module(member.target_path))  # type: ignore[arg-type]
+            return self._lookup(owner, last, seen)
+        if isinstance(member, griffe.Attribute):
+            return self._lookup_assigned(holder, member, seen)
+        return Found(member)
+
+    def _lookup_in_class(self, path: str, name: str, seen: set[tuple[str, str]]) -> Lookup:
+        owner, _, last = path.rpartition(".")
+        if not owner or self.module(owner) is None:
+            return Absent(module_there=False)
+        found = self._lookup(owner, last, seen)
+        if isinstance(found, Found) and name in found.obj.members:
+            member = found.obj.members[name]
+            if isinstance(member, griffe.Object):
+                return Found(member)
+        return Absent(module_there=False)
+
+    def _lookup_lazy(self, holder: griffe.Module, name: str, seen: set[tuple[str, str]]) -> Lookup:
+        if "__getattr__" not in holder.members and not any(n in holder.members for n in ("attach", "lazy_loader")):
+            return Absent()
+        target = lazy_target(self.syntax(str(holder.filepath)), holder.path, name)
+        if target is None:
+            return Opaque(f"{holder.path} makes names at run time (__getattr__)")
+        if target == "":
+            return Absent()
+        owner, _, last = target.rpartition(".")
+        return self._lookup(owner, last, seen)
+
+    def _lookup_assigned(self, holder: griffe.Module, member: griffe.Attribute, seen: set[tuple[str, str]]) -> Lookup:
+        """`name = other` is the other; `name = wrap(other)` is something that only running would tell."""
+        value = member.value
+        if isinstance(value, griffe.ExprName | griffe.ExprAttribute):
+            found = self.in_scope(holder, str(value), seen)
+            return found if isinstance(found, Found) else Found(member)
+        if isinstance(value, griffe.ExprCall):
+            return Found(member, wrapped=True)
+        return Found(member)
+
+
+def _attach(module: griffe.Module) -> griffe.Module:
+    """Give a tree that was read from JSON the collection in which its aliases are looked up."""
+    collection = griffe.ModulesCollection()
+    collection[module.path] = module
+    module._modules_collection = collection
+    return module
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Loading makes a million live objects and no garbage; collecting them doubles the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def write_aside(path: Path, data: bytes) -> None:
+    """Write a file under another name and rename it, so that no one ever reads half of it.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as aside:
+        try:
+            aside.write(data)
+            aside.flush()
+            Path(aside.name).replace(path)
+        except BaseException:
+            Path(aside.name).unlink(missing_ok=True)
+            raise

@@ -1,0 +1,69 @@
+"""Where a name went: the same name in another module, or another name in the same place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import griffe
+
+from .binding import name_likeness
+from .release import Found, Opaque, Release
+from .surface import Symbol
+
+_LIKELY = 0.6
+
+
+def moved_to(release: Release, symbol: Symbol) -> str:
+    """Dotted path under which a release has the name that `symbol` no longer gives; empty if none."""
+    places = [m.path for m in _modules(release.tree) if symbol.name in m.members and m.path != symbol.module]
+    found = [place for place in places if isinstance(release.lookup(place, symbol.name), Found)]
+    shared = symbol.module.split(".")[:2]
+    near = [place for place in found if place.split(".")[:2] == shared] or found
+    public = [place for place in near if not any(part.startswith("_") for part in place.split("."))] or near
+    best = min(public, key=lambda place: (place.count("."), place), default="")
+    return f"{best}.{symbol.name}" if best else ""
+
+
+def renamed_to(old: Release, new: Release, symbol: Symbol) -> str:
+    """Dotted path of the name that most likely took the place of `symbol` in the new release; empty if none."""
+    holder, before = new.module(symbol.module), old.module(symbol.module)
+    if holder is None:
+        return ""
+    known = set(before.members) if before is not None else set()
+    was = old.lookup(symbol.module, symbol.name)
+    best, best_score = "", 0.0
+    for name in holder.members:
+        if name in known or name.startswith("_"):
+            continue
+        found = new.lookup(symbol.module, name)
+        if not isinstance(found, Found) or isinstance(found.obj, griffe.Module | griffe.Attribute):
+            continue
+        score = name_likeness(symbol.name, name)
+        if isinstance(was, Found):
+            score += 0.3 * _alike(was.obj, found.obj)
+        if score > best_score:
+            best, best_score = name, score
+    return f"{symbol.module}.{best}" if best_score >= _LIKELY else ""
+
+
+def still_there(release: Release, symbol: Symbol) -> bool:
+    """Whether a release has the symbol, or may have it at run time."""
+    return isinstance(release.lookup(symbol.module, symbol.name), Found | Opaque)
+
+
+def _alike(one: griffe.Object, other: griffe.Object) -> float:
+    """Share of parameter names that two callables have in common."""
+    names, others = _parameter_names(one), _parameter_names(other)
+    return len(names & others) / len(names | others) if names | others else 0.0
+
+
+def _parameter_names(obj: griffe.Object) -> set[str]:
+    function = obj.members.get("__init__") if isinstance(obj, griffe.Class) else obj
+    return {p.name for p in function.parameters} - {"self"} if isinstance(function, griffe.Function) else set()
+
+
+def _modules(module: griffe.Module) -> Iterator[griffe.Module]:
+    yield module
+    for member in module.members.values():
+        if isinstance(member, griffe.Module):
+            yield from _modules(member)

@@ -1,0 +1,244 @@
+"""What a value of the bridge is in one release: a class, an instance, a function, and with which signature."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import griffe
+
+from . import bodies
+from .recipes import IGNORES_UNKNOWN
+from .release import Found, Release
+from .surface import RESULT
+
+_POSITIONAL = {griffe.ParameterKind.positional_only, griffe.ParameterKind.positional_or_keyword}
+_CONTEXT_DECORATORS = ("contextmanager", "asynccontextmanager")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter: its kind as griffe has it, default and annotation as source text ("" if none)."""
+
+    name: str
+    kind: griffe.ParameterKind
+    default: str | None = None
+    annotation: str = ""
+
+    @property
+    def required(self) -> bool:
+        """Whether a call must give it."""
+        variadic = {griffe.ParameterKind.var_positional, griffe.ParameterKind.var_keyword}
+        return self.default is None and self.kind not in variadic
+
+
+@dataclass(frozen=True)
+class Signature:
+    """How something is called, `self` left out.
+
+    Attributes:
+        parameters: in order.
+        ignores_unknown: keywords that are not parameters are dropped without a word.
+        open_keywords: there is a `**kwargs` whose keys cannot all be read.
+    """
+
+    parameters: tuple[Parameter, ...]
+    ignores_unknown: bool = False
+    open_keywords: bool = False
+
+    def named(self, name: str) -> Parameter | None:
+        """The parameter of that name, if a keyword can reach it or it is positional."""
+        return next((p for p in self.parameters if p.name == name), None)
+
+    @property
+    def positionals(self) -> list[Parameter]:
+        """Parameters that a positional argument can reach, in order."""
+        return [p for p in self.parameters if p.kind in _POSITIONAL]
+
+    @property
+    def takes_any_positional(self) -> bool:
+        """Whether there is a `*args`."""
+        return any(p.kind is griffe.ParameterKind.var_positional for p in self.parameters)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A value in one release.
+
+    Attributes:
+        what: "class", "instance", "function", "value", "missing" (definitely not there), "unknown".
+        obj: the class of a class or an instance, or the function, or the attribute.
+        bound: the function is reached through an instance or is a classmethod: its first parameter is given.
+        maybe: it is there only as a name made at run time.
+    """
+
+    what: str
+    obj: griffe.Object | None = None
+    bound: bool = False
+    maybe: bool = False
+
+
+UNKNOWN_SHAPE = Shape("unknown")
+
+
+def shape_of(release: Release, found: Found, path: Sequence[str]) -> Shape:
+    """The shape of the value at the end of `path` from a definition."""
+    shape = _shape_of_object(found)
+    for step in path:
+        shape = _called(release, shape) if step == RESULT else _member(release, shape, step)
+        if shape.what in {"unknown", "missing"}:
+            return shape
+    return shape
+
+
+def callee_of(release: Release, shape: Shape) -> tuple[griffe.Function | None, bool]:
+    """The function that runs when a shape is called, and whether its first parameter is given by Python."""
+    match shape:
+        case Shape(what="function", obj=griffe.Function() as function):
+            return function, shape.bound
+        case Shape(what="class", obj=griffe.Class() as cls):
+            return _method(release, cls, "__init__"), True
+        case Shape(what="instance", obj=griffe.Class() as cls):
+            return _method(release, cls, "__call__") or _method(release, cls, "forward"), True
+    return None, False
+
+
+def signature_of(release: Release, shape: Shape) -> Signature | None:
+    """How a shape is called; None where that cannot be known."""
+    function, bound = callee_of(release, shape)
+    if function is None:
+        return None
+    parameters = list(function.parameters)[1 if bound else 0 :]
+    known = [_parameter(p) for p in parameters]
+    if not any(p.kind is griffe.ParameterKind.var_keyword for p in known):
+        return Signature(tuple(known), ignores_unknown=IGNORES_UNKNOWN in function.labels)
+    extra, is_open = _keywords_in(release, function)
+    names = {p.name for p in known}
+    known += [p for p in extra if p.name not in names]
+    return Signature(tuple(known), open_keywords=is_open)
+
+
+def is_context_manager(release: Release, shape: Shape) -> bool | None:
+    """Whether `with` takes the value; None where that cannot be known."""
+    if shape.what == "instance" and isinstance(shape.obj, griffe.Class):
+        if _method(release, shape.obj, "__enter__") and _method(release, shape.obj, "__exit__"):
+            return True
+        return False if release.bases(shape.obj)[1] else None
+    if shape.what == "value" and isinstance(shape.obj, griffe.Function):  # what a generator context manager gives
+        return True if is_generator_context(shape.obj) else None
+    return None
+
+
+def is_decorator(release: Release, shape: Shape) -> bool | None:
+    """Whether the value can stand after `@`; None where that cannot be known."""
+    if shape.what == "value" and isinstance(shape.obj, griffe.Function):
+        return True if is_generator_context(shape.obj) else None  # contextlib makes those decorators too
+    if shape.what == "instance" and isinstance(shape.obj, griffe.Class):
+        if _method(release, shape.obj, "__call__"):
+            return True
+        return False if release.bases(shape.obj)[1] else None
+    if shape.what in {"function", "class"}:
+        return True
+    return None
+
+
+def is_generator_context(function: griffe.Function) -> bool:
+    """Whether a function is decorated as a context manager."""
+    return any(str(d.value).rpartition(".")[2] in _CONTEXT_DECORATORS for d in function.decorators)
+
+
+def _shape_of_object(found: Found) -> Shape:
+    match found.obj:
+        case griffe.Class() as cls:
+            return Shape("class", cls)
+        case griffe.Function() as function:
+            return Shape("function", function)
+        case griffe.Module() as module:
+            return Shape("module", module)
+        case other:
+            return UNKNOWN_SHAPE if found.wrapped else Shape("value", other)
+
+
+def _called(release: Release, shape: Shape) -> Shape:
+    match shape:
+        case Shape(what="class", obj=griffe.Class() as cls):
+            return Shape("instance", cls)
+        case Shape(what="function", obj=griffe.Function() as function):
+            cls = _returned_class(release, function)
+            if cls is not None:
+                return Shape("instance", cls)
+            return Shape("value", function) if is_generator_context(function) else UNKNOWN_SHAPE
+    return UNKNOWN_SHAPE
+
+
+def _returned_class(release: Release, function: griffe.Function) -> griffe.Class | None:
+    """The class of what a function gives, from its annotation or from `return Class(...)`."""
+    names = [str(function.returns).strip("'\"")] if function.returns is not None else []
+    node = release.node_of(function)
+    if isinstance(node, ast.FunctionDef):
+        returned = [n.value for n in ast.walk(node) if isinstance(n, ast.Return) and n.value is not None]
+        names += [ast.unparse(v.func) for v in returned if isinstance(v, ast.Call)][:1] if len(returned) == 1 else []
+    for name in names:
+        if name.replace(".", "").isidentifier():
+            found = release.in_scope(function.module, name)
+            if isinstance(found, Found) and isinstance(found.obj, griffe.Class):
+                return found.obj
+    return None
+
+
+def _member(release: Release, shape: Shape, name: str) -> Shape:
+    if shape.what == "module" and isinstance(shape.obj, griffe.Module):
+        found = release.lookup(shape.obj.path, name)
+        return _shape_of_object(found) if isinstance(found, Found) else Shape("missing")
+    if shape.what not in {"class", "instance"} or not isinstance(shape.obj, griffe.Class):
+        return UNKNOWN_SHAPE
+    bases, complete = release.bases(shape.obj)
+    for cls in (shape.obj, *bases):
+        member = cls.members.get(name)
+        if isinstance(member, griffe.Function):
+            labels = member.labels
+            if "staticmethod" in labels:
+                return Shape("function", member)
+            return Shape("function", member, bound=shape.what == "instance" or "classmethod" in labels)
+        if isinstance(member, griffe.Object):
+            return Shape("class" if isinstance(member, griffe.Class) else "value", member)
+    if any(bodies.may_name(release.node_of(cls), name) for cls in (shape.obj, *bases)):
+        return Shape("value", shape.obj, maybe=True)
+    if "__getattr__" in {m for cls in (shape.obj, *bases) for m in cls.members}:
+        return UNKNOWN_SHAPE
+    return Shape("missing", shape.obj, maybe=not complete)
+
+
+def _method(release: Release, cls: griffe.Class, name: str) -> griffe.Function | None:
+    for one in (cls, *release.bases(cls)[0]):
+        member = one.members.get(name)
+        if isinstance(member, griffe.Function):
+            return member
+    return None
+
+
+def _parameter(parameter: griffe.Parameter) -> Parameter:
+    default = None if parameter.default is None else str(parameter.default)
+    annotation = "" if parameter.annotation is None else str(parameter.annotation)
+    kind = parameter.kind or griffe.ParameterKind.positional_or_keyword
+    variadic = {griffe.ParameterKind.var_positional, griffe.ParameterKind.var_keyword}
+    return Parameter(parameter.name, kind, None if kind in variadic else default, annotation)
+
+
+def _keywords_in(release: Release, function: griffe.Function) -> tuple[Iterable[Parameter], bool]:
+    """Keys that a function takes out of its `**kwargs`, and whether it hands the rest on to something else."""
+    node = release.node_of(function)
+    taken, handed_on = bodies.keywords_taken(node)
+    only = griffe.ParameterKind.keyword_only
+    parameters = [Parameter(name, only, default) for name, default in taken.items()]
+    if handed_on == "super" and isinstance(function.parent, griffe.Class):
+        for base in release.bases(function.parent)[0]:
+            method = base.members.get(function.name)
+            if isinstance(method, griffe.Function):
+                shape = Shape("function", method, bound=True)
+                above = signature_of(release, shape)
+                if above is not None:
+                    given = {Parameter(p.name, only, p.default or "...", p.annotation) for p in above.parameters}
+                    return [*parameters, *given], above.open_keywords
+    return parameters, handed_on != ""
