@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 INSTALL: Final = 'pip install --no-build-isolation "transformer-engine[pytorch]==VERSION"'
+REINSTALL: Final = f"reinstall: uninstall all parts, then {INSTALL}"
 SOURCES: Final = "transformer-engine"
 CORES: Final = ("transformer-engine-cu12", "transformer-engine-cu13")
 EXTENSION: Final = "transformer-engine-torch"
@@ -32,6 +33,7 @@ _OWNERS: Final = (
     (r"nccl", "NCCL", "nvidia-nccl-cu13 (or -cu12)"),
     (r"nvshmem", "NVSHMEM", "nvidia-nvshmem-cu13 (or -cu12)"),
     (r"nvte_|transformer_engine", "Transformer Engine's core library", "transformer-engine[pytorch]"),
+    (r"libcuda\.so", "the NVIDIA driver", "the NVIDIA driver"),
     (r"c10|torch|_ZN2at|_ZNK2at|aoti", "torch", "torch"),
     (r"cudart|cuda|^cu[A-Z]", "the CUDA runtime or driver", "nvidia-cuda-runtime"),
     (r"^_?Py", "Python", "python"),
@@ -51,21 +53,24 @@ class Install(NamedTuple):
     versions: distribution name -> version, as the first match on the path says.
     copies: every folder on the path that holds a `transformer_engine` package, in the order of the path.
     has_core, has_extension: whether the compiled halves were found beside a copy.
+    unreadable: distributions whose metadata is there and cannot be read.
     """
 
     versions: dict[str, str]
     copies: tuple[str, ...]
     has_core: bool
     has_extension: bool
+    unreadable: tuple[str, ...] = ()
 
     @property
     def core(self) -> str | None:
-        """Version of the installed core library's distribution."""
-        return next((self.versions[name] for name in CORES if name in self.versions), None)
+        """Name of the installed core library's distribution."""
+        return next((name for name in CORES if name in self.versions), None)
 
     def say(self) -> str:
         """The install in one line."""
         parts = [f"{name} {version}" for name, version in self.versions.items()] or ["no distribution"]
+        parts += [f"{name} (its metadata cannot be read)" for name in self.unreadable]
         where = ", ".join(self.copies) or "no folder of sys.path"
         return f"{', '.join(parts)}; sources in {where}"
 
@@ -73,11 +78,19 @@ class Install(NamedTuple):
 def look_for_te() -> Install:
     """What of Transformer Engine lies on the path of this process. Imports nothing, never raises."""
     versions: dict[str, str] = {}
+    unreadable: list[str] = []
     for name in (SOURCES, *CORES, EXTENSION):
         try:
-            versions[name] = metadata.version(name)
-        except Exception:  # absent, or metadata that cannot be read: both mean that it does not count
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
             continue
+        except Exception:  # bytes that are no text, no permission, whatever a damaged disk leaves
+            unreadable.append(name)
+            continue
+        if isinstance(version, str):  # None where METADATA is gone, whatever the annotation says
+            versions[name] = version
+        else:
+            unreadable.append(name)
     copies: list[str] = []
     libraries: set[str] = set()
     for entry in dict.fromkeys(sys.path):
@@ -95,20 +108,22 @@ def look_for_te() -> Install:
         tuple(copies),
         any(name.startswith("libtransformer_engine") for name in libraries),
         any(name.startswith("transformer_engine_torch") for name in libraries),
+        tuple(unreadable),
     )
 
 
 def explain_te_import(fault: BaseException) -> str:
-    """What happened, the likely cause and the next step, for an exception of `import transformer_engine.pytorch`."""
+    """What happened, the likely cause and the next step, for what importing Transformer Engine raised."""
     install = look_for_te()
     causes = (rule(fault, install) for rule in _RULES)
     cause = next((found for found in causes if found), None) or Cause(
-        "an install that this project has not seen yet", "read the exception above, then compare with a clean install"
+        "an install that this project has not seen yet", f"read the exception above, compare with a clean install: {INSTALL}"
     )
     text = " ".join(str(fault).split()) or "no text"
+    release = install.versions.get(SOURCES, "VERSION").partition("+")[0]
     return (
-        f"transformer_engine.pytorch cannot be imported: {type(fault).__name__}: {text}{_innermost(fault)}. "
-        f"Likely cause: {cause.likely}. Next step: {cause.next_step}. Found: {install.say()}."
+        f"Transformer Engine cannot be used: {type(fault).__name__}: {text}{_innermost(fault)}. Likely cause: "
+        f"{cause.likely}. Next step: {cause.next_step.replace('VERSION', release)}. Found: {install.say()}."
     )
 
 
@@ -121,27 +136,49 @@ def _innermost(fault: BaseException) -> str:
 
 
 def _not_installed(fault: BaseException, install: Install) -> Cause | None:
-    if isinstance(fault, ModuleNotFoundError) and not install.copies:
-        if fault.name == "transformer_engine":
-            return Cause("Transformer Engine is not installed in this interpreter", f"{INSTALL}, or stay native")
-    elif isinstance(fault, ModuleNotFoundError) and (fault.name or "").startswith("transformer_engine"):
-        return Cause(
-            f"the package in {install.copies[0]} lacks its module {fault.name}: leftovers of an uninstall, a source "
-            "tree, or a damaged install",
-            f"remove that folder, then {INSTALL}",
-        )
+    if isinstance(fault, ModuleNotFoundError) and fault.name == "transformer_engine" and not install.copies:
+        return Cause("Transformer Engine is not installed in this interpreter", f"{INSTALL}, or stay native")
     return None
 
 
-def _two_copies(fault: BaseException, install: Install) -> Cause | None:
-    if len(install.copies) < 2:
+def _exits(fault: BaseException, install: Install) -> Cause | None:
+    if not isinstance(fault, SystemExit):
         return None
-    first, *hidden = install.copies
     return Cause(
-        f"a second copy of Transformer Engine: {first} comes first on the path and hides {', '.join(hidden)}; "
-        "sources of one are loaded with libraries or metadata of the other",
-        f"remove one of them (python -c 'import sys; print(sys.path)' shows the order), or run from another folder",
+        "code that runs while it is imported ends the program, which a library must not do",
+        "look at the line named above; a plugin or a patched file does that rather than a release",
     )
+
+
+def _leftovers(fault: BaseException, install: Install) -> Cause | None:
+    missing = (fault.name or "") if isinstance(fault, ModuleNotFoundError) else ""
+    if missing == EXTENSION.replace("-", "_") or not install.copies:
+        return None
+    first = install.copies[0]
+    inner = [Path(first, *parts, "__init__.py") for parts in ((), ("pytorch",), ("common",))]
+    if not missing.startswith("transformer_engine") and all(file.is_file() for file in inner):
+        return None
+    what = f"its module {missing}" if missing.startswith("transformer_engine") else "its sources"
+    return Cause(
+        f"the folder {first} lacks {what}: leftovers of an uninstall, or a damaged install",
+        f"remove that folder, then {INSTALL}",
+    )
+
+
+def _damaged_source(fault: BaseException, install: Install) -> Cause | None:
+    if isinstance(fault, SyntaxError):
+        file, line = fault.filename or "a source file", fault.lineno or 0
+        return Cause(f"{file} is damaged (line {line}): cut short, edited, or written for a newer Python", REINSTALL)
+    if isinstance(fault, (EOFError, ValueError)) and re.search(r"marshal|null bytes", str(fault)):
+        return Cause("a source or compiled Python file is damaged", f"remove its __pycache__ folders, or {REINSTALL}")
+    return None
+
+
+def _damaged_library(fault: BaseException, install: Install) -> Cause | None:
+    match = re.search(r"(\S+?\.so[\w.]*): (file too short|invalid ELF header|cannot read file data)", str(fault))
+    if not match:
+        return None
+    return Cause(f"{match[1]} is damaged ({match[2]}), as a full disk or a broken copy leaves it", REINSTALL)
 
 
 def _flash_attention_4(fault: BaseException, install: Install) -> Cause | None:
@@ -155,10 +192,49 @@ def _flash_attention_4(fault: BaseException, install: Install) -> Cause | None:
 
 
 def _missing_module(fault: BaseException, install: Install) -> Cause | None:
-    if not isinstance(fault, ModuleNotFoundError) or not fault.name:
+    if not isinstance(fault, ModuleNotFoundError) or not fault.name or fault.name.startswith("transformer_engine"):
         return None
     missing = fault.name.partition(".")[0]
+    if missing in sys.modules and missing != fault.name:
+        return Cause(f"this `{missing}` has no module {fault.name}", f"use the {missing} that this release was made for")
     return Cause(f"Transformer Engine needs the Python package `{missing}`, which is not here", f"pip install {missing}")
+
+
+def _unreadable_metadata(fault: BaseException, install: Install) -> Cause | None:
+    if not install.unreadable:
+        return None
+    return Cause(f"the metadata of {', '.join(install.unreadable)} cannot be read: damaged, or deleted", REINSTALL)
+
+
+def _no_record(fault: BaseException, install: Install) -> Cause | None:
+    if not isinstance(fault, TypeError) or SOURCES not in install.versions:
+        return None
+    if metadata.distribution(SOURCES).files is not None:
+        return None
+    return Cause(
+        f"the metadata of {SOURCES} has no list of files (RECORD), which this release reads while it is imported: "
+        "not installed by pip, or damaged",
+        REINSTALL,
+    )
+
+
+def _two_copies(fault: BaseException, install: Install) -> Cause | None:
+    if len(install.copies) < 2:
+        return None
+    first, *hidden = install.copies
+    return Cause(
+        f"a second copy of Transformer Engine: {first} comes first on the path and hides {', '.join(hidden)}; "
+        "sources of one are loaded with libraries or metadata of the other",
+        "remove one of them (python -c 'import sys; print(sys.path)' shows the order), or run from another folder",
+    )
+
+
+def _two_builds(fault: BaseException, install: Install) -> Cause | None:
+    match = re.search(r"Multiple files found: \[(.+)\]", str(fault))
+    if not match:
+        return None
+    files = ", ".join(re.findall(r"'([^']+)'", match[1])) or match[1]
+    return Cause(f"the libraries of two builds lie beside each other: {files}", "remove the one of the older build")
 
 
 def _undefined_symbol(fault: BaseException, install: Install) -> Cause | None:
@@ -167,10 +243,20 @@ def _undefined_symbol(fault: BaseException, install: Install) -> Cause | None:
         return None
     library, package = _owner(match[2])
     return Cause(
-        f"{Path(match[1]).name} was built against another {library}: it wants the symbol {match[2]}, which the one "
-        "that is loaded does not have",
+        f"{Path(match[1]).name} was built against another build of {library}: it wants the symbol {match[2]}, which "
+        "the one that is loaded does not have",
         f"install the {package} that this release was built for (or rebuild the extension against yours), or go back "
         "to the release that worked",
+    )
+
+
+def _old_system(fault: BaseException, install: Install) -> Cause | None:
+    match = re.search(r"version [`'](GLIBC|GLIBCXX|CXXABI)_([\d.]+)' not found", str(fault))
+    if not match:
+        return None
+    return Cause(
+        f"the libraries were built on a newer Linux: they want {match[1]} {match[2]}",
+        "use a newer base image, or build the extension on this one",
     )
 
 
@@ -179,24 +265,25 @@ def _missing_library(fault: BaseException, install: Install) -> Cause | None:
     match = (
         re.search(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object", text)
         or re.search(r"^(\w+) shared object not found", text)
-        or (re.search(r"grep '?(lib\w+)", text) if isinstance(fault, subprocess.CalledProcessError) else None)
+        or (re.search(r"grep '?(lib[\w.]+)", text) if isinstance(fault, subprocess.CalledProcessError) else None)
     )
     if not match:
         return None
     library, package = _owner(match[1])
-    return Cause(
-        f"the shared library {match[1]} ({library}) is not installed or not on the loader's path",
-        f"pip install {package} of the CUDA major version of this install, or put its folder on LD_LIBRARY_PATH",
+    bring = (
+        "run on a GPU host, in a container with its driver (docker run --gpus all)"
+        if package == "the NVIDIA driver"
+        else f"pip install {package} of the CUDA major version of this install, or put its folder on LD_LIBRARY_PATH"
     )
+    return Cause(f"the shared library {match[1]} ({library}) is not installed or not on the loader's path", bring)
 
 
 def _parts(fault: BaseException, install: Install) -> Cause | None:
     """Which of the three parts is missing or of another release."""
-    versions = {name: version for name, version in install.versions.items()}
     has_core = install.has_core or install.core is not None
-    has_extension = install.has_extension or EXTENSION in versions
-    if len(set(versions.values())) > 1:
-        listed = ", ".join(f"{name} {version}" for name, version in versions.items())
+    has_extension = install.has_extension or EXTENSION in install.versions
+    if len(set(install.versions.values())) > 1:
+        listed = ", ".join(f"{name} {version}" for name, version in install.versions.items())
         return Cause(
             f"the parts of Transformer Engine are of different releases ({listed}); a +local suffix counts",
             f"uninstall all of them, then {INSTALL}",
@@ -207,6 +294,9 @@ def _parts(fault: BaseException, install: Install) -> Cause | None:
         return Cause("the core library is here, the torch extension (transformer_engine_torch) is not", INSTALL)
     if not has_core:
         return Cause("the torch extension is here, the core library (transformer_engine_cu12 or _cu13) is not", INSTALL)
+    gone = [name for name, here in ((install.core, install.has_core), (EXTENSION, install.has_extension)) if not here]
+    if gone:
+        return Cause(f"{' and '.join(map(str, gone))} is installed, and its library file is not there", REINSTALL)
     return None
 
 
@@ -217,23 +307,39 @@ def _two_runtimes(fault: BaseException, install: Install) -> Cause | None:
 
 
 def _too_old(fault: BaseException, install: Install) -> Cause | None:
-    match = re.search(r"[Mm]inimum (\S+) version (\S+) required|(\w+) (?:version )?>=? ?([\d.]+)", str(fault))
+    match = re.search(
+        r"[Mm]inimum (?P<a>\S+) version (?P<b>[\d.]*\d) required|requires (?P<c>\w+) (?P<d>[\d.]*\d) or later"
+        r"|(?P<e>\w+) (?:version )?>=? ?(?P<f>[\d.]*\d)",
+        str(fault),
+    )
     if not match:
         return None
-    what, version = match[1] or match[3], match[2] or match[4]
+    what, version = (match["a"] or match["c"] or match["e"]), (match["b"] or match["d"] or match["f"])
     return Cause(f"{what} is older than {version}, the least this release takes", f"upgrade {what} to {version} or later")
 
 
-def _missing_attribute(fault: BaseException, install: Install) -> Cause | None:
-    if not isinstance(fault, AttributeError):
+def _missing_name(fault: BaseException, install: Install) -> Cause | None:
+    """A name that is not where the sources look for it: in torch, in the extension, or in the sources themselves."""
+    if isinstance(fault, AttributeError) and fault.name and fault.obj is not None:
+        owner, name = getattr(fault.obj, "__name__", type(fault.obj).__name__), fault.name
+    elif found := re.search(r"cannot import name '(\w+)' from (?:partially initialized module )?'([\w.]+)'", str(fault)):
+        owner, name = found[2], found[1]
+    else:
         return None
-    owner = getattr(fault.obj, "__name__", type(fault.obj).__name__)
-    if owner == "torch" or owner.startswith("torch."):
-        return Cause(f"this torch has no `{owner}.{fault.name}`", "use the torch that this release was built for")
-    return Cause(
-        f"`{owner}` has no `{fault.name}`: the Python sources and the compiled extension are not of one build",
-        f"uninstall all parts, then {INSTALL}",
-    )
+    root = owner.partition(".")[0]
+    if root == "torch":
+        return Cause(f"this torch has no `{owner}.{name}`", "use the torch that this release was built for")
+    if owner == "transformer_engine.pytorch":
+        return Cause(
+            f"this release moved, renamed or never had `{owner}.{name}`",
+            "run the upgrade canary between a release that has it and this one",
+        )
+    if root.startswith("transformer_engine") or isinstance(fault, AttributeError):
+        return Cause(
+            f"`{owner}` has no `{name}`: the Python sources and the compiled extension are not of one build",
+            f"uninstall all parts, then {INSTALL}",
+        )
+    return Cause(f"this `{root}` has no `{owner}.{name}`", f"use the {root} that this release was made for")
 
 
 def _owner(name: str) -> tuple[str, str]:
@@ -241,14 +347,23 @@ def _owner(name: str) -> tuple[str, str]:
     return next(found, ("another library", f"package that brings {name}"))
 
 
+# The first rule with an answer has it: what the exception itself says comes before what merely lies on the path.
 _RULES: Final[tuple[Callable[[BaseException, Install], Cause | None], ...]] = (
-    _two_copies,
     _not_installed,
+    _exits,
+    _leftovers,
+    _damaged_source,
+    _damaged_library,
     _flash_attention_4,
     _missing_module,
+    _unreadable_metadata,
+    _no_record,
+    _two_copies,
+    _two_builds,
     _undefined_symbol,
+    _old_system,
     _two_runtimes,
-    _missing_attribute,
+    _missing_name,
     _missing_library,
     _parts,
     _too_old,

@@ -14,20 +14,30 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, Generic, NamedTuple, TypeVar, overload
 
 T = TypeVar("T")
 
 _OFF: Final = frozenset({"", "0", "false", "no", "off"})
 _ON: Final = frozenset({"1", "true", "yes", "on"})
-_TRIAL: Final = """\
-import faulthandler, importlib, sys
+_TRIAL_DEFAULT_S: Final = 60.0
+_ANSWERED: Final = 86  # a status that no import ends with by accident; an import may well end with 0
+_TRIAL: Final = f"""\
+import faulthandler, importlib, os, sys
+faulthandler.enable()
 faulthandler.dump_traceback_later(float(sys.argv[1]), exit=False)
-importlib.import_module(sys.argv[2])
+try:
+    importlib.import_module(sys.argv[2])
+except BaseException:
+    pass
+os._exit({_ANSWERED})
 """
 
 
@@ -158,11 +168,7 @@ class Vendor:
             except KeyboardInterrupt:
                 raise
             except BaseException as fault:  # a broken install raises what it likes, SystemExit included
-                return None, (
-                    f"{self.name} is there, but its entry point `{name}` is not: {type(fault).__name__}: {fault}. "
-                    f"Likely cause: this release moved, renamed or never had it. "
-                    f"Next step: run the upgrade canary between a release that has it and this one."
-                )
+                return None, self._say_missing(name, fault)
 
     def _preset(self, preset: str) -> Verdict:
         verdict = self._presets.get(preset)
@@ -198,46 +204,100 @@ class Vendor:
         except BaseException as fault:  # OSError, AssertionError, StopIteration ... and whatever comes next
             return Verdict(False, _explain_safely(self._explain, fault))
         for entry in self._required:
-            value, reason = self.load_entry(entry.name, entry._load)
-            if value is None:
-                return Verdict(False, reason)
+            try:
+                entry._load()
+            except KeyboardInterrupt:
+                raise
+            except BaseException as fault:
+                # The import of an emptied folder succeeds, as a namespace package: then this is the first sign.
+                lost = f"{self.module} can be imported, but not its entry point `{entry.name}`, which everything needs"
+                return Verdict(False, f"{lost}. {_explain_safely(self._explain, fault)}")
         return Verdict(True, "")
+
+    def _say_missing(self, name: str, fault: BaseException) -> str:
+        return (
+            f"{self.name} is there, but its entry point `{name}` is not: {_say_fault(fault)}. "
+            f"Likely cause: this release moved, renamed or never had it. "
+            f"Next step: run the upgrade canary between a release that has it and this one."
+        )
 
     def _try_in_a_process(self) -> str:
         """What a trial import in a process of its own did wrong; empty where it went well or none is asked for."""
-        asked = os.environ.get(self.trial, "").strip()
-        if not asked:
+        seconds = _read_seconds(self.trial)
+        if not seconds:
             return ""
+        # The same path as here and nothing before it: "-P" keeps the working folder out, "" stands for it.
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        environment = {**os.environ, "PYTHONPATH": path, self.trial: ""}
+        command = [sys.executable, "-P", "-c", _TRIAL, str(seconds * 0.8), self.module]
         try:
-            seconds = float(asked)
-        except ValueError:
-            seconds = 60.0
-        command = [sys.executable, "-c", _TRIAL, str(seconds), self.module]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), self.trial: ""}
-        try:
-            done = subprocess.run(
-                command, env=environment, capture_output=True, timeout=seconds + 2, check=False, text=True
-            )
-        except subprocess.TimeoutExpired as late:
-            return self._say_hang(seconds, late.stderr)
+            code, words = _run_apart(command, environment, seconds)
         except OSError as fault:
-            return f"the trial import of {self.name} could not be started: {fault}"
-        if done.returncode < 0:
             return (
-                f"importing {self.module} kills the interpreter (signal {-done.returncode}). Likely cause: a library "
-                f"built for another torch, CUDA or processor. Next step: reinstall {self.name} for this stack, or "
-                f"set {self.switch}=1. Last words: {_last_line(done.stderr)}"
+                f"the trial import of {self.name} could not be started: {fault}. Likely cause: this process may not "
+                f"start others, or sys.executable ({sys.executable!r}) is no interpreter. Next step: unset "
+                f"{self.trial}, or set {self.switch}=1."
             )
-        return ""  # an ordinary exception is told better by the import in this process
-
-    def _say_hang(self, seconds: float, stderr: bytes | str | None) -> str:
-        text = stderr.decode(errors="replace") if isinstance(stderr, bytes) else stderr or ""
-        frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', text)
-        where = " in {0}:{1} ({2})".format(*frames[0]) if frames else ""
+        if code == _ANSWERED:
+            return ""  # whatever it raised is told better by the import in this process
+        where = _innermost_frame(words, self.module.partition(".")[0])
+        if code is None:
+            return (
+                f"importing {self.module} did not end within {seconds:g} s: it hangs{where}. Likely cause: it waits "
+                f"for a device, a lock or a network that is not there. Next step: look at that line, or set "
+                f"{self.switch}=1; where it is merely slow, raise {self.trial}."
+            )
+        how = f"signal {-code}" if code < 0 else f"exit status {code}"
         return (
-            f"importing {self.module} did not end within {seconds:g} s: it hangs{where}. Likely cause: it waits for a "
-            f"device, a lock or a network that is not there. Next step: look at that line, or set {self.switch}=1."
+            f"importing {self.module} ends the interpreter ({how}){where}. Likely cause: a library built for another "
+            f"torch, CUDA or processor. Next step: reinstall {self.name} for this stack, or set {self.switch}=1."
         )
+
+
+def _run_apart(command: list[str], environment: dict[str, str], limit_s: float) -> tuple[int | None, str]:
+    """Exit status, None after `limit_s` seconds, and the words of a process; its whole group is gone afterwards.
+
+    Its words go to a file: whatever an import started could hold a pipe open after its parent was killed.
+    """
+    with tempfile.TemporaryFile() as words:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=words,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code: int | None = process.wait(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=10)
+        words.seek(0)
+        return code, words.read().decode(errors="replace")
+
+
+def _read_seconds(variable: str) -> float:
+    """The number of seconds that a variable asks for; 0 where it asks for nothing, 60 where it is odd."""
+    asked = os.environ.get(variable, "").strip()
+    if asked.lower() in _OFF:
+        return 0.0
+    try:
+        seconds = float(asked)
+    except ValueError:
+        return _TRIAL_DEFAULT_S
+    return seconds if 0 < seconds < threading.TIMEOUT_MAX else _TRIAL_DEFAULT_S
+
+
+def _innermost_frame(words: str, package: str) -> str:
+    """The innermost frame of a traceback by faulthandler, of the package itself if it has one there."""
+    frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', words)
+    chosen = next((frame for frame in frames if package in frame[0]), frames[0] if frames else None)
+    return " in {}:{} ({})".format(*chosen) if chosen else ""
 
 
 def _read_switch(variable: str) -> str:
@@ -253,9 +313,13 @@ def _explain_safely(explain: Callable[[BaseException], str], fault: BaseExceptio
     try:
         return explain(fault)
     except Exception as second:
-        return f"{type(fault).__name__}: {fault} (and the explanation of it failed: {second!r})"
+        return f"{_say_fault(fault)} (and the explanation of it failed: {_say_fault(second)})"
 
 
-def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].strip() if lines else "none"
+def _say_fault(fault: BaseException) -> str:
+    """The exception in one line, even where its own text cannot be made."""
+    try:
+        text = " ".join(str(fault).split())
+    except Exception:
+        text = "its text cannot be made"
+    return f"{type(fault).__name__}: {text or 'no text'}"

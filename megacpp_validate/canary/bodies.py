@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 
 def keywords_taken(node: ast.AST | None) -> tuple[dict[str, str | None], str]:
@@ -66,19 +67,45 @@ def deprecations(node: ast.AST | None) -> list[tuple[str, ast.stmt | ast.expr, s
     return notices
 
 
+class Test(NamedTuple):
+    """A test on the way to a statement.
+
+    Attributes:
+        expression: the test.
+        wanted: the outcome that leads to the statement.
+        passed_by: it stands before the statement and leaves when it holds; it does not enclose it.
+    """
+
+    expression: ast.expr
+    wanted: bool
+    passed_by: bool = False
+
+
+def _test(expression: ast.expr, wanted: bool, *, passed_by: bool = False) -> Test:
+    while isinstance(expression, ast.UnaryOp) and isinstance(expression.op, ast.Not):
+        expression, wanted = expression.operand, not wanted  # one form, so that `assert x` and `if not x: raise` agree
+    return Test(expression, wanted, passed_by)
+
+
 class Guard:
     """A `raise`, `assert` or warning, with the tests under which it is reached."""
 
-    def __init__(self, kind: str, node: ast.stmt, tests: tuple[tuple[ast.expr, bool], ...]) -> None:
+    def __init__(self, kind: str, node: ast.stmt, tests: tuple[Test, ...]) -> None:
         self.kind = kind
         self.node = node
         self.tests = tests
         self.line = node.lineno
 
     @property
+    def enclosing(self) -> tuple[Test, ...]:
+        """The tests that enclose it: what it is about."""
+        return tuple(test for test in self.tests if not test.passed_by)
+
+    @property
     def condition(self) -> str:
-        """The tests as one normalised text."""
-        return " and ".join(ast.unparse(t) if wanted else f"not ({ast.unparse(t)})" for t, wanted in self.tests)
+        """The enclosing tests as one normalised text."""
+        texts = [(ast.unparse(test.expression), test.wanted) for test in self.enclosing]
+        return " and ".join(text if wanted else f"not ({text})" for text, wanted in texts)
 
     @property
     def message(self) -> str:
@@ -100,8 +127,8 @@ class Guard:
         return any(word in text for word in ("DeprecationWarning", "FutureWarning")) or "deprecat" in text.lower()
 
     def names(self) -> set[str]:
-        """Names that its tests read."""
-        return {n.id for test, _ in self.tests for n in ast.walk(test) if isinstance(n, ast.Name)}
+        """Names that its enclosing tests read."""
+        return {n.id for test in self.enclosing for n in ast.walk(test.expression) if isinstance(n, ast.Name)}
 
 
 def guards(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[Guard]:
@@ -109,20 +136,25 @@ def guards(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[Guard]:
     return list(_guards_in(node.body, ()))
 
 
-def _guards_in(body: list[ast.stmt], tests: tuple[tuple[ast.expr, bool], ...]) -> Iterator[Guard]:
+def guards_of(body: list[ast.stmt]) -> list[Guard]:
+    """Every guard in a list of statements."""
+    return list(_guards_in(body, ()))
+
+
+def _guards_in(body: list[ast.stmt], tests: tuple[Test, ...]) -> Iterator[Guard]:
     for statement in body:
         match statement:
             case ast.Raise():
                 yield Guard("raise", statement, tests)
             case ast.Assert(test=test):
-                yield Guard("assert", statement, (*tests, (test, False)))
+                yield Guard("assert", statement, (*tests, _test(test, False)))
             case ast.Expr(value=ast.Call(func=func)) if re.search(r"\bwarn(ings\.warn|ing|_once)?$", ast.unparse(func)):
                 yield Guard("warn", statement, tests)
             case ast.If(test=test, body=then, orelse=orelse):
-                yield from _guards_in(then, (*tests, (test, True)))
-                yield from _guards_in(orelse, (*tests, (test, False)))
+                yield from _guards_in(then, (*tests, _test(test, True)))
+                yield from _guards_in(orelse, (*tests, _test(test, False)))
                 if then and isinstance(then[-1], ast.Return | ast.Raise | ast.Continue | ast.Break):
-                    tests = (*tests, (test, False))
+                    tests = (*tests, _test(test, False, passed_by=True))
             case ast.With(body=inner) | ast.AsyncWith(body=inner) | ast.For(body=inner) | ast.While(body=inner):
                 yield from _guards_in(inner, tests)
             case ast.Try(body=inner, orelse=orelse, finalbody=final):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+import copy
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import SequenceMatcher
 
 import griffe
@@ -34,8 +36,7 @@ def compare_bodies(
     if not isinstance(one, ast.FunctionDef) or not isinstance(other, ast.FunctionDef):
         return
     file = str(after.filepath)
-    full = _known_inside(other, given)
-    yield from _new_guards(one, other, given, full, file)
+    yield from _new_guards(one, other, given, file)
     yield from _default_meanings(old, new, (before, one), (after, other), given)
     yield from _returns(one, other, use, file)
 
@@ -47,7 +48,10 @@ def compare_deprecations(old: Release, new: Release, before: griffe.Object, afte
         if (condition, message) in known:
             continue
         tests = _tests_of(node, new.node_of(after))
-        if can_fire(tests, _known_inside(new.node_of(after), given)) is False:
+        if tests and not _parameter_in(tests, given):
+            continue  # it is not about anything that the bridge passes
+        function = new.node_of(after)
+        if can_fire(tests, lambda line, function=function: _known_inside(function, given, line)) is False:  # type: ignore[misc]
             continue
         yield Change(
             ChangeKind.DEPRECATED,
@@ -59,25 +63,27 @@ def compare_deprecations(old: Release, new: Release, before: griffe.Object, afte
         )
 
 
-def _new_guards(
-    one: ast.FunctionDef, other: ast.FunctionDef, given: Mapping[str, Argument], full: Mapping[str, Argument], file: str
-) -> Iterator[Change]:
+def _new_guards(one: ast.FunctionDef, other: ast.FunctionDef, given: Mapping[str, Argument], file: str) -> Iterator[Change]:
     before = bodies.guards(one)
-    aliases = _aliases(other)
+    fields, near, far = _fields(other), _origins(other, calls=False), _origins(other, calls=True)
+    new_features = _parameter_names(other) - _parameter_names(one) - set(given)
     for guard in bodies.guards(other):
         if guard.is_deprecation:
             continue  # told as a deprecation
-        concerned = {p for name in guard.names() for p in aliases.get(name, {name})} & set(given)
+        tests = tuple(test._replace(expression=fields.visit(copy.deepcopy(test.expression))) for test in guard.tests)
+        names = {n.id for t in tests if not t.passed_by for n in ast.walk(t.expression) if isinstance(n, ast.Name)}
+        concerned = {p for name in names for p in near.get(name, {name})} & set(given)
         if not concerned or any(_same_guard(guard, known) for known in before):
             continue
-        fires = can_fire(guard.tests, full)
+        if any(_asks_for(test, far, new_features) for test in tests):
+            continue  # it guards a feature that this release brings and that the bridge does not ask for
+        fires = can_fire(tests, lambda line: _known_inside(other, given, line))
         if fires is False:
             continue
         is_warning = guard.kind == "warn"
-        impact = Impact.BREAKING if fires and not is_warning and guard.tests else Impact.RISK
         yield Change(
             ChangeKind.WARNING_ADDED if is_warning else ChangeKind.GUARD_ADDED,
-            impact,
+            Impact.BREAKING if fires and not is_warning else Impact.RISK,
             parameter=", ".join(sorted(concerned)),
             after=SourceLine(file=file, line=guard.line),
             new=f"{guard.exception or guard.kind} if {guard.condition}",
@@ -85,13 +91,57 @@ def _new_guards(
         )
 
 
+class _Fields(ast.NodeTransformer):
+    """Puts the parameter in the place of `self.name` where the body stores it there, once and unchanged."""
+
+    def __init__(self, stored: dict[str, str]) -> None:
+        self._stored = stored
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        """Replace `self.name`."""
+        if isinstance(node.value, ast.Name) and node.value.id == "self" and node.attr in self._stored:
+            return ast.copy_location(ast.Name(self._stored[node.attr], ast.Load()), node)
+        self.generic_visit(node)
+        return node
+
+
+def _fields(node: ast.FunctionDef) -> _Fields:
+    stored: dict[str, str] = {}
+    spoilt: set[str] = set()
+    parameters = _parameter_names(node)
+    for found in ast.walk(node):
+        if isinstance(found, ast.Attribute) and isinstance(found.ctx, ast.Store) and ast.unparse(found.value) == "self":
+            spoilt |= {found.attr} & set(stored)
+            stored.setdefault(found.attr, "")
+    for found in ast.walk(node):
+        match found:
+            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id="self"), attr=attr)], value=ast.Name(id=name)):
+                if name in parameters and attr not in spoilt:
+                    stored[attr] = name
+    return _Fields({attr: name for attr, name in stored.items() if name})
+
+
+def _asks_for(test: bodies.Test, origins: Mapping[str, set[str]], features: set[str]) -> bool:
+    """Whether a test holds only where one of `features` was asked for: `x is not None`, or `x` itself."""
+    match test.expression:
+        case ast.Compare(left=ast.Name(id=name), ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]):
+            wanted = True
+        case ast.Compare(left=ast.Name(id=name), ops=[ast.Is()], comparators=[ast.Constant(value=None)]):
+            wanted = False
+        case ast.Name(id=name):
+            wanted = True
+        case _:
+            return False
+    return test.wanted is wanted and bool(origins.get(name, {name}) & features)
+
+
 def _same_guard(new: bodies.Guard, old: bodies.Guard) -> bool:
     """The same guard, moved or reworded: the same test, or the same message for nearly the same test."""
     if (new.kind == "warn") != (old.kind == "warn"):
-        return False
-    if new.tests and old.tests and ast.dump(new.tests[-1][0]) == ast.dump(old.tests[-1][0]):
-        return True
+        return False  # what used to warn now raises, or the other way round
     if new.condition == old.condition:
+        return True
+    if new.enclosing and old.enclosing and ast.dump(new.enclosing[-1].expression) == ast.dump(old.enclosing[-1].expression):
         return True
     likeness = SequenceMatcher(None, new.condition, old.condition).ratio()
     same_message = bool(new.message) and SequenceMatcher(None, new.message, old.message).ratio() > _REWORDED
@@ -144,21 +194,55 @@ def _returns(one: ast.FunctionDef, other: ast.FunctionDef, use: Use, file: str) 
         )
 
 
-def _aliases(node: ast.FunctionDef) -> dict[str, set[str]]:
-    """Local names -> the parameters that their values come from, one assignment deep."""
-    parameters = {a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
-    aliases: dict[str, set[str]] = {name: {name} for name in parameters}
-    for found in ast.walk(node):
-        if isinstance(found, ast.Assign) and len(found.targets) == 1 and isinstance(found.targets[0], ast.Name):
-            if isinstance(found.value, ast.Name | ast.Attribute | ast.BoolOp | ast.Compare | ast.IfExp):
-                read = {n.id for n in ast.walk(found.value) if isinstance(n, ast.Name)} & parameters
-                if read:
-                    aliases.setdefault(found.targets[0].id, set()).update(read)
-    return aliases
+def _origins(node: ast.FunctionDef, *, calls: bool) -> dict[str, set[str]]:
+    """Local names -> the parameters that their values come from.
+
+    Through plain assignments; with `calls` also through calls, and through the tests under which they are made.
+    """
+    origins: dict[str, set[str]] = {name: {name} for name in _parameter_names(node)}
+    _trace(node.body, origins, set(), calls=calls)
+    return origins
 
 
-def _known_inside(node: ast.AST | None, given: Mapping[str, Argument]) -> dict[str, Argument]:
-    """What is known of a function's parameters in its body: what is passed, and literal defaults of the rest."""
+def _trace(body: Iterable[ast.AST], origins: dict[str, set[str]], under: set[str], *, calls: bool) -> None:
+    for found in body:
+        inner = under
+        if isinstance(found, ast.Assign | ast.AnnAssign) and found.value is not None:
+            if isinstance(found.value, ast.Call) and (key := _popped(found.value)):
+                sources = {key}
+            elif not calls and any(isinstance(n, ast.Call) for n in ast.walk(found.value)):
+                continue
+            else:
+                sources = _read_from(found.value, origins)
+            for name in _stored_names(found):
+                origins.setdefault(name, set()).update(sources | (under if calls else set()))
+        elif isinstance(found, ast.If):
+            inner = under | _read_from(found.test, origins)
+        _trace(ast.iter_child_nodes(found), origins, inner, calls=calls)
+
+
+def _read_from(node: ast.AST, origins: Mapping[str, set[str]]) -> set[str]:
+    return set().union(*(origins.get(n.id, set()) for n in ast.walk(node) if isinstance(n, ast.Name)))
+
+
+def _stored_names(node: ast.Assign | ast.AnnAssign) -> set[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+
+def _parameter_names(node: ast.FunctionDef) -> set[str]:
+    return {a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
+
+
+def _popped(call: ast.Call) -> str:
+    match call:
+        case ast.Call(func=ast.Attribute(attr="pop" | "get"), args=[ast.Constant(value=str(key)), *_]):
+            return key
+    return ""
+
+
+def _known_inside(node: ast.AST | None, given: Mapping[str, Argument], line: int = sys.maxsize) -> dict[str, Argument]:
+    """What is known of a function's parameters above `line`: what is passed, and literal defaults of the rest."""
     if not isinstance(node, ast.FunctionDef):
         return dict(given)
     known: dict[str, Argument] = {}
@@ -168,13 +252,16 @@ def _known_inside(node: ast.AST | None, given: Mapping[str, Argument]) -> dict[s
     for argument, default in pairs:
         known[argument.arg] = argument_of(default, {})
     known.update(given)
-    for found in ast.walk(node):  # a parameter that the body assigns to may be anything where a guard stands
-        if isinstance(found, ast.Name) and isinstance(found.ctx, ast.Store) and found.id in known:
-            known[found.id] = Argument(never_none=known[found.id].never_none)
+    for found in ast.walk(node):  # a parameter that was assigned to on the way may be anything there
+        if isinstance(found, ast.Assign) and found.lineno < line:
+            takes_its_own = isinstance(found.value, ast.Call) and _popped(found.value)
+            for name in _stored_names(found):
+                if name in known and name != takes_its_own:
+                    known[name] = Argument(never_none=known[name].never_none)
     return known
 
 
-def _tests_of(node: ast.stmt | ast.expr, function: ast.AST | None) -> tuple[tuple[ast.expr, bool], ...]:
+def _tests_of(node: ast.stmt | ast.expr, function: ast.AST | None) -> tuple[bodies.Test, ...]:
     if isinstance(function, ast.FunctionDef):
         for guard in bodies.guards(function):
             if guard.node is node:
@@ -182,6 +269,6 @@ def _tests_of(node: ast.stmt | ast.expr, function: ast.AST | None) -> tuple[tupl
     return ()
 
 
-def _parameter_in(tests: tuple[tuple[ast.expr, bool], ...], given: Mapping[str, Argument]) -> str:
-    names = {n.id for test, _ in tests for n in ast.walk(test) if isinstance(n, ast.Name)}
+def _parameter_in(tests: tuple[bodies.Test, ...], given: Mapping[str, Argument]) -> str:
+    names = {n.id for test in tests for n in ast.walk(test.expression) if isinstance(n, ast.Name)}
     return ", ".join(sorted(names & set(given)))

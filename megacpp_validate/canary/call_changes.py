@@ -78,6 +78,11 @@ def _moved_positionals(old: Signature, new: Signature, use: Use) -> Iterator[Cha
         elif has is None:
             if not new.takes_any_positional:
                 yield Change(ChangeKind.PARAMETER_REMOVED, Impact.BREAKING, parameter=had.name, old=_text(had))
+        elif other is not None and had.required and other.default == "None" and old.named(has.name) is None:
+            # the old name stays as an alias of the new one, which stands in its place
+            yield Change(
+                ChangeKind.PARAMETER_RENAMED, Impact.HARMLESS, parameter=had.name, old=had.name, new=has.name, suggestion=has.name
+            )
         elif other is not None or old.named(has.name) is not None:
             yield Change(
                 ChangeKind.PARAMETER_REORDERED, Impact.BREAKING, parameter=had.name, old=_order(before), new=_order(after)

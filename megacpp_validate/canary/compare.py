@@ -17,7 +17,7 @@ from .binding import bind
 from .call_changes import call_faults, compare_calls
 from .changes import Change
 from .import_time import compare_import_time, deprecated_modules
-from .relocation import moved_to, renamed_to, still_there
+from .relocation import moved_to, renamed_to
 from .release import Found, Opaque, Release
 from .shapes import Shape, callee_of, is_context_manager, is_decorator, shape_of, signature_of
 from .surface import RESULT, Surface, Symbol, Use, UseKind
@@ -128,11 +128,9 @@ class _Comparison:
                 yield self._lost_symbol(use, before)
             return
         if before.symbol != after.symbol and before.found and after.found:
-            gone = not still_there(self.new, before.symbol)
-            notice = deprecated_modules(self.new, before.symbol) or ("" if gone else "still importable")
-            yield Change(
+            yield Change(  # the same thing in another place, and the bridge looks there first
                 ChangeKind.MOVED,
-                Impact.RISK if gone or notice != "still importable" else Impact.HARMLESS,
+                Impact.HARMLESS,
                 before=self.old.where(before.found.obj),
                 after=self.new.where(after.found.obj),
                 old=before.symbol.path,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import itertools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from .bodies import Test
 from .surface import Argument
 
 _OPERATORS: Final[dict[type[ast.cmpop], Callable[[object, object], bool]]] = {
@@ -27,14 +28,14 @@ class Unknowable(Exception):
     """A part of a condition that only running the code would tell."""
 
 
-def can_fire(tests: tuple[tuple[ast.expr, bool], ...], given: Mapping[str, Argument]) -> bool | None:
+def can_fire(tests: Iterable[Test], known_at: Callable[[int], Mapping[str, Argument]]) -> bool | None:
     """Whether all `tests` can come out as wanted; None where that is not known.
 
     Args:
-        tests: expressions, each with the outcome that leads to the guard.
-        given: parameter -> what is known of its value.
+        tests: the tests that lead to a guard.
+        known_at: line -> parameter -> what is known of its value there.
     """
-    outcomes = [_possible(test, wanted, given) for test, wanted in tests]
+    outcomes = [_possible(test.expression, test.wanted, known_at(test.expression.lineno)) for test in tests]
     if False in outcomes:
         return False
     return None if None in outcomes else True
@@ -74,6 +75,9 @@ def _evaluate(node: ast.expr, values: Mapping[str, object], never_none: set[str]
             if name in never_none:
                 return isinstance(op, ast.IsNot)
             return None if name not in values else (values[name] is None) is isinstance(op, ast.Is)
+        case ast.Call(func=ast.Name(id="isinstance"), args=[ast.Name(id=name), kinds]) if name in values:
+            lineage = {cls.__name__ for cls in type(values[name]).__mro__}
+            return bool(lineage & {n.id for n in ast.walk(kinds) if isinstance(n, ast.Name)})
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _OPERATORS:
             try:
                 return bool(_OPERATORS[type(op)](_constant(left, values), _constant(right, values)))

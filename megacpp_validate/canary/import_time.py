@@ -1,17 +1,251 @@
-"""What importing Transformer Engine asks of its surroundings: libraries, minimum versions, checks that raise."""
+"""What importing Transformer Engine asks of its surroundings: libraries, minimum versions, checks that raise.
+
+Read from the code that runs when `transformer_engine.pytorch` is imported: the top level of every module that it
+imports in turn, and the functions of the package that those top levels call.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 
+from ..evidence.findings import Cause, ChangeKind, Impact, SourceLine
+from . import bodies
+from .arguments import argument_of
 from .changes import Change
-from .release import Release
-from .surface import Symbol
+from .conditions import can_fire
+from .release import PACKAGE, Release
+from .surface import Argument, Symbol
+
+ENTRY = "transformer_engine.pytorch"
+_GIVEN = frozenset({PACKAGE, "torch", "__future__", *sys.stdlib_module_names})
+_COVERS = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException", ""})
+_CALL_DEPTH = 2
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """Something that has to hold for the import to succeed.
+
+    Attributes:
+        what: "library" or "check".
+        text: name of the library, or the condition under which the check raises.
+        condition: the tests under which it is asked for at all; "" for always.
+        file, line: where.
+    """
+
+    what: str
+    text: str
+    condition: str
+    file: str
+    line: int
 
 
 def compare_import_time(old: Release, new: Release) -> Iterator[Change]:
-    yield from ()
+    """Requirements of the import that the old release did not have."""
+    before = read_requirements(old)
+    added = [r for r in read_requirements(new) if not any(_same(r, known) for known in before)]
+    groups: dict[tuple[str, str], list[Requirement]] = {}
+    for requirement in added:  # checks of one file are one change: they were written together
+        key = requirement.text if requirement.what == "library" else ""
+        groups.setdefault((requirement.file, key), []).append(requirement)
+    for (file, library), group in groups.items():
+        texts = [f"import {library}" if library else r.text for r in group]
+        conditions = {r.condition for r in group} - {""}
+        yield Change(
+            ChangeKind.IMPORT_REQUIREMENT_ADDED,
+            Impact.RISK,
+            Cause.ENVIRONMENT,
+            parameter=library,
+            after=SourceLine(file=file, line=group[0].line),
+            new="; ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if len(texts) > 3 else ""),
+            suggestion=f"only if {' or '.join(sorted(conditions))}" if library and conditions else "",
+        )
+
+
+def read_requirements(release: Release) -> list[Requirement]:
+    """Everything that importing `transformer_engine.pytorch` asks for, in the order of the files."""
+    stored = release.stored("import-time", lambda: [vars(r) for r in _Walk(release).requirements()])
+    return [Requirement(**item) for item in stored]
 
 
 def deprecated_modules(release: Release, symbol: Symbol) -> str:
+    """The notice with which importing the symbol's module is deprecated; empty if it is not."""
+    module = release.module(symbol.module)
+    if module is None:
+        return ""
+    for node in release.syntax(str(module.filepath)).body:
+        match node:
+            case ast.Expr(value=ast.Call(func=func)) if ast.unparse(func).endswith("warn") and "Deprecat" in ast.unparse(node):
+                texts = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+                return " ".join(" ".join(texts).split())
     return ""
+
+
+def _same(one: Requirement, other: Requirement) -> bool:
+    if one.what != other.what:
+        return False
+    if one.text == other.text:
+        return not (other.condition and not one.condition)  # what was asked for at times is now asked for always
+    if one.what == "library":
+        return False
+    numbers = [c for c in one.text if c.isdigit()] == [c for c in other.text if c.isdigit()]
+    return numbers and SequenceMatcher(None, one.text, other.text).ratio() > 0.85
+
+
+class _Walk:
+    """Follows an import through the package."""
+
+    def __init__(self, release: Release) -> None:
+        self._release = release
+        self._files = set(release.files())
+        self._seen: set[str] = set()
+        self._found: dict[tuple[str, str], Requirement] = {}
+
+    def requirements(self) -> list[Requirement]:
+        """Every requirement, those asked for always before those asked for at times."""
+        self._module(ENTRY)
+        return sorted(self._found.values(), key=lambda r: (r.what, r.text))
+
+    def _module(self, path: str) -> None:
+        parts = path.split(".")
+        for end in range(1, len(parts) + 1):  # importing a.b.c runs a, a.b and a.b.c
+            name = ".".join(parts[:end])
+            file = self._file_of(name)
+            if name in self._seen or file is None:
+                continue
+            self._seen.add(name)
+            tree = self._release.syntax(file)
+            package = name if file.endswith("__init__.py") else name.rpartition(".")[0]
+            self._top_level(tree.body, _Place(file, name, package, tree), "")
+
+    def _file_of(self, module: str) -> str | None:
+        base = module.replace(".", "/")
+        return next((f for f in (f"{base}/__init__.py", f"{base}.py") if f in self._files), None)
+
+    def _top_level(self, body: Iterable[ast.stmt], place: _Place, condition: str) -> None:
+        for node in body:
+            match node:
+                case ast.Import(names=names):
+                    for alias in names:
+                        self._imported(alias.name, (), node, place, condition)
+                case ast.ImportFrom(module=module, names=names, level=level):
+                    base = _absolute(module or "", level, place.package)
+                    self._imported(base, tuple(a.name for a in names), node, place, condition)
+                case ast.Try(body=inner, handlers=handlers, orelse=orelse):
+                    caught = " or ".join(ast.unparse(h.type) if h.type else "" for h in handlers)
+                    covered = any(name in caught for name in _COVERS if name) or not all(h.type for h in handlers)
+                    self._top_level(inner, place, "optional" if covered else condition)
+                    self._top_level(orelse, place, _both(condition, f"no {caught} from: {ast.unparse(inner[0])[:80]}"))
+                case ast.If(test=test, body=then, orelse=orelse) if ast.unparse(test) not in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
+                    if '__name__' not in ast.unparse(test):
+                        self._top_level(then, place, _both(condition, ast.unparse(test)))
+                        self._top_level(orelse, place, _both(condition, f"not ({ast.unparse(test)})"))
+                case ast.With(body=inner):
+                    self._top_level(inner, place, condition)
+                case ast.Assert() | ast.Raise():
+                    for guard in bodies.guards_of([node]):
+                        self._check(guard, place, condition)
+                case ast.Expr(value=ast.Call() as call) | ast.Assign(value=ast.Call() as call):
+                    self._called(call, place, condition, _CALL_DEPTH)
+
+    def _imported(self, module: str, names: tuple[str, ...], node: ast.stmt, place: _Place, condition: str) -> None:
+        top = module.partition(".")[0]
+        if condition == "optional":
+            return
+        if top == PACKAGE:
+            self._module(module)
+            for name in names:
+                self._module(f"{module}.{name}")
+        elif top and top not in _GIVEN:
+            self._add(Requirement("library", module if condition else top, condition, place.file, node.lineno))
+
+    def _called(self, call: ast.Call, place: _Place, condition: str, depth: int) -> None:
+        """Checks in a function of the package that runs while importing."""
+        if depth == 0 or condition == "optional" or not isinstance(call.func, ast.Name):
+            return
+        found = _function_in(place.tree, call.func.id)
+        where = place
+        if found is None:
+            source = _imported_from(place, call.func.id)
+            file = self._file_of(source) if source.startswith(PACKAGE) else None
+            if file is None:
+                return
+            where = _Place(file, source, source.rpartition(".")[0], self._release.syntax(file))
+            found = _function_in(where.tree, call.func.id)
+        if found is None or any("lazy" in ast.unparse(d) for d in found.decorator_list):
+            return
+        given = _constants_of(call, found)
+        for guard in bodies.guards(found):
+            if can_fire(guard.enclosing, lambda _: given) is not False:
+                self._check(guard, replace(where, inside=found.name), condition)
+        for node in found.body:
+            if isinstance(node, ast.Expr | ast.Assign) and isinstance(node.value, ast.Call):
+                self._called(node.value, where, condition, depth - 1)
+
+    def _check(self, guard: bodies.Guard, place: _Place, condition: str) -> None:
+        if condition != "optional" and guard.kind != "warn":
+            otherwise = "nothing before it returned" if guard.tests or place.inside else "this line is reached"
+            condition_text = _with_constants(guard.condition, place.tree)
+            text = f"{guard.exception} if {condition_text or otherwise}"
+            self._add(Requirement("check", text, condition, place.file, guard.line))
+
+    def _add(self, requirement: Requirement) -> None:
+        key = (requirement.what, requirement.text)
+        known = self._found.get(key)
+        if known is None or (known.condition and not requirement.condition):
+            self._found[key] = requirement
+
+
+@dataclass(frozen=True)
+class _Place:
+    file: str
+    module: str
+    package: str
+    tree: ast.Module
+    inside: str = ""  # the function, where it is not the top level
+
+
+def _with_constants(condition: str, tree: ast.Module) -> str:
+    """A condition with the module's own constants put in: what counts is the version, not the name of it."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id.isupper():
+            name = node.targets[0].id
+            if name in condition and isinstance(node.value, ast.Constant | ast.Tuple):
+                condition = re.sub(rf"\b{name}\b", f"{name} {ast.unparse(node.value)}", condition)
+    return condition
+
+
+def _constants_of(call: ast.Call, function: ast.FunctionDef) -> dict[str, Argument]:
+    names = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
+    given = {name: argument_of(value, {}) for name, value in zip(names, call.args, strict=False)}
+    return given | {k.arg: argument_of(k.value, {}) for k in call.keywords if k.arg}
+
+
+def _function_in(tree: ast.Module, name: str) -> ast.FunctionDef | None:
+    return next((n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name), None)
+
+
+def _imported_from(place: _Place, name: str) -> str:
+    for node in place.tree.body:
+        if isinstance(node, ast.ImportFrom) and any((a.asname or a.name) == name for a in node.names):
+            return _absolute(node.module or "", node.level, place.package)
+    return ""
+
+
+def _absolute(module: str, level: int, package: str) -> str:
+    if not level:
+        return module
+    base = package.split(".")
+    base = base[: len(base) - (level - 1)]
+    return ".".join([*base, module] if module else base)
+
+
+def _both(one: str, other: str) -> str:
+    if one == "optional":
+        return one  # whatever lies inside may fail without harm
+    return f"{one} and {other}" if one else other

@@ -12,12 +12,13 @@ import json
 import logging
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version as distribution_version
 from pathlib import Path
+from typing import Any
 
 import griffe
 
@@ -75,7 +76,8 @@ class Release:
         self.version = source.version
         self._wheel = wheel
         self._cache = cache
-        self._nodes: dict[str, ast.Module] = {}
+        self._syntax: dict[str, ast.Module] = {}
+        self._nodes: dict[str, dict[tuple[str, int], ast.AST]] = {}
 
     @cached_property
     def tree(self) -> griffe.Module:
@@ -135,21 +137,24 @@ class Release:
 
     def node_of(self, obj: griffe.Object) -> ast.AST | None:
         """The syntax tree of a definition; None where griffe made it up (a synthesised constructor)."""
-        wanted = obj.lineno
-        if not wanted:
-            return None
-        for node in ast.walk(self.syntax(str(obj.filepath))):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == obj.name:
-                first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-                if wanted in {node.lineno, first}:
-                    return node
-        return None
+        return self._definitions(str(obj.filepath)).get((obj.name, obj.lineno or 0))
+
+    def _definitions(self, file: str) -> dict[tuple[str, int], ast.AST]:
+        """Definitions of a file by name and line; griffe counts from the first decorator, Python from `def`."""
+        if file not in self._nodes:
+            found: dict[tuple[str, int], ast.AST] = {}
+            for node in ast.walk(self.syntax(file)):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                    for line in {node.lineno, *(decorator.lineno for decorator in node.decorator_list)}:
+                        found.setdefault((node.name, line), node)
+            self._nodes[file] = found
+        return self._nodes[file]
 
     def syntax(self, file: str) -> ast.Module:
         """The syntax tree of a file, by its path relative to the wheel's root."""
-        if file not in self._nodes:
-            self._nodes[file] = ast.parse(self.text(file))
-        return self._nodes[file]
+        if file not in self._syntax:
+            self._syntax[file] = ast.parse(self.text(file))
+        return self._syntax[file]
 
     def text(self, file: str) -> str:
         """The text of a file."""
@@ -166,6 +171,20 @@ class Release:
             with zipfile.ZipFile(self._wheel) as archive:
                 names = archive.namelist()
         return sorted(name for name in names if name.startswith(f"{PACKAGE}/") and name.endswith(".py"))
+
+    def stored(self, name: str, make: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        """Facts about the release that `make` reads from its sources, kept beside the tree."""
+        tree = self._stored_tree()
+        path = tree.with_suffix(f".{name}.json") if tree else None
+        if path and path.is_file():
+            try:
+                return list(json.loads(path.read_text(encoding="utf-8")))
+            except ValueError:
+                path.unlink(missing_ok=True)
+        facts = make()
+        if path:
+            write_aside(path, json.dumps(facts).encode())
+        return facts
 
     def _stored_tree(self) -> Path | None:
         if self._cache is None:

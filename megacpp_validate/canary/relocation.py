@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import griffe
 
 from .binding import name_likeness
-from .release import Found, Opaque, Release
+from .release import Found, Release
 from .surface import Symbol
 
 _LIKELY = 0.6
@@ -44,11 +44,6 @@ def renamed_to(old: Release, new: Release, symbol: Symbol) -> str:
         if score > best_score:
             best, best_score = name, score
     return f"{symbol.module}.{best}" if best_score >= _LIKELY else ""
-
-
-def still_there(release: Release, symbol: Symbol) -> bool:
-    """Whether a release has the symbol, or may have it at run time."""
-    return isinstance(release.lookup(symbol.module, symbol.name), Found | Opaque)
 
 
 def _alike(one: griffe.Object, other: griffe.Object) -> float:

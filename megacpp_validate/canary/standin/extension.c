@@ -39,14 +39,11 @@ static ModuleDefinition definition = {
     .size = -1,
 };
 
-#ifdef WANTED_SYMBOL
-/* What an extension built against another library looks like to the loader. */
-extern void WANTED_SYMBOL(void);
-void (*wanted)(void) = WANTED_SYMBOL;
-#endif
+/* The core library defines it and is loaded first; TE's real extension leans on the core in the same way. */
+extern int nvte_stand_in_is_loaded(void);
 
 PyObject *PyInit_transformer_engine_torch(void) {
-    PyObject *module = PyModule_Create2(&definition, PYTHON_API_VERSION);
+    PyObject *module = nvte_stand_in_is_loaded() ? PyModule_Create2(&definition, PYTHON_API_VERSION) : NULL;
     if (module == NULL)
         return NULL;
     PyObject *names = PyModule_GetDict(module);

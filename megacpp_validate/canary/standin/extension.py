@@ -12,6 +12,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+LACKS: set[str] = set()  # names that this build does not have; the build fills it
+
 
 def get_cudnn_version() -> int:
     """The version of cuDNN as its own number: 9.20.0."""
@@ -44,7 +46,7 @@ def _stand_in(name: str) -> type:
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("__"):
+    if name.startswith("__") or name in LACKS:
         raise AttributeError(f"module 'transformer_engine_torch' has no attribute {name!r}")
     found = globals()[name] = _stand_in(name)
     return found

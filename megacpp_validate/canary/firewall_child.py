@@ -1,0 +1,79 @@
+"""Asks the bridge of one environment what it makes of the install there, and writes one JSON object.
+
+Started as a script by the firewall tier, never imported by it: this is the only file of the tier that runs beside
+Transformer Engine. Usage: firewall_child.py ANSWER-FILE DUMP-AFTER-SECONDS PACKAGE MODULE...
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def import_modules(names: list[str]) -> dict[str, str]:
+    """Module -> what importing it raised; empty for the ones that could be imported."""
+    faults = {}
+    for name in names:
+        try:
+            importlib.import_module(name)
+            faults[name] = ""
+        except BaseException as fault:
+            faults[name] = f"{type(fault).__name__}: {fault}"
+    return faults
+
+
+def ask_entries(imports: Any) -> tuple[dict[str, str], list[str]]:
+    """Accessor -> why it gives nothing, and what was wrong with how it says so."""
+    missing, problems = {}, []
+    for name, accessor in sorted(vars(imports).items()):
+        if not (callable(getattr(accessor, "why_missing", None)) and callable(getattr(accessor, "require", None))):
+            continue
+        if accessor() is not None:
+            continue
+        missing[name] = accessor.why_missing()
+        try:
+            accessor.require()
+            problems.append(f"{name}.require() gave a value where {name}() gave None")
+        except imports.VendorEntryMissing as refusal:
+            if str(refusal) != missing[name]:
+                problems.append(f"{name}.require() gives another reason than {name}.why_missing()")
+    return missing, problems
+
+
+def ask(package: str, names: list[str]) -> dict[str, Any]:
+    """Import every module, then ask for the verdict; what a question raises is an answer too."""
+    answer: dict[str, Any] = {"imported": import_modules([f"{package}.{name}" for name in names])}
+    answer["imported_early"] = "transformer_engine" in sys.modules
+    answer["native_paths"] = {
+        name: getattr(sys.modules.get(f"{package}.{name}"), "NATIVE_PATH", "") for name in names
+    }
+    try:
+        imports = importlib.import_module(f"{package}.imports")
+        answer["available"] = imports.is_te_available()
+        answer["reason"] = imports.why_te_is_unavailable()
+        answer["decided_twice"] = imports.is_te_available() != answer["available"]
+        answer["missing"], answer["problems"] = ask_entries(imports)
+    except BaseException as fault:
+        answer["raised"] = f"{type(fault).__name__}: {fault}"
+    # Python takes a package out again if importing it raised, so that it is here means that it did not.
+    answer["top_level"] = "transformer_engine" in sys.modules
+    return answer
+
+
+def main() -> None:
+    """Answer, and say where it hangs or dies if it does."""
+    target, dump_after, package, *names = sys.argv[1:]
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(float(dump_after), exit=False)
+    answer = ask(package, names)
+    aside = Path(f"{target}.part")
+    aside.write_text(json.dumps(answer), encoding="utf-8")
+    aside.rename(target)
+
+
+if __name__ == "__main__":
+    main()

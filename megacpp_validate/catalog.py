@@ -1,0 +1,189 @@
+"""The matrix as typed values: the one reader of `matrix/`.
+
+A file is refused as a whole, with every fault in it named at once: unknown keys, wrong types, ids that are given
+twice, and ids that point to nothing.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+PACKAGE_ROOT = Path(__file__).parent
+
+
+class MatrixInvalid(ValueError):
+    """One or more files of the matrix are wrong; `faults` names them all, one a line."""
+
+    def __init__(self, faults: Iterable[str]) -> None:
+        self.faults = tuple(faults)
+        lines = "\n".join(f"  {fault}" for fault in self.faults)
+        super().__init__(f"the matrix has {len(self.faults)} fault(s):\n{lines}\nNext step: mend each line named above.")
+
+
+class Row(BaseModel):
+    """A row of the matrix: frozen, and strict about its keys and types."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class BridgeModule(Row):
+    """One bridge module.
+
+    Attributes:
+        id: its name in receipts and reports.
+        files: its files, relative to the package.
+        depends_on: modules whose breakage explains its own.
+        title: what people call it.
+        native: the path it takes without Transformer Engine.
+    """
+
+    id: str = Field(min_length=1)
+    files: list[str] = Field(min_length=1)
+    depends_on: list[str]
+    title: str
+    native: str
+
+
+class Stack(Row):
+    """What is pinned together; `te` is the release of Transformer Engine."""
+
+    id: str = Field(min_length=1)
+    te: str = Field(pattern=r"^\d+(\.\d+)+(\.post\d+)?$")
+
+
+class Target(Row):
+    """A kind of machine and what holds on it."""
+
+    id: str = Field(min_length=1)
+    arch: str = Field(pattern=r"^(sm_\d+)?$")
+    machine: Literal["x86_64", "aarch64", ""]
+    recipes: list[Literal["delayed", "current", "block", "mxfp8", "nvfp4"]]
+    production_recipe: str = ""
+    attention: list[Literal["te", "fa3", "fa4", "sdpa"]]
+    deep_gemm: bool
+
+
+class _BridgeFile(Row):
+    module: list[BridgeModule]
+
+
+class _StackFile(Row):
+    pinned: str
+    stack: list[Stack]
+
+
+class _TargetFile(Row):
+    target: list[Target]
+
+
+class Catalog(Row):
+    """The whole matrix.
+
+    Attributes:
+        modules: bridge modules in dependency order.
+        pinned: the stack that is in production.
+    """
+
+    modules: tuple[BridgeModule, ...]
+    stacks: tuple[Stack, ...]
+    pinned: Stack
+    targets: tuple[Target, ...]
+
+
+File = TypeVar("File", bound=Row)
+
+
+def matrix_folder() -> Path:
+    """Where the matrix lies: beside the package in a checkout, inside it where it is installed."""
+    beside = PACKAGE_ROOT.parent / "matrix"
+    return beside if beside.is_dir() else PACKAGE_ROOT / "matrix"
+
+
+def read_catalog(folder: Path | None = None) -> Catalog:
+    """The matrix in `folder`.
+
+    Raises:
+        MatrixInvalid: with every fault of every file.
+    """
+    root = folder or matrix_folder()
+    faults: list[str] = []
+    bridge = _read(root / "bridge.toml", _BridgeFile, faults)
+    stacks = _read(root / "stacks.toml", _StackFile, faults)
+    targets = _read(root / "targets.toml", _TargetFile, faults)
+    pinned = None
+    if bridge:
+        faults += _module_faults(bridge.module)
+    if stacks:
+        faults += _twice("stacks.toml", "stack", (stack.id for stack in stacks.stack))
+        pinned = next((stack for stack in stacks.stack if stack.id == stacks.pinned), None)
+        if pinned is None:
+            faults.append(f"stacks.toml: pinned: there is no stack {stacks.pinned!r}")
+    if targets:
+        faults += _twice("targets.toml", "target", (target.id for target in targets.target))
+        faults += [
+            f"targets.toml: target {target.id}: production_recipe {target.production_recipe!r} is not one of its recipes"
+            for target in targets.target
+            if target.production_recipe and target.production_recipe not in target.recipes
+        ]
+    if faults or not (bridge and stacks and targets and pinned):
+        raise MatrixInvalid(faults)
+    return Catalog(
+        modules=tuple(bridge.module), stacks=tuple(stacks.stack), pinned=pinned, targets=tuple(targets.target)
+    )
+
+
+def _read(path: Path, model: type[File], faults: list[str]) -> File | None:
+    try:
+        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
+        faults.append(f"{path.name}: cannot be read: {fault}")
+        return None
+    try:
+        return model.model_validate(data)
+    except ValidationError as invalid:
+        for error in invalid.errors():
+            where = ".".join(str(part) for part in error["loc"])
+            named = _named(data, error["loc"])
+            faults.append(f"{path.name}: {where}{named}: {error['msg']} (found {error['input']!r:.60})")
+        return None
+
+
+def _named(data: Any, location: tuple[int | str, ...]) -> str:
+    """The id of the row that an error lies in, so that a person need not count rows."""
+    for part in location:
+        try:
+            data = data[part]
+        except (KeyError, IndexError, TypeError):
+            return ""
+        if isinstance(data, dict) and isinstance(data.get("id"), str):
+            return f" ({data['id']})"
+    return ""
+
+
+def _module_faults(modules: list[BridgeModule]) -> list[str]:
+    faults = _twice("bridge.toml", "module", (module.id for module in modules))
+    known: set[str] = set()
+    every = {module.id for module in modules}
+    for module in modules:
+        for other in module.depends_on:
+            if other not in every:
+                faults.append(f"bridge.toml: module {module.id}: depends_on names {other!r}, which there is not")
+            elif other not in known:
+                faults.append(f"bridge.toml: module {module.id}: stands before {other!r}, on which it depends")
+        faults += [
+            f"bridge.toml: module {module.id}: there is no file {file}"
+            for file in module.files
+            if not (PACKAGE_ROOT / file).is_file()
+        ]
+        known.add(module.id)
+    return faults
+
+
+def _twice(file: str, kind: str, ids: Iterable[str]) -> list[str]:
+    return [f"{file}: {kind} {name!r} is there {count} times" for name, count in Counter(ids).items() if count > 1]

@@ -1,0 +1,1 @@
+"""Report: words and pictures for what a tier observed. Reads typed evidence; decides nothing."""

@@ -1,0 +1,111 @@
+"""Annotations for a continuous integration that reads workflow commands.
+
+Escaping follows https://docs.github.com/actions/reference/workflow-commands-for-github-actions
+and `command.ts` of actions/toolkit: in a message %, CR and LF; in a property `:` and `,` too.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import assert_never
+
+from megacpp_validate.evidence.findings import Finding, Impact, ModuleVerdict, SourceLine, StaticResult, Sweep
+from megacpp_validate.evidence.firewall import FirewallOutcome, FirewallResult
+
+from .markdown import render_step_summary
+from .summaries import first_sentence, summarize_static
+from .words import consequence, headline, headline_of_fault, next_step
+
+__all__ = [
+    "render_firewall_annotations",
+    "render_static_annotations",
+    "render_step_summary",
+    "render_sweep_annotations",
+]
+
+
+def render_static_annotations(result: StaticResult) -> str:
+    """One command a finding, at the first place where the bridge consumes it; the answer as a notice."""
+    step = f"TE {result.old.version} -> {result.new.version}"
+    lines = [_annotate(finding, result, step) for finding in result.findings]
+    for finding in result.unchanged_faults:
+        message = (
+            f"{headline_of_fault(finding)}. Failing in {result.old.version} already: not this step's doing."
+        )
+        title = f"{finding.module} already fails ({step})"
+        lines.append(_command("warning", message, title, _first(finding)))
+    lines += [
+        _command("error", f"filed under {row.under}: not a culprit", f"{row.module} breaks too ({step})")
+        for row in result.modules
+        if row.verdict is ModuleVerdict.CASCADE
+    ]
+    lines.append(_command("notice", summarize_static(result), step))
+    return "\n".join(lines) + "\n"
+
+
+def render_sweep_annotations(sweep: Sweep) -> str:
+    """The annotations of every step, and a warning for each release that could not be read."""
+    steps = "".join(render_static_annotations(step) for step in sweep.steps)
+    unread = (_command("warning", why, f"TE {release} not read") for release, why in sweep.unreadable.items())
+    return steps + "".join(f"{line}\n" for line in unread)
+
+
+def render_firewall_annotations(result: FirewallResult) -> str:
+    """One command a case: an error where the firewall fails, a warning where it was not tried."""
+    lines = []
+    for case in result.cases:
+        problems = "; ".join(case.problems)
+        match case.outcome:
+            case FirewallOutcome.FAIL:
+                message = (
+                    f"{problems or 'not as expected'}. Damage: {case.damage}. Reason given: {case.reason}"
+                )
+                lines.append(_command("error", message, f"import firewall: {case.case}"))
+            case FirewallOutcome.NOT_RUN:
+                message = f"not run: {problems or case.reason or 'no reason given'}"
+                lines.append(_command("warning", message, f"import firewall: {case.case}"))
+            case FirewallOutcome.PASS:
+                message = f"holds: {first_sentence(case.reason) or case.damage}"
+                lines.append(_command("debug", f"import firewall: {case.case} {message}"))
+            case _:
+                assert_never(case.outcome)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _annotate(finding: Finding, result: StaticResult, step: str) -> str:
+    message = f"{headline(finding)}. {consequence(finding)} Next: {next_step(finding, result.old.version)}"
+    site = _first(finding)
+    match finding.impact:
+        case Impact.BREAKING:
+            return _command("error", message, f"{finding.module} breaks ({step})", site)
+        case Impact.RISK:
+            level = "notice" if finding.follows else "warning"
+            return _command(level, message, f"{finding.module} at risk ({step})", site)
+        case Impact.HARMLESS:
+            # A run shows ten annotations of a sort; these would only push others out. The log has them.
+            return _command("debug", f"{finding.module}: {message}")
+        case _:
+            assert_never(finding.impact)
+
+
+def _first(finding: Finding) -> SourceLine | None:
+    return finding.call_sites[0] if finding.call_sites else None
+
+
+def _command(level: str, message: str, title: str = "", site: SourceLine | None = None) -> str:
+    properties = {}
+    if site is not None:
+        properties = {"file": site.file, "line": str(max(site.line, 1))}
+    if title:
+        properties["title"] = title
+    listed = ",".join(f"{name}={_escape_property(value)}" for name, value in properties.items())
+    return f"::{level}{' ' + listed if listed else ''}::{_escape_message(message)}"
+
+
+def _escape_message(text: str) -> str:
+    text = re.sub(r"[\x00-\x09\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029]", " ", text)
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _escape_property(text: str) -> str:
+    return _escape_message(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,0 +1,58 @@
+"""JSON: the model as it is, with the sentences added to each finding for those who only read the file."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from megacpp_validate.evidence.findings import StaticResult, Sweep
+from megacpp_validate.evidence.firewall import FirewallResult
+
+from .words import consequence, headline, headline_of_fault, next_step, next_step_of_fault
+
+_WORDS: Final = ("headline", "consequence", "next_step")
+_MODELS: Final[dict[str, type[StaticResult] | type[Sweep] | type[FirewallResult]]] = {
+    "megacpp-validate/static/1": StaticResult,
+    "megacpp-validate/sweep/1": Sweep,
+    "megacpp-validate/firewall/1": FirewallResult,
+}
+
+
+def to_json(result: StaticResult | Sweep | FirewallResult) -> str:
+    """The result as JSON: two spaces, keys sorted; the same text for the same result."""
+    data = result.model_dump(mode="json")
+    if isinstance(result, StaticResult):
+        _add_words(data, result)
+    elif isinstance(result, Sweep):
+        for step, values in zip(result.steps, data["steps"], strict=True):
+            _add_words(values, step)
+    return json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def read_json(text: str) -> StaticResult | Sweep | FirewallResult:
+    """What `to_json` wrote, its sentences left out; raises `ValueError` on anything else."""
+    data = json.loads(text)
+    schema = data.get("schema_id") if isinstance(data, dict) else None
+    if schema not in _MODELS:
+        raise ValueError(
+            f"not a report of this tool: schema_id is {schema!r}, known are {', '.join(_MODELS)}"
+        )
+    for values in [data, *data.get("steps", [])]:
+        _drop_words(values)
+    return _MODELS[schema].model_validate(data)
+
+
+def _add_words(data: dict[str, Any], result: StaticResult) -> None:
+    old = result.old.version
+    for values, finding in zip(data["findings"], result.findings, strict=True):
+        said = headline(finding), consequence(finding), next_step(finding, old)
+        values.update(zip(_WORDS, said, strict=True))
+    for values, finding in zip(data["unchanged_faults"], result.unchanged_faults, strict=True):
+        said = headline_of_fault(finding), consequence(finding), next_step_of_fault(finding, old)
+        values.update(zip(_WORDS, said, strict=True))
+
+
+def _drop_words(data: dict[str, Any]) -> None:
+    for values in [*data.get("findings", []), *data.get("unchanged_faults", [])]:
+        for word in _WORDS:
+            values.pop(word, None)

@@ -1,0 +1,141 @@
+"""What a reader finds in each format: the text of a page, of a log, of a file."""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from xml.etree import ElementTree as ET
+
+from rich.console import Console
+
+from megacpp_validate.evidence.findings import StaticResult, Sweep
+from megacpp_validate.evidence.firewall import FirewallResult
+from megacpp_validate.report import github, junit, machine, terminal
+from megacpp_validate.report import html as pages
+
+Result = StaticResult | Sweep | FirewallResult
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, and the text outside of style and script."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.pieces: list[str] = []
+        self.feed(source)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in {"meta", "wbr", "br", "input"}:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, f"</{tag}> closes another element"
+
+    def handle_data(self, data: str) -> None:
+        if not {"style", "script"} & set(self.open):
+            self.pieces.append(data)
+
+    @property
+    def text(self) -> str:
+        return flat("".join(self.pieces))
+
+
+def flat(text: str) -> str:
+    """Text without what formats add or take: line ends, runs of spaces, backticks."""
+    return " ".join(text.replace("`", "").split())
+
+
+def print_terminal(result: Result, *, width: int = 10_000, verbose: bool = True, colour: bool = False) -> str:
+    stream = io.StringIO()
+    console = Console(
+        file=stream,
+        width=width,
+        force_terminal=colour,
+        color_system="truecolor" if colour else None,
+        _environ={},
+    )
+    match result:
+        case StaticResult():
+            terminal.render_static(result, verbose=verbose, console=console)
+        case Sweep():
+            terminal.render_sweep(result, verbose=verbose, console=console)
+        case FirewallResult():
+            terminal.render_firewall(result, verbose=verbose, console=console)
+    return stream.getvalue()
+
+
+def write_html(result: Result) -> str:
+    match result:
+        case StaticResult():
+            return pages.render_static_html(result)
+        case Sweep():
+            return pages.render_sweep_html(result)
+        case FirewallResult():
+            return pages.render_firewall_html(result)
+
+
+def write_junit(result: Result) -> str:
+    match result:
+        case StaticResult():
+            return junit.render_static_junit(result)
+        case Sweep():
+            return junit.render_sweep_junit(result)
+        case FirewallResult():
+            return junit.render_firewall_junit(result)
+
+
+def write_annotations(result: Result) -> str:
+    match result:
+        case StaticResult():
+            return github.render_static_annotations(result)
+        case Sweep():
+            return github.render_sweep_annotations(result)
+        case FirewallResult():
+            return github.render_firewall_annotations(result)
+
+
+def read_junit(result: Result) -> str:
+    pieces = []
+    for element in ET.fromstring(write_junit(result).encode()).iter():
+        pieces += [*element.attrib.values(), element.text or ""]
+    return flat(" ".join(pieces))
+
+
+def read_annotations(result: Result) -> str:
+    text = write_annotations(result)
+    for code, character in (("%0A", "\n"), ("%0D", "\r"), ("%3A", ":"), ("%2C", ","), ("%25", "%")):
+        text = text.replace(code, character)
+    return flat(text)
+
+
+def read_summary(result: Result) -> str:
+    return flat(html.unescape(re.sub(r"</?code>|\*\*", "", github.render_step_summary(result))))
+
+
+def read_json(result: Result) -> str:
+    def walk(value: object) -> list[str]:
+        if isinstance(value, dict):
+            return [piece for key, inner in value.items() for piece in (key, *walk(inner))]
+        if isinstance(value, list):
+            return [piece for inner in value for piece in walk(inner)]
+        return [str(value)]
+
+    return flat(" ".join(walk(json.loads(machine.to_json(result)))))
+
+
+READERS: dict[str, Callable[[Result], str]] = {
+    "terminal": lambda result: flat(print_terminal(result)),
+    "html": lambda result: Page(write_html(result)).text,
+    "junit": read_junit,
+    "annotations": read_annotations,
+    "summary": read_summary,
+    "json": read_json,
+}
