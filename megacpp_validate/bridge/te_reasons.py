@@ -1,8 +1,8 @@
 """Why Transformer Engine could not be imported, in words that a person can act on.
 
-The exception alone rarely says it: TE's own messages name the symptom, and the cause lies in which of its three
-parts (Python sources, core library, torch extension) are installed, from which release, and where. So the
-reason joins what was raised with what lies on the path.
+The exception alone rarely says it: TE's own messages name the symptom, and the cause lies in which of its
+three parts (Python sources, core library, torch extension) are installed, from which release, and where. So
+the reason joins what was raised with what lies on the path.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from .te_install import EXTENSION, SOURCES, Install, look_for_te
+
 INSTALL: Final = 'pip install --no-build-isolation "transformer-engine[pytorch]==VERSION"'
 REINSTALL: Final = f"reinstall: uninstall all parts, then {INSTALL}"
-SOURCES: Final = "transformer-engine"
-CORES: Final = ("transformer-engine-cu12", "transformer-engine-cu13")
-EXTENSION: Final = "transformer-engine-torch"
 
 # Which library a missing symbol or file belongs to, and the package that brings it. First match wins.
 _OWNERS: Final = (
@@ -47,83 +46,19 @@ class Cause(NamedTuple):
     next_step: str
 
 
-class Install(NamedTuple):
-    """What of Transformer Engine lies on `sys.path`.
-
-    versions: distribution name -> version, as the first match on the path says.
-    copies: every folder on the path that holds a `transformer_engine` package, in the order of the path.
-    has_core, has_extension: whether the compiled halves were found beside a copy.
-    unreadable: distributions whose metadata is there and cannot be read.
-    """
-
-    versions: dict[str, str]
-    copies: tuple[str, ...]
-    has_core: bool
-    has_extension: bool
-    unreadable: tuple[str, ...] = ()
-
-    @property
-    def core(self) -> str | None:
-        """Name of the installed core library's distribution."""
-        return next((name for name in CORES if name in self.versions), None)
-
-    def say(self) -> str:
-        """The install in one line."""
-        parts = [f"{name} {version}" for name, version in self.versions.items()] or ["no distribution"]
-        parts += [f"{name} (its metadata cannot be read)" for name in self.unreadable]
-        where = ", ".join(self.copies) or "no folder of sys.path"
-        return f"{', '.join(parts)}; sources in {where}"
-
-
-def look_for_te() -> Install:
-    """What of Transformer Engine lies on the path of this process. Imports nothing, never raises."""
-    versions: dict[str, str] = {}
-    unreadable: list[str] = []
-    for name in (SOURCES, *CORES, EXTENSION):
-        try:
-            version = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-        except Exception:  # bytes that are no text, no permission, whatever a damaged disk leaves
-            unreadable.append(name)
-            continue
-        if isinstance(version, str):  # None where METADATA is gone, whatever the annotation says
-            versions[name] = version
-        else:
-            unreadable.append(name)
-    copies: list[str] = []
-    libraries: set[str] = set()
-    for entry in dict.fromkeys(sys.path):
-        package = Path(entry or ".") / "transformer_engine"
-        try:
-            if not package.is_dir():
-                continue
-            copies.append(str(package))
-            for folder in (package.parent, package, package / "wheel_lib"):
-                libraries.update(file.name for file in folder.glob("*transformer_engine*.so*"))
-        except OSError:
-            continue
-    return Install(
-        versions,
-        tuple(copies),
-        any(name.startswith("libtransformer_engine") for name in libraries),
-        any(name.startswith("transformer_engine_torch") for name in libraries),
-        tuple(unreadable),
-    )
-
-
 def explain_te_import(fault: BaseException) -> str:
     """What happened, the likely cause and the next step, for what importing Transformer Engine raised."""
     install = look_for_te()
     causes = (rule(fault, install) for rule in _RULES)
     cause = next((found for found in causes if found), None) or Cause(
-        "an install that this project has not seen yet", f"read the exception above, compare with a clean install: {INSTALL}"
+        "an install that this project has not seen yet",
+        f"read the exception above, compare with a clean install: {INSTALL}",
     )
     text = " ".join(str(fault).split()) or "no text"
-    release = install.versions.get(SOURCES, "VERSION").partition("+")[0]
+    next_step = cause.next_step.replace("VERSION", install.versions.get(SOURCES, "VERSION").partition("+")[0])
     return (
-        f"Transformer Engine cannot be used: {type(fault).__name__}: {text}{_innermost(fault)}. Likely cause: "
-        f"{cause.likely}. Next step: {cause.next_step.replace('VERSION', release)}. Found: {install.say()}."
+        f"Transformer Engine cannot be used: {type(fault).__name__}: {text}{_innermost(fault)}. Likely "
+        f"cause: {cause.likely}. Next step: {next_step}. Found: {install.say()}."
     )
 
 
@@ -141,7 +76,7 @@ def _not_installed(fault: BaseException, install: Install) -> Cause | None:
     return None
 
 
-def _exits(fault: BaseException, install: Install) -> Cause | None:
+def _exits(fault: BaseException, _: Install) -> Cause | None:
     if not isinstance(fault, SystemExit):
         return None
     return Cause(
@@ -165,24 +100,34 @@ def _leftovers(fault: BaseException, install: Install) -> Cause | None:
     )
 
 
-def _damaged_source(fault: BaseException, install: Install) -> Cause | None:
+def _damaged_source(fault: BaseException, _: Install) -> Cause | None:
     if isinstance(fault, SyntaxError):
         file, line = fault.filename or "a source file", fault.lineno or 0
-        return Cause(f"{file} is damaged (line {line}): cut short, edited, or written for a newer Python", REINSTALL)
+        return Cause(
+            f"{file} is damaged (line {line}): cut short, edited, or written for a newer Python", REINSTALL
+        )
     if isinstance(fault, (EOFError, ValueError)) and re.search(r"marshal|null bytes", str(fault)):
-        return Cause("a source or compiled Python file is damaged", f"remove its __pycache__ folders, or {REINSTALL}")
+        return Cause(
+            "a source or compiled Python file is damaged", f"remove its __pycache__ folders, or {REINSTALL}"
+        )
     return None
 
 
-def _damaged_library(fault: BaseException, install: Install) -> Cause | None:
-    match = re.search(r"(\S+?\.so[\w.]*): (file too short|invalid ELF header|cannot read file data)", str(fault))
+def _damaged_library(fault: BaseException, _: Install) -> Cause | None:
+    match = re.search(
+        r"(\S+?\.so[\w.]*): (file too short|invalid ELF header|cannot read file data)", str(fault)
+    )
     if not match:
         return None
     return Cause(f"{match[1]} is damaged ({match[2]}), as a full disk or a broken copy leaves it", REINSTALL)
 
 
-def _flash_attention_4(fault: BaseException, install: Install) -> Cause | None:
-    if not isinstance(fault, ImportError) or (fault.name or "").partition(".")[0] not in {"cutlass", "quack", "tvm_ffi"}:
+def _flash_attention_4(fault: BaseException, _: Install) -> Cause | None:
+    if not isinstance(fault, ImportError) or (fault.name or "").partition(".")[0] not in {
+        "cutlass",
+        "quack",
+        "tvm_ffi",
+    }:
         return None
     return Cause(
         f"flash-attn-4 is installed without the CuTe DSL (`{fault.name}` is missing), and this release of "
@@ -191,19 +136,31 @@ def _flash_attention_4(fault: BaseException, install: Install) -> Cause | None:
     )
 
 
-def _missing_module(fault: BaseException, install: Install) -> Cause | None:
-    if not isinstance(fault, ModuleNotFoundError) or not fault.name or fault.name.startswith("transformer_engine"):
+def _missing_module(fault: BaseException, _: Install) -> Cause | None:
+    if (
+        not isinstance(fault, ModuleNotFoundError)
+        or not fault.name
+        or fault.name.startswith("transformer_engine")
+    ):
         return None
     missing = fault.name.partition(".")[0]
     if missing in sys.modules and missing != fault.name:
-        return Cause(f"this `{missing}` has no module {fault.name}", f"use the {missing} that this release was made for")
-    return Cause(f"Transformer Engine needs the Python package `{missing}`, which is not here", f"pip install {missing}")
+        return Cause(
+            f"this `{missing}` has no module {fault.name}",
+            f"use the {missing} that this release was made for",
+        )
+    return Cause(
+        f"Transformer Engine needs the Python package `{missing}`, which is not here",
+        f"pip install {missing}",
+    )
 
 
-def _unreadable_metadata(fault: BaseException, install: Install) -> Cause | None:
+def _unreadable_metadata(_: BaseException, install: Install) -> Cause | None:
     if not install.unreadable:
         return None
-    return Cause(f"the metadata of {', '.join(install.unreadable)} cannot be read: damaged, or deleted", REINSTALL)
+    return Cause(
+        f"the metadata of {', '.join(install.unreadable)} cannot be read: damaged, or deleted", REINSTALL
+    )
 
 
 def _no_record(fault: BaseException, install: Install) -> Cause | None:
@@ -212,45 +169,48 @@ def _no_record(fault: BaseException, install: Install) -> Cause | None:
     if metadata.distribution(SOURCES).files is not None:
         return None
     return Cause(
-        f"the metadata of {SOURCES} has no list of files (RECORD), which this release reads while it is imported: "
-        "not installed by pip, or damaged",
+        f"the metadata of {SOURCES} has no list of files (RECORD), which this release reads while it is "
+        "imported: not installed by pip, or damaged",
         REINSTALL,
     )
 
 
-def _two_copies(fault: BaseException, install: Install) -> Cause | None:
+def _two_copies(_: BaseException, install: Install) -> Cause | None:
     if len(install.copies) < 2:
         return None
-    first, *hidden = install.copies
+    first, *others = install.copies
+    hidden = ", ".join(others)
     return Cause(
-        f"a second copy of Transformer Engine: {first} comes first on the path and hides {', '.join(hidden)}; "
-        "sources of one are loaded with libraries or metadata of the other",
-        "remove one of them (python -c 'import sys; print(sys.path)' shows the order), or run from another folder",
+        f"a second copy of Transformer Engine: {first} comes first on the path and hides {hidden}; sources "
+        "of one are loaded with libraries or metadata of the other",
+        "remove one of them, or run from another folder (python -c 'import sys; print(sys.path)' tells)",
     )
 
 
-def _two_builds(fault: BaseException, install: Install) -> Cause | None:
+def _two_builds(fault: BaseException, _: Install) -> Cause | None:
     match = re.search(r"Multiple files found: \[(.+)\]", str(fault))
     if not match:
         return None
     files = ", ".join(re.findall(r"'([^']+)'", match[1])) or match[1]
-    return Cause(f"the libraries of two builds lie beside each other: {files}", "remove the one of the older build")
+    return Cause(
+        f"the libraries of two builds lie beside each other: {files}", "remove the one of the older build"
+    )
 
 
-def _undefined_symbol(fault: BaseException, install: Install) -> Cause | None:
+def _undefined_symbol(fault: BaseException, _: Install) -> Cause | None:
     match = re.search(r"(\S+): undefined symbol: (\w+)", str(fault))
     if not match:
         return None
     library, package = _owner(match[2])
     return Cause(
-        f"{Path(match[1]).name} was built against another build of {library}: it wants the symbol {match[2]}, which "
-        "the one that is loaded does not have",
-        f"install the {package} that this release was built for (or rebuild the extension against yours), or go back "
-        "to the release that worked",
+        f"{Path(match[1]).name} was built against another build of {library}: it wants the symbol "
+        f"{match[2]}, which the one that is loaded does not have",
+        f"install the {package} that this release was built for (or rebuild the extension against yours), or "
+        "go back to the release that worked",
     )
 
 
-def _old_system(fault: BaseException, install: Install) -> Cause | None:
+def _old_system(fault: BaseException, _: Install) -> Cause | None:
     match = re.search(r"version [`'](GLIBC|GLIBCXX|CXXABI)_([\d.]+)' not found", str(fault))
     if not match:
         return None
@@ -260,25 +220,29 @@ def _old_system(fault: BaseException, install: Install) -> Cause | None:
     )
 
 
-def _missing_library(fault: BaseException, install: Install) -> Cause | None:
+def _missing_library(fault: BaseException, _: Install) -> Cause | None:
     text = str(fault)
     match = (
         re.search(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object", text)
         or re.search(r"^(\w+) shared object not found", text)
-        or (re.search(r"grep '?(lib[\w.]+)", text) if isinstance(fault, subprocess.CalledProcessError) else None)
+        or (
+            re.search(r"grep '?(lib[\w.]+)", text)
+            if isinstance(fault, subprocess.CalledProcessError)
+            else None
+        )
     )
     if not match:
         return None
     library, package = _owner(match[1])
-    bring = (
-        "run on a GPU host, in a container with its driver (docker run --gpus all)"
-        if package == "the NVIDIA driver"
-        else f"pip install {package} of the CUDA major version of this install, or put its folder on LD_LIBRARY_PATH"
+    bring = f"pip install {package} for the CUDA of this install, or put its folder on LD_LIBRARY_PATH"
+    if package == "the NVIDIA driver":
+        bring = "run on a GPU host, in a container with its driver (docker run --gpus all)"
+    return Cause(
+        f"the shared library {match[1]} ({library}) is not installed or not on the loader's path", bring
     )
-    return Cause(f"the shared library {match[1]} ({library}) is not installed or not on the loader's path", bring)
 
 
-def _parts(fault: BaseException, install: Install) -> Cause | None:
+def _parts(_: BaseException, install: Install) -> Cause | None:
     """Which of the three parts is missing or of another release."""
     has_core = install.has_core or install.core is not None
     has_extension = install.has_extension or EXTENSION in install.versions
@@ -289,24 +253,40 @@ def _parts(fault: BaseException, install: Install) -> Cause | None:
             f"uninstall all of them, then {INSTALL}",
         )
     if not has_core and not has_extension:
-        return Cause("only the Python half is installed (the metapackage): no core library, no torch extension", INSTALL)
+        return Cause(
+            "only the Python half is installed (the metapackage): no core library, no torch extension",
+            INSTALL,
+        )
     if not has_extension:
-        return Cause("the core library is here, the torch extension (transformer_engine_torch) is not", INSTALL)
+        return Cause(
+            "the core library is here, the torch extension (transformer_engine_torch) is not", INSTALL
+        )
     if not has_core:
-        return Cause("the torch extension is here, the core library (transformer_engine_cu12 or _cu13) is not", INSTALL)
-    gone = [name for name, here in ((install.core, install.has_core), (EXTENSION, install.has_extension)) if not here]
+        return Cause(
+            "the torch extension is here, the core library (transformer_engine_cu12 or _cu13) is not", INSTALL
+        )
+    gone = [
+        name
+        for name, here in ((install.core, install.has_core), (EXTENSION, install.has_extension))
+        if not here
+    ]
     if gone:
-        return Cause(f"{' and '.join(map(str, gone))} is installed, and its library file is not there", REINSTALL)
+        return Cause(
+            f"{' and '.join(map(str, gone))} is installed, and its library file is not there", REINSTALL
+        )
     return None
 
 
-def _two_runtimes(fault: BaseException, install: Install) -> Cause | None:
+def _two_runtimes(fault: BaseException, _: Install) -> Cause | None:
     if "Multiple lib" not in str(fault):
         return None
-    return Cause("two CUDA runtimes are visible to this process", "keep one of them on LD_LIBRARY_PATH and in site-packages")
+    return Cause(
+        "two CUDA runtimes are visible to this process",
+        "keep one of them on LD_LIBRARY_PATH and in site-packages",
+    )
 
 
-def _too_old(fault: BaseException, install: Install) -> Cause | None:
+def _too_old(fault: BaseException, _: Install) -> Cause | None:
     match = re.search(
         r"[Mm]inimum (?P<a>\S+) version (?P<b>[\d.]*\d) required|requires (?P<c>\w+) (?P<d>[\d.]*\d) or later"
         r"|(?P<e>\w+) (?:version )?>=? ?(?P<f>[\d.]*\d)",
@@ -315,14 +295,19 @@ def _too_old(fault: BaseException, install: Install) -> Cause | None:
     if not match:
         return None
     what, version = (match["a"] or match["c"] or match["e"]), (match["b"] or match["d"] or match["f"])
-    return Cause(f"{what} is older than {version}, the least this release takes", f"upgrade {what} to {version} or later")
+    return Cause(
+        f"{what} is older than {version}, the least this release takes",
+        f"upgrade {what} to {version} or later",
+    )
 
 
-def _missing_name(fault: BaseException, install: Install) -> Cause | None:
-    """A name that is not where the sources look for it: in torch, in the extension, or in the sources themselves."""
+def _missing_name(fault: BaseException, _: Install) -> Cause | None:
+    """A name that is not where the sources look for it: in torch, the extension or the sources."""
     if isinstance(fault, AttributeError) and fault.name and fault.obj is not None:
         owner, name = getattr(fault.obj, "__name__", type(fault.obj).__name__), fault.name
-    elif found := re.search(r"cannot import name '(\w+)' from (?:partially initialized module )?'([\w.]+)'", str(fault)):
+    elif found := re.search(
+        r"cannot import name '(\w+)' from (?:partially initialized module )?'([\w.]+)'", str(fault)
+    ):
         owner, name = found[2], found[1]
     else:
         return None
@@ -347,7 +332,7 @@ def _owner(name: str) -> tuple[str, str]:
     return next(found, ("another library", f"package that brings {name}"))
 
 
-# The first rule with an answer has it: what the exception itself says comes before what merely lies on the path.
+# The first rule with an answer has it: what the exception itself says comes before what lies on the path.
 _RULES: Final[tuple[Callable[[BaseException, Install], Cause | None], ...]] = (
     _not_installed,
     _exits,

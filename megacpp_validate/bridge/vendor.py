@@ -2,9 +2,10 @@
 
 Three rules keep a bridge alive across upgrades of the library behind it, and this module is their one home:
 
-1. One re-export component names the library's symbols; everything else takes them from there (`Vendor.entry`).
-2. What cannot be used is None with a reason, never an exception at import; so each wrapper has a native path.
-3. Environment variables turn the library off: `<SWITCH>` altogether, `<SWITCH>_<PRESET>` for one preset.
+1. One re-export component names the library's symbols; everything else takes them from there
+(`Vendor.entry`). 2. What cannot be used is None with a reason, never an exception at import; so each wrapper
+has a native path. 3. Environment variables turn the library off: `<SWITCH>` altogether, `<SWITCH>_<PRESET>`
+for one preset.
 
 The verdict is reached once per process, at the first question, and kept with its reason.
 """
@@ -21,6 +22,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar, overload
 
 T = TypeVar("T")
@@ -148,8 +150,8 @@ class Vendor:
     def entry(self, load: Callable[[], Any] | None = None, *, required: bool = False) -> Any:
         """Make an accessor of a function that imports one entry point and returns it.
 
-        A library without one of its `required` entry points counts as unavailable; without any other, only that
-        accessor gives None.
+        A library without one of its `required` entry points counts as unavailable; without any other, only
+        that accessor gives None.
         """
 
         def make(function: Callable[[], Any]) -> Entry[Any]:
@@ -195,8 +197,8 @@ class Vendor:
     def _try(self) -> Verdict:
         if off := _read_switch(self.switch):
             return Verdict(False, off)
-        if fault := self._try_in_a_process():
-            return Verdict(False, fault)
+        if died := self._try_in_a_process():
+            return Verdict(False, died)
         try:
             importlib.import_module(self.module)
         except KeyboardInterrupt:
@@ -209,8 +211,8 @@ class Vendor:
             except KeyboardInterrupt:
                 raise
             except BaseException as fault:
-                # The import of an emptied folder succeeds, as a namespace package: then this is the first sign.
-                lost = f"{self.module} can be imported, but not its entry point `{entry.name}`, which everything needs"
+                # An emptied folder can be imported, as a namespace package: then this is the first sign.
+                lost = f"{self.module} can be imported, its required entry point `{entry.name}` cannot"
                 return Verdict(False, f"{lost}. {_explain_safely(self._explain, fault)}")
         return Verdict(True, "")
 
@@ -222,40 +224,41 @@ class Vendor:
         )
 
     def _try_in_a_process(self) -> str:
-        """What a trial import in a process of its own did wrong; empty where it went well or none is asked for."""
+        """What a trial import in another process did wrong; empty where it went well or none is asked for."""
         seconds = _read_seconds(self.trial)
         if not seconds:
             return ""
         # The same path as here and nothing before it: "-P" keeps the working folder out, "" stands for it.
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
         environment = {**os.environ, "PYTHONPATH": path, self.trial: ""}
         command = [sys.executable, "-P", "-c", _TRIAL, str(seconds * 0.8), self.module]
         try:
             code, words = _run_apart(command, environment, seconds)
         except OSError as fault:
             return (
-                f"the trial import of {self.name} could not be started: {fault}. Likely cause: this process may not "
-                f"start others, or sys.executable ({sys.executable!r}) is no interpreter. Next step: unset "
-                f"{self.trial}, or set {self.switch}=1."
+                f"the trial import of {self.name} could not be started: {fault}. Likely cause: this process "
+                f"may not start others, or sys.executable ({sys.executable!r}) is no interpreter. Next step: "
+                f"unset {self.trial}, or set {self.switch}=1."
             )
         if code == _ANSWERED:
             return ""  # whatever it raised is told better by the import in this process
         where = _innermost_frame(words, self.module.partition(".")[0])
         if code is None:
             return (
-                f"importing {self.module} did not end within {seconds:g} s: it hangs{where}. Likely cause: it waits "
-                f"for a device, a lock or a network that is not there. Next step: look at that line, or set "
-                f"{self.switch}=1; where it is merely slow, raise {self.trial}."
+                f"importing {self.module} did not end within {seconds:g} s: it hangs{where}. Likely cause: "
+                f"it waits for a device, a lock or a network that is not there. Next step: look at that "
+                f"line, or set {self.switch}=1; where it is merely slow, raise {self.trial}."
             )
         how = f"signal {-code}" if code < 0 else f"exit status {code}"
         return (
-            f"importing {self.module} ends the interpreter ({how}){where}. Likely cause: a library built for another "
-            f"torch, CUDA or processor. Next step: reinstall {self.name} for this stack, or set {self.switch}=1."
+            f"importing {self.module} ends the interpreter ({how}){where}. Likely cause: a library built for "
+            f"another torch, CUDA or processor. Next step: reinstall {self.name} for this stack, or "
+            f"set {self.switch}=1."
         )
 
 
 def _run_apart(command: list[str], environment: dict[str, str], limit_s: float) -> tuple[int | None, str]:
-    """Exit status, None after `limit_s` seconds, and the words of a process; its whole group is gone afterwards.
+    """Exit status (None after `limit_s` seconds) and words of a process; its group is gone afterwards.
 
     Its words go to a file: whatever an import started could hold a pipe open after its parent was killed.
     """

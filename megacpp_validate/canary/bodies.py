@@ -162,32 +162,49 @@ def _guards_in(body: list[ast.stmt], tests: tuple[Test, ...]) -> Iterator[Guard]
 
 
 def default_meanings(node: ast.AST | None) -> dict[str, str]:
-    """What a body puts in the place of a parameter that was not given: parameter -> expression as text."""
+    """What a body puts in the place of a parameter that was not given: parameter -> expressions as text."""
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return {}
-    meanings: dict[str, str] = {}
+    meanings: dict[str, list[str]] = {}
     for found in ast.walk(node):
-        match found:
-            case ast.If(
-                test=ast.Compare(left=ast.Name(id=name), ops=[ast.Is()], comparators=[ast.Constant(value=None)]),
-                body=[ast.Assign(targets=[target], value=value)],
-            ) if ast.unparse(target).removeprefix("self.") == name:
-                meanings[name] = ast.unparse(value)
-            case ast.IfExp(
-                test=ast.Compare(left=ast.Name(id=name), ops=[ast.Is()], comparators=[ast.Constant(value=None)]),
-                body=value,
-                orelse=ast.Name(id=other),
-            ) if other == name:
-                meanings[name] = ast.unparse(value)
-            case ast.IfExp(
-                test=ast.Compare(left=ast.Name(id=name), ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]),
-                body=ast.Name(id=other),
-                orelse=value,
-            ) if other == name:
-                meanings[name] = ast.unparse(value)
-            case ast.BoolOp(op=ast.Or(), values=[ast.Name(id=name), value]) if not isinstance(value, ast.Name | ast.Compare):
-                meanings.setdefault(name, ast.unparse(value))
-    return meanings
+        name, value = _replacement(found)
+        if name and value is not None:
+            meanings.setdefault(name, []).append(ast.unparse(value))
+    return {name: "; ".join(dict.fromkeys(texts)) for name, texts in meanings.items()}
+
+
+def _replacement(node: ast.AST) -> tuple[str, ast.expr | None]:
+    """The name that a piece of code replaces where it is None or empty, and what by."""
+    match node:
+        case ast.If(test=test, body=[ast.Assign(targets=[target], value=value)]) if (
+            name := _name_if_none(test)
+        ) and ast.unparse(target).removeprefix("self.") == name:
+            return name, value
+        case ast.IfExp(test=test, body=value, orelse=ast.Name(id=other)) if _name_if_none(test) == other:
+            return other, value
+        case ast.IfExp(test=test, body=ast.Name(id=other), orelse=value) if _name_if_given(test) == other:
+            return other, value
+        case ast.BoolOp(op=ast.Or(), values=[ast.Name(id=name), value]) if not isinstance(value, ast.Name | ast.Compare):
+            return name, value
+    return "", None
+
+
+def _name_if_none(test: ast.expr) -> str:
+    match test:
+        case ast.Compare(left=ast.Name(id=name), ops=[ast.Is()], comparators=[ast.Constant(value=None)]):
+            return name
+        case ast.UnaryOp(op=ast.Not(), operand=ast.Name(id=name)):
+            return name
+    return ""
+
+
+def _name_if_given(test: ast.expr) -> str:
+    match test:
+        case ast.Compare(left=ast.Name(id=name), ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]):
+            return name
+        case ast.Name(id=name):
+            return name
+    return ""
 
 
 def returned_lengths(node: ast.AST | None) -> set[int | None]:

@@ -1,7 +1,7 @@
 """The firewall tier: whatever is wrong with an install of Transformer Engine, the bridge stands.
 
-One damaged install, one process, one outcome. The processes run in environments of their own, get a copy of the
-bridge, and answer in JSON; this side imports neither torch, nor a vendor library, nor the bridge.
+One damaged install, one process, one outcome. The processes run in environments of their own, get a copy of
+the bridge, and answer in JSON; this side imports neither torch, nor a vendor library, nor the bridge.
 """
 
 from __future__ import annotations
@@ -47,13 +47,18 @@ _HANG_LIMIT_S = 6.0  # what hangs does so before torch is imported: seconds, als
 _TRIAL_S = 5.0
 
 
+Distribution = tuple[str, str]
+"""Name and version."""
+
+
 @dataclass(frozen=True)
 class _Bench:
     """What every case of a run shares."""
 
     modules: Sequence[BridgeModule]
     bridge: Path
-    wheels: WheelOf
+    wheels: Mapping[Distribution, Path]
+    lacking: Mapping[Distribution | None, str]
     interpreter: Interpreter
     stand_ins: StandIns | None
     no_stand_ins: str
@@ -64,7 +69,7 @@ class _Bench:
     processes: Processes = field(default_factory=Processes)
 
 
-def run_firewall(
+def run_firewall(  # noqa: PLR0913 - all but two are keywords with a default
     modules: Sequence[BridgeModule],
     wheels: WheelOf,
     *,
@@ -80,12 +85,13 @@ def run_firewall(
 
     Args:
         modules: the bridge's modules, as `matrix/bridge.toml` has them.
-        wheels: (distribution, version) -> path of its verified pure-Python wheel. What it raises for a release of
-            Transformer Engine goes through; for another distribution, the case that wants it is not run.
+        wheels: (distribution, version) -> path of its verified pure-Python wheel. What it raises for a
+            release of Transformer Engine goes through; for another distribution, the case that wants it is
+            not run.
         tool: name and version of this tool, for the record.
         only: ids of the cases; none for all.
-        install: "wheels" lays out releases with stand-ins for their compiled parts, "current" the install of this
-            interpreter.
+        install: "wheels" lays out releases with stand-ins for their compiled parts, "current" the install of
+            this interpreter.
         limit_s: seconds that a process may take.
         jobs: cases at a time.
         progress: called with each case as it ends, from one thread at a time.
@@ -106,12 +112,20 @@ def run_firewall(
         work = Path(folder).resolve()
         _copy_bridge(bridge, work / "bridge")
         stand_ins, no_stand_ins = _build(work / "stand-ins")
+        fetched, lacking = _fetch(plan, wheels, install)
         bench = _Bench(
-            modules, bridge, wheels, interpreter, stand_ins, no_stand_ins, release, install, work, limit_s
+            modules=modules,
+            bridge=bridge,
+            wheels=fetched,
+            lacking=lacking,
+            interpreter=interpreter,
+            stand_ins=stand_ins,
+            no_stand_ins=no_stand_ins,
+            release=release,
+            mode=install,
+            work=work,
+            limit_s=limit_s,
         )
-        if install == "wheels":
-            for version in sorted({row.release or release for row in plan}):
-                wheels("transformer_engine", version)  # all fetched before the first case: fails early, and once
         cases = _run_all(plan, bench, jobs, progress)
     return FirewallResult(
         tool=tool, python=platform.python_version(), torch=interpreter.torch or "none", cases=cases
@@ -135,7 +149,9 @@ def _run_all(
     with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:
         try:
             for wave in (True, False):
-                futures: list[Future[None]] = [pool.submit(run, row) for row in plan if is_baseline(row) is wave]
+                futures: list[Future[None]] = [
+                    pool.submit(run, row) for row in plan if is_baseline(row) is wave
+                ]
                 for future in futures:
                     future.result()
         except BaseException:  # an interrupt too: nothing may keep running behind it
@@ -173,15 +189,11 @@ def _why_not(row: Damage, bench: _Bench, done: Mapping[str, FirewallCase]) -> st
         return bench.interpreter.problem
     if row.parts and bench.mode == "wheels" and bench.stand_ins is None:
         return bench.no_stand_ins
-    baseline = done.get(baseline_of(row, bench.mode))
-    if not is_baseline(row) and row.proves_nothing_alone and baseline is not None:
-        if baseline.outcome is not FirewallOutcome.PASS:
-            return f"the undamaged install of {baseline.release} is not available here, so this case proves nothing"
-    if row.extra:
-        try:
-            bench.wheels(*row.extra)
-        except Exception as fault:  # whatever the supplier of wheels raises: one case less, and said so
-            return f"{row.extra[0]} {row.extra[1]} could not be fetched: {fault}"
+    if row.extra in bench.lacking:
+        return bench.lacking[row.extra]
+    baseline = done.get(baseline_of(row, bench.mode)) if row.proves_nothing_alone else None
+    if baseline is not None and not is_baseline(row) and baseline.outcome is not FirewallOutcome.PASS:
+        return f"the undamaged install of {baseline.release} is not available here: this case proves nothing"
     return ""
 
 
@@ -206,7 +218,7 @@ def _observe(row: Damage, bench: _Bench, folder: Path) -> dict[str, Any]:
         ask.variables[_TRIAL] = f"{min(bench.limit_s, _TRIAL_S):g}"
         answer, ended = ask(bench.limit_s)
         problems = (*judge_end(row, first), *judge(row, bench.modules, answer, ended))
-        how = f"{first.how}{where_it_was(first)}; asked again with {_TRIAL}={ask.variables[_TRIAL]}: {ended.how}"
+        how = f"{first.how}{where_it_was(first)}; with {_TRIAL}={ask.variables[_TRIAL]}: {ended.how}"
     return {
         "outcome": FirewallOutcome.FAIL if problems else FirewallOutcome.PASS,
         "available": answer.available if answer else None,
@@ -224,10 +236,7 @@ class _Asker:
     bench: _Bench
     python: Path
     folder: Path
-    variables: Mapping[str, str]
-
-    def __post_init__(self) -> None:
-        self.variables = dict(self.variables)
+    variables: dict[str, str]
 
     def __call__(self, limit_s: float) -> tuple[Answer | None, Ended]:
         target = self.folder / "answer.json"
@@ -241,6 +250,27 @@ class _Asker:
             return Answer.model_validate_json(target.read_bytes()), ended
         except (OSError, ValidationError):
             return None, ended
+
+
+def _fetch(
+    plan: Sequence[Damage], wheels: WheelOf, mode: InstallMode
+) -> tuple[dict[Distribution, Path], dict[Distribution | None, str]]:
+    """Every wheel that the plan takes, before the first case and from one thread; and why some are lacking.
+
+    Without a release of Transformer Engine there is no tier, so what that raises goes through; without another
+    distribution there is one case less, which says so.
+    """
+    fetched: dict[Distribution, Path] = {}
+    lacking: dict[Distribution | None, str] = {}
+    if mode == "wheels":
+        for release in sorted({row.release or PINNED for row in plan}):
+            fetched["transformer_engine", release] = wheels("transformer_engine", release)
+    for extra in sorted({row.extra for row in plan if row.extra}):
+        try:
+            fetched[extra] = wheels(*extra)
+        except Exception as fault:  # whatever the supplier raises
+            lacking[extra] = f"{extra[0]} {extra[1]} could not be fetched: {fault}"
+    return fetched, lacking
 
 
 def _copy_bridge(bridge: Path, target: Path) -> None:

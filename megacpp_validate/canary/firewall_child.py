@@ -1,7 +1,7 @@
 """Asks the bridge of one environment what it makes of the install there, and writes one JSON object.
 
-Started as a script by the firewall tier, never imported by it: this is the only file of the tier that runs beside
-Transformer Engine. Usage: firewall_child.py ANSWER-FILE DUMP-AFTER-SECONDS PACKAGE MODULE...
+Started as a script by the firewall tier, never imported by it: this is the only file of the tier that runs
+beside Transformer Engine. Usage: firewall_child.py ANSWER-FILE DUMP-AFTER-SECONDS PACKAGE MODULE...
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def ask_entries(imports: Any) -> tuple[dict[str, str], list[str]]:
     """Accessor -> why it gives nothing, and what was wrong with how it says so."""
     missing, problems = {}, []
     for name, accessor in sorted(vars(imports).items()):
-        if not (callable(getattr(accessor, "why_missing", None)) and callable(getattr(accessor, "require", None))):
+        if not (
+            callable(getattr(accessor, "why_missing", None)) and callable(getattr(accessor, "require", None))
+        ):
             continue
         if accessor() is not None:
             continue

@@ -7,7 +7,7 @@ needs no compiler. Only 64-bit little-endian ELF files are read, which is what T
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,25 +30,20 @@ class _Section:
     link: int
 
 
-def rename_needed(library: Path, prefix: str) -> tuple[str, str]:
-    """Make a library need one that exists nowhere: `libNAME.so.13` becomes `libNAME.so.99`. Returns both names."""
+def rename_needed(library: Path, *prefixes: str) -> tuple[str, str]:
+    """Make a library need one that exists nowhere: `libX.so.13` becomes `libX.so.99`. Returns both names."""
     image = bytearray(library.read_bytes())
-    for start in _needed(image):
-        name = _string(image, start)
-        if name.startswith(prefix):
-            return _overwrite(library, image, start, name, name[:-2] + "99")
-    raise NotDamageable(f"{library.name} needs no library whose name starts with {prefix}")
+    found = [(start, _string(image, start)) for start in _needed(image)]
+    start, name = _first_of(found, prefixes, f"{library.name} needs no library whose name starts with")
+    return _overwrite(library, image, start, name, name[:-2] + "99")
 
 
 def rename_undefined(library: Path, *prefixes: str) -> tuple[str, str]:
-    """Make a library want a symbol that nothing defines. Returns the name it wanted and the one it wants now."""
+    """Make a library want a symbol that nothing defines. Returns what it wanted and what it wants now."""
     image = bytearray(library.read_bytes())
-    wanted = [(start, _string(image, start)) for start in _undefined(image)]
-    for prefix in prefixes:
-        for start, name in wanted:
-            if name.startswith(prefix):
-                return _overwrite(library, image, start, name, name[:-1] + ("Q" if name[-1] != "Q" else "Z"))
-    raise NotDamageable(f"{library.name} wants no symbol that starts with {' or '.join(prefixes)}")
+    found = [(start, _string(image, start)) for start in _undefined(image)]
+    start, name = _first_of(found, prefixes, f"{library.name} wants no symbol that starts with")
+    return _overwrite(library, image, start, name, name[:-1] + ("Q" if name[-1] != "Q" else "Z"))
 
 
 def rename_string(library: Path, name: str) -> tuple[str, str]:
@@ -58,6 +53,14 @@ def rename_string(library: Path, name: str) -> tuple[str, str]:
     if start < 0:
         raise NotDamageable(f"{library.name} holds no string {name!r}")
     return _overwrite(library, image, start + 1, name, name[:-1] + "_")
+
+
+def _first_of(found: list[tuple[int, str]], prefixes: Sequence[str], nothing: str) -> tuple[int, str]:
+    for prefix in prefixes:
+        for start, name in found:
+            if name.startswith(prefix):
+                return start, name
+    raise NotDamageable(f"{nothing} {' or '.join(prefixes)}")
 
 
 def _overwrite(library: Path, image: bytearray, start: int, old: str, new: str) -> tuple[str, str]:
@@ -96,7 +99,9 @@ def _undefined(image: bytearray) -> Iterator[int]:
             strings = sections[section.link].offset
             for at in range(section.offset, section.offset + section.size, _SYMBOL.size):
                 name, info, _, home, _, _ = _SYMBOL.unpack_from(image, at)
-                if name and home == 0 and info >> 4 == 1:  # undefined and global: a weak one may stay undefined
+                if (
+                    name and home == 0 and info >> 4 == 1
+                ):  # undefined and global: a weak one may stay undefined
                     yield strings + name
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,14 +25,15 @@ from typing import Final
 from .firewall_standin import StandIns, stand_in_environment
 
 WheelOf = Callable[[str, str], Path]
-"""(distribution, version) -> path of its pure-Python wheel."""
+"""(distribution, version) -> path of its verified pure-Python wheel."""
 
 TE_NAMES: Final = ("transformer_engine", "transformer_engine[-_.]*", "__editable__*transformer_engine*")
 NEEDED_BY_TE: Final = ("einops", "numpy", "onnxscript", "packaging", "pydantic")
 _BIG_BYTES: Final = 2**20
 _LOOK: Final = """
 import importlib, importlib.util, json, sys, sysconfig
-answer = {"path": [entry for entry in sys.path if entry], "purelib": sysconfig.get_path("purelib"), "torch": ""}
+answer = {"path": [entry for entry in sys.path if entry], "purelib": sysconfig.get_path("purelib")}
+answer["torch"] = ""
 answer["lacks"] = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]
 try:
     answer["torch"] = str(importlib.import_module("torch").__version__)
@@ -61,11 +63,16 @@ class Interpreter:
 def look_at_interpreter(limit_s: float = 120.0) -> Interpreter:
     """Ask a fresh process of this interpreter; this one imports neither torch nor a vendor library."""
     command = [sys.executable, "-P", "-c", _LOOK, *NEEDED_BY_TE]
+    purelib = Path(sysconfig.get_path("purelib"))
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
+    except (OSError, subprocess.TimeoutExpired) as fault:
+        return Interpreter((), purelib, "", f"{sys.executable} gave no answer: {fault}")
+    try:
         answer = json.loads(done.stdout.splitlines()[-1])
-    except (OSError, subprocess.TimeoutExpired, IndexError, ValueError) as fault:
-        return Interpreter((), Path(sysconfig.get_path("purelib")), "", f"{sys.executable} gave no answer: {fault}")
+    except (IndexError, ValueError):
+        said = done.stderr.strip()[-400:] or f"exit status {done.returncode}"
+        return Interpreter((), purelib, "", f"{sys.executable} gave no answer: {said}")
     problem = ""
     if not answer["torch"]:
         problem = f"torch cannot be imported here ({answer['fault']})"
@@ -85,7 +92,7 @@ class Install:
         release: version of the Python sources.
         root: folder of the whole environment.
         site: its site-packages.
-        wheel_of: where wheels come from.
+        wheels: (distribution, version) -> its wheel.
         stand_ins: the built stand-ins; None where they could not be built.
         real: the compiled parts are those of a real install, not stand-ins.
         early: folders that come before site-packages on the path.
@@ -96,7 +103,7 @@ class Install:
     release: str
     root: Path
     site: Path
-    wheel_of: WheelOf
+    wheels: Mapping[tuple[str, str], Path]
     stand_ins: StandIns | None
     real: bool = False
     early: list[Path] = field(default_factory=list)
@@ -159,7 +166,11 @@ class Install:
         return library
 
     def _one(self, what: str, pattern: str) -> Path:
-        found = [file for folder in (self.package / "wheel_lib", self.package, self.site) for file in folder.glob(pattern)]
+        found = [
+            file
+            for folder in (self.package / "wheel_lib", self.package, self.site)
+            for file in folder.glob(pattern)
+        ]
         if not found:
             raise LookupError(f"no {what} ({pattern}) is laid out in {self.site}")
         return found[0]
@@ -167,25 +178,24 @@ class Install:
 
 def lay_out_wheels(install: Install, parts: Iterable[str]) -> None:
     """Lay out a release as pip would: the real wheel of its sources, and stand-ins for its compiled parts."""
-    wheel = install.wheel_of("transformer_engine", install.release)
+    wheel = install.wheels["transformer_engine", install.release]
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(install.site)
     install.hidden |= {"flash_attn*"}  # a real FlashAttention wants the real extension
     stand_ins = install.stand_ins
     if stand_ins is None:
         return
-    # Releases before 2.0 look for the libraries in the package itself, later ones also where pip puts them.
-    before_two = install.release.startswith("1.")
+    # Where the real wheels have them; releases before 2.0 look for them in the package itself.
+    folder = install.package if install.release.startswith("1.") else install.package / "wheel_lib"
+    folder.mkdir(exist_ok=True)
     if "core" in parts:
-        folder = install.package if before_two else install.package / "wheel_lib"
-        folder.mkdir(exist_ok=True)
         shutil.copy2(stand_ins.core, folder)
         write_dist_info(install.site, "transformer_engine_cu12", install.release)
     if "extension" in parts:
-        shutil.copy2(stand_ins.extension, install.package if before_two else install.site)
+        shutil.copy2(stand_ins.extension, folder)
         write_dist_info(install.site, "transformer_engine_torch", install.release)
     install.variables |= stand_in_environment(stand_ins.cuda)
-    # Before 2.4, TE compiles functions while it is imported, for which a Triton that cannot launch is not enough.
+    # Before 2.4, TE compiles functions while it is imported: a Triton that cannot launch is not enough.
     install.variables["NVTE_TORCH_COMPILE"] = "0"
 
 
@@ -205,7 +215,7 @@ def lay_out_current(install: Install, parts: Iterable[str], interpreter: Interpr
 
 
 def find_current(interpreter: Interpreter) -> tuple[Path, ...]:
-    """Folders and files of the Transformer Engine that the interpreter would import; empty where it has none."""
+    """Folders and files of the Transformer Engine that the interpreter would import; empty for none."""
     found: dict[str, Path] = {}
     for entry in interpreter.path:
         if entry.is_dir():
@@ -217,10 +227,20 @@ def find_current(interpreter: Interpreter) -> tuple[Path, ...]:
 
 def current_release(interpreter: Interpreter) -> str:
     """Version of that install; empty where there is none, or where a part of it is missing."""
-    names = {path.name for path in find_current(interpreter)}
-    infos = [name for name in names if name.startswith("transformer_engine-") and name.endswith(".dist-info")]
-    whole = any(name.startswith("transformer_engine_torch") and not name.endswith(".dist-info") for name in names)
-    return infos[0].removesuffix(".dist-info").partition("-")[2] if infos and whole else ""
+    found = find_current(interpreter)
+    folders = [path for path in found if path.name == "transformer_engine"]
+    libraries = {path.name for path in found}
+    libraries |= {
+        file.name
+        for folder in folders
+        for place in ("", "wheel_lib")
+        for file in (folder / place).glob("*.so")
+    }
+    infos = [path.name for path in found if re.fullmatch(r"transformer_engine-.+\.dist-info", path.name)]
+    for part in ("libtransformer_engine", "transformer_engine_torch"):
+        if not any(name.startswith(part) and name.endswith(".so") for name in libraries):
+            return ""
+    return infos[0].removesuffix(".dist-info").partition("-")[2] if infos and folders else ""
 
 
 def make_environment(root: Path) -> tuple[Path, Path]:
@@ -232,7 +252,7 @@ def make_environment(root: Path) -> tuple[Path, Path]:
 
 
 def link_the_rest(install: Install, interpreter: Interpreter) -> list[Path]:
-    """Show the environment what else the interpreter has; returns the path entries that come before its site."""
+    """Show the environment what else the interpreter has; returns the entries that come before its site."""
     standard = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}
     entries: list[Path] = []
     for index, entry in enumerate(interpreter.path):
@@ -247,8 +267,8 @@ def link_the_rest(install: Install, interpreter: Interpreter) -> list[Path]:
     return [*install.early, *entries]
 
 
-def environment_of(install: Install, path: Iterable[Path]) -> Mapping[str, str]:
-    """Environment variables of a process in the environment, with nothing inherited that steers TE or the bridge."""
+def environment_of(install: Install, path: Iterable[Path]) -> dict[str, str]:
+    """Variables of a process in the environment; nothing is inherited that steers TE or the bridge."""
     steering = ("PYTHON", "MEGACPP_", "NVTE_", "VIRTUAL_ENV")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(steering)}
     return {**inherited, "PYTHONPATH": os.pathsep.join(map(str, path)), **install.variables}
@@ -258,7 +278,9 @@ def write_dist_info(site: Path, name: str, version: str) -> None:
     """The metadata that pip leaves for a distribution of binary wheels."""
     folder = site / f"{name}-{version}.dist-info"
     folder.mkdir()
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
+    (folder / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8"
+    )
     (folder / "WHEEL").write_text("Wheel-Version: 1.0\nRoot-Is-Purelib: false\n", encoding="utf-8")
     (folder / "RECORD").write_text(f"{folder.name}/METADATA,,\n{folder.name}/WHEEL,,\n", encoding="utf-8")
     (folder / "INSTALLER").write_text("pip\n", encoding="utf-8")

@@ -58,17 +58,17 @@ class Answer(BaseModel):
     raised: str = ""
 
 
-def judge(row: Damage, modules: Sequence[BridgeModule], answer: Answer | None, ended: Ended) -> tuple[str, ...]:
+def judge(
+    row: Damage, modules: Sequence[BridgeModule], answer: Answer | None, ended: Ended
+) -> tuple[str, ...]:
     """What was not as the case asks for; empty on a pass."""
     if answer is None:
         return (f"the process gave no answer ({ended.how}){where_it_was(ended)}: {_last_words(ended)}",)
-    return tuple(
-        (
-            *(f"importing {name} raised {fault}" for name, fault in answer.imported.items() if fault),
-            *_judge_verdict(row, answer),
-            *_judge_reason(row, reason_of(row, answer)),
-            *_judge_native_paths(modules, answer),
-        )
+    return (
+        *(f"importing {name} raised {fault}" for name, fault in answer.imported.items() if fault),
+        *_judge_verdict(row, answer),
+        *_judge_reason(row, reason_of(row, answer)),
+        *_judge_native_paths(modules, answer),
     )
 
 
@@ -90,12 +90,15 @@ def reason_of(row: Damage, answer: Answer | None) -> str:
 
 
 def native_paths(modules: Sequence[BridgeModule], answer: Answer) -> dict[str, str]:
-    """Bridge module -> the native path that it names; the import bridge has none of its own, so the matrix does."""
-    return {row.id: answer.native_paths.get(_stem(row)) or (row.native if row.id == "imports" else "") for row in modules}
+    """Bridge module -> the native path that it names; the import bridge has none, so the matrix does."""
+    return {
+        row.id: answer.native_paths.get(_stem(row)) or (row.native if row.id == "imports" else "")
+        for row in modules
+    }
 
 
 def where_it_was(ended: Ended) -> str:
-    """Where a process was when it hung or died, from the innermost frame that was written; empty if none was."""
+    """Where a process was when it hung or died, by TE's innermost frame; empty if none was written."""
     frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', ended.words)
     vendor = [frame for frame in frames if "transformer_engine" in frame[0]]
     return " at {}:{} ({})".format(*vendor[0]) if vendor else ""
@@ -112,7 +115,8 @@ def _judge_verdict(row: Damage, answer: Answer) -> Iterator[str]:
     if answer.decided_twice:
         yield "is_te_available() gave two answers in one process"
     if row.available and answer.available and set(answer.missing) != set(row.missing):
-        yield f"these accessors give None: {', '.join(answer.missing) or 'none'}; not {', '.join(row.missing) or 'none'}"
+        none, expected = ", ".join(answer.missing) or "no accessor", ", ".join(row.missing) or "none"
+        yield f"{none} gives None, where {expected} should"
     if row.top_level is not None and answer.top_level is not row.top_level:
         yield f"`import transformer_engine` itself {'succeeds' if answer.top_level else 'fails'} here"
     yield from answer.problems

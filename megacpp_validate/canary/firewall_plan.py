@@ -19,14 +19,15 @@ class UnknownCase(ValueError):
 def plan_firewall(only: Collection[str] = (), install: InstallMode = "wheels") -> tuple[Damage, ...]:
     """The cases of a run, undamaged installs first.
 
-    A damaged install proves something only where the undamaged one is available, so the undamaged installs that
-    the selected cases lean on are added. A real install is of one release: cases of another one are left out.
+    A damaged install proves something only where the undamaged one is available, so the undamaged installs
+    that the selected cases lean on are added. A real install is of one release: cases of another one are left
+    out.
     """
     rows = {row.id: row for row in _rows(install)}
     if unknown := sorted(set(only) - rows.keys()):
         raise UnknownCase(
-            f"no case of this tier is called {', '.join(unknown)} with install={install!r}. Next step: take one of "
-            f"{', '.join(rows)}"
+            f"no case of this tier is called {', '.join(unknown)} with install={install!r}. Next step: take "
+            f"one of {', '.join(rows)}"
         )
     wanted = [row for row in rows.values() if not only or row.id in only]
     leaned_on = {baseline_of(row, install) for row in wanted if row.proves_nothing_alone}
@@ -47,4 +48,7 @@ def _rows(install: InstallMode) -> tuple[Damage, ...]:
     if install == "wheels":
         return DAMAGES
     pinned = next(row for row in DAMAGES if row.id == f"{_UNDAMAGED}-{PINNED}")
-    return (replace(pinned, id=_UNDAMAGED, release=""), *(row for row in DAMAGES if not row.release))
+    others = (
+        replace(row, extra=None) for row in DAMAGES if not row.release
+    )  # everything comes from the install
+    return (replace(pinned, id=_UNDAMAGED, release=""), *others)

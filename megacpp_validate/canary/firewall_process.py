@@ -72,7 +72,9 @@ class Processes:
                 with self._lock:
                     self._running.discard(process)
         seconds = time.monotonic() - started
-        return Ended(_say_end(code, limit_s), code, seconds, log.read_text(encoding="utf-8", errors="replace"))
+        return Ended(
+            _say_end(code, limit_s), code, seconds, log.read_text(encoding="utf-8", errors="replace")
+        )
 
     def stop(self) -> None:
         """Kill whatever runs; nothing is started afterwards."""

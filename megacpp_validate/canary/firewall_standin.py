@@ -1,8 +1,8 @@
 """Stand-ins for the compiled halves of Transformer Engine, built where this runs.
 
-The core library is 480 MB and wants a GPU driver, the torch extension exists as source only, and neither loads
-beside a CPU build of torch. So on such a host two tiny libraries take their places: real ones, that the loader
-resolves and that can be really damaged. They compute nothing.
+The core library is 480 MB and wants a GPU driver, the torch extension exists as source only, and neither
+loads beside a CPU build of torch. So on such a host two tiny libraries take their places: real ones, that the
+loader resolves and that can be really damaged. They compute nothing.
 """
 
 from __future__ import annotations
@@ -56,15 +56,17 @@ def find_compiler() -> tuple[str, ...]:
     if importlib.util.find_spec("ziglang"):
         return (sys.executable, "-m", "ziglang", "cc")
     raise CannotBuild(
-        "no C compiler (cc, gcc or clang) is on the path, and the package `ziglang` is not installed. Next step: "
-        "install either; the dependency group `compiler` brings the package"
+        "no C compiler (cc, gcc or clang) is on the path, and the package `ziglang` is not installed. Next "
+        "step: install either; the dependency group `compiler` brings the package"
     )
 
 
 def build_stand_ins(folder: Path, compiler: Sequence[str] = ()) -> StandIns:
     """Build every stand-in into `folder`; raises `CannotBuild`."""
     if sys.platform != "linux" or sys.maxsize < 2**32:
-        raise CannotBuild("Transformer Engine's libraries, and so their stand-ins, exist for 64-bit Linux only")
+        raise CannotBuild(
+            "Transformer Engine's libraries, and so their stand-ins, exist for 64-bit Linux only"
+        )
     command = tuple(compiler) or find_compiler()
     folder.mkdir(parents=True, exist_ok=True)
     build = _Build(command, folder)
@@ -89,9 +91,12 @@ def build_extension(compiler: Sequence[str], folder: Path, *, lacks: Sequence[st
     folder.mkdir(parents=True, exist_ok=True)
     python = (SOURCES / "extension.py").read_text(encoding="utf-8") + f"\nLACKS.update({list(lacks)!r})\n"
     lines = "\n".join(json.dumps(line + "\n") for line in python.splitlines())
-    (folder / "standin_source.h").write_text(f"static const char STANDIN_SOURCE[] =\n{lines};\n", encoding="utf-8")
+    (folder / "standin_source.h").write_text(
+        f"static const char STANDIN_SOURCE[] =\n{lines};\n", encoding="utf-8"
+    )
     suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
-    return _Build(tuple(compiler), folder).library(f"transformer_engine_torch{suffix}", "extension.c", f"-I{folder}")
+    build = _Build(tuple(compiler), folder)
+    return build.library(f"transformer_engine_torch{suffix}", "extension.c", f"-I{folder}")
 
 
 @dataclass(frozen=True)
@@ -108,8 +113,9 @@ class _Build:
         except (OSError, subprocess.TimeoutExpired) as fault:
             raise CannotBuild(f"the compiler `{' '.join(self.command)}` did not run: {fault}") from fault
         if done.returncode:
+            said = done.stderr.strip()[-800:]
             raise CannotBuild(
-                f"the compiler `{' '.join(self.command)}` could not build {name}: {done.stderr.strip()[-800:]}. "
+                f"the compiler `{' '.join(self.command)}` could not build {name}: {said}. "
                 "Next step: try it by hand, or put another compiler first on the path"
             )
         return target
@@ -117,5 +123,5 @@ class _Build:
 
 def stand_in_environment(cuda: Path) -> Mapping[str, str]:
     """Variables by which every release of TE finds the stand-ins of the CUDA libraries."""
-    homes = {f"{name.upper()}_{word}": str(cuda) for name in ("cuda", *CUDA_LIBRARIES) for word in ("home", "path")}
-    return {name.upper(): value for name, value in homes.items()}
+    libraries = ("cuda", *CUDA_LIBRARIES)
+    return {f"{name}_{word}".upper(): str(cuda) for name in libraries for word in ("home", "path")}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import hashlib
 import json
 import logging
 import tempfile
@@ -15,7 +16,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import version as distribution_version
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,6 @@ from .recipes import ConstructedDataclasses
 
 PACKAGE = "transformer_engine"
 ROOTS = ("transformer_engine.pytorch", "transformer_engine.common")  # what a torch bridge can reach
-_TREE_FORMAT = 1  # raise it when the stored tree changes shape
 
 logging.getLogger("griffe").setLevel(logging.CRITICAL)  # its remarks on TE's docstrings are not ours to show
 
@@ -189,8 +189,7 @@ class Release:
     def _stored_tree(self) -> Path | None:
         if self._cache is None:
             return None
-        made_by = f"{distribution_version('griffe')}-{_TREE_FORMAT}"
-        return self._cache / f"{self.source.sha256}-{made_by}.json"
+        return self._cache / f"{self.source.sha256}-{_reader_hash()}.json"
 
     def _load(self) -> tuple[griffe.Module, str]:
         with self._folder() as folder, _without_garbage_collection():
@@ -274,6 +273,15 @@ class Release:
         if isinstance(value, griffe.ExprCall):
             return Found(member, wrapped=True)
         return Found(member)
+
+
+@cache
+def _reader_hash() -> str:
+    """What the stored facts depend on besides the wheel: griffe, and the code that reads them."""
+    digest = hashlib.sha256(distribution_version("griffe").encode())
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _attach(module: griffe.Module) -> griffe.Module:

@@ -11,11 +11,11 @@ from pathlib import Path
 import griffe
 from packaging.version import InvalidVersion, Version
 
-from ..catalog import Catalog, PACKAGE_ROOT
+from ..catalog import PACKAGE_ROOT, Catalog
 from ..evidence.findings import Impact, ModuleVerdict, StaticResult, Sweep
 from .compare import compare_releases, judge_modules
 from .derive import BridgeFile, derive_surface
-from .release import Release, ReleaseUnreadable
+from .release import ROOTS, Release, ReleaseUnreadable
 from .sources import Sources, SourceUnavailable
 from .surface import Surface
 
@@ -108,6 +108,6 @@ def _not_consumed(old: Release, new: Release, surface: Surface) -> Iterator[str]
     """API changes that griffe finds and that are about nothing the bridge names."""
     named = {symbol.name for accessor in surface.accessors.values() for symbol in accessor.symbols}
     for breakage in griffe.find_breaking_changes(old.tree, new.tree):
-        path = breakage.obj.path.removeprefix(old.tree.path + ".")
-        if not named & set(path.split(".")):
-            yield f"{breakage.kind.value}: {path}"
+        path = breakage.obj.path
+        if path.startswith(ROOTS) and not named & set(path.split(".")):
+            yield f"{breakage.kind.value}: {path.removeprefix(old.tree.path + '.')}"

@@ -92,6 +92,8 @@ def test_a_downgrade_is_called_one(form: str) -> None:
 @pytest.mark.parametrize("form", ["terminal", "html", "junit", "summary"])
 def test_cascades_stand_under_their_cause(form: str) -> None:
     assert "filed under imports" in READERS[form](CASCADE)
+    if form in {"terminal", "html"}:  # and the cause names them
+        assert "not culprits of their own: attention, native_block, layer_spec" in READERS[form](CASCADE)
 
 
 @pytest.mark.parametrize("form", READERS)

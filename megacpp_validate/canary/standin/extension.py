@@ -6,10 +6,9 @@ as they compare the two while they are imported; cuDNN has a version that every 
 """
 
 import importlib
-import importlib.machinery
+import importlib.util
 import sys
 import types
-from collections.abc import Callable
 from typing import Any
 
 LACKS: set[str] = set()  # names that this build does not have; the build fills it
@@ -53,7 +52,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _Declarations(types.ModuleType):
-    """A module in which Triton kernels can be declared: decorators give the function back, any name exists."""
+    """A module in which Triton kernels can be declared: a decorator gives its function back."""
 
     __version__ = "3.0.0"
     __path__: list[str] = []  # noqa: RUF012 - what makes it a package
@@ -72,14 +71,17 @@ class _Declarations(types.ModuleType):
 class _FindTriton:
     """Finds every module of a Triton that is not there."""
 
-    @staticmethod
-    def find_spec(name: str, *_: object) -> importlib.machinery.ModuleSpec | None:
+    @classmethod
+    def find_spec(cls, name: str, *_: object) -> Any:
         if name.partition(".")[0] != "triton":
             return None
-        return importlib.machinery.ModuleSpec(name, _FindTriton, is_package=True)  # type: ignore[arg-type]
+        return importlib.util.spec_from_loader(name, cls(), is_package=True)  # type: ignore[arg-type]
 
-    create_module: Callable[..., Any] = staticmethod(lambda spec: _Declarations(spec.name))
-    exec_module: Callable[..., Any] = staticmethod(lambda module: None)
+    def create_module(self, spec: Any) -> types.ModuleType:
+        return _Declarations(spec.name)
+
+    def exec_module(self, _: types.ModuleType) -> None:
+        """Nothing to run: what is asked for is made then."""
 
 
 def _stand_in_for_triton() -> None:
@@ -87,8 +89,10 @@ def _stand_in_for_triton() -> None:
     try:
         importlib.import_module("triton")
     except ImportError:
-        importlib.import_module("torch._dynamo")  # settles that torch has no Triton before there seems to be one
-        sys.meta_path.append(_FindTriton)  # type: ignore[arg-type]
+        importlib.import_module(
+            "torch._dynamo"
+        )  # finds that torch has no Triton, before there seems to be one
+        sys.meta_path.append(_FindTriton)
 
 
 _stand_in_for_triton()
