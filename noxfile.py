@@ -32,7 +32,11 @@ def _install(session: nox.Session, *groups: str) -> None:
 
 def _call(session: nox.Session, verb: str) -> None:
     """Run one verb; its exit code is the session's, because it says by class what happened."""
-    command = [shutil.which("megacpp-validate", path=session.bin) or "megacpp-validate", verb, *session.posargs]
+    command = [
+        shutil.which("megacpp-validate", path=session.bin) or "megacpp-validate",
+        verb,
+        *session.posargs,
+    ]
     code = subprocess.run(command, check=False).returncode
     if code:
         raise SystemExit(code)

@@ -36,7 +36,9 @@ def find_faults(path: Path) -> list[str]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             size = (node.end_lineno or node.lineno) - node.lineno + 1
             if size > MOST_LINES_OF_A_FUNCTION:
-                faults.append(f"{shown}:{node.lineno}: {node.name} has {size} lines, {MOST_LINES_OF_A_FUNCTION} at most")
+                faults.append(
+                    f"{shown}:{node.lineno}: {node.name} has {size} lines, {MOST_LINES_OF_A_FUNCTION} at most"
+                )
     return faults
 
 

@@ -23,7 +23,9 @@ class MatrixInvalid(ValueError):
     def __init__(self, faults: Iterable[str]) -> None:
         self.faults = tuple(faults)
         lines = "\n".join(f"  {fault}" for fault in self.faults)
-        super().__init__(f"the matrix has {len(self.faults)} fault(s):\n{lines}\nNext step: mend each line named above.")
+        super().__init__(
+            f"the matrix has {len(self.faults)} fault(s):\n{lines}\nNext step: mend each line named above."
+        )
 
 
 class Row(BaseModel):
@@ -173,9 +175,13 @@ def _module_faults(modules: list[BridgeModule]) -> list[str]:
     for module in modules:
         for other in module.depends_on:
             if other not in every:
-                faults.append(f"bridge.toml: module {module.id}: depends_on names {other!r}, which there is not")
+                faults.append(
+                    f"bridge.toml: module {module.id}: depends_on names {other!r}, which there is not"
+                )
             elif other not in known:
-                faults.append(f"bridge.toml: module {module.id}: stands before {other!r}, on which it depends")
+                faults.append(
+                    f"bridge.toml: module {module.id}: stands before {other!r}, on which it depends"
+                )
         faults += [
             f"bridge.toml: module {module.id}: there is no file {file}"
             for file in module.files
@@ -186,4 +192,6 @@ def _module_faults(modules: list[BridgeModule]) -> list[str]:
 
 
 def _twice(file: str, kind: str, ids: Iterable[str]) -> list[str]:
-    return [f"{file}: {kind} {name!r} is there {count} times" for name, count in Counter(ids).items() if count > 1]
+    return [
+        f"{file}: {kind} {name!r} is there {count} times" for name, count in Counter(ids).items() if count > 1
+    ]

@@ -58,10 +58,16 @@ errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 @app.command()
 def te_canary(
-    old: Annotated[str | None, typer.Argument(help="Release in use, or a folder that holds transformer_engine/.")] = None,
+    old: Annotated[
+        str | None, typer.Argument(help="Release in use, or a folder that holds transformer_engine/.")
+    ] = None,
     new: Annotated[str | None, typer.Argument(help="Release to judge, or a folder.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Every adjacent pair of releases, as one grid.")] = False,
-    first_bad_in: Annotated[str, typer.Option("--first-bad", help="The first release that breaks this module.")] = "",
+    every: Annotated[
+        bool, typer.Option("--all", help="Every adjacent pair of releases, as one grid.")
+    ] = False,
+    first_bad_in: Annotated[
+        str, typer.Option("--first-bad", help="The first release that breaks this module.")
+    ] = "",
     listing: Annotated[bool, typer.Option("--list", help="List the releases on the index.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="List harmless changes too.")] = False,
     fmt: FormatOption = Format.TABLE,
@@ -90,7 +96,9 @@ def te_canary(
 @app.command()
 def import_firewall(
     cases: Annotated[list[str] | None, typer.Argument(help="Cases to run; all without one.")] = None,
-    install: Annotated[str, typer.Option(help="Damage laid-out wheels, or the install of this interpreter (current).")] = "wheels",
+    install: Annotated[
+        str, typer.Option(help="Damage laid-out wheels, or the install of this interpreter (current).")
+    ] = "wheels",
     jobs: Annotated[int, typer.Option(min=1, help="Cases at a time.")] = 2,
     limit: Annotated[float, typer.Option(min=1, help="Seconds that a process may take.")] = 120.0,
     fmt: FormatOption = Format.TABLE,
@@ -140,7 +148,10 @@ def _choose(old: str | None, new: str | None, catalog: Catalog, sources: Sources
     end = new or sources.versions()[-1]
     if start == end:
         if old and new:
-            _refuse(f"OLD and NEW are both {old}: there is nothing to compare. Next step: give two releases.", Exit.WRONG_ARGUMENTS)
+            _refuse(
+                f"OLD and NEW are both {old}: there is nothing to compare. Next step: give two releases.",
+                Exit.WRONG_ARGUMENTS,
+            )
         _refuse(
             f"{start} is the newest release on the index: there is no upgrade to judge. Next step: give two releases, "
             "or --all.",
@@ -161,9 +172,14 @@ def _sweep(
 ) -> None:
     names = [row.id for row in catalog.modules]
     if module and module not in names:
-        _refuse(f"there is no bridge module {module!r}. Next step: choose one of {', '.join(names)}.", Exit.WRONG_ARGUMENTS)
+        _refuse(
+            f"there is no bridge module {module!r}. Next step: choose one of {', '.join(names)}.",
+            Exit.WRONG_ARGUMENTS,
+        )
     versions = _between(sources.versions(), ends)
-    sweep = run_sweep(versions, sources, catalog, tool=TOOL, progress=lambda step: errors.print(step, end="\r"))
+    sweep = run_sweep(
+        versions, sources, catalog, tool=TOOL, progress=lambda step: errors.print(step, end="\r")
+    )
     if not sweep.steps:
         _refuse("no two releases could be read: there is nothing to compare", Exit.NOTHING_SELECTED)
     if not module:
@@ -174,7 +190,9 @@ def _sweep(
         Console().print(f"no release between {versions[0]} and {versions[-1]} breaks {module}")
         raise typer.Exit(Exit.OPEN)
     if fmt is Format.TABLE and output is None:
-        Console().print(f"{module} breaks first in [bold]{step.new.version}[/bold] ({step.old.version} is the last good one)\n")
+        Console().print(
+            f"{module} breaks first in [bold]{step.new.version}[/bold] ({step.old.version} is the last good one)\n"
+        )
     _tell(step, fmt, output, verbose=verbose)
     raise typer.Exit(Exit.CLOSED)
 
@@ -184,12 +202,16 @@ def _between(versions: list[str], ends: tuple[str | None, str | None]) -> list[s
     first, last = ends[0] or OLDEST, ends[1] or versions[-1]
     for name in (first, last):
         if name not in versions:
-            raise UnknownRelease(f"there is no Transformer Engine {name} on the index. Next step: `--list` shows all.")
+            raise UnknownRelease(
+                f"there is no Transformer Engine {name} on the index. Next step: `--list` shows all."
+            )
     one, other = sorted((versions.index(first), versions.index(last)))
     return versions[one : other + 1]
 
 
-def _tell(result: StaticResult | Sweep | FirewallResult, fmt: Format, output: Path | None, *, verbose: bool = False) -> None:
+def _tell(
+    result: StaticResult | Sweep | FirewallResult, fmt: Format, output: Path | None, *, verbose: bool = False
+) -> None:
     if fmt is Format.TABLE:
         with output.open("w", encoding="utf-8") if output else _Standard() as stream:
             _print_table(result, Console(file=stream if output else None), verbose=verbose)

@@ -103,20 +103,14 @@ def _leftovers(fault: BaseException, install: Install) -> Cause | None:
 def _damaged_source(fault: BaseException, _: Install) -> Cause | None:
     if isinstance(fault, SyntaxError):
         file, line = fault.filename or "a source file", fault.lineno or 0
-        return Cause(
-            f"{file} is damaged (line {line}): cut short, edited, or written for a newer Python", REINSTALL
-        )
+        return Cause(f"{file} is damaged (line {line}): cut short, edited, or written for a newer Python", REINSTALL)
     if isinstance(fault, (EOFError, ValueError)) and re.search(r"marshal|null bytes", str(fault)):
-        return Cause(
-            "a source or compiled Python file is damaged", f"remove its __pycache__ folders, or {REINSTALL}"
-        )
+        return Cause("a source or compiled Python file is damaged", f"remove its __pycache__ folders, or {REINSTALL}")
     return None
 
 
 def _damaged_library(fault: BaseException, _: Install) -> Cause | None:
-    match = re.search(
-        r"(\S+?\.so[\w.]*): (file too short|invalid ELF header|cannot read file data)", str(fault)
-    )
+    match = re.search(r"(\S+?\.so[\w.]*): (file too short|invalid ELF header|cannot read file data)", str(fault))
     if not match:
         return None
     return Cause(f"{match[1]} is damaged ({match[2]}), as a full disk or a broken copy leaves it", REINSTALL)
@@ -137,11 +131,7 @@ def _flash_attention_4(fault: BaseException, _: Install) -> Cause | None:
 
 
 def _missing_module(fault: BaseException, _: Install) -> Cause | None:
-    if (
-        not isinstance(fault, ModuleNotFoundError)
-        or not fault.name
-        or fault.name.startswith("transformer_engine")
-    ):
+    if not isinstance(fault, ModuleNotFoundError) or not fault.name or fault.name.startswith("transformer_engine"):
         return None
     missing = fault.name.partition(".")[0]
     if missing in sys.modules and missing != fault.name:
@@ -158,9 +148,7 @@ def _missing_module(fault: BaseException, _: Install) -> Cause | None:
 def _unreadable_metadata(_: BaseException, install: Install) -> Cause | None:
     if not install.unreadable:
         return None
-    return Cause(
-        f"the metadata of {', '.join(install.unreadable)} cannot be read: damaged, or deleted", REINSTALL
-    )
+    return Cause(f"the metadata of {', '.join(install.unreadable)} cannot be read: damaged, or deleted", REINSTALL)
 
 
 def _no_record(fault: BaseException, install: Install) -> Cause | None:
@@ -192,9 +180,7 @@ def _two_builds(fault: BaseException, _: Install) -> Cause | None:
     if not match:
         return None
     files = ", ".join(re.findall(r"'([^']+)'", match[1])) or match[1]
-    return Cause(
-        f"the libraries of two builds lie beside each other: {files}", "remove the one of the older build"
-    )
+    return Cause(f"the libraries of two builds lie beside each other: {files}", "remove the one of the older build")
 
 
 def _undefined_symbol(fault: BaseException, _: Install) -> Cause | None:
@@ -225,11 +211,7 @@ def _missing_library(fault: BaseException, _: Install) -> Cause | None:
     match = (
         re.search(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object", text)
         or re.search(r"^(\w+) shared object not found", text)
-        or (
-            re.search(r"grep '?(lib[\w.]+)", text)
-            if isinstance(fault, subprocess.CalledProcessError)
-            else None
-        )
+        or (re.search(r"grep '?(lib[\w.]+)", text) if isinstance(fault, subprocess.CalledProcessError) else None)
     )
     if not match:
         return None
@@ -237,9 +219,7 @@ def _missing_library(fault: BaseException, _: Install) -> Cause | None:
     bring = f"pip install {package} for the CUDA of this install, or put its folder on LD_LIBRARY_PATH"
     if package == "the NVIDIA driver":
         bring = "run on a GPU host, in a container with its driver (docker run --gpus all)"
-    return Cause(
-        f"the shared library {match[1]} ({library}) is not installed or not on the loader's path", bring
-    )
+    return Cause(f"the shared library {match[1]} ({library}) is not installed or not on the loader's path", bring)
 
 
 def _parts(_: BaseException, install: Install) -> Cause | None:
@@ -258,22 +238,12 @@ def _parts(_: BaseException, install: Install) -> Cause | None:
             INSTALL,
         )
     if not has_extension:
-        return Cause(
-            "the core library is here, the torch extension (transformer_engine_torch) is not", INSTALL
-        )
+        return Cause("the core library is here, the torch extension (transformer_engine_torch) is not", INSTALL)
     if not has_core:
-        return Cause(
-            "the torch extension is here, the core library (transformer_engine_cu12 or _cu13) is not", INSTALL
-        )
-    gone = [
-        name
-        for name, here in ((install.core, install.has_core), (EXTENSION, install.has_extension))
-        if not here
-    ]
+        return Cause("the torch extension is here, the core library (transformer_engine_cu12 or _cu13) is not", INSTALL)
+    gone = [name for name, here in ((install.core, install.has_core), (EXTENSION, install.has_extension)) if not here]
     if gone:
-        return Cause(
-            f"{' and '.join(map(str, gone))} is installed, and its library file is not there", REINSTALL
-        )
+        return Cause(f"{' and '.join(map(str, gone))} is installed, and its library file is not there", REINSTALL)
     return None
 
 

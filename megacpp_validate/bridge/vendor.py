@@ -32,9 +32,10 @@ _ON: Final = frozenset({"1", "true", "yes", "on"})
 _TRIAL_DEFAULT_S: Final = 60.0
 _ANSWERED: Final = 86  # a status that no import ends with by accident; an import may well end with 0
 _TRIAL: Final = f"""\
-import faulthandler, importlib, os, sys
+import faulthandler, importlib, os, signal, sys
 faulthandler.enable()
 faulthandler.dump_traceback_later(float(sys.argv[1]), exit=False)
+signal.alarm(int(min(float(sys.argv[1]), 1e6) * 2) + 10)  # whoever would have killed it may have been killed
 try:
     importlib.import_module(sys.argv[2])
 except BaseException:

@@ -7,7 +7,11 @@ from collections.abc import Mapping
 
 from .surface import UNKNOWN, Argument
 
-_NEVER_NONE = frozenset({"bool", "bytes", "dict", "float", "int", "list", "str", "tuple", "Callable", "Sequence"})
+_NEVER_NONE = frozenset(
+    {"bool", "bytes", "dict", "float", "int", "list", "str", "tuple", "Callable", "Sequence"}
+)
+
+_TENSOR_METHODS = frozenset({"contiguous", "float", "permute", "reshape", "to", "transpose", "unsqueeze", "view"})
 
 
 def argument_of(node: ast.expr, facts: Mapping[str, Argument]) -> Argument:
@@ -22,6 +26,8 @@ def argument_of(node: ast.expr, facts: Mapping[str, Argument]) -> Argument:
         case ast.Dict() | ast.List() | ast.JoinedStr() | ast.BinOp():
             return Argument(never_none=True)
         case ast.Call(func=ast.Name(id="list" | "tuple" | "dict" | "int" | "float" | "str" | "len")):
+            return Argument(never_none=True)
+        case ast.Call(func=ast.Attribute(attr=method)) if method in _TENSOR_METHODS:
             return Argument(never_none=True)
     try:
         value = ast.literal_eval(node)

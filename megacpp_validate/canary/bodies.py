@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from functools import cached_property
+from typing import Final, NamedTuple
 
 
 def keywords_taken(node: ast.AST | None) -> tuple[dict[str, str | None], str]:
@@ -18,18 +19,25 @@ def keywords_taken(node: ast.AST | None) -> tuple[dict[str, str | None], str]:
     for found in ast.walk(node):
         match found:
             case ast.Call(
-                func=ast.Attribute(value=ast.Name(id=owner), attr="pop" | "get"), args=[ast.Constant(value=str(key)), *rest]
+                func=ast.Attribute(value=ast.Name(id=owner), attr="pop" | "get"),
+                args=[ast.Constant(value=str(key)), *rest],
             ) if owner == name:
                 taken[key] = ast.unparse(rest[0]) if rest else None
             case ast.Subscript(value=ast.Name(id=owner), slice=ast.Constant(value=str(key))) if owner == name:
                 taken.setdefault(key, "...")  # read under a condition as a rule
-            case ast.Compare(left=ast.Constant(value=str(key)), ops=[ast.In()], comparators=[ast.Name(id=owner)]) if (
-                owner == name
-            ):
+            case ast.Compare(
+                left=ast.Constant(value=str(key)), ops=[ast.In()], comparators=[ast.Name(id=owner)]
+            ) if owner == name:
                 taken.setdefault(key, "...")
             case ast.Call(func=func, keywords=keywords):
-                if any(k.arg is None and isinstance(k.value, ast.Name) and k.value.id == name for k in keywords):
-                    handed_on = "super" if ast.unparse(func).startswith("super()") and handed_on != "elsewhere" else "elsewhere"
+                if any(
+                    k.arg is None and isinstance(k.value, ast.Name) and k.value.id == name for k in keywords
+                ):
+                    handed_on = (
+                        "super"
+                        if ast.unparse(func).startswith("super()") and handed_on != "elsewhere"
+                        else "elsewhere"
+                    )
     return taken, handed_on
 
 
@@ -67,6 +75,15 @@ def deprecations(node: ast.AST | None) -> list[tuple[str, ast.stmt | ast.expr, s
     return notices
 
 
+_OPPOSITES: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
+    ast.NotEq: ast.Eq,
+    ast.NotIn: ast.In,
+    ast.IsNot: ast.Is,
+    ast.Lt: ast.GtE,
+    ast.LtE: ast.Gt,
+}
+
+
 class Test(NamedTuple):
     """A test on the way to a statement.
 
@@ -82,8 +99,13 @@ class Test(NamedTuple):
 
 
 def _test(expression: ast.expr, wanted: bool, *, passed_by: bool = False) -> Test:
+    """One form for each meaning, so that `assert a == b` and `if a != b: raise` agree."""
     while isinstance(expression, ast.UnaryOp) and isinstance(expression.op, ast.Not):
-        expression, wanted = expression.operand, not wanted  # one form, so that `assert x` and `if not x: raise` agree
+        expression, wanted = expression.operand, not wanted
+    if isinstance(expression, ast.Compare) and len(expression.ops) == 1 and type(expression.ops[0]) in _OPPOSITES:
+        opposite = _OPPOSITES[type(expression.ops[0])]()
+        turned = ast.Compare(expression.left, [opposite], expression.comparators)
+        expression, wanted = ast.copy_location(turned, expression), not wanted
     return Test(expression, wanted, passed_by)
 
 
@@ -96,23 +118,28 @@ class Guard:
         self.tests = tests
         self.line = node.lineno
 
-    @property
+    @cached_property
     def enclosing(self) -> tuple[Test, ...]:
         """The tests that enclose it: what it is about."""
         return tuple(test for test in self.tests if not test.passed_by)
 
-    @property
+    @cached_property
     def condition(self) -> str:
         """The enclosing tests as one normalised text."""
         texts = [(ast.unparse(test.expression), test.wanted) for test in self.enclosing]
         return " and ".join(text if wanted else f"not ({text})" for text, wanted in texts)
 
-    @property
+    @cached_property
+    def innermost(self) -> str:
+        """The test that stands next to it."""
+        return ast.unparse(self.enclosing[-1].expression) if self.enclosing else ""
+
+    @cached_property
     def message(self) -> str:
         """Its text, literals only."""
         return _message(self.node)
 
-    @property
+    @cached_property
     def exception(self) -> str:
         """Class of what is raised, as written."""
         if isinstance(self.node, ast.Raise) and self.node.exc is not None:
@@ -120,12 +147,16 @@ class Guard:
             return ast.unparse(exc.func if isinstance(exc, ast.Call) else exc)
         return "AssertionError" if self.kind == "assert" else ""
 
-    @property
+    @cached_property
     def is_deprecation(self) -> bool:
         """Whether it announces that something will go."""
         text = ast.unparse(self.node)
-        return any(word in text for word in ("DeprecationWarning", "FutureWarning")) or "deprecat" in text.lower()
+        return (
+            any(word in text for word in ("DeprecationWarning", "FutureWarning"))
+            or "deprecat" in text.lower()
+        )
 
+    @cached_property
     def names(self) -> set[str]:
         """Names that its enclosing tests read."""
         return {n.id for test in self.enclosing for n in ast.walk(test.expression) if isinstance(n, ast.Name)}
@@ -148,14 +179,18 @@ def _guards_in(body: list[ast.stmt], tests: tuple[Test, ...]) -> Iterator[Guard]
                 yield Guard("raise", statement, tests)
             case ast.Assert(test=test):
                 yield Guard("assert", statement, (*tests, _test(test, False)))
-            case ast.Expr(value=ast.Call(func=func)) if re.search(r"\bwarn(ings\.warn|ing|_once)?$", ast.unparse(func)):
+            case ast.Expr(value=ast.Call(func=func)) if re.search(
+                r"\bwarn(ings\.warn|ing|_once)?$", ast.unparse(func)
+            ):
                 yield Guard("warn", statement, tests)
             case ast.If(test=test, body=then, orelse=orelse):
                 yield from _guards_in(then, (*tests, _test(test, True)))
                 yield from _guards_in(orelse, (*tests, _test(test, False)))
                 if then and isinstance(then[-1], ast.Return | ast.Raise | ast.Continue | ast.Break):
                     tests = (*tests, _test(test, False, passed_by=True))
-            case ast.With(body=inner) | ast.AsyncWith(body=inner) | ast.For(body=inner) | ast.While(body=inner):
+            case (
+                ast.With(body=inner) | ast.AsyncWith(body=inner) | ast.For(body=inner) | ast.While(body=inner)
+            ):
                 yield from _guards_in(inner, tests)
             case ast.Try(body=inner, orelse=orelse, finalbody=final):
                 yield from _guards_in([*inner, *orelse, *final], tests)
@@ -184,7 +219,9 @@ def _replacement(node: ast.AST) -> tuple[str, ast.expr | None]:
             return other, value
         case ast.IfExp(test=test, body=ast.Name(id=other), orelse=value) if _name_if_given(test) == other:
             return other, value
-        case ast.BoolOp(op=ast.Or(), values=[ast.Name(id=name), value]) if not isinstance(value, ast.Name | ast.Compare):
+        case ast.BoolOp(op=ast.Or(), values=[ast.Name(id=name), value]) if not isinstance(
+            value, ast.Name | ast.Compare
+        ):
             return name, value
     return "", None
 

@@ -15,6 +15,7 @@ from . import bodies
 from .arguments import argument_of
 from .changes import Change
 from .conditions import can_fire
+from .reach import LOST, guards_reached
 from .release import Found, Release
 from .surface import Argument, Use
 
@@ -22,7 +23,12 @@ _REWORDED = 0.75  # likeness of two guards' texts from which one is the other, r
 
 
 def compare_bodies(
-    old: Release, new: Release, before: griffe.Function, after: griffe.Function, given: Mapping[str, Argument], use: Use
+    old: Release,
+    new: Release,
+    before: griffe.Function,
+    after: griffe.Function,
+    given: Mapping[str, Argument],
+    use: Use,
 ) -> Iterator[Change]:
     """Every change in the body of a consumed function that the call meets.
 
@@ -36,12 +42,14 @@ def compare_bodies(
     if not isinstance(one, ast.FunctionDef) or not isinstance(other, ast.FunctionDef):
         return
     file = str(after.filepath)
-    yield from _new_guards(one, other, given, file)
+    yield from _new_guards(old, new, (before, one), (after, other), given)
     yield from _default_meanings(old, new, (before, one), (after, other), given)
     yield from _returns(one, other, use, file)
 
 
-def compare_deprecations(old: Release, new: Release, before: griffe.Object, after: griffe.Object, given: Mapping[str, Argument]) -> Iterator[Change]:
+def compare_deprecations(
+    old: Release, new: Release, before: griffe.Object, after: griffe.Object, given: Mapping[str, Argument]
+) -> Iterator[Change]:
     """Deprecation notices of a consumed class or function that are new, or reached by what the call passes."""
     known = {(condition, message) for condition, _, message in bodies.deprecations(old.node_of(before))}
     for condition, node, message in bodies.deprecations(new.node_of(after)):
@@ -63,30 +71,40 @@ def compare_deprecations(old: Release, new: Release, before: griffe.Object, afte
         )
 
 
-def _new_guards(one: ast.FunctionDef, other: ast.FunctionDef, given: Mapping[str, Argument], file: str) -> Iterator[Change]:
-    before = bodies.guards(one)
+def _new_guards(
+    old: Release,
+    new: Release,
+    before: tuple[griffe.Function, ast.FunctionDef],
+    after: tuple[griffe.Function, ast.FunctionDef],
+    given: Mapping[str, Argument],
+) -> Iterator[Change]:
+    known = [reached.guard for reached in guards_reached(old, before[0], before[1])]
+    other = after[1]
     fields, near, far = _fields(other), _origins(other, calls=False), _origins(other, calls=True)
-    new_features = _parameter_names(other) - _parameter_names(one) - set(given)
-    for guard in bodies.guards(other):
+    new_features = _parameter_names(other) - _parameter_names(before[1]) - set(given)
+    for reached in guards_reached(new, after[0], other):
+        guard = reached.guard
         if guard.is_deprecation:
             continue  # told as a deprecation
         tests = tuple(test._replace(expression=fields.visit(copy.deepcopy(test.expression))) for test in guard.tests)
         names = {n.id for t in tests if not t.passed_by for n in ast.walk(t.expression) if isinstance(n, ast.Name)}
         concerned = {p for name in names for p in near.get(name, {name})} & set(given)
-        if not concerned or any(_same_guard(guard, known) for known in before):
+        if not concerned or any(_same_guard(guard, one) for one in known):
             continue
         if any(_asks_for(test, far, new_features) for test in tests):
             continue  # it guards a feature that this release brings and that the bridge does not ask for
-        fires = can_fire(tests, lambda line: _known_inside(other, given, line))
+        if any(_is_new_kind(test, old, before[0]) for test in tests):
+            continue  # it is about a class that the old release did not have: no value of it was ever passed
+        fires = can_fire(tests, lambda line, at=reached.called_at: _known_inside(other, given, at or line))  # type: ignore[misc]
         if fires is False:
             continue
         is_warning = guard.kind == "warn"
         yield Change(
             ChangeKind.WARNING_ADDED if is_warning else ChangeKind.GUARD_ADDED,
-            Impact.BREAKING if fires and not is_warning else Impact.RISK,
+            Impact.BREAKING if fires and not is_warning and not reached.through else Impact.RISK,
             parameter=", ".join(sorted(concerned)),
-            after=SourceLine(file=file, line=guard.line),
-            new=f"{guard.exception or guard.kind} if {guard.condition}",
+            after=SourceLine(file=reached.file, line=guard.line),
+            new=f"{guard.exception or guard.kind} if {guard.condition.replace(LOST, '')}",
             suggestion=guard.message[:200],
         )
 
@@ -110,15 +128,31 @@ def _fields(node: ast.FunctionDef) -> _Fields:
     spoilt: set[str] = set()
     parameters = _parameter_names(node)
     for found in ast.walk(node):
-        if isinstance(found, ast.Attribute) and isinstance(found.ctx, ast.Store) and ast.unparse(found.value) == "self":
+        if (
+            isinstance(found, ast.Attribute)
+            and isinstance(found.ctx, ast.Store)
+            and ast.unparse(found.value) == "self"
+        ):
             spoilt |= {found.attr} & set(stored)
             stored.setdefault(found.attr, "")
     for found in ast.walk(node):
         match found:
-            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id="self"), attr=attr)], value=ast.Name(id=name)):
+            case ast.Assign(
+                targets=[ast.Attribute(value=ast.Name(id="self"), attr=attr)], value=ast.Name(id=name)
+            ):
                 if name in parameters and attr not in spoilt:
                     stored[attr] = name
     return _Fields({attr: name for attr, name in stored.items() if name})
+
+
+def _is_new_kind(test: bodies.Test, old: Release, function: griffe.Function) -> bool:
+    """Whether a test holds only for instances of a class that the old release does not know."""
+    match test:
+        case bodies.Test(ast.Call(func=ast.Name(id="isinstance"), args=[_, ast.Name(id=kind)]), wanted=True):
+            return not any(kind in module.members for module in (function.module, *old.modules()))
+        case bodies.Test(ast.BoolOp(op=ast.And(), values=values), wanted=True):
+            return any(_is_new_kind(bodies.Test(value, True), old, function) for value in values)
+    return False
 
 
 def _asks_for(test: bodies.Test, origins: Mapping[str, set[str]], features: set[str]) -> bool:
@@ -141,11 +175,13 @@ def _same_guard(new: bodies.Guard, old: bodies.Guard) -> bool:
         return False  # what used to warn now raises, or the other way round
     if new.condition == old.condition:
         return True
-    if new.enclosing and old.enclosing and ast.dump(new.enclosing[-1].expression) == ast.dump(old.enclosing[-1].expression):
+    if new.innermost and new.innermost == old.innermost:
         return True
-    likeness = SequenceMatcher(None, new.condition, old.condition).ratio()
-    same_message = bool(new.message) and SequenceMatcher(None, new.message, old.message).ratio() > _REWORDED
-    return same_message and (likeness > 0.5 or new.names() == old.names())
+    if not new.message or not old.message:
+        return False
+    if SequenceMatcher(None, new.message, old.message).ratio() <= _REWORDED:
+        return False
+    return new.names == old.names or SequenceMatcher(None, new.condition, old.condition).ratio() > 0.5
 
 
 def _default_meanings(
@@ -157,20 +193,34 @@ def _default_meanings(
 ) -> Iterator[Change]:
     one, other = bodies.default_meanings(before[1]), bodies.default_meanings(after[1])
     for name in sorted(set(one) & set(other) - set(given)):
-        if one[name] != other[name]:
+        if one[name] != other[name] and not _widened(one[name], other[name]):
             yield _meaning(name, one[name], other[name])
     for had in before[0].parameters:
         if had.name in given or had.name not in after[0].parameters or had.default is None:
             continue
         has = after[0].parameters[had.name]
         if str(has.default) == str(had.default) and str(had.default).replace(".", "").isidentifier():
-            first, second = _constant_behind(old, before[0], str(had.default)), _constant_behind(new, after[0], str(has.default))
+            first, second = (
+                _constant_behind(old, before[0], str(had.default)),
+                _constant_behind(new, after[0], str(has.default)),
+            )
             if first and second and first != second:
                 yield _meaning(had.name, f"{had.default} = {first}", f"{has.default} = {second}")
 
 
+def _widened(old: str, new: str) -> bool:
+    """Whether a new expression is the old one with a case added: `x` became `x if ... else y`."""
+    for node in ast.walk(ast.parse(new)):
+        for branch in (node.body, node.orelse) if isinstance(node, ast.IfExp) else ():
+            if ast.unparse(ast.parse(new.replace(ast.unparse(node), ast.unparse(branch)))) == old:
+                return True
+    return False
+
+
 def _meaning(name: str, old: str, new: str) -> Change:
-    return Change(ChangeKind.DEFAULT_MEANING_CHANGED, Impact.RISK, Cause.NUMERICS, parameter=name, old=old, new=new)
+    return Change(
+        ChangeKind.DEFAULT_MEANING_CHANGED, Impact.RISK, Cause.NUMERICS, parameter=name, old=old, new=new
+    )
 
 
 def _constant_behind(release: Release, function: griffe.Function, dotted: str) -> str:
@@ -227,7 +277,9 @@ def _read_from(node: ast.AST, origins: Mapping[str, set[str]]) -> set[str]:
 
 def _stored_names(node: ast.Assign | ast.AnnAssign) -> set[str]:
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    return {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return {
+        n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    }
 
 
 def _parameter_names(node: ast.FunctionDef) -> set[str]:
@@ -241,14 +293,18 @@ def _popped(call: ast.Call) -> str:
     return ""
 
 
-def _known_inside(node: ast.AST | None, given: Mapping[str, Argument], line: int = sys.maxsize) -> dict[str, Argument]:
+def _known_inside(
+    node: ast.AST | None, given: Mapping[str, Argument], line: int = sys.maxsize
+) -> dict[str, Argument]:
     """What is known of a function's parameters above `line`: what is passed, and literal defaults of the rest."""
     if not isinstance(node, ast.FunctionDef):
         return dict(given)
     known: dict[str, Argument] = {}
     positional = [*node.args.posonlyargs, *node.args.args]
     pairs = [*zip(reversed(positional), reversed(node.args.defaults), strict=False)]
-    pairs += [(a, d) for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if d is not None]
+    pairs += [
+        (a, d) for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if d is not None
+    ]
     for argument, default in pairs:
         known[argument.arg] = argument_of(default, {})
     known.update(given)

@@ -19,7 +19,11 @@ def compare_calls(old: Signature, new: Signature, use: Use) -> Iterator[Change]:
     yield from _lost_keywords(old, new, use, before)
     yield from _moved_positionals(old, new, use)
     named = {p.name for p in old.parameters if p.required}
-    renamed = {likely_rename(p, old, new) for p in old.parameters if new.named(p.name) is None and p.name in before.given}
+    renamed = {
+        likely_rename(p, old, new)
+        for p in old.parameters
+        if new.named(p.name) is None and p.name in before.given
+    }
     for parameter in after.missing:
         if parameter.name not in named and parameter.name not in renamed:
             had = old.named(parameter.name)
@@ -41,7 +45,9 @@ def call_faults(signature: Signature, use: Use) -> Iterator[Change]:
     for index in binding.surplus:
         yield Change(ChangeKind.PARAMETER_REMOVED, Impact.BREAKING, parameter=f"argument {index + 1}")
     for parameter in binding.missing:
-        yield Change(ChangeKind.PARAMETER_REQUIRED, Impact.BREAKING, parameter=parameter.name, new=parameter.name)
+        yield Change(
+            ChangeKind.PARAMETER_REQUIRED, Impact.BREAKING, parameter=parameter.name, new=parameter.name
+        )
 
 
 def _lost_keywords(old: Signature, new: Signature, use: Use, before: Binding) -> Iterator[Change]:
@@ -52,13 +58,23 @@ def _lost_keywords(old: Signature, new: Signature, use: Use, before: Binding) ->
         if has is not None and has.kind is not griffe.ParameterKind.positional_only:
             continue
         if has is not None:
-            yield Change(ChangeKind.PARAMETER_POSITIONAL_ONLY, Impact.BREAKING, parameter=name, old=_text(had), new=_text(has))
+            yield Change(
+                ChangeKind.PARAMETER_POSITIONAL_ONLY,
+                Impact.BREAKING,
+                parameter=name,
+                old=_text(had),
+                new=_text(has),
+            )
             continue
         suggestion = likely_rename(had, old, new)
         kind = ChangeKind.PARAMETER_RENAMED if suggestion else ChangeKind.PARAMETER_REMOVED
-        impact = Impact.RISK if new.open_keywords else Impact.BREAKING  # **kwargs may still take it, or swallow it
+        impact = (
+            Impact.RISK if new.open_keywords else Impact.BREAKING
+        )  # **kwargs may still take it, or swallow it
         cause = _lost_cause(new)
-        yield Change(kind, impact, cause, parameter=name, old=_text(had), new=suggestion, suggestion=suggestion)
+        yield Change(
+            kind, impact, cause, parameter=name, old=_text(had), new=suggestion, suggestion=suggestion
+        )
 
 
 def _lost_cause(signature: Signature) -> Cause:
@@ -74,26 +90,54 @@ def _moved_positionals(old: Signature, new: Signature, use: Use) -> Iterator[Cha
             continue
         other = new.named(had.name)
         if other is not None and other.kind is griffe.ParameterKind.keyword_only:
-            yield Change(ChangeKind.PARAMETER_KEYWORD_ONLY, Impact.BREAKING, parameter=had.name, old=_text(had), new=f"*, {_text(other)}")
+            yield Change(
+                ChangeKind.PARAMETER_KEYWORD_ONLY,
+                Impact.BREAKING,
+                parameter=had.name,
+                old=_text(had),
+                new=f"*, {_text(other)}",
+            )
         elif has is None:
             if not new.takes_any_positional:
-                yield Change(ChangeKind.PARAMETER_REMOVED, Impact.BREAKING, parameter=had.name, old=_text(had))
+                yield Change(
+                    ChangeKind.PARAMETER_REMOVED, Impact.BREAKING, parameter=had.name, old=_text(had)
+                )
         elif other is not None and had.required and other.default == "None" and old.named(has.name) is None:
             # the old name stays as an alias of the new one, which stands in its place
             yield Change(
-                ChangeKind.PARAMETER_RENAMED, Impact.HARMLESS, parameter=had.name, old=had.name, new=has.name, suggestion=has.name
+                ChangeKind.PARAMETER_RENAMED,
+                Impact.HARMLESS,
+                parameter=had.name,
+                old=had.name,
+                new=has.name,
+                suggestion=has.name,
             )
         elif other is not None or old.named(has.name) is not None:
             yield Change(
-                ChangeKind.PARAMETER_REORDERED, Impact.BREAKING, parameter=had.name, old=_order(before), new=_order(after)
+                ChangeKind.PARAMETER_REORDERED,
+                Impact.BREAKING,
+                parameter=had.name,
+                old=_order(before),
+                new=_order(after),
             )
             return  # the rest of the row has moved with it
         elif likely_rename(had, old, new) == has.name:
             yield Change(
-                ChangeKind.PARAMETER_RENAMED, Impact.HARMLESS, parameter=had.name, old=had.name, new=has.name, suggestion=has.name
+                ChangeKind.PARAMETER_RENAMED,
+                Impact.HARMLESS,
+                parameter=had.name,
+                old=had.name,
+                new=has.name,
+                suggestion=has.name,
             )
         else:
-            yield Change(ChangeKind.PARAMETER_REMOVED, Impact.BREAKING, parameter=had.name, old=_text(had), new=_text(has))
+            yield Change(
+                ChangeKind.PARAMETER_REMOVED,
+                Impact.BREAKING,
+                parameter=had.name,
+                old=_text(had),
+                new=_text(has),
+            )
 
 
 def _leaned_on_defaults(old: Signature, new: Signature, before: Binding) -> Iterator[Change]:

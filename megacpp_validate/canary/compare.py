@@ -23,6 +23,9 @@ from .shapes import Shape, callee_of, is_context_manager, is_decorator, shape_of
 from .surface import RESULT, Surface, Symbol, Use, UseKind
 
 
+_ORDER = {Impact.BREAKING: 0, Impact.RISK: 1, Impact.HARMLESS: 2}
+
+
 @dataclass(frozen=True)
 class Resolved:
     """What an accessor gives in one release: the symbol that its import statements reach first."""
@@ -125,7 +128,9 @@ class _Comparison:
             return
         if after is None:
             if not self._replaced_by(use):
-                yield self._lost_symbol(use, before)
+                lost = self._lost_symbol(use, before)
+                missed = not self._does_without(use)
+                yield lost if missed else replace(lost, impact=Impact.RISK, cause=Cause.SILENT_FALLBACK)
             return
         if before.symbol != after.symbol and before.found and after.found:
             yield Change(  # the same thing in another place, and the bridge looks there first
@@ -148,6 +153,12 @@ class _Comparison:
                     if isinstance(after.found.obj, griffe.Class):
                         yield self._at_objects(change, before.found.obj, after.found.obj)
 
+    def _does_without(self, use: Use) -> bool:
+        """Whether the code around an accessor's call minds its None: nothing else there uses the value unasked."""
+        same = [o for o in self.surface.uses if (o.accessor, o.function) == (use.accessor, use.function) and o is not use]
+        careful = all(o.optional or o.kind is UseKind.CLASS or use.accessor in o.present for o in same)
+        return use.optional and careful
+
     def _kind_of_definition(self, before: Found, after: Found) -> Iterator[Change]:
         one, other = before.obj, after.obj
         if isinstance(one, griffe.Function) and isinstance(other, griffe.Class):
@@ -168,14 +179,26 @@ class _Comparison:
             after = self.new.where(found.obj) if isinstance(found, Found) else None
         where = self.old.where(before.found.obj) if before.found else None
         return Change(
-            kind, Impact.BREAKING, before=where, after=after, old=before.symbol.path, new=place, suggestion=place
+            kind,
+            Impact.BREAKING,
+            before=where,
+            after=after,
+            old=before.symbol.path,
+            new=place,
+            suggestion=place,
         )
 
     def _path_taken_instead(self, use: Use) -> Iterator[Change]:
         """The use is no longer reached: the code around it takes another of the bridge's paths."""
         other = self._replaced_by(use)
         before = self._before[use.accessor]
-        if use.kind is not UseKind.CALL or other is None or use.path or before is None or other.accessor == use.accessor:
+        if (
+            use.kind is not UseKind.CALL
+            or other is None
+            or use.path
+            or before is None
+            or other.accessor == use.accessor
+        ):
             return
         after = self._after[other.accessor]
         if after is None:
@@ -254,7 +277,11 @@ class _Comparison:
         use = next(iter(self.surface.uses))
         anchor = Symbol("transformer_engine.pytorch", "")
         for change in compare_import_time(self.old, self.new):
-            yield _Met(change, replace(use, module=self.surface.module_order[0], site=_vendor_site(self.surface)), anchor)
+            yield _Met(
+                change,
+                replace(use, module=self.surface.module_order[0], site=_vendor_site(self.surface)),
+                anchor,
+            )
 
     def _calls(self) -> Iterator[Use]:
         return (use for use in self.surface.uses if use.kind is UseKind.CALL)
@@ -273,7 +300,9 @@ class _Comparison:
     def _at(self, change: Change, before: Shape, after: Shape) -> Change:
         return self._at_objects(change, before.obj, after.obj if after.what != "missing" else None)
 
-    def _at_objects(self, change: Change, before: griffe.Object | None, after: griffe.Object | None) -> Change:
+    def _at_objects(
+        self, change: Change, before: griffe.Object | None, after: griffe.Object | None
+    ) -> Change:
         one = change.before or (self.old.where(before) if before is not None else None)
         other = change.after or (self.new.where(after) if after is not None else None)
         return replace(change, before=one, after=other)
@@ -318,20 +347,23 @@ def _gather(met: Iterable[_Met], surface: Surface) -> list[Finding]:
     groups: dict[tuple[object, ...], list[_Met]] = {}
     for one in met:
         c = one.change
-        key = (one.symbol.path, c.member, c.kind, c.parameter, c.impact, c.old, c.new)
+        key = (one.symbol.path, c.member, c.kind, c.parameter, c.old, c.new)
         groups.setdefault(key, []).append(one)
     findings = [_finding(group, surface) for group in groups.values()]
-    order = {Impact.BREAKING: 0, Impact.RISK: 1, Impact.HARMLESS: 2}
     rank = surface.module_order.index
-    return sorted(findings, key=lambda f: (order[f.impact], rank(f.module), f.symbol, f.member, f.kind, f.parameter))
+    return sorted(
+        findings, key=lambda f: (_ORDER[f.impact], rank(f.module), f.symbol, f.member, f.kind, f.parameter)
+    )
 
 
 def _finding(group: list[_Met], surface: Surface) -> Finding:
-    change = group[0].change
+    worst = min(_ORDER[one.change.impact] for one in group)  # what a change is told as
+    told = [one for one in group if _ORDER[one.change.impact] == worst]
+    change = told[0].change
     modules = {one.use.module for one in group}
     sites = {(one.use.site.file, one.use.site.line): one.use.site for one in group}
     return Finding(
-        module=surface.first(modules),
+        module=surface.first({one.use.module for one in told}),
         modules=tuple(sorted(modules, key=surface.module_order.index)),
         kind=change.kind,
         impact=change.impact,

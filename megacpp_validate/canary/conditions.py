@@ -71,7 +71,9 @@ def _evaluate(node: ast.expr, values: Mapping[str, object], never_none: set[str]
             if decisive in outcomes:
                 return decisive
             return None if None in outcomes else not decisive
-        case ast.Compare(left=ast.Name(id=name), ops=[ast.Is() | ast.IsNot() as op], comparators=[ast.Constant(value=None)]):
+        case ast.Compare(
+            left=ast.Name(id=name), ops=[ast.Is() | ast.IsNot() as op], comparators=[ast.Constant(value=None)]
+        ):
             if name in never_none:
                 return isinstance(op, ast.IsNot)
             return None if name not in values else (values[name] is None) is isinstance(op, ast.Is)

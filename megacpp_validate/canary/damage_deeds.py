@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Final
 
 from .firewall_elf import rename_needed, rename_string, rename_undefined
-from .firewall_install import Install, write_dist_info
+from .firewall_install import TE, Install, write_dist_info
 from .firewall_standin import CannotBuild, build_extension, find_compiler
 
 FLASH_ATTENTION_4: Final = ("flash-attn-4", "4.0.0b36")
-ANOTHER_COPY: Final = ("transformer_engine", "2.17.1")
+ANOTHER_COPY: Final = (TE, "2.17.1")
 ANOTHER_RELEASE: Final = "2.19.0"
 
 
@@ -51,9 +51,7 @@ def core_cut_short(install: Install) -> None:
 
 def core_needs_another_library(install: Install) -> None:
     """Let the core library need a library that exists nowhere."""
-    rename_needed(
-        install.own(install.core), "libcublasLt.so.", "libcublas.so.", "libcudart.so.", "libcudnn.so."
-    )
+    rename_needed(install.own(install.core), "libcublasLt.so.", "libcublas.so.", "libcudart.so.", "libcudnn.so.")
 
 
 def core_twice(install: Install) -> None:

@@ -134,7 +134,9 @@ class _Reader:
             scope.names.update((name, _Ref(name)) for name in self._accessors)
         self._functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         if self._is_home:  # the accessors' own bodies are read as accessors, not as call sites
-            kept = [n for n in tree.body if not (isinstance(n, ast.FunctionDef) and n.name in self._accessors)]
+            kept = [
+                n for n in tree.body if not (isinstance(n, ast.FunctionDef) and n.name in self._accessors)
+            ]
             self._block(kept, scope)
         else:
             self._block(tree.body, scope)
@@ -211,7 +213,9 @@ class _Reader:
                 self._note(value, UseKind.CLASS, base, scope)
         outer, self._fields = self._fields, {}
         inner = replace(scope, function=f"{scope.function}.{node.name}".lstrip("."), names=dict(scope.names))
-        methods = sorted(node.body, key=lambda n: not (isinstance(n, ast.FunctionDef) and n.name == "__init__"))
+        methods = sorted(
+            node.body, key=lambda n: not (isinstance(n, ast.FunctionDef) and n.name == "__init__")
+        )
         self._block(methods, inner)  # __init__ first: it says what the fields are
         self._fields = outer
 
@@ -255,7 +259,9 @@ class _Reader:
         self._value(node.test, scope)
         present, absent = self._presence(node.test, scope)
         self._block(node.body, replace(scope, present=scope.present | present, absent=scope.absent | absent))
-        self._block(node.orelse, replace(scope, present=scope.present | absent, absent=scope.absent | present))
+        self._block(
+            node.orelse, replace(scope, present=scope.present | absent, absent=scope.absent | present)
+        )
         if _leaves(node.body):  # what follows is reached only where the test was false
             scope.present |= absent
             scope.absent |= present
@@ -346,7 +352,8 @@ class _Reader:
         self._arguments_of(node, scope)
         if isinstance(called, _Ref):
             value = _Value(called.accessor)
-            self._note(value, UseKind.NAME, node, scope)
+            insists = isinstance(node.func, ast.Attribute) and node.func.attr == "require"
+            self._note(value, UseKind.NAME, node, scope, optional=not insists)
             return value
         if called is None:
             return None
@@ -393,11 +400,20 @@ class _Reader:
 
     # --- notes --------------------------------------------------------------------------------------------
 
-    def _note(self, value: _Value, kind: UseKind, node: ast.AST, scope: _Scope, *, optional: bool = False) -> None:
+    def _note(
+        self, value: _Value, kind: UseKind, node: ast.AST, scope: _Scope, *, optional: bool = False
+    ) -> None:
         self.uses.append(self._use(value, kind, node, scope, optional=optional))
 
     def _note_call(
-        self, called: _Value, node: ast.Call, args: Sequence[ast.expr], scope: _Scope, *, unpack: int = 0, partial: bool = False
+        self,
+        called: _Value,
+        node: ast.Call,
+        args: Sequence[ast.expr],
+        scope: _Scope,
+        *,
+        unpack: int = 0,
+        partial: bool = False,
     ) -> None:
         plain = [argument for argument in args if not isinstance(argument, ast.Starred)]
         keywords = {k.arg: argument_of(k.value, scope.facts) for k in node.keywords if k.arg is not None}
@@ -413,7 +429,9 @@ class _Reader:
             )
         )
 
-    def _use(self, value: _Value, kind: UseKind, node: ast.AST, scope: _Scope, *, optional: bool = False) -> Use:
+    def _use(
+        self, value: _Value, kind: UseKind, node: ast.AST, scope: _Scope, *, optional: bool = False
+    ) -> Use:
         return Use(
             accessor=value.accessor,
             path=value.path,

@@ -23,6 +23,7 @@ from ..evidence.firewall import FirewallCase, FirewallOutcome, FirewallResult
 from .damage import PINNED, Damage
 from .firewall_elf import NotDamageable
 from .firewall_install import (
+    TE,
     Install,
     Interpreter,
     WheelOf,
@@ -102,17 +103,12 @@ def run_firewall(  # noqa: PLR0913 - all but two are keywords with a default
     """
     plan = plan_firewall(only, install)
     interpreter = look_at_interpreter(limit_s)
-    release = PINNED if install == "wheels" else current_release(interpreter)
-    if not release:
-        raise UnknownCase(
-            "no whole install of Transformer Engine (sources, core, torch extension) is on the path of this "
-            "interpreter. Next step: put it on PYTHONPATH, or run the tier on wheels"
-        )
+    release = _release_of(interpreter, install)
+    fetched, lacking = _fetch(plan, wheels, install)
     with tempfile.TemporaryDirectory(prefix="firewall-") as folder:
         work = Path(folder).resolve()
         _copy_bridge(bridge, work / "bridge")
-        stand_ins, no_stand_ins = _build(work / "stand-ins")
-        fetched, lacking = _fetch(plan, wheels, install)
+        stand_ins, no_stand_ins = _build(work / "stand-ins", plan)
         bench = _Bench(
             modules=modules,
             bridge=bridge,
@@ -127,9 +123,7 @@ def run_firewall(  # noqa: PLR0913 - all but two are keywords with a default
             limit_s=limit_s,
         )
         cases = _run_all(plan, bench, jobs, progress)
-    return FirewallResult(
-        tool=tool, python=platform.python_version(), torch=interpreter.torch or "none", cases=cases
-    )
+    return FirewallResult(tool=tool, python=platform.python_version(), torch=interpreter.torch or "none", cases=cases)
 
 
 def _run_all(
@@ -149,9 +143,9 @@ def _run_all(
     with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:
         try:
             for wave in (True, False):
-                futures: list[Future[None]] = [
-                    pool.submit(run, row) for row in plan if is_baseline(row) is wave
-                ]
+                rows = [row for row in plan if is_baseline(row) is wave]
+                rows.sort(key=lambda row: row.ends == "exit")  # the ones that wait for a limit need not come last
+                futures: list[Future[None]] = [pool.submit(run, row) for row in rows]
                 for future in futures:
                     future.result()
         except BaseException:  # an interrupt too: nothing may keep running behind it
@@ -177,7 +171,7 @@ def _run_case(row: Damage, bench: _Bench, done: Mapping[str, FirewallCase]) -> F
     try:
         observed = _observe(row, bench, folder)
     except (CannotBuild, NotDamageable, LookupError, OSError, Stopped) as fault:
-        return case.model_copy(update={"problems": (f"the install could not be damaged: {fault}",)})
+        return case.model_copy(update={"problems": (f"the install could not be laid out or damaged: {fault}",)})
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return case.model_copy(update={**observed, "seconds": round(time.monotonic() - started, 2)})
@@ -252,6 +246,16 @@ class _Asker:
             return None, ended
 
 
+def _release_of(interpreter: Interpreter, mode: InstallMode) -> str:
+    release = PINNED if mode == "wheels" else current_release(interpreter)
+    if not release:
+        raise UnknownCase(
+            "no whole install of Transformer Engine (sources, core, torch extension) is on the path of this "
+            "interpreter. Next step: put it on PYTHONPATH, or run the tier on wheels"
+        )
+    return release
+
+
 def _fetch(
     plan: Sequence[Damage], wheels: WheelOf, mode: InstallMode
 ) -> tuple[dict[Distribution, Path], dict[Distribution | None, str]]:
@@ -264,7 +268,7 @@ def _fetch(
     lacking: dict[Distribution | None, str] = {}
     if mode == "wheels":
         for release in sorted({row.release or PINNED for row in plan}):
-            fetched["transformer_engine", release] = wheels("transformer_engine", release)
+            fetched[TE, release] = wheels(TE, release)
     for extra in sorted({row.extra for row in plan if row.extra}):
         try:
             fetched[extra] = wheels(*extra)
@@ -283,7 +287,9 @@ def _copy_bridge(bridge: Path, target: Path) -> None:
     (package / "__init__.py").write_text("", encoding="utf-8")
 
 
-def _build(folder: Path) -> tuple[StandIns | None, str]:
+def _build(folder: Path, plan: Sequence[Damage]) -> tuple[StandIns | None, str]:
+    if not any(row.parts for row in plan):
+        return None, "no case of this run has compiled parts"
     try:
         return build_stand_ins(folder), ""
     except CannotBuild as fault:

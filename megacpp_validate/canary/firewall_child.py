@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import importlib
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,7 @@ def ask_entries(imports: Any) -> tuple[dict[str, str], list[str]]:
     """Accessor -> why it gives nothing, and what was wrong with how it says so."""
     missing, problems = {}, []
     for name, accessor in sorted(vars(imports).items()):
-        if not (
-            callable(getattr(accessor, "why_missing", None)) and callable(getattr(accessor, "require", None))
-        ):
+        if not (callable(getattr(accessor, "why_missing", None)) and callable(getattr(accessor, "require", None))):
             continue
         if accessor() is not None:
             continue
@@ -50,9 +49,7 @@ def ask(package: str, names: list[str]) -> dict[str, Any]:
     """Import every module, then ask for the verdict; what a question raises is an answer too."""
     answer: dict[str, Any] = {"imported": import_modules([f"{package}.{name}" for name in names])}
     answer["imported_early"] = "transformer_engine" in sys.modules
-    answer["native_paths"] = {
-        name: getattr(sys.modules.get(f"{package}.{name}"), "NATIVE_PATH", "") for name in names
-    }
+    answer["native_paths"] = {name: getattr(sys.modules.get(f"{package}.{name}"), "NATIVE_PATH", "") for name in names}
     try:
         imports = importlib.import_module(f"{package}.imports")
         answer["available"] = imports.is_te_available()
@@ -71,6 +68,7 @@ def main() -> None:
     target, dump_after, package, *names = sys.argv[1:]
     faulthandler.enable()
     faulthandler.dump_traceback_later(float(dump_after), exit=False)
+    signal.alarm(int(float(dump_after) * 2) + 10)  # whoever would have killed it may have been killed
     answer = ask(package, names)
     aside = Path(f"{target}.part")
     aside.write_text(json.dumps(answer), encoding="utf-8")

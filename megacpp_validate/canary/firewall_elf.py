@@ -99,9 +99,7 @@ def _undefined(image: bytearray) -> Iterator[int]:
             strings = sections[section.link].offset
             for at in range(section.offset, section.offset + section.size, _SYMBOL.size):
                 name, info, _, home, _, _ = _SYMBOL.unpack_from(image, at)
-                if (
-                    name and home == 0 and info >> 4 == 1
-                ):  # undefined and global: a weak one may stay undefined
+                if name and home == 0 and info >> 4 == 1:  # undefined and global: a weak one may stay undefined
                     yield strings + name
 
 

@@ -27,6 +27,7 @@ from .firewall_standin import StandIns, stand_in_environment
 WheelOf = Callable[[str, str], Path]
 """(distribution, version) -> path of its verified pure-Python wheel."""
 
+TE: Final = "transformer-engine"  # the distribution of the Python sources
 TE_NAMES: Final = ("transformer_engine", "transformer_engine[-_.]*", "__editable__*transformer_engine*")
 NEEDED_BY_TE: Final = ("einops", "numpy", "onnxscript", "packaging", "pydantic")
 _BIG_BYTES: Final = 2**20
@@ -167,9 +168,7 @@ class Install:
 
     def _one(self, what: str, pattern: str) -> Path:
         found = [
-            file
-            for folder in (self.package / "wheel_lib", self.package, self.site)
-            for file in folder.glob(pattern)
+            file for folder in (self.package / "wheel_lib", self.package, self.site) for file in folder.glob(pattern)
         ]
         if not found:
             raise LookupError(f"no {what} ({pattern}) is laid out in {self.site}")
@@ -178,7 +177,7 @@ class Install:
 
 def lay_out_wheels(install: Install, parts: Iterable[str]) -> None:
     """Lay out a release as pip would: the real wheel of its sources, and stand-ins for its compiled parts."""
-    wheel = install.wheels["transformer_engine", install.release]
+    wheel = install.wheels[TE, install.release]
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(install.site)
     install.hidden |= {"flash_attn*"}  # a real FlashAttention wants the real extension
@@ -231,10 +230,7 @@ def current_release(interpreter: Interpreter) -> str:
     folders = [path for path in found if path.name == "transformer_engine"]
     libraries = {path.name for path in found}
     libraries |= {
-        file.name
-        for folder in folders
-        for place in ("", "wheel_lib")
-        for file in (folder / place).glob("*.so")
+        file.name for folder in folders for place in ("", "wheel_lib") for file in (folder / place).glob("*.so")
     }
     infos = [path.name for path in found if re.fullmatch(r"transformer_engine-.+\.dist-info", path.name)]
     for part in ("libtransformer_engine", "transformer_engine_torch"):
@@ -278,9 +274,7 @@ def write_dist_info(site: Path, name: str, version: str) -> None:
     """The metadata that pip leaves for a distribution of binary wheels."""
     folder = site / f"{name}-{version}.dist-info"
     folder.mkdir()
-    (folder / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8"
-    )
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
     (folder / "WHEEL").write_text("Wheel-Version: 1.0\nRoot-Is-Purelib: false\n", encoding="utf-8")
     (folder / "RECORD").write_text(f"{folder.name}/METADATA,,\n{folder.name}/WHEEL,,\n", encoding="utf-8")
     (folder / "INSTALLER").write_text("pip\n", encoding="utf-8")

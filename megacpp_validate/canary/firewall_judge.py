@@ -58,9 +58,7 @@ class Answer(BaseModel):
     raised: str = ""
 
 
-def judge(
-    row: Damage, modules: Sequence[BridgeModule], answer: Answer | None, ended: Ended
-) -> tuple[str, ...]:
+def judge(row: Damage, modules: Sequence[BridgeModule], answer: Answer | None, ended: Ended) -> tuple[str, ...]:
     """What was not as the case asks for; empty on a pass."""
     if answer is None:
         return (f"the process gave no answer ({ended.how}){where_it_was(ended)}: {_last_words(ended)}",)
@@ -92,8 +90,7 @@ def reason_of(row: Damage, answer: Answer | None) -> str:
 def native_paths(modules: Sequence[BridgeModule], answer: Answer) -> dict[str, str]:
     """Bridge module -> the native path that it names; the import bridge has none, so the matrix does."""
     return {
-        row.id: answer.native_paths.get(_stem(row)) or (row.native if row.id == "imports" else "")
-        for row in modules
+        row.id: answer.native_paths.get(_stem(row)) or (row.native if row.id == "imports" else "") for row in modules
     }
 
 

@@ -48,7 +48,5 @@ def _rows(install: InstallMode) -> tuple[Damage, ...]:
     if install == "wheels":
         return DAMAGES
     pinned = next(row for row in DAMAGES if row.id == f"{_UNDAMAGED}-{PINNED}")
-    others = (
-        replace(row, extra=None) for row in DAMAGES if not row.release
-    )  # everything comes from the install
+    others = (replace(row, extra=None) for row in DAMAGES if not row.release)  # everything comes from the install
     return (replace(pinned, id=_UNDAMAGED, release=""), *others)

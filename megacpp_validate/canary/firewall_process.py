@@ -44,9 +44,7 @@ class Processes:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _stopped: bool = False
 
-    def run(
-        self, command: Sequence[str], *, env: Mapping[str, str], folder: Path, limit_s: float, log: Path
-    ) -> Ended:
+    def run(self, command: Sequence[str], *, env: Mapping[str, str], folder: Path, limit_s: float, log: Path) -> Ended:
         """Run a command in its own process group, its words in the file `log` (a pipe would outlive it)."""
         started = time.monotonic()
         with log.open("wb") as words:
@@ -72,9 +70,7 @@ class Processes:
                 with self._lock:
                     self._running.discard(process)
         seconds = time.monotonic() - started
-        return Ended(
-            _say_end(code, limit_s), code, seconds, log.read_text(encoding="utf-8", errors="replace")
-        )
+        return Ended(_say_end(code, limit_s), code, seconds, log.read_text(encoding="utf-8", errors="replace"))
 
     def stop(self) -> None:
         """Kill whatever runs; nothing is started afterwards."""

@@ -64,9 +64,7 @@ def find_compiler() -> tuple[str, ...]:
 def build_stand_ins(folder: Path, compiler: Sequence[str] = ()) -> StandIns:
     """Build every stand-in into `folder`; raises `CannotBuild`."""
     if sys.platform != "linux" or sys.maxsize < 2**32:
-        raise CannotBuild(
-            "Transformer Engine's libraries, and so their stand-ins, exist for 64-bit Linux only"
-        )
+        raise CannotBuild("Transformer Engine's libraries, and so their stand-ins, exist for 64-bit Linux only")
     command = tuple(compiler) or find_compiler()
     folder.mkdir(parents=True, exist_ok=True)
     build = _Build(command, folder)
@@ -91,9 +89,7 @@ def build_extension(compiler: Sequence[str], folder: Path, *, lacks: Sequence[st
     folder.mkdir(parents=True, exist_ok=True)
     python = (SOURCES / "extension.py").read_text(encoding="utf-8") + f"\nLACKS.update({list(lacks)!r})\n"
     lines = "\n".join(json.dumps(line + "\n") for line in python.splitlines())
-    (folder / "standin_source.h").write_text(
-        f"static const char STANDIN_SOURCE[] =\n{lines};\n", encoding="utf-8"
-    )
+    (folder / "standin_source.h").write_text(f"static const char STANDIN_SOURCE[] =\n{lines};\n", encoding="utf-8")
     suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
     build = _Build(tuple(compiler), folder)
     return build.library(f"transformer_engine_torch{suffix}", "extension.c", f"-I{folder}")

@@ -25,6 +25,9 @@ ENTRY = "transformer_engine.pytorch"
 _GIVEN = frozenset({PACKAGE, "torch", "__future__", *sys.stdlib_module_names})
 _COVERS = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException", ""})
 _CALL_DEPTH = 2
+# Private, but there in torch 2.1 already, the least that Transformer Engine 2 takes.
+_OLD_PRIVATE = frozenset({"torch._C", "torch._dynamo", "torch._prims_common", "torch._utils", "torch.distributed._tensor"})
+_SURROUNDINGS = re.compile(r"version|install|avail|found|cuda|cud|nccl|driver|capab|torch|triton|path|device", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -56,9 +59,10 @@ def compare_import_time(old: Release, new: Release) -> Iterator[Change]:
     for (file, library), group in groups.items():
         texts = [f"import {library}" if library else r.text for r in group]
         conditions = {r.condition for r in group} - {""}
+        about_us = library or any(_SURROUNDINGS.search(r.text) for r in group)
         yield Change(
             ChangeKind.IMPORT_REQUIREMENT_ADDED,
-            Impact.RISK,
+            Impact.RISK if about_us else Impact.HARMLESS,  # else it checks itself, as any release does
             Cause.ENVIRONMENT,
             parameter=library,
             after=SourceLine(file=file, line=group[0].line),
@@ -80,8 +84,14 @@ def deprecated_modules(release: Release, symbol: Symbol) -> str:
         return ""
     for node in release.syntax(str(module.filepath)).body:
         match node:
-            case ast.Expr(value=ast.Call(func=func)) if ast.unparse(func).endswith("warn") and "Deprecat" in ast.unparse(node):
-                texts = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+            case ast.Expr(value=ast.Call(func=func)) if ast.unparse(func).endswith(
+                "warn"
+            ) and "Deprecat" in ast.unparse(node):
+                texts = [
+                    n.value
+                    for n in ast.walk(node)
+                    if isinstance(n, ast.Constant) and isinstance(n.value, str)
+                ]
                 return " ".join(" ".join(texts).split())
     return ""
 
@@ -90,7 +100,9 @@ def _same(one: Requirement, other: Requirement) -> bool:
     if one.what != other.what:
         return False
     if one.text == other.text:
-        return not (other.condition and not one.condition)  # what was asked for at times is now asked for always
+        return not (
+            other.condition and not one.condition
+        )  # what was asked for at times is now asked for always
     if one.what == "library":
         return False
     numbers = [c for c in one.text if c.isdigit()] == [c for c in other.text if c.isdigit()]
@@ -138,11 +150,16 @@ class _Walk:
                     self._imported(base, tuple(a.name for a in names), node, place, condition)
                 case ast.Try(body=inner, handlers=handlers, orelse=orelse):
                     caught = " or ".join(ast.unparse(h.type) if h.type else "" for h in handlers)
-                    covered = any(name in caught for name in _COVERS if name) or not all(h.type for h in handlers)
+                    covered = any(name in caught for name in _COVERS if name) or not all(
+                        h.type for h in handlers
+                    )
                     self._top_level(inner, place, "optional" if covered else condition)
-                    self._top_level(orelse, place, _both(condition, f"no {caught} from: {ast.unparse(inner[0])[:80]}"))
-                case ast.If(test=test, body=then, orelse=orelse) if ast.unparse(test) not in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
-                    if '__name__' not in ast.unparse(test):
+                    self._top_level(orelse, place, _both(condition, _when_nothing_failed(inner[0], caught)))
+                case ast.If(test=test, body=then, orelse=orelse) if ast.unparse(test) not in {
+                    "TYPE_CHECKING",
+                    "typing.TYPE_CHECKING",
+                }:
+                    if "__name__" not in ast.unparse(test):
                         self._top_level(then, place, _both(condition, ast.unparse(test)))
                         self._top_level(orelse, place, _both(condition, f"not ({ast.unparse(test)})"))
                 case ast.With(body=inner):
@@ -153,7 +170,9 @@ class _Walk:
                 case ast.Expr(value=ast.Call() as call) | ast.Assign(value=ast.Call() as call):
                     self._called(call, place, condition, _CALL_DEPTH)
 
-    def _imported(self, module: str, names: tuple[str, ...], node: ast.stmt, place: _Place, condition: str) -> None:
+    def _imported(
+        self, module: str, names: tuple[str, ...], node: ast.stmt, place: _Place, condition: str
+    ) -> None:
         top = module.partition(".")[0]
         if condition == "optional":
             return
@@ -161,8 +180,12 @@ class _Walk:
             self._module(module)
             for name in names:
                 self._module(f"{module}.{name}")
+        elif top == "torch" and module not in _OLD_PRIVATE and any(part.startswith("_") for part in module.split(".")):
+            self._add(Requirement("library", module, condition, place.file, node.lineno))  # private: it comes and goes
         elif top and top not in _GIVEN:
-            self._add(Requirement("library", module if condition else top, condition, place.file, node.lineno))
+            self._add(
+                Requirement("library", module if condition else top, condition, place.file, node.lineno)
+            )
 
     def _called(self, call: ast.Call, place: _Place, condition: str, depth: int) -> None:
         """Checks in a function of the package that runs while importing."""
@@ -189,7 +212,9 @@ class _Walk:
 
     def _check(self, guard: bodies.Guard, place: _Place, condition: str) -> None:
         if condition != "optional" and guard.kind != "warn":
-            otherwise = "nothing before it returned" if guard.tests or place.inside else "this line is reached"
+            otherwise = (
+                "nothing before it returned" if guard.tests or place.inside else "this line is reached"
+            )
             condition_text = _with_constants(guard.condition, place.tree)
             text = f"{guard.exception} if {condition_text or otherwise}"
             self._add(Requirement("check", text, condition, place.file, guard.line))
@@ -213,7 +238,11 @@ class _Place:
 def _with_constants(condition: str, tree: ast.Module) -> str:
     """A condition with the module's own constants put in: what counts is the version, not the name of it."""
     for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id.isupper():
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and node.targets[0].id.isupper()
+        ):
             name = node.targets[0].id
             if name in condition and isinstance(node.value, ast.Constant | ast.Tuple):
                 condition = re.sub(rf"\b{name}\b", f"{name} {ast.unparse(node.value)}", condition)
@@ -224,6 +253,14 @@ def _constants_of(call: ast.Call, function: ast.FunctionDef) -> dict[str, Argume
     names = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
     given = {name: argument_of(value, {}) for name, value in zip(names, call.args, strict=False)}
     return given | {k.arg: argument_of(k.value, {}) for k in call.keywords if k.arg}
+
+
+def _when_nothing_failed(tried: ast.stmt, caught: str) -> str:
+    """The condition of a `try ... else`: for a version that is asked for, that the distribution is installed."""
+    named = [n.value for n in ast.walk(tried) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    if "PackageNotFound" in caught and len(named) == 1:
+        return f"{named[0]} is installed"
+    return f"no {caught} from `{ast.unparse(tried)[:80]}`"
 
 
 def _function_in(tree: ast.Module, name: str) -> ast.FunctionDef | None:

@@ -43,7 +43,9 @@ def _from_table(node: ast.Dict, module: str, name: str) -> str:
             case ast.Constant(value=str(where)) if key.value == name:
                 target = _absolute(where, module)
                 return target if target.endswith(f".{name}") else f"{target}.{name}"
-            case ast.Tuple(elts=[ast.Constant(value=str(where)), ast.Constant(value=str(other))]) if key.value == name:
+            case ast.Tuple(elts=[ast.Constant(value=str(where)), ast.Constant(value=str(other))]) if (
+                key.value == name
+            ):
                 return f"{_absolute(where, module)}.{other}"
             case ast.List() | ast.Tuple() | ast.Set():
                 names = {element.value for element in value.elts if isinstance(element, ast.Constant)}
@@ -61,7 +63,11 @@ def _from_branches(function: ast.FunctionDef, module: str, name: str) -> tuple[s
         match node.test:
             case ast.Compare(left=ast.Name(id=left), ops=[ast.Eq()], comparators=[ast.Constant(value=value)]):
                 names = {value}
-            case ast.Compare(left=ast.Name(id=left), ops=[ast.In()], comparators=[ast.Tuple() | ast.Set() | ast.List() as group]):
+            case ast.Compare(
+                left=ast.Name(id=left),
+                ops=[ast.In()],
+                comparators=[ast.Tuple() | ast.Set() | ast.List() as group],
+            ):
                 names = {element.value for element in group.elts if isinstance(element, ast.Constant)}
             case _:
                 continue

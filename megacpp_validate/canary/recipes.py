@@ -49,8 +49,12 @@ def _construct(cls: griffe.Class, decorator: griffe.Decorator) -> None:
     keyword_only = "kw_only=True" in str(decorator.value).replace(" ", "")
     kind = griffe.ParameterKind.keyword_only if keyword_only else griffe.ParameterKind.positional_or_keyword
     for name, member in _fields(cls).items():
-        parameters.append(griffe.Parameter(name, annotation=member.annotation, kind=kind, default=_default(member)))
-    init = griffe.Function("__init__", parameters=griffe.Parameters(*parameters), lineno=cls.lineno, endlineno=cls.endlineno)
+        parameters.append(
+            griffe.Parameter(name, annotation=member.annotation, kind=kind, default=_default(member))
+        )
+    init = griffe.Function(
+        "__init__", parameters=griffe.Parameters(*parameters), lineno=cls.lineno, endlineno=cls.endlineno
+    )
     if "extra='forbid'" not in str(decorator.value).replace('"', "'").replace(" ", ""):
         init.labels.add(IGNORES_UNKNOWN)
     cls.set_member("__init__", init)

@@ -97,7 +97,9 @@ class Release:
         """What `from module import name` gives."""
         return self._lookup(module, name, set())
 
-    def in_scope(self, holder: griffe.Module, dotted: str, seen: set[tuple[str, str]] | None = None) -> Lookup:
+    def in_scope(
+        self, holder: griffe.Module, dotted: str, seen: set[tuple[str, str]] | None = None
+    ) -> Lookup:
         """What a dotted name means in a module's own code."""
         first, *rest = dotted.split(".")
         found = self._lookup(holder.path, first, seen if seen is not None else set())
@@ -130,6 +132,14 @@ class Release:
                 return None
             here = member
         return here if isinstance(here, griffe.Module) else None
+
+    def modules(self) -> Iterator[griffe.Module]:
+        """Every module of the package."""
+        waiting = [self.tree]
+        while waiting:
+            module = waiting.pop()
+            yield module
+            waiting += [m for m in module.members.values() if isinstance(m, griffe.Module)]
 
     def where(self, obj: griffe.Object) -> SourceLine:
         """The file, relative to the wheel's root, and the line of a definition."""
@@ -192,7 +202,7 @@ class Release:
         return self._cache / f"{self.source.sha256}-{_reader_hash()}.json"
 
     def _load(self) -> tuple[griffe.Module, str]:
-        with self._folder() as folder, _without_garbage_collection():
+        with self._folder() as folder, without_garbage_collection():
             extensions = griffe.load_extensions(ConstructedDataclasses())
             loader = griffe.GriffeLoader(
                 search_paths=[folder], allow_inspection=False, extensions=extensions, docstring_parser=None
@@ -254,7 +264,9 @@ class Release:
         return Absent(module_there=False)
 
     def _lookup_lazy(self, holder: griffe.Module, name: str, seen: set[tuple[str, str]]) -> Lookup:
-        if "__getattr__" not in holder.members and not any(n in holder.members for n in ("attach", "lazy_loader")):
+        if "__getattr__" not in holder.members and not any(
+            n in holder.members for n in ("attach", "lazy_loader")
+        ):
             return Absent()
         target = lazy_target(self.syntax(str(holder.filepath)), holder.path, name)
         if target is None:
@@ -264,7 +276,9 @@ class Release:
         owner, _, last = target.rpartition(".")
         return self._lookup(owner, last, seen)
 
-    def _lookup_assigned(self, holder: griffe.Module, member: griffe.Attribute, seen: set[tuple[str, str]]) -> Lookup:
+    def _lookup_assigned(
+        self, holder: griffe.Module, member: griffe.Attribute, seen: set[tuple[str, str]]
+    ) -> Lookup:
         """`name = other` is the other; `name = wrap(other)` is something that only running would tell."""
         value = member.value
         if isinstance(value, griffe.ExprName | griffe.ExprAttribute):
@@ -293,8 +307,8 @@ def _attach(module: griffe.Module) -> griffe.Module:
 
 
 @contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Loading makes a million live objects and no garbage; collecting them doubles the time."""
+def without_garbage_collection() -> Iterator[None]:
+    """Reading a release makes a million live objects and no garbage; looking for it doubles the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:

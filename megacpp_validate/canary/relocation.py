@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import griffe
 
 from .binding import name_likeness
@@ -15,7 +13,7 @@ _LIKELY = 0.6
 
 def moved_to(release: Release, symbol: Symbol) -> str:
     """Dotted path under which a release has the name that `symbol` no longer gives; empty if none."""
-    places = [m.path for m in _modules(release.tree) if symbol.name in m.members and m.path != symbol.module]
+    places = [m.path for m in release.modules() if symbol.name in m.members and m.path != symbol.module]
     found = [place for place in places if isinstance(release.lookup(place, symbol.name), Found)]
     shared = symbol.module.split(".")[:2]
     near = [place for place in found if place.split(".")[:2] == shared] or found
@@ -54,11 +52,6 @@ def _alike(one: griffe.Object, other: griffe.Object) -> float:
 
 def _parameter_names(obj: griffe.Object) -> set[str]:
     function = obj.members.get("__init__") if isinstance(obj, griffe.Class) else obj
-    return {p.name for p in function.parameters} - {"self"} if isinstance(function, griffe.Function) else set()
-
-
-def _modules(module: griffe.Module) -> Iterator[griffe.Module]:
-    yield module
-    for member in module.members.values():
-        if isinstance(member, griffe.Module):
-            yield from _modules(member)
+    return (
+        {p.name for p in function.parameters} - {"self"} if isinstance(function, griffe.Function) else set()
+    )

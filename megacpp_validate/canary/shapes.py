@@ -125,7 +125,9 @@ def is_context_manager(release: Release, shape: Shape) -> bool | None:
         if _method(release, shape.obj, "__enter__") and _method(release, shape.obj, "__exit__"):
             return True
         return False if release.bases(shape.obj)[1] else None
-    if shape.what == "value" and isinstance(shape.obj, griffe.Function):  # what a generator context manager gives
+    if shape.what == "value" and isinstance(
+        shape.obj, griffe.Function
+    ):  # what a generator context manager gives
         return True if is_generator_context(shape.obj) else None
     return None
 
@@ -165,9 +167,9 @@ def _called(release: Release, shape: Shape) -> Shape:
         case Shape(what="class", obj=griffe.Class() as cls):
             return Shape("instance", cls)
         case Shape(what="function", obj=griffe.Function() as function):
-            cls = _returned_class(release, function)
-            if cls is not None:
-                return Shape("instance", cls)
+            given = _returned_class(release, function)
+            if given is not None:
+                return Shape("instance", given)
             return Shape("value", function) if is_generator_context(function) else UNKNOWN_SHAPE
     return UNKNOWN_SHAPE
 
@@ -178,7 +180,11 @@ def _returned_class(release: Release, function: griffe.Function) -> griffe.Class
     node = release.node_of(function)
     if isinstance(node, ast.FunctionDef):
         returned = [n.value for n in ast.walk(node) if isinstance(n, ast.Return) and n.value is not None]
-        names += [ast.unparse(v.func) for v in returned if isinstance(v, ast.Call)][:1] if len(returned) == 1 else []
+        names += (
+            [ast.unparse(v.func) for v in returned if isinstance(v, ast.Call)][:1]
+            if len(returned) == 1
+            else []
+        )
     for name in names:
         if name.replace(".", "").isidentifier():
             found = release.in_scope(function.module, name)
@@ -239,6 +245,8 @@ def _keywords_in(release: Release, function: griffe.Function) -> tuple[Iterable[
                 shape = Shape("function", method, bound=True)
                 above = signature_of(release, shape)
                 if above is not None:
-                    given = {Parameter(p.name, only, p.default or "...", p.annotation) for p in above.parameters}
+                    given = {
+                        Parameter(p.name, only, p.default or "...", p.annotation) for p in above.parameters
+                    }
                     return [*parameters, *given], above.open_keywords
     return parameters, handed_on != ""

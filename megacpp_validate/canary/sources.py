@@ -28,7 +28,8 @@ FETCH_LIMIT_S = 90.0
 CACHE_VARIABLE = "MEGACPP_CACHE_DIR"
 _NO_ANSWER = re.compile(
     r"connection|timed? ?out|name resolution|unreachable|refused|ssl|proxy|temporary failure|max retries|"
-    r"file or directory|403|401|407|50\d", re.IGNORECASE
+    r"file or directory|403|401|407|50\d",
+    re.IGNORECASE,
 )
 
 
@@ -50,7 +51,9 @@ class Sources:
 
     def __init__(self, cache: Path | None = None) -> None:
         named = os.environ.get(CACHE_VARIABLE, "")
-        self.cache = cache or (Path(named) if named else Path(platformdirs.user_cache_dir("megacpp-validate")))
+        self.cache = cache or (
+            Path(named) if named else Path(platformdirs.user_cache_dir("megacpp-validate"))
+        )
         self.fetched_bytes = 0
         self._listed: list[str] | None = None
 
@@ -78,10 +81,14 @@ class Sources:
             SourceUnavailable: the index does not answer.
         """
         if self._listed is None:
-            done = self._pip("index", "versions", DISTRIBUTION, "--ignore-requires-python", what="the list of releases")
+            done = self._pip(
+                "index", "versions", DISTRIBUTION, "--ignore-requires-python", what="the list of releases"
+            )
             match = re.search(r"Available versions: (.+)", done.stdout)
             if done.returncode or not match:
-                raise SourceUnavailable(_say_unreachable("the list of Transformer Engine releases", done.stderr))
+                raise SourceUnavailable(
+                    _say_unreachable("the list of Transformer Engine releases", done.stderr)
+                )
             self._listed = sort_versions(match[1].split(","))
         return self._listed
 
@@ -131,7 +138,9 @@ class Sources:
             place = self.cache / "wheels" / sha256 / wheel.name
             place.parent.mkdir(parents=True, exist_ok=True)
             wheel.replace(place)
-        write_aside(self._record(version, distribution), json.dumps({"sha256": sha256, "wheel": place.name}).encode())
+        write_aside(
+            self._record(version, distribution), json.dumps({"sha256": sha256, "wheel": place.name}).encode()
+        )
         return place, sha256
 
     def _prove_writable(self) -> None:
@@ -148,7 +157,16 @@ class Sources:
     # --- pip ----------------------------------------------------------------------------------------------
 
     def _pip(self, *arguments: str, what: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pip", *arguments, "--disable-pip-version-check", "--no-input", "--retries", "1"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            *arguments,
+            "--disable-pip-version-check",
+            "--no-input",
+            "--retries",
+            "1",
+        ]
         try:
             return subprocess.run(command, capture_output=True, text=True, timeout=FETCH_LIMIT_S, check=False)
         except subprocess.TimeoutExpired as late:
@@ -221,7 +239,9 @@ def _refuse_empty(wheel: Path, version: str) -> None:
 
 def _say_unreachable(what: str, stderr: str) -> str:
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    telling = [line for line in lines if line.startswith("ERROR")] or [line for line in lines if _NO_ANSWER.search(line)]
+    telling = [line for line in lines if line.startswith("ERROR")] or [
+        line for line in lines if _NO_ANSWER.search(line)
+    ]
     said = (telling or lines or ["pip said nothing"])[0][:300]
     network = any(_NO_ANSWER.search(line) for line in lines)
     cause = "the package index cannot be reached from here" if network else "the index has no such package"

@@ -75,7 +75,7 @@ class Use:
         open_positionals, open_keywords: it also passes `*something`, `**something` that cannot be followed.
         partial: arguments may follow later (functools.partial).
         unpack: into how many names the value is unpacked; 0 if it is not.
-        optional: the bridge can do without (getattr with a default, hasattr).
+        optional: the bridge can do without (getattr with a default, hasattr, an accessor that may give None).
         present, absent: accessors that are known to be there, or not, where the use stands.
     """
 

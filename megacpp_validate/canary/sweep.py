@@ -15,7 +15,7 @@ from ..catalog import PACKAGE_ROOT, Catalog
 from ..evidence.findings import Impact, ModuleVerdict, StaticResult, Sweep
 from .compare import compare_releases, judge_modules
 from .derive import BridgeFile, derive_surface
-from .release import ROOTS, Release, ReleaseUnreadable
+from .release import ROOTS, Release, ReleaseUnreadable, without_garbage_collection
 from .sources import Sources, SourceUnavailable
 from .surface import Surface
 
@@ -32,10 +32,13 @@ def read_surface(catalog: Catalog) -> Surface:
     return derive_surface(files, [module.id for module in catalog.modules])
 
 
-def run_pair(old: Release, new: Release, surface: Surface, *, tool: str, verbose: bool = False) -> StaticResult:
+def run_pair(
+    old: Release, new: Release, surface: Surface, *, tool: str, verbose: bool = False
+) -> StaticResult:
     """The static tier for one pair of releases."""
-    findings, standing = compare_releases(old, new, surface)
-    others = list(_not_consumed(old, new, surface))
+    with without_garbage_collection():
+        findings, standing = compare_releases(old, new, surface)
+        others = list(_not_consumed(old, new, surface))
     return StaticResult(
         tool=tool,
         old=old.source,
@@ -81,7 +84,8 @@ def first_bad(sweep: Sweep, module: str) -> StaticResult | None:
     """The first step of a sweep in which a bridge module breaks, by its own fault or by a cascade."""
     red = {ModuleVerdict.BREAKS, ModuleVerdict.CASCADE}
     return next(
-        (step for step in sweep.steps if any(m.module == module and m.verdict in red for m in step.modules)), None
+        (step for step in sweep.steps if any(m.module == module and m.verdict in red for m in step.modules)),
+        None,
     )
 
 

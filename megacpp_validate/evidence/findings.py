@@ -11,8 +11,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SCHEMA = "megacpp-validate/static/1"
-
 
 class ChangeKind(StrEnum):
     """What changed. A closed enumeration: a change that fits none of these is not reported as another."""
@@ -96,8 +94,10 @@ class Finding(Frozen):
         parameter: name of the parameter or field concerned; empty if none.
         before, after: where it stands in each release; None where it does not.
         call_sites: where the bridge consumes it.
-        old, new: the changed text on either side (a default, a guard, a signature, a path).
-        suggestion: the likely new name or place; empty if none was found.
+        old, new: the changed text on either side: a default, a signature, a path; of a deprecation or an
+            import-time requirement `new` is the notice or what is asked for, of a guard the check.
+        suggestion: the likely new name or place; of a guard its message, of an import-time requirement the
+            condition under which it is asked for; empty if there is none.
         follows: the bridge already takes the new way by itself (a second path in its accessor or call site).
     """
 
@@ -146,7 +146,7 @@ class StaticResult(Frozen):
         unchanged_faults: uses that already fail in OLD in the same way: not this upgrade's doing.
     """
 
-    schema_id: Literal["megacpp-validate/static/1"] = SCHEMA
+    schema_id: Literal["megacpp-validate/static/1"] = "megacpp-validate/static/1"
     tool: str
     old: ReleaseSource
     new: ReleaseSource

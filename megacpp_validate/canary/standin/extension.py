@@ -89,9 +89,7 @@ def _stand_in_for_triton() -> None:
     try:
         importlib.import_module("triton")
     except ImportError:
-        importlib.import_module(
-            "torch._dynamo"
-        )  # finds that torch has no Triton, before there seems to be one
+        importlib.import_module("torch._dynamo")  # finds that torch has no Triton, before there seems to be one
         sys.meta_path.append(_FindTriton)
 
 

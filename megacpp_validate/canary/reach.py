@@ -1,0 +1,118 @@
+"""The guards that a call reaches: those of the function itself, and of what it hands its arguments to."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import griffe
+
+from . import bodies
+from .release import PACKAGE, Found, Release
+
+LOST = "_lost_"  # before a name of the callee whose value cannot be followed, so that it is no name of the caller
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A guard in terms of the consumed function's own parameters.
+
+    Attributes:
+        guard: its tests speak of the parameters of the function that the bridge calls.
+        file: where it stands.
+        through: the function that it stands in, where that is another one.
+        called_at: the line of the call through which it is reached; 0 where there is none.
+    """
+
+    guard: bodies.Guard
+    file: str
+    through: str = ""
+    called_at: int = 0
+
+
+def guards_reached(release: Release, function: griffe.Function, node: ast.FunctionDef) -> Iterator[Reached]:
+    """Guards of a function, then those of functions of the package that it calls with its own names."""
+    file = str(function.filepath)
+    for guard in bodies.guards(node):
+        yield Reached(guard, file)
+    for call, callee, where in _callees(release, function, node):
+        names = _bound_names(call, callee)
+        if not names:
+            continue
+        for guard in bodies.guards(callee):
+            renamed = _Renamed(names, _own_names(callee))
+            tests = tuple(t._replace(expression=renamed.visit(copy.deepcopy(t.expression))) for t in guard.tests)
+            yield Reached(bodies.Guard(guard.kind, guard.node, tests), where, callee.name, call.lineno)
+
+
+def _callees(
+    release: Release, function: griffe.Function, node: ast.FunctionDef
+) -> Iterator[tuple[ast.Call, ast.FunctionDef, str]]:
+    for call in (n for n in ast.walk(node) if isinstance(n, ast.Call)):
+        target = ast.unparse(call.func)
+        if target.startswith("torch.ops."):
+            yield from _custom_op(release, function, call, target)
+            continue
+        apply = target.endswith(".apply")
+        dotted = target.removesuffix(".apply")
+        if not dotted.replace(".", "").replace("_", "a").isalnum() or dotted.startswith(("self.", "torch.", "super")):
+            continue
+        found = release.in_scope(function.module, dotted)
+        if not isinstance(found, Found) or not found.obj.path.startswith(PACKAGE):
+            continue
+        obj = found.obj.members.get("forward") if apply and isinstance(found.obj, griffe.Class) else found.obj
+        callee = release.node_of(obj) if isinstance(obj, griffe.Function) else None
+        if isinstance(callee, ast.FunctionDef) and isinstance(obj, griffe.Function):
+            yield call, callee, str(obj.filepath)
+
+
+def _custom_op(
+    release: Release, function: griffe.Function, call: ast.Call, target: str
+) -> Iterator[tuple[ast.Call, ast.FunctionDef, str]]:
+    """`torch.ops.space.name(...)` is the function of this file that is registered as "space::name"."""
+    parts = target.split(".")
+    registered = "::".join(parts[2:4])
+    file = str(function.filepath)
+    for node in release.syntax(file).body:
+        if isinstance(node, ast.FunctionDef) and any(f"'{registered}'" in ast.unparse(d) for d in node.decorator_list):
+            yield call, node, file
+
+
+def _bound_names(call: ast.Call, callee: ast.FunctionDef) -> dict[str, ast.expr]:
+    """Parameter of the callee -> what is passed for it; empty unless a plain name is among them."""
+    parameters = [a.arg for a in (*callee.args.posonlyargs, *callee.args.args)]
+    if parameters[:1] in (["ctx"], ["self"]):
+        parameters = parameters[1:]
+    bound = dict(zip(parameters, call.args, strict=False))
+    bound |= {k.arg: k.value for k in call.keywords if k.arg}
+    if not any(isinstance(value, ast.Name) for value in bound.values()):
+        return {}
+    for node in callee.body:  # `kept = parameter` at the top is the parameter under another name
+        match node:
+            case ast.Assign(targets=[ast.Name(id=kept)], value=ast.Name(id=parameter)) if parameter in bound:
+                bound.setdefault(kept, bound[parameter])
+    return bound
+
+
+def _own_names(callee: ast.FunctionDef) -> set[str]:
+    stored = {n.id for n in ast.walk(callee) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return stored | {a.arg for a in (*callee.args.posonlyargs, *callee.args.args, *callee.args.kwonlyargs)}
+
+
+class _Renamed(ast.NodeTransformer):
+    """Speaks of the caller's names in the place of the callee's."""
+
+    def __init__(self, names: Mapping[str, ast.expr], own: set[str]) -> None:
+        self._names = names
+        self._own = own
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Replace one name."""
+        value = self._names.get(node.id)
+        if isinstance(value, ast.Name | ast.Constant):
+            return ast.copy_location(copy.deepcopy(value), node)
+        if node.id in self._own:
+            return ast.copy_location(ast.Name(f"{LOST}{node.id}", ast.Load()), node)
+        return node

@@ -1,0 +1,220 @@
+"""Each rule turns what a real install raises into what is wrong, its likely cause and the next step."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from megacpp_validate.bridge import te_reasons
+from megacpp_validate.bridge.te_install import Install, look_for_te
+from megacpp_validate.bridge.te_reasons import explain_te_import
+
+NAMES = ("transformer-engine", "transformer-engine-cu13", "transformer-engine-torch")
+WHOLE = dict.fromkeys(NAMES, "2.20.2")
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A folder that looks like the sources."""
+    for folder in ("", "pytorch", "common"):
+        (tmp_path / "transformer_engine" / folder).mkdir(exist_ok=True)
+        (tmp_path / "transformer_engine" / folder / "__init__.py").touch()
+    return tmp_path / "transformer_engine"
+
+
+def attribute_error(owner: str, name: str) -> AttributeError:
+    return AttributeError(f"no {name}", name=name, obj=types.ModuleType(owner))
+
+
+def missing_module(name: str) -> ModuleNotFoundError:
+    return ModuleNotFoundError(f"No module named '{name}'", name=name)
+
+
+def syntax_error() -> SyntaxError:
+    return SyntaxError("'(' was never closed", ("/site/transformer_engine/pytorch/x.py", 12, 1, "f(", 12, 2))
+
+
+def no_grep(library: str) -> subprocess.CalledProcessError:
+    return subprocess.CalledProcessError(1, f"ldconfig -p | grep '{library}'")
+
+
+SAID = [
+    # what is raised, what is installed besides the sources, likely cause, next step
+    (SystemExit(1), WHOLE, "ends the program", "look at the line"),
+    (syntax_error(), WHOLE, r"pytorch/x\.py is damaged \(line 12\)", "reinstall"),
+    (EOFError("marshal data too short"), WHOLE, "file is damaged", "__pycache__"),
+    (ValueError("source code string cannot contain null bytes"), WHOLE, "file is damaged", "__pycache__"),
+    (OSError("/site/libtransformer_engine.so: file too short"), WHOLE,
+     r"libtransformer_engine\.so is damaged \(file too short\)", "reinstall"),
+    (OSError("/site/libtransformer_engine.so: invalid ELF header"), WHOLE, "is damaged", "reinstall"),
+    (missing_module("cutlass"), WHOLE, "flash-attn-4 is installed without the CuTe DSL", "pip uninstall flash-attn-4"),
+    (missing_module("quack.layout_utils"), WHOLE, "flash-attn-4 .*`quack.layout_utils`", "quack-kernels"),
+    (missing_module("onnxscript"), WHOLE, "needs the Python package `onnxscript`", "pip install onnxscript"),
+    (missing_module("json.nothing"), WHOLE, r"this `json` has no module json\.nothing", "use the json"),
+    (missing_module("transformer_engine_torch"), {"transformer-engine": "2.20.2", "transformer-engine-cu12": "2.20.2"},
+     "the torch extension .* is not", "pip install"),
+    (missing_module("transformer_engine.pytorch.nothing"), WHOLE, "lacks its module .*leftovers", "remove that folder"),
+    (RuntimeError("Multiple files found: [PosixPath('/a/x.so'), PosixPath('/b/x.so')]"), WHOLE,
+     r"two builds .*/a/x\.so, /b/x\.so", "older build"),
+    (OSError("/s/libtransformer_engine.so: undefined symbol: cublasLtGroupedMatrixLayoutInit_internal"), WHOLE,
+     "built against another build of cuBLAS", "install the nvidia-cublas"),
+    (ImportError("/s/transformer_engine_torch.so: undefined symbol: _ZN3c104cuda14ExchangeDeviceEa"), WHOLE,
+     "built against another build of torch", "rebuild the extension"),
+    (ImportError("/s/transformer_engine_torch.so: undefined symbol: nvte_swizzle"), WHOLE,
+     "another build of Transformer Engine's core", "rebuild"),
+    (OSError("/lib/libc.so.6: version `GLIBC_2.38' not found (required by libtransformer_engine.so)"), WHOLE,
+     r"a newer Linux: they want GLIBC 2\.38", "newer base image"),
+    (RuntimeError("Multiple libcudart libraries found: libcudart.so.12 and libcudart.so.13"), WHOLE,
+     "two CUDA runtimes", "keep one"),
+    (attribute_error("torch.onnx", "_type_utils"), WHOLE, r"this torch has no `torch\.onnx\._type_utils`",
+     "use the torch"),
+    (attribute_error("transformer_engine_torch", "dbias_dgelu"), WHOLE, "not of one build", "uninstall all parts"),
+    (AttributeError("odd, and without an object"), WHOLE, "not seen yet", "clean install"),
+    (ImportError("cannot import name '_type_utils' from 'torch.onnx' (/t/__init__.py)"), WHOLE,
+     "this torch has no", "use the torch"),
+    (ImportError("cannot import name 'X' from 'transformer_engine_torch' (/t.so)"), WHOLE, "not of one build",
+     "uninstall"),
+    (ImportError("cannot import name 'Linear' from 'transformer_engine.pytorch' (/t.py)"), WHOLE,
+     "moved, renamed or never had", "upgrade canary"),
+    (ImportError("cannot import name 'rearrange' from 'einops' (/e.py)"), WHOLE, "this `einops` has no",
+     "use the einops"),
+    (OSError("libcudnn_graph.so.9: cannot open shared object file: No such file or directory"), WHOLE,
+     r"libcudnn_graph\.so\.9 \(cuDNN\) is not installed", "pip install nvidia-cudnn-cu13"),
+    (OSError("libcuda.so.1: cannot open shared object file: No such file or directory"), WHOLE,
+     "the NVIDIA driver", "docker run --gpus all"),
+    (OSError("libstrange.so.1: cannot open shared object file"), WHOLE, "another library",
+     "package that brings libstrange"),
+    (RuntimeError("cudnn shared object not found."), WHOLE, r"cudnn \(cuDNN\)", "nvidia-cudnn"),
+    (no_grep("libcurand.so"), WHOLE, r"libcurand\.so \(cuRAND\)", "nvidia-curand"),
+    (AssertionError("version mismatch"), {**WHOLE, "transformer-engine-cu13": "2.19.0"},
+     "different releases .*2.19.0", "uninstall all"),
+    (AssertionError("version mismatch"), {**WHOLE, "transformer-engine-torch": "2.20.2+abc"}, r"2\.20\.2\+abc",
+     "uninstall all"),
+    (RuntimeError("Found empty meta package"), {"transformer-engine": "2.20.2"}, "only the Python half", "pip install"),
+    (StopIteration(), {"transformer-engine": "1.13.0", "transformer-engine-cu12": "1.13.0"},
+     "torch extension .* is not", "pip install"),
+    (RuntimeError("x"), {"transformer-engine": "2.20.2", "transformer-engine-torch": "2.20.2"},
+     "core library .* is not", "pip install"),
+    (FileNotFoundError("Could not find shared object file"), WHOLE, "its library file is not there", "reinstall"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fault", "versions", "cause", "following"), SAID, ids=lambda value: str(value)[:40])
+def test_what_is_raised_becomes_words_to_act_on(
+    package: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: BaseException,
+    versions: dict[str, str],
+    cause: str,
+    following: str,
+) -> None:
+    files_there = not isinstance(fault, FileNotFoundError) and versions is WHOLE
+    install = Install(versions, (str(package),), files_there, files_there)
+    monkeypatch.setattr(te_reasons, "look_for_te", lambda: install)
+    monkeypatch.setattr(te_reasons, "_no_record", lambda *_: None)
+    reason = explain_te_import(fault)
+    assert reason.startswith(f"Transformer Engine cannot be used: {type(fault).__name__}: ")
+    assert re.search(f"Likely cause: .*{cause}.* Next step: ", reason)
+    assert re.search(f"Next step: .*{following}", reason)
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "following"),
+    [
+        (AssertionError("Minimum torch version 2.1 required. Found (2, 0)."), r"torch is older than 2\.1,",
+         "upgrade torch to 2.1"),
+        (RuntimeError("TE requires cuDNN 9.12.0 or later, but the cuDNN runtime is 9.1.0."),
+         r"cuDNN is older than 9\.12\.0,", r"upgrade cuDNN to 9\.12\.0"),
+        (AssertionError("numpy >= 2.0 is needed"), r"numpy is older than 2\.0,", "upgrade numpy"),
+    ],
+)  # fmt: skip
+def test_what_is_too_old_is_named_with_the_least_version(
+    package: Path, monkeypatch: pytest.MonkeyPatch, fault: BaseException, cause: str, following: str
+) -> None:
+    monkeypatch.setattr(te_reasons, "look_for_te", lambda: Install(WHOLE, (str(package),), True, True))
+    reason = explain_te_import(fault)
+    assert re.search(f"Likely cause: {cause}", reason)
+    assert re.search(following, reason)
+
+
+def test_absence_is_not_a_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(te_reasons, "look_for_te", lambda: Install({}, (), False, False))
+    reason = explain_te_import(missing_module("transformer_engine"))
+    assert "Transformer Engine is not installed in this interpreter" in reason
+    assert "==VERSION" in reason  # nothing is installed that would say which
+
+
+def test_the_next_step_names_the_release_that_is_installed(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {**WHOLE, "transformer-engine": "2.20.2+abc"}
+    monkeypatch.setattr(te_reasons, "look_for_te", lambda: Install(versions, (str(package),), True, True))
+    assert '"transformer-engine[pytorch]==2.20.2"' in explain_te_import(AssertionError("mismatch"))
+
+
+def test_a_second_copy_is_blamed_for_what_it_can_do_only(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install = Install(WHOLE, (str(package), "/site/transformer_engine"), True, True)
+    monkeypatch.setattr(te_reasons, "look_for_te", lambda: install)
+    assert "a second copy" in explain_te_import(AssertionError("mismatch"))
+    assert "a second copy" not in explain_te_import(missing_module("einops"))
+
+
+def test_an_emptied_folder_is_called_leftovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "transformer_engine" / "pytorch").mkdir(parents=True)
+    install = Install({}, (str(tmp_path / "transformer_engine"),), False, False)
+    monkeypatch.setattr(te_reasons, "look_for_te", lambda: install)
+    fault = ImportError("cannot import name 'Linear' from 'transformer_engine.pytorch' (unknown location)")
+    assert "leftovers of an uninstall" in explain_te_import(fault)
+
+
+# --- looking at the path ----------------------------------------------------------------------------------
+
+
+def write(site: Path, name: str, data: bytes) -> None:
+    folder = site / f"{name}-2.20.2.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_bytes(data)
+
+
+def good(name: str) -> bytes:
+    return f"Metadata-Version: 2.1\nName: {name}\nVersion: 2.20.2\n".encode()
+
+
+def test_parts_copies_and_libraries_are_found(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("transformer_engine", "transformer_engine_cu13", "transformer_engine_torch"):
+        write(package.parent, name, good(name))
+    (package / "wheel_lib").mkdir()
+    (package / "wheel_lib" / "libtransformer_engine.so").touch()
+    (package / "wheel_lib" / "transformer_engine_torch.cpython-312-x86_64-linux-gnu.so").touch()
+    monkeypatch.setattr(sys, "path", [str(package.parent)])
+    install = look_for_te()
+    assert install == Install(WHOLE, (str(package),), True, True)
+    assert install.core == "transformer-engine-cu13"
+    assert str(package) in install.say()
+
+
+def test_metadata_that_cannot_be_read_is_told_apart(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(package.parent, "transformer_engine", b"\xff\xfe\x00")
+    write(package.parent, "transformer_engine_torch", good("transformer_engine_torch"))
+    monkeypatch.setattr(sys, "path", [str(package.parent)])
+    install = look_for_te()
+    assert install.unreadable == ("transformer-engine",)
+    assert "metadata cannot be read" in install.say()
+    assert "metadata of transformer-engine cannot be read" in explain_te_import(
+        UnicodeDecodeError("utf-8", b"", 0, 1, "x")
+    )
+
+
+def test_a_list_of_files_that_is_gone_is_named(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(package.parent, "transformer_engine", good("transformer_engine"))
+    monkeypatch.setattr(sys, "path", [str(package.parent)])
+    assert "has no list of files (RECORD)" in explain_te_import(TypeError("'NoneType' object is not iterable"))
+
+
+def test_an_unreadable_path_entry_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "absent"), "\x00", ""])
+    monkeypatch.chdir(tmp_path)
+    assert look_for_te().copies == ()

@@ -1,0 +1,350 @@
+"""The firewall between a training stack and one vendor library: decided once, never raising, always with a reason."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from megacpp_validate.bridge.vendor import Vendor, VendorEntryMissing
+
+BRIDGE = Path(__file__).resolve().parents[2] / "megacpp_validate" / "bridge"
+SWITCH, TRIAL = "DISABLE_FAKELIB", "FAKELIB_TRIAL_SECONDS"
+
+Make = Callable[..., Vendor]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """A vendor whose library is a module written by the test."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in (SWITCH, f"{SWITCH}_H200", TRIAL):
+        monkeypatch.delenv(name, raising=False)
+
+    def go(source: str | None = "value = 1\n", explain: Callable[[BaseException], str] | None = None) -> Vendor:
+        monkeypatch.delitem(sys.modules, "fakelib", raising=False)
+        if source is not None:
+            (tmp_path / "fakelib.py").write_text(source)
+        return Vendor(
+            "Fake Library",
+            module="fakelib",
+            switch=SWITCH,
+            trial=TRIAL,
+            explain=explain or (lambda fault: f"{type(fault).__name__}: {fault}"),
+        )
+
+    return go
+
+
+def test_a_sound_library_is_available_without_a_reason(make: Make) -> None:
+    vendor = make()
+    assert vendor.is_available() is True
+    assert vendor.why_unavailable() == ""
+
+
+RAISED = ["ImportError('x')", "OSError('x')", "FileNotFoundError('x')", "AssertionError('x')", "RuntimeError('x')",
+          "ModuleNotFoundError('x')", "AttributeError('x')", "StopIteration('x')", "SystemExit('x')",
+          "MemoryError('x')", "GeneratorExit('x')", "BaseException('x')", "UserWarning('x')"]  # fmt: skip
+
+
+@pytest.mark.parametrize("raised", RAISED)
+def test_whatever_an_import_raises_is_a_reason(make: Make, raised: str) -> None:
+    vendor = make(f"raise {raised}\n")
+    assert vendor.is_available() is False
+    assert vendor.why_unavailable() == f"{raised.partition('(')[0]}: x"
+
+
+def test_an_interrupt_goes_through_and_decides_nothing(make: Make) -> None:
+    vendor = make("import os\nif 'FAKE_INTERRUPT' in os.environ:\n    raise KeyboardInterrupt\n")
+    os.environ["FAKE_INTERRUPT"] = "1"
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            vendor.is_available()
+    finally:
+        del os.environ["FAKE_INTERRUPT"]
+    assert vendor.is_available() is True
+
+
+def test_an_explanation_that_fails_still_leaves_a_reason(make: Make) -> None:
+    def broken(_: BaseException) -> str:
+        raise ValueError("cannot explain")
+
+    vendor = make("raise OSError('what happened')\n", broken)
+    assert "OSError: what happened" in vendor.why_unavailable()
+    assert "ValueError: cannot explain" in vendor.why_unavailable()
+
+
+def test_an_exception_whose_text_raises_still_leaves_a_reason(make: Make) -> None:
+    source = "class Odd(Exception):\n    def __str__(self):\n        raise TypeError('no text')\nraise Odd\n"
+    vendor = make(source)
+    assert vendor.is_available() is False
+    assert "Odd: its text cannot be made" in vendor.why_unavailable()
+
+
+# --- switches ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["1", "true", "YES", " on "])
+def test_the_switch_turns_it_off(make: Make, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv(SWITCH, value)
+    vendor = make("raise AssertionError('imported although it is off')\n")
+    assert vendor.is_available() is False
+    assert f"turned off by {SWITCH}={value.strip()}" in vendor.why_unavailable()
+    assert "unset" in vendor.why_unavailable()
+
+
+@pytest.mark.parametrize("value", ["", "0", "false", "No", " off "])
+def test_a_switch_that_says_no_leaves_it_on(make: Make, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv(SWITCH, value)
+    assert make().is_available() is True
+
+
+@pytest.mark.parametrize("value", ["2", "ture", "disable", "-1"])
+def test_an_odd_value_turns_it_off_and_is_called_odd(make: Make, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv(SWITCH, value)
+    vendor = make()
+    assert vendor.is_available() is False
+    assert "not a value this switch knows" in vendor.why_unavailable()
+
+
+def test_a_preset_is_turned_off_alone(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"{SWITCH}_H200", "1")
+    vendor = make()
+    assert vendor.is_enabled_for("h200") is False
+    assert f"{SWITCH}_H200=1" in vendor.why_disabled_for("h200")
+    assert vendor.is_enabled_for("b200") is True
+    assert vendor.why_disabled_for("b200") == ""
+    assert vendor.is_available() is True
+
+
+def test_a_library_that_is_off_is_off_for_every_preset(make: Make) -> None:
+    vendor = make("raise OSError('gone')\n")
+    assert vendor.is_enabled_for("h200") is False
+    assert vendor.why_disabled_for("h200") == vendor.why_unavailable()
+
+
+@pytest.mark.parametrize(
+    ("preset", "variable"),
+    [("h200", "H200"), ("gb10-compat", "GB10_COMPAT"), ("a.b c", "A_B_C"), ("__x__", "X")],
+)
+def test_a_preset_has_a_variable_that_a_shell_can_set(make: Make, preset: str, variable: str) -> None:
+    assert make().switch_of(preset) == f"{SWITCH}_{variable}"
+
+
+# --- decided once -----------------------------------------------------------------------------------------
+
+COUNTING = "import builtins, time\nbuiltins.fake_imports = getattr(builtins, 'fake_imports', 0) + 1\n"
+
+
+def imports() -> int:
+    import builtins
+
+    return int(builtins.__dict__.pop("fake_imports", 0))
+
+
+def test_a_verdict_is_kept_whatever_changes_later(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vendor = make("raise OSError('gone')\n")
+    assert vendor.is_available() is False
+    (tmp_path / "fakelib.py").write_text("value = 1\n")
+    assert vendor.is_available() is False
+    sound = make()
+    assert sound.is_available() is True
+    monkeypatch.setenv(SWITCH, "1")
+    assert sound.is_available() is True
+
+
+def test_threads_that_ask_at_once_get_one_verdict_of_one_import(make: Make) -> None:
+    vendor = make(f"{COUNTING}time.sleep(0.3)\nraise OSError('gone')\n")
+    start, answers = threading.Barrier(16), []
+
+    def ask() -> None:
+        start.wait()
+        answers.append((vendor.is_available(), vendor.why_unavailable()))
+
+    threads = [threading.Thread(target=ask) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert answers == [(False, "OSError: gone")] * 16
+    assert imports() == 1
+
+
+def test_a_question_during_the_import_is_answered_and_not_kept(make: Make) -> None:
+    import builtins
+
+    source = "import builtins\nbuiltins.fake_answer = builtins.fake_vendor.is_available()\n"
+    vendor = make(source)
+    entry = vendor.entry(lambda: __import__("fakelib"))
+    builtins.fake_vendor = vendor  # type: ignore[attr-defined]
+    try:
+        assert vendor.is_available() is True
+        assert builtins.fake_answer is False  # type: ignore[attr-defined]
+    finally:
+        del builtins.fake_vendor  # type: ignore[attr-defined]
+    assert entry() is not None
+
+
+# --- entries ----------------------------------------------------------------------------------------------
+
+
+def test_an_optional_entry_is_missing_alone(make: Make) -> None:
+    vendor = make()
+
+    @vendor.entry
+    def value() -> int:
+        from fakelib import value
+
+        return value
+
+    @vendor.entry
+    def other() -> int:
+        from fakelib import other
+
+        return other
+
+    assert vendor.is_available() is True
+    assert (value(), value.require(), value.why_missing()) == (1, 1, "")
+    assert other() is None
+    assert "entry point `other`" in other.why_missing()
+    with pytest.raises(VendorEntryMissing, match="entry point `other`"):
+        other.require()
+
+
+def test_a_required_entry_decides_over_the_library(make: Make) -> None:
+    vendor = make()
+
+    @vendor.entry(required=True)
+    def other() -> int:
+        from fakelib import other
+
+        return other
+
+    assert vendor.is_available() is False
+    assert "required entry point `other`" in vendor.why_unavailable()
+    assert "ImportError: cannot import name 'other'" in vendor.why_unavailable()
+    assert other.why_missing() == vendor.why_unavailable()
+
+
+def test_an_entry_is_imported_when_it_is_first_asked_for_and_then_kept(make: Make) -> None:
+    vendor, loaded = make(), []
+
+    @vendor.entry
+    def value() -> object:
+        loaded.append(1)
+        return object()
+
+    assert loaded == []
+    assert value() is value()
+    assert loaded == [1]
+
+
+def test_an_entry_that_is_none_where_the_library_is_off(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "1")
+    vendor = make()
+    entry = vendor.entry(lambda: 1)
+    assert entry() is None
+    assert entry.why_missing() == vendor.why_unavailable()
+
+
+# --- the trial import -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("import os\nos.abort()\n", r"ends the interpreter (signal 6) in {file}:2 (<module>)"),
+        ("import os\nos._exit(3)\n", "ends the interpreter (exit status 3)"),
+        ("import os\nos._exit(0)\n", "ends the interpreter (exit status 0)"),
+        ("import ctypes\nctypes.string_at(0)\n", "ends the interpreter (signal 11)"),
+    ],
+)
+def test_an_import_that_ends_the_process_costs_a_verdict(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, says: str
+) -> None:
+    monkeypatch.setenv(TRIAL, "60")
+    vendor = make(source)
+    assert vendor.is_available() is False
+    assert says.replace("{file}", str(tmp_path / "fakelib.py")) in vendor.why_unavailable()
+    assert f"{SWITCH}=1" in vendor.why_unavailable()
+
+
+def test_an_import_that_hangs_costs_a_verdict_and_what_it_started_is_gone(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TRIAL, "3")
+    vendor = make(
+        "import pathlib, subprocess, time\n"
+        f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(subprocess.Popen(['sleep', '600']).pid))\n"
+        "time.sleep(600)\n"
+    )
+    started = time.monotonic()
+    assert vendor.is_available() is False
+    assert time.monotonic() - started < 30
+    assert f"hangs in {tmp_path / 'fakelib.py'}:3 (<module>)" in vendor.why_unavailable()
+    stat = Path("/proc", (tmp_path / "pid").read_text(), "stat")
+    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_trial_that_goes_well_changes_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TRIAL, "60")
+    assert make().is_available() is True
+    assert make("raise OSError('gone')\n").why_unavailable() == "OSError: gone"
+
+
+@pytest.mark.parametrize("value", ["soon", "nan", "inf", "-3", "1e300"])
+def test_an_odd_number_of_seconds_still_makes_a_trial(make: Make, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv(TRIAL, value)
+    assert "exit status 3" in make("import os\nos._exit(3)\n").why_unavailable()
+
+
+@pytest.mark.parametrize("value", ["", "0", "off"])
+def test_without_seconds_there_is_no_trial(make: Make, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv(TRIAL, value)
+    monkeypatch.setattr(subprocess, "Popen", None)
+    assert make().is_available() is True
+
+
+def test_a_trial_that_cannot_be_started_is_a_reason(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TRIAL, "60")
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    assert "could not be started" in make().why_unavailable()
+
+
+# --- the bridge as a copy ---------------------------------------------------------------------------------
+
+ASK = """
+import importlib, pathlib, sys, training_tree.bridge as bridge
+for file in sorted(pathlib.Path(bridge.__path__[0]).glob("*.py")):
+    if file.stem != "__init__":
+        importlib.import_module(f"training_tree.bridge.{file.stem}")
+assert "transformer_engine" not in sys.modules and "megacpp_validate" not in sys.modules
+from training_tree.bridge import imports
+print(imports.is_te_available(), imports.why_te_is_unavailable())
+"""
+
+
+@pytest.mark.parametrize("switch", ["", "1"])
+def test_a_copy_of_the_bridge_works_in_another_tree(tmp_path: Path, switch: str) -> None:
+    shutil.copytree(BRIDGE, tmp_path / "training_tree" / "bridge")
+    native = BRIDGE.with_name("native")
+    if native.is_dir():
+        shutil.copytree(native, tmp_path / "training_tree" / "native")
+    (tmp_path / "training_tree" / "__init__.py").touch()
+    broken = tmp_path / "transformer_engine"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise OSError('planted')\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "MEGACPP_DISABLE_TE": switch}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", ASK], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("False")
+    assert ("MEGACPP_DISABLE_TE=1" if switch else "OSError: planted") in done.stdout
