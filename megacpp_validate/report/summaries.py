@@ -88,6 +88,15 @@ def first_sentence(text: str) -> str:
     return re.split(r"(?<=[.!?])\s+(?=[A-Z`])", line, maxsplit=1)[0]
 
 
+def split_reason(reason: str) -> tuple[str, str]:
+    """The likely cause and the next step that a reason of the bridge names; its first sentence where it names none."""
+    line = " ".join(reason.split())
+    cause = re.search(r"Likely cause: (.+?)\.?(?= Next step:| Found:|$)", line)
+    step = re.search(r"Next step: (.+?)\.?(?= Found:|$)", line)
+    said = cause[1] if cause else first_sentence(line.partition(" Next step:")[0])
+    return said, step[1] if step else ""
+
+
 def _say_breakage(culprits: list[str], cascades: list[str], modules: int) -> str:
     who = ", ".join(culprits) or "something that the bridge consumes"
     with_it = "it" if len(culprits) == 1 else "them"

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from megacpp_validate.evidence.firewall import FirewallCase, FirewallOutcome, FirewallResult
 
-from .ink import draw_mark, draw_sentence, plain, print_indented, print_labelled
+from .ink import draw_mark, draw_sentence, print_indented, print_labelled, print_marked
 from .marks import mark_outcome
-from .summaries import first_sentence, summarize_firewall
+from .summaries import split_reason, summarize_firewall
 
-_ROOM_FOR_DAMAGE: Final = 100  # columns from which the damage has a column of its own
 _LABEL: Final = 10
 
 
@@ -26,37 +23,28 @@ def render_firewall(result: FirewallResult, *, verbose: bool = False, console: C
     print_indented(console, draw_sentence(summarize_firewall(result)), 0)
     host = f"{result.tool}, Python {result.python}, torch {result.torch or 'none'}"
     print_indented(console, draw_sentence(host, "dim"), 0)
-    if result.cases:
-        console.print()
-        console.print(_draw_cases(result.cases, console))
+    console.print()
     for case in result.cases:
         if verbose or case.problems or case.outcome is not FirewallOutcome.PASS:
             _print_case(case, console)
+        else:
+            _print_row(case, console)
 
 
-def _draw_cases(cases: tuple[FirewallCase, ...], console: Console) -> Table:
-    has_damage = console.width >= _ROOM_FOR_DAMAGE
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
-    table.add_column("outcome", no_wrap=True)
-    table.add_column("case", overflow="fold", ratio=3, min_width=14)
-    if has_damage:
-        table.add_column("damage", overflow="fold", ratio=4)
-    table.add_column("what the bridge said", overflow="fold", ratio=5)
-    table.add_column("ended", overflow="fold", max_width=18 if has_damage else 8)
-    for case in cases:
-        name = draw_sentence(case.case, "bold")
-        if not has_damage:  # below the id, so that no column becomes a ribbon
-            name = name + Text("\n") + draw_sentence(case.damage, "dim")
-        said = draw_sentence(first_sentence(case.reason) or _say_silence(case))
-        damage = [draw_sentence(case.damage)] if has_damage else []
-        table.add_row(
-            draw_mark(mark_outcome(case.outcome), console), name, *damage, said, plain(case.ended or "-")
-        )
-    return table
-
-
-def _say_silence(case: FirewallCase) -> str:
-    return "nothing: it is available" if case.available else "nothing"
+def _print_row(case: FirewallCase, console: Console) -> None:
+    """One case as a person skims it: what was done, what the bridge took it for, and what to do."""
+    mark = mark_outcome(case.outcome)
+    title = draw_sentence(case.case, "bold") + Text(f" ({case.ended})" if case.ended != "exit" else "", "dim")
+    print_marked(console, mark, title, 0)
+    print_labelled(console, "damage", draw_sentence(case.damage), _LABEL)
+    cause, step = split_reason(case.reason)
+    if not case.reason:
+        answer = "available" if case.available else "nothing"
+        print_labelled(console, "said", draw_sentence(answer), _LABEL)
+        return
+    print_labelled(console, "said", draw_sentence(cause), _LABEL)
+    if step:
+        print_labelled(console, "next", draw_sentence(step), _LABEL)
 
 
 def _print_case(case: FirewallCase, console: Console) -> None:
