@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from .te_reasons import explain_te_import
-from .vendor import Entry, Vendor, VendorEntryMissing
+from .vendor import Vendor, VendorEntryMissing
 
-__all__ = ["TE", "Entry", "VendorEntryMissing", "is_te_available", "is_te_enabled_for", "why_te_is_unavailable"]
+__all__ = ["TE", "VendorEntryMissing", "is_te_available", "is_te_enabled_for", "why_te_is_unavailable"]
 
 TE: Final = Vendor(
     "Transformer Engine",

@@ -34,6 +34,7 @@ from megacpp_validate.bridge.permute import (
     te_sort_chunks_with_probs,
     te_unpermute,
 )
+from megacpp_validate.bridge.vendor import Entry
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 pytestmark = pytest.mark.filterwarnings("default")
@@ -54,7 +55,7 @@ def rows(*shape: int, grad: bool = False) -> torch.Tensor:
 
 
 def test_every_accessor_gives_something() -> None:
-    entries = [value for value in vars(te).values() if isinstance(value, te.Entry)]
+    entries = [value for value in vars(te).values() if isinstance(value, Entry)]
     assert len(entries) > 25
     assert {entry.name: entry.why_missing() for entry in entries if entry() is None} == {}
 
