@@ -129,7 +129,7 @@ def read_catalog(folder: Path | None = None) -> Catalog:
     if targets:
         faults += _twice("targets.toml", "target", (target.id for target in targets.target))
         faults += [
-            f"targets.toml: target {target.id}: production_recipe {target.production_recipe!r} is not one of its recipes"
+            f"targets.toml: target {target.id}: production_recipe {target.production_recipe!r} is none of its recipes"
             for target in targets.target
             if target.production_recipe and target.production_recipe not in target.recipes
         ]
@@ -175,13 +175,9 @@ def _module_faults(modules: list[BridgeModule]) -> list[str]:
     for module in modules:
         for other in module.depends_on:
             if other not in every:
-                faults.append(
-                    f"bridge.toml: module {module.id}: depends_on names {other!r}, which there is not"
-                )
+                faults.append(f"bridge.toml: module {module.id}: depends_on names {other!r}, which there is not")
             elif other not in known:
-                faults.append(
-                    f"bridge.toml: module {module.id}: stands before {other!r}, on which it depends"
-                )
+                faults.append(f"bridge.toml: module {module.id}: stands before {other!r}, on which it depends")
         faults += [
             f"bridge.toml: module {module.id}: there is no file {file}"
             for file in module.files
@@ -192,6 +188,4 @@ def _module_faults(modules: list[BridgeModule]) -> list[str]:
 
 
 def _twice(file: str, kind: str, ids: Iterable[str]) -> list[str]:
-    return [
-        f"{file}: {kind} {name!r} is there {count} times" for name, count in Counter(ids).items() if count > 1
-    ]
+    return [f"{file}: {kind} {name!r} is there {count} times" for name, count in Counter(ids).items() if count > 1]

@@ -15,8 +15,8 @@ from .canary.derive import BridgeUnreadable
 from .canary.firewall import run_firewall
 from .canary.firewall_plan import UnknownCase
 from .canary.release import ReleaseUnreadable
-from .canary.sources import SourceUnavailable, Sources, UnknownRelease
-from .canary.sweep import OLDEST, first_bad, read_surface, run_pair, run_sweep
+from .canary.sources import Sources, SourceUnavailable, UnknownRelease
+from .canary.sweep import OLDEST, first_bad, read_pair, read_surface, run_pair, run_sweep
 from .catalog import Catalog, MatrixInvalid, read_catalog
 from .evidence.findings import StaticResult, Sweep
 from .evidence.firewall import FirewallResult
@@ -62,12 +62,8 @@ def te_canary(
         str | None, typer.Argument(help="Release in use, or a folder that holds transformer_engine/.")
     ] = None,
     new: Annotated[str | None, typer.Argument(help="Release to judge, or a folder.")] = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="Every adjacent pair of releases, as one grid.")
-    ] = False,
-    first_bad_in: Annotated[
-        str, typer.Option("--first-bad", help="The first release that breaks this module.")
-    ] = "",
+    every: Annotated[bool, typer.Option("--all", help="Every adjacent pair of releases, as one grid.")] = False,
+    first_bad_in: Annotated[str, typer.Option("--first-bad", help="The first release that breaks this module.")] = "",
     listing: Annotated[bool, typer.Option("--list", help="List the releases on the index.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="List harmless changes too.")] = False,
     fmt: FormatOption = Format.TABLE,
@@ -88,7 +84,7 @@ def te_canary(
         return
     old, new = _choose(old, new, catalog, sources)
     surface = read_surface(catalog)
-    result = run_pair(sources.release(old), sources.release(new), surface, tool=TOOL, verbose=verbose)
+    result = run_pair(*read_pair(sources, old, new), surface, tool=TOOL, verbose=verbose)
     _tell(result, fmt, output, verbose=verbose)
     raise typer.Exit(Exit.CLOSED if result.breaks else Exit.OPEN)
 
@@ -177,9 +173,7 @@ def _sweep(
             Exit.WRONG_ARGUMENTS,
         )
     versions = _between(sources.versions(), ends)
-    sweep = run_sweep(
-        versions, sources, catalog, tool=TOOL, progress=lambda step: errors.print(step, end="\r")
-    )
+    sweep = run_sweep(versions, sources, catalog, tool=TOOL, progress=lambda step: errors.print(step, end="\r"))
     if not sweep.steps:
         _refuse("no two releases could be read: there is nothing to compare", Exit.NOTHING_SELECTED)
     if not module:
@@ -202,9 +196,7 @@ def _between(versions: list[str], ends: tuple[str | None, str | None]) -> list[s
     first, last = ends[0] or OLDEST, ends[1] or versions[-1]
     for name in (first, last):
         if name not in versions:
-            raise UnknownRelease(
-                f"there is no Transformer Engine {name} on the index. Next step: `--list` shows all."
-            )
+            raise UnknownRelease(f"there is no Transformer Engine {name} on the index. Next step: `--list` shows all.")
     one, other = sorted((versions.index(first), versions.index(last)))
     return versions[one : other + 1]
 

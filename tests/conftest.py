@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.canary.sources import Sources, SourceUnavailable
-from megacpp_validate.canary.sweep import read_surface
 from megacpp_validate.canary.surface import Surface
+from megacpp_validate.canary.sweep import read_surface
 from megacpp_validate.catalog import Catalog, read_catalog
 
 

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 
 from .surface import UNKNOWN, Argument
 
-_NEVER_NONE = frozenset(
-    {"bool", "bytes", "dict", "float", "int", "list", "str", "tuple", "Callable", "Sequence"}
-)
+_NEVER_NONE = frozenset({"bool", "bytes", "dict", "float", "int", "list", "str", "tuple", "Callable", "Sequence"})
 
 _TENSOR_METHODS = frozenset({"contiguous", "float", "permute", "reshape", "to", "transpose", "unsqueeze", "view"})
 

@@ -19,18 +19,20 @@ class Binding:
         given: parameter name -> what is passed for it.
         unexpected: keywords that no parameter takes.
         surplus: indices of positional arguments that no parameter takes.
+        doubled: parameters that are given by position and by name.
         missing: parameters without a default that the call does not give.
     """
 
     given: dict[str, Argument] = field(default_factory=dict)
     unexpected: list[str] = field(default_factory=list)
     surplus: list[int] = field(default_factory=list)
+    doubled: list[str] = field(default_factory=list)
     missing: list[Parameter] = field(default_factory=list)
 
     @property
     def fits(self) -> bool:
         """Whether the call would be accepted."""
-        return not (self.unexpected or self.surplus or self.missing)
+        return not (self.unexpected or self.surplus or self.doubled or self.missing)
 
 
 def bind(signature: Signature, use: Use) -> Binding:
@@ -47,6 +49,8 @@ def bind(signature: Signature, use: Use) -> Binding:
         if parameter is None or parameter.kind is griffe.ParameterKind.positional_only:
             if not signature.open_keywords:
                 binding.unexpected.append(name)
+        elif name in binding.given:
+            binding.doubled.append(name)
         else:
             binding.given[name] = argument
     if not (use.partial or use.open_keywords or use.open_positionals):
@@ -60,7 +64,7 @@ def likely_rename(gone: Parameter, old: Signature, new: Signature) -> str:
     index = _index(old, gone.name)
     best, best_score = "", 0.0
     for candidate in new.parameters:
-        if candidate.name in before or candidate.kind is griffe.ParameterKind.var_keyword:
+        if candidate.name in before or new.named(candidate.name) is None:
             continue
         score = name_likeness(gone.name, candidate.name)
         score += 0.25 * (bool(gone.annotation) and candidate.annotation == gone.annotation)

@@ -25,18 +25,14 @@ def keywords_taken(node: ast.AST | None) -> tuple[dict[str, str | None], str]:
                 taken[key] = ast.unparse(rest[0]) if rest else None
             case ast.Subscript(value=ast.Name(id=owner), slice=ast.Constant(value=str(key))) if owner == name:
                 taken.setdefault(key, "...")  # read under a condition as a rule
-            case ast.Compare(
-                left=ast.Constant(value=str(key)), ops=[ast.In()], comparators=[ast.Name(id=owner)]
-            ) if owner == name:
+            case ast.Compare(left=ast.Constant(value=str(key)), ops=[ast.In()], comparators=[ast.Name(id=owner)]) if (
+                owner == name
+            ):
                 taken.setdefault(key, "...")
             case ast.Call(func=func, keywords=keywords):
-                if any(
-                    k.arg is None and isinstance(k.value, ast.Name) and k.value.id == name for k in keywords
-                ):
+                if any(k.arg is None and isinstance(k.value, ast.Name) and k.value.id == name for k in keywords):
                     handed_on = (
-                        "super"
-                        if ast.unparse(func).startswith("super()") and handed_on != "elsewhere"
-                        else "elsewhere"
+                        "super" if ast.unparse(func).startswith("super()") and handed_on != "elsewhere" else "elsewhere"
                     )
     return taken, handed_on
 
@@ -64,15 +60,12 @@ def deprecations(node: ast.AST | None) -> list[tuple[str, ast.stmt | ast.expr, s
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return []
     notices: list[tuple[str, ast.stmt | ast.expr, str]] = []
-    for decorator in node.decorator_list:
-        if "deprecat" in ast.unparse(decorator).lower():
-            notices.append(("", decorator, _message(decorator)))
+    marked = (d for d in node.decorator_list if "deprecat" in ast.unparse(d).lower())
+    notices += [("", decorator, _message(decorator)) for decorator in marked]
     if isinstance(node, ast.ClassDef):
         return notices
-    for guard in guards(node):
-        if guard.kind == "warn" and guard.is_deprecation:
-            notices.append((guard.condition, guard.node, guard.message))
-    return notices
+    warned = (guard for guard in guards(node) if guard.kind == "warn" and guard.is_deprecation)
+    return [*notices, *((guard.condition, guard.node, guard.message) for guard in warned)]
 
 
 _OPPOSITES: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
@@ -91,22 +84,25 @@ class Test(NamedTuple):
         expression: the test.
         wanted: the outcome that leads to the statement.
         passed_by: it stands before the statement and leaves when it holds; it does not enclose it.
+        said: the test as the source says it.
     """
 
     expression: ast.expr
     wanted: bool
     passed_by: bool = False
+    said: str = ""
 
 
 def _test(expression: ast.expr, wanted: bool, *, passed_by: bool = False) -> Test:
     """One form for each meaning, so that `assert a == b` and `if a != b: raise` agree."""
+    said = ast.unparse(expression) if wanted else f"not ({ast.unparse(expression)})"
     while isinstance(expression, ast.UnaryOp) and isinstance(expression.op, ast.Not):
         expression, wanted = expression.operand, not wanted
     if isinstance(expression, ast.Compare) and len(expression.ops) == 1 and type(expression.ops[0]) in _OPPOSITES:
         opposite = _OPPOSITES[type(expression.ops[0])]()
         turned = ast.Compare(expression.left, [opposite], expression.comparators)
         expression, wanted = ast.copy_location(turned, expression), not wanted
-    return Test(expression, wanted, passed_by)
+    return Test(expression, wanted, passed_by, said)
 
 
 class Guard:
@@ -130,6 +126,11 @@ class Guard:
         return " and ".join(text if wanted else f"not ({text})" for text, wanted in texts)
 
     @cached_property
+    def said(self) -> str:
+        """The enclosing tests as the source says them."""
+        return " and ".join(test.said for test in self.enclosing)
+
+    @cached_property
     def innermost(self) -> str:
         """The test that stands next to it."""
         return ast.unparse(self.enclosing[-1].expression) if self.enclosing else ""
@@ -151,10 +152,7 @@ class Guard:
     def is_deprecation(self) -> bool:
         """Whether it announces that something will go."""
         text = ast.unparse(self.node)
-        return (
-            any(word in text for word in ("DeprecationWarning", "FutureWarning"))
-            or "deprecat" in text.lower()
-        )
+        return any(word in text for word in ("DeprecationWarning", "FutureWarning")) or "deprecat" in text.lower()
 
     @cached_property
     def names(self) -> set[str]:
@@ -179,18 +177,14 @@ def _guards_in(body: list[ast.stmt], tests: tuple[Test, ...]) -> Iterator[Guard]
                 yield Guard("raise", statement, tests)
             case ast.Assert(test=test):
                 yield Guard("assert", statement, (*tests, _test(test, False)))
-            case ast.Expr(value=ast.Call(func=func)) if re.search(
-                r"\bwarn(ings\.warn|ing|_once)?$", ast.unparse(func)
-            ):
+            case ast.Expr(value=ast.Call(func=func)) if re.search(r"\bwarn(ings\.warn|ing|_once)?$", ast.unparse(func)):
                 yield Guard("warn", statement, tests)
             case ast.If(test=test, body=then, orelse=orelse):
                 yield from _guards_in(then, (*tests, _test(test, True)))
                 yield from _guards_in(orelse, (*tests, _test(test, False)))
                 if then and isinstance(then[-1], ast.Return | ast.Raise | ast.Continue | ast.Break):
                     tests = (*tests, _test(test, False, passed_by=True))
-            case (
-                ast.With(body=inner) | ast.AsyncWith(body=inner) | ast.For(body=inner) | ast.While(body=inner)
-            ):
+            case ast.With(body=inner) | ast.AsyncWith(body=inner) | ast.For(body=inner) | ast.While(body=inner):
                 yield from _guards_in(inner, tests)
             case ast.Try(body=inner, orelse=orelse, finalbody=final):
                 yield from _guards_in([*inner, *orelse, *final], tests)

@@ -15,7 +15,7 @@ from . import bodies
 from .arguments import argument_of
 from .changes import Change
 from .conditions import can_fire
-from .reach import LOST, guards_reached
+from .reach import guards_reached
 from .release import Found, Release
 from .surface import Argument, Use
 
@@ -79,13 +79,14 @@ def _new_guards(
     given: Mapping[str, Argument],
 ) -> Iterator[Change]:
     known = [reached.guard for reached in guards_reached(old, before[0], before[1])]
+    conditions = {(guard.kind == "warn", guard.condition) for guard in known}
     other = after[1]
     fields, near, far = _fields(other), _origins(other, calls=False), _origins(other, calls=True)
     new_features = _parameter_names(other) - _parameter_names(before[1]) - set(given)
     for reached in guards_reached(new, after[0], other):
         guard = reached.guard
-        if guard.is_deprecation:
-            continue  # told as a deprecation
+        if (guard.kind == "warn", guard.condition) in conditions or guard.is_deprecation:
+            continue  # it was there before, or is told as a deprecation
         tests = tuple(test._replace(expression=fields.visit(copy.deepcopy(test.expression))) for test in guard.tests)
         names = {n.id for t in tests if not t.passed_by for n in ast.walk(t.expression) if isinstance(n, ast.Name)}
         concerned = {p for name in names for p in near.get(name, {name})} & set(given)
@@ -104,7 +105,7 @@ def _new_guards(
             Impact.BREAKING if fires and not is_warning and not reached.through else Impact.RISK,
             parameter=", ".join(sorted(concerned)),
             after=SourceLine(file=reached.file, line=guard.line),
-            new=f"{guard.exception or guard.kind} if {guard.condition.replace(LOST, '')}",
+            new=f"{guard.exception or guard.kind} if {guard.said}",
             suggestion=guard.message[:200],
         )
 
@@ -128,18 +129,12 @@ def _fields(node: ast.FunctionDef) -> _Fields:
     spoilt: set[str] = set()
     parameters = _parameter_names(node)
     for found in ast.walk(node):
-        if (
-            isinstance(found, ast.Attribute)
-            and isinstance(found.ctx, ast.Store)
-            and ast.unparse(found.value) == "self"
-        ):
+        if isinstance(found, ast.Attribute) and isinstance(found.ctx, ast.Store) and ast.unparse(found.value) == "self":
             spoilt |= {found.attr} & set(stored)
             stored.setdefault(found.attr, "")
     for found in ast.walk(node):
         match found:
-            case ast.Assign(
-                targets=[ast.Attribute(value=ast.Name(id="self"), attr=attr)], value=ast.Name(id=name)
-            ):
+            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id="self"), attr=attr)], value=ast.Name(id=name)):
                 if name in parameters and attr not in spoilt:
                     stored[attr] = name
     return _Fields({attr: name for attr, name in stored.items() if name})
@@ -218,9 +213,7 @@ def _widened(old: str, new: str) -> bool:
 
 
 def _meaning(name: str, old: str, new: str) -> Change:
-    return Change(
-        ChangeKind.DEFAULT_MEANING_CHANGED, Impact.RISK, Cause.NUMERICS, parameter=name, old=old, new=new
-    )
+    return Change(ChangeKind.DEFAULT_MEANING_CHANGED, Impact.RISK, Cause.NUMERICS, parameter=name, old=old, new=new)
 
 
 def _constant_behind(release: Release, function: griffe.Function, dotted: str) -> str:
@@ -277,9 +270,7 @@ def _read_from(node: ast.AST, origins: Mapping[str, set[str]]) -> set[str]:
 
 def _stored_names(node: ast.Assign | ast.AnnAssign) -> set[str]:
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    return {
-        n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-    }
+    return {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
 def _parameter_names(node: ast.FunctionDef) -> set[str]:
@@ -293,18 +284,14 @@ def _popped(call: ast.Call) -> str:
     return ""
 
 
-def _known_inside(
-    node: ast.AST | None, given: Mapping[str, Argument], line: int = sys.maxsize
-) -> dict[str, Argument]:
+def _known_inside(node: ast.AST | None, given: Mapping[str, Argument], line: int = sys.maxsize) -> dict[str, Argument]:
     """What is known of a function's parameters above `line`: what is passed, and literal defaults of the rest."""
     if not isinstance(node, ast.FunctionDef):
         return dict(given)
     known: dict[str, Argument] = {}
     positional = [*node.args.posonlyargs, *node.args.args]
     pairs = [*zip(reversed(positional), reversed(node.args.defaults), strict=False)]
-    pairs += [
-        (a, d) for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if d is not None
-    ]
+    pairs += [(a, d) for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if d is not None]
     for argument, default in pairs:
         known[argument.arg] = argument_of(default, {})
     known.update(given)

@@ -17,12 +17,14 @@ def compare_calls(old: Signature, new: Signature, use: Use) -> Iterator[Change]:
     """Every change between two signatures that the call `use` meets; faults it already had in `old` left out."""
     before, after = bind(old, use), bind(new, use)
     yield from _lost_keywords(old, new, use, before)
-    yield from _moved_positionals(old, new, use)
+    yield from _no_longer_swallowed(old, new, before, after)
+    moved = list(_moved_positionals(old, new, use))
+    yield from moved
+    if not any(change.kind is ChangeKind.PARAMETER_REORDERED for change in moved):
+        yield from _reordered(new, [name for name in after.doubled if name not in before.doubled])
     named = {p.name for p in old.parameters if p.required}
     renamed = {
-        likely_rename(p, old, new)
-        for p in old.parameters
-        if new.named(p.name) is None and p.name in before.given
+        likely_rename(p, old, new) for p in old.parameters if new.named(p.name) is None and p.name in before.given
     }
     for parameter in after.missing:
         if parameter.name not in named and parameter.name not in renamed:
@@ -44,10 +46,9 @@ def call_faults(signature: Signature, use: Use) -> Iterator[Change]:
         yield Change(ChangeKind.PARAMETER_REMOVED, Impact.BREAKING, _lost_cause(signature), parameter=name)
     for index in binding.surplus:
         yield Change(ChangeKind.PARAMETER_REMOVED, Impact.BREAKING, parameter=f"argument {index + 1}")
+    yield from _reordered(signature, binding.doubled)
     for parameter in binding.missing:
-        yield Change(
-            ChangeKind.PARAMETER_REQUIRED, Impact.BREAKING, parameter=parameter.name, new=parameter.name
-        )
+        yield Change(ChangeKind.PARAMETER_REQUIRED, Impact.BREAKING, parameter=parameter.name, new=parameter.name)
 
 
 def _lost_keywords(old: Signature, new: Signature, use: Use, before: Binding) -> Iterator[Change]:
@@ -68,13 +69,27 @@ def _lost_keywords(old: Signature, new: Signature, use: Use, before: Binding) ->
             continue
         suggestion = likely_rename(had, old, new)
         kind = ChangeKind.PARAMETER_RENAMED if suggestion else ChangeKind.PARAMETER_REMOVED
-        impact = (
-            Impact.RISK if new.open_keywords else Impact.BREAKING
-        )  # **kwargs may still take it, or swallow it
+        impact = Impact.RISK if new.open_keywords else Impact.BREAKING  # **kwargs may still take it, or swallow it
         cause = _lost_cause(new)
-        yield Change(
-            kind, impact, cause, parameter=name, old=_text(had), new=suggestion, suggestion=suggestion
-        )
+        yield Change(kind, impact, cause, parameter=name, old=_text(had), new=suggestion, suggestion=suggestion)
+
+
+def _no_longer_swallowed(old: Signature, new: Signature, before: Binding, after: Binding) -> Iterator[Change]:
+    """Arguments that `*args` and `**kwargs` of the old release took without naming them."""
+    for name in after.unexpected:
+        swallowed = name in before.unexpected and old.ignores_unknown and not new.ignores_unknown
+        handed_on = name not in before.unexpected and old.named(name) is None
+        if swallowed or handed_on:
+            yield Change(ChangeKind.PARAMETER_REMOVED, Impact.BREAKING, _lost_cause(new), parameter=name, old="**")
+    for index in after.surplus:
+        if index >= len(old.positionals) and index not in before.surplus:
+            yield Change(ChangeKind.PARAMETER_REMOVED, Impact.BREAKING, parameter=f"argument {index + 1}", old="*")
+
+
+def _reordered(signature: Signature, doubled: list[str]) -> Iterator[Change]:
+    """A place and a name that now mean the same parameter."""
+    for name in doubled:
+        yield Change(ChangeKind.PARAMETER_REORDERED, Impact.BREAKING, parameter=name, new=_order(signature.positionals))
 
 
 def _lost_cause(signature: Signature) -> Cause:
@@ -99,9 +114,7 @@ def _moved_positionals(old: Signature, new: Signature, use: Use) -> Iterator[Cha
             )
         elif has is None:
             if not new.takes_any_positional:
-                yield Change(
-                    ChangeKind.PARAMETER_REMOVED, Impact.BREAKING, parameter=had.name, old=_text(had)
-                )
+                yield Change(ChangeKind.PARAMETER_REMOVED, Impact.BREAKING, parameter=had.name, old=_text(had))
         elif other is not None and had.required and other.default == "None" and old.named(has.name) is None:
             # the old name stays as an alias of the new one, which stands in its place
             yield Change(

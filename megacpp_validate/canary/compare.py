@@ -12,16 +12,15 @@ from dataclasses import dataclass, replace
 import griffe
 
 from ..evidence.findings import Cause, ChangeKind, Finding, Impact, ModuleResult, ModuleVerdict, SourceLine
+from .binding import bind, name_likeness
 from .body_changes import compare_bodies, compare_deprecations
-from .binding import bind
 from .call_changes import call_faults, compare_calls
 from .changes import Change
 from .import_time import compare_import_time, deprecated_modules
-from .relocation import moved_to, renamed_to
 from .release import Found, Opaque, Release
+from .relocation import moved_to, renamed_to
 from .shapes import Shape, callee_of, is_context_manager, is_decorator, shape_of, signature_of
 from .surface import RESULT, Surface, Symbol, Use, UseKind
-
 
 _ORDER = {Impact.BREAKING: 0, Impact.RISK: 1, Impact.HARMLESS: 2}
 
@@ -128,7 +127,7 @@ class _Comparison:
             return
         if after is None:
             if not self._replaced_by(use):
-                lost = self._lost_symbol(use, before)
+                lost = self._lost_symbol(before)
                 missed = not self._does_without(use)
                 yield lost if missed else replace(lost, impact=Impact.RISK, cause=Cause.SILENT_FALLBACK)
             return
@@ -155,7 +154,8 @@ class _Comparison:
 
     def _does_without(self, use: Use) -> bool:
         """Whether the code around an accessor's call minds its None: nothing else there uses the value unasked."""
-        same = [o for o in self.surface.uses if (o.accessor, o.function) == (use.accessor, use.function) and o is not use]
+        here = (use.accessor, use.function)
+        same = [o for o in self.surface.uses if (o.accessor, o.function) == here and o is not use]
         careful = all(o.optional or o.kind is UseKind.CLASS or use.accessor in o.present for o in same)
         return use.optional and careful
 
@@ -166,7 +166,7 @@ class _Comparison:
         elif isinstance(one, griffe.Class) and isinstance(other, griffe.Function):
             yield self._at_objects(Change(ChangeKind.CLASS_BECAME_FUNCTION, Impact.HARMLESS), one, other)
 
-    def _lost_symbol(self, use: Use, before: Resolved) -> Change:
+    def _lost_symbol(self, before: Resolved) -> Change:
         moved, renamed = moved_to(self.new, before.symbol), ""
         if not moved:
             renamed = renamed_to(self.old, self.new, before.symbol)
@@ -300,9 +300,7 @@ class _Comparison:
     def _at(self, change: Change, before: Shape, after: Shape) -> Change:
         return self._at_objects(change, before.obj, after.obj if after.what != "missing" else None)
 
-    def _at_objects(
-        self, change: Change, before: griffe.Object | None, after: griffe.Object | None
-    ) -> Change:
+    def _at_objects(self, change: Change, before: griffe.Object | None, after: griffe.Object | None) -> Change:
         one = change.before or (self.old.where(before) if before is not None else None)
         other = change.after or (self.new.where(after) if after is not None else None)
         return replace(change, before=one, after=other)
@@ -330,8 +328,6 @@ def _resolve(release: Release, symbols: Iterable[Symbol]) -> Resolved | None:
 
 
 def _likely_member(obj: griffe.Object | None, name: str, before: griffe.Object | None) -> str:
-    from .binding import name_likeness
-
     known = set(before.parent.members) if before is not None and before.parent is not None else set()
     names = [n for n in (obj.members if obj is not None else {}) if n not in known and not n.startswith("__")]
     best = max(names, key=lambda n: name_likeness(name, n), default="")
@@ -351,9 +347,7 @@ def _gather(met: Iterable[_Met], surface: Surface) -> list[Finding]:
         groups.setdefault(key, []).append(one)
     findings = [_finding(group, surface) for group in groups.values()]
     rank = surface.module_order.index
-    return sorted(
-        findings, key=lambda f: (_ORDER[f.impact], rank(f.module), f.symbol, f.member, f.kind, f.parameter)
-    )
+    return sorted(findings, key=lambda f: (_ORDER[f.impact], rank(f.module), f.symbol, f.member, f.kind, f.parameter))
 
 
 def _finding(group: list[_Met], surface: Surface) -> Finding:

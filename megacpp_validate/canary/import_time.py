@@ -26,8 +26,10 @@ _GIVEN = frozenset({PACKAGE, "torch", "__future__", *sys.stdlib_module_names})
 _COVERS = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException", ""})
 _CALL_DEPTH = 2
 # Private, but there in torch 2.1 already, the least that Transformer Engine 2 takes.
-_OLD_PRIVATE = frozenset({"torch._C", "torch._dynamo", "torch._prims_common", "torch._utils", "torch.distributed._tensor"})
-_SURROUNDINGS = re.compile(r"version|install|avail|found|cuda|cud|nccl|driver|capab|torch|triton|path|device", re.IGNORECASE)
+_OLD_PRIVATE = frozenset(
+    {"torch._C", "torch._dynamo", "torch._prims_common", "torch._utils", "torch.distributed._tensor"}
+)
+_SURROUNDINGS = re.compile(r"version|install|avail|found|cud|nccl|driver|capab|torch|triton|path|device", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -87,11 +89,7 @@ def deprecated_modules(release: Release, symbol: Symbol) -> str:
             case ast.Expr(value=ast.Call(func=func)) if ast.unparse(func).endswith(
                 "warn"
             ) and "Deprecat" in ast.unparse(node):
-                texts = [
-                    n.value
-                    for n in ast.walk(node)
-                    if isinstance(n, ast.Constant) and isinstance(n.value, str)
-                ]
+                texts = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
                 return " ".join(" ".join(texts).split())
     return ""
 
@@ -100,9 +98,7 @@ def _same(one: Requirement, other: Requirement) -> bool:
     if one.what != other.what:
         return False
     if one.text == other.text:
-        return not (
-            other.condition and not one.condition
-        )  # what was asked for at times is now asked for always
+        return not (other.condition and not one.condition)  # what was asked for at times is now asked for always
     if one.what == "library":
         return False
     numbers = [c for c in one.text if c.isdigit()] == [c for c in other.text if c.isdigit()]
@@ -150,9 +146,7 @@ class _Walk:
                     self._imported(base, tuple(a.name for a in names), node, place, condition)
                 case ast.Try(body=inner, handlers=handlers, orelse=orelse):
                     caught = " or ".join(ast.unparse(h.type) if h.type else "" for h in handlers)
-                    covered = any(name in caught for name in _COVERS if name) or not all(
-                        h.type for h in handlers
-                    )
+                    covered = any(name in caught for name in _COVERS if name) or not all(h.type for h in handlers)
                     self._top_level(inner, place, "optional" if covered else condition)
                     self._top_level(orelse, place, _both(condition, _when_nothing_failed(inner[0], caught)))
                 case ast.If(test=test, body=then, orelse=orelse) if ast.unparse(test) not in {
@@ -170,9 +164,7 @@ class _Walk:
                 case ast.Expr(value=ast.Call() as call) | ast.Assign(value=ast.Call() as call):
                     self._called(call, place, condition, _CALL_DEPTH)
 
-    def _imported(
-        self, module: str, names: tuple[str, ...], node: ast.stmt, place: _Place, condition: str
-    ) -> None:
+    def _imported(self, module: str, names: tuple[str, ...], node: ast.stmt, place: _Place, condition: str) -> None:
         top = module.partition(".")[0]
         if condition == "optional":
             return
@@ -183,9 +175,7 @@ class _Walk:
         elif top == "torch" and module not in _OLD_PRIVATE and any(part.startswith("_") for part in module.split(".")):
             self._add(Requirement("library", module, condition, place.file, node.lineno))  # private: it comes and goes
         elif top and top not in _GIVEN:
-            self._add(
-                Requirement("library", module if condition else top, condition, place.file, node.lineno)
-            )
+            self._add(Requirement("library", module if condition else top, condition, place.file, node.lineno))
 
     def _called(self, call: ast.Call, place: _Place, condition: str, depth: int) -> None:
         """Checks in a function of the package that runs while importing."""
@@ -212,10 +202,8 @@ class _Walk:
 
     def _check(self, guard: bodies.Guard, place: _Place, condition: str) -> None:
         if condition != "optional" and guard.kind != "warn":
-            otherwise = (
-                "nothing before it returned" if guard.tests or place.inside else "this line is reached"
-            )
-            condition_text = _with_constants(guard.condition, place.tree)
+            otherwise = "nothing before it returned" if guard.tests or place.inside else "this line is reached"
+            condition_text = _with_constants(guard.said, place.tree)
             text = f"{guard.exception} if {condition_text or otherwise}"
             self._add(Requirement("check", text, condition, place.file, guard.line))
 
@@ -238,11 +226,7 @@ class _Place:
 def _with_constants(condition: str, tree: ast.Module) -> str:
     """A condition with the module's own constants put in: what counts is the version, not the name of it."""
     for node in tree.body:
-        if (
-            isinstance(node, ast.Assign)
-            and isinstance(node.targets[0], ast.Name)
-            and node.targets[0].id.isupper()
-        ):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id.isupper():
             name = node.targets[0].id
             if name in condition and isinstance(node.value, ast.Constant | ast.Tuple):
                 condition = re.sub(rf"\b{name}\b", f"{name} {ast.unparse(node.value)}", condition)

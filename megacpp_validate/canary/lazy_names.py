@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from typing import TypeGuard
 
 
 def lazy_target(tree: ast.Module, module: str, name: str) -> str | None:
@@ -15,19 +16,53 @@ def lazy_target(tree: ast.Module, module: str, name: str) -> str | None:
         The dotted path of the target; "" if the module's lazy names are all known and `name` is not among them;
         None if the way it makes names cannot be read.
     """
+    asked = _tables_asked(tree)
     understood = False
     for node in ast.walk(tree):
         if isinstance(node, ast.Dict):
             found = _from_table(node, module, name)
             if found:
                 return found
-            understood = understood or _is_table(node)
+            understood = understood or (node in asked and _is_table(node))
         elif isinstance(node, ast.FunctionDef) and node.name == "__getattr__":
             found, readable = _from_branches(node, module, name)
             if found:
                 return found
             understood = understood or readable
+        elif _is_attach(node) and name in _submodules(node):
+            return f"{module}.{name}"
     return "" if understood else None
+
+
+def _tables_asked(tree: ast.Module) -> list[ast.AST]:
+    """Dicts in which `__getattr__` or `attach` look, written there or assigned to a name that stands there."""
+    places = [
+        n for n in ast.walk(tree) if _is_attach(n) or (isinstance(n, ast.FunctionDef) and n.name == "__getattr__")
+    ]
+    inside = [node for place in places for node in ast.walk(place)]
+    names = {node.id for node in inside if isinstance(node, ast.Name)}
+    for node in tree.body:
+        match node:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            ) if name in names:
+                inside.append(value)
+    return [node for node in inside if isinstance(node, ast.Dict)]
+
+
+def _is_attach(node: ast.AST) -> TypeGuard[ast.Call]:
+    match node:
+        case ast.Call(func=ast.Name(id="attach") | ast.Attribute(attr="attach")):
+            return True
+    return False
+
+
+def _submodules(call: ast.Call) -> set[object]:
+    """The names of submodules that are handed to `attach(package, submodules, submod_attrs)`."""
+    given = [*call.args[1:2], *(k.value for k in call.keywords if k.arg == "submodules")]
+    groups = [value for value in given if isinstance(value, ast.Set | ast.List | ast.Tuple)]
+    return {element.value for group in groups for element in group.elts if isinstance(element, ast.Constant)}
 
 
 def _is_table(node: ast.Dict) -> bool:
@@ -43,9 +78,7 @@ def _from_table(node: ast.Dict, module: str, name: str) -> str:
             case ast.Constant(value=str(where)) if key.value == name:
                 target = _absolute(where, module)
                 return target if target.endswith(f".{name}") else f"{target}.{name}"
-            case ast.Tuple(elts=[ast.Constant(value=str(where)), ast.Constant(value=str(other))]) if (
-                key.value == name
-            ):
+            case ast.Tuple(elts=[ast.Constant(value=str(where)), ast.Constant(value=str(other))]) if key.value == name:
                 return f"{_absolute(where, module)}.{other}"
             case ast.List() | ast.Tuple() | ast.Set():
                 names = {element.value for element in value.elts if isinstance(element, ast.Constant)}

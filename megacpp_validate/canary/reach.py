@@ -12,7 +12,7 @@ import griffe
 from . import bodies
 from .release import PACKAGE, Found, Release
 
-LOST = "_lost_"  # before a name of the callee whose value cannot be followed, so that it is no name of the caller
+_LOST = "_lost_"  # before a name of the callee whose value cannot be followed, so that it is no name of the caller
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,16 @@ class Reached:
     called_at: int = 0
 
 
-def guards_reached(release: Release, function: griffe.Function, node: ast.FunctionDef) -> Iterator[Reached]:
+def guards_reached(release: Release, function: griffe.Function, node: ast.FunctionDef) -> list[Reached]:
     """Guards of a function, then those of functions of the package that it calls with its own names."""
+    key = f"guards reached from {function.path}:{node.lineno}"
+    if key not in release.memory:  # several call sites consume one function
+        release.memory[key] = list(_reach(release, function, node))
+    found: list[Reached] = release.memory[key]
+    return found
+
+
+def _reach(release: Release, function: griffe.Function, node: ast.FunctionDef) -> Iterator[Reached]:
     file = str(function.filepath)
     for guard in bodies.guards(node):
         yield Reached(guard, file)
@@ -114,5 +122,5 @@ class _Renamed(ast.NodeTransformer):
         if isinstance(value, ast.Name | ast.Constant):
             return ast.copy_location(copy.deepcopy(value), node)
         if node.id in self._own:
-            return ast.copy_location(ast.Name(f"{LOST}{node.id}", ast.Load()), node)
+            return ast.copy_location(ast.Name(f"{_LOST}{node.id}", ast.Load()), node)
         return node

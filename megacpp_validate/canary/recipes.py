@@ -17,7 +17,7 @@ IGNORES_UNKNOWN = "ignores-unknown-arguments"
 class ConstructedDataclasses(griffe.Extension):
     """Makes `__init__` for pydantic dataclasses and for dataclasses behind an alias of the decorator."""
 
-    def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
+    def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:  # noqa: ARG002 - griffe's signature
         """Visit every class of the loaded package."""
         seen: set[str] = set()
         _visit(pkg, seen)
@@ -49,9 +49,7 @@ def _construct(cls: griffe.Class, decorator: griffe.Decorator) -> None:
     keyword_only = "kw_only=True" in str(decorator.value).replace(" ", "")
     kind = griffe.ParameterKind.keyword_only if keyword_only else griffe.ParameterKind.positional_or_keyword
     for name, member in _fields(cls).items():
-        parameters.append(
-            griffe.Parameter(name, annotation=member.annotation, kind=kind, default=_default(member))
-        )
+        parameters.append(griffe.Parameter(name, annotation=member.annotation, kind=kind, default=_default(member)))
     init = griffe.Function(
         "__init__", parameters=griffe.Parameters(*parameters), lineno=cls.lineno, endlineno=cls.endlineno
     )

@@ -11,10 +11,11 @@ import gc
 import hashlib
 import json
 import logging
+import re
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import version as distribution_version
@@ -29,6 +30,8 @@ from .recipes import ConstructedDataclasses
 
 PACKAGE = "transformer_engine"
 ROOTS = ("transformer_engine.pytorch", "transformer_engine.common")  # what a torch bridge can reach
+
+_LAZY = re.compile(r"(^|\.)(lazy_loader|attach)$|^lazy_loader\.")
 
 logging.getLogger("griffe").setLevel(logging.CRITICAL)  # its remarks on TE's docstrings are not ours to show
 
@@ -76,8 +79,15 @@ class Release:
         self.version = source.version
         self._wheel = wheel
         self._cache = cache
+        self.memory: dict[str, Any] = {}  # what a comparison has worked out about this release
         self._syntax: dict[str, ast.Module] = {}
         self._nodes: dict[str, dict[tuple[str, int], ast.AST]] = {}
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the tree is kept already, so that reading it costs little."""
+        stored = self._stored_tree()
+        return stored is not None and stored.is_file()
 
     @cached_property
     def tree(self) -> griffe.Module:
@@ -86,20 +96,18 @@ class Release:
         if stored and stored.is_file():
             try:
                 return _attach(griffe.Module.from_json(stored.read_text(encoding="utf-8")))
-            except (ValueError, KeyError, OSError):
-                stored.unlink(missing_ok=True)  # written by another version or cut short: load it anew
+            except (ValueError, KeyError, TypeError, AttributeError, OSError):
+                pass  # cut short, or not a tree at all: load it anew
         module, text = self._load()
         if stored:
-            write_aside(stored, text.encode())
+            _keep(stored, text)
         return module
 
     def lookup(self, module: str, name: str) -> Lookup:
         """What `from module import name` gives."""
         return self._lookup(module, name, set())
 
-    def in_scope(
-        self, holder: griffe.Module, dotted: str, seen: set[tuple[str, str]] | None = None
-    ) -> Lookup:
+    def in_scope(self, holder: griffe.Module, dotted: str, seen: set[tuple[str, str]] | None = None) -> Lookup:
         """What a dotted name means in a module's own code."""
         first, *rest = dotted.split(".")
         found = self._lookup(holder.path, first, seen if seen is not None else set())
@@ -188,12 +196,14 @@ class Release:
         path = tree.with_suffix(f".{name}.json") if tree else None
         if path and path.is_file():
             try:
-                return list(json.loads(path.read_text(encoding="utf-8")))
-            except ValueError:
-                path.unlink(missing_ok=True)
+                known = json.loads(path.read_text(encoding="utf-8"))
+                if isinstance(known, list) and all(isinstance(fact, dict) for fact in known):
+                    return known
+            except (ValueError, OSError):
+                pass  # cut short: make them anew
         facts = make()
         if path:
-            write_aside(path, json.dumps(facts).encode())
+            _keep(path, json.dumps(facts))
         return facts
 
     def _stored_tree(self) -> Path | None:
@@ -265,7 +275,7 @@ class Release:
 
     def _lookup_lazy(self, holder: griffe.Module, name: str, seen: set[tuple[str, str]]) -> Lookup:
         if "__getattr__" not in holder.members and not any(
-            n in holder.members for n in ("attach", "lazy_loader")
+            isinstance(m, griffe.Alias) and _LAZY.search(m.target_path) for m in holder.members.values()
         ):
             return Absent()
         target = lazy_target(self.syntax(str(holder.filepath)), holder.path, name)
@@ -276,9 +286,7 @@ class Release:
         owner, _, last = target.rpartition(".")
         return self._lookup(owner, last, seen)
 
-    def _lookup_assigned(
-        self, holder: griffe.Module, member: griffe.Attribute, seen: set[tuple[str, str]]
-    ) -> Lookup:
+    def _lookup_assigned(self, holder: griffe.Module, member: griffe.Attribute, seen: set[tuple[str, str]]) -> Lookup:
         """`name = other` is the other; `name = wrap(other)` is something that only running would tell."""
         value = member.value
         if isinstance(value, griffe.ExprName | griffe.ExprAttribute):
@@ -316,6 +324,12 @@ def without_garbage_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+def _keep(path: Path, text: str) -> None:
+    """Keep what can be made again; a cache that cannot be written costs time, not the answer."""
+    with suppress(OSError):
+        write_aside(path, text.encode())
 
 
 def write_aside(path: Path, data: bytes) -> None:

@@ -52,6 +52,4 @@ def _alike(one: griffe.Object, other: griffe.Object) -> float:
 
 def _parameter_names(obj: griffe.Object) -> set[str]:
     function = obj.members.get("__init__") if isinstance(obj, griffe.Class) else obj
-    return (
-        {p.name for p in function.parameters} - {"self"} if isinstance(function, griffe.Function) else set()
-    )
+    return {p.name for p in function.parameters} - {"self"} if isinstance(function, griffe.Function) else set()

@@ -14,6 +14,7 @@ from .release import Found, Release
 from .surface import RESULT
 
 _POSITIONAL = {griffe.ParameterKind.positional_only, griffe.ParameterKind.positional_or_keyword}
+_VARIADIC = {griffe.ParameterKind.var_positional, griffe.ParameterKind.var_keyword}
 _CONTEXT_DECORATORS = ("contextmanager", "asynccontextmanager")
 
 
@@ -29,8 +30,7 @@ class Parameter:
     @property
     def required(self) -> bool:
         """Whether a call must give it."""
-        variadic = {griffe.ParameterKind.var_positional, griffe.ParameterKind.var_keyword}
-        return self.default is None and self.kind not in variadic
+        return self.default is None and self.kind not in _VARIADIC
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Signature:
     open_keywords: bool = False
 
     def named(self, name: str) -> Parameter | None:
-        """The parameter of that name, if a keyword can reach it or it is positional."""
-        return next((p for p in self.parameters if p.name == name), None)
+        """The parameter of that name; `*args` and `**kwargs` themselves are none."""
+        return next((p for p in self.parameters if p.name == name and p.kind not in _VARIADIC), None)
 
     @property
     def positionals(self) -> list[Parameter]:
@@ -67,7 +67,8 @@ class Shape:
     """A value in one release.
 
     Attributes:
-        what: "class", "instance", "function", "value", "missing" (definitely not there), "unknown".
+        what: "class", "instance", "function", "generator" (what calling a plain generator function gives), "value",
+            "missing" (definitely not there), "unknown".
         obj: the class of a class or an instance, or the function, or the attribute.
         bound: the function is reached through an instance or is a classmethod: its first parameter is given.
         maybe: it is there only as a name made at run time.
@@ -113,21 +114,21 @@ def signature_of(release: Release, shape: Shape) -> Signature | None:
     known = [_parameter(p) for p in parameters]
     if not any(p.kind is griffe.ParameterKind.var_keyword for p in known):
         return Signature(tuple(known), ignores_unknown=IGNORES_UNKNOWN in function.labels)
-    extra, is_open = _keywords_in(release, function)
+    extra, is_open, swallows = _keywords_in(release, function)
     names = {p.name for p in known}
     known += [p for p in extra if p.name not in names]
-    return Signature(tuple(known), open_keywords=is_open)
+    return Signature(tuple(known), ignores_unknown=swallows, open_keywords=is_open)
 
 
 def is_context_manager(release: Release, shape: Shape) -> bool | None:
     """Whether `with` takes the value; None where that cannot be known."""
+    if shape.what == "generator":
+        return False
     if shape.what == "instance" and isinstance(shape.obj, griffe.Class):
         if _method(release, shape.obj, "__enter__") and _method(release, shape.obj, "__exit__"):
             return True
         return False if release.bases(shape.obj)[1] else None
-    if shape.what == "value" and isinstance(
-        shape.obj, griffe.Function
-    ):  # what a generator context manager gives
+    if shape.what == "value" and isinstance(shape.obj, griffe.Function):  # what a generator context manager gives
         return True if is_generator_context(shape.obj) else None
     return None
 
@@ -170,8 +171,23 @@ def _called(release: Release, shape: Shape) -> Shape:
             given = _returned_class(release, function)
             if given is not None:
                 return Shape("instance", given)
-            return Shape("value", function) if is_generator_context(function) else UNKNOWN_SHAPE
+            if is_generator_context(function):
+                return Shape("value", function)
+            plain = not function.decorators and _yields(release.node_of(function))
+            return Shape("generator", function) if plain else UNKNOWN_SHAPE
     return UNKNOWN_SHAPE
+
+
+def _yields(function: ast.AST | None) -> bool:
+    """Whether a function's own body yields, those of functions within it left out."""
+    waiting: list[ast.AST] = list(function.body) if isinstance(function, ast.FunctionDef) else []
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Yield | ast.YieldFrom):
+            return True
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            waiting += ast.iter_child_nodes(node)
+    return False
 
 
 def _returned_class(release: Release, function: griffe.Function) -> griffe.Class | None:
@@ -180,11 +196,7 @@ def _returned_class(release: Release, function: griffe.Function) -> griffe.Class
     node = release.node_of(function)
     if isinstance(node, ast.FunctionDef):
         returned = [n.value for n in ast.walk(node) if isinstance(n, ast.Return) and n.value is not None]
-        names += (
-            [ast.unparse(v.func) for v in returned if isinstance(v, ast.Call)][:1]
-            if len(returned) == 1
-            else []
-        )
+        names += [ast.unparse(v.func) for v in returned if isinstance(v, ast.Call)][:1] if len(returned) == 1 else []
     for name in names:
         if name.replace(".", "").isidentifier():
             found = release.in_scope(function.module, name)
@@ -228,12 +240,11 @@ def _parameter(parameter: griffe.Parameter) -> Parameter:
     default = None if parameter.default is None else str(parameter.default)
     annotation = "" if parameter.annotation is None else str(parameter.annotation)
     kind = parameter.kind or griffe.ParameterKind.positional_or_keyword
-    variadic = {griffe.ParameterKind.var_positional, griffe.ParameterKind.var_keyword}
-    return Parameter(parameter.name, kind, None if kind in variadic else default, annotation)
+    return Parameter(parameter.name, kind, None if kind in _VARIADIC else default, annotation)
 
 
-def _keywords_in(release: Release, function: griffe.Function) -> tuple[Iterable[Parameter], bool]:
-    """Keys that a function takes out of its `**kwargs`, and whether it hands the rest on to something else."""
+def _keywords_in(release: Release, function: griffe.Function) -> tuple[Iterable[Parameter], bool, bool]:
+    """Keys that a function takes out of its `**kwargs`; whether it hands the rest on, and whether it drops it."""
     node = release.node_of(function)
     taken, handed_on = bodies.keywords_taken(node)
     only = griffe.ParameterKind.keyword_only
@@ -245,8 +256,6 @@ def _keywords_in(release: Release, function: griffe.Function) -> tuple[Iterable[
                 shape = Shape("function", method, bound=True)
                 above = signature_of(release, shape)
                 if above is not None:
-                    given = {
-                        Parameter(p.name, only, p.default or "...", p.annotation) for p in above.parameters
-                    }
-                    return [*parameters, *given], above.open_keywords
-    return parameters, handed_on != ""
+                    given = {Parameter(p.name, only, p.default or "...", p.annotation) for p in above.parameters}
+                    return [*parameters, *given], above.open_keywords, above.ignores_unknown
+    return parameters, handed_on != "", handed_on == ""

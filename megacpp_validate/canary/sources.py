@@ -51,9 +51,7 @@ class Sources:
 
     def __init__(self, cache: Path | None = None) -> None:
         named = os.environ.get(CACHE_VARIABLE, "")
-        self.cache = cache or (
-            Path(named) if named else Path(platformdirs.user_cache_dir("megacpp-validate"))
-        )
+        self.cache = cache or (Path(named) if named else Path(platformdirs.user_cache_dir("megacpp-validate")))
         self.fetched_bytes = 0
         self._listed: list[str] | None = None
 
@@ -81,14 +79,10 @@ class Sources:
             SourceUnavailable: the index does not answer.
         """
         if self._listed is None:
-            done = self._pip(
-                "index", "versions", DISTRIBUTION, "--ignore-requires-python", what="the list of releases"
-            )
+            done = self._pip("index", "versions", DISTRIBUTION, "--ignore-requires-python", what="the list of releases")
             match = re.search(r"Available versions: (.+)", done.stdout)
             if done.returncode or not match:
-                raise SourceUnavailable(
-                    _say_unreachable("the list of Transformer Engine releases", done.stderr)
-                )
+                raise SourceUnavailable(_say_unreachable("the list of Transformer Engine releases", done.stderr))
             self._listed = sort_versions(match[1].split(","))
         return self._listed
 
@@ -138,9 +132,7 @@ class Sources:
             place = self.cache / "wheels" / sha256 / wheel.name
             place.parent.mkdir(parents=True, exist_ok=True)
             wheel.replace(place)
-        write_aside(
-            self._record(version, distribution), json.dumps({"sha256": sha256, "wheel": place.name}).encode()
-        )
+        write_aside(self._record(version, distribution), json.dumps({"sha256": sha256, "wheel": place.name}).encode())
         return place, sha256
 
     def _prove_writable(self) -> None:
@@ -151,7 +143,7 @@ class Sources:
         except OSError as fault:
             raise SourceUnavailable(
                 f"the cache folder {self.cache} cannot be written: {fault.strerror or fault}. Likely cause: it belongs "
-                f"to another user, or the disk is full or read-only. Next step: set {CACHE_VARIABLE} to a folder of yours."
+                f"to another user, or the disk is full or read-only. Next step: set {CACHE_VARIABLE} to another folder."
             ) from fault
 
     # --- pip ----------------------------------------------------------------------------------------------
@@ -171,8 +163,8 @@ class Sources:
             return subprocess.run(command, capture_output=True, text=True, timeout=FETCH_LIMIT_S, check=False)
         except subprocess.TimeoutExpired as late:
             raise SourceUnavailable(
-                f"{what} was not there after {FETCH_LIMIT_S:.0f} s. Likely cause: the package index does not answer from "
-                "here. Next step: look at `pip config list`, or run again where the index can be reached."
+                f"{what} was not there after {FETCH_LIMIT_S:.0f} s. Likely cause: the package index does not answer "
+                "from here. Next step: look at `pip config list`, or run again where the index can be reached."
             ) from late
 
     def _explain(self, version: str, distribution: str, done: subprocess.CompletedProcess[str]) -> Exception:
@@ -215,8 +207,8 @@ def _refuse_odd_name(version: str) -> None:
         Version(version)
     except InvalidVersion as fault:
         raise UnknownRelease(
-            f"{version!r} is not a release: neither a version such as 2.17.1 nor a folder that holds transformer_engine/. "
-            "Next step: `--list` shows the releases on the index."
+            f"{version!r} is not a release: neither a version such as 2.17.1 nor a folder that holds "
+            "transformer_engine/. Next step: `--list` shows the releases on the index."
         ) from fault
 
 
@@ -227,13 +219,13 @@ def _refuse_empty(wheel: Path, version: str) -> None:
             found = wanted in archive.namelist()
     except zipfile.BadZipFile as fault:
         raise SourceUnavailable(
-            f"{wheel.name} is not a wheel: {fault}. Likely cause: a mirror that serves an error page. Next step: look at "
-            "`pip config list` and try the index itself."
+            f"{wheel.name} is not a wheel: {fault}. Likely cause: a mirror that serves an error page. Next step: look "
+            "at `pip config list` and try the index itself."
         ) from fault
     if not found:
         raise SourceUnavailable(
-            f"{wheel.name} holds no package: {wanted} is not in it. Likely cause: {version} is a placeholder on the index "
-            f"(as 0.0.0 and 1.9.0 are). Next step: choose another release, such as {version}.post1 if there is one."
+            f"{wheel.name} holds no package: {wanted} is not in it. Likely cause: {version} is a placeholder on the "
+            f"index (as 0.0.0 and 1.9.0 are). Next step: choose another release, such as {version}.post1."
         )
 
 
@@ -246,8 +238,8 @@ def _say_unreachable(what: str, stderr: str) -> str:
     network = any(_NO_ANSWER.search(line) for line in lines)
     cause = "the package index cannot be reached from here" if network else "the index has no such package"
     return (
-        f"{what} could not be fetched. pip said: {said} Likely cause: {cause}. Next step: look at `pip config list`; what "
-        "was fetched before is still in the cache and works offline."
+        f"{what} could not be fetched. pip said: {said} Likely cause: {cause}. Next step: look at `pip config list`; "
+        "what was fetched before is still in the cache and works offline."
     )
 
 

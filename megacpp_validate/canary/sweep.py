@@ -15,6 +15,7 @@ from ..catalog import PACKAGE_ROOT, Catalog
 from ..evidence.findings import Impact, ModuleVerdict, StaticResult, Sweep
 from .compare import compare_releases, judge_modules
 from .derive import BridgeFile, derive_surface
+from .import_time import read_requirements
 from .release import ROOTS, Release, ReleaseUnreadable, without_garbage_collection
 from .sources import Sources, SourceUnavailable
 from .surface import Surface
@@ -32,9 +33,7 @@ def read_surface(catalog: Catalog) -> Surface:
     return derive_surface(files, [module.id for module in catalog.modules])
 
 
-def run_pair(
-    old: Release, new: Release, surface: Surface, *, tool: str, verbose: bool = False
-) -> StaticResult:
+def run_pair(old: Release, new: Release, surface: Surface, *, tool: str, verbose: bool = False) -> StaticResult:
     """The static tier for one pair of releases."""
     with without_garbage_collection():
         findings, standing = compare_releases(old, new, surface)
@@ -50,6 +49,20 @@ def run_pair(
         not_consumed=len(others) + sum(f.impact is Impact.HARMLESS for f in findings),
         changes_not_consumed=tuple(others) if verbose else (),
     )
+
+
+def read_pair(sources: Sources, old: str, new: str) -> tuple[Release, Release]:
+    """Two releases, read side by side where they were never read before.
+
+    Raises:
+        UnknownRelease, SourceUnavailable, ReleaseUnreadable: as `Sources.release`.
+    """
+    pair = sources.release(old), sources.release(new)
+    fresh = [release.version for release in pair if release.source.sha256 and not release.is_read]
+    if len(fresh) > 1:
+        with ProcessPoolExecutor(len(fresh)) as pool:
+            list(pool.map(_read_ahead, [(version, sources.cache) for version in fresh]))
+    return pair
 
 
 def run_sweep(
@@ -99,7 +112,9 @@ def is_downgrade(old: str, new: str) -> bool:
 
 def _read_ahead(asked: tuple[str, Path]) -> None:
     version, cache = asked
-    _ = Sources(cache).release(version).tree
+    release = Sources(cache).release(version)
+    _ = release.tree
+    read_requirements(release)
 
 
 def _run_step(asked: tuple[str, str, Path, Catalog, str]) -> StaticResult:

@@ -168,7 +168,7 @@ class Sweep(Frozen):
 
     schema_id: Literal["megacpp-validate/sweep/1"] = "megacpp-validate/sweep/1"
     steps: tuple[StaticResult, ...]
-    unreadable: dict[str, str] = {}
+    unreadable: dict[str, str] = Field(default_factory=dict)
 
 
 def read_static_result(data: dict[str, Any]) -> StaticResult:

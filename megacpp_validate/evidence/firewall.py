@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal
 
+from pydantic import Field
+
 from .findings import Frozen
 
 
@@ -40,7 +42,7 @@ class FirewallCase(Frozen):
     outcome: FirewallOutcome
     available: bool | None = None
     reason: str = ""
-    native_paths: dict[str, str] = {}
+    native_paths: dict[str, str] = Field(default_factory=dict)
     ended: str = ""
     seconds: float = 0.0
     problems: tuple[str, ...] = ()

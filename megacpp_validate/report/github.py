@@ -29,9 +29,7 @@ def render_static_annotations(result: StaticResult) -> str:
     step = f"TE {result.old.version} -> {result.new.version}"
     lines = [_annotate(finding, result, step) for finding in result.findings]
     for finding in result.unchanged_faults:
-        message = (
-            f"{headline_of_fault(finding)}. Failing in {result.old.version} already: not this step's doing."
-        )
+        message = f"{headline_of_fault(finding)}. Failing in {result.old.version} already: not this step's doing."
         title = f"{finding.module} already fails ({step})"
         lines.append(_command("warning", message, title, _first(finding)))
     lines += [
@@ -57,9 +55,7 @@ def render_firewall_annotations(result: FirewallResult) -> str:
         problems = "; ".join(case.problems)
         match case.outcome:
             case FirewallOutcome.FAIL:
-                message = (
-                    f"{problems or 'not as expected'}. Damage: {case.damage}. Reason given: {case.reason}"
-                )
+                message = f"{problems or 'not as expected'}. Damage: {case.damage}. Reason given: {case.reason}"
                 lines.append(_command("error", message, f"import firewall: {case.case}"))
             case FirewallOutcome.NOT_RUN:
                 message = f"not run: {problems or case.reason or 'no reason given'}"

@@ -37,9 +37,7 @@ def render_static_html(result: StaticResult) -> str:
 
 def render_sweep_html(sweep: Sweep) -> str:
     """Every step between releases as a grid of releases x modules, whose cells open to their findings."""
-    steps = [
-        (step, {section.row.module: section for section in arrange_modules(step)}) for step in sweep.steps
-    ]
+    steps = [(step, {section.row.module: section for section in arrange_modules(step)}) for step in sweep.steps]
     modules = list(dict.fromkeys(module for _, sections in steps for module in sections))
     tones = {_judge(step) for step in sweep.steps}
     if sweep.unreadable or not sweep.steps:
@@ -110,9 +108,7 @@ def _is_eventful(step: StaticResult) -> bool:
     def is_loud(finding: Finding) -> bool:
         return is_shown(finding, verbose=False)
 
-    return any(map(is_loud, step.findings)) or any(
-        row.verdict is not ModuleVerdict.CLEAN for row in step.modules
-    )
+    return any(map(is_loud, step.findings)) or any(row.verdict is not ModuleVerdict.CLEAN for row in step.modules)
 
 
 def _draw_sentence(text: str) -> Markup:

@@ -59,9 +59,7 @@ def _build_static(result: StaticResult) -> ET.Element:
     lines = [summarize_static(result), say_direction(result), say_not_consumed(result) + "."]
     lines += [f"not consumed: {change}" for change in result.changes_not_consumed]
     for finding in result.unchanged_faults:
-        lines.append(
-            f"failing in {result.old.version} already: {finding.module}: {headline_of_fault(finding)}"
-        )
+        lines.append(f"failing in {result.old.version} already: {finding.module}: {headline_of_fault(finding)}")
         lines += [consequence(finding), *(f"consumed: {place(site)}" for site in finding.call_sites)]
         lines.append(f"next: {next_step_of_fault(finding, result.old.version)}")
     lines += [f"cannot be seen here: {limit.what}; seen by {limit.seen_by}" for limit in LIMITS]

@@ -34,9 +34,7 @@ def read_json(text: str) -> StaticResult | Sweep | FirewallResult:
     data = json.loads(text)
     schema = data.get("schema_id") if isinstance(data, dict) else None
     if schema not in _MODELS:
-        raise ValueError(
-            f"not a report of this tool: schema_id is {schema!r}, known are {', '.join(_MODELS)}"
-        )
+        raise ValueError(f"not a report of this tool: schema_id is {schema!r}, known are {', '.join(_MODELS)}")
     for values in [data, *data.get("steps", [])]:
         _drop_words(values)
     return _MODELS[schema].model_validate(data)

@@ -40,16 +40,12 @@ def escape(text: str) -> str:
     """Text that Markdown and HTML take as text, on one line; backticks around code become `<code>`."""
     line = " ".join(re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", " ", text).split())
     pieces = re.split(r"`([^`]*)`", line)
-    return "".join(
-        f"<code>{_escape(piece)}</code>" if odd % 2 else _escape(piece) for odd, piece in enumerate(pieces)
-    )
+    return "".join(f"<code>{_escape(piece)}</code>" if odd % 2 else _escape(piece) for odd, piece in enumerate(pieces))
 
 
 def _escape(text: str) -> str:
     # As references, which no Markdown parser reads as syntax; `_` and `.` inside a word are safe as they are.
-    text = re.sub(
-        r"""[&<>"'`*|\\\[\]#~$!@]|(?<![A-Za-z0-9_])_|_(?![A-Za-z0-9_])""", lambda m: f"&#{ord(m[0])};", text
-    )
+    text = re.sub(r"""[&<>"'`*|\\\[\]#~$!@]|(?<![A-Za-z0-9_])_|_(?![A-Za-z0-9_])""", lambda m: f"&#{ord(m[0])};", text)
     return text.replace("://", "&#58;//")
 
 
@@ -116,9 +112,7 @@ def _tell_sweep(sweep: Sweep) -> list[str]:
             mark = mark_verdict(verdict)
             cells.append("·" if verdict is ModuleVerdict.CLEAN else f"{mark.symbol} {mark.word}")
         lines.append(f"| {escape(step.old.version)} → {escape(step.new.version)} | {' | '.join(cells)} |")
-    lines += [
-        f"\nnot read: {escape(release)}: {escape(reason)}" for release, reason in sweep.unreadable.items()
-    ]
+    lines += [f"\nnot read: {escape(release)}: {escape(reason)}" for release, reason in sweep.unreadable.items()]
     for step in sweep.steps:
         if step.findings or step.unchanged_faults:
             lines += ["", *_tell_static(step, "###")]
@@ -137,9 +131,7 @@ def _tell_firewall(result: FirewallResult) -> list[str]:
 
 
 def _tell_limits() -> list[str]:
-    lines = [
-        f"- {escape(limit.what)}: {escape(limit.why)} Seen by {escape(limit.seen_by)}." for limit in LIMITS
-    ]
+    lines = [f"- {escape(limit.what)}: {escape(limit.why)} Seen by {escape(limit.seen_by)}." for limit in LIMITS]
     return _fold("What a static tier cannot see", lines)
 
 

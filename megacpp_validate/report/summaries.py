@@ -41,8 +41,7 @@ def summarize_sweep(sweep: Sweep) -> str:
     steps = count(len(sweep.steps), "step")
     breaking = sum(step.breaks for step in sweep.steps)
     at_risk = sum(
-        not step.breaks and any(row.verdict is ModuleVerdict.RISK for row in step.modules)
-        for step in sweep.steps
+        not step.breaks and any(row.verdict is ModuleVerdict.RISK for row in step.modules) for step in sweep.steps
     )
     risk = f", {at_risk} {'puts' if at_risk == 1 else 'put'} it at risk" if at_risk else ""
     unread = f"; {count(len(sweep.unreadable), 'release')} could not be read" if sweep.unreadable else ""

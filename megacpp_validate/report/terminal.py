@@ -35,9 +35,7 @@ __all__ = ["render_firewall", "render_static", "render_sweep"]
 def render_static(result: StaticResult, *, verbose: bool = False, console: Console | None = None) -> None:
     """Print the static tier's answer for one pair of releases."""
     console = console or Console()
-    console.print(
-        Text(f"Transformer Engine {draw_step(result.old.version, result.new.version, console)}", "bold")
-    )
+    console.print(Text(f"Transformer Engine {draw_step(result.old.version, result.new.version, console)}", "bold"))
     if result.downgrade:
         print_indented(console, draw_sentence(say_direction(result), "bold yellow"), 0)
     print_indented(console, draw_sentence(summarize_static(result)), 0)
@@ -115,9 +113,7 @@ def _print_faults(result: StaticResult, console: Console) -> None:
 def _print_rest(result: StaticResult, *, verbose: bool, console: Console) -> None:
     hidden = sum(not is_shown(finding, verbose=verbose) for finding in result.findings)
     if hidden:
-        sentence = (
-            f"{count(hidden, 'change')} to what the bridge consumes, in ways that its calls do not touch."
-        )
+        sentence = f"{count(hidden, 'change')} to what the bridge consumes, in ways that its calls do not touch."
         print_indented(console, draw_sentence(sentence, "dim"), 0)
     is_hint = not verbose and bool(result.not_consumed or hidden)
     sentence = say_not_consumed(result) + (" (--verbose lists them)." if is_hint else ".")

@@ -53,14 +53,10 @@ def _print_case(case: FirewallCase, console: Console) -> None:
     for problem in case.problems:
         print_labelled(console, "problem", draw_sentence(problem, "bold"), _LABEL)
     print_labelled(console, "damage", draw_sentence(case.damage), _LABEL)
-    print_labelled(
-        console, "release", draw_sentence(f"{case.release}, compiled half: {case.compiled}"), _LABEL
-    )
+    print_labelled(console, "release", draw_sentence(f"{case.release}, compiled half: {case.compiled}"), _LABEL)
     answers = {None: "no answer", True: "True", False: "False"}
     print_labelled(console, "available", draw_sentence(answers[case.available]), _LABEL)
     print_labelled(console, "reason", draw_sentence(case.reason or "none given"), _LABEL)
     for module, path in case.native_paths.items():
         print_labelled(console, "native", draw_sentence(f"{module}: {path}"), _LABEL)
-    print_labelled(
-        console, "ended", draw_sentence(f"{case.ended or 'unknown'}, {case.seconds:.1f} s"), _LABEL
-    )
+    print_labelled(console, "ended", draw_sentence(f"{case.ended or 'unknown'}, {case.seconds:.1f} s"), _LABEL)

@@ -46,9 +46,7 @@ def render_sweep(sweep: Sweep, *, verbose: bool = False, console: Console | None
     console.print()
     faults = sum(len(step.unchanged_faults) for step in sweep.steps)
     if faults and not verbose:
-        told = (
-            f"{count(faults, 'call')} failing on both sides of a step: not its doing (--verbose lists them)."
-        )
+        told = f"{count(faults, 'call')} failing on both sides of a step: not its doing (--verbose lists them)."
         print_indented(console, draw_sentence(told, "dim"), 0)
     total = sum(step.not_consumed for step in sweep.steps)
     sentence = f"{count(total, 'API change')} that the bridge does not consume"
@@ -101,9 +99,7 @@ def _draw_clean(console: Console) -> Text:
 
 def _draw_legend(console: Console) -> Text:
     marks = [
-        draw_mark(mark_verdict(verdict), console)
-        for verdict in ModuleVerdict
-        if verdict is not ModuleVerdict.CLEAN
+        draw_mark(mark_verdict(verdict), console) for verdict in ModuleVerdict if verdict is not ModuleVerdict.CLEAN
     ]
     return Text("   ").join(
         [*marks, _draw_clean(console).append(" clean", "dim"), Text("a number counts findings", "dim")]
@@ -125,9 +121,7 @@ def _print_step(step: StaticResult, *, verbose: bool, console: Console) -> None:
         print_marked(console, mark_impact(finding.impact), text)
         print_indented(console, draw_sentence(next_step(finding, step.old.version), "green"), 4)
     for row in cascades:
-        print_marked(
-            console, mark_verdict(row.verdict), draw_sentence(f"{row.module}: filed under {row.under}")
-        )
+        print_marked(console, mark_verdict(row.verdict), draw_sentence(f"{row.module}: filed under {row.under}"))
     for finding in faults:
         sentence = f"{finding.module}: {headline_of_fault(finding)} (failing in {step.old.version} already)"
         print_marked(console, mark_impact(finding.impact), draw_sentence(sentence, "dim"))

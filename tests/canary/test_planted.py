@@ -104,7 +104,13 @@ def plant(folder: Path, plants: list[Plant]) -> None:
         files = folder.rglob("*.py") if one.file == EVERYWHERE else [folder / one.file]
         count = 0
         for file in files:
-            text, changed = re.subn(one.pattern, one.replacement, file.read_text(), count=0 if one.file == EVERYWHERE else 1, flags=re.DOTALL)
+            text, changed = re.subn(
+                one.pattern,
+                one.replacement,
+                file.read_text(),
+                count=0 if one.file == EVERYWHERE else 1,
+                flags=re.DOTALL,
+            )
             if changed:
                 file.write_text(text)
             count += changed

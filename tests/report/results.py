@@ -218,76 +218,78 @@ def sweep() -> Sweep:
 SWEEP = sweep()
 
 
+NATIVE = {
+    "attention": "torch.nn.functional.scaled_dot_product_attention",
+    "permute": "index_select and index_add",
+}
+CASES = (
+    FirewallCase(
+        case="absent",
+        damage="no part of Transformer Engine on the path",
+        release="2.20.2",
+        compiled="none",
+        outcome=FirewallOutcome.PASS,
+        available=False,
+        reason="Transformer Engine is not installed. Next step: pip install it, or leave it.",
+        native_paths=NATIVE,
+        ended="exit",
+        seconds=0.41,
+    ),
+    FirewallCase(
+        case="undefined-symbol",
+        damage="libtransformer_engine.so asks for a cuBLAS symbol that no library on this host has",
+        release="2.17.1",
+        compiled="stand-in",
+        outcome=FirewallOutcome.FAIL,
+        available=False,
+        reason="OSError: libtransformer_engine.so: undefined symbol: cublasLtGroupedMatrixLayoutInit. "
+        "Likely cause: cuBLAS is older than the one it was built with. Next step: upgrade it.",
+        native_paths=NATIVE,
+        ended="exit",
+        seconds=1.9,
+        problems=(
+            "the reason does not name the library that lacks the symbol",
+            "layer_spec did not import",
+        ),
+    ),
+    FirewallCase(
+        case="import-hangs",
+        damage="an import that never returns",
+        release="2.20.2",
+        compiled="real",
+        outcome=FirewallOutcome.PASS,
+        available=False,
+        reason="importing transformer_engine.pytorch did not end within 5 s: it hangs in __init__.py:3. "
+        "Likely cause: it waits for a device.",
+        native_paths=NATIVE,
+        ended="killed after 7 s",
+        seconds=7.02,
+    ),
+    FirewallCase(
+        case="flash-attn-4-without-cutedsl",
+        damage="flash-attn-4 without the CuTe DSL",
+        release="2.17.1",
+        compiled="none",
+        outcome=FirewallOutcome.NOT_RUN,
+        problems=("no wheel of flash-attn-4 on the index",),
+    ),
+    FirewallCase(
+        case="one-symbol-gone",
+        damage="moe_unpermute taken out of transformer_engine/pytorch/__init__.py",
+        release="2.20.2",
+        compiled="stand-in",
+        outcome=FirewallOutcome.PASS,
+        available=True,
+        reason="Transformer Engine is there, but its entry point `moe_unpermute` is not: ImportError.",
+        native_paths=NATIVE,
+        ended="exit",
+        seconds=2.2,
+    ),
+)
+
+
 def firewall() -> FirewallResult:
-    native = {
-        "attention": "torch.nn.functional.scaled_dot_product_attention",
-        "permute": "index_select and index_add",
-    }
-    cases = (
-        FirewallCase(
-            case="absent",
-            damage="no part of Transformer Engine on the path",
-            release="2.20.2",
-            compiled="none",
-            outcome=FirewallOutcome.PASS,
-            available=False,
-            reason="Transformer Engine is not installed. Next step: pip install it, or leave it.",
-            native_paths=native,
-            ended="exit",
-            seconds=0.41,
-        ),
-        FirewallCase(
-            case="undefined-symbol",
-            damage="libtransformer_engine.so asks for a cuBLAS symbol that no library on this host has",
-            release="2.17.1",
-            compiled="stand-in",
-            outcome=FirewallOutcome.FAIL,
-            available=False,
-            reason="OSError: libtransformer_engine.so: undefined symbol: cublasLtGroupedMatrixLayoutInit. "
-            "Likely cause: cuBLAS is older than the one it was built with. Next step: upgrade it.",
-            native_paths=native,
-            ended="exit",
-            seconds=1.9,
-            problems=(
-                "the reason does not name the library that lacks the symbol",
-                "layer_spec did not import",
-            ),
-        ),
-        FirewallCase(
-            case="import-hangs",
-            damage="an import that never returns",
-            release="2.20.2",
-            compiled="real",
-            outcome=FirewallOutcome.PASS,
-            available=False,
-            reason="importing transformer_engine.pytorch did not end within 5 s: it hangs in __init__.py:3. "
-            "Likely cause: it waits for a device.",
-            native_paths=native,
-            ended="killed after 7 s",
-            seconds=7.02,
-        ),
-        FirewallCase(
-            case="flash-attn-4-without-cutedsl",
-            damage="flash-attn-4 without the CuTe DSL",
-            release="2.17.1",
-            compiled="none",
-            outcome=FirewallOutcome.NOT_RUN,
-            problems=("no wheel of flash-attn-4 on the index",),
-        ),
-        FirewallCase(
-            case="one-symbol-gone",
-            damage="moe_unpermute taken out of transformer_engine/pytorch/__init__.py",
-            release="2.20.2",
-            compiled="stand-in",
-            outcome=FirewallOutcome.PASS,
-            available=True,
-            reason="Transformer Engine is there, but its entry point `moe_unpermute` is not: ImportError.",
-            native_paths=native,
-            ended="exit",
-            seconds=2.2,
-        ),
-    )
-    return FirewallResult(tool="megacpp-validate 0.1.0", python="3.11.7", torch="2.13.0+cpu", cases=cases)
+    return FirewallResult(tool="megacpp-validate 0.1.0", python="3.11.7", torch="2.13.0+cpu", cases=CASES)
 
 
 FIREWALL = firewall()
@@ -324,9 +326,7 @@ EVERYTHING = static(
     "2.2.0",
     {"permute": ModuleVerdict.BREAKS},
     every_finding(),
-    unchanged_faults=(
-        bare(ChangeKind.REMOVED, Impact.BREAKING, symbol="te.GoneLongAgo", call_sites=(at("b.py", 7),)),
-    ),
+    unchanged_faults=(bare(ChangeKind.REMOVED, Impact.BREAKING, symbol="te.GoneLongAgo", call_sites=(at("b.py", 7),)),),
     not_consumed=2,
     changes_not_consumed=("`first_unused` is gone", "`second_unused` is gone"),
 )

@@ -17,9 +17,7 @@ ALL: dict[str, Result] = {**STATIC, "sweep": SWEEP, "firewall": FIREWALL}
 
 
 def steps_of(result: Result) -> tuple[StaticResult, ...]:
-    return (
-        result.steps if isinstance(result, Sweep) else (result,) if isinstance(result, StaticResult) else ()
-    )
+    return result.steps if isinstance(result, Sweep) else (result,) if isinstance(result, StaticResult) else ()
 
 
 @pytest.mark.parametrize("name", [*STATIC, "sweep"])
@@ -231,9 +229,7 @@ def test_annotations_have_the_level_of_the_impact() -> None:
     assert levels.count("warning") == 22 + 1
     assert levels.count("debug") == 22
     first = EVERYTHING.findings[0]
-    assert lines[0].startswith(
-        f"::error file={first.call_sites[0].file},line={first.call_sites[0].line},title="
-    )
+    assert lines[0].startswith(f"::error file={first.call_sites[0].file},line={first.call_sites[0].line},title=")
 
 
 def test_an_annotation_without_a_place_names_none() -> None:
@@ -252,9 +248,7 @@ def test_json_is_the_model_and_stable(name: str) -> None:
 
 def test_json_holds_the_sentences() -> None:
     written = json.loads(machine.to_json(PERMUTE))["findings"][0]
-    assert (
-        written["headline"] == "`moe_permute_with_probs` now requires `num_out_tokens` (the default was `-1`)"
-    )
+    assert written["headline"] == "`moe_permute_with_probs` now requires `num_out_tokens` (the default was `-1`)"
     assert written["next_step"].startswith("megacpp_validate/bridge/permute.py:25: pass `num_out_tokens`")
 
 
@@ -279,6 +273,4 @@ def test_harmless_findings_are_hidden_until_asked_for() -> None:
     harmless = next(finding for finding in EVERYTHING.findings if finding.impact is Impact.HARMLESS)
     assert not told(harmless, False)
     assert told(harmless, True)
-    assert all(
-        told(finding, False) for finding in EVERYTHING.findings if finding.impact is not Impact.HARMLESS
-    )
+    assert all(told(finding, False) for finding in EVERYTHING.findings if finding.impact is not Impact.HARMLESS)

@@ -68,9 +68,7 @@ def evil_static() -> StaticResult:
     findings = tuple(evil_finding(number, kind, impact) for number, (kind, impact) in enumerate(kinds))
     rows = [ModuleResult(module=module, verdict=ModuleVerdict.CLEAN) for module in MODULES]
     rows.append(ModuleResult(module=evil("row"), verdict=ModuleVerdict.CASCADE, under=evil("under")))
-    side = source("1.0").model_copy(
-        update={"version": evil("v"), "wheel": evil("wheel"), "sha256": evil("sha")}
-    )
+    side = source("1.0").model_copy(update={"version": evil("v"), "wheel": evil("wheel"), "sha256": evil("sha")})
     return StaticResult(
         tool=evil("tool"),
         old=side,

@@ -66,9 +66,7 @@ def test_an_ascii_log_gets_letters() -> None:
     assert "X breaks" in text
 
 
-@pytest.mark.parametrize(
-    "environment", [{"NO_COLOR": "1", "FORCE_COLOR": "1", "TERM": "xterm"}, {"TERM": "dumb"}, {}]
-)
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1", "FORCE_COLOR": "1", "TERM": "xterm"}, {"TERM": "dumb"}, {}])
 def test_a_pipe_and_no_color_get_no_colour(environment: dict[str, str]) -> None:
     code = (
         "import results, megacpp_validate.report.terminal as t\n"

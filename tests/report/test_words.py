@@ -276,18 +276,11 @@ def test_a_breaking_finding_without_a_red_row_is_still_told() -> None:
 
 
 def test_other_answers() -> None:
-    assert (
-        summarize_sweep(SWEEP)
-        == "2 of 28 steps break the bridge, 1 puts it at risk; 1 release could not be read."
-    )
+    assert summarize_sweep(SWEEP) == "2 of 28 steps break the bridge, 1 puts it at risk; 1 release could not be read."
     assert summarize_sweep(SWEEP.model_copy(update={"steps": ()})).startswith("No step")
-    assert (
-        summarize_firewall(FIREWALL) == "The firewall fails in 1, was not tried in 1, holds in 3 of 5 cases."
-    )
+    assert summarize_firewall(FIREWALL) == "The firewall fails in 1, was not tried in 1, holds in 3 of 5 cases."
     passed = tuple(case for case in FIREWALL.cases if case.outcome is FirewallOutcome.PASS)
-    assert (
-        summarize_firewall(FIREWALL.model_copy(update={"cases": passed})) == "The firewall holds in 3 cases."
-    )
+    assert summarize_firewall(FIREWALL.model_copy(update={"cases": passed})) == "The firewall holds in 3 cases."
     assert summarize_firewall(FIREWALL.model_copy(update={"cases": ()})).startswith("No case ran")
     assert say_direction(DOWNGRADE) == "This is a downgrade: 2.15.0 is the newer release of the two."
     assert say_direction(PERMUTE) == ""

@@ -49,8 +49,7 @@ def _default_changed(finding: Finding, old: str) -> Sentences:
         f"The call leans on the default of {what}, and with {now} it does not do what the bridge asks for.",
         f"The call leans on the default of {what}, so it now runs with {now} and no line of it was edited.",
         f"The bridge passes its own {what}, or does not lean on it.",
-        f"{at_call_sites(finding)}pass {what} explicitly: {was} keeps what {series(old)} did, "
-        f"{now} accepts the change",
+        f"{at_call_sites(finding)}pass {what} explicitly: {was} keeps what {series(old)} did, {now} accepts the change",
     )
 
 

@@ -92,8 +92,7 @@ def _renamed(finding: Finding, old: str) -> Sentences:
         _IMPORT_FAILS,
         "The old name still answers, and a later release may drop it.",
         "No call of the bridge uses the old name.",
-        f"{at_call_sites(finding)}take {new} where it is there, "
-        f"and {name} only while {series(old)} is in the matrix",
+        f"{at_call_sites(finding)}take {new} where it is there, and {name} only while {series(old)} is in the matrix",
     )
 
 
@@ -121,11 +120,7 @@ def _function_became_class(finding: Finding, old: str) -> Sentences:
 
 def _not_callable(finding: Finding, old: str) -> Sentences:
     name = subject(finding)
-    go = (
-        f"use {quote(finding.suggestion)}"
-        if finding.suggestion
-        else f"{stay(old)} until the new way is known"
-    )
+    go = f"use {quote(finding.suggestion)}" if finding.suggestion else f"{stay(old)} until the new way is known"
     return Sentences(
         f"{name} can no longer be called",
         "The call as written raises TypeError.",
@@ -139,11 +134,7 @@ def _attribute_removed(finding: Finding, old: str) -> Sentences:
     owner = quote(short(finding.symbol), "a symbol")
     name = quote(finding.parameter or finding.member, "an attribute that the bridge reads")
     new = successor(finding)
-    go = (
-        f"read {new} instead of {name}"
-        if new
-        else f"do without {name}, or {stay(old)} until there is a successor"
-    )
+    go = f"read {new} instead of {name}" if new else f"do without {name}, or {stay(old)} until there is a successor"
     return Sentences(
         f"{owner} no longer has {name}" + (f"; {new} looks like its successor" if new else ""),
         f"Reading {name} raises AttributeError.",
