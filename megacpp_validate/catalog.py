@@ -72,16 +72,16 @@ class Target(Row):
 
 
 class _BridgeFile(Row):
-    module: list[BridgeModule]
+    module: list[BridgeModule] = Field(min_length=1)
 
 
 class _StackFile(Row):
     pinned: str
-    stack: list[Stack]
+    stack: list[Stack] = Field(min_length=1)
 
 
 class _TargetFile(Row):
-    target: list[Target]
+    target: list[Target] = Field(min_length=1)
 
 
 class Catalog(Row):

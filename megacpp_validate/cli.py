@@ -15,8 +15,8 @@ from .canary.derive import BridgeUnreadable
 from .canary.firewall import run_firewall
 from .canary.firewall_plan import UnknownCase
 from .canary.release import ReleaseUnreadable
-from .canary.sources import Sources, SourceUnavailable, UnknownRelease
-from .canary.sweep import OLDEST, first_bad, read_pair, read_surface, run_pair, run_sweep
+from .canary.sources import Sources, SourceUnavailable, UnknownRelease, nearest
+from .canary.sweep import OLDEST, first_bad, is_same_release, read_pair, read_surface, run_pair, run_sweep
 from .catalog import Catalog, MatrixInvalid, read_catalog
 from .evidence.findings import StaticResult, Sweep
 from .evidence.firewall import FirewallResult
@@ -142,7 +142,7 @@ def _choose(old: str | None, new: str | None, catalog: Catalog, sources: Sources
     """OLD and NEW, from the pin and the index where they are not given."""
     start = old or catalog.pinned.te
     end = new or sources.versions()[-1]
-    if start == end:
+    if start == end or is_same_release(start, end):
         if old and new:
             _refuse(
                 f"OLD and NEW are both {old}: there is nothing to compare. Next step: give two releases.",
@@ -193,10 +193,14 @@ def _sweep(
 
 def _between(versions: list[str], ends: tuple[str | None, str | None]) -> list[str]:
     """The releases from the first to the last of `ends`, the oldest readable one and the newest without."""
-    first, last = ends[0] or OLDEST, ends[1] or versions[-1]
+    readable = versions[versions.index(OLDEST) :] if OLDEST in versions else versions  # a mirror may start later
+    first, last = ends[0] or readable[0], ends[1] or versions[-1]
     for name in (first, last):
         if name not in versions:
-            raise UnknownRelease(f"there is no Transformer Engine {name} on the index. Next step: `--list` shows all.")
+            raise UnknownRelease(
+                f"there is no Transformer Engine {name} on the index. Nearest: {', '.join(nearest(name, versions))}. "
+                "Next step: choose one of them; `--list` shows all."
+            )
     one, other = sorted((versions.index(first), versions.index(last)))
     return versions[one : other + 1]
 
@@ -204,22 +208,26 @@ def _between(versions: list[str], ends: tuple[str | None, str | None]) -> list[s
 def _tell(
     result: StaticResult | Sweep | FirewallResult, fmt: Format, output: Path | None, *, verbose: bool = False
 ) -> None:
-    if fmt is Format.TABLE:
-        with output.open("w", encoding="utf-8") if output else _Standard() as stream:
-            _print_table(result, Console(file=stream if output else None), verbose=verbose)
+    if output is None:
+        if fmt is Format.TABLE:
+            _print_table(result, Console(), verbose=verbose)
+        else:
+            text = _text(result, fmt)
+            sys.stdout.write(text if text.endswith("\n") else text + "\n")
         return
-    text = _text(result, fmt)
-    if output:
+    try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(text, encoding="utf-8")
-    else:
-        sys.stdout.write(text if text.endswith("\n") else text + "\n")
-
-
-class _Standard:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
+        with output.open("w", encoding="utf-8") as stream:
+            if fmt is Format.TABLE:
+                _print_table(result, Console(file=stream), verbose=verbose)
+            else:
+                stream.write(_text(result, fmt))
+    except OSError as fault:
+        _refuse(
+            f"{output} cannot be written: {fault.strerror or fault}. Likely cause: it is a folder, or lies in a place "
+            "that is not yours. Next step: give --output a file in a folder that you can write.",
+            Exit.WRONG_ARGUMENTS,
+        )
 
 
 def _print_table(result: StaticResult | Sweep | FirewallResult, console: Console, *, verbose: bool) -> None:

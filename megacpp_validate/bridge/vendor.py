@@ -313,6 +313,22 @@ def _read_switch(variable: str) -> str:
     return f"turned off by {variable}={value}{odd}. Next step: unset {variable} to use it again."
 
 
+def explain_plainly(name: str, install: str) -> Callable[[BaseException], str]:
+    """An `explain` for a library without rules of its own: what was raised, and how it is installed."""
+
+    def explain(fault: BaseException) -> str:
+        missing = fault.name if isinstance(fault, ModuleNotFoundError) else None
+        cause = (
+            f"the Python package `{missing}` is not here" if missing else "a damaged install, or one for another torch"
+        )
+        return (
+            f"{name} cannot be used: {type(fault).__name__}: {fault}. Likely cause: {cause}. "
+            f"Next step: {install}, or stay native."
+        )
+
+    return explain
+
+
 def _explain_safely(explain: Callable[[BaseException], str], fault: BaseException) -> str:
     try:
         return explain(fault)

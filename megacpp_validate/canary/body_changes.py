@@ -39,9 +39,12 @@ def compare_bodies(
         use: the call.
     """
     one, other = old.node_of(before), new.node_of(after)
+    file = str(after.filepath)
+    if isinstance(one, ast.FunctionDef) and isinstance(other, ast.AsyncFunctionDef):
+        where = SourceLine(file=file, line=other.lineno)
+        yield Change(ChangeKind.RETURN_CHANGED, Impact.BREAKING, after=where, old="a value", new="a coroutine")
     if not isinstance(one, ast.FunctionDef) or not isinstance(other, ast.FunctionDef):
         return
-    file = str(after.filepath)
     yield from _new_guards(old, new, (before, one), (after, other), given)
     yield from _default_meanings(old, new, (before, one), (after, other), given)
     yield from _returns(one, other, use, file)
@@ -90,7 +93,8 @@ def _new_guards(
         tests = tuple(test._replace(expression=fields.visit(copy.deepcopy(test.expression))) for test in guard.tests)
         names = {n.id for t in tests if not t.passed_by for n in ast.walk(t.expression) if isinstance(n, ast.Name)}
         concerned = {p for name in names for p in near.get(name, {name})} & set(given)
-        if not concerned or any(_same_guard(guard, one) for one in known):
+        always = not reached.through and not names and can_fire(tests, lambda _: {}) is True
+        if not (concerned or always) or any(_same_guard(guard, one) for one in known):
             continue
         if any(_asks_for(test, far, new_features) for test in tests):
             continue  # it guards a feature that this release brings and that the bridge does not ask for

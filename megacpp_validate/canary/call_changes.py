@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import griffe
@@ -158,7 +159,7 @@ def _leaned_on_defaults(old: Signature, new: Signature, before: Binding) -> Iter
         has = new.named(had.name)
         if had.name in before.given or has is None or had.default is None or has.default is None:
             continue
-        if had.default != has.default and "..." not in (had.default, has.default):
+        if not _same_default(had.default, has.default):
             yield Change(
                 ChangeKind.DEFAULT_CHANGED,
                 Impact.RISK,
@@ -167,6 +168,14 @@ def _leaned_on_defaults(old: Signature, new: Signature, before: Binding) -> Iter
                 old=had.default,
                 new=has.default,
             )
+
+
+def _same_default(old: str, new: str) -> bool:
+    """Whether two defaults are one: the same text, or the same name with more or less of its path."""
+    if "..." in (old, new) or old == new:
+        return True
+    dotted = all(re.fullmatch(r"[A-Za-z_][\w.]*\.[\w.]+", text) for text in (old, new))
+    return dotted and (old.endswith(f".{new}") or new.endswith(f".{old}"))
 
 
 def _text(parameter: Parameter) -> str:

@@ -25,7 +25,7 @@ def derive_surface(files: Sequence[BridgeFile], module_order: Sequence[str]) -> 
     """The consumed surface of the bridge in `files`.
 
     Raises:
-        BridgeUnreadable: a file is missing or is not Python, or there is no accessor in it.
+        BridgeUnreadable: a file is missing or is not Python, or there is no accessor in it, or no use of one.
     """
     trees = {file: parse_file(file) for file in files}
     accessors: dict[str, Accessor] = {}
@@ -42,6 +42,12 @@ def derive_surface(files: Sequence[BridgeFile], module_order: Sequence[str]) -> 
         reader = _Reader(file, frozenset(accessors))
         reader.read(tree)
         uses.extend(reader.uses)
+    if not uses:  # a surface of nothing would be clean for every release
+        raise BridgeUnreadable(
+            "the bridge consumes nothing of Transformer Engine. Likely cause: its call sites are written in a way "
+            "that the canary cannot follow. Next step: take symbols from the accessors of imports.py, as "
+            "`te.linear.require()`."
+        )
     return Surface(accessors, tuple(uses), tuple(module_order))
 
 

@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import re
+import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -221,10 +222,7 @@ class Release:
                 for root in ROOTS:
                     loader.load(root, submodules=True, find_stubs_package=False)
             except (ImportError, griffe.LoadingError, KeyError) as fault:
-                raise ReleaseUnreadable(
-                    f"{self.source.wheel} holds no {ROOTS[0]}: {fault}. Likely cause: an empty placeholder release. "
-                    f"Next step: choose another release."
-                ) from fault
+                raise ReleaseUnreadable(_why_unreadable(self.source.wheel, folder, fault)) from fault
             loader.resolve_aliases(implicit=True, external=False)
             module = loader.modules_collection[PACKAGE]
             text = module.as_json(full=False).replace(f"{json.dumps(str(folder))[1:-1]}/", "")
@@ -251,8 +249,8 @@ class Release:
         if holder is None:
             return self._lookup_in_class(module, name, seen)
         member = holder.members.get(name)
-        if member is None:
-            return self._lookup_lazy(holder, name, seen)
+        if member is None or (isinstance(member, griffe.Alias) and not member.runtime):
+            return self._lookup_lazy(holder, name, seen)  # not there, or under TYPE_CHECKING only
         if isinstance(member, griffe.Alias):
             owner, _, last = member.target_path.rpartition(".")
             if self.module(member.target_path) is not None:
@@ -291,10 +289,27 @@ class Release:
         value = member.value
         if isinstance(value, griffe.ExprName | griffe.ExprAttribute):
             found = self.in_scope(holder, str(value), seen)
-            return found if isinstance(found, Found) else Found(member)
-        if isinstance(value, griffe.ExprCall):
-            return Found(member, wrapped=True)
-        return Found(member)
+            return found if isinstance(found, Found) else Found(member, wrapped=True)
+        return Found(member, wrapped=isinstance(value, griffe.ExprCall))
+
+
+def _why_unreadable(wheel: str, folder: Path, fault: Exception) -> str:
+    for root in ROOTS:
+        file = folder / root.replace(".", "/") / "__init__.py"
+        try:
+            ast.parse(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return (
+                f"{wheel} holds no {root}: {fault}. Likely cause: an empty placeholder release. "
+                "Next step: choose another release."
+            )
+        except (SyntaxError, ValueError, OSError) as wrong:
+            return (
+                f"{wheel}: {file.relative_to(folder)} cannot be read as Python: {wrong}. Likely cause: an edit in the "
+                f"folder, or code for a newer Python than {sys.version_info.major}.{sys.version_info.minor}. "
+                "Next step: mend the file, or choose another release."
+            )
+    return f"{wheel} cannot be read: {fault}. Likely cause: damaged sources. Next step: choose another release."
 
 
 @cache

@@ -68,7 +68,7 @@ class Shape:
 
     Attributes:
         what: "class", "instance", "function", "generator" (what calling a plain generator function gives), "value",
-            "missing" (definitely not there), "unknown".
+            "assigned" (a value that may be callable), "missing" (definitely not there), "unknown".
         obj: the class of a class or an instance, or the function, or the attribute.
         bound: the function is reached through an instance or is a classmethod: its first parameter is given.
         maybe: it is there only as a name made at run time.
@@ -99,7 +99,7 @@ def callee_of(release: Release, shape: Shape) -> tuple[griffe.Function | None, b
         case Shape(what="function", obj=griffe.Function() as function):
             return function, shape.bound
         case Shape(what="class", obj=griffe.Class() as cls):
-            return _method(release, cls, "__init__"), True
+            return _method(release, cls, "__init__") or _method(release, cls, "__new__"), True
         case Shape(what="instance", obj=griffe.Class() as cls):
             return _method(release, cls, "__call__") or _method(release, cls, "forward"), True
     return None, False
@@ -109,7 +109,7 @@ def signature_of(release: Release, shape: Shape) -> Signature | None:
     """How a shape is called; None where that cannot be known."""
     function, bound = callee_of(release, shape)
     if function is None:
-        return None
+        return Signature(()) if shape.what == "class" and _takes_nothing(release, shape.obj) else None
     parameters = list(function.parameters)[1 if bound else 0 :]
     known = [_parameter(p) for p in parameters]
     if not any(p.kind is griffe.ParameterKind.var_keyword for p in known):
@@ -160,7 +160,15 @@ def _shape_of_object(found: Found) -> Shape:
         case griffe.Module() as module:
             return Shape("module", module)
         case other:
-            return UNKNOWN_SHAPE if found.wrapped else Shape("value", other)
+            return UNKNOWN_SHAPE if found.wrapped else Shape(_value_or_assigned(other), other)
+
+
+def _value_or_assigned(obj: griffe.Object) -> str:
+    """A property and a literal cannot be called; what any other expression gives is not known."""
+    if not isinstance(obj, griffe.Attribute) or "property" in obj.labels:
+        return "value"
+    literal = isinstance(obj.value, str | griffe.ExprList | griffe.ExprDict | griffe.ExprTuple | griffe.ExprSet)
+    return "value" if literal else "assigned"
 
 
 def _called(release: Release, shape: Shape) -> Shape:
@@ -176,6 +184,16 @@ def _called(release: Release, shape: Shape) -> Shape:
             plain = not function.decorators and _yields(release.node_of(function))
             return Shape("generator", function) if plain else UNKNOWN_SHAPE
     return UNKNOWN_SHAPE
+
+
+def _takes_nothing(release: Release, cls: griffe.Object | None) -> bool:
+    """Whether a class without a constructor surely has that of `object`."""
+    if not isinstance(cls, griffe.Class):
+        return False
+    bases, complete = release.bases(cls)
+    outside = {str(base) for one in (cls, *bases) for base in one.bases}
+    made = outside & {"Enum", "IntEnum", "NamedTuple"} or any(one.decorators for one in (cls, *bases))
+    return complete and not made
 
 
 def _yields(function: ast.AST | None) -> bool:
@@ -220,7 +238,7 @@ def _member(release: Release, shape: Shape, name: str) -> Shape:
                 return Shape("function", member)
             return Shape("function", member, bound=shape.what == "instance" or "classmethod" in labels)
         if isinstance(member, griffe.Object):
-            return Shape("class" if isinstance(member, griffe.Class) else "value", member)
+            return Shape("class" if isinstance(member, griffe.Class) else _value_or_assigned(member), member)
     if any(bodies.may_name(release.node_of(cls), name) for cls in (shape.obj, *bases)):
         return Shape("value", shape.obj, maybe=True)
     if "__getattr__" in {m for cls in (shape.obj, *bases) for m in cls.members}:

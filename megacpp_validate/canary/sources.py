@@ -28,9 +28,10 @@ FETCH_LIMIT_S = 90.0
 CACHE_VARIABLE = "MEGACPP_CACHE_DIR"
 _NO_ANSWER = re.compile(
     r"connection|timed? ?out|name resolution|unreachable|refused|ssl|proxy|temporary failure|max retries|"
-    r"file or directory|403|401|407|50\d",
+    r"file or directory|\b40[137]\b|\b50\d\b",
     re.IGNORECASE,
 )
+_NO_PACKAGE = re.compile(r"wheel .* is invalid|not a zip|has inconsistent|do not match the hash", re.IGNORECASE)
 
 
 class SourceUnavailable(RuntimeError):
@@ -62,7 +63,7 @@ class Sources:
             UnknownRelease: the index has no such release.
             SourceUnavailable: the wheel cannot be fetched, or holds no package.
         """
-        if Path(version).is_dir():
+        if not _is_version(version) and Path(version).is_dir():  # ./2.9.0 is a folder, 2.9.0 a release
             return self._from_folder(Path(version))
         wheel, sha256 = self._kept(version) or self._fetch(version)
         source = ReleaseSource(version=version, wheel=wheel.name, sha256=sha256)
@@ -103,8 +104,9 @@ class Sources:
         record = self._record(version, distribution)
         try:
             told = json.loads(record.read_text(encoding="utf-8"))
-            wheel, sha256 = self.cache / "wheels" / told["sha256"] / told["wheel"], str(told["sha256"])
-            if _sha256(wheel) == sha256:
+            name, sha256 = str(told["wheel"]), str(told["sha256"])
+            wheel = self.cache / "wheels" / sha256 / name
+            if Path(name).name == name and _sha256(wheel) == sha256:
                 return wheel, sha256
         except (OSError, ValueError, KeyError, TypeError):
             pass
@@ -114,12 +116,22 @@ class Sources:
         return self.cache / "releases" / f"{distribution}-{version}.json"
 
     def _fetch(self, version: str, distribution: str = DISTRIBUTION) -> tuple[Path, str]:
-        _refuse_odd_name(version)
+        if not _is_version(version):
+            raise UnknownRelease(
+                f"{version!r} is not a release: neither a version such as 2.17.1 nor a folder that holds "
+                "transformer_engine/. Next step: `--list` shows the releases on the index."
+            )
         self._prove_writable()
+        try:
+            return self._fetch_and_keep(version, distribution)
+        except OSError as fault:
+            raise self._unwritable(fault) from fault
+
+    def _fetch_and_keep(self, version: str, distribution: str) -> tuple[Path, str]:
         with tempfile.TemporaryDirectory(dir=self.cache, prefix="fetch-") as name:
             folder = Path(name)
             done = self._pip(
-                "download", "--no-deps", "--only-binary=:all:", "--ignore-requires-python", "--no-cache-dir",
+                "download", "-vv", "--no-deps", "--only-binary=:all:", "--ignore-requires-python", "--no-cache-dir",
                 "--dest", str(folder), f"{distribution}=={version}", what=f"{distribution} {version}",
             )  # fmt: skip
             wheels = list(folder.glob("*.whl"))
@@ -141,10 +153,13 @@ class Sources:
             with tempfile.NamedTemporaryFile(dir=self.cache):
                 pass
         except OSError as fault:
-            raise SourceUnavailable(
-                f"the cache folder {self.cache} cannot be written: {fault.strerror or fault}. Likely cause: it belongs "
-                f"to another user, or the disk is full or read-only. Next step: set {CACHE_VARIABLE} to another folder."
-            ) from fault
+            raise self._unwritable(fault) from fault
+
+    def _unwritable(self, fault: OSError) -> SourceUnavailable:
+        return SourceUnavailable(
+            f"the cache folder {self.cache} cannot be written: {fault.strerror or fault}. Likely cause: it belongs "
+            f"to another user, or the disk is full or read-only. Next step: set {CACHE_VARIABLE} to a folder of yours."
+        )
 
     # --- pip ----------------------------------------------------------------------------------------------
 
@@ -176,7 +191,8 @@ class Sources:
                 f"there is no {distribution} {version} on the index. Nearest: {', '.join(near)}. Next step: choose "
                 "one of them; `--list` shows all."
             )
-        return SourceUnavailable(_say_unreachable(f"{distribution} {version}", done.stderr))
+        remarks = [line for line in done.stdout.splitlines() if "Could not fetch URL" in line]  # said at -vv alone
+        return SourceUnavailable(_say_unreachable(f"{distribution} {version}", "\n".join([*remarks, done.stderr])))
 
 
 def sort_versions(names: Sequence[str]) -> list[str]:
@@ -202,14 +218,12 @@ def nearest(version: str, names: Sequence[str]) -> list[str]:
     return [*below, *above]
 
 
-def _refuse_odd_name(version: str) -> None:
+def _is_version(name: str) -> bool:
     try:
-        Version(version)
-    except InvalidVersion as fault:
-        raise UnknownRelease(
-            f"{version!r} is not a release: neither a version such as 2.17.1 nor a folder that holds "
-            "transformer_engine/. Next step: `--list` shows the releases on the index."
-        ) from fault
+        Version(name)
+    except InvalidVersion:
+        return False
+    return True
 
 
 def _refuse_empty(wheel: Path, version: str) -> None:
@@ -235,8 +249,12 @@ def _say_unreachable(what: str, stderr: str) -> str:
         line for line in lines if _NO_ANSWER.search(line)
     ]
     said = (telling or lines or ["pip said nothing"])[0][:300]
-    network = any(_NO_ANSWER.search(line) for line in lines)
-    cause = "the package index cannot be reached from here" if network else "the index has no such package"
+    if any(_NO_PACKAGE.search(line) for line in telling):
+        cause = "a mirror or proxy that serves an error page in place of the wheel"
+    elif any(_NO_ANSWER.search(line) for line in lines):
+        cause = "the package index cannot be reached from here"
+    else:
+        cause = "the index has no such package"
     return (
         f"{what} could not be fetched. pip said: {said} Likely cause: {cause}. Next step: look at `pip config list`; "
         "what was fetched before is still in the cache and works offline."

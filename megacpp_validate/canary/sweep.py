@@ -102,6 +102,14 @@ def first_bad(sweep: Sweep, module: str) -> StaticResult | None:
     )
 
 
+def is_same_release(old: str, new: str) -> bool:
+    """Whether two names are one release, spelled alike or not (2.9 and 2.9.0)."""
+    try:
+        return Version(old) == Version(new)
+    except InvalidVersion:
+        return old == new
+
+
 def is_downgrade(old: str, new: str) -> bool:
     """Whether OLD is the newer release; folders have no order."""
     try:

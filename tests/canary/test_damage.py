@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.canary import damage_deeds as deeds
-from megacpp_validate.canary.damage import BASELINES, DAMAGES, Damage
+from megacpp_validate.canary.damage import BASELINES, DAMAGES, PINNED, Damage
 from megacpp_validate.canary.firewall_elf import (
     NotDamageable,
     rename_needed,
@@ -21,6 +21,7 @@ from megacpp_validate.canary.firewall_elf import (
 from megacpp_validate.canary.firewall_install import Install, lay_out_wheels
 from megacpp_validate.canary.firewall_plan import plan_firewall
 from megacpp_validate.canary.firewall_standin import CannotBuild, StandIns, build_stand_ins, find_compiler
+from megacpp_validate.catalog import read_catalog
 
 ASKED_FOR = {
     "absent", "metapackage-alone", "core-without-extension", "extension-without-core", "missing-library",
@@ -189,3 +190,7 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path) -> None:
         build_stand_ins(tmp_path / "built", ["false"])
     with pytest.raises(CannotBuild, match="did not run"):
         build_stand_ins(tmp_path / "built", [str(tmp_path / "absent")])
+
+
+def test_the_release_that_is_damaged_is_the_pinned_one() -> None:
+    assert read_catalog().pinned.te == PINNED

@@ -257,8 +257,18 @@ def read(folder: Path, imports: str | bytes | None, user: str | bytes = "") -> N
         (None, "", "bridge/imports.py"),
         ("", "", "imports.py"),
         ("def f():\n    import torch\n    return torch", "", "imports.py"),
+        (PLAIN, "x = 3", "nothing"),
     ],
-    ids=["syntax-error", "syntax-error-in-a-user", "not-text", "null-byte", "missing", "empty", "no-accessor"],
+    ids=[
+        "syntax-error",
+        "syntax-error-in-a-user",
+        "not-text",
+        "null-byte",
+        "missing",
+        "empty",
+        "no-accessor",
+        "no-use",
+    ],
 )
 def test_a_bridge_that_cannot_be_read_is_refused_by_name(
     imports: str | None, user: str | bytes, named: str, tmp_path: Path

@@ -29,6 +29,17 @@ HANDS_ON = "def spec() -> dict[str, type]:\n    return {'a': te.Layer.require()}
 SUBCLASSES = "class Mine(te.Layer.require()): ..."
 ISINSTANCE = "def f(x):\n    return isinstance(x, te.Layer.require())"
 
+NOW_RAISES = [
+    Case("always-raises", "def f(x): return x", "def f(x): raise NotImplementedError('gone')", "te.f.require()(1)", {"user guard-added breaking"}),
+    Case("asserts-false", "def f(x): return x", "def f(x):\n    assert False, 'gone'", "te.f.require()(1)", {"user guard-added breaking"}),
+    Case("raised-before-too", "def f(x): raise ValueError('a')", "def f(x): raise ValueError('a')", "te.f.require()(1)", set()),
+    Case("raises-where-nothing-matched", "def f(x):\n    if x: return 1", "def f(x):\n    if x: return 1\n    raise ValueError('x')", "te.f.require()(1)", set()),
+    Case("became-async", "def f(x): return x", "async def f(x): return x", "te.f.require()(1)", {"user return-changed breaking"}),
+    Case("only-while-type-checking", "def f(x): return x", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .deep import f", "te.f.require()(1)", {"user removed breaking"}),
+    Case("default-respelled", "class E:\n    x = 1\ndef f(a, m=E.x): ...", "class E:\n    x = 1\ndef f(a, m=pytorch.E.x): ...", "te.f.require()(1)", set()),
+    Case("default-of-another-name", "def f(a, m=E.x): ...", "def f(a, m=E.y): ...", "te.f.require()(1)", {"user default-changed m risk"}),
+]  # fmt: skip
+
 DEFINITIONS = [
     Case("handed-on-as-a-class", CLASS, FUNCTION, HANDS_ON, {"user class-became-function breaking"}),
     Case("subclassed", CLASS, FUNCTION, SUBCLASSES, {"user class-became-function breaking"}),
@@ -71,6 +82,30 @@ DEFINITIONS = [
         "te.State.require().reset(hard=True)",
         set(),
     ),
+]
+
+TAKES = "class Layer:\n    def __init__(self, size): ..."
+DEFINITIONS += [
+    Case("became-a-lambda", FUNCTION, "Layer = lambda size: size", CALLS, set()),
+    Case("became-one-of-another-library", CLASS, "import torch\nLayer = torch.nn.Linear", CALLS, set()),
+    Case("became-one-of-two", CLASS, "Layer = A if V else B", CALLS, set()),
+    Case(
+        "method-under-another-name",
+        "class Layer:\n    def run(self): ...",
+        "class Layer:\n    def go(self): ...\n    run = go",
+        "te.Layer.require()().run()",
+        set(),
+    ),
+    Case("constructor-gone", TAKES, "class Layer: ...", CALLS, {"user parameter-removed size breaking"}),
+    Case("constructor-of-another-library", TAKES, "import torch\nclass Layer(torch.nn.Module): ...", CALLS, set()),
+    Case(
+        "constructor-by-new",
+        TAKES,
+        "class Layer:\n    def __new__(cls): ...",
+        CALLS,
+        {"user parameter-removed size breaking"},
+    ),
+    Case("constructor-made-by-a-decorator", TAKES, "@attrs.define\nclass Layer:\n    size: int", CALLS, set()),
 ]
 
 SCOPE = "from contextlib import contextmanager\n@contextmanager\ndef scope(on=True):\n    yield\n"
@@ -278,7 +313,7 @@ MORE_BODIES = [
     Case("keys-handed-on", KEYS, "def f(x, **kwargs):\n    return run(x, **kwargs)", "te.f.require()(3, tp=1)", {"user parameter-removed tp risk"}),
 ]  # fmt: skip
 
-EVERY = [*DEFINITIONS, *SCOPES, *PARAMETERS, *CLASSES, *DATACLASSES, *BODIES, *MORE_BODIES]
+EVERY = [*NOW_RAISES, *DEFINITIONS, *SCOPES, *PARAMETERS, *CLASSES, *DATACLASSES, *BODIES, *MORE_BODIES]
 
 
 @pytest.mark.parametrize("case", EVERY, ids=[case.name for case in EVERY])

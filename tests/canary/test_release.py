@@ -239,6 +239,12 @@ def test_a_release_without_the_package_says_so(tmp_path: Path) -> None:
         _ = release.tree
 
 
+def test_a_release_that_is_not_python_says_where(tmp_path: Path) -> None:
+    release = write_release(tmp_path, "x = 1\ndef f(a, scale: ...")
+    with pytest.raises(ReleaseUnreadable, match=r"pytorch/__init__\.py cannot be read as Python.*line 2.*Next step"):
+        _ = release.tree
+
+
 def test_a_stored_tree_that_was_cut_short_is_loaded_anew(tmp_path: Path) -> None:
     write_release(tmp_path / "te", CLASS)
     source = ReleaseSource(version="1", wheel="a folder", sha256="abc")

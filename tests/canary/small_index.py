@@ -1,0 +1,92 @@
+"""A package index of a few small wheels, and servers that misbehave as real ones do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import zipfile
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+UNREACHABLE = "http://127.0.0.1:9/simple"
+PACKAGE = {
+    "transformer_engine/__init__.py": "",
+    "transformer_engine/pytorch/__init__.py": "class Linear:\n    def __init__(self, size): ...\n",
+    "transformer_engine/common/__init__.py": "",
+    "transformer_engine/common/recipe/__init__.py": "",
+}
+
+
+def use_index(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """Let pip know of this index alone; whatever the machine has configured is out of sight."""
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", url)
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def write_wheel(folder: Path, version: str, files: Mapping[str, str] = PACKAGE) -> Path:
+    """A wheel of Transformer Engine that holds `files`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    info = f"transformer_engine-{version}.dist-info"
+    wheel = folder / f"transformer_engine-{version}-py3-none-any.whl"
+    about = {
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: transformer-engine\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/RECORD": "",
+    }
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, text in {**files, **about}.items():
+            archive.writestr(zipfile.ZipInfo(name), text)
+    return wheel
+
+
+def write_index(folder: Path, wheels: Mapping[str, Mapping[str, str]]) -> str:
+    """An index of version -> files, on disk; its address."""
+    page = folder / "simple" / "transformer-engine"
+    names = [write_wheel(page, version, files).name for version, files in wheels.items()]
+    (page / "index.html").write_text("".join(f'<a href="{name}">{name}</a>\n' for name in names))
+    return (folder / "simple").as_uri()
+
+
+@contextlib.contextmanager
+def serve(answers: Mapping[str, tuple[int, str, bytes]]) -> Iterator[str]:
+    """A server that gives (status, content type, body) by how the path ends; 404 otherwise."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, kind, body = next(
+                (answer for end, answer in answers.items() if self.path.endswith(end)), (404, "text/html", b"no")
+            )
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name of the base class
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/simple"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextlib.contextmanager
+def serve_nothing() -> Iterator[str]:
+    """A server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/simple"

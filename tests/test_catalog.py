@@ -1,0 +1,144 @@
+"""The matrix: what is shipped reads clean, and a wrong file is refused with every fault in it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megacpp_validate.catalog import Catalog, MatrixInvalid, matrix_folder, read_catalog
+
+MODULES = ["imports", "attention", "linear_walker", "expert_gemm", "permute", "native_block", "layer_spec"]
+
+
+def test_the_shipped_matrix_reads_clean(catalog: Catalog) -> None:
+    assert [module.id for module in catalog.modules] == MODULES
+    assert catalog.pinned in catalog.stacks
+    assert {target.id for target in catalog.targets} == {"h200", "b200", "gb10", "cpu"}
+
+
+@pytest.fixture
+def matrix(tmp_path: Path) -> Path:
+    """A copy of the shipped matrix that a test may damage."""
+    return Path(shutil.copytree(matrix_folder(), tmp_path / "matrix"))
+
+
+def edit(matrix: Path, file: str, *edits: tuple[str, str]) -> None:
+    text = (matrix / file).read_text()
+    for before, after in edits:
+        assert before in text
+        text = text.replace(before, after, 1)
+    (matrix / file).write_text(text)
+
+
+def faults_of(matrix: Path) -> tuple[str, ...]:
+    with pytest.raises(MatrixInvalid) as refused:
+        read_catalog(matrix)
+    assert f"{len(refused.value.faults)} fault(s)" in str(refused.value)
+    assert "Next step" in str(refused.value)
+    assert all(fault in str(refused.value) for fault in refused.value.faults)
+    return refused.value.faults
+
+
+def test_three_faults_of_a_file_are_told_at_once_with_the_rows_id(matrix: Path) -> None:
+    edit(
+        matrix,
+        "targets.toml",
+        ('machine = "x86_64"', 'machine = "sparc"'),
+        ("deep_gemm = true", 'deep_gemm = "yes"'),
+        ('arch = "sm_100"', 'arch = "sm_100"\ncolour = "green"'),
+    )
+    faults = faults_of(matrix)
+    assert len(faults) == 3
+    assert all(fault.startswith("targets.toml: target.") for fault in faults)
+    assert "machine (h200)" in faults[0]
+    assert "'sparc'" in faults[0]
+    assert "deep_gemm (h200)" in faults[1]
+    assert "colour (b200)" in faults[2]
+
+
+def test_faults_of_several_files_are_told_at_once(matrix: Path) -> None:
+    edit(matrix, "targets.toml", ('machine = "x86_64"', 'machine = "sparc"'))
+    edit(matrix, "stacks.toml", ('te = "2.12.0"', "te = 2.12"))
+    edit(matrix, "bridge.toml", ('depends_on = ["imports"]', 'depends_on = ["import"]'))
+    assert sorted({fault.partition(":")[0] for fault in faults_of(matrix)}) == [
+        "bridge.toml",
+        "stacks.toml",
+        "targets.toml",
+    ]
+
+
+FAULTS: dict[str, tuple[str, str, str, list[str]]] = {
+    "dangling-pin": ("stacks.toml", 'pinned = "te2.20.2"', 'pinned = "te9"', ["pinned", "te9"]),
+    "dangling-dependency": ("bridge.toml", 'depends_on = ["imports"]', 'depends_on = ["nowhere"]', ["nowhere"]),
+    "out-of-order": ("bridge.toml", "depends_on = []", 'depends_on = ["permute"]', ["imports", "permute"]),
+    "depends-on-itself": ("bridge.toml", "depends_on = []", 'depends_on = ["imports"]', ["imports"]),
+    "missing-file": ("bridge.toml", "bridge/permute.py", "bridge/gone.py", ["permute", "bridge/gone.py"]),
+    "double-module": ("bridge.toml", 'id = "permute"', 'id = "expert_gemm"', ["expert_gemm", "2 times"]),
+    "double-stack": ("stacks.toml", 'id = "te2.12.0"', 'id = "te2.14.1"', ["te2.14.1", "2 times"]),
+    "double-target": ("targets.toml", 'id = "b200"', 'id = "h200"', ["h200", "2 times"]),
+    "unknown-key-at-the-top": ("stacks.toml", "pinned =", "colour = 1\npinned =", ["colour"]),
+    "unknown-table": ("stacks.toml", "[[stack]]", "[[stak]]", ["stak"]),
+    "missing-key": ("stacks.toml", 'te = "2.12.0"\n', "", ["te (te2.12.0)", "required"]),
+    "not-a-version": ("stacks.toml", 'te = "2.12.0"', 'te = "latest"', ["te (te2.12.0)", "latest"]),
+    "wrong-type": ("stacks.toml", 'te = "2.12.0"', "te = 212", ["te (te2.12.0)", "212"]),
+    "empty-id": ("stacks.toml", 'id = "te2.12.0"', 'id = ""', ["id"]),
+    "a-string-for-a-list": ("bridge.toml", "depends_on = []", 'depends_on = "imports"', ["depends_on (imports)"]),
+    "an-empty-list": ("bridge.toml", 'files = ["bridge/permute.py"]', "files = []", ["files (permute)"]),
+    "unknown-recipe": ("targets.toml", '"mxfp8", "nvfp4"', '"mxfp9"', ["recipes", "(b200)", "mxfp9"]),
+    "recipe-not-offered": ("targets.toml", 'recipe = "mxfp8"', 'recipe = "fp6"', ["b200", "production_recipe 'fp6'"]),
+    "not-toml": ("bridge.toml", "[[module]]", "[[module]", ["cannot be read"]),
+    "the-same-key-twice": ("bridge.toml", 'id = "permute"', 'id = "permute"\nid = "permute"', ["cannot be read"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("file", "before", "after", "told"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_is_told_with_its_file_and_row(
+    file: str, before: str, after: str, told: list[str], matrix: Path
+) -> None:
+    edit(matrix, file, (before, after))
+    faults = faults_of(matrix)
+    (fault,) = [fault for fault in faults if all(word in fault for word in told)][:1]
+    assert fault.startswith(f"{file}: ")
+
+
+@pytest.mark.parametrize("file", ["bridge.toml", "stacks.toml", "targets.toml"])
+def test_a_missing_file_is_told_by_name(file: str, matrix: Path) -> None:
+    (matrix / file).unlink()
+    assert [fault.partition(":")[0] for fault in faults_of(matrix)] == [file]
+
+
+def test_a_file_that_is_no_text_is_told_by_name(matrix: Path) -> None:
+    (matrix / "stacks.toml").write_bytes(b"\xff\xfe\x00")
+    (matrix / "targets.toml").unlink()
+    (matrix / "targets.toml").mkdir()
+    assert [fault.partition(":")[0] for fault in faults_of(matrix)] == ["stacks.toml", "targets.toml"]
+
+
+@pytest.mark.parametrize(("file", "rows"), [("bridge", "module"), ("stacks", "stack"), ("targets", "target")])
+def test_a_file_without_rows_is_refused(file: str, rows: str, matrix: Path) -> None:
+    pinned = 'pinned = "te2.20.2"\n' if rows == "stack" else ""
+    (matrix / f"{file}.toml").write_text(f"{pinned}{rows} = []\n")
+    assert faults_of(matrix)[0].startswith(f"{file}.toml: {rows}: ")
+
+
+def test_a_folder_without_a_matrix_is_refused(tmp_path: Path) -> None:
+    assert len(faults_of(tmp_path / "nowhere")) == 3
+
+
+@given(cut=st.floats(0, 1))
+def test_a_file_that_was_cut_short_is_read_whole_or_refused(
+    cut: float, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = Path(shutil.copytree(matrix_folder(), tmp_path_factory.mktemp("cut") / "matrix"))
+    text = (folder / "bridge.toml").read_text()
+    (folder / "bridge.toml").write_text(text[: int(len(text) * cut)])
+    faults: tuple[str, ...] = ()
+    try:
+        assert read_catalog(folder).modules
+    except MatrixInvalid as refused:
+        faults = refused.faults
+    assert all(fault.startswith("bridge.toml: ") for fault in faults)
