@@ -19,7 +19,9 @@ from .reach import guards_reached
 from .release import Found, Release
 from .surface import Argument, Use
 
-_REWORDED = 0.75  # likeness of two guards' texts from which one is the other, reworded
+_REWORDED = 0.6  # likeness of two guards' messages from which one is the other, if both test the same names
+_SAME_WORDS = 0.75  # ... if they test others, in nearly the same way
+_KNOWN_DEPTH = 3  # calls to follow in the old release: a check that only moved is not new
 
 
 def compare_bodies(
@@ -81,7 +83,7 @@ def _new_guards(
     after: tuple[griffe.Function, ast.FunctionDef],
     given: Mapping[str, Argument],
 ) -> Iterator[Change]:
-    known = [reached.guard for reached in guards_reached(old, before[0], before[1])]
+    known = [reached.guard for reached in guards_reached(old, before[0], before[1], depth=_KNOWN_DEPTH)]
     conditions = {(guard.kind == "warn", guard.condition) for guard in known}
     other = after[1]
     fields, near, far = _fields(other), _origins(other, calls=False), _origins(other, calls=True)
@@ -100,6 +102,10 @@ def _new_guards(
             continue  # it guards a feature that this release brings and that the bridge does not ask for
         if any(_is_new_kind(test, old, before[0]) for test in tests):
             continue  # it is about a class that the old release did not have: no value of it was ever passed
+        if guard.enclosing and all(
+            ast.unparse(test.expression).endswith(".is_cuda") for test in tests if not test.passed_by
+        ):
+            continue  # the bridge takes this path with tensors of the GPU only
         fires = can_fire(tests, lambda line, at=reached.called_at: _known_inside(other, given, at or line))  # type: ignore[misc]
         if fires is False:
             continue
@@ -178,9 +184,10 @@ def _same_guard(new: bodies.Guard, old: bodies.Guard) -> bool:
         return True
     if not new.message or not old.message:
         return False
-    if SequenceMatcher(None, new.message, old.message).ratio() <= _REWORDED:
-        return False
-    return new.names == old.names or SequenceMatcher(None, new.condition, old.condition).ratio() > 0.5
+    likeness = SequenceMatcher(None, new.message, old.message).ratio()
+    if likeness > _REWORDED and new.names == old.names:
+        return True
+    return likeness > _SAME_WORDS and SequenceMatcher(None, new.condition, old.condition).ratio() > 0.5
 
 
 def _default_meanings(

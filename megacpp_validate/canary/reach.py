@@ -32,32 +32,43 @@ class Reached:
     called_at: int = 0
 
 
-def guards_reached(release: Release, function: griffe.Function, node: ast.FunctionDef) -> list[Reached]:
-    """Guards of a function, then those of functions of the package that it calls with its own names."""
-    key = f"guards reached from {function.path}:{node.lineno}"
+def guards_reached(
+    release: Release, function: griffe.Function, node: ast.FunctionDef, *, depth: int = 1
+) -> list[Reached]:
+    """Guards of a function, then those of functions of the package that it calls with its own names.
+
+    Args:
+        release: where the function stands.
+        function, node: the function and its syntax tree.
+        depth: how many calls to follow.
+    """
+    key = f"guards reached from {function.path}:{node.lineno} at {depth}"
     if key not in release.memory:  # several call sites consume one function
-        release.memory[key] = list(_reach(release, function, node))
+        release.memory[key] = list(_reach(release, function, node, depth))
     found: list[Reached] = release.memory[key]
     return found
 
 
-def _reach(release: Release, function: griffe.Function, node: ast.FunctionDef) -> Iterator[Reached]:
+def _reach(release: Release, function: griffe.Function, node: ast.FunctionDef, depth: int) -> Iterator[Reached]:
     file = str(function.filepath)
     for guard in bodies.guards(node):
         yield Reached(guard, file)
-    for call, callee, where in _callees(release, function, node):
+    if depth == 0:
+        return
+    for call, callee, source in _callees(release, function, node):
         names = _bound_names(call, callee)
         if not names:
             continue
-        for guard in bodies.guards(callee):
-            renamed = _Renamed(names, _own_names(callee))
+        renamed = _Renamed(names, _own_names(callee))
+        for deeper in _reach(release, source, callee, depth - 1):
+            guard = deeper.guard
             tests = tuple(t._replace(expression=renamed.visit(copy.deepcopy(t.expression))) for t in guard.tests)
-            yield Reached(bodies.Guard(guard.kind, guard.node, tests), where, callee.name, call.lineno)
+            yield Reached(bodies.Guard(guard.kind, guard.node, tests), deeper.file, callee.name, call.lineno)
 
 
 def _callees(
     release: Release, function: griffe.Function, node: ast.FunctionDef
-) -> Iterator[tuple[ast.Call, ast.FunctionDef, str]]:
+) -> Iterator[tuple[ast.Call, ast.FunctionDef, griffe.Function]]:
     for call in (n for n in ast.walk(node) if isinstance(n, ast.Call)):
         target = ast.unparse(call.func)
         if target.startswith("torch.ops."):
@@ -73,19 +84,20 @@ def _callees(
         obj = found.obj.members.get("forward") if apply and isinstance(found.obj, griffe.Class) else found.obj
         callee = release.node_of(obj) if isinstance(obj, griffe.Function) else None
         if isinstance(callee, ast.FunctionDef) and isinstance(obj, griffe.Function):
-            yield call, callee, str(obj.filepath)
+            yield call, callee, obj
 
 
 def _custom_op(
     release: Release, function: griffe.Function, call: ast.Call, target: str
-) -> Iterator[tuple[ast.Call, ast.FunctionDef, str]]:
+) -> Iterator[tuple[ast.Call, ast.FunctionDef, griffe.Function]]:
     """`torch.ops.space.name(...)` is the function of this file that is registered as "space::name"."""
     parts = target.split(".")
     registered = "::".join(parts[2:4])
-    file = str(function.filepath)
-    for node in release.syntax(file).body:
-        if isinstance(node, ast.FunctionDef) and any(f"'{registered}'" in ast.unparse(d) for d in node.decorator_list):
-            yield call, node, file
+    for member in function.module.members.values():
+        if isinstance(member, griffe.Function) and any(f"'{registered}'" in str(d.value) for d in member.decorators):
+            node = release.node_of(member)
+            if isinstance(node, ast.FunctionDef):
+                yield call, node, member
 
 
 def _bound_names(call: ast.Call, callee: ast.FunctionDef) -> dict[str, ast.expr]:
