@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn, assert_never
@@ -140,8 +141,8 @@ def main() -> None:
 
 def _choose(old: str | None, new: str | None, catalog: Catalog, sources: Sources) -> tuple[str, str]:
     """OLD and NEW, from the pin and the index where they are not given."""
-    start = old or catalog.pinned.te
-    end = new or sources.versions()[-1]
+    start = catalog.pinned.te if old is None else old
+    end = sources.versions()[-1] if new is None else new
     if start == end or is_same_release(start, end):
         if old and new:
             _refuse(
@@ -173,7 +174,7 @@ def _sweep(
             Exit.WRONG_ARGUMENTS,
         )
     versions = _between(sources.versions(), ends)
-    sweep = run_sweep(versions, sources, catalog, tool=TOOL, progress=lambda step: errors.print(step, end="\r"))
+    sweep = run_sweep(versions, sources, catalog, tool=TOOL, progress=_progress())
     if not sweep.steps:
         _refuse("no two releases could be read: there is nothing to compare", Exit.NOTHING_SELECTED)
     if not module:
@@ -181,7 +182,10 @@ def _sweep(
         raise typer.Exit(Exit.OPEN)  # the grid is history: it closes nothing
     step = first_bad(sweep, module)
     if step is None:
-        Console().print(f"no release between {versions[0]} and {versions[-1]} breaks {module}")
+        if fmt is Format.TABLE and output is None:
+            Console().print(f"no release between {versions[0]} and {versions[-1]} breaks {module}")
+        else:
+            _tell(sweep, fmt, output, verbose=verbose)  # for a program: the steps that show it
         raise typer.Exit(Exit.OPEN)
     if fmt is Format.TABLE and output is None:
         Console().print(
@@ -189,6 +193,11 @@ def _sweep(
         )
     _tell(step, fmt, output, verbose=verbose)
     raise typer.Exit(Exit.CLOSED)
+
+
+def _progress() -> Callable[[str], None]:
+    """Says which step is done where a person looks on; a log keeps the result only."""
+    return (lambda step: errors.print(f"{step:32}", end="\r")) if errors.is_terminal else (lambda _: None)
 
 
 def _between(versions: list[str], ends: tuple[str | None, str | None]) -> list[str]:

@@ -167,7 +167,10 @@ class Vendor:
         """Import one entry point: (value, "") or (None, reason). Never raises for a fault of the library."""
         with self._lock:
             try:
-                return load(), ""
+                value = load()
+                if value is None:
+                    raise ImportError(f"{name} is None in this release")
+                return value, ""
             except KeyboardInterrupt:
                 raise
             except BaseException as fault:  # a broken install raises what it likes, SystemExit included

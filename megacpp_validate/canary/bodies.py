@@ -37,6 +37,26 @@ def keywords_taken(node: ast.AST | None) -> tuple[dict[str, str | None], str]:
     return taken, handed_on
 
 
+def given_to_super(node: ast.AST | None, positionals: list[str]) -> set[str]:
+    """Parameters of the base that a `super().__init__(...)` call fills itself, beside what it hands on."""
+    given: set[str] = set()
+    for found in ast.walk(node) if node is not None else ():
+        if isinstance(found, ast.Call) and ast.unparse(found.func).startswith("super()."):
+            given |= set(positionals[: len([a for a in found.args if not isinstance(a, ast.Starred)])])
+            given |= {keyword.arg for keyword in found.keywords if keyword.arg}
+    return given
+
+
+def surely_names(node: ast.AST | None, name: str) -> bool:
+    """Whether a class registers an attribute under this very name: `register_parameter("weight", ...)`."""
+    for found in ast.walk(node) if node is not None else ():
+        match found:
+            case ast.Call(func=ast.Attribute(attr="register_parameter" | "register_buffer"), args=[first, *_]):
+                if isinstance(first, ast.Constant) and first.value == name:
+                    return True
+    return False
+
+
 def may_name(node: ast.AST | None, name: str) -> bool:
     """Whether a class's code mentions an attribute as text, as `register_parameter("weight")` and f-strings do."""
     if node is None:
@@ -47,10 +67,12 @@ def may_name(node: ast.AST | None, name: str) -> bool:
             if found.value == name:
                 return True
         elif isinstance(found, ast.JoinedStr):
-            texts = [str(v.value) for v in found.values if isinstance(v, ast.Constant)]
-            if len(wanted) > 1 and texts and texts[0] == wanted[0]:
+            parts = [str(v.value) if isinstance(v, ast.Constant) else "{}" for v in found.values]
+            if len(wanted) > 1 and "".join(parts) == name:
                 return True
-            if len(wanted) == 1 and texts and re.fullmatch(".+".join(map(re.escape, texts)) + ".*", name):
+            pattern = "".join(".+" if part == "{}" else re.escape(part) for part in parts)
+            letters = sum(c.isalpha() for part in parts for c in part)
+            if len(wanted) == 1 and letters > 3 and re.fullmatch(pattern, name):  # f"{a}_{b}" names everything
                 return True
     return False
 
@@ -75,6 +97,10 @@ _OPPOSITES: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.Lt: ast.GtE,
     ast.LtE: ast.Gt,
 }
+
+
+_LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+_LEAVES = "_may_have_left_"  # the name of a test whose outcome nothing tells
 
 
 class Test(NamedTuple):
@@ -182,12 +208,31 @@ def _guards_in(body: list[ast.stmt], tests: tuple[Test, ...]) -> Iterator[Guard]
             case ast.If(test=test, body=then, orelse=orelse):
                 yield from _guards_in(then, (*tests, _test(test, True)))
                 yield from _guards_in(orelse, (*tests, _test(test, False)))
-                if then and isinstance(then[-1], ast.Return | ast.Raise | ast.Continue | ast.Break):
-                    tests = (*tests, _test(test, False, passed_by=True))
+                tests = (*tests, *_passed(statement))
             case ast.With(body=inner) | ast.AsyncWith(body=inner) | ast.For(body=inner) | ast.While(body=inner):
                 yield from _guards_in(inner, tests)
             case ast.Try(body=inner, orelse=orelse, finalbody=final):
                 yield from _guards_in([*inner, *orelse, *final], tests)
+        if not isinstance(statement, ast.If) and _may_leave(statement):
+            tests = (*tests, Test(ast.Name(_LEAVES, ast.Load(), lineno=statement.lineno), True, passed_by=True))
+
+
+def _passed(statement: ast.If) -> list[Test]:
+    """What is known behind an `if`: that a branch which leaves was not taken."""
+    then, orelse = statement.body, statement.orelse
+    if then and isinstance(then[-1], _LEAVING):
+        behind = [_test(statement.test, False, passed_by=True)]
+        return behind + (_passed(orelse[0]) if len(orelse) == 1 and isinstance(orelse[0], ast.If) else [])
+    if orelse and isinstance(orelse[-1], _LEAVING):
+        return [_test(statement.test, True, passed_by=True)]
+    if any(_may_leave(inner) for inner in (*then, *orelse)):
+        return [Test(ast.Name(_LEAVES, ast.Load(), lineno=statement.lineno), True, passed_by=True)]
+    return []
+
+
+def _may_leave(statement: ast.stmt) -> bool:
+    """Whether a statement may return from the function in a way that no single test tells."""
+    return any(isinstance(node, ast.Return) for node in (statement, *_own_nodes(statement)))
 
 
 def default_meanings(node: ast.AST | None) -> dict[str, str]:

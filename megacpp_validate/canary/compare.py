@@ -6,19 +6,21 @@ fits in the old release and does not in the new one is this upgrade's doing; wha
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import griffe
 
 from ..evidence.findings import Cause, ChangeKind, Finding, Impact, ModuleResult, ModuleVerdict, SourceLine
-from .binding import bind, name_likeness
+from .binding import bind
 from .body_changes import compare_bodies, compare_deprecations
 from .call_changes import call_faults, compare_calls
 from .changes import Change
 from .import_time import compare_import_time, deprecated_modules
+from .reach import constant_in
 from .release import Found, Opaque, Release
-from .relocation import moved_to, renamed_to
+from .relocation import likely_member, moved_to, renamed_to
 from .shapes import Shape, callee_of, is_context_manager, is_decorator, shape_of, signature_of
 from .surface import RESULT, Surface, Symbol, Use, UseKind
 
@@ -228,13 +230,16 @@ class _Comparison:
         if one is None:
             return
         if other is None:
-            if after.what == "value" and not after.maybe:
+            if after.what in {"value", "instance"} and not after.maybe:
                 yield self._at(Change(ChangeKind.NOT_CALLABLE, Impact.BREAKING), before, after)
             return
-        for change in compare_calls(one, other, use):
-            yield self._at(change, before, after)
-        given = bind(other, use).given
         first, second = callee_of(self.old, before)[0], callee_of(self.new, after)[0]
+        for change in compare_calls(one, other, use):
+            seen = self._through_constants(change, first, second)
+            if seen is not None:
+                yield self._at(seen, before, after)
+        given = bind(other, use).given
+        first, second = self._runs(first), self._runs(second)
         if first is None or second is None:
             return
         for change in compare_bodies(self.old, self.new, first, second, given, use):
@@ -242,13 +247,34 @@ class _Comparison:
         for change in compare_deprecations(self.old, self.new, first, second, given):
             yield self._at(change, before, after)
 
+    def _through_constants(
+        self, change: Change, first: griffe.Function | None, second: griffe.Function | None
+    ) -> Change | None:
+        """A changed default told by value where it names a constant; None where the value is the same."""
+        if change.kind is not ChangeKind.DEFAULT_CHANGED or first is None or second is None:
+            return change
+        old = constant_in(self.old, first.module, change.old) if change.old.isidentifier() else None
+        new = constant_in(self.new, second.module, change.new) if change.new.isidentifier() else None
+        if old is None and new is None:
+            return change
+        texts = [ast.unparse(v) if v is not None else t for v, t in ((old, change.old), (new, change.new))]
+        return None if texts[0] == texts[1] else replace(change, old=texts[0], new=texts[1])
+
+    @staticmethod
+    def _runs(function: griffe.Function | None) -> griffe.Function | None:
+        """What runs in a constructor that was made up: a dataclass's own code is its `__post_init__`."""
+        if function is not None and function.name == "__init__" and isinstance(function.parent, griffe.Class):
+            own = function.parent.members.get("__post_init__")
+            return own if isinstance(own, griffe.Function) else function
+        return function
+
     def _gone(self, use: Use, before: Shape, after: Shape) -> Change:
         certain = not before.maybe and not use.optional
         change = Change(
             ChangeKind.ATTRIBUTE_REMOVED,
             Impact.BREAKING if certain else Impact.RISK,
             parameter=use.path[-1],
-            suggestion=_likely_member(after.obj, use.path[-1], before.obj),
+            suggestion=likely_member(after.obj, use.path[-1], before.obj),
         )
         return self._at(change, before, after)
 
@@ -325,13 +351,6 @@ def _resolve(release: Release, symbols: Iterable[Symbol]) -> Resolved | None:
         if isinstance(found, Opaque):
             return Resolved(symbol, None)
     return None
-
-
-def _likely_member(obj: griffe.Object | None, name: str, before: griffe.Object | None) -> str:
-    known = set(before.parent.members) if before is not None and before.parent is not None else set()
-    names = [n for n in (obj.members if obj is not None else {}) if n not in known and not n.startswith("__")]
-    best = max(names, key=lambda n: name_likeness(name, n), default="")
-    return best if best and name_likeness(name, best) >= 0.6 else ""
 
 
 def _vendor_site(surface: Surface) -> SourceLine:

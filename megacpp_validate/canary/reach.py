@@ -51,8 +51,10 @@ def guards_reached(
 
 def _reach(release: Release, function: griffe.Function, node: ast.FunctionDef, depth: int) -> Iterator[Reached]:
     file = str(function.filepath)
+    constants = _Constants(release, function.module)
     for guard in bodies.guards(node):
-        yield Reached(guard, file)
+        tests = tuple(t._replace(expression=constants.visit(copy.deepcopy(t.expression))) for t in guard.tests)
+        yield Reached(bodies.Guard(guard.kind, guard.node, tests), file)
     if depth == 0:
         return
     for call, callee, source in _callees(release, function, node):
@@ -119,6 +121,35 @@ def _bound_names(call: ast.Call, callee: ast.FunctionDef) -> dict[str, ast.expr]
 def _own_names(callee: ast.FunctionDef) -> set[str]:
     stored = {n.id for n in ast.walk(callee) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     return stored | {a.arg for a in (*callee.args.posonlyargs, *callee.args.args, *callee.args.kwonlyargs)}
+
+
+class _Constants(ast.NodeTransformer):
+    """Puts the value in the place of a module constant: a check changes with the list that it looks into."""
+
+    def __init__(self, release: Release, module: griffe.Module) -> None:
+        self._release = release
+        self._module = module
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Replace one name, where it is a constant with a literal value."""
+        value = constant_in(self._release, self._module, node.id)
+        return node if value is None else ast.copy_location(value, node)
+
+
+def constant_in(release: Release, module: griffe.Module, name: str) -> ast.expr | None:
+    """The literal value of a module-level constant, by the name that a module's own code knows it under."""
+    key = f"constant {module.path}.{name}"
+    if key not in release.memory:
+        release.memory[key] = None
+        found = release.in_scope(module, name)
+        if isinstance(found, Found) and isinstance(found.obj, griffe.Attribute) and found.obj.value is not None:
+            try:
+                ast.literal_eval(str(found.obj.value))
+                release.memory[key] = ast.parse(str(found.obj.value), mode="eval").body
+            except (ValueError, SyntaxError, TypeError):
+                pass
+    value: ast.expr | None = release.memory[key]
+    return copy.deepcopy(value)
 
 
 class _Renamed(ast.NodeTransformer):

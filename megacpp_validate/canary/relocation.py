@@ -44,6 +44,14 @@ def renamed_to(old: Release, new: Release, symbol: Symbol) -> str:
     return f"{symbol.module}.{best}" if best_score >= _LIKELY else ""
 
 
+def likely_member(obj: griffe.Object | None, name: str, before: griffe.Object | None) -> str:
+    """The member of `obj` that most likely took the place of `name`; empty if none is likely."""
+    known = set(before.parent.members) if before is not None and before.parent is not None else set()
+    names = [n for n in (obj.members if obj is not None else {}) if n not in known and not n.startswith("__")]
+    best = max(names, key=lambda n: name_likeness(name, n), default="")
+    return best if best and name_likeness(name, best) >= 0.6 else ""
+
+
 def _alike(one: griffe.Object, other: griffe.Object) -> float:
     """Share of parameter names that two callables have in common."""
     names, others = _parameter_names(one), _parameter_names(other)

@@ -239,8 +239,9 @@ def _member(release: Release, shape: Shape, name: str) -> Shape:
             return Shape("function", member, bound=shape.what == "instance" or "classmethod" in labels)
         if isinstance(member, griffe.Object):
             return Shape("class" if isinstance(member, griffe.Class) else _value_or_assigned(member), member)
-    if any(bodies.may_name(release.node_of(cls), name) for cls in (shape.obj, *bases)):
-        return Shape("value", shape.obj, maybe=True)
+    nodes = [release.node_of(cls) for cls in (shape.obj, *bases)]
+    if any(bodies.may_name(node, name) for node in nodes):
+        return Shape("value", shape.obj, maybe=not any(bodies.surely_names(node, name) for node in nodes))
     if "__getattr__" in {m for cls in (shape.obj, *bases) for m in cls.members}:
         return UNKNOWN_SHAPE
     return Shape("missing", shape.obj, maybe=not complete)
@@ -274,6 +275,8 @@ def _keywords_in(release: Release, function: griffe.Function) -> tuple[Iterable[
                 shape = Shape("function", method, bound=True)
                 above = signature_of(release, shape)
                 if above is not None:
-                    given = {Parameter(p.name, only, p.default or "...", p.annotation) for p in above.parameters}
+                    filled = bodies.given_to_super(node, [p.name for p in above.positionals])
+                    free = [p for p in above.parameters if p.name not in filled]
+                    given = {Parameter(p.name, only, p.default or "...", p.annotation) for p in free}
                     return [*parameters, *given], above.open_keywords, above.ignores_unknown
     return parameters, handed_on != "", handed_on == ""

@@ -239,7 +239,7 @@ def _refuse_empty(wheel: Path, version: str) -> None:
     if not found:
         raise SourceUnavailable(
             f"{wheel.name} holds no package: {wanted} is not in it. Likely cause: {version} is a placeholder on the "
-            f"index (as 0.0.0 and 1.9.0 are). Next step: choose another release, such as {version}.post1."
+            f"index (as 0.0.0 and 1.9.0 are). Next step: choose another release; `--list` shows all."
         )
 
 

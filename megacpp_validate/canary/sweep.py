@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -123,12 +124,15 @@ def _read_ahead(asked: tuple[str, Path]) -> None:
     release = Sources(cache).release(version)
     _ = release.tree
     read_requirements(release)
+    gc.collect()  # a worker reads many releases; the last one's tree goes before the next one comes
 
 
 def _run_step(asked: tuple[str, str, Path, Catalog, str]) -> StaticResult:
     old, new, cache, catalog, tool = asked
     sources = Sources(cache)
-    return run_pair(sources.release(old), sources.release(new), read_surface(catalog), tool=tool)
+    result = run_pair(sources.release(old), sources.release(new), read_surface(catalog), tool=tool)
+    gc.collect()
+    return result
 
 
 def _not_consumed(old: Release, new: Release, surface: Surface) -> Iterator[str]:

@@ -40,6 +40,18 @@ NOW_RAISES = [
     Case("default-of-another-name", "def f(a, m=E.x): ...", "def f(a, m=E.y): ...", "te.f.require()(1)", {"user default-changed m risk"}),
 ]  # fmt: skip
 
+STANDING_IN_THE_WAY = [
+    Case("left-at-its-default", "def f(x, n=None): return x", "def f(x, n=None):\n    if n is None: raise ValueError('n')\n    return x", "te.f.require()(1)", {"user guard-added n breaking"}),
+    Case("narrowed-list-same-words", "def f(x, kind):\n    if kind not in ('a', 'b'): raise ValueError('kind is not known')", "def f(x, kind):\n    if kind not in ('a',): raise ValueError('kind is not known')", "te.f.require()(1, kind='b')", {"user guard-added kind breaking"}),
+    Case("narrowed-constant", "KINDS = ('a', 'b')\ndef f(x, kind):\n    assert kind in KINDS, 'kind is not known'", "KINDS = ('a',)\ndef f(x, kind):\n    assert kind in KINDS, 'kind is not known'", "te.f.require()(1, kind='b')", {"user guard-added kind breaking"}),
+    Case("constant-that-holds-it", "def f(x, kind): ...", "KINDS = ('a', 'b')\ndef f(x, kind):\n    assert kind in KINDS, 'kind is not known'", "te.f.require()(1, kind='b')", set()),
+    Case("behind-an-isinstance-of-a-builtin", "def f(x, bias): ...", "def f(x, bias):\n    if not isinstance(x, int): raise TypeError('x')\n    if not bias: raise ValueError('bias')", "te.f.require()(1, bias=False)", {"user guard-added bias breaking"}),
+    Case("default-through-a-constant", "def f(x, eps=1e-5): ...", "EPS = 1e-5\ndef f(x, eps=EPS): ...", "te.f.require()(1)", set()),
+    Case("default-through-another-constant", "def f(x, eps=1e-5): ...", "EPS = 1e-6\ndef f(x, eps=EPS): ...", "te.f.require()(1)", {"user default-changed eps risk"}),
+    Case("registered-name-gone", "class L:\n    def __init__(self): self.register_parameter('weight', 1)", "class L:\n    def __init__(self): self.register_parameter('kernel', 1)", "layer = te.L.require()()\nlayer.weight", {"user attribute-removed weight breaking"}),
+    Case("no-forward-left", "class L:\n    def forward(self, x): ...", "class L:\n    def run(self, x): ...", "layer = te.L.require()()\nlayer(1)", {"user not-callable breaking"}),
+]  # fmt: skip
+
 DEFINITIONS = [
     Case("handed-on-as-a-class", CLASS, FUNCTION, HANDS_ON, {"user class-became-function breaking"}),
     Case("subclassed", CLASS, FUNCTION, SUBCLASSES, {"user class-became-function breaking"}),
@@ -313,7 +325,17 @@ MORE_BODIES = [
     Case("keys-handed-on", KEYS, "def f(x, **kwargs):\n    return run(x, **kwargs)", "te.f.require()(3, tp=1)", {"user parameter-removed tp risk"}),
 ]  # fmt: skip
 
-EVERY = [*NOW_RAISES, *DEFINITIONS, *SCOPES, *PARAMETERS, *CLASSES, *DATACLASSES, *BODIES, *MORE_BODIES]
+EVERY = [
+    *NOW_RAISES,
+    *STANDING_IN_THE_WAY,
+    *DEFINITIONS,
+    *SCOPES,
+    *PARAMETERS,
+    *CLASSES,
+    *DATACLASSES,
+    *BODIES,
+    *MORE_BODIES,
+]
 
 
 @pytest.mark.parametrize("case", EVERY, ids=[case.name for case in EVERY])

@@ -48,6 +48,8 @@ CHANGED: dict[tuple[str, str], tuple[set[Row], set[Row]]] = {
             ("imports", K.RENAMED, "fp8_autocast", ""),
             ("imports", K.RENAMED, "fp8_model_init", ""),
             ("imports", NEEDS, "pytorch", ""),
+            # `assert self.fp8_format != Format.E5M2` (common/recipe/__init__.py:366), in the recipe's __post_init__
+            ("imports", GUARD, "Float8BlockScaling", "fp8_format"),
         },
     ),
     # `assert num_out_tokens > 0` (pytorch/permutation.py:314): a step in which no token is routed now raises
