@@ -115,45 +115,48 @@ def read_catalog(folder: Path | None = None) -> Catalog:
     """
     root = folder or matrix_folder()
     faults: list[str] = []
-    bridge = _read(root / "bridge.toml", _BridgeFile, faults)
-    stacks = _read(root / "stacks.toml", _StackFile, faults)
-    targets = _read(root / "targets.toml", _TargetFile, faults)
-    pinned = None
-    if bridge:
-        faults += _module_faults(bridge.module)
-    if stacks:
-        faults += _twice("stacks.toml", "stack", (stack.id for stack in stacks.stack))
-        pinned = next((stack for stack in stacks.stack if stack.id == stacks.pinned), None)
-        if pinned is None:
-            faults.append(f"stacks.toml: pinned: there is no stack {stacks.pinned!r}")
-    if targets:
-        faults += _twice("targets.toml", "target", (target.id for target in targets.target))
-        faults += [
-            f"targets.toml: target {target.id}: production_recipe {target.production_recipe!r} is none of its recipes"
-            for target in targets.target
-            if target.production_recipe and target.production_recipe not in target.recipes
-        ]
-    if faults or not (bridge and stacks and targets and pinned):
+    bridge, modules = _read(root / "bridge.toml", _BridgeFile, faults)
+    stacks, stack_rows = _read(root / "stacks.toml", _StackFile, faults)
+    targets, target_rows = _read(root / "targets.toml", _TargetFile, faults)
+    # Ids are looked at in the rows as they were written, so that a wrong type elsewhere hides nothing.
+    faults += _module_faults(_rows(modules, "module"))
+    faults += _stack_faults(stack_rows)
+    faults += _target_faults(_rows(target_rows, "target"))
+    if faults or not (bridge and stacks and targets):
         raise MatrixInvalid(faults)
+    pinned = next(stack for stack in stacks.stack if stack.id == stacks.pinned)
     return Catalog(
         modules=tuple(bridge.module), stacks=tuple(stacks.stack), pinned=pinned, targets=tuple(targets.target)
     )
 
 
-def _read(path: Path, model: type[File], faults: list[str]) -> File | None:
+def _read(path: Path, model: type[File], faults: list[str]) -> tuple[File | None, dict[str, Any]]:
+    """A file as typed values, and as it was written."""
     try:
         data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
         faults.append(f"{path.name}: cannot be read: {fault}")
-        return None
+        return None, {}
     try:
-        return model.model_validate(data)
+        return model.model_validate(data), data
     except ValidationError as invalid:
         for error in invalid.errors():
             where = ".".join(str(part) for part in error["loc"])
             named = _named(data, error["loc"])
             faults.append(f"{path.name}: {where}{named}: {error['msg']} (found {error['input']!r:.60})")
-        return None
+        return None, data
+
+
+def _rows(data: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    """The rows of a file that have an id; what has none is told by its type."""
+    rows = data.get(kind)
+    every = rows if isinstance(rows, list) else []
+    return [row for row in every if isinstance(row, dict) and isinstance(row.get("id"), str)]
+
+
+def _texts(row: dict[str, Any], key: str) -> list[str]:
+    values = row.get(key)
+    return [value for value in values if isinstance(value, str)] if isinstance(values, list) else []
 
 
 def _named(data: Any, location: tuple[int | str, ...]) -> str:
@@ -168,24 +171,44 @@ def _named(data: Any, location: tuple[int | str, ...]) -> str:
     return ""
 
 
-def _module_faults(modules: list[BridgeModule]) -> list[str]:
-    faults = _twice("bridge.toml", "module", (module.id for module in modules))
+def _module_faults(modules: list[dict[str, Any]]) -> list[str]:
+    faults = _twice("bridge.toml", "module", modules)
     known: set[str] = set()
-    every = {module.id for module in modules}
+    every = {module["id"] for module in modules}
     for module in modules:
-        for other in module.depends_on:
+        name = module["id"]
+        for other in _texts(module, "depends_on"):
             if other not in every:
-                faults.append(f"bridge.toml: module {module.id}: depends_on names {other!r}, which there is not")
+                faults.append(f"bridge.toml: module {name}: depends_on names {other!r}, which there is not")
             elif other not in known:
-                faults.append(f"bridge.toml: module {module.id}: stands before {other!r}, on which it depends")
+                faults.append(f"bridge.toml: module {name}: stands before {other!r}, on which it depends")
         faults += [
-            f"bridge.toml: module {module.id}: there is no file {file}"
-            for file in module.files
+            f"bridge.toml: module {name}: there is no file {file}"
+            for file in _texts(module, "files")
             if not (PACKAGE_ROOT / file).is_file()
         ]
-        known.add(module.id)
+        known.add(name)
     return faults
 
 
-def _twice(file: str, kind: str, ids: Iterable[str]) -> list[str]:
-    return [f"{file}: {kind} {name!r} is there {count} times" for name, count in Counter(ids).items() if count > 1]
+def _stack_faults(data: dict[str, Any]) -> list[str]:
+    stacks = _rows(data, "stack")
+    faults = _twice("stacks.toml", "stack", stacks)
+    pinned = data.get("pinned")
+    if isinstance(pinned, str) and pinned not in {stack["id"] for stack in stacks}:
+        faults.append(f"stacks.toml: pinned: there is no stack {pinned!r}")
+    return faults
+
+
+def _target_faults(targets: list[dict[str, Any]]) -> list[str]:
+    faults = _twice("targets.toml", "target", targets)
+    for target in targets:
+        recipe = target.get("production_recipe")
+        if recipe and recipe not in _texts(target, "recipes"):
+            faults.append(f"targets.toml: target {target['id']}: production_recipe {recipe!r} is none of its recipes")
+    return faults
+
+
+def _twice(file: str, kind: str, rows: list[dict[str, Any]]) -> list[str]:
+    counts = Counter(row["id"] for row in rows)
+    return [f"{file}: {kind} {name!r} is there {count} times" for name, count in counts.items() if count > 1]

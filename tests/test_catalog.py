@@ -142,3 +142,18 @@ def test_a_file_that_was_cut_short_is_read_whole_or_refused(
     except MatrixInvalid as refused:
         faults = refused.faults
     assert all(fault.startswith("bridge.toml: ") for fault in faults)
+
+
+def test_a_wrong_type_hides_neither_a_double_id_nor_a_dangling_one(matrix: Path) -> None:
+    edit(
+        matrix,
+        "stacks.toml",
+        ('pinned = "te2.20.2"', 'pinned = "te9"'),
+        ('te = "2.12.0"', "te = 2"),
+        ('id = "te2.17.1"', 'id = "te2.14.1"'),
+    )
+    faults = faults_of(matrix)
+    assert len(faults) == 3
+    assert any("te (te2.12.0)" in fault for fault in faults)
+    assert any("'te2.14.1' is there 2 times" in fault for fault in faults)
+    assert any("no stack 'te9'" in fault for fault in faults)
