@@ -345,6 +345,10 @@ def _keep(path: Path, text: str) -> None:
     """Keep what can be made again; a cache that cannot be written costs time, not the answer."""
     with suppress(OSError):
         write_aside(path, text.encode())
+        release, _, reader = path.name.partition("-")
+        for old in path.parent.glob(f"{release}-*"):
+            if not old.name.startswith(reader.partition(".")[0], len(release) + 1):
+                old.unlink()  # written by an earlier version of the code that reads releases
 
 
 def write_aside(path: Path, data: bytes) -> None:

@@ -272,3 +272,18 @@ def test_facts_that_were_cut_short_are_made_anew(tmp_path: Path) -> None:
 def test_a_folder_above_the_package_is_asked_for(tmp_path: Path) -> None:
     write_release(tmp_path, CLASS)
     assert RealSources(tmp_path / "cache").release(str(tmp_path)).version == str(tmp_path)
+
+
+def test_what_an_earlier_version_kept_makes_room(tmp_path: Path) -> None:
+    write_release(tmp_path / "te", CLASS)
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "abc-0123456789ab.json").write_text("{}")
+    (cache / "other-0123456789ab.json").write_text("{}")
+    release = Release(ReleaseSource(version="1", wheel="w", sha256="abc"), tmp_path / "te", cache)
+    _ = release.tree
+    release.stored("facts", lambda: [{"a": 1}])
+    kept = sorted(path.name for path in cache.iterdir())
+    assert "abc-0123456789ab.json" not in kept
+    assert "other-0123456789ab.json" in kept
+    assert len(kept) == 3  # the other release's, and this one's tree and facts
