@@ -140,12 +140,29 @@ class Sources:
             wheel, sha256 = wheels[0], _sha256(wheels[0])
             self.fetched_bytes += wheel.stat().st_size
             if distribution == DISTRIBUTION:
-                _refuse_empty(wheel, version)
+                self._refuse_empty(wheel, version)
             place = self.cache / "wheels" / sha256 / wheel.name
             place.parent.mkdir(parents=True, exist_ok=True)
             wheel.replace(place)
         write_aside(self._record(version, distribution), json.dumps({"sha256": sha256, "wheel": place.name}).encode())
         return place, sha256
+
+    def _refuse_empty(self, wheel: Path, version: str) -> None:
+        wanted = f"{ROOTS[0].replace('.', '/')}/__init__.py"
+        try:
+            with zipfile.ZipFile(wheel) as archive:
+                found = wanted in archive.namelist()
+        except zipfile.BadZipFile as fault:
+            raise SourceUnavailable(
+                f"{wheel.name} is not a wheel: {fault}. Likely cause: a mirror that serves an error page. Next step: "
+                "look at `pip config list` and try the index itself."
+            ) from fault
+        if not found:
+            near = ", ".join(name for name in nearest(version, self.versions()) if name != version)
+            raise SourceUnavailable(
+                f"{wheel.name} holds no package: {wanted} is not in it. Likely cause: {version} is a placeholder on "
+                f"the index (as 0.0.0 and 1.9.0 are). Next step: choose another release; nearest: {near}."
+            )
 
     def _prove_writable(self) -> None:
         try:
@@ -224,23 +241,6 @@ def _is_version(name: str) -> bool:
     except InvalidVersion:
         return False
     return True
-
-
-def _refuse_empty(wheel: Path, version: str) -> None:
-    wanted = f"{ROOTS[0].replace('.', '/')}/__init__.py"
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            found = wanted in archive.namelist()
-    except zipfile.BadZipFile as fault:
-        raise SourceUnavailable(
-            f"{wheel.name} is not a wheel: {fault}. Likely cause: a mirror that serves an error page. Next step: look "
-            "at `pip config list` and try the index itself."
-        ) from fault
-    if not found:
-        raise SourceUnavailable(
-            f"{wheel.name} holds no package: {wanted} is not in it. Likely cause: {version} is a placeholder on the "
-            f"index (as 0.0.0 and 1.9.0 are). Next step: choose another release; `--list` shows all."
-        )
 
 
 def _say_unreachable(what: str, stderr: str) -> str:

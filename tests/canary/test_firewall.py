@@ -310,6 +310,7 @@ def test_without_a_real_install_there_is_none_to_damage(run: Run, monkeypatch: p
 
 
 def test_an_interrupt_leaves_nothing_running(run: Run, tmp_path: Path) -> None:
+    before_this = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts without it
     mark = tmp_path / "pid"
     note = f"import os, pathlib, time\npathlib.Path({str(mark)!r}).write_text(str(os.getpid()))\ntime.sleep(3600)"
     bridge = plant(tmp_path, "permute.py", before("NATIVE_PATH", note))
@@ -321,8 +322,11 @@ def test_an_interrupt_leaves_nothing_running(run: Run, tmp_path: Path) -> None:
 
     threading.Thread(target=interrupt, daemon=True).start()
     started = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        run("absent", "metapackage-alone", bridge=bridge, limit_s=120.0)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run("absent", "metapackage-alone", bridge=bridge, limit_s=120.0)
+    finally:
+        signal.signal(signal.SIGINT, before_this)
     assert time.monotonic() - started < 60
     with pytest.raises(ProcessLookupError):
         os.kill(int(mark.read_text()), 0)
