@@ -118,14 +118,7 @@ def _moved_positionals(old: Signature, new: Signature, use: Use) -> Iterator[Cha
                 yield Change(ChangeKind.PARAMETER_REMOVED, Impact.BREAKING, parameter=had.name, old=_text(had))
         elif other is not None and had.required and other.default == "None" and old.named(has.name) is None:
             # the old name stays as an alias of the new one, which stands in its place
-            yield Change(
-                ChangeKind.PARAMETER_RENAMED,
-                Impact.HARMLESS,
-                parameter=had.name,
-                old=had.name,
-                new=has.name,
-                suggestion=has.name,
-            )
+            yield _renamed_in_place(had, has)
         elif other is not None or old.named(has.name) is not None:
             yield Change(
                 ChangeKind.PARAMETER_REORDERED,
@@ -136,14 +129,7 @@ def _moved_positionals(old: Signature, new: Signature, use: Use) -> Iterator[Cha
             )
             return  # the rest of the row has moved with it
         elif likely_rename(had, old, new) == has.name:
-            yield Change(
-                ChangeKind.PARAMETER_RENAMED,
-                Impact.HARMLESS,
-                parameter=had.name,
-                old=had.name,
-                new=has.name,
-                suggestion=has.name,
-            )
+            yield _renamed_in_place(had, has)
         else:
             yield Change(
                 ChangeKind.PARAMETER_REMOVED,
@@ -168,6 +154,18 @@ def _leaned_on_defaults(old: Signature, new: Signature, before: Binding) -> Iter
                 old=had.default,
                 new=has.default,
             )
+
+
+def _renamed_in_place(had: Parameter, has: Parameter) -> Change:
+    """A positional that has another name in the same place: the call reaches it as before."""
+    return Change(
+        ChangeKind.PARAMETER_RENAMED,
+        Impact.HARMLESS,
+        parameter=had.name,
+        old=had.name,
+        new=has.name,
+        suggestion=has.name,
+    )
 
 
 def _same_default(old: str, new: str) -> bool:
