@@ -1,0 +1,96 @@
+"""Which part of the bridge may take Transformer Engine: one flag a feature, presets of them, no global switch.
+
+A preset or a feature is turned off from outside by `MEGACPP_DISABLE_TE_<PRESET>=1` or `MEGACPP_DISABLE_TE_<FEATURE>=1`;
+`MEGACPP_DISABLE_TE=1` turns all of Transformer Engine off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+from . import imports as te
+from .backends import Refusal
+from .errors import UnknownName
+
+
+@dataclass(frozen=True)
+class Features:
+    """What may take Transformer Engine.
+
+    Attributes:
+        preset: the preset these come from; its own environment variable turns all of them off.
+        attention: `bridge.attention`.
+        native_block: the whole A-block.
+        linear: the linear walker.
+        expert_gemm: the MoE expert bank.
+        permute: MoE dispatch.
+        mamba_in_projection: norm and in-projection of the Mamba mixer as one layer.
+        mlp: norm and MLP as one layer.
+        norm: RMSNorm.
+    """
+
+    preset: str = "production"
+    attention: bool = True
+    native_block: bool = True
+    linear: bool = True
+    expert_gemm: bool = True
+    permute: bool = True
+    mamba_in_projection: bool = True
+    mlp: bool = True
+    norm: bool = True
+
+
+TE_DEVICES: Final = frozenset({"cuda"})
+FEATURES: Final = tuple(field.name for field in fields(Features) if field.name != "preset")
+_OFF: Final = Features("off", **dict.fromkeys(FEATURES, False))
+
+PRODUCTION: Final = Features()
+PRESETS: Final[Mapping[str, Features]] = {
+    "production": PRODUCTION,
+    "experts": replace(_OFF, preset="experts", expert_gemm=True, permute=True),
+    "dense": replace(PRODUCTION, preset="dense", expert_gemm=False, permute=False),
+    "off": _OFF,
+}
+
+
+def read_features(preset: str = "production", **flags: bool) -> Features:
+    """A preset with single features turned on or off.
+
+    Raises:
+        UnknownName: there is no such preset or feature; the text names those that there are.
+    """
+    if preset not in PRESETS:
+        raise UnknownName(f"there is no preset {preset!r}. Next step: choose one of {', '.join(PRESETS)}.")
+    if unknown := sorted(set(flags) - set(FEATURES)):
+        raise UnknownName(
+            f"there is no feature {', '.join(map(repr, unknown))}. Next step: choose from {', '.join(FEATURES)}."
+        )
+    return replace(PRESETS[preset], **flags)  # type: ignore[arg-type]
+
+
+def why_not_te(features: Features, feature: str, device: Any) -> Refusal | None:
+    """Why this feature may not take Transformer Engine; None where it may.
+
+    Args:
+        features: the flags that hold.
+        feature: which of them.
+        device: torch device of the tensors or weights at hand.
+
+    Raises:
+        UnknownName: there is no such feature.
+    """
+    if feature not in FEATURES:
+        raise UnknownName(f"there is no feature {feature!r}. Next step: choose from {', '.join(FEATURES)}.")
+    if not te.is_te_available():
+        return Refusal("te", "te-unavailable", te.why_te_is_unavailable())
+    for name in (features.preset, feature):
+        if not te.is_te_enabled_for(name):
+            return Refusal("te", "switched-off", te.why_te_is_disabled_for(name))
+    if not getattr(features, feature):
+        return Refusal("te", "flag-off", f"the feature {feature} is off in the preset {features.preset}")
+    kind = str(device).partition(":")[0]
+    if kind not in TE_DEVICES:
+        return Refusal("te", "device", f"the tensors lie on {kind}, where Transformer Engine has no kernels")
+    return None

@@ -1,0 +1,200 @@
+"""The receipt: what one probe observed in one environment, as one JSON file a cell.
+
+Written inside the environment that is judged, where nothing but the standard library and torch can be counted on: so
+these are plain dataclasses. `evidence.store` reads them back strictly, and publishes their schema.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+SCHEMA_ID: Final = "megacpp-validate/receipt/1"
+
+
+class Outcome(StrEnum):
+    """How a cell ended. Only `PASS` and `EXPECTED_UNSUPPORTED` are good."""
+
+    PASS = "pass"  # noqa: S105 - no password
+    FAIL = "fail"  # a check out of bounds
+    ERROR = "error"  # raised, or the process died
+    IMPORT_ERROR = "import-error"
+    BLOCKED = "blocked"  # by another cell
+    EXPECTED_UNSUPPORTED = "expected-unsupported"
+    TIMEOUT = "timeout"
+    NOT_RUN = "not-run"
+
+    @property
+    def is_good(self) -> bool:
+        """Whether this outcome counts as evidence that the cell holds."""
+        return self in (Outcome.PASS, Outcome.EXPECTED_UNSUPPORTED)
+
+
+def cell_id(stack: str, target: str, probe: str) -> str:
+    """The one join key: `te2.20.2-h200-attention`."""
+    return f"{stack}-{target}-{probe}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a check: what was seen, what was allowed, and where the bound comes from."""
+
+    name: str
+    observed: float | None
+    bound: float | None
+    passed: bool
+    derivation: str
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - pydantic's name and type
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at; `parts` has every bound it was held to.
+
+    Attributes:
+        name: dotted: what, in which precision and shape, which tensor.
+        passed: whether every part did.
+        detail: what was seen where that is no number: a backend, a refusal, an exception.
+    """
+
+    name: str
+    passed: bool
+    parts: tuple[Part, ...] = ()
+    detail: str = ""
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What one path asked for and what ran.
+
+    Attributes:
+        path: which path of the module: "attention.bf16.gqa4", "recipe.delayed".
+        requested: what was asked for.
+        claimed: what the wrapper says it took.
+        observed: what was seen to run, from the autograd graph or the kernels; empty where nothing could be seen.
+        reasons: of every backend that was passed over.
+    """
+
+    path: str
+    requested: str
+    claimed: str
+    observed: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
+
+
+@dataclass(frozen=True)
+class Package:
+    """A vendor package as loaded, and every other copy of it on the path."""
+
+    name: str
+    version: str
+    file: str
+    other_copies: tuple[str, ...] = ()
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
+
+
+@dataclass(frozen=True)
+class Library:
+    """A shared library as loaded: cuDNN, cuBLAS, NCCL, the CUDA runtime."""
+
+    name: str
+    version: str
+    files: tuple[str, ...] = ()
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where it ran; empty strings where there is no GPU."""
+
+    host: str = ""
+    platform: str = ""
+    python: str = ""
+    torch: str = ""
+    gpu: str = ""
+    capability: str = ""
+    driver: str = ""
+    cuda: str = ""
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What was raised.
+
+    Attributes:
+        type: qualified class name.
+        message: its text.
+        frame: innermost frame of vendor code, else the innermost of all: "file:line in function".
+        traceback: whole.
+    """
+
+    type: str
+    message: str
+    frame: str = ""
+    traceback: str = ""
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
+
+
+@dataclass(frozen=True)
+class JitCompiles:
+    """Files that JIT compilers wrote into their caches, by cache: before and after warm-up."""
+
+    warm_up: dict[str, int] = field(default_factory=dict)
+    after: dict[str, int] = field(default_factory=dict)
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What one probe observed.
+
+    Attributes:
+        cell: `cell_id(stack, target, probe)`.
+        reason: why the outcome is what it is, in a sentence; of a good one empty or what was chosen.
+        requested: "te" or "native", and why it is that.
+        backends: a row a path.
+        blocked_by: the cell that stands in the way.
+        seconds: wall-clock time of the process, by phase.
+        retries: of named infrastructure faults; a numeric failure is never retried.
+    """
+
+    cell: str
+    stack: str
+    target: str
+    probe: str
+    outcome: Outcome
+    reason: str
+    requested: str
+    requested_because: str = ""
+    checks: tuple[Check, ...] = ()
+    backends: tuple[Backend, ...] = ()
+    packages: tuple[Package, ...] = ()
+    libraries: tuple[Library, ...] = ()
+    machine: Machine = field(default_factory=Machine)
+    jit: JitCompiles = field(default_factory=JitCompiles)
+    failure: Failure | None = None
+    blocked_by: str = ""
+    seed: int = 0
+    started: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+    peak_memory_mib: float = 0.0
+    retries: tuple[str, ...] = ()
+    image_digest: str = ""
+    lock_hash: str = ""
+    commit: str = ""
+    tool: str = ""
+    schema_id: str = SCHEMA_ID
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012

@@ -1,0 +1,127 @@
+"""What a probe works at: its device, seed and bridge module in, checks and observed backends out."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from ..evidence.receipt import Backend, Check
+from .bounds import Roundings, compare
+from .observe import observed_backends
+from .order import Order
+
+BRIDGE: Final = "megacpp_validate.bridge"
+VENDOR_BACKENDS: Final = frozenset({"te", "fa3", "fa4", "deep_gemm"})
+
+
+@dataclass
+class Bench:
+    """Collects what one probe saw.
+
+    Attributes:
+        order: the cell, the target and what is requested.
+        checks, backends: in the order they were made.
+    """
+
+    order: Order
+    checks: list[Check] = field(default_factory=list)
+    backends: list[Backend] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._device = "cpu" if self.order.target.id == "cpu" else "cuda"
+        self._generator = torch.Generator(self._device).manual_seed(self.order.seed)
+
+    @property
+    def device(self) -> str:
+        """Where tensors are made: "cuda", or "cpu" on the target `cpu`."""
+        return self._device
+
+    @property
+    def wants_te(self) -> bool:
+        """Whether Transformer Engine is requested: then a native path is a failure."""
+        return self.order.requested == "te"
+
+    @property
+    def quick(self) -> bool:
+        """Whether only the smallest shapes are wanted."""
+        return self.order.quick
+
+    def bridge(self, module: str | None = None) -> Any:
+        """A bridge module by id; the probe's own without one."""
+        return importlib.import_module(f"{BRIDGE}.{module or self.order.probe}")
+
+    def randn(self, *shape: int, dtype: Any = torch.float32, grad: bool = False, scale: float = 1.0) -> Any:
+        """Normal values of this shape from the probe's own generator, rounded to `dtype`."""
+        made = torch.randn(*shape, generator=self._generator, device=self._device, dtype=torch.float32) * scale
+        return made.to(dtype).requires_grad_(grad)
+
+    def rand(self, *shape: int, dtype: Any = torch.float32) -> Any:
+        """Uniform values in [0, 1)."""
+        return torch.rand(*shape, generator=self._generator, device=self._device, dtype=torch.float32).to(dtype)
+
+    def randint(self, high: int, *shape: int) -> Any:
+        """Integers in [0, high), int64."""
+        return torch.randint(high, shape, generator=self._generator, device=self._device)
+
+    def compare(
+        self,
+        name: str,
+        observed: Any,
+        reference: Any,
+        *,
+        roundings: Roundings,
+        native: Any = None,
+        scale: float | None = None,
+    ) -> None:
+        """Hold a tensor to its fp64 reference by the three-part bound; see `bounds.compare`."""
+        self.checks.append(compare(name, observed, reference, roundings=roundings, native=native, scale=scale))
+
+    def check(self, name: str, passed: bool, detail: str = "") -> None:
+        """A check that is no comparison of tensors; `detail` says what was seen."""
+        self.checks.append(Check(name, bool(passed), detail=detail))
+
+    def refuses(self, name: str, error: type[BaseException], call: Callable[[], Any]) -> None:
+        """The call must raise this class of error, with a next step in its text."""
+        try:
+            call()
+        except error as refusal:
+            self.check(name, "Next step" in str(refusal), f"{type(refusal).__name__}: {refusal}")
+        except Exception as other:
+            self.check(name, False, f"{type(other).__name__} instead of {error.__name__}: {other}")
+        else:
+            self.check(name, False, f"nothing was raised; {error.__name__} was expected")
+
+    def ran_on(self, path: str, choice: Any, *outputs: Any, wanted: str = "") -> None:
+        """Record what one path requested, claims and was seen to run, and fail it on a fallback or a false claim.
+
+        Args:
+            path: name of the path, such as "attention.bf16.gqa4".
+            choice: the wrapper's `Choice`.
+            outputs: tensors with a graph behind them; what is seen there beats what is claimed.
+            wanted: the backend that must have run; what the order requests without it ("te", or "native" where any
+                native backend will do).
+        """
+        wanted = wanted or self.order.requested
+        seen = observed_backends(*outputs)
+        reasons = tuple(f"{refusal.backend}: {refusal.reason}" for refusal in choice.refusals)
+        self.backends.append(Backend(path, wanted, choice.observed, seen, reasons))
+        if wanted in VENDOR_BACKENDS:
+            passed = choice.observed == wanted and wanted in seen
+        else:  # what torch itself takes below its own functions differs by shape and device
+            vendor = VENDOR_BACKENDS.intersection((*seen, choice.observed))
+            passed = not vendor and wanted in ("native", choice.observed)
+        self.check(f"{path}.backend", passed, f"requested {wanted}, claimed {choice.observed}, seen {', '.join(seen)}")
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Prefix the names of the checks made inside."""
+        start = len(self.checks)
+        yield
+        for index in range(start, len(self.checks)):
+            old = self.checks[index]
+            self.checks[index] = Check(f"{name}.{old.name}", old.passed, old.parts, old.detail)

@@ -1,0 +1,221 @@
+"""How far a tensor may lie from its reference, and where that bound comes from.
+
+Every comparison is held to three things at once (design, section 4):
+
+(a) its error is at most `K_NATIVE` times the error of native PyTorch in the same low precision, both against the same
+    fp64 reference;
+(b) its relative Frobenius error is below a bound derived from the mantissa bits, the number of roundings, the block
+    size and the length K of the sums;
+(c) the bound of (b) is so tight that this very tensor zeroed, half zeroed, halved, doubled or shuffled would not pass,
+    and neither a wrong factor nor one wrong row hides in the norm.
+
+NaN, Inf, another shape or another dtype always fail.
+
+Sources: Higham & Mary 2019, "A new approach to probabilistic rounding error analysis" (errors of independent roundings
+add as squares); the factor on the native error is that of FlashAttention's tests.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from ..evidence.receipt import Check, Part
+
+# A value rounded to p significant bits is off by at most u = 2^-p of itself, and by 0.4247 u in the root mean square:
+# the error is uniform in an interval as wide as the spacing (1 / sqrt(3)), the value log-uniform within its binade
+# (sqrt(3 / (8 ln 2)) = 0.7355).
+RMS_OF_ROUNDING: Final = 0.7355 / math.sqrt(3.0)
+# Errors pass through sums, softmax and norms that are not exactly norm-preserving; their norm is a random quantity.
+SAFETY: Final = 2.0
+K_NATIVE: Final = 2.0
+K_NATIVE_LARGEST: Final = 4.0  # the largest error is an extreme value: it scatters more than the norm does
+
+SIGNIFICANT_BITS: Final = {
+    "fp64": 53, "fp32": 24, "tf32": 11, "fp16": 11, "bf16": 8, "e4m3": 4, "e5m2": 3,
+}  # fmt: skip
+
+
+def unit_roundoff(name: str) -> float:
+    """Largest relative error of rounding to nearest in this format: 2^-p for p significant bits."""
+    return 2.0 ** -SIGNIFICANT_BITS[name]
+
+
+@dataclass(frozen=True)
+class Roundings:
+    """What is rounded on the way to one tensor.
+
+    Attributes:
+        steps: (format, how many roundings in that format) in the order of computation.
+        sum_length: K, the number of products in the longest sum.
+        sum_format: format of the accumulator.
+        amplification: by how much the computation magnifies relative errors, derived by whoever states it; 1 for
+            linear maps of well-conditioned operands.
+        why: what the roundings are, for the derivation that is shown.
+    """
+
+    steps: tuple[tuple[str, int], ...]
+    sum_length: int
+    sum_format: str = "fp32"
+    amplification: float = 1.0
+    why: str = ""
+
+    def bound(self) -> float:
+        """The relative Frobenius bound (b)."""
+        squares = sum(count * (RMS_OF_ROUNDING * unit_roundoff(name)) ** 2 for name, count in self.steps)
+        summing = math.sqrt(self.sum_length) * unit_roundoff(self.sum_format)
+        return SAFETY * self.amplification * (math.sqrt(squares) + summing)
+
+    def derivation(self) -> str:
+        """The same as a formula with its numbers."""
+        terms = " + ".join(
+            f"{count} x ({RMS_OF_ROUNDING:.3f} x 2^-{SIGNIFICANT_BITS[name]})^2" for name, count in self.steps
+        )
+        formats = ", ".join(f"{count} x {name}" for name, count in self.steps)
+        amplified = f" x {self.amplification:g}" if self.amplification != 1.0 else ""
+        return (
+            f"{SAFETY:g}{amplified} x (sqrt({terms}) + sqrt({self.sum_length}) x "
+            f"2^-{SIGNIFICANT_BITS[self.sum_format]}): {formats}; sums of {self.sum_length} in {self.sum_format}"
+            + (f"; {self.why}" if self.why else "")
+        )
+
+
+def compare(
+    name: str,
+    observed: Any,
+    reference: Any,
+    *,
+    roundings: Roundings,
+    native: Any = None,
+    scale: float | None = None,
+) -> Check:
+    """Hold a tensor to its reference.
+
+    Args:
+        name: of the check.
+        observed: what came out, any shape and floating dtype.
+        reference: the same in fp64, from the same (already rounded) inputs.
+        roundings: what is rounded on the way, from which (b) is derived.
+        native: what native PyTorch gives in the same low precision; None where `observed` is that itself.
+        scale: Frobenius norm against which errors are relative, where the reference is a difference of much larger
+            terms and may vanish; the norm of the reference without it.
+    """
+    if observed is None:
+        return Check(name, False, detail="there is no such tensor: it was never computed")
+    if observed.shape != reference.shape:
+        return Check(name, False, detail=f"shape {tuple(observed.shape)} instead of {tuple(reference.shape)}")
+    seen, wanted = observed.detach().double(), reference.detach().double()
+    bad = int((~torch.isfinite(seen)).sum())
+    if bad:
+        return Check(name, False, (Part("finite", float(bad), 0.0, False, "no NaN and no Inf, ever"),))
+    if wanted.numel() == 0:
+        return Check(name, True, detail=f"empty, shape {tuple(wanted.shape)}")
+    norm = float(wanted.norm()) if scale is None else max(float(wanted.norm()), scale)
+    if norm == 0.0:
+        largest = float(seen.abs().max())
+        return Check(name, largest == 0.0, (Part("zero", largest, 0.0, largest == 0.0, "the reference is zero"),))
+    parts = [_relative_error(seen, wanted, norm, roundings)]
+    parts += _against_native(seen, wanted, norm, native, roundings)
+    if norm == float(wanted.norm()):
+        parts += [
+            _discriminates(wanted, norm, roundings),
+            _factor(seen, wanted, roundings),
+            _worst_row(seen, wanted, roundings),
+        ]
+    return Check(name, all(part.passed for part in parts), tuple(parts))
+
+
+def _part(name: str, observed: float, bound: float, derivation: str) -> Part:
+    return Part(name, observed, bound, observed <= bound, derivation)
+
+
+def _relative_error(seen: Any, wanted: Any, norm: float, roundings: Roundings) -> Part:
+    """(b)."""
+    return _part("relative-error", float((seen - wanted).norm()) / norm, roundings.bound(), roundings.derivation())
+
+
+def _against_native(seen: Any, wanted: Any, norm: float, native: Any, roundings: Roundings) -> list[Part]:
+    """(a), in the norm and at the worst element."""
+    if native is None:
+        return []
+    plain = native.detach().double()
+    last = roundings.steps[-1][0] if roundings.steps else roundings.sum_format
+    u = unit_roundoff(last)
+    own, other = float((seen - wanted).norm()) / norm, float((plain - wanted).norm()) / norm
+    worst, plain_worst = float((seen - wanted).abs().max()), float((plain - wanted).abs().max())
+    largest = float(wanted.abs().max())
+    return [
+        _part(
+            "against-native",
+            own,
+            K_NATIVE * max(other, u),
+            f"{K_NATIVE:g} x max(error of native PyTorch in the same precision = {other:.3g}, "
+            f"2^-{SIGNIFICANT_BITS[last]})",
+        ),
+        _part(
+            "largest-against-native",
+            worst,
+            K_NATIVE_LARGEST * max(plain_worst, u * largest),
+            f"{K_NATIVE_LARGEST:g} x max(largest error of native PyTorch = {plain_worst:.3g}, "
+            f"2^-{SIGNIFICANT_BITS[last]} x largest value = {largest:.3g})",
+        ),
+    ]
+
+
+def _damages(wanted: Any) -> dict[str, Any]:
+    """The reference as it must not pass."""
+    flat = wanted.flatten()
+    half = flat.clone()
+    half[: max(1, flat.numel() // 2)] = 0
+    damages = {"zeros": torch.zeros_like(flat), "half zeros": half, "x0.5": flat * 0.5, "x2": flat * 2}
+    if flat.numel() > 1:
+        damages["shuffled"] = flat.roll(max(1, flat.numel() // 3))
+    return damages
+
+
+def _discriminates(wanted: Any, norm: float, roundings: Roundings) -> Part:
+    """(c): the bound (b) is below half the error of the least visible damage to this very tensor."""
+    flat = wanted.flatten()
+    errors = {kind: float((bad - flat).norm()) / norm for kind, bad in _damages(wanted).items()}
+    # A tensor whose values are all alike is its own shuffle; half of a tensor may hold nothing.
+    errors = {kind: error for kind, error in errors.items() if error > 0 or kind in ("zeros", "x0.5", "x2")}
+    kind = min(errors, key=lambda key: errors[key])
+    return _part(
+        "bound-discriminates",
+        roundings.bound(),
+        errors[kind] / 2,
+        f"half the error of this tensor when it is {kind} ({errors[kind]:.3g}): the bound itself must not let it pass",
+    )
+
+
+def _factor(seen: Any, wanted: Any, roundings: Roundings) -> Part:
+    """(c): the factor <observed, reference> / <reference, reference>. Independent errors average out in it."""
+    b, count = roundings.bound(), wanted.numel()
+    factor = float((seen * wanted).sum() / (wanted * wanted).sum())
+    # Rounding to nearest is unbiased but for ties and underflow, for which 2^-11 is allowed.
+    bound = min(b, 6 * b / math.sqrt(count) + 2.0**-11)
+    return _part(
+        "factor",
+        abs(factor - 1.0),
+        bound,
+        f"min(b, 6 b / sqrt({count}) + 2^-11) with b = {b:.3g}: rounding errors do not add up to a factor",
+    )
+
+
+def _worst_row(seen: Any, wanted: Any, roundings: Roundings) -> Part:
+    """(c): no row along the last axis is wrong as a whole; relative to the larger of its norm and the mean one."""
+    width = wanted.shape[-1] if wanted.dim() else 1
+    rows, off = wanted.reshape(-1, width).norm(dim=1), (seen - wanted).reshape(-1, width).norm(dim=1)
+    typical = float((rows * rows).mean().sqrt())
+    worst = float((off / rows.clamp_min(typical)).max())
+    b = roundings.bound()
+    bound = b * (2 + 8 / math.sqrt(width))
+    return _part(
+        "worst-row",
+        worst,
+        bound,
+        f"b x (2 + 8 / sqrt({width})) with b = {b:.3g}: no row of {width} is lost in the norm",
+    )
