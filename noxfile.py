@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 
 import nox
@@ -17,6 +20,10 @@ nox.options.sessions = ["lint", "tests"]
 ROOT = Path(__file__).parent
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 LOCK = ROOT / "containers" / "locks" / "cpu.txt"
+# A GPU host may have no network. Where nox itself runs in the host's interpreter, and that has what the tool needs
+# beside torch, a session on the host's own stack makes no environment.
+ON_THE_HOST = all(map(find_spec, ("torch", "jinja2", "packaging", "platformdirs", "pydantic", "rich", "typer")))
+HOST = "none" if ON_THE_HOST else None
 
 
 def _install(session: nox.Session, *groups: str) -> None:
@@ -30,16 +37,24 @@ def _install(session: nox.Session, *groups: str) -> None:
     stamp.write_text(state)
 
 
-def _call(session: nox.Session, verb: str) -> None:
+def _python(session: nox.Session) -> str:
+    """The session's own interpreter."""
+    return sys.executable if session.venv_backend == "none" else f"{session.bin}/python"
+
+
+def _call(session: nox.Session, verb: str, *arguments: str, **variables: str) -> None:
     """Run one verb; its exit code is the session's, because it says by class what happened."""
-    command = [
-        shutil.which("megacpp-validate", path=session.bin) or "megacpp-validate",
-        verb,
-        *session.posargs,
-    ]
-    code = subprocess.run(command, check=False).returncode
+    command = [_python(session), "-m", "megacpp_validate.cli", verb, *arguments, *session.posargs]
+    code = subprocess.run(command, check=False, env={**os.environ, **variables}).returncode
     if code:
         raise SystemExit(code)
+
+
+def _judge_host(session: nox.Session, target: str) -> None:
+    """Parity on a GPU host: this tool in an environment of its own, the probes in the host's interpreter and stack."""
+    if session.venv_backend != "none":
+        _install(session)
+    _call(session, "parity", "--target", target)
 
 
 @nox.session
@@ -55,6 +70,39 @@ def import_firewall(session: nox.Session) -> None:
     compiler = any(shutil.which(name) for name in ("cc", "gcc", "clang"))
     _install(session, "torch-cpu", *(() if compiler else ("compiler",)))
     _call(session, "import-firewall")
+
+
+@nox.session
+def cpu_parity(session: nox.Session) -> None:
+    """Native layers against fp64 references, and the wrappers on their native path: cpu_parity -- [--probes NAME]."""
+    _install(session, "torch-cpu")
+    lock_hash = sha256(LOCK.read_bytes()).hexdigest()
+    _call(session, "parity", "--target", "cpu", "--python", _python(session), MEGACPP_LOCK_HASH=lock_hash)
+
+
+@nox.session(venv_backend=HOST)
+def h200_parity(session: nox.Session) -> None:
+    """Every bridge module on an H200 with the host's own stack: h200_parity -- [--probes NAME] [--seed N]."""
+    _judge_host(session, "h200")
+
+
+@nox.session(venv_backend=HOST)
+def b200_parity(session: nox.Session) -> None:
+    """The same on a B200."""
+    _judge_host(session, "b200")
+
+
+@nox.session(venv_backend=HOST)
+def gb10_compat(session: nox.Session) -> None:
+    """The same on a GB10."""
+    _judge_host(session, "gb10")
+
+
+@nox.session
+def selftest(session: nox.Session) -> None:
+    """The suite's own score: faults planted in wrappers and in what Transformer Engine returns."""
+    _install(session, "torch-cpu")
+    _call(session, "selftest")
 
 
 @nox.session

@@ -10,9 +10,12 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from .evidence.selftest import PARAMETERS, Fault, Requested, Value, Where
+from .evidence.selftest import Mutant as PlannedMutant
 
 PACKAGE_ROOT = Path(__file__).parent
 
@@ -71,6 +74,24 @@ class Target(Row):
     deep_gemm: bool
 
 
+class Mutant(Row):
+    """A fault that the suite plants in itself; see `evidence.selftest.Mutant`, which `planned` gives."""
+
+    id: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")
+    module: str
+    where: Where
+    requested: Requested
+    at: str = Field(pattern=r"^[a-z_0-9]+(\.[A-Za-z_0-9]+)*$")
+    fault: Annotated[Fault, Field(strict=False)]
+    parameters: dict[str, Value] = Field(default_factory=dict)
+    says: str = Field(min_length=1)
+
+    @property
+    def planned(self) -> PlannedMutant:
+        """The same as the environment is told."""
+        return PlannedMutant(**self.model_dump())
+
+
 class _BridgeFile(Row):
     module: list[BridgeModule] = Field(min_length=1)
 
@@ -84,18 +105,24 @@ class _TargetFile(Row):
     target: list[Target] = Field(min_length=1)
 
 
+class _MutantFile(Row):
+    mutant: list[Mutant] = Field(min_length=1)
+
+
 class Catalog(Row):
     """The whole matrix.
 
     Attributes:
         modules: bridge modules in dependency order.
         pinned: the stack that is in production.
+        mutants: what the suite's own score plants.
     """
 
     modules: tuple[BridgeModule, ...]
     stacks: tuple[Stack, ...]
     pinned: Stack
     targets: tuple[Target, ...]
+    mutants: tuple[Mutant, ...]
 
 
 File = TypeVar("File", bound=Row)
@@ -118,15 +145,21 @@ def read_catalog(folder: Path | None = None) -> Catalog:
     bridge, modules = _read(root / "bridge.toml", _BridgeFile, faults)
     stacks, stack_rows = _read(root / "stacks.toml", _StackFile, faults)
     targets, target_rows = _read(root / "targets.toml", _TargetFile, faults)
+    mutants, mutant_rows = _read(root / "mutants.toml", _MutantFile, faults)
     # Ids are looked at in the rows as they were written, so that a wrong type elsewhere hides nothing.
     faults += _module_faults(_rows(modules, "module"))
     faults += _stack_faults(stack_rows)
     faults += _target_faults(_rows(target_rows, "target"))
-    if faults or not (bridge and stacks and targets):
+    faults += _mutant_faults(_rows(mutant_rows, "mutant"), _rows(modules, "module"))
+    if faults or not (bridge and stacks and targets and mutants):
         raise MatrixInvalid(faults)
     pinned = next(stack for stack in stacks.stack if stack.id == stacks.pinned)
     return Catalog(
-        modules=tuple(bridge.module), stacks=tuple(stacks.stack), pinned=pinned, targets=tuple(targets.target)
+        modules=tuple(bridge.module),
+        stacks=tuple(stacks.stack),
+        pinned=pinned,
+        targets=tuple(targets.target),
+        mutants=tuple(mutants.mutant),
     )
 
 
@@ -206,6 +239,26 @@ def _target_faults(targets: list[dict[str, Any]]) -> list[str]:
         recipe = target.get("production_recipe")
         if recipe and recipe not in _texts(target, "recipes"):
             faults.append(f"targets.toml: target {target['id']}: production_recipe {recipe!r} is none of its recipes")
+    return faults
+
+
+def _mutant_faults(mutants: list[dict[str, Any]], modules: list[dict[str, Any]]) -> list[str]:
+    faults = _twice("mutants.toml", "mutant", mutants)
+    known = {module["id"] for module in modules}  # empty where that file cannot be read, which is told already
+    for mutant in mutants:
+        name = f"mutants.toml: mutant {mutant['id']}"
+        module = mutant.get("module")
+        if known and isinstance(module, str) and module not in known:
+            faults.append(f"{name}: module names {module!r}, which there is not")
+        if mutant.get("where") == "vendor" and mutant.get("requested") == "native":
+            faults.append(f"{name}: a fault in what Transformer Engine returns is not reached on the native path")
+        given = mutant.get("parameters", {})
+        if mutant.get("fault") not in list(Fault) or not isinstance(given, dict):
+            continue
+        takes = PARAMETERS[Fault(mutant["fault"])]
+        faults += [f"{name}: {mutant['fault']} needs the parameter {key!r}" for key in sorted(takes.needs - set(given))]
+        unknown = set(given) - takes.needs - takes.may
+        faults += [f"{name}: {mutant['fault']} takes no parameter {key!r}" for key in sorted(unknown)]
     return faults
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -67,3 +69,42 @@ def copy_of() -> Callable[[Path, Path], Path]:
         return target
 
     return copy
+
+
+@pytest.fixture
+def te_double(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Transformer Engine is the double of `selftest/te_double`, and wrappers take it for CPU tensors, with recipes.
+
+    What the bridge has decided, cached and recorded is set aside for the test, and put back after it.
+    """
+    from megacpp_validate.bridge import backends, features, recipes
+    from megacpp_validate.bridge import imports as te
+    from megacpp_validate.selftest.double import FOLDER, entries, use_te_double
+
+    def set_aside() -> dict[str, ModuleType]:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("megacpp_validate.bridge."):  # what wrappers keep of the vendor's objects
+                for clear in [getattr(value, "cache_clear", None) for value in vars(module).values()]:
+                    if clear is not None:
+                        clear()
+        names = [name for name in sys.modules if name.partition(".")[0] == "transformer_engine"]
+        return {name: sys.modules.pop(name) for name in names}
+
+    real = set_aside()
+    with monkeypatch.context() as patch:
+        for variable in ("MEGACPP_DISABLE_TE", "MEGACPP_TE_TRIAL_SECONDS"):
+            patch.delenv(variable, raising=False)
+        patch.setattr(te.TE, "_verdict", None)
+        patch.setattr(te.TE, "_presets", {})
+        for entry in entries().values():
+            patch.setattr(entry, "_found", None)
+        patch.setattr(features, "TE_DEVICES", features.TE_DEVICES)
+        patch.setitem(recipes.TARGETS, "cpu", recipes.TARGETS["cpu"])
+        patch.setattr(backends, "_record", type(backends._record)())
+        patch.setattr(sys, "path", [*sys.path])
+        use_te_double()
+        assert te.is_te_available(), te.why_te_is_unavailable()
+        assert str(sys.modules["transformer_engine"].__file__).startswith(str(FOLDER))
+        yield
+    set_aside()
+    sys.modules.update(real)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,16 @@ from hypothesis import strategies as st
 
 from megacpp_validate.catalog import Catalog, MatrixInvalid, matrix_folder, read_catalog
 
-MODULES = ["imports", "attention", "linear_walker", "expert_gemm", "permute", "native_block", "layer_spec"]
+MODULES = ["imports", "attention", "linear_walker", "permute", "expert_gemm", "native_block", "layer_spec"]
 
 
 def test_the_shipped_matrix_reads_clean(catalog: Catalog) -> None:
     assert [module.id for module in catalog.modules] == MODULES
     assert catalog.pinned in catalog.stacks
     assert {target.id for target in catalog.targets} == {"h200", "b200", "gb10", "cpu"}
+    planted = Counter(mutant.module for mutant in catalog.mutants)
+    assert set(planted) == set(MODULES)
+    assert min(planted.values()) >= 8
 
 
 @pytest.fixture
@@ -90,6 +94,22 @@ FAULTS: dict[str, tuple[str, str, str, list[str]]] = {
     "an-empty-list": ("bridge.toml", 'files = ["bridge/permute.py"]', "files = []", ["files (permute)"]),
     "unknown-recipe": ("targets.toml", '"mxfp8", "nvfp4"', '"mxfp9"', ["recipes", "(b200)", "mxfp9"]),
     "recipe-not-offered": ("targets.toml", 'recipe = "mxfp8"', 'recipe = "fp6"', ["b200", "production_recipe 'fp6'"]),
+    "mutant-of-nobody": (
+        "mutants.toml", 'module = "permute"', 'module = "permutation"', ["module names 'permutation'"]
+    ),
+    "unknown-fault": ("mutants.toml", 'fault = "nan"', 'fault = "inf"', ["fault (attention-nan)", "inf"]),
+    "unreachable-mutant": (
+        "mutants.toml", 'where = "vendor"\nrequested = "te"', 'where = "vendor"\nrequested = "native"', ["not reached"]
+    ),
+    "parameter-missing": (
+        "mutants.toml", "parameters = { factor = 0.5 }\n", "", ["attention-halved", "needs the parameter 'factor'"]
+    ),
+    "parameter-unknown": (
+        "mutants.toml", "{ factor = 0.5 }", "{ factor = 0.5, hue = 1 }", ["attention-halved", "no parameter 'hue'"]
+    ),
+    "parameter-of-no-type": ("mutants.toml", "{ factor = 0.5 }", "{ factor = [] }", ["parameters", "attention-halved"]),
+    "double-mutant": ("mutants.toml", 'id = "attention-nan"', 'id = "attention-zeros"', ["attention-zeros", "2 times"]),
+    "no-patch-point": ("mutants.toml", 'at = "zones.Zones', 'at = "zones.', ["at (imports-zone"]),
     "not-toml": ("bridge.toml", "[[module]]", "[[module]", ["cannot be read"]),
     "the-same-key-twice": ("bridge.toml", 'id = "permute"', 'id = "permute"\nid = "permute"', ["cannot be read"]),
 }  # fmt: skip
@@ -105,7 +125,7 @@ def test_a_fault_is_told_with_its_file_and_row(
     assert fault.startswith(f"{file}: ")
 
 
-@pytest.mark.parametrize("file", ["bridge.toml", "stacks.toml", "targets.toml"])
+@pytest.mark.parametrize("file", ["bridge.toml", "stacks.toml", "targets.toml", "mutants.toml"])
 def test_a_missing_file_is_told_by_name(file: str, matrix: Path) -> None:
     (matrix / file).unlink()
     assert [fault.partition(":")[0] for fault in faults_of(matrix)] == [file]
@@ -118,7 +138,9 @@ def test_a_file_that_is_no_text_is_told_by_name(matrix: Path) -> None:
     assert [fault.partition(":")[0] for fault in faults_of(matrix)] == ["stacks.toml", "targets.toml"]
 
 
-@pytest.mark.parametrize(("file", "rows"), [("bridge", "module"), ("stacks", "stack"), ("targets", "target")])
+@pytest.mark.parametrize(
+    ("file", "rows"), [("bridge", "module"), ("stacks", "stack"), ("targets", "target"), ("mutants", "mutant")]
+)
 def test_a_file_without_rows_is_refused(file: str, rows: str, matrix: Path) -> None:
     pinned = 'pinned = "te2.20.2"\n' if rows == "stack" else ""
     (matrix / f"{file}.toml").write_text(f"{pinned}{rows} = []\n")
@@ -126,7 +148,7 @@ def test_a_file_without_rows_is_refused(file: str, rows: str, matrix: Path) -> N
 
 
 def test_a_folder_without_a_matrix_is_refused(tmp_path: Path) -> None:
-    assert len(faults_of(tmp_path / "nowhere")) == 3
+    assert len(faults_of(tmp_path / "nowhere")) == 4
 
 
 @given(cut=st.floats(0, 1))
@@ -141,7 +163,8 @@ def test_a_file_that_was_cut_short_is_read_whole_or_refused(
         assert read_catalog(folder).modules
     except MatrixInvalid as refused:
         faults = refused.faults
-    assert all(fault.startswith("bridge.toml: ") for fault in faults)
+    # A module that was cut off is also missed by the mutants that are planted in it.
+    assert all(fault.startswith("bridge.toml: ") or "which there is not" in fault for fault in faults)
 
 
 def test_a_wrong_type_hides_neither_a_double_id_nor_a_dangling_one(matrix: Path) -> None:

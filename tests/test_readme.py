@@ -27,4 +27,8 @@ def test_there_is_something_to_hold_it_to() -> None:
         "docs/examples/te_canary.txt",
         "docs/examples/import_firewall.txt",
         "docs/benchmarks/canary.md",
+        "docs/benchmarks/bridge.md",
+        "docs/examples/cpu_parity.txt",
+        "docs/examples/selftest.md",
+        "docs/evidence/support.md",
     }

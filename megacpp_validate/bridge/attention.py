@@ -1,21 +1,43 @@
-"""TE attention wrapper: the TE side of it."""
+"""TE attention wrapper: dot-product attention by Transformer Engine, else FlashAttention 3 or 4, else plain PyTorch."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final, Literal
 
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ..native.attention import attention as native_attention
 from . import imports as te
+from .attention_masks import BACKENDS, Backend, Masks, visible_keys
+from .backends import Choice, Refusal, choose
+from .errors import NotDivisible, UnknownName, WrongDtype, WrongShape, WrongTarget
+from .extra_state import tolerate_extra_state
+from .features import PRODUCTION, Features, why_not_te
+from .flash_attention import KERNELS, flash_attention, why_not_flash
 
 NATIVE_PATH = "torch.nn.functional.scaled_dot_product_attention"
 
+TE_DTYPES: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
+# Seen on an H200, 2026-11-21: Transformer Engine 2.12.0 raises in cuDNN ("s_q = s_kv = 1 is not supported"); 2.20.2
+# hands the call to FlashAttention 4 where that is installed, and gets zeros back.
+SINGLE: Final = (
+    "attention over a single token gives its value back, and fused kernels fail at it or give zeros. Next step: none, "
+    "plain PyTorch is exact here"
+)
+DTYPES: Final = TE_DTYPES | {torch.float64}
 
-class TeAttention:
+
+class TeAttention(nn.Module):
     """Scaled dot-product attention by Transformer Engine; RoPE is applied before the call.
 
     Args:
-        num_heads: query heads H.
+        num_heads: query heads H, of all tensor-parallel ranks.
         head_dim: D.
-        num_gqa_groups: key and value heads; divides H.
+        num_gqa_groups: key and value heads, of all ranks; divides H.
         softmax_scale: factor on the scores; None is 1 / sqrt(D).
         dropout: probability on the attention weights.
         tp_size, tp_group: tensor parallelism over heads.
@@ -32,6 +54,7 @@ class TeAttention:
         tp_size: int = 1,
         tp_group: Any = None,
     ) -> None:
+        super().__init__()
         self.inner = te.dot_product_attention.require()(
             num_attention_heads=num_heads,
             kv_channels=head_dim,
@@ -45,16 +68,241 @@ class TeAttention:
             tp_group=tp_group,
         )
 
-    def __call__(self, query: Any, key: Any, value: Any, *, mask: Literal["causal", "no_mask"] = "causal") -> Any:
-        """Query [B, H, T, D], key and value [B, G, T, D] -> [B, H, T, D]."""
+    def forward(self, query: Any, key: Any, value: Any, *, mask: Literal["causal", "no_mask"] = "causal") -> Any:
+        """Query [B, H, T, D], key and value [B, G, T, D] -> [B, H, T, D].
+
+        What lies in memory as [B, T, H, D] is taken as it is; anything else is copied. TE does not look at strides: it
+        reads a transposed view as if it were contiguous and gives wrong numbers without a word (2.20.2 on an H200,
+        2026-11-21, relative error 1.2).
+        """
         batch, heads, length, width = query.shape
         rows = self.inner(
-            query.transpose(1, 2),
-            key.transpose(1, 2),
-            value.transpose(1, 2),
+            query.transpose(1, 2).contiguous(),
+            key.transpose(1, 2).contiguous(),
+            value.transpose(1, 2).contiguous(),
             qkv_format="bshd",
             attn_mask_type=mask,
             window_size=(-1, 0) if mask == "causal" else (-1, -1),
             core_attention_bias_type="no_bias",
         )
         return rows.view(batch, length, heads, width).transpose(1, 2)
+
+
+class Attention(nn.Module):
+    """Scaled dot-product self-attention over [B, H, T, D]; RoPE is applied before the call.
+
+    The backends are asked in order, and the first that does not refuse takes the call; `choice` says which one that was
+    and why those before it were passed over.
+
+    Args:
+        num_heads: query heads H, of all tensor-parallel ranks.
+        head_dim: D.
+        num_gqa_groups: key and value heads G, of all ranks; divides H. Query head h uses group h // (H / G).
+        softmax_scale: factor on the scores; None is 1 / sqrt(D).
+        backends: which backends may be asked, in this order; "sdpa" is plain PyTorch and takes everything.
+        features: whether Transformer Engine may be taken.
+        device: where it will run, which decides whether TE's layer is made; the current kind of device without it.
+        tp_size, tp_group: tensor parallelism over heads; tensors then hold this rank's H / tp_size heads.
+
+    Attributes:
+        choice: of the last call; None before the first.
+
+    Raises:
+        NotDivisible: heads, groups and ranks that do not divide.
+        UnknownName: a backend that there is not.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_heads: int,
+        head_dim: int,
+        num_gqa_groups: int,
+        softmax_scale: float | None = None,
+        backends: Sequence[Backend] = BACKENDS,
+        features: Features = PRODUCTION,
+        device: Any = None,
+        tp_size: int = 1,
+        tp_group: Any = None,
+    ) -> None:
+        super().__init__()
+        check_heads(num_heads, num_gqa_groups, head_dim, tp_size)
+        _check_backends(backends)
+        self.heads, self.groups, self.head_dim = num_heads // tp_size, num_gqa_groups // tp_size, head_dim
+        self.softmax_scale = softmax_scale
+        self.backends, self.features = tuple(backends), features
+        self.choice: Choice | None = None
+        self.te: TeAttention | None = None
+        self._decided: tuple[tuple[object, ...], Choice] | None = None
+        tolerate_extra_state(self)
+        kind = device if device is not None else ("cuda" if torch.cuda.is_available() else "cpu")
+        if "te" in backends and why_not_te(features, "attention", kind) is None:
+            self.te = TeAttention(
+                num_heads=num_heads,
+                head_dim=head_dim,
+                num_gqa_groups=num_gqa_groups,
+                softmax_scale=softmax_scale,
+                tp_size=tp_size,
+                tp_group=tp_group,
+            )
+
+    def forward(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        *,
+        causal: bool = True,
+        doc_ids: Any = None,
+        window: int | None = None,
+        softcap: float | None = None,
+        block_mask: Any = None,
+        block_size: int | None = None,
+    ) -> Any:
+        """Attend.
+
+        Args:
+            query: [B, H, T, D]; fp32, fp16, bf16, or fp64 (which only "sdpa" takes).
+            key, value: [B, G, T, D], same dtype and device.
+            causal: whether a query sees no later key.
+            doc_ids: [B, T] integers, packed documents: a query sees only keys of its own document.
+            window: a query sees itself and the window - 1 keys before it; needs `causal`.
+            softcap: logits become softcap * tanh(logits / softcap).
+            block_mask: [B or 1, H or 1, ceil(T / block_size), same] bool: MoBA's routing, which key blocks each query
+                block sees.
+            block_size: tokens in a block.
+
+        Returns:
+            [B, H, T, D] in the dtype of `query`; rows that see nothing are zero.
+
+        Raises:
+            WrongShape, WrongDtype, WrongTarget: tensors of another rank, layout, size, dtype or device.
+            MaskConflict, WrongOption: options that cannot hold.
+            NoBackend: every backend that may be asked refuses.
+        """
+        call = (
+            query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype, query.device, key.device,
+            value.device, causal, window, softcap, doc_ids, block_mask, block_size,
+        )  # fmt: skip
+        decided = self._decided  # checked, chosen and recorded anew only where the call differs from the last one
+        if decided is not None and doc_ids is None and block_mask is None and decided[0] == call:
+            taken = decided[1]
+        else:
+            taken = self._decide(
+                query, key, value, Masks(causal, doc_ids, window, softcap, block_mask, block_size), call
+            )
+        te_layer = self.te
+        if taken.observed == "te" and te_layer is not None:
+            return te_layer(query, key, value, mask="causal" if causal else "no_mask")
+        kernels = KERNELS.get(taken.observed)
+        if kernels is not None:
+            return flash_attention(
+                kernels, query, key, value, causal=causal, window=window, softcap=softcap, scale=self.softmax_scale
+            )
+        if block_mask is not None:
+            masks = Masks(causal, block_mask=block_mask, block_size=block_size)
+            return _block_attention(query, key, value, masks, self.softmax_scale)
+        return native_attention(
+            query, key, value, causal=causal, scale=self.softmax_scale, doc_ids=doc_ids, window=window, softcap=softcap
+        )
+
+    def extra_repr(self) -> str:
+        """Heads and backends, for print()."""
+        return f"heads={self.heads}, groups={self.groups}, head_dim={self.head_dim}, backends={self.backends}"
+
+    def _decide(self, query: Any, key: Any, value: Any, masks: Masks, call: tuple[object, ...]) -> Choice:
+        """Check a call and choose its backend; what is kept goes past nn.Module, whose own assignment is slow."""
+        self._check(query, key, value)
+        masks.check(query.shape[0], query.shape[1], query.shape[2])
+        # Backends after the one that takes the call are not asked: to ask FlashAttention 3 loads another CUDA runtime,
+        # on which Transformer Engine 2.12 gives up ("Multiple libcudart libraries found", seen 2026-11-21).
+        taken = choose("attention", [(name, partial(self._refusal, name, query, masks)) for name in self.backends])
+        is_plain = masks.doc_ids is None and masks.block_mask is None
+        self.__dict__.update(choice=taken, _decided=(call, taken) if is_plain else None)
+        return taken
+
+    def _refusal(self, backend: Backend, query: Any, masks: Masks) -> Refusal | None:
+        if (refused := masks.refused_by(backend)) is not None:
+            return refused
+        if backend == "sdpa":
+            return None
+        if query.shape[2] == 1:
+            return Refusal(backend, "one-token", SINGLE)
+        if backend == "te":
+            return self._why_not_te(query)
+        return why_not_flash(KERNELS[backend], query, softcap=masks.softcap)
+
+    def _why_not_te(self, query: Any) -> Refusal | None:
+        if (refused := why_not_te(self.features, "attention", query.device)) is not None:
+            return refused
+        if query.dtype not in TE_DTYPES:
+            return Refusal("te", "dtype", f"Transformer Engine has no attention in {query.dtype}")
+        if self.te is None:
+            return Refusal("te", "made-elsewhere", "the module was made for a device without Transformer Engine")
+        return None
+
+    def _check(self, query: Any, key: Any, value: Any) -> None:
+        wanted_query = f"[B, {self.heads}, T, {self.head_dim}]"
+        wanted_key = f"[B, {self.groups}, T, {self.head_dim}]"
+        shape = tuple(query.shape)
+        fits = len(shape) == 4 and shape[1] == self.heads and shape[3] == self.head_dim and shape[0] > 0 < shape[2]
+        keys = (shape[0], self.groups, shape[2], self.head_dim) if fits else ()
+        if not fits or tuple(key.shape) != keys or tuple(value.shape) != keys:
+            raise WrongShape(
+                f"query {shape}, key {tuple(key.shape)}, value {tuple(value.shape)}; wanted query {wanted_query}, key "
+                f"and value {wanted_key} of the same batch and length, none of them empty. Likely cause: another "
+                "layout ([B, T, H, D] or [T, B, H, D]), or heads of another split. Next step: transpose to heads first."
+            )
+        if query.dtype not in DTYPES or key.dtype != query.dtype or value.dtype != query.dtype:
+            raise WrongDtype(
+                f"query {query.dtype}, key {key.dtype}, value {value.dtype}; wanted one of "
+                f"{', '.join(sorted(map(str, DTYPES)))} for all three. Next step: cast them before the call."
+            )
+        if key.device != query.device or value.device != query.device:
+            raise WrongTarget(
+                f"query lies on {query.device}, key on {key.device}, value on {value.device}. Next step: move them to "
+                "one device."
+            )
+
+
+def check_heads(heads: int, groups: int, head_dim: int, tp_size: int) -> None:
+    """Refuse head counts that do not divide.
+
+    Raises:
+        NotDivisible: the text says what does not divide what.
+    """
+    if min(heads, groups, head_dim, tp_size) < 1:
+        raise NotDivisible(
+            f"{heads} heads of size {head_dim} in {groups} groups over {tp_size} ranks: each must be 1 or more. Next "
+            "step: read them from the model's configuration."
+        )
+    if heads % groups:
+        raise NotDivisible(
+            f"{heads} query heads do not divide into {groups} groups. Next step: choose num_gqa_groups among the "
+            f"divisors of {heads}."
+        )
+    if heads % tp_size or groups % tp_size:
+        raise NotDivisible(
+            f"{heads} query heads and {groups} groups do not divide among {tp_size} tensor-parallel ranks: a rank "
+            f"takes whole heads and whole groups. Next step: choose tp_size among the divisors of {groups}."
+        )
+
+
+def _check_backends(backends: Sequence[Backend]) -> None:
+    unknown = [name for name in backends if name not in BACKENDS]
+    if unknown or not backends or len(set(backends)) != len(backends):
+        raise UnknownName(
+            f"backends are {tuple(backends)!r}. Next step: name each at most once, at least one, of "
+            f"{', '.join(BACKENDS)}."
+        )
+
+
+def _block_attention(query: Any, key: Any, value: Any, masks: Masks, scale: float | None) -> Any:
+    """Attention under a block mask, with zeros where a query sees nothing."""
+    seen = visible_keys(masks, query.shape[2], query.device)
+    sees_any = seen.any(dim=-1, keepdim=True)
+    repeats = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
+    # A row that sees nothing is let see everything, so that no kernel makes NaN of it, and is zeroed afterwards.
+    out = functional.scaled_dot_product_attention(query, key, value, attn_mask=seen | ~sees_any, scale=scale)
+    return out.masked_fill(~sees_any, 0.0)

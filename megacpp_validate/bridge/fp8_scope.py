@@ -1,143 +1,215 @@
-"""The low-precision scope, its recipes and what goes with them: the TE side of it.
+"""The low-precision scope, its recipes and what goes with them.
 
-Transformer Engine renamed the scope in 2.9 (`fp8_autocast(fp8_recipe=, fp8_group=)` became
-`autocast(recipe=, amax_reduction_group=)`); the bridge takes the new name where there is one.
+`low_precision` is the one way in; `group_scope` enters it for a group of layers, or keeps the group in BF16. Where
+Transformer Engine cannot be used, or the target has no recipe, the scope changes nothing and its `Scope` says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Literal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, Final
 
 from . import imports as te
+from .amax_owner import SINGLE_OWNER, AmaxGroupMissing, Owner, reduction_of
+from .backends import Refusal, choose
+from .errors import BridgeError, ScopeEnteredTwice, WrongTarget
+from .features import FEATURES, PRODUCTION, Features
+from .open_scopes import Plan, PrecisionScope, Scope, current_scope
+from .recipes import RECIPES, RecipeName, detect_target, recipe_for
+from .te_fp8 import (
+    reset_te_state,
+    te_amax_state,
+    te_block_scaling,
+    te_current_scaling,
+    te_delayed_scaling,
+    te_graphed,
+    te_mxfp8,
+    te_nvfp4,
+    te_quantized_weights,
+    te_recompute,
+    te_scope,
+    te_state,
+    te_support,
+)
+from .zones import Head, WrongZone, Zones
 
-FormatName = Literal["E4M3", "E5M2", "HYBRID"]
+__all__ = [
+    "RECIPES",
+    "SINGLE_OWNER",
+    "AmaxGroupMissing",
+    "Owner",
+    "PrecisionScope",
+    "RecipeName",
+    "Scope",
+    "WrongZone",
+    "Zones",
+    "current_scope",
+    "detect_target",
+    "group_scope",
+    "high_precision",
+    "low_precision",
+    "recipe_for",
+    "reset_te_state",
+    "te_amax_state",
+    "te_block_scaling",
+    "te_current_scaling",
+    "te_delayed_scaling",
+    "te_graphed",
+    "te_mxfp8",
+    "te_nvfp4",
+    "te_quantized_weights",
+    "te_recompute",
+    "te_scope",
+    "te_state",
+    "te_support",
+]
+
+SWITCH: Final = "fp8_scope"  # MEGACPP_DISABLE_TE_FP8_SCOPE=1 keeps everything in high precision
+
+# Recipe -> the question of `te_support` that Transformer Engine asks before it takes it.
+_SUPPORT: Final[dict[RecipeName, str]] = {
+    "delayed": "fp8",
+    "current": "fp8",
+    "block": "fp8_block_scaling",
+    "mxfp8": "mxfp8",
+    "nvfp4": "nvfp4",
+}
 
 
-def te_scope(*, enabled: bool, recipe: Any, amax_reduction_group: Any) -> AbstractContextManager[Any]:
-    """A scope in which TE layers compute in the recipe's format.
+def low_precision(
+    *, target: str, amax_reduction_group: Any, recipe: str | None = None, features: Features = PRODUCTION
+) -> PrecisionScope:
+    """A scope in which layers of Transformer Engine compute in the recipe of the target.
+
+    Run forward passes in it, each layer once, and backward passes outside: amax histories move when it is left.
 
     Args:
-        enabled: False gives a scope that changes nothing.
-        recipe: one of the recipes below.
-        amax_reduction_group: process group of the ranks that own the shard; never defaulted.
+        target: id or arch of the target; `detect_target()` gives the one that is there.
+        amax_reduction_group: process group of the ranks that hold the same shard, from whoever owns it; or
+            `SINGLE_OWNER`; or None in a world of one rank. There is no default.
+        recipe: one that the target has; its production recipe without it.
+        features: flags that hold; a preset that is off keeps the scope off.
+
+    Raises:
+        UnknownName: there is no such target or recipe.
+        WrongTarget: the target is not the machine that is there, or cannot have this recipe.
+        AmaxGroupMissing: the group was left open, or is none of this rank's.
+        ScopeEnteredTwice: on entry, where a scope is open already; the text names both places.
     """
-    scope = te.autocast()
-    if scope is not None:
-        return scope(enabled=enabled, recipe=recipe, amax_reduction_group=amax_reduction_group)
-    return te.fp8_autocast.require()(enabled=enabled, fp8_recipe=recipe, fp8_group=amax_reduction_group)
-
-
-def te_quantized_weights(*, enabled: bool, recipe: Any) -> AbstractContextManager[Any]:
-    """A scope in which TE layers are made with weights in the recipe's format."""
-    scope = te.quantized_model_init()
-    if scope is not None:
-        return scope(enabled=enabled, recipe=recipe)
-    return te.fp8_model_init.require()(enabled=enabled, recipe=recipe)
-
-
-def te_format(name: FormatName) -> Any:
-    """One of TE's FP8 formats."""
-    formats = te.fp8_format.require()
-    if name == "HYBRID":
-        return formats.HYBRID
-    return formats.E4M3 if name == "E4M3" else formats.E5M2
-
-
-def te_delayed_scaling(*, amax_history_len: int = 16) -> Any:
-    """The production recipe on Hopper: E4M3 forward, E5M2 backward, amax history of 16, its maximum."""
-    return te.delayed_scaling.require()(
-        margin=0,
-        fp8_format=te_format("HYBRID"),
-        amax_history_len=amax_history_len,
-        amax_compute_algo="max",
-        reduce_amax=True,
-    )
-
-
-def te_current_scaling() -> Any:
-    """Per-tensor scales from the tensor at hand."""
-    return te.float8_current_scaling.require()(fp8_format=te_format("HYBRID"))
-
-
-def te_block_scaling() -> Any:
-    """One scale a block: 1 x 128 for activations and gradients, 128 x 128 for weights."""
-    return te.float8_block_scaling.require()(
-        fp8_format=te_format("E4M3"), x_block_scaling_dim=1, w_block_scaling_dim=2, grad_block_scaling_dim=1
-    )
-
-
-def te_mxfp8() -> Any:
-    """One scale a block of 32 values; compute capability 10.0 and above."""
-    return te.mxfp8_block_scaling.require()(fp8_format=te_format("E4M3"))
-
-
-def te_nvfp4() -> Any:
-    """4-bit values with one scale a block of 16; Blackwell."""
-    return te.nvfp4_block_scaling.require()(disable_rht=False, disable_stochastic_rounding=False)
-
-
-def te_support() -> dict[str, tuple[bool, str]]:
-    """What this device can do, as format -> (supported, reason); a format this release lacks says so."""
-    found: dict[str, tuple[bool, str]] = {}
-    check = te.check_fp8_support()
-    found["fp8"] = check() if check is not None else (False, te.check_fp8_support.why_missing())
-    check_mx = te.check_mxfp8_support()
-    found["mxfp8"] = check_mx() if check_mx is not None else (False, te.check_mxfp8_support.why_missing())
-    check_block = te.check_fp8_block_scaling_support()
-    reason = te.check_fp8_block_scaling_support.why_missing()
-    found["fp8_block_scaling"] = check_block() if check_block is not None else (False, reason)
-    check_nv = te.check_nvfp4_support()
-    found["nvfp4"] = check_nv() if check_nv is not None else (False, te.check_nvfp4_support.why_missing())
-    return found
-
-
-def te_state() -> dict[str, Any]:
-    """The scope that is on in this process: whether, calibrating or not, which recipe, which group."""
-    state = te.fp8_state_manager.require()
-    enabled = state.is_fp8_enabled()
-    return {
-        "enabled": enabled,
-        "calibrating": state.is_fp8_calibration(),
-        "recipe": state.get_fp8_recipe() if enabled else None,
-        "group": state.get_fp8_group() if enabled else None,
-    }
-
-
-def reset_te_state() -> None:
-    """Forget every recipe and amax history of this process."""
-    te.fp8_state_manager.require().reset()
-
-
-def te_recompute(function: Callable[..., Any], *tensors: Any, use_reentrant: bool, tp_group: Any = None) -> Any:
-    """Run `function(*tensors)` and recompute it in the backward pass, FP8 state kept right."""
-    return te.checkpoint.require()(
-        function, *tensors, use_reentrant=use_reentrant, distribute_saved_activations=False, tp_group=tp_group
-    )
-
-
-def te_graphed(
-    modules: Any, sample_args: Sequence[Any], *, enabled: bool, recipe: Any, amax_reduction_group: Any, warmup: int
-) -> Any:
-    """CUDA-graphed versions of `modules`, FP8 state kept right."""
-    capture = te.make_graphed_callables.require()
-    if te.autocast() is not None:
-        return capture(
-            modules,
-            sample_args,
-            num_warmup_iters=warmup,
-            enabled=enabled,
-            recipe=recipe,
-            amax_reduction_group=amax_reduction_group,
-            cache_quantized_params=False,
+    name = recipe_for(target, recipe)
+    group, reduce_amax = reduction_of(amax_reduction_group)
+    choice = choose("fp8_scope", (("te", partial(_why_not_te, features, target, name)), ("native", lambda: None)))
+    reason = "; ".join(refusal.reason for refusal in choice.refusals)
+    if name is None or choice.observed != "te":
+        return PrecisionScope(Plan(name, choice, reason, True, _unchanged))
+    supported, why = te_support()[_SUPPORT[name]]
+    if not supported:
+        raise WrongTarget(
+            f"Transformer Engine refuses the recipe {name} here: {why.rstrip('.')}. Likely cause: its release or "
+            f"the CUDA of this environment is older than the target {target} wants. Next step: upgrade that, or name "
+            "another recipe."
         )
-    return capture(
-        modules,
-        sample_args,
-        num_warmup_iters=warmup,
-        fp8_enabled=enabled,
-        fp8_recipe=recipe,
-        fp8_group=amax_reduction_group,
-        fp8_weight_caching=False,
-    )
+    return PrecisionScope(Plan(name, choice, "", True, partial(_te_turned_on, name, group, reduce_amax)))
+
+
+def high_precision(because: str) -> PrecisionScope:
+    """A scope in which layers of Transformer Engine compute in their weights' own dtype, whatever is around it.
+
+    It nests everywhere. Low precision inside it is refused: amax histories only move where the outermost scope of
+    Transformer Engine is a low one, so there they would stand still.
+
+    Args:
+        because: why, for `current_scope()`.
+    """
+    choice = choose("fp8_scope", (("native", lambda: None),))
+    return PrecisionScope(Plan(None, choice, because, False, _te_turned_off))
+
+
+def group_scope(
+    layers: Sequence[int | Head], zones: Zones, factories: Sequence[Callable[[], AbstractContextManager[Scope]]]
+) -> AbstractContextManager[Scope]:
+    """The scope of a group of layers that run one after the other: entered once for all, or not at all.
+
+    Args:
+        layers: indices in the whole model, or names of auxiliary heads.
+        zones: which of them stay in BF16; one that does keeps the whole group out.
+        factories: of each layer, what makes its scope; that of index 0 makes the group's.
+
+    Raises:
+        WrongZone: no layers, a layer that there is not, or another number of factories.
+        UnknownName: there is no such head.
+    """
+    because = zones.why_group_is_bf16(layers)
+    if len(factories) != len(layers):
+        raise WrongZone(
+            f"{len(layers)} layers and {len(factories)} scope factories. Next step: pass one factory a layer, in order."
+        )
+    return high_precision(because) if because else factories[0]()
+
+
+def _why_not_te(features: Features, target: str, recipe: RecipeName | None) -> Refusal | None:
+    if recipe is None:
+        return Refusal("te", "no-recipe", f"the target {target} has no low-precision recipe")
+    if not te.is_te_available():
+        return Refusal("te", "te-unavailable", te.why_te_is_unavailable())
+    for name in (features.preset, SWITCH):
+        if not te.is_te_enabled_for(name):
+            return Refusal("te", "switched-off", te.why_te_is_disabled_for(name))
+    if not any(getattr(features, feature) for feature in FEATURES):
+        return Refusal("te", "flag-off", f"every feature is off in the preset {features.preset}")
+    return None
+
+
+@contextmanager
+def _unchanged(_: str) -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def _te_turned_on(name: RecipeName, group: Any, reduce_amax: bool, place: str) -> Iterator[None]:
+    state = te_state()
+    if state["enabled"] or state["calibrating"]:
+        recipe = type(state["recipe"]).__name__ if state["enabled"] else "calibrating"
+        raise ScopeEnteredTwice(
+            f"the low-precision scope was entered at {place} while Transformer Engine's own scope is on ({recipe}), "
+            "entered by code that is not the bridge's. Likely cause: a framework around this one enters it per layer. "
+            "Next step: enter it at one of the two places only."
+        )
+    entered = False
+    try:
+        with te_scope(enabled=True, recipe=_te_recipe(name, reduce_amax), amax_reduction_group=group):
+            entered = True
+            yield
+    except Exception as fault:
+        if not entered and te_state()["enabled"]:  # seen with recipes that the device lacks, 2.12 to 2.20
+            raise BridgeError(
+                f"Transformer Engine raised when its scope was entered at {place}, and left it on: {fault}. Next step: "
+                "end this process; whatever runs in it now computes in low precision."
+            ) from fault
+        raise
+
+
+@contextmanager
+def _te_turned_off(_: str) -> Iterator[None]:
+    if te.TE.module not in sys.modules or not te.is_te_available():
+        yield
+        return
+    state = te_state()
+    if not state["enabled"] and not state["calibrating"]:
+        yield
+        return
+    with te_scope(enabled=False, recipe=state["recipe"], amax_reduction_group=state["group"]):
+        yield
+
+
+def _te_recipe(name: RecipeName, reduce_amax: bool) -> Any:
+    if name == "delayed":
+        return te_delayed_scaling(reduce_amax=reduce_amax)
+    if name == "current":
+        return te_current_scaling()
+    if name == "block":
+        return te_block_scaling()
+    return te_mxfp8() if name == "mxfp8" else te_nvfp4()

@@ -1,64 +1,253 @@
-"""TE layer-spec dispatcher: which TE class, if any, stands for each layer kind; the TE side of it."""
+"""TE layer-spec dispatcher: which class stands for each layer kind, by feature, and how the fused ones are built.
+
+Each kind has a feature of its own (`bridge.features`); there is no switch for all of them. What Transformer Engine has
+nothing for is None in its table, and native in the spec.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, get_args
 
+import torch
+from torch import nn
+
+from ..native.block import ABlock
+from ..native.grouped_gemm import ExpertBank
+from ..native.mamba import Mamba2Mixer
+from ..native.mlp import NormMLP
+from ..native.norms import RMSNorm
+from ..native.recurrent import MatrixRecurrentBlock
 from . import imports as te
+from .backends import Choice, Refusal, choose
+from .errors import NotDivisible, UnknownName, WrongDtype
+from .features import PRODUCTION, Features, why_not_te
+from .plain_checkpoints import keep_checkpoints_plain
+from .recipes import RecipeName
+from .take_over import take_over
+from .te_layers import (
+    FEATURE_OF,
+    KINDS,
+    Kind,
+    MlpActivation,
+    te_attention_layer,
+    te_classes,
+    te_layer_spec,
+    te_mamba_in_projection,
+    te_mlp,
+    te_norm,
+)
+from .walk_plan import ALIGNMENT, TE_DTYPES
+
+__all__ = [
+    "FEATURE_OF", "KINDS", "Kind", "KindSpec", "MlpActivation", "build_mamba_mixer", "build_mlp", "build_norm",
+    "kind_spec", "layer_spec", "native_layer_spec", "te_attention_layer", "te_layer_spec", "te_mamba_in_projection",
+    "te_mlp", "te_norm",
+]  # fmt: skip
 
 NATIVE_PATH = "the native layer of each kind"
 
 
-def te_layer_spec() -> dict[str, type | None]:
-    """Layer kind -> TE class, None where TE has nothing for it."""
+@dataclass(frozen=True)
+class KindSpec:
+    """What to build for one kind of layer.
+
+    Attributes:
+        kind: which.
+        layer: the class to build: by TE where that may be used. For M that is the class of the mixer's in-projection,
+            which `build_mamba_mixer` puts into the native mixer.
+        native: the native class of the whole kind.
+        choice: what was asked for, what was taken, and why.
+    """
+
+    kind: Kind
+    layer: type
+    native: type
+    choice: Choice
+
+
+def native_layer_spec() -> dict[str, type]:
+    """Layer kind -> the native class."""
     return {
-        "A": te.transformer_layer(),
-        "M": te.layernorm_linear(),
-        "E": te.grouped_linear(),
-        "R": None,
-        "MLP": te.layernorm_mlp(),
-        "norm": te.rmsnorm(),
-        "head": None,
+        "A": ABlock,
+        "M": Mamba2Mixer,
+        "E": ExpertBank,
+        "R": MatrixRecurrentBlock,
+        "MLP": NormMLP,
+        "norm": RMSNorm,
+        "head": nn.Linear,
     }
 
 
-def te_norm(hidden: int, *, eps: float, dtype: Any, device: Any) -> Any:
-    """RMSNorm over the last axis: [..., hidden] -> [..., hidden]."""
-    return te.rmsnorm.require()(hidden, eps=eps, dtype=dtype, device=device)
+def layer_spec(features: Features = PRODUCTION, *, device: Any = "cuda") -> dict[str, KindSpec]:
+    """Layer kind -> what to build, with the choice recorded.
+
+    Args:
+        features: what may take Transformer Engine.
+        device: where the layers will lie.
+    """
+    return {kind: kind_spec(kind, features, device=device) for kind in KINDS}
 
 
-def te_mamba_in_projection(hidden: int, width: int, *, eps: float, dtype: Any, device: Any) -> Any:
-    """The Mamba in-projection with its norm fused: [..., hidden] -> [..., width]."""
-    return te.layernorm_linear.require()(
-        in_features=hidden,
-        out_features=width,
-        eps=eps,
-        bias=False,
-        normalization="RMSNorm",
-        zero_centered_gamma=False,
-        params_dtype=dtype,
-        device=device,
-    )
+def kind_spec(kind: Kind, features: Features = PRODUCTION, *, device: Any = "cuda") -> KindSpec:
+    """What to build for one kind.
+
+    Raises:
+        UnknownName: there is no such kind.
+    """
+    if kind not in KINDS:
+        raise UnknownName(f"there is no layer kind {kind!r}. Next step: choose from {', '.join(KINDS)}.")
+    native = native_layer_spec()[kind]
+    choice = _choose(kind, features, device)
+    found = te_layer_spec(features)[kind] if choice.observed == "te" else None
+    return KindSpec(kind, found or native, native, choice)
 
 
-def te_attention_layer(
-    *, hidden: int, ffn_hidden: int, num_heads: int, num_gqa_groups: int, layer_number: int, dtype: Any, device: Any
+def _choose(kind: Kind, features: Features, device: Any, refusal: Refusal | None = None) -> Choice:
+    """TE or native for one kind; `refusal` is what else stands against TE."""
+    if kind not in FEATURE_OF:
+        return choose("layer_spec", (("native", lambda: None),))
+
+    def ask() -> Refusal | None:
+        refused = why_not_te(features, FEATURE_OF[kind], device) or refusal
+        if refused is None and te_classes()[kind] is None:
+            return Refusal("te", "entry-missing", _entry_of(kind).why_missing())
+        return refused
+
+    return choose("layer_spec", (("te", ask), ("native", lambda: None)))
+
+
+def _entry_of(kind: Kind) -> Any:
+    return {
+        "A": te.transformer_layer, "M": te.layernorm_linear, "E": te.grouped_linear, "MLP": te.layernorm_mlp,
+        "norm": te.rmsnorm,
+    }[kind]  # fmt: skip
+
+
+# --- layers, by whichever may be used ---------------------------------------------------------------------------------
+
+
+def build_norm(hidden: int, *, eps: float = 1e-5, dtype: Any, device: Any, features: Features = PRODUCTION) -> Any:
+    """RMSNorm with `weight` [hidden]: [..., hidden] -> [..., hidden]; `choice` says which it is.
+
+    Raises:
+        WrongDtype: TE is to be used, and does not take this dtype.
+    """
+    choice = _choose("norm", features, device)
+    if choice.observed == "te":
+        _check_dtype(dtype)
+        return _with_choice(keep_checkpoints_plain(te_norm(hidden, eps=eps, dtype=dtype, device=device)), choice)
+    return _with_choice(RMSNorm(hidden, eps=eps, dtype=dtype, device=device), choice)
+
+
+def build_mlp(
+    hidden: int,
+    ffn_hidden: int,
+    *,
+    activation: MlpActivation = "swiglu",
+    eps: float = 1e-5,
+    dtype: Any,
+    device: Any,
+    features: Features = PRODUCTION,
 ) -> Any:
-    """A whole attention layer with its MLP: [B, T, hidden] -> [B, T, hidden]."""
-    return te.transformer_layer.require()(
-        hidden,
-        ffn_hidden,
-        num_heads,
-        num_gqa_groups=num_gqa_groups,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        layer_number=layer_number,
-        self_attn_mask_type="causal",
-        normalization="RMSNorm",
-        activation="swiglu",
-        bias=False,
-        fuse_qkv_params=True,
-        attn_input_format="bshd",
-        params_dtype=dtype,
-        device=device,
+    """RMSNorm and MLP: [..., hidden] -> [..., hidden]; `choice` says which it is.
+
+    Both paths have `layer_norm_weight` [hidden], `fc1_weight` [F, hidden] (gated: [2F, hidden], the gate first) and
+    `fc2_weight` [hidden, F], and start from the same distribution.
+
+    Raises:
+        UnknownName: there is no such activation.
+        WrongDtype: TE is to be used, and does not take this dtype.
+    """
+    if activation not in get_args(MlpActivation):
+        raise UnknownName(
+            f"there is no activation {activation!r}. Next step: choose from {', '.join(get_args(MlpActivation))}."
+        )
+    choice = _choose("MLP", features, device)
+    if choice.observed == "te":
+        _check_dtype(dtype)
+        layer = te_mlp(hidden, ffn_hidden, activation=activation, eps=eps, dtype=dtype, device=device)
+        return _with_choice(keep_checkpoints_plain(layer), choice)
+    return _with_choice(NormMLP(hidden, ffn_hidden, activation=activation, eps=eps, dtype=dtype, device=device), choice)
+
+
+def build_mamba_mixer(
+    hidden: int,
+    *,
+    state: int,
+    head_dim: int,
+    expand: int = 2,
+    groups: int = 1,
+    conv: int = 4,
+    chunk: int = 64,
+    eps: float = 1e-5,
+    dtype: Any,
+    device: Any,
+    features: Features = PRODUCTION,
+    recipe: RecipeName | None = None,
+) -> Any:
+    """The native Mamba-2 mixer with norm and in-projection as one layer of TE: [B, T, hidden] -> [B, T, hidden].
+
+    Names and initial values of the parameters are those of the native mixer; `choice` says what the in-projection is.
+
+    Args:
+        hidden, state, head_dim, expand, groups, conv, chunk, eps: as `native.mamba.Mamba2Mixer` takes them.
+        dtype, device: of the parameters.
+        features: what may take Transformer Engine.
+        recipe: the low precision that it is to run in, if any: then the width of the in-projection must fit its GEMM,
+            or it stays native.
+
+    Raises:
+        NotDivisible: the head size does not divide the inner width, or the groups not the heads.
+        UnknownName: there is no such recipe.
+        WrongDtype: TE is to be used, and does not take this dtype.
+    """
+    inner = expand * hidden
+    if head_dim < 1 or groups < 1 or inner % head_dim or (inner // head_dim) % groups:
+        raise NotDivisible(
+            f"an inner width of {inner} ({expand} x {hidden}) has no heads of {head_dim} that {groups} group(s) share "
+            "evenly. Next step: choose a head size that divides it, and groups that divide the heads."
+        )
+    mixer = Mamba2Mixer(
+        hidden, state=state, head_dim=head_dim, expand=expand, groups=groups, conv=conv, chunk=chunk, eps=eps,
+        dtype=dtype, device=device,
+    )  # fmt: skip
+    width = mixer.in_projection.out_features
+    choice = _choose("M", features, device, _why_not_aligned(hidden, width, recipe))
+    if choice.observed == "te":
+        _check_dtype(dtype)
+        with torch.random.fork_rng(_cuda_device(mixer.in_projection.weight)):  # TE draws weights that nobody will see
+            projection = te_mamba_in_projection(hidden, width, eps=eps, dtype=dtype, device=device)
+        mixer.in_projection = take_over(projection, mixer.in_projection, "the Mamba in-projection")
+    return _with_choice(mixer, choice)
+
+
+def _why_not_aligned(hidden: int, width: int, recipe: RecipeName | None) -> Refusal | None:
+    if recipe is None:
+        return None
+    if recipe not in ALIGNMENT:
+        raise UnknownName(f"there is no recipe {recipe!r}. Next step: choose from {', '.join(ALIGNMENT)}.")
+    align = ALIGNMENT[recipe]
+    if hidden % align == 0 and width % align == 0:
+        return None
+    return Refusal(
+        "te", "fp8-alignment", f"{hidden} -> {width} features; the {recipe} recipe wants multiples of {align}"
     )
+
+
+def _check_dtype(dtype: Any) -> None:
+    """Refuse what TE cannot take; None is torch's default."""
+    if dtype is not None and dtype not in TE_DTYPES:
+        names = ", ".join(str(known).removeprefix("torch.") for known in TE_DTYPES)
+        raise WrongDtype(
+            f"Transformer Engine has no layers of {dtype}. Next step: build in one of {names}, or turn the feature off."
+        )
+
+
+def _cuda_device(weight: Any) -> list[int]:
+    return [weight.device.index] if weight.is_cuda else []
+
+
+def _with_choice(layer: Any, choice: Choice) -> Any:
+    layer.choice = choice
+    return layer

@@ -1,24 +1,42 @@
-"""TE native block wrapper: LayerNormLinear, DotProductAttention, Linear, LayerNormMLP; the TE side of it."""
+"""TE native block wrapper: LayerNormLinear, DotProductAttention, Linear, LayerNormMLP as one block, or plain torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal
 
+import torch
+from torch import nn
+
+from ..native.block import ABlock
+from ..native.mlp import is_gated
+from ..native.rope import apply_rope
 from . import imports as te
+from .attention import SINGLE, TE_DTYPES, check_heads
+from .attention_masks import Masks
+from .backends import Choice, NoBackend, Refusal, choose
+from .block_weights import BlockShape, check_native_state, to_native, to_te
+from .errors import WrongDtype, WrongShape
+from .extra_state import tolerate_extra_state
+from .features import PRODUCTION, Features, why_not_te
+from .open_scopes import current_scope
+from .walk_plan import ALIGNMENT
 
 NATIVE_PATH = "the native A-block of plain torch layers"
 
 
-class TeBlock:
+class TeBlock(nn.Module):
     """The A-block in TE classes, in the order above.
 
     Args:
-        hidden: width D of the residual stream.
-        ffn_hidden: width of the MLP.
-        num_heads, head_dim, num_gqa_groups: of the attention.
-        activation: "swiglu" for a gated MLP, "gelu" for a plain one.
+        hidden: width of the residual stream.
+        ffn_hidden: width F of the MLP, of all tensor-parallel ranks.
+        num_heads, head_dim, num_gqa_groups: of the attention, of all ranks.
+        activation: of the MLP; a gated one takes the first half of the up-projection as its gate.
         eps: of both norms.
         dtype, device: of the parameters.
+        tp_size, tp_group: tensor parallelism; this rank then holds its share of heads and of the MLP's columns.
     """
 
     def __init__(
@@ -29,12 +47,15 @@ class TeBlock:
         num_heads: int,
         head_dim: int,
         num_gqa_groups: int,
-        activation: Literal["gelu", "swiglu"],
+        activation: Literal["gelu", "geglu", "qgelu", "qgeglu", "relu", "reglu", "srelu", "sreglu", "silu", "swiglu"],
         eps: float,
         dtype: Any,
         device: Any,
+        tp_size: int = 1,
+        tp_group: Any = None,
     ) -> None:
-        self.heads = num_heads, num_gqa_groups, head_dim
+        super().__init__()
+        self.heads = num_heads // tp_size, num_gqa_groups // tp_size, head_dim
         self.qkv = te.layernorm_linear.require()(
             in_features=hidden,
             out_features=(num_heads + 2 * num_gqa_groups) * head_dim,
@@ -46,19 +67,21 @@ class TeBlock:
                 "key": num_gqa_groups * head_dim,
                 "value": num_gqa_groups * head_dim,
             },
+            parallel_mode="column" if tp_size > 1 else None,
+            tp_size=tp_size,
+            tp_group=tp_group,
             params_dtype=dtype,
             device=device,
         )
         self.attention = te.dot_product_attention.require()(
-            num_attention_heads=num_heads,
-            kv_channels=head_dim,
-            num_gqa_groups=num_gqa_groups,
-            qkv_format="bshd",
-            attn_mask_type="causal",
-        )
+            num_attention_heads=num_heads, kv_channels=head_dim, num_gqa_groups=num_gqa_groups,
+            qkv_format="bshd", attn_mask_type="causal", tp_size=tp_size, tp_group=tp_group,
+        )  # fmt: skip
         self.out = te.linear.require()(
-            in_features=num_heads * head_dim, out_features=hidden, bias=False, params_dtype=dtype, device=device
-        )
+            in_features=num_heads * head_dim, out_features=hidden, bias=False,
+            parallel_mode="row" if tp_size > 1 else None, tp_size=tp_size, tp_group=tp_group,
+            params_dtype=dtype, device=device,
+        )  # fmt: skip
         self.mlp = te.layernorm_mlp.require()(
             hidden_size=hidden,
             ffn_hidden_size=ffn_hidden,
@@ -66,21 +89,28 @@ class TeBlock:
             bias=False,
             normalization="RMSNorm",
             activation=activation,
+            set_parallel_mode=tp_size > 1,
+            tp_size=tp_size,
+            tp_group=tp_group,
             params_dtype=dtype,
             device=device,
         )
 
-    def __call__(self, rows: Any, *, is_first_microbatch: bool | None = None) -> Any:
-        """Residual stream [B, T, D] -> [B, T, D]."""
+    def forward(
+        self, rows: Any, *, rope: tuple[Any, Any] | None = None, is_first_microbatch: bool | None = None
+    ) -> Any:
+        """Residual stream [B, T, hidden] -> [B, T, hidden]; `rope` is (cos, sin), each [at least T, D/2]."""
         heads, groups, width = self.heads
         mixed = self.qkv(rows, is_first_microbatch=is_first_microbatch)
         query, key, value = mixed.split([heads * width, groups * width, groups * width], dim=-1)
         shape = (*rows.shape[:2], -1, width)
+        if rope is not None:
+            query, key = _turn(query.reshape(shape), rope), _turn(key.reshape(shape), rope)
         seen = self.attention(query.reshape(shape), key.reshape(shape), value.reshape(shape))
         rows = rows + self.out(seen, is_first_microbatch=is_first_microbatch)
         return rows + self.mlp(rows, is_first_microbatch=is_first_microbatch)
 
-    def parameters(self) -> dict[str, Any]:
+    def weights_by_role(self) -> dict[str, Any]:
         """The block's weights by role; biases are off."""
         return {
             "attention.norm": self.qkv.layer_norm_weight,
@@ -92,3 +122,227 @@ class TeBlock:
             "mlp.up": self.mlp.fc1_weight,
             "mlp.down": self.mlp.fc2_weight,
         }
+
+
+class NativeBlock(nn.Module):
+    """The whole A-block: x + out(attention(rope(qkv(norm(x))))), then x + mlp(norm(x)); causal, RMSNorm, no biases.
+
+    Made of TE's classes where they can be had, of plain torch layers where not. A single call that TE refuses (packed
+    documents, a local window, sizes that its FP8 does not take) runs on the plain layers with TE's own parameters.
+    `choice` says what the last call took.
+
+    Args:
+        hidden: width of the residual stream.
+        ffn_hidden: width F of the MLP.
+        num_heads, head_dim, num_gqa_groups: H, D and G of the attention; G divides H.
+        activation: of the MLP; a gated one takes the first half of the up-projection as its gate.
+        eps: of both norms.
+        dtype, device: of the parameters; torch's defaults without them.
+        features: whether Transformer Engine may be taken.
+        tp_size, tp_group: tensor parallelism, which only TE has; sizes above are those of all ranks.
+
+    Attributes:
+        choice: of the last call; None before the first.
+        te: the block in TE classes, or None.
+        native: the block of plain layers, or None where `te` holds the parameters.
+
+    Raises:
+        NotDivisible: heads, groups, widths and ranks that do not divide.
+        NoBackend: at the call, tensor parallelism without TE.
+    """
+
+    def __init__(
+        self,
+        *,
+        hidden: int,
+        ffn_hidden: int,
+        num_heads: int,
+        head_dim: int,
+        num_gqa_groups: int,
+        activation: Literal[
+            "gelu", "geglu", "qgelu", "qgeglu", "relu", "reglu", "srelu", "sreglu", "silu", "swiglu"
+        ] = "swiglu",
+        eps: float = 1e-5,
+        dtype: Any = None,
+        device: Any = None,
+        features: Features = PRODUCTION,
+        tp_size: int = 1,
+        tp_group: Any = None,
+    ) -> None:
+        super().__init__()
+        check_heads(num_heads, num_gqa_groups, head_dim, tp_size)
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        device = torch.get_default_device() if device is None else device
+        whole = BlockShape(hidden, ffn_hidden, num_heads, num_gqa_groups, head_dim, is_gated(activation))
+        self.shape, self.tp_size, self.features = whole.shard(tp_size), tp_size, features
+        self.choice: Choice | None = None
+        self.te: TeBlock | None = None
+        self.native: ABlock | None = None
+        tolerate_extra_state(self)
+        plain = partial(
+            ABlock, hidden, ffn_hidden, num_heads, head_dim, num_gqa_groups, activation=activation, eps=eps, dtype=dtype
+        )
+        self._why_plain = _why_not_made_of_te(features, dtype, device)
+        if self._why_plain is not None:
+            if (lacking := self._why_not_native()) is not None:
+                raise NoBackend(f"no native_block can be made. te: {self._why_plain.reason}; native: {lacking.reason}")
+            self.native = plain(device=device)
+            return
+        self.te = TeBlock(
+            hidden=hidden,
+            ffn_hidden=ffn_hidden,
+            num_heads=num_heads,
+            head_dim=head_dim,
+            num_gqa_groups=num_gqa_groups,
+            activation=activation,
+            eps=eps,
+            dtype=dtype,
+            device=device,
+            tp_size=tp_size,
+            tp_group=tp_group,
+        )
+        # It has no storage and lends its forward pass; in a tuple, so that its parameters are not this module's.
+        self._plain = (plain(device="meta"),)
+
+    def forward(
+        self,
+        rows: Any,
+        *,
+        rope: tuple[Any, Any] | None = None,
+        doc_ids: Any = None,
+        window: int | None = None,
+        is_first_microbatch: bool | None = None,
+    ) -> Any:
+        """One step of the residual stream.
+
+        Args:
+            rows: [B, T, hidden] in the dtype of the parameters, or any under torch.autocast.
+            rope: (cos, sin), each [at least T, D/2], applied to query and key between QKV and attention.
+            doc_ids: [B, T] integers, packed documents; TE refuses them.
+            window: a query sees itself and the window - 1 keys before it; TE refuses it.
+            is_first_microbatch: whether weights changed since the last call, so that FP8 copies of them are made anew;
+                None makes them each time. The native path has none.
+
+        Returns:
+            [B, T, hidden] in the dtype of `rows`.
+
+        Raises:
+            WrongShape, WrongDtype: rows, rope or a mask of another shape or dtype.
+            MaskConflict, WrongOption: masks that cannot hold.
+            NoBackend: TE refuses, and the parameters are a tensor-parallel share.
+        """
+        masks = Masks(doc_ids=doc_ids, window=window)
+        self._check(rows, rope, masks)
+        taken = choose(
+            "native_block", [("te", partial(self._why_not_te, rows, masks)), ("native", self._why_not_native)]
+        )
+        self.choice = taken
+        if self.te is not None and taken.observed == "te":
+            return self.te(rows, rope=rope, is_first_microbatch=is_first_microbatch)
+        options = {"rope": rope, "doc_ids": doc_ids, "window": window}
+        if self.native is not None:
+            return self.native(rows, **options)
+        return torch.func.functional_call(self._plain[0], self._weights(), (rows,), options)
+
+    def native_state_dict(self) -> dict[str, Any]:
+        """A copy of the weights under `native.block.ABlock`'s names; under tensor parallelism, of this rank's share."""
+        return {name: weight.detach().clone() for name, weight in self._weights().items()}
+
+    def load_native_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the weights of a native block, exact to the bit; extra state of TE in it is passed over.
+
+        FP8 copies of the weights are stale then: the next call must not pass `is_first_microbatch=False`.
+
+        Args:
+            state: what `native_state_dict` or `ABlock.state_dict` gave; a rank's share under tensor parallelism, as
+                `shard_native_state` makes it.
+
+        Raises:
+            WeightMismatch: a name is missing or unknown, or a weight has another shape or dtype.
+        """
+        weights = dict(self._layers().named_parameters())
+        given = check_native_state(state, self.shape, next(iter(weights.values())).dtype)
+        given = given if self.te is None else to_te(given, self.shape)
+        with torch.no_grad():
+            for name, weight in weights.items():
+                weight.copy_(given[name])
+
+    def _weights(self) -> dict[str, Any]:
+        """The parameters themselves under native names, with their graph."""
+        weights = dict(self._layers().named_parameters())
+        return weights if self.te is None else to_native(weights)
+
+    def _layers(self) -> Any:
+        """The layers that hold the parameters."""
+        return self.native if self.te is None else self.te
+
+    def _why_not_te(self, rows: Any, masks: Masks) -> Refusal | None:
+        if (refused := masks.refused_by("te")) is not None:
+            return refused
+        if rows.shape[1] == 1:
+            return Refusal("te", "one-token", SINGLE)
+        return self._why_plain or why_not_te(self.features, "native_block", rows.device) or self._why_not_low(rows)
+
+    def _why_not_low(self, rows: Any) -> Refusal | None:
+        """Why these sizes cannot run in the low-precision scope that is open: TE would raise in its first layer."""
+        scope = current_scope()
+        if scope is None or not scope.is_low or scope.recipe is None:
+            return None
+        align = ALIGNMENT[scope.recipe]
+        tokens, of_tokens = rows.shape[0] * rows.shape[1], align if scope.recipe == "mxfp8" else 8
+        shape = self.shape
+        widths = (shape.hidden, sum(shape.segments), shape.segments[0], shape.ffn_hidden)
+        if tokens % of_tokens == 0 and not any(width % align for width in widths):
+            return None
+        return Refusal(
+            "te",
+            "fp8-alignment",
+            f"{tokens} tokens and widths of {', '.join(map(str, widths))}; in the {scope.recipe} recipe Transformer "
+            f"Engine takes multiples of {of_tokens} tokens and of {align} columns. Next step: pad the tokens, or "
+            "expect this block in the dtype of its parameters",
+        )
+
+    def _why_not_native(self) -> Refusal | None:
+        if self.tp_size == 1:
+            return None
+        return Refusal(
+            "native",
+            "tensor-parallel",
+            f"the plain layers do not communicate, and the parameters are one of {self.tp_size} tensor-parallel "
+            "shares. Next step: leave out what TE refuses, or use tp_size=1",
+        )
+
+    def _check(self, rows: Any, rope: tuple[Any, Any] | None, masks: Masks) -> None:
+        shape = tuple(rows.shape)
+        if len(shape) != 3 or shape[2] != self.shape.hidden or 0 in shape:
+            raise WrongShape(
+                f"rows have shape {shape}, wanted [B, T, {self.shape.hidden}] with at least one token. Likely cause: "
+                "heads already split, or tokens already flattened. Next step: pass the residual stream as it is."
+            )
+        masks.check(shape[0], self.shape.heads, shape[1])
+        wanted = next(self.parameters()).dtype
+        if rows.dtype != wanted and not torch.is_autocast_enabled(rows.device.type):
+            raise WrongDtype(
+                f"rows are {rows.dtype}, the parameters {wanted}. Next step: cast the rows, or run under "
+                "torch.autocast."
+            )
+        half = self.shape.head_dim // 2
+        for table in rope or ():
+            if table.dim() != 2 or table.shape[0] < shape[1] or 2 * table.shape[1] != self.shape.head_dim:
+                raise WrongShape(
+                    f"a rotary table has shape {tuple(table.shape)}, wanted [at least {shape[1]}, {half}]. Next step: "
+                    f"make both by rope_tables(length, {self.shape.head_dim}) for the longest sequence."
+                )
+
+
+def _why_not_made_of_te(features: Features, dtype: Any, device: Any) -> Refusal | None:
+    if (refused := why_not_te(features, "native_block", device)) is not None:
+        return refused
+    if dtype not in TE_DTYPES:
+        return Refusal("te", "dtype", f"Transformer Engine has no layers in {dtype}")
+    return None
+
+
+def _turn(rows: Any, rope: tuple[Any, Any]) -> Any:
+    """Rotary embedding over [B, T, H, D]; contiguous, because TE's attention does not look at strides."""
+    return apply_rope(rows.transpose(1, 2), rope[0], rope[1]).transpose(1, 2).contiguous()

@@ -1,13 +1,43 @@
-"""TE permute bridge: MoE dispatch with probabilities, padding and chunk sorting; the TE side of it."""
+"""TE permute bridge: MoE dispatch with probabilities, padding and chunk sorting, on TE's kernels or in plain torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
+import torch
+
+from ..native.permute import (
+    from_padded,
+    pad_rows,
+    padded_counts,
+    permute,
+    sort_chunks,
+    to_padded,
+    unpad_rows,
+    unpermute,
+)
+from ..native.router import drop_over_capacity
 from . import imports as te
+from .backends import Candidate, Choice, Refusal, choose
+from .errors import WrongDtype
+from .features import PRODUCTION, Features, why_not_te
+from .row_map import (
+    Dispatched,
+    Layout,
+    RowMap,
+    check_chunks,
+    check_counts,
+    check_layout,
+    check_probs,
+    check_routing,
+    check_rows,
+    is_float8,
+    is_quantized,
+)
 
-NATIVE_PATH = "index_select and index_add of plain torch"
+NATIVE_PATH: Final = "index_select and index_add of plain torch"
 
 
 def te_permute(tokens: Any, probs: Any, routing_map: Any, *, num_out_tokens: int) -> tuple[Any, Any, Any]:
@@ -45,7 +75,10 @@ def te_sort_chunks_with_probs(rows: Any, probs: Any, sizes: Any, order: Any) -> 
 
 
 class TePadding:
-    """Pads each expert's rows to the multiple that an FP8 GEMM takes, and takes the padding out again."""
+    """Pads each expert's rows to the multiple that an FP8 GEMM takes, and takes the padding out again.
+
+    Its kernels read the bytes of a matrix, not its strides, so rows are made contiguous first.
+    """
 
     def __init__(self, num_experts: int, *, align: int) -> None:
         self.pad_rows = te.fp8_padding.require()(num_experts, align_size=align)
@@ -53,9 +86,238 @@ class TePadding:
 
     def pad(self, rows: Any, rows_per_expert: Sequence[int]) -> tuple[Any, list[int]]:
         """Rows [R, D] -> rows [R', D] and the padded numbers of rows an expert."""
-        padded, counts = self.pad_rows(rows, list(rows_per_expert))
+        padded, counts = self.pad_rows(rows.contiguous(), list(rows_per_expert))
         return padded, counts
 
     def unpad(self, rows: Any, rows_per_expert: Sequence[int]) -> Any:
         """Rows [R', D] -> rows [R, D]."""
-        return self.unpad_rows(rows, list(rows_per_expert))
+        return self.unpad_rows(rows.contiguous(), list(rows_per_expert))
+
+
+class Dispatch:
+    """MoE dispatch: tokens to the experts and back, on Transformer Engine's kernels or in plain torch.
+
+    Both give the same: rows by expert, and within an expert by token; sums over experts in fp32 at least, rounded once.
+    A token that goes to no expert is dropped, and comes back as zeros. As Transformer Engine's kernel does it, a routed
+    token whose probability is exactly 0 counts as padding: its row is zeros.
+
+    What goes to "native" where "te" was asked, with the reason: no rows at all (since 2.15 Transformer Engine asserts);
+    fp64 (its sums are fp32); probabilities that require a gradient beside tokens that do not (2.12 then loses it).
+
+    FP8 payloads move as bytes, bit by bit, in every layout: tensors in a dtype of torch on both paths, and without a
+    gradient; Transformer Engine's own quantised tensors on its path alone, jagged and unaligned, with their scales.
+
+    Args:
+        num_experts: E.
+        layout: "jagged" [R, D], or "padded" [E, C, D], an expert's tokens over capacity being dropped by number.
+        align: in the jagged layout, each expert's rows are padded to a multiple of this (16 or 32 for FP8).
+        capacity: C of the padded layout.
+        features: whether Transformer Engine may be taken.
+
+    Attributes:
+        choice: of the last call; None before the first.
+
+    Raises:
+        UnknownName, WrongShape: a layout that cannot be.
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        *,
+        layout: Layout = "jagged",
+        align: int = 1,
+        capacity: int | None = None,
+        features: Features = PRODUCTION,
+    ) -> None:
+        check_layout(num_experts, layout, align, capacity)
+        self.num_experts, self.layout, self.align, self.capacity = num_experts, layout, align, capacity
+        self.features = features
+        self.choice: Choice | None = None
+        self._padding: TePadding | None = None
+
+    def permute(
+        self, tokens: Any, probs: Any, routing_map: Any, *, rows_per_expert: Sequence[int] | None = None
+    ) -> Dispatched:
+        """Copy each token once for each of its experts.
+
+        Args:
+            tokens: [T, D], any dtype, with any strides; for FP8 see above.
+            probs: [T, E] float32, or None; gradients reach them through `row_probs`.
+            routing_map: [T, E] bool.
+            rows_per_expert: its E column sums, where the caller has them on the host: without them the device is waited
+                for once.
+
+        Raises:
+            WrongShape, WrongDtype, WrongTarget: tensors that do not belong together.
+            TokenCountMismatch: numbers that are not those of the map.
+        """
+        check_routing(tokens, probs, routing_map, self.num_experts)
+        kept, counts = self._keep(routing_map, rows_per_expert)
+        payload = tokens.view(torch.uint8) if is_float8(tokens) else tokens
+        self.choice = choose("permute", [("te", partial(self._why_not_te, tokens, probs, sum(counts))), _NATIVE])
+        if self.choice.observed == "te":
+            rows, row_probs, handle = te_permute(payload, probs, kept, num_out_tokens=sum(counts))
+            row_map = RowMap("te", handle, kept, counts)
+        else:
+            rows, row_probs, handle = self._native_permute(payload, probs, kept, sum(counts))
+            row_map = RowMap("native", handle, kept, counts, self.choice.refusals[0])
+        rows, row_probs = self._lay_out(rows, row_probs if probs is not None else None, row_map)
+        rows = rows.view(tokens.dtype) if is_float8(tokens) else rows
+        sizes = self._padded(counts) if self.capacity is None else (self.capacity,) * self.num_experts
+        return Dispatched(rows, row_probs, sizes, counts, row_map)
+
+    def unpermute(self, rows: Any, row_map: RowMap, *, probs: Any = None) -> Any:
+        """Sum each token's rows.
+
+        Args:
+            rows: [R', D'] or [E, C, D'], as `permute` laid them out; what stands in the padding is not read.
+            row_map: of that permute.
+            probs: [T, E], the weights of the sum; None sums as they are.
+
+        Returns:
+            [T, D'] in the dtype of `rows`.
+
+        Raises:
+            WrongShape, WrongDtype, TokenCountMismatch: rows or probabilities that are not those of the map.
+        """
+        counts = row_map.tokens_per_expert
+        check_rows(rows, (sum(self._padded(counts)),) if self.capacity is None else (self.num_experts, self.capacity))
+        check_probs(probs, row_map.routing_map)
+        ask = partial(self._why_not_back, rows, probs, row_map)
+        self.choice = choose("permute", [("te", ask), _NATIVE])
+        if self.capacity is not None:
+            rows = from_padded(rows, counts)
+        elif self.align > 1 and self.choice.observed == "te":
+            rows = self._te_padding().unpad(rows, counts)
+        elif self.align > 1:
+            rows = unpad_rows(rows, counts, self.align)
+        if self.choice.observed == "te":
+            return te_unpermute(rows, row_map.handle, probs=probs, shape=(row_map.num_tokens, rows.shape[1]))
+        row_ids = row_map.handle if row_map.path == "native" else row_map.routing_map.t().nonzero()[:, 1]
+        weights = None if probs is None else _of_each_row(probs, row_ids, counts)
+        return unpermute(rows, row_ids, num_tokens=row_map.num_tokens, row_probs=weights)
+
+    def sort_chunks(
+        self, rows: Any, sizes: Sequence[int] | Any, order: Sequence[int] | Any, *, probs: Any = None
+    ) -> tuple[Any, Any]:
+        """Put chunks of rows into another order, as between an all-to-all and the experts.
+
+        Args:
+            rows: [R, D], any dtype; jagged, without regard to the layout of this dispatch.
+            sizes: rows of each chunk, as they lie; they sum to R. On the host: a tensor elsewhere is waited for.
+            order: the number of the chunk that comes first, then of the second, and so on.
+            probs: [R], moved with the rows; or None.
+
+        Returns:
+            Rows [R, D], and probabilities [R] or None.
+
+        Raises:
+            WrongShape, TokenCountMismatch: sizes or an order that cannot be.
+            WrongDtype: a quantised tensor of Transformer Engine that has a scale for each block.
+        """
+        sizes, order = _on_host(sizes), _on_host(order)
+        check_chunks(rows, probs, sizes, order)
+        self.choice = choose("permute", [("te", partial(self._why_not_te, rows, probs, rows.shape[0])), _NATIVE])
+        payload = rows.view(torch.uint8) if is_float8(rows) else rows
+        if is_quantized(rows) and (self.choice.observed != "te" or not hasattr(rows, "_data")):
+            raise _not_movable(rows, self.choice)
+        if self.choice.observed == "te":
+            chunks = torch.tensor([sizes, order], dtype=torch.int32).to(rows.device, non_blocking=True)
+            if probs is None:
+                moved = te_sort_chunks(payload, chunks[0], chunks[1])
+            else:
+                moved, probs = te_sort_chunks_with_probs(payload, probs, chunks[0], chunks[1])
+        else:
+            moved = sort_chunks(payload, sizes, order)
+            probs = probs if probs is None else sort_chunks(probs, sizes, order)
+        return moved.view(rows.dtype) if is_float8(rows) else moved, probs
+
+    def _keep(self, routing_map: Any, rows_per_expert: Sequence[int] | None) -> tuple[Any, tuple[int, ...]]:
+        """The routing map without tokens over capacity, and the tokens of each expert in it."""
+        kept = routing_map if self.capacity is None else drop_over_capacity(routing_map, self.capacity)
+        if rows_per_expert is None:
+            return kept, _on_host(kept.sum(0))
+        counts = check_counts(rows_per_expert, routing_map)
+        return kept, counts if self.capacity is None else tuple(min(count, self.capacity) for count in counts)
+
+    def _why_not_te(self, rows: Any, probs: Any, count: int) -> Refusal | None:
+        refused = why_not_te(self.features, "permute", rows.device)
+        if refused is not None:
+            return refused
+        if not count or not rows.shape[-1]:
+            return Refusal("te", "no-rows", "nothing is routed: there is nothing to launch")
+        if rows.dtype == torch.float64:
+            return Refusal("te", "dtype", "Transformer Engine sums in fp32, which is less than these rows hold")
+        if torch.is_grad_enabled() and probs is not None and probs.requires_grad and not rows.requires_grad:
+            lost = "the probabilities require a gradient and the rows do not: Transformer Engine 2.12 gives none then"
+            return Refusal("te", "gradient-of-probs-alone", lost)
+        return None
+
+    def _why_not_back(self, rows: Any, probs: Any, row_map: RowMap) -> Refusal | None:
+        """A native row map goes back natively, for the reason for which it came so."""
+        return row_map.refused or self._why_not_te(rows, probs, sum(row_map.tokens_per_expert))
+
+    def _native_permute(self, payload: Any, probs: Any, kept: Any, count: int) -> tuple[Any, Any, Any]:
+        if not is_quantized(payload):
+            rows, row_probs, row_ids = permute(payload, probs, kept)
+            if row_probs is not None:
+                rows = rows.masked_fill((row_probs == 0).unsqueeze(-1), 0)
+            return rows, row_probs, row_ids
+        if count:
+            raise _not_movable(payload, self.choice)
+        nothing = torch.empty(0, payload.shape[1], dtype=payload.dtype, device=payload.device)
+        return nothing, None if probs is None else probs.reshape(-1)[:0], kept.new_empty(0, dtype=torch.int64)
+
+    def _lay_out(self, rows: Any, row_probs: Any, row_map: RowMap) -> tuple[Any, Any]:
+        """Jagged rows [R, D] and their probabilities [R] in this dispatch's layout."""
+        counts = row_map.tokens_per_expert
+        if self.capacity is None and self.align == 1:
+            return rows, row_probs
+        if is_quantized(rows):
+            raise _not_movable(rows, self.choice)
+        column = None if row_probs is None else row_probs.unsqueeze(-1)
+        if self.capacity is not None:
+            laid = to_padded(rows, counts, self.capacity)
+            return laid, None if column is None else to_padded(column, counts, self.capacity).squeeze(-1)
+        if row_map.path == "te":
+            laid, _ = self._te_padding().pad(rows, counts)
+        else:
+            laid, _ = pad_rows(rows, counts, self.align)
+        return laid, None if column is None else pad_rows(column, counts, self.align)[0].squeeze(-1)
+
+    def _padded(self, counts: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(padded_counts(counts, self.align))
+
+    def _te_padding(self) -> TePadding:
+        if self._padding is None:
+            self._padding = TePadding(self.num_experts, align=self.align)
+        return self._padding
+
+
+def _never() -> None:
+    return None
+
+
+_NATIVE: Final[Candidate] = ("native", _never)
+
+
+def _on_host(numbers: Sequence[int] | Any) -> tuple[int, ...]:
+    given: Any = numbers
+    return tuple(map(int, given.tolist() if torch.is_tensor(given) else given))
+
+
+def _of_each_row(probs: Any, row_ids: Any, counts: tuple[int, ...]) -> Any:
+    """Of probs [T, E], the one of each row [R], without waiting for the device."""
+    experts = torch.tensor([range(len(counts)), counts]).to(probs.device, non_blocking=True)
+    expert = experts[0].repeat_interleave(experts[1], output_size=sum(counts))
+    return probs.reshape(-1).index_select(0, row_ids * len(counts) + expert)
+
+
+def _not_movable(rows: Any, choice: Choice | None) -> WrongDtype:
+    passed_over = choice.refusals[0].reason if choice is not None and choice.refusals else "it took the call"
+    return WrongDtype(
+        f"rows are a {type(rows).__name__}, which only Transformer Engine moves ({passed_over}), and only jagged and "
+        "unaligned; chunks of it only with one scale a tensor. Next step: move its bytes as a tensor of a dtype of "
+        "torch, or dequantise it."
+    )

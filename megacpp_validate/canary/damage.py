@@ -32,6 +32,7 @@ class Damage:
         release: the release that is laid out; empty for the pinned one, or for the installed one.
         parts: the compiled parts that are laid out beside the sources.
         wants_torch: the damage shows only once TE has imported torch.
+        hides_torch: torch is taken away; what is made of torch cannot be imported then, and nothing else may fail.
         available: what `is_te_available()` has to answer.
         missing: accessors that give None although TE is available.
         top_level: whether `import transformer_engine` itself succeeds; None where it does not matter.
@@ -46,6 +47,7 @@ class Damage:
     release: str = ""
     parts: tuple[str, ...] = WHOLE
     wants_torch: bool = True
+    hides_torch: bool = False
     available: bool = False
     missing: tuple[str, ...] = ()
     top_level: bool | None = None
@@ -240,6 +242,7 @@ DAMAGES: Final = (
         deeds.hide("torch", "torch-*"),
         ("ModuleNotFoundError", "cause: .*needs the Python package `torch`", "Next step: pip install torch"),
         wants_torch=False,
+        hides_torch=True,
         top_level=True,
     ),
     Damage(

@@ -19,6 +19,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ..environments.processes import Ended, Processes, Stopped
 from ..evidence.firewall import FirewallCase, FirewallOutcome, FirewallResult
 from .damage import PINNED, Damage
 from .firewall_elf import NotDamageable
@@ -37,7 +38,6 @@ from .firewall_install import (
 )
 from .firewall_judge import Answer, BridgeModule, judge, judge_end, native_paths, reason_of, where_it_was
 from .firewall_plan import InstallMode, UnknownCase, baseline_of, is_baseline, plan_firewall
-from .firewall_process import Ended, Processes, Stopped
 from .firewall_standin import CannotBuild, StandIns, build_stand_ins
 
 BRIDGE = Path(__file__).resolve().parents[1] / "bridge"
@@ -179,7 +179,7 @@ def _run_case(row: Damage, bench: _Bench, done: Mapping[str, FirewallCase]) -> F
 
 def _why_not(row: Damage, bench: _Bench, done: Mapping[str, FirewallCase]) -> str:
     """Why a case would prove nothing here; empty where it can be run."""
-    if row.wants_torch and bench.interpreter.problem:
+    if not row.hides_torch and bench.interpreter.problem:  # the bridge itself is made of torch
         return bench.interpreter.problem
     if row.parts and bench.mode == "wheels" and bench.stand_ins is None:
         return bench.no_stand_ins

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict
 
+from ..environments.processes import Ended
 from .damage import Damage
-from .firewall_process import Ended
 
 
 class BridgeModule(Protocol):
@@ -63,10 +63,14 @@ def judge(row: Damage, modules: Sequence[BridgeModule], answer: Answer | None, e
     if answer is None:
         return (f"the process gave no answer ({ended.how}){where_it_was(ended)}: {_last_words(ended)}",)
     return (
-        *(f"importing {name} raised {fault}" for name, fault in answer.imported.items() if fault),
+        *(
+            f"importing {name} raised {fault}"
+            for name, fault in answer.imported.items()
+            if _is_problem(row, name, fault)
+        ),
         *_judge_verdict(row, answer),
         *_judge_reason(row, reason_of(row, answer)),
-        *_judge_native_paths(modules, answer),
+        *(() if row.hides_torch else _judge_native_paths(modules, answer)),
     )
 
 
@@ -99,6 +103,12 @@ def where_it_was(ended: Ended) -> str:
     frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', ended.words)
     vendor = [frame for frame in frames if "transformer_engine" in frame[0]]
     return " at {}:{} ({})".format(*vendor[0]) if vendor else ""
+
+
+def _is_problem(row: Damage, name: str, fault: str) -> bool:
+    """Whether importing a module of the bridge may not have raised this; who asks for the verdict needs no torch."""
+    lacks_torch = row.hides_torch and fault == "ModuleNotFoundError: No module named 'torch'"
+    return bool(fault) and not (lacks_torch and not name.endswith(".imports"))
 
 
 def _judge_verdict(row: Damage, answer: Answer) -> Iterator[str]:

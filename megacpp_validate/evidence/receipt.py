@@ -38,13 +38,18 @@ def cell_id(stack: str, target: str, probe: str) -> str:
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a check: what was seen, what was allowed, and where the bound comes from."""
+    """One part of a check: what was seen, what was allowed, and where the bound comes from.
+
+    Attributes:
+        at_least: the bound is a floor; without it a ceiling.
+    """
 
     name: str
     observed: float | None
     bound: float | None
     passed: bool
     derivation: str
+    at_least: bool = False
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - pydantic's name and type
 

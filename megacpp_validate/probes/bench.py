@@ -62,7 +62,8 @@ class Bench:
 
     def rand(self, *shape: int, dtype: Any = torch.float32) -> Any:
         """Uniform values in [0, 1)."""
-        return torch.rand(*shape, generator=self._generator, device=self._device, dtype=torch.float32).to(dtype)
+        made = torch.rand(*shape, generator=self._generator, device=self._device, dtype=torch.float32).to(dtype)
+        return made.clamp(max=1.0 - torch.finfo(dtype).eps)  # fewer bits make 1 of what was a little less
 
     def randint(self, high: int, *shape: int) -> Any:
         """Integers in [0, high), int64."""
@@ -121,7 +122,9 @@ class Bench:
     def scope(self, name: str) -> Iterator[None]:
         """Prefix the names of the checks made inside."""
         start = len(self.checks)
-        yield
-        for index in range(start, len(self.checks)):
-            old = self.checks[index]
-            self.checks[index] = Check(f"{name}.{old.name}", old.passed, old.parts, old.detail)
+        try:
+            yield
+        finally:  # also where something is raised: the receipt keeps what was checked until then
+            for index in range(start, len(self.checks)):
+                old = self.checks[index]
+                self.checks[index] = Check(f"{name}.{old.name}", old.passed, old.parts, old.detail)

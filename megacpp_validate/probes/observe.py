@@ -1,13 +1,22 @@
 """What really ran, seen from the autograd graph of an output: no wrapper is asked.
 
 A Python autograd function leaves its class in the graph, a custom operator its name, and torch's own operators theirs.
-So `transformer_engine.pytorch.module.linear._Linear` in the graph is Transformer Engine's linear layer, and its absence
-is a fallback, whatever the wrapper claims. It works with and without a GPU.
+So `transformer_engine.pytorch.module.linear._Linear` in the graph is Transformer Engine's linear layer, and its
+absence is a fallback, whatever the wrapper claims. A vendor layer made of torch's own operators leaves no such name
+(Transformer Engine's unfused attention, which takes fp32, seen 2026-11-21): while `marking_vendor_layers` is on, the
+node that such a layer ends in is marked with the layer's class. It works with and without a GPU.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
+
+from torch.nn.modules.module import register_module_forward_hook
+
+_MARK: Final = "megacpp_validate.layers"
+_VENDOR_PACKAGES: Final = ("transformer_engine.", "flash_attn", "deep_gemm")
 
 # Part of a node's name -> backend. First match wins; what matches none is no backend.
 _BACKENDS: Final = (
@@ -20,6 +29,26 @@ _BACKENDS: Final = (
     ("ScaledDotProduct", "sdpa"),
     ("GroupedMm", "grouped_mm"),
 )
+
+
+@contextmanager
+def marking_vendor_layers() -> Iterator[None]:
+    """While inside, the graph node that a vendor's layer ends in carries the layer's class."""
+    handle = register_module_forward_hook(_mark)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _mark(layer: Any, _inputs: Any, output: Any) -> None:
+    kind = type(layer)
+    if not kind.__module__.startswith(_VENDOR_PACKAGES):
+        return
+    for tensor in output if isinstance(output, tuple | list) else (output,):
+        node = getattr(tensor, "grad_fn", None)
+        if node is not None:
+            node.metadata.setdefault(_MARK, []).append(f"{kind.__module__}.{kind.__qualname__}")
 
 
 def graph_nodes(*outputs: Any) -> tuple[str, ...]:
@@ -36,6 +65,7 @@ def graph_nodes(*outputs: Any) -> tuple[str, ...]:
             continue
         seen.add(node)
         names.setdefault(_name(node))
+        names.update(dict.fromkeys(node.metadata.get(_MARK, ())))
         todo.extend(parent for parent, _ in node.next_functions if parent is not None)
     return tuple(names)
 

@@ -11,13 +11,18 @@ from typing import assert_never
 
 from megacpp_validate.evidence.findings import Finding, Impact, ModuleVerdict, SourceLine, StaticResult, Sweep
 from megacpp_validate.evidence.firewall import FirewallOutcome, FirewallResult
+from megacpp_validate.evidence.parity import ParityResult
+from megacpp_validate.evidence.receipt import Outcome
 
 from .markdown import render_step_summary
+from .marks import mark_cell
+from .parity_words import find_failed, find_fallbacks, say_cause, say_fallback, say_next_step, summarize_parity
 from .summaries import first_sentence, summarize_static
 from .words import consequence, headline, headline_of_fault, next_step
 
 __all__ = [
     "render_firewall_annotations",
+    "render_parity_annotations",
     "render_static_annotations",
     "render_step_summary",
     "render_sweep_annotations",
@@ -65,6 +70,24 @@ def render_firewall_annotations(result: FirewallResult) -> str:
                 lines.append(_command("debug", f"import firewall: {case.case} {message}"))
             case _:
                 assert_never(case.outcome)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def render_parity_annotations(result: ParityResult) -> str:
+    """One command a probe that is not good: an error where it ran, a warning where it did not; then the answer."""
+    where = f"{result.stack} on {result.target}"
+    lines = []
+    for receipt in result.receipts:
+        if receipt.outcome.is_good:
+            lines.append(_command("debug", f"{receipt.cell}: {mark_cell(receipt.outcome).word}"))
+            continue
+        said = [say_cause(receipt), *map(say_fallback, find_fallbacks(receipt))]
+        if failed := find_failed(receipt):
+            said.append(f"Out of bounds: {', '.join(check.name for check in failed)}")
+        message = f"{'. '.join(part.rstrip('.') for part in said)}. Next: {say_next_step(receipt)}"
+        level = "warning" if receipt.outcome is Outcome.NOT_RUN else "error"
+        lines.append(_command(level, message, f"{receipt.probe}: {mark_cell(receipt.outcome).word} ({where})"))
+    lines.append(_command("notice", summarize_parity(result), f"parity of {where}"))
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -11,8 +11,10 @@ from markupsafe import Markup, escape
 
 from megacpp_validate.evidence.findings import Finding, Impact, ModuleVerdict, StaticResult, Sweep
 from megacpp_validate.evidence.firewall import FirewallResult
+from megacpp_validate.evidence.parity import ParityResult
 
-from .marks import mark_impact, mark_outcome, mark_verdict
+from . import parity_words
+from .marks import mark_cell, mark_impact, mark_outcome, mark_verdict
 from .sections import Section, arrange_modules, is_shown, sort_by_verdict
 from .summaries import (
     count,
@@ -51,6 +53,12 @@ def render_firewall_html(result: FirewallResult) -> str:
     return _render("firewall.html.j2", result=result, tone="good" if result.holds else "bad")
 
 
+def render_parity_html(result: ParityResult) -> str:
+    """A parity session as a page; each probe opens to its checks."""
+    tone = "bad" if result.breaks else "good" if result.holds else "risk"
+    return _render("parity.html.j2", result=result, tone=tone)
+
+
 def _judge(result: StaticResult) -> str:
     verdicts = {row.verdict for row in result.modules}
     if result.breaks or verdicts & {ModuleVerdict.BREAKS, ModuleVerdict.CASCADE}:
@@ -73,6 +81,8 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
     )
     environment.filters.update(sentence=_draw_sentence, breakable=_draw_breakable, place=place)
+    words = (name for name in vars(parity_words) if name.startswith(("find_", "say_", "summarize_")))
+    environment.globals.update({name: getattr(parity_words, name) for name in words})
     environment.globals.update(
         LIMITS=LIMITS,
         Impact=Impact,
@@ -85,6 +95,7 @@ def _environment() -> Environment:
         headline=headline,
         headline_of_fault=headline_of_fault,
         is_eventful=_is_eventful,
+        mark_cell=mark_cell,
         mark_impact=mark_impact,
         mark_outcome=mark_outcome,
         mark_verdict=mark_verdict,

@@ -6,55 +6,51 @@ reason, and a release that could not be read is an error: missing evidence never
 
 from __future__ import annotations
 
-import re
-from typing import Final
 from xml.etree import ElementTree as ET
 
 from megacpp_validate.evidence.findings import Finding, Impact, ModuleVerdict, StaticResult, Sweep
 from megacpp_validate.evidence.firewall import FirewallCase, FirewallOutcome, FirewallResult
 
+from .junit_tree import add, add_properties, make, write
 from .marks import mark_impact
 from .sections import Section, arrange_modules
 from .summaries import say_direction, say_not_consumed, summarize_static
 from .words import LIMITS, consequence, headline, headline_of_fault, next_step, next_step_of_fault, place
 
-# What XML 1.0 takes; everything else cannot be written at all, not even as a reference.
-_FORBIDDEN: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
 
 def render_static_junit(result: StaticResult) -> str:
     """The static tier's answer for one pair, as one suite."""
-    return _write([_build_static(result)])
+    return write([_build_static(result)])
 
 
 def render_sweep_junit(sweep: Sweep) -> str:
     """Every step as a suite of its own, and one suite of the releases that could not be read."""
     suites = [_build_static(step) for step in sweep.steps]
     if sweep.unreadable:
-        suite = _make("testsuite", name="static: releases that could not be read")
+        suite = make("testsuite", name="static: releases that could not be read")
         for release, reason in sweep.unreadable.items():
-            case = _add(suite, "testcase", name=release, classname="static.releases")
-            _add(case, "error", reason, message=reason, type="unreadable")
+            case = add(suite, "testcase", name=release, classname="static.releases")
+            add(case, "error", reason, message=reason, type="unreadable")
         suites.append(suite)
-    return _write(suites)
+    return write(suites)
 
 
 def render_firewall_junit(result: FirewallResult) -> str:
     """The firewall tier's answer, as one suite."""
-    suite = _make("testsuite", name="firewall")
-    _add_properties(suite, {"tool": result.tool, "python": result.python, "torch": result.torch})
+    suite = make("testsuite", name="firewall")
+    add_properties(suite, {"tool": result.tool, "python": result.python, "torch": result.torch})
     for case in result.cases:
         _add_firewall_case(suite, case)
-    return _write([suite])
+    return write([suite])
 
 
 def _build_static(result: StaticResult) -> ET.Element:
     name = f"static {result.old.version} -> {result.new.version}"
-    suite = _make("testsuite", name=name)
+    suite = make("testsuite", name=name)
     sources = {side.version: f"{side.wheel} sha256:{side.sha256}" for side in (result.old, result.new)}
-    _add_properties(suite, {"tool": result.tool, **sources, "not-consumed": str(result.not_consumed)})
+    add_properties(suite, {"tool": result.tool, **sources, "not-consumed": str(result.not_consumed)})
     for section in arrange_modules(result):
-        case = _add(suite, "testcase", name=section.row.module, classname=name.replace(".", "_"))
+        case = add(suite, "testcase", name=section.row.module, classname=name.replace(".", "_"))
         _add_static_case(case, section, result)
     lines = [summarize_static(result), say_direction(result), say_not_consumed(result) + "."]
     lines += [f"not consumed: {change}" for change in result.changes_not_consumed]
@@ -63,7 +59,7 @@ def _build_static(result: StaticResult) -> ET.Element:
         lines += [consequence(finding), *(f"consumed: {place(site)}" for site in finding.call_sites)]
         lines.append(f"next: {next_step_of_fault(finding, result.old.version)}")
     lines += [f"cannot be seen here: {limit.what}; seen by {limit.seen_by}" for limit in LIMITS]
-    _add(suite, "system-out", "\n".join(filter(None, lines)))
+    add(suite, "system-out", "\n".join(filter(None, lines)))
     return suite
 
 
@@ -72,16 +68,16 @@ def _add_static_case(case: ET.Element, section: Section, result: StaticResult) -
     others = [finding for finding in section.own if finding.impact is not Impact.BREAKING]
     if section.row.verdict is ModuleVerdict.CASCADE:
         message = f"breaks with {section.row.under}, and is filed under it"
-        _add(case, "failure", message, message=message, type="cascade")
+        add(case, "failure", message, message=message, type="cascade")
     elif breaking or section.row.verdict is ModuleVerdict.BREAKS:
         message = "; ".join(headline(finding) for finding in breaking) or "breaks"
         kinds = ", ".join(dict.fromkeys(finding.kind for finding in breaking))
         text = "\n\n".join(_tell(finding, result) for finding in breaking)
-        _add(case, "failure", text, message=message, type=kinds or "breaks")
+        add(case, "failure", text, message=message, type=kinds or "breaks")
     lines = [_tell(finding, result) for finding in others]
     lines += [f"filed under {finding.module}: {headline(finding)}" for finding in section.shared]
     if lines:
-        _add(case, "system-out", "\n\n".join(lines))
+        add(case, "system-out", "\n\n".join(lines))
 
 
 def _tell(finding: Finding, result: StaticResult) -> str:
@@ -93,50 +89,13 @@ def _tell(finding: Finding, result: StaticResult) -> str:
 
 
 def _add_firewall_case(suite: ET.Element, case: FirewallCase) -> None:
-    element = _add(suite, "testcase", name=case.case, classname="firewall", time=f"{case.seconds:.3f}")
+    element = add(suite, "testcase", name=case.case, classname="firewall", time=f"{case.seconds:.3f}")
     problems = "; ".join(case.problems)
     if case.outcome is FirewallOutcome.FAIL:
-        _add(element, "failure", "\n".join(case.problems), message=problems or "not as expected", type="fail")
+        add(element, "failure", "\n".join(case.problems), message=problems or "not as expected", type="fail")
     elif case.outcome is FirewallOutcome.NOT_RUN:
-        _add(element, "skipped", message=problems or case.reason or "not run, no reason given")
+        add(element, "skipped", message=problems or case.reason or "not run, no reason given")
     lines = [f"damage: {case.damage}", f"release: {case.release}, compiled half: {case.compiled}"]
     lines += [f"available: {case.available}", f"reason: {case.reason}", f"ended: {case.ended}"]
     lines += [f"native path of {module}: {path}" for module, path in case.native_paths.items()]
-    _add(element, "system-out", "\n".join(lines))
-
-
-def _write(suites: list[ET.Element]) -> str:
-    root = _make("testsuites", name="megacpp-validate")
-    for suite in suites:
-        suite.attrib.update(_count(suite))
-        root.append(suite)
-    root.attrib.update(_count(root))
-    ET.indent(root)
-    body = ET.tostring(root, encoding="unicode")
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{body}\n'
-
-
-def _count(element: ET.Element) -> dict[str, str]:
-    cases = list(element.iter("testcase"))
-    numbers = {"tests": len(cases)}
-    for plural, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
-        numbers[plural] = sum(case.find(tag) is not None for case in cases)
-    return {name: str(number) for name, number in numbers.items()}
-
-
-def _add_properties(suite: ET.Element, properties: dict[str, str]) -> None:
-    holder = _add(suite, "properties")
-    for name, value in properties.items():
-        _add(holder, "property", name=name, value=value)
-
-
-def _make(tag: str, **attributes: str) -> ET.Element:
-    return ET.Element(tag, {name: _FORBIDDEN.sub("", value) for name, value in attributes.items()})
-
-
-def _add(parent: ET.Element, tag: str, text: str = "", **attributes: str) -> ET.Element:
-    element = _make(tag, **attributes)
-    if text:
-        element.text = _FORBIDDEN.sub("", text)
-    parent.append(element)
-    return element
+    add(element, "system-out", "\n".join(lines))

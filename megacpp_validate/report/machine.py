@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any, Final
+
+from pydantic import TypeAdapter
 
 from megacpp_validate.evidence.findings import StaticResult, Sweep
 from megacpp_validate.evidence.firewall import FirewallResult
+from megacpp_validate.evidence.parity import ParityResult, SupportGrid
+from megacpp_validate.evidence.results import Result
+from megacpp_validate.evidence.selftest import SelftestResult
 
 from .words import consequence, headline, headline_of_fault, next_step, next_step_of_fault
 
 _WORDS: Final = ("headline", "consequence", "next_step")
-_MODELS: Final[dict[str, type[StaticResult] | type[Sweep] | type[FirewallResult]]] = {
+_MODELS: Final[dict[str, type[Result]]] = {
     "megacpp-validate/static/1": StaticResult,
     "megacpp-validate/sweep/1": Sweep,
     "megacpp-validate/firewall/1": FirewallResult,
+    "megacpp-validate/parity/1": ParityResult,
+    "megacpp-validate/support/1": SupportGrid,
+    "megacpp-validate/selftest/1": SelftestResult,
 }
 
 
-def to_json(result: StaticResult | Sweep | FirewallResult) -> str:
+def to_json(result: Result) -> str:
     """The result as JSON: two spaces, keys sorted; the same text for the same result."""
-    data = result.model_dump(mode="json")
+    data = asdict(result) if isinstance(result, SelftestResult) else result.model_dump(mode="json")
     if isinstance(result, StaticResult):
         _add_words(data, result)
     elif isinstance(result, Sweep):
@@ -29,7 +38,7 @@ def to_json(result: StaticResult | Sweep | FirewallResult) -> str:
     return json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def read_json(text: str) -> StaticResult | Sweep | FirewallResult:
+def read_json(text: str) -> Result:
     """What `to_json` wrote, its sentences left out; raises `ValueError` on anything else."""
     data = json.loads(text)
     schema = data.get("schema_id") if isinstance(data, dict) else None
@@ -37,7 +46,7 @@ def read_json(text: str) -> StaticResult | Sweep | FirewallResult:
         raise ValueError(f"not a report of this tool: schema_id is {schema!r}, known are {', '.join(_MODELS)}")
     for values in [data, *data.get("steps", [])]:
         _drop_words(values)
-    return _MODELS[schema].model_validate(data)
+    return TypeAdapter(_MODELS[schema]).validate_python(data)
 
 
 def _add_words(data: dict[str, Any], result: StaticResult) -> None:

@@ -1,13 +1,18 @@
-"""The summary of a step in Markdown. Code becomes `<code>`: it may hold backticks, pipes and tags."""
+"""A result in Markdown, for the page of a run."""
 
 from __future__ import annotations
 
-import re
 from typing import assert_never
 
 from megacpp_validate.evidence.findings import Finding, Impact, ModuleVerdict, StaticResult, Sweep
 from megacpp_validate.evidence.firewall import FirewallResult
+from megacpp_validate.evidence.parity import ParityResult, SupportGrid
+from megacpp_validate.evidence.results import Result
+from megacpp_validate.evidence.selftest import SelftestResult
 
+from .markdown_parity import tell_parity, tell_support
+from .markdown_selftest import tell_selftest
+from .markdown_text import escape
 from .marks import mark_impact, mark_outcome, mark_verdict
 from .sections import arrange_modules
 from .summaries import (
@@ -22,7 +27,7 @@ from .summaries import (
 from .words import LIMITS, consequence, headline, headline_of_fault, next_step, next_step_of_fault, place
 
 
-def render_step_summary(result: StaticResult | Sweep | FirewallResult) -> str:
+def render_step_summary(result: Result) -> str:
     """The result as GitHub-flavoured Markdown, for the page of a run."""
     match result:
         case StaticResult():
@@ -31,22 +36,15 @@ def render_step_summary(result: StaticResult | Sweep | FirewallResult) -> str:
             lines = [*_tell_sweep(result), "", *_tell_limits()]
         case FirewallResult():
             lines = _tell_firewall(result)
+        case ParityResult():
+            lines = tell_parity(result)
+        case SupportGrid():
+            lines = tell_support(result)
+        case SelftestResult():
+            lines = tell_selftest(result)
         case _:
             assert_never(result)
     return "\n".join(lines) + "\n"
-
-
-def escape(text: str) -> str:
-    """Text that Markdown and HTML take as text, on one line; backticks around code become `<code>`."""
-    line = " ".join(re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", " ", text).split())
-    pieces = re.split(r"`([^`]*)`", line)
-    return "".join(f"<code>{_escape(piece)}</code>" if odd % 2 else _escape(piece) for odd, piece in enumerate(pieces))
-
-
-def _escape(text: str) -> str:
-    # As references, which no Markdown parser reads as syntax; `_` and `.` inside a word are safe as they are.
-    text = re.sub(r"""[&<>"'`*|\\\[\]#~$!@]|(?<![A-Za-z0-9_])_|_(?![A-Za-z0-9_])""", lambda m: f"&#{ord(m[0])};", text)
-    return text.replace("://", "&#58;//")
 
 
 def _tell_static(result: StaticResult, level: str) -> list[str]:

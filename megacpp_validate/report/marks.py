@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, assert_never
+from typing import Final, NamedTuple, assert_never
 
 from megacpp_validate.evidence.findings import Impact, ModuleVerdict
 from megacpp_validate.evidence.firewall import FirewallOutcome
+from megacpp_validate.evidence.receipt import Outcome
 
 
 class Mark(NamedTuple):
@@ -56,3 +57,20 @@ def mark_outcome(outcome: FirewallOutcome) -> Mark:
             return Mark("○", "?", "not run", "risk")
         case _:
             assert_never(outcome)
+
+
+_CELLS: Final = {
+    Outcome.PASS: Mark("✓", "-", "pass", "good"),
+    Outcome.FAIL: Mark("✗", "X", "fail", "bad"),
+    Outcome.ERROR: Mark("✗", "X", "error", "bad"),
+    Outcome.IMPORT_ERROR: Mark("✗", "X", "import error", "bad"),
+    Outcome.BLOCKED: Mark("↳", ">", "blocked", "bad"),
+    Outcome.EXPECTED_UNSUPPORTED: Mark("·", ".", "unsupported", "quiet"),
+    Outcome.TIMEOUT: Mark("✗", "X", "timeout", "bad"),
+    Outcome.NOT_RUN: Mark("○", "?", "not run", "risk"),
+}
+
+
+def mark_cell(outcome: Outcome) -> Mark:
+    """How the outcome of a probe looks."""
+    return _CELLS[outcome]

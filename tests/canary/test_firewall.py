@@ -138,7 +138,8 @@ def test_one_missing_entry_leaves_the_rest_available(tier: dict[str, FirewallCas
 
 def plant(tmp_path: Path, file: str, change: Callable[[str], str]) -> Path:
     bridge = tmp_path / "bridge"
-    shutil.copytree(firewall.BRIDGE, bridge, ignore=shutil.ignore_patterns("__pycache__"))
+    for room in (firewall.BRIDGE, firewall.BRIDGE.with_name("native")):
+        shutil.copytree(room, tmp_path / room.name, ignore=shutil.ignore_patterns("__pycache__"))
     before = (bridge / file).read_text()
     after = change(before)
     assert after != before
@@ -169,7 +170,7 @@ PLANTED: dict[str, tuple[str, Callable[[str], str], str, str]] = {
     "a module imports TE in a try": (
         "permute.py",
         edit(FUTURE, f"{FUTURE}\n{TRY_TE}"),
-        "torch-missing",
+        "core-library-deleted",
         "importing the bridge imported transformer_engine",
     ),
     "the question raises": (

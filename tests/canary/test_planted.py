@@ -151,8 +151,9 @@ def test_each_plant_is_found_blamed_on_its_module_and_nothing_else_is_said(
     assert said_by(result) == wanted_of(plants)
     verdicts = {row.module: row.verdict for row in result.modules}
     for one in plants:
-        red = {ModuleVerdict.BREAKS} if one.impact is Impact.BREAKING else {ModuleVerdict.BREAKS, ModuleVerdict.RISK}
-        assert verdicts[one.module] in red
+        # A module whose own finding is a risk may be red because of a plant in another that it shares an entry with.
+        worse = {ModuleVerdict.BREAKS, ModuleVerdict.CASCADE, ModuleVerdict.RISK}
+        assert verdicts[one.module] in ({ModuleVerdict.BREAKS} if one.impact is Impact.BREAKING else worse)
 
 
 def test_every_kind_has_a_plant() -> None:

@@ -10,7 +10,17 @@ import pytest
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.bridge.attention import TeAttention
 from megacpp_validate.bridge.expert_gemm import TeExpertBank
-from megacpp_validate.bridge.fp8_scope import (
+from megacpp_validate.bridge.layer_spec import te_attention_layer, te_layer_spec, te_mamba_in_projection, te_norm
+from megacpp_validate.bridge.linear_walker import TeLinear
+from megacpp_validate.bridge.native_block import TeBlock
+from megacpp_validate.bridge.permute import (
+    TePadding,
+    te_permute,
+    te_sort_chunks,
+    te_sort_chunks_with_probs,
+    te_unpermute,
+)
+from megacpp_validate.bridge.te_fp8 import (
     reset_te_state,
     te_block_scaling,
     te_current_scaling,
@@ -23,16 +33,6 @@ from megacpp_validate.bridge.fp8_scope import (
     te_scope,
     te_state,
     te_support,
-)
-from megacpp_validate.bridge.layer_spec import te_attention_layer, te_layer_spec, te_mamba_in_projection, te_norm
-from megacpp_validate.bridge.linear_walker import TeLinear
-from megacpp_validate.bridge.native_block import TeBlock
-from megacpp_validate.bridge.permute import (
-    TePadding,
-    te_permute,
-    te_sort_chunks,
-    te_sort_chunks_with_probs,
-    te_unpermute,
 )
 from megacpp_validate.bridge.vendor import Entry
 
@@ -86,7 +86,7 @@ def test_block(activation: str) -> None:
     given = rows(2, 128, HIDDEN, grad=True)
     block(given).sum().backward()
     assert given.grad.isfinite().all()
-    assert all(parameter is not None for parameter in block.parameters().values())
+    assert all(parameter is not None for parameter in block.weights_by_role().values())
 
 
 def test_layer_spec() -> None:

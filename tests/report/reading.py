@@ -14,10 +14,10 @@ from rich.console import Console
 
 from megacpp_validate.evidence.findings import StaticResult, Sweep
 from megacpp_validate.evidence.firewall import FirewallResult
-from megacpp_validate.report import github, junit, machine, terminal
+from megacpp_validate.evidence.parity import ParityResult, SupportGrid
+from megacpp_validate.evidence.results import Result
+from megacpp_validate.report import github, junit, junit_parity, machine, terminal, terminal_parity
 from megacpp_validate.report import html as pages
-
-Result = StaticResult | Sweep | FirewallResult
 
 
 class Page(HTMLParser):
@@ -69,6 +69,10 @@ def print_terminal(result: Result, *, width: int = 10_000, verbose: bool = True,
             terminal.render_sweep(result, verbose=verbose, console=console)
         case FirewallResult():
             terminal.render_firewall(result, verbose=verbose, console=console)
+        case ParityResult():
+            terminal_parity.render_parity(result, verbose=verbose, console=console)
+        case SupportGrid():
+            terminal_parity.render_support(result, console=console)
     return stream.getvalue()
 
 
@@ -80,6 +84,9 @@ def write_html(result: Result) -> str:
             return pages.render_sweep_html(result)
         case FirewallResult():
             return pages.render_firewall_html(result)
+        case ParityResult():
+            return pages.render_parity_html(result)
+    raise TypeError(type(result))
 
 
 def write_junit(result: Result) -> str:
@@ -90,6 +97,9 @@ def write_junit(result: Result) -> str:
             return junit.render_sweep_junit(result)
         case FirewallResult():
             return junit.render_firewall_junit(result)
+        case ParityResult():
+            return junit_parity.render_parity_junit(result)
+    raise TypeError(type(result))
 
 
 def write_annotations(result: Result) -> str:
@@ -100,6 +110,9 @@ def write_annotations(result: Result) -> str:
             return github.render_sweep_annotations(result)
         case FirewallResult():
             return github.render_firewall_annotations(result)
+        case ParityResult():
+            return github.render_parity_annotations(result)
+    raise TypeError(type(result))
 
 
 def read_junit(result: Result) -> str:

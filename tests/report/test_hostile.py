@@ -29,6 +29,19 @@ from megacpp_validate.evidence.findings import (
     Sweep,
 )
 from megacpp_validate.evidence.firewall import FirewallCase, FirewallOutcome, FirewallResult
+from megacpp_validate.evidence.parity import ParityResult
+from megacpp_validate.evidence.receipt import (
+    Backend,
+    Check,
+    Failure,
+    JitCompiles,
+    Library,
+    Machine,
+    Outcome,
+    Package,
+    Part,
+    Receipt,
+)
 from megacpp_validate.report import github, machine
 
 EVIL = (
@@ -100,11 +113,48 @@ def evil_firewall() -> FirewallResult:
     return FirewallResult(tool=evil("tool"), python=evil("python"), torch=evil("torch"), cases=cases)
 
 
+def evil_receipt(outcome: Outcome) -> Receipt:
+    return Receipt(
+        cell=evil("cell"),
+        stack=evil("stack"),
+        target=evil("target"),
+        probe=evil("probe"),
+        outcome=outcome,
+        reason=evil("reason"),
+        requested="te",
+        checks=(Check(evil("check"), False, (Part(evil("part"), 2.0, 1.0, False, evil("why")),), evil("detail")),),
+        backends=(Backend(evil("path"), "te", evil("claimed"), (evil("observed"),), (evil("reason"),)),),
+        packages=(Package(evil("package"), evil("version"), evil("file"), (evil("copy"),)),),
+        libraries=(Library(evil("library"), evil("version"), (evil("one"), evil("two"))),),
+        machine=Machine(gpu=evil("gpu"), driver=evil("driver"), python=evil("python"), torch=evil("torch")),
+        jit=JitCompiles({evil("jit"): 1}, {evil("later"): 1}),
+        failure=Failure(evil("type"), evil("message"), evil("frame"), evil("traceback")),
+        blocked_by=evil("blocked by"),
+        seconds={evil("phase"): 1.0},
+    )
+
+
+def evil_parity() -> ParityResult:
+    return ParityResult(
+        tool=evil("tool"),
+        target=evil("target"),
+        stack=evil("stack"),
+        requested=evil("requested"),
+        requested_because=evil("because"),
+        interpreter=evil("interpreter"),
+        folder=evil("folder"),
+        seed=0,
+        seconds=1.0,
+        receipts=tuple(evil_receipt(outcome) for outcome in Outcome),
+    )
+
+
 STATIC = evil_static()
 ALL: dict[str, Result] = {
     "static": STATIC,
     "sweep": Sweep(steps=(STATIC, STATIC), unreadable={evil("release"): evil("reason")}),
     "firewall": evil_firewall(),
+    "parity": evil_parity(),
 }
 
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _GRACE_S = 10.0  # a killed process that is not gone after this sleeps in the kernel: it is left alone
+_LAST_WORDS_S = 2.0
 
 
 class Stopped(RuntimeError):
-    """A process was to be started after the tier had been told to stop."""
+    """Everything was told to stop before a process was started, or while it ran."""
 
 
 @dataclass(frozen=True)
@@ -44,18 +45,40 @@ class Processes:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _stopped: bool = False
 
-    def run(self, command: Sequence[str], *, env: Mapping[str, str], folder: Path, limit_s: float, log: Path) -> Ended:
-        """Run a command in its own process group, its words in the file `log` (a pipe would outlive it)."""
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        folder: Path,
+        limit_s: float,
+        log: Path,
+        given: Path = Path(os.devnull),
+        ask_where: bool = False,
+    ) -> Ended:
+        """Run a command in its own process group, its words in the file `log` (a pipe would outlive it).
+
+        Args:
+            command, env, folder: what is started, with which environment, and where.
+            limit_s: seconds that it may take.
+            log: file for what it writes to its standard streams.
+            given: file that it reads as its standard input.
+            ask_where: send SIGABRT before it is killed, to which Python's faulthandler answers with where it hangs.
+
+        Raises:
+            Stopped: `stop` was called before, or while it ran: how it ended says nothing then.
+            OSError: it cannot be started.
+        """
         started = time.monotonic()
-        with log.open("wb") as words:
+        with log.open("wb") as words, given.open("rb") as order:
             with self._lock:
                 if self._stopped:
-                    raise Stopped("the tier was stopped before this process was started")
+                    raise Stopped("everything was stopped before this process was started")
                 process = subprocess.Popen(
                     command,
                     env=dict(env),
                     cwd=folder,
-                    stdin=subprocess.DEVNULL,
+                    stdin=order,
                     stdout=words,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
@@ -65,10 +88,14 @@ class Processes:
                 code: int | None = process.wait(timeout=limit_s)
             except subprocess.TimeoutExpired:
                 code = None
+                if ask_where:
+                    _ask_where(process)
             finally:
                 _kill_group(process)
                 with self._lock:
                     self._running.discard(process)
+        if self._stopped:
+            raise Stopped("everything was stopped while this process ran")
         seconds = time.monotonic() - started
         return Ended(_say_end(code, limit_s), code, seconds, log.read_text(encoding="utf-8", errors="replace"))
 
@@ -79,6 +106,12 @@ class Processes:
             running = tuple(self._running)
         for process in running:
             _kill_group(process)
+
+
+def _ask_where(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+        process.send_signal(signal.SIGABRT)
+        process.wait(timeout=_LAST_WORDS_S)
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

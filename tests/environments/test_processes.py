@@ -1,15 +1,16 @@
-"""A process of the firewall tier ends in time, with all that it started."""
+"""A process ends in time, with all that it started."""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from megacpp_validate.canary.firewall_process import Processes, Stopped
+from megacpp_validate.environments.processes import Processes, Stopped
 
 
 def test_what_a_process_started_is_killed_with_it(tmp_path: Path) -> None:
@@ -41,6 +42,23 @@ def test_a_process_that_leaves_a_child_behind_is_not_waited_for(tmp_path: Path) 
     )
     assert (ended.how, ended.code, ended.words) == ("exit", 0, "done\n")
     assert ended.seconds < 30
+
+
+def test_how_a_process_ended_that_was_stopped_is_not_told(tmp_path: Path) -> None:
+    processes = Processes()
+    timer = threading.Timer(0.5, processes.stop)
+    timer.start()
+    with pytest.raises(Stopped, match="while this process ran"):
+        processes.run(["sleep", "600"], env=os.environ, folder=tmp_path, limit_s=60.0, log=tmp_path / "log")
+    timer.join()
+
+
+def test_a_process_reads_what_it_is_given(tmp_path: Path) -> None:
+    (tmp_path / "given").write_text("an order")
+    run = Processes().run
+    env, log = os.environ, tmp_path / "log"
+    assert run(["cat"], env=env, folder=tmp_path, limit_s=60.0, log=log, given=tmp_path / "given").words == "an order"
+    assert run(["cat"], env=env, folder=tmp_path, limit_s=60.0, log=log).words == ""
 
 
 def test_nothing_is_started_after_a_stop(tmp_path: Path) -> None:

@@ -1,0 +1,258 @@
+"""The weights of an A-block under native names and under Transformer Engine's, and their tensor-parallel shards.
+
+The native block holds query, key and value as one weight `qkv.weight` [(H + 2G) x D, hidden], in that order; TE holds
+them as three. Everything else has the same name and layout in both: in a gated MLP the first half of `mlp.fc1_weight`
+[2F, hidden] goes through the activation, in TE as here (`LayerNormMLP`; `pytorch/ops/basic/activation.py`: "Transformer
+Engine applies the gating function to the first half"). Nothing is computed, so a round trip is exact to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from .errors import NotDivisible, WeightMismatch
+from .extra_state import is_extra_state
+
+QKV: Final = "qkv.weight"
+QKV_PARTS: Final = ("qkv.query_weight", "qkv.key_weight", "qkv.value_weight")
+OUT: Final = "out.weight"
+FC1: Final = "mlp.fc1_weight"
+FC2: Final = "mlp.fc2_weight"
+NORMS: Final = ("qkv.layer_norm_weight", "mlp.layer_norm_weight")
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """The sizes of one A-block.
+
+    Attributes:
+        hidden: width of the residual stream.
+        ffn_hidden: width F of the MLP.
+        heads, groups, head_dim: H, G and D of the attention.
+        gated: whether the MLP has a gate, so that `mlp.fc1_weight` has 2F rows.
+    """
+
+    hidden: int
+    ffn_hidden: int
+    heads: int
+    groups: int
+    head_dim: int
+    gated: bool
+
+    @property
+    def segments(self) -> tuple[int, int, int]:
+        """Rows of query, key and value in `qkv.weight`."""
+        return self.heads * self.head_dim, self.groups * self.head_dim, self.groups * self.head_dim
+
+    def native_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every native weight by name."""
+        up = 2 * self.ffn_hidden if self.gated else self.ffn_hidden
+        return {
+            NORMS[0]: (self.hidden,),
+            QKV: (sum(self.segments), self.hidden),
+            OUT: (self.hidden, self.heads * self.head_dim),
+            NORMS[1]: (self.hidden,),
+            FC1: (up, self.hidden),
+            FC2: (self.hidden, self.ffn_hidden),
+        }
+
+    def shard(self, tp_size: int) -> BlockShape:
+        """The sizes of one rank's share.
+
+        Raises:
+            NotDivisible: heads, groups or the MLP's width do not divide among the ranks.
+        """
+        _check_divides("query heads", self.heads, tp_size)
+        _check_divides("key and value groups", self.groups, tp_size)
+        _check_divides("columns of the MLP", self.ffn_hidden, tp_size)
+        return BlockShape(
+            self.hidden,
+            self.ffn_hidden // tp_size,
+            self.heads // tp_size,
+            self.groups // tp_size,
+            self.head_dim,
+            self.gated,
+        )
+
+
+# --- native names and TE's --------------------------------------------------------------------------------
+
+
+def to_native(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """TE's weights under native names; differentiable, because it only joins."""
+    native = {name: weight for name, weight in weights.items() if name not in QKV_PARTS and not is_extra_state(name)}
+    native[QKV] = torch.cat([weights[name] for name in QKV_PARTS])
+    return native
+
+
+def to_te(native: Mapping[str, Any], shape: BlockShape) -> dict[str, Any]:
+    """Native weights under TE's names; views, nothing is copied."""
+    weights = {name: weight for name, weight in native.items() if name != QKV}
+    weights.update(zip(QKV_PARTS, native[QKV].split(shape.segments), strict=True))
+    return weights
+
+
+def check_native_state(state: Mapping[str, Any], shape: BlockShape, dtype: Any) -> dict[str, Any]:
+    """The weights of a native state_dict, without extra state that TE may have left in it.
+
+    Raises:
+        WeightMismatch: a name is missing or unknown, or a weight has another shape or dtype; the text names all.
+    """
+    wanted = shape.native_shapes()
+    found = {name: weight for name, weight in state.items() if not is_extra_state(name)}
+    faults = [f"{name} is missing" for name in wanted if name not in found]
+    faults += [f"{name} is unknown" for name in found if name not in wanted]
+    for name in wanted.keys() & found.keys():
+        seen = tuple(found[name].shape)
+        if seen != wanted[name]:
+            faults.append(f"{name} has shape {seen}, wanted {wanted[name]}")
+        elif found[name].dtype != dtype:
+            faults.append(f"{name} is {found[name].dtype}, wanted {dtype}, and a cast would round")
+    if faults:
+        raise WeightMismatch(
+            f"the weights do not fit this block: {'; '.join(sorted(faults))}. Likely cause: another configuration, a "
+            "whole state where a tensor-parallel shard is wanted, or names of another layer. Next step: compare the "
+            "configurations; shard_native_state() makes a rank's share, and weights of another dtype are cast first."
+        )
+    return found
+
+
+# --- tensor-parallel shards -------------------------------------------------------------------------------
+
+
+def split_qkv(weight: Any, rank: int, tp_size: int, heads: int, groups: int, head_dim: int) -> Any:
+    """One rank's share of a joint QKV weight: whole query heads, then whole groups of keys, then of values.
+
+    A plain chunk of the rows would give the first ranks only queries and the last only values.
+
+    Args:
+        weight: [(H + 2G) x D, ...], rows of the queries, then the keys, then the values.
+        rank: of 0 to tp_size - 1.
+        tp_size: tensor-parallel ranks.
+        heads, groups, head_dim: H, G and D of the whole weight.
+
+    Returns:
+        [(H + 2G) / tp_size x D, ...], a copy.
+
+    Raises:
+        NotDivisible: heads or groups do not divide among the ranks, or there is no such rank.
+        WeightMismatch: the weight has another number of rows.
+    """
+    _check_divides("query heads", heads, tp_size)
+    _check_divides("key and value groups", groups, tp_size)
+    _check_rank(rank, tp_size)
+    segments = heads * head_dim, groups * head_dim, groups * head_dim
+    if weight.shape[0] != sum(segments):
+        raise WeightMismatch(
+            f"the QKV weight has {weight.shape[0]} rows; {heads} query heads and twice {groups} groups of size "
+            f"{head_dim} make {sum(segments)}. Next step: pass the heads and groups of the whole weight."
+        )
+    return torch.cat([segment.chunk(tp_size)[rank] for segment in weight.split(segments)])
+
+
+def join_qkv(shards: Sequence[Any], *, heads: int, groups: int, head_dim: int) -> Any:
+    """The whole QKV weight from every rank's share, in order of rank; the inverse of `split_qkv`.
+
+    Args:
+        shards: each [(H + 2G) / tp_size x D, ...].
+        heads, groups, head_dim: H, G and D of the whole weight.
+
+    Raises:
+        NotDivisible: heads or groups do not divide among the shards.
+        WeightMismatch: a share has another number of rows.
+    """
+    tp_size = len(shards)
+    _check_divides("query heads", heads, tp_size)
+    _check_divides("key and value groups", groups, tp_size)
+    mine = heads // tp_size * head_dim, groups // tp_size * head_dim, groups // tp_size * head_dim
+    for rank, shard in enumerate(shards):
+        if shard.shape[0] != sum(mine):
+            raise WeightMismatch(
+                f"the share of rank {rank} has {shard.shape[0]} rows, wanted {sum(mine)}. Next step: pass every rank's "
+                "share, in order of rank, and the heads and groups of the whole weight."
+            )
+    parts = [shard.split(mine) for shard in shards]
+    return torch.cat([torch.cat(segment) for segment in zip(*parts, strict=True)])
+
+
+def split_gated(fc1: Any, rank: int, tp_size: int) -> Any:
+    """One rank's share of a gated up-projection: its share of the gate, then its share of the linear half.
+
+    Args:
+        fc1: [2F, ...], the gate first.
+        rank, tp_size: as for `split_qkv`.
+
+    Returns:
+        [2F / tp_size, ...], a copy.
+
+    Raises:
+        NotDivisible: the rows do not make two halves, or a half does not divide among the ranks.
+    """
+    _check_divides("rows of a gated up-projection", fc1.shape[0], 2)
+    _check_divides("rows of each half of a gated up-projection", fc1.shape[0] // 2, tp_size)
+    _check_rank(rank, tp_size)
+    return torch.cat([half.chunk(tp_size)[rank] for half in fc1.chunk(2)])
+
+
+def join_gated(shards: Sequence[Any]) -> Any:
+    """The whole gated up-projection from every rank's share; the inverse of `split_gated`."""
+    for shard in shards:
+        _check_divides("rows of a share of a gated up-projection", shard.shape[0], 2)
+    halves = [shard.chunk(2) for shard in shards]
+    return torch.cat([torch.cat(half) for half in zip(*halves, strict=True)])
+
+
+def shard_native_state(state: Mapping[str, Any], shape: BlockShape, rank: int, tp_size: int) -> dict[str, Any]:
+    """One rank's share of a whole native state: columns of QKV and fc1, rows of out and fc2, norms whole.
+
+    Args:
+        state: the weights of a whole block.
+        shape: its sizes.
+        rank, tp_size: as for `split_qkv`.
+
+    Raises:
+        NotDivisible: something does not divide among the ranks.
+        WeightMismatch: the state does not fit the shape.
+    """
+    shape.shard(tp_size)
+    _check_rank(rank, tp_size)
+    whole = check_native_state(state, shape, state[QKV].dtype if QKV in state else None)
+    up = split_gated(whole[FC1], rank, tp_size) if shape.gated else whole[FC1].chunk(tp_size)[rank].clone()
+    return {
+        **{name: whole[name].clone() for name in NORMS},
+        QKV: split_qkv(whole[QKV], rank, tp_size, shape.heads, shape.groups, shape.head_dim),
+        OUT: whole[OUT].chunk(tp_size, dim=1)[rank].clone(),
+        FC1: up,
+        FC2: whole[FC2].chunk(tp_size, dim=1)[rank].clone(),
+    }
+
+
+def join_native_state(shards: Sequence[Mapping[str, Any]], shape: BlockShape) -> dict[str, Any]:
+    """A whole native state from every rank's share, in order of rank; the inverse of `shard_native_state`."""
+    mine = shape.shard(len(shards))
+    parts = [check_native_state(shard, mine, shard[QKV].dtype if QKV in shard else None) for shard in shards]
+    up = [part[FC1] for part in parts]
+    return {
+        **{name: parts[0][name].clone() for name in NORMS},
+        QKV: join_qkv([part[QKV] for part in parts], heads=shape.heads, groups=shape.groups, head_dim=shape.head_dim),
+        OUT: torch.cat([part[OUT] for part in parts], dim=1),
+        FC1: join_gated(up) if shape.gated else torch.cat(up),
+        FC2: torch.cat([part[FC2] for part in parts], dim=1),
+    }
+
+
+def _check_divides(what: str, count: int, ranks: int) -> None:
+    if ranks < 1 or count % ranks:
+        raise NotDivisible(
+            f"{count} {what} do not divide into {ranks} whole shares. Next step: choose a number of shares that "
+            f"divides {count}."
+        )
+
+
+def _check_rank(rank: int, tp_size: int) -> None:
+    if not 0 <= rank < tp_size:
+        raise NotDivisible(f"there is no rank {rank} among {tp_size}. Next step: pass 0 to {tp_size - 1}.")

@@ -1,0 +1,72 @@
+"""The DeepGEMM import bridge: the same firewall for a third vendor library.
+
+As in `imports.py`, importing this module imports nothing of the library and never raises. The library compiles its
+kernels when they are first called, about 2 s each, so it wants a CUDA toolkit beside the driver: its own import starts
+`which nvcc` where neither CUDA_HOME nor CUDA_PATH is set, and fails with an empty AssertionError where none is found.
+
+What was seen with torch 2.11 on sm_90 (2026-11-21): sgl-deep-gemm 0.1.3 works; 0.1.7 and 0.2.0 load and then refuse
+every tensor ("dim == 2 or dim == 3"); 0.2.1 and later do not load.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from .vendor import Vendor, explain_plainly
+
+NATIVE_PATH: Final = "a grouped matmul of plain torch in bf16"
+
+
+def _explain(fault: BaseException) -> str:
+    if isinstance(fault, AssertionError) and not str(fault):
+        return (
+            "DeepGEMM cannot be used: its import asserts without a word. Likely cause: it found no CUDA toolkit, which "
+            "it needs to compile kernels. Next step: set CUDA_HOME to one with nvcc, or stay native."
+        )
+    return _explain_plainly(fault)
+
+
+_explain_plainly: Final = explain_plainly("DeepGEMM", "pip install sgl-deep-gemm==0.1.3")
+
+DEEP_GEMM: Final = Vendor(
+    "DeepGEMM",
+    module="deep_gemm",
+    switch="MEGACPP_DISABLE_DEEP_GEMM",
+    trial="MEGACPP_DEEP_GEMM_TRIAL_SECONDS",
+    explain=_explain,
+)
+
+is_deep_gemm_available = DEEP_GEMM.is_available
+why_deep_gemm_is_unavailable = DEEP_GEMM.why_unavailable
+
+
+@DEEP_GEMM.entry(required=True)
+def grouped_fp8_gemm() -> Any:
+    """Rows [R, K] x weights [E, N, K]: each with its scales, the group of each row, into bf16 [R, N]."""
+    from deep_gemm import m_grouped_fp8_gemm_nt_contiguous  # type: ignore[import-not-found, unused-ignore]
+
+    return m_grouped_fp8_gemm_nt_contiguous
+
+
+@DEEP_GEMM.entry(required=True)
+def cast_rows() -> Any:
+    """[R, K] -> E4M3 [R, K] and fp32 scales [R, K / 128]."""
+    from deep_gemm import per_token_cast_to_fp8  # type: ignore[import-not-found, unused-ignore]
+
+    return per_token_cast_to_fp8
+
+
+@DEEP_GEMM.entry(required=True)
+def cast_blocks() -> Any:
+    """[N, K] -> E4M3 [N, K] and fp32 scales [N / 128, K / 128]."""
+    from deep_gemm import per_block_cast_to_fp8  # type: ignore[import-not-found, unused-ignore]
+
+    return per_block_cast_to_fp8
+
+
+@DEEP_GEMM.entry(required=True)
+def rows_alignment() -> Any:
+    """The multiple to which each group's rows are padded; 128 on sm_90."""
+    from deep_gemm import get_mk_alignment_for_contiguous_layout  # type: ignore[import-not-found, unused-ignore]
+
+    return get_mk_alignment_for_contiguous_layout

@@ -1,0 +1,11 @@
+"""The command line: parses arguments, calls one verb, renders what it gives, and maps the outcome to an exit code.
+
+A verb's own imports are made when it is called: the one that runs on a GPU host does not need what reads sources.
+"""
+
+from __future__ import annotations
+
+from . import canary_verbs, parity_verbs, selftest_verbs
+from .app import main
+
+__all__ = ["canary_verbs", "main", "parity_verbs", "selftest_verbs"]

@@ -1,0 +1,7 @@
+"""`python -m megacpp_validate.cli`."""
+
+from __future__ import annotations
+
+from . import main
+
+main()

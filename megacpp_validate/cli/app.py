@@ -1,0 +1,79 @@
+"""What every verb shares: exit codes, options, and how a foreseen error ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from enum import IntEnum, StrEnum
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from .. import __version__
+from ..catalog import MatrixInvalid
+
+TOOL = f"megacpp-validate {__version__}"
+
+
+class Exit(IntEnum):
+    """Exit codes by class of outcome."""
+
+    OPEN = 0
+    CLOSED = 1
+    WRONG_ARGUMENTS = 2
+    NOTHING_SELECTED = 3
+    EVIDENCE_MISSING = 4
+    NO_ENVIRONMENT = 5
+    INFRASTRUCTURE = 6
+    INTERRUPTED = 130
+
+
+class Format(StrEnum):
+    """How a result is told."""
+
+    TABLE = "table"
+    JSON = "json"
+    HTML = "html"
+    JUNIT = "junit"
+    GITHUB = "github"
+    MARKDOWN = "markdown"
+
+
+FormatOption = Annotated[Format, typer.Option("--format", help="How to tell the result.")]
+OutputOption = Annotated[Path | None, typer.Option("--output", help="Write it to a file instead.")]
+MatrixOption = Annotated[Path | None, typer.Option("--matrix", help="Folder of the matrix files.")]
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Which part of the bridge to Transformer Engine does an upgrade break, and why.",
+)
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def main() -> None:
+    """Run the command line; every foreseen error becomes one message and the exit code of its class."""
+    try:
+        app()
+    except MatrixInvalid as fault:
+        refuse(str(fault), Exit.WRONG_ARGUMENTS)
+    except KeyboardInterrupt:
+        refuse("interrupted", Exit.INTERRUPTED)
+
+
+def refuse(message: str, code: Exit) -> NoReturn:
+    """End with one message on standard error."""
+    errors.print(f"megacpp-validate: {message}", markup=False)
+    raise SystemExit(int(code))
+
+
+@contextmanager
+def foreseen(codes: Mapping[type[Exception], Exit]) -> Iterator[None]:
+    """Errors that a verb foresees, and the exit code of each class."""
+    try:
+        yield
+    except tuple(codes) as fault:
+        refuse(str(fault), next(code for kind, code in codes.items() if isinstance(fault, kind)))

@@ -1,0 +1,99 @@
+"""A result, in the form and at the place that was asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, assert_never
+
+from rich.console import Console
+
+from ..evidence.findings import StaticResult, Sweep
+from ..evidence.firewall import FirewallResult
+from ..evidence.parity import ParityResult, SupportGrid
+from ..evidence.results import Result
+from ..evidence.selftest import SelftestResult
+from ..report import (
+    github,
+    html,
+    junit,
+    junit_parity,
+    machine,
+    terminal,
+    terminal_parity,
+    terminal_selftest,
+    terminal_sweep,
+)
+from .app import Exit, Format, refuse
+
+
+def tell(result: Result, fmt: Format, output: Path | None, *, verbose: bool = False) -> None:
+    """Print a result, or write it to a file."""
+    if output is None:
+        if fmt is Format.TABLE:
+            _print_table(result, Console(), verbose=verbose)
+        else:
+            text = _text(result, fmt)
+            sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        return
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with output.open("w", encoding="utf-8") as stream:
+            if fmt is Format.TABLE:
+                _print_table(result, Console(file=stream), verbose=verbose)
+            else:
+                stream.write(_text(result, fmt))
+    except OSError as fault:
+        refuse(
+            f"{output} cannot be written: {fault.strerror or fault}. Likely cause: it is a folder, or lies in a place "
+            "that is not yours. Next step: give --output a file in a folder that you can write.",
+            Exit.WRONG_ARGUMENTS,
+        )
+
+
+def _print_table(result: Result, console: Console, *, verbose: bool) -> None:
+    match result:
+        case StaticResult():
+            terminal.render_static(result, verbose=verbose, console=console)
+        case Sweep():
+            terminal_sweep.render_sweep(result, console=console)
+        case FirewallResult():
+            terminal.render_firewall(result, console=console)
+        case ParityResult():
+            terminal_parity.render_parity(result, verbose=verbose, console=console)
+        case SupportGrid():
+            terminal_parity.render_support(result, console=console)
+        case SelftestResult():
+            terminal_selftest.render_selftest(result, verbose=verbose, console=console)
+        case _:
+            assert_never(result)
+
+
+def _text(result: Result, fmt: Format) -> str:
+    if fmt is Format.JSON:
+        return machine.to_json(result)
+    if fmt is Format.MARKDOWN:
+        return github.render_step_summary(result)
+    render = _RENDERERS.get((fmt, type(result)))
+    if render is None:
+        refuse(
+            f"this result is not told as {fmt.value}. Next step: choose table, json or markdown.", Exit.WRONG_ARGUMENTS
+        )
+    return render(result)
+
+
+_RENDERERS: Final[dict[tuple[Format, type[Result]], Callable[[Any], str]]] = {
+    (Format.HTML, StaticResult): html.render_static_html,
+    (Format.HTML, Sweep): html.render_sweep_html,
+    (Format.HTML, FirewallResult): html.render_firewall_html,
+    (Format.HTML, ParityResult): html.render_parity_html,
+    (Format.JUNIT, StaticResult): junit.render_static_junit,
+    (Format.JUNIT, Sweep): junit.render_sweep_junit,
+    (Format.JUNIT, FirewallResult): junit.render_firewall_junit,
+    (Format.JUNIT, ParityResult): junit_parity.render_parity_junit,
+    (Format.GITHUB, StaticResult): github.render_static_annotations,
+    (Format.GITHUB, Sweep): github.render_sweep_annotations,
+    (Format.GITHUB, FirewallResult): github.render_firewall_annotations,
+    (Format.GITHUB, ParityResult): github.render_parity_annotations,
+}

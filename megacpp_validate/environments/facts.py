@@ -1,0 +1,97 @@
+"""What an environment has, asked of the environment itself before any probe is started."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from .interpreter import Environment, NoEnvironment
+from .processes import Processes
+
+_MODULE: Final = "megacpp_validate.probes.identify"
+_LIMIT_S: Final = 90.0  # a cold disk and an nvidia-smi that wakes the driver take their time
+
+
+class Gpu(BaseModel):
+    """The first GPU that a process there sees."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    capability: str
+    driver: str
+    memory_mib: str
+
+    @property
+    def arch(self) -> str:
+        """Such as "sm_90"."""
+        return f"sm_{self.capability.replace('.', '')}"
+
+
+class Facts(BaseModel):
+    """What an environment has.
+
+    Attributes:
+        torch, te: versions; empty where it is not installed.
+        te_folder: where `transformer_engine` would be imported from.
+        gpu: None where there is none, for the reason `why_no_gpu`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    python: str
+    executable: str
+    machine: str
+    torch: str
+    te: str
+    te_folder: str
+    gpu: Gpu | None
+    why_no_gpu: str
+
+
+def read_facts(environment: Environment, processes: Processes) -> Facts:
+    """Ask an environment what it has.
+
+    Raises:
+        NoEnvironment: its interpreter cannot be started, or is too old.
+    """
+    with tempfile.TemporaryDirectory(prefix="megacpp-facts-") as folder:
+        answer, log = Path(folder, "facts.json"), Path(folder, "log")
+        shown = " ".join(environment.python)
+        try:
+            ended = processes.run(
+                environment.command(_MODULE, str(answer)),
+                env=environment.variables,
+                folder=Path(folder),
+                limit_s=_LIMIT_S,
+                log=log,
+            )
+            facts = Facts.model_validate_json(answer.read_bytes())
+        except OSError as fault:
+            said = " ".join(log.read_text(errors="replace").split())[-600:] if log.exists() else ""
+            raise NoEnvironment(
+                f"{shown} does not answer what it has ({ended.how if said else fault}). It said: {said or 'nothing'}. "
+                "Likely cause: a Python older than 3.11, or a damaged one. Next step: give another with --python."
+            ) from fault
+        except ValidationError as fault:
+            raise NoEnvironment(
+                f"{shown} answers in another form. Likely cause: it finds another megacpp-validate first. Next step: "
+                "take that off its path, or upgrade it."
+            ) from fault
+    return facts
+
+
+def require_torch(facts: Facts) -> None:
+    """Say so before a probe is started where there is nothing to probe.
+
+    Raises:
+        NoEnvironment: there is no torch.
+    """
+    if not facts.torch:
+        raise NoEnvironment(
+            f"{facts.executable} (Python {facts.python}) has no torch. Likely cause: it is not the interpreter of the "
+            "stack. Next step: give that one with --python, or set MEGACPP_PYTHON."
+        )

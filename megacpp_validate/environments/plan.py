@@ -1,0 +1,167 @@
+"""Which cells a session runs, decided before anything is started: pure functions of the matrix and the facts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from ..catalog import Catalog
+from ..catalog import Target as TargetRow
+from ..evidence.receipt import Outcome, Receipt
+from ..probes.order import Order, Target
+from .facts import Facts
+
+SWITCH: Final = "MEGACPP_DISABLE_TE"
+LOCK_HASH: Final = "MEGACPP_LOCK_HASH"
+IMAGE_DIGEST: Final = "MEGACPP_IMAGE_DIGEST"
+_OFF: Final = frozenset({"", "0", "false", "no", "off"})  # what the bridge itself reads as not set
+
+
+class UnknownTarget(ValueError):
+    """A target or a probe that there is not; the text names those that there are."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a stack.
+
+    Attributes:
+        backend: what every path must be seen to run on.
+        because: why it is that.
+        stack: id of the stack in the cells.
+    """
+
+    backend: Literal["te", "native"]
+    because: str
+    stack: str
+
+
+def find_target(catalog: Catalog, name: str) -> TargetRow:
+    """The row of a target.
+
+    Raises:
+        UnknownTarget: there is none.
+    """
+    known = {target.id: target for target in catalog.targets}
+    if name not in known:
+        raise UnknownTarget(f"there is no target {name!r}. Next step: choose one of {', '.join(known)}.")
+    return known[name]
+
+
+def choose_probes(catalog: Catalog, wanted: Sequence[str]) -> tuple[str, ...]:
+    """The probes to run in dependency order, one a bridge module; all of them where none is named.
+
+    Raises:
+        UnknownTarget: one that there is not.
+    """
+    known = [module.id for module in catalog.modules]
+    if unknown := [name for name in wanted if name not in known]:
+        raise UnknownTarget(
+            f"there is no probe {', '.join(map(repr, unknown))}. Next step: choose from {', '.join(known)}."
+        )
+    return tuple(name for name in known if not wanted or name in wanted)
+
+
+def choose_request(target: TargetRow, facts: Facts, variables: Mapping[str, str]) -> Request:
+    """What is asked of this stack: Transformer Engine, unless it cannot or shall not run here."""
+    if not target.arch:
+        return Request("native", f"Transformer Engine has no kernels for the target {target.id}", "native")
+    switch = variables.get(SWITCH, "").strip()
+    if switch.lower() not in _OFF:
+        return Request("native", f"{SWITCH}={switch} turns Transformer Engine off", "native")
+    because = f"the target {target.id} is there for Transformer Engine"
+    if facts.te:
+        return Request("te", because, f"te{facts.te.partition('+')[0]}")
+    return Request("te", because, "te-unknown" if facts.te_folder else "te-absent")
+
+
+def why_not_here(target: TargetRow, facts: Facts) -> str:
+    """Why this machine is none of the target; empty where it is one."""
+    if target.machine and target.machine != facts.machine:
+        return (
+            f"the target {target.id} is {target.machine}, and this machine is {facts.machine}. "
+            f"Next step: run it on a machine of the target {target.id}."
+        )
+    if not target.arch:
+        return ""
+    if facts.gpu is None:
+        return (
+            f"the target {target.id} wants a GPU of {target.arch}, and there is none: {facts.why_no_gpu}. "
+            f"Next step: run it on a machine of that target; `nox -s cpu_parity` is what runs here."
+        )
+    if facts.gpu.arch != target.arch:
+        return (
+            f"the target {target.id} wants {target.arch}, and {facts.gpu.name} is {facts.gpu.arch}. "
+            f"Next step: choose the target of this GPU, or run it on a machine of the target {target.id}."
+        )
+    return ""
+
+
+def plan_parity(
+    catalog: Catalog,
+    target: TargetRow,
+    facts: Facts,
+    probes: Sequence[str],
+    variables: Mapping[str, str],
+    *,
+    seed: int = 0,
+    tool: str = "",
+    commit: str = "",
+) -> tuple[Order, ...]:
+    """One order a probe, in dependency order.
+
+    Args:
+        catalog: the matrix.
+        target: row that the probes are judged by.
+        facts: what the environment has.
+        probes: those to run; all where there is none.
+        variables: environment variables of the user, which may turn Transformer Engine off.
+        seed, tool, commit: what the receipts carry.
+
+    Raises:
+        UnknownTarget: a probe that there is not.
+    """
+    request = choose_request(target, facts, variables)
+    judged_by = Target(
+        id=target.id,
+        arch=target.arch,
+        recipes=tuple(target.recipes),
+        production_recipe=target.production_recipe,
+        attention=tuple(target.attention),
+        deep_gemm=target.deep_gemm,
+    )
+    return tuple(
+        Order(
+            probe=probe,
+            stack=request.stack,
+            target=judged_by,
+            requested=request.backend,
+            requested_because=request.because,
+            seed=seed,
+            tool=tool,
+            commit=commit,
+            lock_hash=variables.get(LOCK_HASH, ""),
+            image_digest=variables.get(IMAGE_DIGEST, ""),
+        )
+        for probe in choose_probes(catalog, probes)
+    )
+
+
+def receipt_without_probe(order: Order, outcome: Outcome, reason: str) -> Receipt:
+    """The receipt of a cell whose probe could not write one."""
+    return Receipt(
+        cell=order.cell,
+        stack=order.stack,
+        target=order.target.id,
+        probe=order.probe,
+        outcome=outcome,
+        reason=reason,
+        requested=order.requested,
+        requested_because=order.requested_because,
+        seed=order.seed,
+        lock_hash=order.lock_hash,
+        image_digest=order.image_digest,
+        commit=order.commit,
+        tool=order.tool,
+    )

@@ -1,0 +1,288 @@
+"""The suite's own score: faults that were planted, what the probes said, and what that is worth.
+
+Standard library only: the mutants and the runs go to and from the environment in which the faults are planted.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, Literal
+
+from .receipt import Receipt
+
+Where = Literal["wrapper", "vendor"]
+Requested = Literal["te", "native"]
+Value = str | int | float | bool
+
+Z_95: Final = 1.959964  # two-sided 95% of a normal variable
+
+
+class Fault(StrEnum):
+    """What is done to a callable of a wrapper, or to an entry point of Transformer Engine. A closed enumeration."""
+
+    # A tensor that comes out of it, or a gradient that it passes on.
+    ZEROS = "zeros"
+    HALF_ZEROS = "half-zeros"
+    SCALED = "scaled"
+    NEGATED = "negated"
+    SHUFFLED = "shuffled"  # by one place along the first axis that has several
+    NAN = "nan"  # in one element
+    # What goes into it.
+    ARGUMENT = "argument"  # another value
+    ARGUMENT_SCALED = "argument-scaled"
+    ARGUMENT_LOST = "argument-lost"  # its default, or None
+    ARGUMENT_ROLLED = "argument-rolled"  # groups, experts or tokens change places along an axis
+    MASK_OFF_BY_ONE = "mask-off-by-one"  # each query sees the next key, too
+    # What it has.
+    BIAS_DROPPED = "bias-dropped"
+    HALVES_SWAPPED = "halves-swapped"
+    EXPERTS_EXCHANGED = "experts-exchanged"
+    ROPE_LATE = "rope-late"  # after attention instead of before
+    # What it gives.
+    PARAMETERS_CLONED = "parameters-cloned"  # a layer with copies of the parameters that it should share
+    PARAMETERS_FRESH = "parameters-fresh"  # a layer that keeps what it was made with
+    ITEM_LOST = "item-lost"  # one of several
+    ANSWERS = "answers"  # always the same
+    SKIPPED = "skipped"  # nothing, or one of its arguments as it came
+    # What it is.
+    NATIVE_INSTEAD = "native-instead"  # plain torch under the vendor's name
+    MISSING = "missing"
+    ENTRY_LOST = "entry-lost"  # a row of a table
+
+
+@dataclass(frozen=True)
+class Takes:
+    """Which parameters a fault needs, and which it may have."""
+
+    needs: frozenset[str] = frozenset()
+    may: frozenset[str] = frozenset()
+
+
+def _takes(*needs: str, may: tuple[str, ...] = ()) -> Takes:
+    return Takes(frozenset(needs), frozenset(may))
+
+
+_OF_TENSOR: Final = ("tensor",)
+_OF_CALL: Final = ("call",)
+
+# `tensor`: "output" (where it is not given), "output.1" or "output.rows" of several, "gradient.NAME" of an argument or
+# parameter. `call`: "init" where a class is made; without it the call itself. `only`: the value that is changed; any
+# other stays. `index`: the one item of an answer that is always the same.
+PARAMETERS: Final[dict[Fault, Takes]] = {
+    Fault.ZEROS: _takes(may=_OF_TENSOR),
+    Fault.HALF_ZEROS: _takes(may=_OF_TENSOR),
+    Fault.SCALED: _takes("factor", may=_OF_TENSOR),
+    Fault.NEGATED: _takes(may=_OF_TENSOR),
+    Fault.SHUFFLED: _takes(may=_OF_TENSOR),
+    Fault.NAN: _takes(may=_OF_TENSOR),
+    Fault.ARGUMENT: _takes("name", "value", may=(*_OF_CALL, "only")),
+    Fault.ARGUMENT_SCALED: _takes("name", "factor", may=_OF_CALL),
+    Fault.ARGUMENT_LOST: _takes("name", may=_OF_CALL),
+    Fault.ARGUMENT_ROLLED: _takes("name", "axis"),
+    Fault.MASK_OFF_BY_ONE: _takes("name", "axis"),
+    Fault.BIAS_DROPPED: _takes(),
+    Fault.HALVES_SWAPPED: _takes("name"),
+    Fault.EXPERTS_EXCHANGED: _takes("first", "second"),
+    Fault.ROPE_LATE: _takes(),
+    Fault.PARAMETERS_CLONED: _takes(),
+    Fault.PARAMETERS_FRESH: _takes(),
+    Fault.ITEM_LOST: _takes("index"),
+    Fault.ANSWERS: _takes("value", may=("index",)),
+    Fault.SKIPPED: _takes(may=("returns",)),
+    Fault.NATIVE_INSTEAD: _takes(),
+    Fault.MISSING: _takes(),
+    Fault.ENTRY_LOST: _takes("name"),
+}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault, planted in one place: a row of `matrix/mutants.toml`.
+
+    Attributes:
+        id: short and stable.
+        module: id of the bridge module that must be blamed.
+        where: "wrapper" (an attribute below `bridge`) or "vendor" (what an accessor of `bridge.imports` gives).
+        requested: on which path the probes run: "te" (on the double, where there is no GPU) or "native".
+        at: the patch point: "attention.native_attention" below `bridge`; or an accessor's name, with the attribute of
+            its value after a dot.
+        fault, parameters: what is done there.
+        says: what it stands for, in a sentence.
+    """
+
+    id: str
+    module: str
+    where: Where
+    requested: Requested
+    at: str
+    fault: Fault
+    says: str
+    parameters: dict[str, Value] = field(default_factory=dict)
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - pydantic's name and type
+
+
+@dataclass(frozen=True)
+class SelftestOrder:
+    """What the environment is told.
+
+    Attributes:
+        probes: ids of the probes, in the order in which they run.
+        mutants: those to plant, one run each.
+        clean: how many probe runs without a fault there are to be at least, half of them on each path.
+        seed: of the first run; every run has a seed of its own, counted on from it.
+        recipes: FP8 recipes of the path "te".
+    """
+
+    probes: tuple[str, ...]
+    mutants: tuple[Mutant, ...]
+    clean: int = 0
+    seed: int = 0
+    recipes: tuple[str, ...] = ("delayed", "current", "block")
+
+
+@dataclass(frozen=True)
+class SelftestRun:
+    """Every probe once, in one process, with one fault planted or none.
+
+    Attributes:
+        mutant: id of the mutant; empty for a clean run.
+        planted: whether the patch point was there; True in a clean run.
+        reached: how often the planted code changed something.
+        trouble: why it could not be planted, or how the process ended; empty where neither is the case.
+        receipts: one a probe; of good checks only those that failed are kept, which is none.
+    """
+
+    mutant: str
+    requested: Requested
+    seed: int
+    receipts: tuple[Receipt, ...]
+    planted: bool = True
+    reached: int = 0
+    trouble: str = ""
+    seconds: float = 0.0
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
+
+
+class Fate(StrEnum):
+    """What became of a mutant. Only `KILLED` is good."""
+
+    KILLED = "killed"
+    SURVIVED = "survived"  # the planted code ran, changed something, and every probe was good
+    NOT_REACHED = "not-reached"  # no probe runs the planted code: neither killed nor survived
+    NOT_PLANTED = "not-planted"  # the patch point is gone: the catalogue is stale
+    NOT_RUN = "not-run"
+
+
+@dataclass(frozen=True)
+class MutantResult:
+    """One mutant, judged.
+
+    Attributes:
+        blamed: culprits in dependency order; the first one is to blame.
+        cascades: modules that are red because of a culprit.
+        check: the first check of the first culprit that failed, or what was raised.
+        reason: of a fate that is not good.
+    """
+
+    mutant: Mutant
+    fate: Fate
+    blamed: tuple[str, ...] = ()
+    cascades: tuple[str, ...] = ()
+    check: str = ""
+    reason: str = ""
+    seconds: float = 0.0
+
+    @property
+    def blamed_rightly(self) -> bool:
+        """Whether the module that carries the fault is the one that is blamed."""
+        return self.blamed[:1] == (self.mutant.module,)
+
+
+@dataclass(frozen=True)
+class FalseAlarm:
+    """A probe that was red without a fault; `check` as in `MutantResult`."""
+
+    cell: str
+    seed: int
+    check: str
+
+
+@dataclass(frozen=True)
+class SelftestResult:
+    """The score.
+
+    Attributes:
+        modules: ids in dependency order.
+        mutants: in the order of the catalogue.
+        clean_runs: probe runs without a fault.
+        lost: clean runs that gave no evidence, with the reason: they count as neither.
+        seconds: wall-clock time of all.
+    """
+
+    modules: tuple[str, ...]
+    mutants: tuple[MutantResult, ...]
+    clean_runs: int
+    false_alarms: tuple[FalseAlarm, ...] = ()
+    lost: tuple[str, ...] = ()
+    seconds: float = 0.0
+    schema_id: str = "megacpp-validate/selftest/1"
+
+    @property
+    def killed(self) -> int:
+        """Mutants that turned a probe red."""
+        return sum(result.fate is Fate.KILLED for result in self.mutants)
+
+    @property
+    def kill_rate(self) -> float:
+        """Killed mutants of all; one that was not planted, reached or run was not killed. 0 where there is none."""
+        return self.killed / len(self.mutants) if self.mutants else 0.0
+
+    @property
+    def blamed_rightly(self) -> int:
+        """Killed mutants whose own module is blamed."""
+        return sum(result.blamed_rightly for result in self.mutants if result.fate is Fate.KILLED)
+
+    @property
+    def blame_accuracy(self) -> float:
+        """Of the killed mutants. 0 where there is none."""
+        return self.blamed_rightly / self.killed if self.killed else 0.0
+
+    @property
+    def false_alarm_rate(self) -> float:
+        """Red probe runs of all clean ones. 0 where there is none."""
+        return len(self.false_alarms) / self.clean_runs if self.clean_runs else 0.0
+
+    @property
+    def false_alarm_bound(self) -> float:
+        """Upper end of the 95% Wilson interval of the false-alarm rate."""
+        return wilson_interval(len(self.false_alarms), self.clean_runs)[1]
+
+    @property
+    def holds(self) -> bool:
+        """Whether every mutant was killed and blamed on its module, and no clean run was red or lost."""
+        whole = bool(self.mutants) and self.killed == len(self.mutants) == self.blamed_rightly
+        return whole and self.clean_runs > 0 and not self.false_alarms and not self.lost
+
+
+def wilson_interval(hits: int, trials: int) -> tuple[float, float]:
+    """95% score interval of a proportion; (0, 1) where nothing was tried.
+
+    Wilson 1927, "Probable inference, the law of succession, and statistical inference", JASA 22(158), 209-212. Unlike
+    p +- z sqrt(p (1 - p) / n) it says something where there were no hits.
+
+    Raises:
+        ValueError: more hits than trials, or less than none.
+    """
+    if not 0 <= hits <= trials:
+        raise ValueError(f"{hits} of {trials} is no proportion")
+    if trials == 0:
+        return 0.0, 1.0
+    share, square = hits / trials, Z_95**2
+    centre = (share + square / (2 * trials)) / (1 + square / trials)
+    half = Z_95 * math.sqrt(share * (1 - share) / trials + square / (4 * trials**2)) / (1 + square / trials)
+    # At either end the formula gives exactly 0 or 1, and floating point nearly that.
+    return 0.0 if hits == 0 else centre - half, 1.0 if hits == trials else centre + half

@@ -1,0 +1,109 @@
+"""Receipts read back, strictly: what is damaged, edited or contradicts itself is no evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from .receipt import SCHEMA_ID, Outcome, Receipt, cell_id
+
+_RECEIPT: Final = TypeAdapter(Receipt)
+
+
+class ReceiptInvalid(ValueError):
+    """A file that is no receipt.
+
+    Attributes:
+        file: which one.
+        reason: what is wrong with it, every fault named.
+    """
+
+    def __init__(self, file: Path, reason: str) -> None:
+        self.file = file
+        self.reason = reason
+        super().__init__(
+            f"{file} is no receipt: {reason}. Likely cause: it was edited, cut short, or written by another version. "
+            "Next step: run its cell again."
+        )
+
+
+@dataclass(frozen=True)
+class Receipts:
+    """What a folder holds.
+
+    Attributes:
+        found: by cell.
+        unreadable: every file that is no receipt; a cell whose file is one of them is lost, not good.
+    """
+
+    found: dict[str, Receipt]
+    unreadable: tuple[ReceiptInvalid, ...]
+
+
+def read_receipt(path: Path) -> Receipt:
+    """One receipt.
+
+    Raises:
+        ReceiptInvalid: it cannot be read, is none, or contradicts itself.
+    """
+    try:
+        receipt = _RECEIPT.validate_json(path.read_bytes(), strict=True)
+    except OSError as fault:
+        raise ReceiptInvalid(path, f"it cannot be read: {fault.strerror or fault}") from fault
+    except ValidationError as fault:
+        said = (f"{'.'.join(map(str, error['loc'])) or 'the file'}: {error['msg']}" for error in fault.errors())
+        raise ReceiptInvalid(path, "; ".join(said)) from fault
+    if contradictions := "; ".join(_find_contradictions(receipt, path)):
+        raise ReceiptInvalid(path, contradictions)
+    return receipt
+
+
+def read_receipts(folder: Path) -> Receipts:
+    """Every receipt of a folder, those that are none told apart; other files than `*.json` are left alone.
+
+    Raises:
+        ReceiptInvalid: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise ReceiptInvalid(folder, "there is no such folder")
+    found: dict[str, Receipt] = {}
+    unreadable: list[ReceiptInvalid] = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            receipt = read_receipt(path)
+        except ReceiptInvalid as fault:
+            unreadable.append(fault)
+        else:
+            found[receipt.cell] = receipt
+    return Receipts(found, tuple(unreadable))
+
+
+def receipt_schema() -> dict[str, Any]:
+    """The JSON schema of a receipt, as it is published under `docs/schema/`."""
+    schema = _RECEIPT.json_schema(mode="serialization")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID, **schema}
+
+
+def _find_contradictions(receipt: Receipt, path: Path) -> Iterator[str]:
+    """What no probe writes: a good outcome over a bad check, a cell under another name."""
+    if receipt.schema_id != SCHEMA_ID:
+        yield f"schema_id is {receipt.schema_id!r} instead of {SCHEMA_ID!r}"
+    if receipt.cell != cell_id(receipt.stack, receipt.target, receipt.probe):
+        yield f"cell {receipt.cell!r} is not stack, target and probe joined"
+    if path.stem != receipt.cell:
+        yield f"it holds the cell {receipt.cell!r}, which its name does not say"
+    failed = [check.name for check in receipt.checks if not check.passed]
+    if receipt.outcome is Outcome.PASS and (failed or not receipt.checks):
+        yield f"outcome pass with {'the failed check ' + failed[0] if failed else 'no check at all'}"
+    if receipt.outcome is Outcome.FAIL and not failed:
+        yield "outcome fail without a failed check"
+    if receipt.outcome is Outcome.BLOCKED and not receipt.blocked_by:
+        yield "outcome blocked, and not by which cell"
+    for check in receipt.checks:
+        bad = [part.name for part in check.parts if not part.passed]
+        if check.passed and bad:
+            yield f"check {check.name} passed over its part {bad[0]}, which did not"

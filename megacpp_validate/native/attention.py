@@ -1,0 +1,205 @@
+"""Scaled dot-product attention: grouped queries, causal, packed documents, local window, soft cap.
+
+`attention` is what trains; `reference_attention` is the same written out, without SDPA, and what parity is held to.
+
+Sources: Vaswani et al. 2017, arXiv:1706.03762; grouped queries: Ainslie et al. 2023, arXiv:2305.13245; soft cap:
+Gemma 2, arXiv:2408.00118; alignment of the causal mask: FlashAttention 2.1 (Transformer Engine's
+`causal_bottom_right`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    doc_ids: Any | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Any:
+    """Attention by SDPA; with a soft cap, which SDPA cannot express, written out.
+
+    Args:
+        query: [B, H, T, D], any floating dtype and strides.
+        key, value: [B, G, S, D], in the dtype of `query`; G divides H, and H/G neighbouring query heads share a group.
+        causal: no query sees a later key. Where S differs from T the last query is aligned with the last key.
+        scale: factor on the scores; None is 1 / sqrt(D).
+        doc_ids: [B, T] integers of packed documents, with S = T: a query sees the keys of its own document only.
+        window: each query sees itself and the `window - 1` keys before it; needs `causal`.
+        softcap: scores s become softcap x tanh(s / softcap), after scaling.
+
+    Returns:
+        [B, H, T, D] in the dtype of `query`. A row that sees no key is zero, and so are its gradients.
+
+    Raises:
+        ValueError: shapes, groups or options that do not fit together.
+        TypeError: dtypes that differ.
+    """
+    check_attention(query, key, value, causal=causal, doc_ids=doc_ids, window=window, softcap=softcap)
+    length, key_length = query.shape[2], key.shape[2]
+    if softcap is not None or key_length == 0:
+        return reference_attention(
+            query, key, value, causal=causal, scale=scale, doc_ids=doc_ids, window=window, softcap=softcap
+        )
+    if causal and length > key_length:
+        # The first rows lie before every key. SDPA's backends disagree on rows that see nothing, so it gets none.
+        seen = attention(query[:, :, length - key_length :], key, value, scale=scale, window=window)
+        return functional.pad(seen, (0, 0, length - key_length, 0))
+    if window is not None and window >= key_length:
+        window = None
+    plain = doc_ids is None and window is None
+    square = causal and plain and length == key_length
+    # One query that is aligned with the last key sees them all.
+    unmasked = plain and (not causal or length == 1)
+    mask = None
+    if not (square or unmasked):
+        mask = attention_mask(length, key_length, causal=causal, doc_ids=doc_ids, window=window, device=query.device)
+    return _sdpa(query, key, value, mask, causal=square and length > 1, scale=scale)
+
+
+def _sdpa(query: Any, key: Any, value: Any, mask: Any, *, causal: bool, scale: float | None) -> Any:
+    """SDPA with its groups spelled so that a fused kernel can take them.
+
+    FlashAttention takes groups, but neither a mask nor fp32; the memory-efficient kernel takes both, and groups not in
+    every release of PyTorch (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). Where it declines, SDPA falls to
+    the unfused path without a word, so groups are repeated for it.
+    """
+    repeats = query.shape[1] // key.shape[1]
+    half = query.dtype in (torch.bfloat16, torch.float16)
+    grouped = repeats > 1 and mask is None and half
+    if repeats > 1 and not grouped:
+        key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
+    return functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
+    )
+
+
+def attention_mask(
+    length: int,
+    key_length: int,
+    *,
+    causal: bool = True,
+    doc_ids: Any | None = None,
+    window: int | None = None,
+    device: Any = None,
+) -> Any:
+    """Which query may see which key.
+
+    Args:
+        length: queries T.
+        key_length: keys S; query t is aligned with key t + S - T.
+        causal, doc_ids, window: as `attention` takes them.
+        device: of the mask; that of `doc_ids` where there are some.
+
+    Returns:
+        Boolean, True where it sees: [T, S], or [B, 1, T, S] with documents.
+    """
+    if doc_ids is not None:
+        device = doc_ids.device
+    rows = torch.arange(key_length - length, key_length, device=device)[:, None]
+    columns = torch.arange(key_length, device=device)[None, :]
+    mask = columns <= rows if causal else torch.ones(length, key_length, dtype=torch.bool, device=device)
+    if window is not None:
+        mask = mask & (columns > rows - window)
+    if doc_ids is not None:
+        mask = mask & (doc_ids[:, None, :, None] == doc_ids[:, None, None, :])
+    return mask
+
+
+def reference_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    doc_ids: Any | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Any:
+    """Attention written out, with nothing fused; arguments and result as `attention`.
+
+    Computed in fp32, or in fp64 where the input is fp64, and rounded once. It holds [B, H, T, S] scores.
+    """
+    check_attention(query, key, value, causal=causal, doc_ids=doc_ids, window=window, softcap=softcap)
+    batch, heads, length, width = query.shape
+    groups, key_length = key.shape[1], key.shape[2]
+    wide = torch.promote_types(query.dtype, torch.float32)
+    factor = 1.0 / math.sqrt(width) if scale is None else scale
+    # Heads by group, [B, G, H/G, T, D], so that keys and values need no copies.
+    rows = query.to(wide).unflatten(1, (groups, heads // groups))
+    keys, values = key.to(wide).unsqueeze(2), value.to(wide).unsqueeze(2)
+    scores = (rows * factor) @ keys.transpose(-1, -2)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    mask = attention_mask(length, key_length, causal=causal, doc_ids=doc_ids, window=window, device=query.device)
+    if doc_ids is not None:
+        mask = mask.unsqueeze(2)
+    weights = _masked_softmax(scores, mask)
+    return (weights @ values).reshape(batch, heads, length, width).to(query.dtype)
+
+
+def _masked_softmax(scores: Any, mask: Any) -> Any:
+    """Softmax over the keys that are seen, [..., T, S]; zeros, in value and gradient, for a row that sees none."""
+    blind = ~mask.any(dim=-1, keepdim=True)
+    # A row that sees none is let see all, so that it has a finite gradient, and is zeroed afterwards.
+    weights = scores.masked_fill(~(mask | blind), -math.inf).softmax(dim=-1)
+    return weights.masked_fill(blind, 0.0)
+
+
+def check_attention(
+    query: Any, key: Any, value: Any, *, causal: bool, doc_ids: Any | None, window: int | None, softcap: float | None
+) -> None:
+    """Refuse what no attention can be computed of: ValueError for shapes and options, TypeError for dtypes."""
+    shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
+    fits = (
+        query.dim() == key.dim() == 4
+        and key.shape == value.shape
+        and key.shape[0] == query.shape[0]
+        and key.shape[3] == query.shape[3]
+    )
+    if not fits:
+        raise ValueError(
+            f"attention takes query [B, H, T, D] and key and value [B, G, S, D]; it was given {shapes}. "
+            f"Heads come before positions: transpose(1, 2) turns [B, T, H, D] into [B, H, T, D]."
+        )
+    if key.shape[1] == 0 or query.shape[1] % key.shape[1]:
+        raise ValueError(
+            f"{query.shape[1]} query heads cannot share {key.shape[1]} key and value heads evenly ({shapes}); "
+            f"the number of groups must divide the number of heads."
+        )
+    if not query.dtype == key.dtype == value.dtype:
+        raise TypeError(
+            f"query, key and value are of dtypes {query.dtype}, {key.dtype} and {value.dtype}; cast them to one."
+        )
+    _check_mask_options(query, key, causal=causal, doc_ids=doc_ids, window=window)
+    if softcap is not None and softcap <= 0:
+        raise ValueError(f"a soft cap of {softcap} caps nothing; give a positive one, or None for no cap.")
+
+
+def _check_mask_options(query: Any, key: Any, *, causal: bool, doc_ids: Any | None, window: int | None) -> None:
+    if window is not None and (window < 1 or not causal):
+        raise ValueError(
+            f"a window of {window} with causal={causal}: a window counts the keys up to and with the query's own, "
+            f"so it is 1 or more and needs causal=True. None is no window."
+        )
+    if doc_ids is None:
+        return
+    wanted = (query.shape[0], query.shape[2])
+    if tuple(doc_ids.shape) != wanted or key.shape[2] != query.shape[2]:
+        raise ValueError(
+            f"document ids of shape {tuple(doc_ids.shape)} for {query.shape[2]} queries and {key.shape[2]} keys: they "
+            f"are [B, T] = {wanted}, and packed documents attend to themselves, so there are as many keys as queries."
+        )
+    if doc_ids.is_floating_point() or doc_ids.is_complex():
+        raise TypeError(f"document ids of dtype {doc_ids.dtype}; they are integers, one a token.")

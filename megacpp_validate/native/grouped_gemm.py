@@ -1,0 +1,176 @@
+"""Grouped GEMM: each expert's rows times that expert's weight.
+
+The fused path is torch's grouped_mm, a CUTLASS kernel for bf16 on compute capability 9.x and 10.x. Elsewhere torch
+would loop too, and wait for the device to learn the numbers of rows, which the loop here has on the host.
+
+Of grouped_mm the products are used, forward and backward, and never its autograd: on sm_100 the weight gradient of an
+expert without rows was what lay in memory (pytorch/pytorch#172439, NVIDIA/cutlass#2674), and an expanded or sliced
+gradient breaks its rule for strides. Here gradients are packed first, and those of idle experts are set to zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from .norms import INIT_STD
+from .permute import check_counts
+
+FUSED_MAJORS: Final = (9, 10)  # GroupedBlas.cpp: _scaled_mm_allowed_device(sm90_only, sm100_only)
+ALIGNMENT_BYTES: Final = 16  # of every row, for the tensor memory accelerator
+MOST_EXPERTS: Final = 1023  # GroupMM.cu: "Can't process more than 1024 groups", tested as < 1024
+
+
+def grouped_gemm(rows: Any, weight: Any, rows_per_expert: Sequence[int]) -> Any:
+    """Rows of expert e times weight[e]^T, on the fused path where it applies.
+
+    Args:
+        rows: [R, K], by expert.
+        weight: [E, N, K] in the same dtype.
+        rows_per_expert: E numbers that sum to R, on the host; 0 is an idle expert, whose weight gets a gradient of
+            zeros.
+
+    Returns:
+        [R, N] in the same dtype, accumulated in fp32 at least.
+    """
+    _check(rows, weight, rows_per_expert)
+    if grouped_mm_refusal(rows, weight):
+        return _loop(rows, weight, rows_per_expert)
+    return _FusedGroupedGemm.apply(rows, weight, tuple(rows_per_expert))
+
+
+def grouped_gemm_loop(rows: Any, weight: Any, rows_per_expert: Sequence[int]) -> Any:
+    """The same by one matrix product an expert: the reference, for every dtype and device."""
+    _check(rows, weight, rows_per_expert)
+    return _loop(rows, weight, rows_per_expert)
+
+
+def grouped_mm_refusal(rows: Any, weight: Any) -> str:
+    """Why the fused path cannot be taken for rows [R, K] and weights [E, N, K]; empty where it can.
+
+    The first reason that holds is returned.
+    """
+    if _fused_operator() is None:
+        return f"torch {torch.__version__} has no grouped_mm"
+    if rows.device.type != "cuda" or torch.version.hip is not None:
+        return f"rows lie on {rows.device}: the fused kernel is CUDA's"
+    major, minor = torch.cuda.get_device_capability(rows.device)
+    if major not in FUSED_MAJORS:
+        return f"compute capability {major}.{minor}: the fused kernel is built for 9.x and 10.x"
+    return _operand_refusal(rows, weight)
+
+
+def _operand_refusal(rows: Any, weight: Any) -> str:
+    """What of the operands themselves, wherever they lie, keeps them from the fused kernel."""
+    if rows.dtype != torch.bfloat16 or weight.dtype != torch.bfloat16:
+        return f"rows are {rows.dtype} and weights {weight.dtype}: the fused kernel takes bfloat16"
+    experts, outputs, inputs = weight.shape
+    per_row = ALIGNMENT_BYTES // rows.dtype.itemsize
+    if inputs % per_row or outputs % per_row or not inputs or not outputs:
+        return f"K is {inputs} and N {outputs}: the fused kernel takes multiples of {per_row}"
+    if experts > MOST_EXPERTS:
+        return f"{experts} experts: the fused kernel takes {MOST_EXPERTS} at most"
+    if rows.shape[0] == 0:
+        return "there are no rows"
+    return ""
+
+
+def _fused_operator() -> Callable[..., Any] | None:
+    """Public since torch 2.10; before that under its private name."""
+    return getattr(functional, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
+
+
+def _check(rows: Any, weight: Any, rows_per_expert: Sequence[int]) -> None:
+    if rows.dim() != 2 or weight.dim() != 3 or rows.shape[1] != weight.shape[2] or rows.dtype != weight.dtype:
+        raise ValueError(
+            f"grouped_gemm takes rows [R, K] and a weight [E, N, K] of one dtype and got {tuple(rows.shape)} "
+            f"{rows.dtype} and {tuple(weight.shape)} {weight.dtype}: the weight lies as in nn.Linear, outputs first."
+        )
+    if len(rows_per_expert) != weight.shape[0]:
+        raise ValueError(
+            f"{len(rows_per_expert)} numbers of rows for {weight.shape[0]} experts: pass one an expert, 0 where it is "
+            f"idle."
+        )
+    check_counts(rows, rows_per_expert)
+
+
+def _loop(rows: Any, weight: Any, rows_per_expert: Sequence[int]) -> Any:
+    # unbind rather than weight[e]: its backward builds the gradient of all experts once, not once an expert.
+    pairs = zip(rows.split(list(rows_per_expert)), weight.unbind(0), strict=True)
+    products = [piece @ one.t() for piece, one in pairs if piece.shape[0]]
+    if not products:
+        # A product of no rows, so that the weight still gets its gradient of zeros.
+        return rows @ weight[0].t() if weight.shape[0] else rows.new_zeros(0, weight.shape[1])
+    return torch.cat(products)
+
+
+class _FusedGroupedGemm(torch.autograd.Function):
+    """Forward, and both products of the backward, by torch's grouped_mm; `offs` holds the end of each expert's rows."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Any, weight: Any, rows_per_expert: tuple[int, ...]) -> Any:
+        ends = torch.tensor(list(accumulate(rows_per_expert)), dtype=torch.int32, device=rows.device)
+        rows, weight = _packed(rows), _packed(weight)
+        ctx.save_for_backward(rows, weight, ends)
+        ctx.idle = [index for index, count in enumerate(rows_per_expert) if count == 0]
+        return _grouped_mm(rows, weight.transpose(1, 2), ends)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Any) -> tuple[Any, Any, None]:
+        rows, weight, ends = ctx.saved_tensors
+        grad = _packed(grad)
+        needs_rows, needs_weight, _ = ctx.needs_input_grad
+        rows_grad = _grouped_mm(grad, weight, ends) if needs_rows else None
+        weight_grad = _grouped_mm(grad.t(), rows, ends) if needs_weight else None
+        if weight_grad is not None and ctx.idle:
+            weight_grad[torch.tensor(ctx.idle, device=weight_grad.device)] = 0
+        return rows_grad, weight_grad, None
+
+
+def _grouped_mm(left: Any, right: Any, ends: Any) -> Any:
+    operator = _fused_operator()
+    if operator is None:
+        raise RuntimeError(f"torch {torch.__version__} has no grouped_mm; call grouped_gemm, which falls back.")
+    return operator(left, right, offs=ends)
+
+
+def _packed(matrix: Any) -> Any:
+    """Row-major with the plain strides, beginning at an aligned address: what the kernel's descriptors take.
+
+    `contiguous()` alone is not enough: it keeps a slice that begins anywhere, and the strides of a single row.
+    """
+    plain = matrix.is_contiguous() and matrix.stride()[-2:] == (matrix.shape[-1], 1)
+    if plain and matrix.storage_offset() * matrix.element_size() % ALIGNMENT_BYTES == 0:
+        return matrix
+    return matrix.clone(memory_format=torch.contiguous_format)
+
+
+class ExpertBank(nn.Module):
+    """One linear layer an expert, without bias: `weight` [E, N, K]."""
+
+    def __init__(
+        self, num_experts: int, in_features: int, out_features: int, *, dtype: Any = None, device: Any = None
+    ) -> None:
+        super().__init__()
+        self.num_experts, self.in_features, self.out_features = num_experts, in_features, out_features
+        self.weight = nn.Parameter(torch.empty(num_experts, out_features, in_features, dtype=dtype, device=device))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Weights normal with standard deviation `INIT_STD`."""
+        nn.init.normal_(self.weight, std=INIT_STD)
+
+    def forward(self, rows: Any, rows_per_expert: Sequence[int]) -> Any:
+        """Rows [R, in_features] by expert -> [R, out_features]."""
+        return grouped_gemm(rows, self.weight, rows_per_expert)
+
+    def extra_repr(self) -> str:
+        """Shape, for print()."""
+        return f"{self.num_experts}, {self.in_features}, {self.out_features}"

@@ -1,0 +1,267 @@
+"""Mamba-2: the state-space mixer, its chunked scan and the exact recurrence.
+
+Source: Dao & Gu 2024, "Transformers are SSMs", arXiv:2405.21060: the recurrence with one decay a head and step, the
+chunked form of its section 6 and listing 1, the mixer of its section 7. Scans compute in fp32 at least, also inside an
+autocast region.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from .norms import INIT_STD, NormLinear
+
+# The ranges from which Mamba-2 draws the initial step and decay.
+DT_RANGE = (1e-3, 1e-1)
+DECAY_RANGE = (1.0, 16.0)
+
+
+def ssd_chunked(
+    x: Any, dt: Any, a: Any, b: Any, c: Any, *, chunk: int, initial_state: Any | None = None
+) -> tuple[Any, Any]:
+    """The recurrence of `ssd_sequential` by chunks: matrix products inside a chunk, a recurrence from one to the next.
+
+    Args:
+        x: [B, T, H, P] inputs.
+        dt: [B, T, H] steps, >= 0.
+        a: [H] rates, <= 0: the state of head h decays by exp(dt * a[h]).
+        b: [B, T, G, N] input directions; G divides H, and group g serves heads g*H/G to (g+1)*H/G - 1.
+        c: [B, T, G, N] output directions.
+        chunk: steps a chunk; T need not be a multiple. The scan keeps B * H * T * chunk numbers.
+        initial_state: [B, H, P, N], or None for zeros.
+
+    Returns:
+        y [B, T, H, P] in the dtype of `x`; the final state [B, H, P, N] in fp32 at least.
+    """
+    _check(x, dt, a, b, c, initial_state)
+    check_chunk(chunk)
+    with torch.autocast(x.device.type, enabled=False):
+        return _scan_chunks(x, dt, a, b, c, min(chunk, x.shape[1]), initial_state)
+
+
+def _scan_chunks(x: Any, dt: Any, a: Any, b: Any, c: Any, chunk: int, initial_state: Any | None) -> tuple[Any, Any]:
+    wide = widest(x, dt, a, b, c)
+    groups = b.shape[2]
+    # Heads [H] become [G, R]: R heads share the b and c of their group, without a copy. A padded step has dt 0: it
+    # neither decays the state nor adds to it.
+    values = split_chunks(x.to(wide), chunk).unflatten(3, (groups, -1))  # [B, S, L, G, R, P]
+    steps = split_chunks(dt.to(wide), chunk).unflatten(3, (groups, -1))  # [B, S, L, G, R]
+    ins, outs = split_chunks(b.to(wide), chunk), split_chunks(c.to(wide), chunk)  # [B, S, L, G, N]
+    rates = (steps * a.to(wide).unflatten(0, (groups, -1))).movedim(2, -1)  # [B, S, G, R, L]
+    values = values * steps.unsqueeze(-1)
+
+    decay = segment_sums(rates).exp()  # [B, S, G, R, L, L]
+    within = torch.einsum("bslgn,bsmgn->bsglm", outs, ins).unsqueeze(3) * decay
+    y = torch.einsum("bsgrlm,bsmgrp->bslgrp", within, values)
+
+    leaving = decay[..., -1, :].movedim(-1, 2).unsqueeze(-1) * values  # what of each step is left at the chunk's end
+    added = torch.einsum("bsmgrp,bsmgn->bsgrpn", leaving, ins)
+    since_start = rates.cumsum(dim=-1)
+    kept = since_start[..., -1].exp()  # [B, S, G, R]
+    state = _first_state(x, b, initial_state, wide).unflatten(1, (groups, -1))
+    entering = []
+    for index in range(added.shape[1]):
+        entering.append(state)
+        state = kept[:, index, ..., None, None] * state + added[:, index]
+    carried = torch.einsum("bslgn,bsgrpn->bslgrp", outs, torch.stack(entering, dim=1))
+    y = y + since_start.exp().movedim(-1, 2).unsqueeze(-1) * carried
+    return y.flatten(3, 4).flatten(1, 2)[:, : x.shape[1]].to(x.dtype), state.flatten(1, 2)
+
+
+def ssd_sequential(x: Any, dt: Any, a: Any, b: Any, c: Any, *, initial_state: Any | None = None) -> tuple[Any, Any]:
+    """h_t = exp(dt_t a) h_{t-1} + dt_t x_t b_t^T and y_t = h_t c_t, one step after another.
+
+    Shapes and dtypes as for `ssd_chunked`; the reference, slow.
+    """
+    _check(x, dt, a, b, c, initial_state)
+    wide = widest(x, dt, a, b, c)
+    heads = x.shape[2] // b.shape[2]
+    values, steps, rates = x.to(wide), dt.to(wide), a.to(wide)
+    ins, outs = (item.to(wide).repeat_interleave(heads, dim=2) for item in (b, c))
+    state = _first_state(x, b, initial_state, wide)
+    seen = []
+    for now in range(x.shape[1]):
+        step = steps[:, now, :, None, None]
+        added = values[:, now, :, :, None] * ins[:, now, :, None, :]
+        state = (step * rates[:, None, None]).exp() * state + step * added
+        seen.append((state * outs[:, now, :, None, :]).sum(dim=-1))
+    return torch.stack(seen, dim=1).to(x.dtype), state
+
+
+def segment_sums(x: Any) -> Any:
+    """[..., L] -> [..., L, L]: entry (i, j) is x[j+1] + ... + x[i], 0 on the diagonal and -inf above it.
+
+    Each entry is summed on its own, as in listing 1 of the paper: a difference of two running sums would lose the
+    small sums behind a strong decay.
+    """
+    length = x.shape[-1]
+    ones = torch.ones(length, length, dtype=torch.bool, device=x.device)
+    terms = x.unsqueeze(-1).expand(*x.shape, length).masked_fill(~ones.tril(-1), 0)
+    return terms.cumsum(dim=-2).masked_fill(~ones.tril(0), float("-inf"))
+
+
+def split_chunks(x: Any, chunk: int) -> Any:
+    """[B, T, ...] -> [B, S, chunk, ...], the last chunk filled up with zeros."""
+    missing = -x.shape[1] % chunk
+    padded = functional.pad(x, (0, 0) * (x.dim() - 2) + (0, missing))
+    return padded.unflatten(1, (-1, chunk))
+
+
+def check_chunk(chunk: int) -> None:
+    """Refuse a chunk without a step (ValueError)."""
+    if chunk < 1:
+        raise ValueError(f"a chunk of {chunk} steps; pass 1 or more, 64 to 256 are fast.")
+
+
+def widest(*tensors: Any) -> Any:
+    """The dtype to compute in: what all promote to, fp32 at least."""
+    wide = torch.float32
+    for tensor in tensors:
+        wide = torch.promote_types(wide, tensor.dtype)
+    return wide
+
+
+def _first_state(x: Any, b: Any, initial_state: Any | None, wide: Any) -> Any:
+    if initial_state is not None:
+        return initial_state.to(wide)
+    return torch.zeros(x.shape[0], x.shape[2], x.shape[3], b.shape[3], dtype=wide, device=x.device)
+
+
+def _check(x: Any, dt: Any, a: Any, b: Any, c: Any, initial_state: Any | None) -> None:
+    shapes = {"x": x, "dt": dt, "a": a, "b": b, "c": c, "initial_state": initial_state}
+    seen = ", ".join(f"{name} {tuple(item.shape)}" for name, item in shapes.items() if item is not None)
+    if x.dim() != 4 or b.dim() != 4 or c.shape != b.shape or dt.shape != x.shape[:3] or a.shape != x.shape[2:3]:
+        raise ValueError(
+            f"the scan takes x [B, T, H, P], dt [B, T, H], a [H], b and c [B, T, G, N] and got {seen}: split heads and "
+            f"groups out of the projection first."
+        )
+    if b.shape[:2] != x.shape[:2] or x.shape[1] < 1 or x.shape[2] % max(b.shape[2], 1):
+        raise ValueError(
+            f"the scan got {seen}: B and T are the same in all, T is 1 or more, and the G of b and c divides the H "
+            f"of x."
+        )
+    if initial_state is not None and initial_state.shape != (x.shape[0], *x.shape[2:], b.shape[3]):
+        raise ValueError(f"the scan got {seen}: the state is [B, H, P, N]; pass the one an earlier call returned.")
+
+
+class Mamba2Mixer(nn.Module):
+    """The Mamba-2 mixer behind its pre-norm; the residual connection is the caller's.
+
+    `in_projection` norms and projects in one module, so that Transformer Engine's LayerNormLinear may stand in for it.
+    Its rows are, in order, the gate z [I], the values x [I], the directions b and c [groups * state each] and the steps
+    dt [H], where I = expand * hidden and H = I / head_dim.
+
+    Args:
+        hidden: width of the rows.
+        state: N, size of the state a channel.
+        head_dim: P.
+        expand: inner width over `hidden`.
+        groups: G, how many b and c there are; divides H.
+        conv: taps of the causal convolution over x, b and c.
+        chunk: of the scan.
+        eps: of both norms.
+        dtype, device: of the parameters.
+
+    Attributes:
+        in_projection: `NormLinear` with weight [2 * I + 2 * groups * state + H, hidden].
+        conv_weight, conv_bias: [I + 2 * groups * state, conv] and [I + 2 * groups * state], a filter a channel.
+        a_log: [H], a = -exp(a_log).
+        skip: [H], D of the paper: y gains skip * x.
+        dt_bias: [H], dt = softplus(projected + dt_bias).
+        norm_weight: [I] of the gated RMSNorm, one norm a group.
+        out_projection: nn.Linear(I, hidden).
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        *,
+        state: int,
+        head_dim: int,
+        expand: int = 2,
+        groups: int = 1,
+        conv: int = 4,
+        chunk: int = 64,
+        eps: float = 1e-5,
+        dtype: Any = None,
+        device: Any = None,
+    ) -> None:
+        super().__init__()
+        inner = expand * hidden
+        heads = inner // head_dim
+        if inner % head_dim or heads % groups or conv < 1:
+            raise ValueError(
+                f"an inner width of {inner} ({expand} * {hidden}) with heads of {head_dim}, {groups} groups and {conv} "
+                f"taps: the head size divides the inner width, the groups divide the heads, and there is a tap."
+            )
+        check_chunk(chunk)
+        self.hidden, self.inner, self.heads, self.head_dim = hidden, inner, heads, head_dim
+        self.state, self.groups, self.chunk, self.eps = state, groups, chunk, eps
+        made = {"dtype": dtype, "device": device}
+        mixed = inner + 2 * groups * state
+        self.in_projection = NormLinear(hidden, inner + mixed + heads, eps=eps, **made)
+        self.conv_weight = nn.Parameter(torch.empty(mixed, conv, **made))
+        self.conv_bias = nn.Parameter(torch.empty(mixed, **made))
+        self.a_log = nn.Parameter(torch.empty(heads, **made))
+        self.skip = nn.Parameter(torch.empty(heads, **made))
+        self.dt_bias = nn.Parameter(torch.empty(heads, **made))
+        self.norm_weight = nn.Parameter(torch.empty(inner, **made))
+        self.out_projection = nn.Linear(inner, hidden, bias=False, **made)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As Mamba-2 starts: steps log-uniform in `DT_RANGE`, decays uniform in `DECAY_RANGE`, skip and norm one."""
+        self.in_projection.reset_parameters()
+        nn.init.normal_(self.out_projection.weight, std=INIT_STD)
+        bound = 1 / math.sqrt(self.conv_weight.shape[1])
+        nn.init.uniform_(self.conv_weight, -bound, bound)
+        nn.init.zeros_(self.conv_bias)
+        nn.init.ones_(self.skip)
+        nn.init.ones_(self.norm_weight)
+        with torch.no_grad():
+            self.a_log.uniform_(*DECAY_RANGE).log_()
+            self.dt_bias.uniform_(*(math.log(end) for end in DT_RANGE)).exp_()
+            # The inverse of softplus, so that softplus(dt_bias) is the step that was drawn.
+            self.dt_bias.copy_(self.dt_bias + torch.log(-torch.expm1(-self.dt_bias)))
+
+    def forward(self, rows: Any) -> Any:
+        """[B, T, hidden] -> [B, T, hidden]; each row sees itself and those before it."""
+        if rows.dim() != 3 or rows.shape[2] != self.hidden:
+            raise ValueError(f"the mixer takes rows [B, T, {self.hidden}] and got {tuple(rows.shape)}.")
+        directions = self.groups * self.state
+        gate, mixed, steps = self.in_projection(rows).split([self.inner, self.inner + 2 * directions, self.heads], -1)
+        values, ins, outs = self._convolve(mixed).split([self.inner, directions, directions], dim=-1)
+        values = values.unflatten(-1, (self.heads, self.head_dim))
+        y, _ = ssd_chunked(
+            values,
+            functional.softplus(at_least_fp32(steps) + at_least_fp32(self.dt_bias)),
+            -at_least_fp32(self.a_log).exp(),
+            ins.unflatten(-1, (self.groups, self.state)),
+            outs.unflatten(-1, (self.groups, self.state)),
+            chunk=self.chunk,
+        )
+        y = y + self.skip.unsqueeze(-1) * values
+        return self.out_projection(self._gated_norm(y.flatten(2), gate))
+
+    def _convolve(self, mixed: Any) -> Any:
+        """Causal depthwise convolution and SiLU over [B, T, C]."""
+        taps = self.conv_weight.shape[1]
+        padded = functional.pad(mixed.transpose(1, 2), (taps - 1, 0))
+        convolved = functional.conv1d(padded, self.conv_weight.unsqueeze(1), self.conv_bias, groups=mixed.shape[2])
+        return functional.silu(convolved).transpose(1, 2)
+
+    def _gated_norm(self, y: Any, gate: Any) -> Any:
+        """RMSNorm of y * silu(gate), group by group, as Mamba-2's RMSNormGated with norm_before_gate=False."""
+        gated = (at_least_fp32(y) * functional.silu(at_least_fp32(gate))).unflatten(-1, (self.groups, -1))
+        normed = gated * torch.rsqrt(gated.square().mean(dim=-1, keepdim=True) + self.eps)
+        return (normed.flatten(-2) * at_least_fp32(self.norm_weight)).to(y.dtype)
+
+
+def at_least_fp32(x: Any) -> Any:
+    """In its own dtype or fp32, whichever is wider."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,0 +1,185 @@
+"""RMSNorm and LayerNorm, alone and in front of a linear layer.
+
+Statistics are taken in fp32 at least, whatever the input's dtype; the result is rounded once, to that dtype.
+
+Sources: Ba et al. 2016, arXiv:1607.06450 (LayerNorm); Zhang & Sennrich 2019, arXiv:1910.07467 (RMSNorm). Parameters
+bear the names that Transformer Engine's RMSNorm, LayerNorm and LayerNormLinear give them, and start where theirs do.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, get_args
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+Normalization = Literal["RMSNorm", "LayerNorm"]
+
+# Transformer Engine's default for linear weights (utils.get_default_init_method), so that a layer that falls back to
+# the native path starts from the same distribution.
+INIT_STD: Final = 0.023
+
+
+def rms_norm(x: Any, weight: Any, *, eps: float) -> Any:
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis.
+
+    Args:
+        x: [..., D], any floating dtype.
+        weight: [D], of the same dtype as `x` or another.
+        eps: added to the mean square.
+
+    Returns:
+        [..., D] in the dtype of `x`, computed in fp32 at least.
+    """
+    _check_width(x, weight)
+    wide = _wide(x, weight)
+    return functional.rms_norm(x.to(wide), weight.shape, weight.to(wide), eps).to(x.dtype)
+
+
+def layer_norm(x: Any, weight: Any, bias: Any | None, *, eps: float) -> Any:
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last axis; the variance is the biased one.
+
+    Args:
+        x: [..., D], any floating dtype.
+        weight: [D], of the same dtype as `x` or another.
+        bias: [D] in the dtype of `weight`, or None.
+        eps: added to the variance.
+
+    Returns:
+        [..., D] in the dtype of `x`, computed in fp32 at least.
+    """
+    _check_width(x, weight)
+    wide = _wide(x, weight)
+    shift = None if bias is None else bias.to(wide)
+    return functional.layer_norm(x.to(wide), weight.shape, weight.to(wide), shift, eps).to(x.dtype)
+
+
+def _wide(x: Any, weight: Any) -> Any:
+    """The dtype that the fused operator is given.
+
+    On CUDA it keeps its statistics in fp32 where both are of one low-precision dtype. Mixed ones it refuses, or takes a
+    slow path with a warning; and on the CPU, LayerNorm keeps 1/deviation in bf16 for the backward pass (torch 2.13).
+    Those are promoted first.
+    """
+    if x.is_cuda and x.dtype == weight.dtype:
+        return x.dtype
+    return torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
+
+
+def _check_width(x: Any, weight: Any) -> None:
+    if weight.dim() != 1 or x.dim() == 0 or x.shape[-1] != weight.shape[0]:
+        raise ValueError(
+            f"a norm's weight of shape {tuple(weight.shape)} does not fit rows of shape {tuple(x.shape)}: it takes "
+            f"rows [..., D] and a weight [D]. Build the norm with the width of the residual stream."
+        )
+
+
+def check_normalization(name: str) -> None:
+    """Refuse a norm that there is not (ValueError)."""
+    if name not in get_args(Normalization):
+        raise ValueError(
+            f"no normalization is called {name!r}; there are {', '.join(get_args(Normalization))}, written as here."
+        )
+
+
+class RMSNorm(nn.Module):
+    """RMSNorm with a learned scale `weight` [hidden]."""
+
+    def __init__(self, hidden: int, *, eps: float = 1e-5, dtype: Any = None, device: Any = None) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(hidden, dtype=dtype, device=device))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start as the plain norm."""
+        nn.init.ones_(self.weight)
+
+    def forward(self, x: Any) -> Any:
+        """[..., hidden] -> the same shape and dtype."""
+        return rms_norm(x, self.weight, eps=self.eps)
+
+
+class LayerNorm(nn.Module):
+    """LayerNorm with a learned scale `weight` and shift `bias`, both [hidden]."""
+
+    def __init__(self, hidden: int, *, eps: float = 1e-5, dtype: Any = None, device: Any = None) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(hidden, dtype=dtype, device=device))
+        self.bias = nn.Parameter(torch.empty(hidden, dtype=dtype, device=device))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start as the plain norm."""
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Any) -> Any:
+        """[..., hidden] -> the same shape and dtype."""
+        return layer_norm(x, self.weight, self.bias, eps=self.eps)
+
+
+class NormLinear(nn.Module):
+    """A norm, then a linear layer: what Transformer Engine's LayerNormLinear computes, under its parameter names.
+
+    Args:
+        in_features: width of the rows.
+        out_features: width of what comes out.
+        eps: of the norm.
+        dtype, device: of the parameters.
+        normalization: which norm.
+        bias: whether the linear layer adds one.
+
+    Attributes:
+        layer_norm_weight: [in_features].
+        layer_norm_bias: [in_features], or None for RMSNorm.
+        weight: [out_features, in_features].
+        bias: [out_features], or None.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        eps: float = 1e-5,
+        dtype: Any = None,
+        device: Any = None,
+        normalization: Normalization = "RMSNorm",
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        check_normalization(normalization)
+        self.in_features, self.out_features = in_features, out_features
+        self.eps, self.normalization = eps, normalization
+        made = {"dtype": dtype, "device": device}
+        shifted = normalization == "LayerNorm"
+        self.layer_norm_weight = nn.Parameter(torch.empty(in_features, **made))
+        self.layer_norm_bias = nn.Parameter(torch.empty(in_features, **made)) if shifted else None
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, **made))
+        self.bias = nn.Parameter(torch.empty(out_features, **made)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The plain norm; weights normal with standard deviation `INIT_STD`; biases zero."""
+        nn.init.ones_(self.layer_norm_weight)
+        nn.init.normal_(self.weight, std=INIT_STD)
+        for shift in (self.layer_norm_bias, self.bias):
+            if shift is not None:
+                nn.init.zeros_(shift)
+
+    def norm(self, x: Any) -> Any:
+        """The norm alone, [..., in_features] -> the same shape and dtype."""
+        if self.normalization == "RMSNorm":
+            return rms_norm(x, self.layer_norm_weight, eps=self.eps)
+        return layer_norm(x, self.layer_norm_weight, self.layer_norm_bias, eps=self.eps)
+
+    def forward(self, x: Any) -> Any:
+        """[..., in_features] -> [..., out_features]."""
+        return functional.linear(self.norm(x), self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        """Shape and kind, for print()."""
+        return f"{self.in_features}, {self.out_features}, eps={self.eps}, normalization={self.normalization}"

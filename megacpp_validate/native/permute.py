@@ -1,0 +1,234 @@
+"""Tokens to expert order and back, jagged and padded.
+
+The order of rows is that of Transformer Engine's mask-map permute (pytorch/permutation.py, pytorch/triton/
+permutation.py): by expert, and within an expert by token. Chunks are sorted and rows padded as its
+moe_sort_chunks_by_index and Fp8Padding do. One thing differs: where a routed token has a probability of exactly 0, TE's
+permute writes a row of zeros; here the row is the token, and only its weight is 0.
+
+Sums over experts, forward and backward, are accumulated in fp32 at least and rounded once, as in TE's kernels. On a GPU
+their order is not fixed unless torch.use_deterministic_algorithms is on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+
+def permute(tokens: Any, probs: Any | None, routing_map: Any) -> tuple[Any, Any | None, Any]:
+    """Copy each token once for each expert that it goes to, in the order of the experts.
+
+    Args:
+        tokens: [T, D], any dtype; one-byte payloads (fp8) travel as they are, without a gradient.
+        probs: [T, E] any floating dtype, or None.
+        routing_map: [T, E] bool; a row without True is a dropped token, a column without True an idle expert.
+
+    Returns:
+        rows [R, D] in the dtype of `tokens`; row_probs [R] in the dtype of `probs`, or None; row_ids int64 [R], the
+        token that each row is a copy of. R is the number of True entries.
+    """
+    if tokens.dim() != 2 or routing_map.dim() != 2 or tokens.shape[0] != routing_map.shape[0]:
+        raise ValueError(
+            f"permute takes tokens [T, D] and a routing map [T, E] and got {tuple(tokens.shape)} and "
+            f"{tuple(routing_map.shape)}: flatten batch and time of both the same way."
+        )
+    if routing_map.dtype != torch.bool:
+        raise ValueError(f"the routing map is {routing_map.dtype}; pass a bool one, for instance routing_map != 0.")
+    if probs is not None and probs.shape != routing_map.shape:
+        raise ValueError(
+            f"probabilities of shape {tuple(probs.shape)} do not fit a routing map of shape "
+            f"{tuple(routing_map.shape)}: both are [T, E]."
+        )
+    experts, row_ids = routing_map.t().nonzero(as_tuple=True)
+    rows = _take_rows(tokens, row_ids)
+    if probs is None:
+        return rows, None, row_ids
+    return rows, probs.reshape(-1).index_select(0, row_ids * probs.shape[1] + experts), row_ids
+
+
+def unpermute(rows: Any, row_ids: Any, *, num_tokens: int, row_probs: Any | None = None) -> Any:
+    """Sum the rows of each token, weighted where weights are given.
+
+    Args:
+        rows: [R, D].
+        row_ids: int64 [R], the token of each row, as `permute` returns it.
+        num_tokens: T.
+        row_probs: [R], or None for a plain sum.
+
+    Returns:
+        [T, D] in the dtype of `rows`; zeros for a token without rows.
+    """
+    if (
+        rows.dim() != 2
+        or row_ids.shape != rows.shape[:1]
+        or (row_probs is not None and row_probs.shape != row_ids.shape)
+    ):
+        seen = None if row_probs is None else tuple(row_probs.shape)
+        raise ValueError(
+            f"unpermute takes rows [R, D], row_ids [R] and row_probs [R] or None, and got {tuple(rows.shape)}, "
+            f"{tuple(row_ids.shape)} and {seen}: pass what permute returned, with padding taken out."
+        )
+    wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    if row_probs is not None:
+        wide = wide * row_probs.to(wide.dtype).unsqueeze(-1)
+    return wide.new_zeros(num_tokens, rows.shape[1]).index_add(0, row_ids, wide).to(rows.dtype)
+
+
+def counts(routing_map: Any) -> Any:
+    """Rows of each expert, bool [T, E] -> int64 [E]."""
+    return routing_map.sum(dim=0)
+
+
+def pad_rows(rows: Any, rows_per_expert: Sequence[int], align: int) -> tuple[Any, list[int]]:
+    """Append rows of zeros to each expert's rows until their number is a multiple of `align`.
+
+    Args:
+        rows: [R, D] by expert.
+        rows_per_expert: E numbers that sum to R; an expert without rows gets no padding.
+        align: what an FP8 GEMM wants: 16, or 32 for MXFP8, 128 for block scaling in DeepGEMM.
+
+    Returns:
+        rows [R', D] and the padded numbers of rows.
+    """
+    padded = padded_counts(rows_per_expert, align)
+    check_counts(rows, rows_per_expert)
+    if padded == list(rows_per_expert):
+        return rows, padded
+    return _put_rows(rows, _places(rows_per_expert, _starts(padded), rows.device), sum(padded)), padded
+
+
+def unpad_rows(rows: Any, rows_per_expert: Sequence[int], align: int) -> Any:
+    """Take out what `pad_rows` put in: rows [R', D] and the numbers of rows before padding -> [R, D]."""
+    padded = padded_counts(rows_per_expert, align)
+    check_counts(rows, padded)
+    if padded == list(rows_per_expert):
+        return rows
+    return _take_rows(rows, _places(rows_per_expert, _starts(padded), rows.device))
+
+
+def padded_counts(rows_per_expert: Sequence[int], align: int) -> list[int]:
+    """Each number rounded up to a multiple of `align`."""
+    if align < 1:
+        raise ValueError(f"rows cannot be aligned to {align}; pass the multiple that the GEMM takes, 1 or more.")
+    return [-(-count // align) * align for count in rows_per_expert]
+
+
+def to_padded(rows: Any, rows_per_expert: Sequence[int], capacity: int) -> Any:
+    """The padded layout: each expert's rows followed by zeros, [R, D] -> [E, C, D].
+
+    An expert with more rows than `capacity` is refused: what is dropped is decided in the router, by
+    `drop_over_capacity`, so that probabilities, losses and rows agree.
+    """
+    check_counts(rows, rows_per_expert)
+    experts = len(rows_per_expert)
+    starts = _capacity_starts(rows_per_expert, capacity)
+    placed = _put_rows(rows, _places(rows_per_expert, starts, rows.device), experts * capacity)
+    return placed.reshape(experts, capacity, rows.shape[1])
+
+
+def from_padded(padded: Any, rows_per_expert: Sequence[int]) -> Any:
+    """Back from the padded layout: [E, C, D] -> [R, D]."""
+    if padded.dim() != 3 or padded.shape[0] != len(rows_per_expert):
+        raise ValueError(
+            f"the padded layout is [E, C, D]; got {tuple(padded.shape)} for {len(rows_per_expert)} experts. Pass what "
+            f"to_padded returned, with the same numbers of rows."
+        )
+    capacity = padded.shape[1]
+    places = _places(rows_per_expert, _capacity_starts(rows_per_expert, capacity), padded.device)
+    return _take_rows(padded.reshape(-1, padded.shape[2]), places)
+
+
+def sort_chunks(rows: Any, sizes: Sequence[int], order: Sequence[int]) -> Any:
+    """Cut rows into chunks and put chunk `order[0]` first, then `order[1]`, and so on.
+
+    Args:
+        rows: [R, D], or [R].
+        sizes: C numbers of rows that sum to R.
+        order: C chunk numbers, each once.
+
+    Returns:
+        The same shape and dtype.
+    """
+    check_counts(rows, sizes)
+    if sorted(order) != list(range(len(sizes))):
+        raise ValueError(
+            f"the order of {len(sizes)} chunks names each number from 0 to {len(sizes) - 1} once; got {list(order)}."
+        )
+    if not sizes:
+        return rows
+    chunks = rows.split(list(sizes))
+    return torch.cat([chunks[index] for index in order])
+
+
+def sort_chunks_with_probs(rows: Any, probs: Any, sizes: Sequence[int], order: Sequence[int]) -> tuple[Any, Any]:
+    """The same, with the probabilities [R] of the rows."""
+    return sort_chunks(rows, sizes, order), sort_chunks(probs, sizes, order)
+
+
+def check_counts(rows: Any, rows_per_expert: Sequence[int]) -> None:
+    """Refuse numbers of rows that are negative or do not sum to the rows that are there (ValueError)."""
+    if rows.dim() == 0 or any(count < 0 for count in rows_per_expert) or sum(rows_per_expert) != rows.shape[0]:
+        raise ValueError(
+            f"the numbers of rows {list(rows_per_expert)} sum to {sum(rows_per_expert)}, and there are rows of shape "
+            f"{tuple(rows.shape)}: take them from the same routing map as the rows, none below zero."
+        )
+
+
+def _starts(sizes: Sequence[int]) -> list[int]:
+    """The first row of each chunk."""
+    return list(accumulate(sizes, initial=0))[:-1]
+
+
+def _capacity_starts(rows_per_expert: Sequence[int], capacity: int) -> list[int]:
+    over = [index for index, count in enumerate(rows_per_expert) if count > capacity]
+    if over:
+        raise ValueError(
+            f"experts {over} have more than {capacity} rows ({max(rows_per_expert)} at most): give the router this "
+            f"capacity, so that it drops tokens, or pad to the largest number of rows."
+        )
+    return [index * capacity for index in range(len(rows_per_expert))]
+
+
+def _places(sizes: Sequence[int], starts: Sequence[int], device: Any) -> Any:
+    """Where each row of jagged chunks lies when chunk c begins at `starts[c]`; int64 [R]."""
+    total = sum(sizes)
+    shifts = [new - old for new, old in zip(starts, _starts(sizes), strict=True)]
+    moved = torch.tensor([shifts, list(sizes)], dtype=torch.int64).to(device)
+    return torch.arange(total, device=device) + moved[0].repeat_interleave(moved[1], output_size=total)
+
+
+def _take_rows(source: Any, indices: Any) -> Any:
+    """source[indices]; rows taken more than once get their gradients summed in fp32 at least."""
+    if source.dtype.itemsize == 1:
+        return source.view(torch.uint8).index_select(0, indices).view(source.dtype)
+    return _TakeRows.apply(source, indices)
+
+
+def _put_rows(rows: Any, places: Any, total: int) -> Any:
+    """[total, D] with `rows` at `places` and zeros elsewhere."""
+    if rows.dtype.itemsize == 1:
+        # There is no index_copy for fp8; bytes of zero are zeros there too. A view as another dtype has no gradient.
+        return _copy_rows(rows.view(torch.uint8), places, total).view(rows.dtype)
+    return _copy_rows(rows, places, total)
+
+
+def _copy_rows(rows: Any, places: Any, total: int) -> Any:
+    return rows.new_zeros(total, *rows.shape[1:]).index_copy(0, places, rows)
+
+
+class _TakeRows(torch.autograd.Function):
+    """index_select whose backward sums in fp32: that of index_select adds in the dtype of the rows."""
+
+    @staticmethod
+    def forward(ctx: Any, source: Any, indices: Any) -> Any:
+        ctx.save_for_backward(indices)
+        ctx.num_rows = source.shape[0]
+        return source.index_select(0, indices)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> tuple[Any, None]:
+        (indices,) = ctx.saved_tensors
+        return unpermute(grad, indices, num_tokens=ctx.num_rows), None

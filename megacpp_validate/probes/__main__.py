@@ -1,0 +1,51 @@
+"""The entry of a probe process: one order on standard input, one receipt in the file that the argument names.
+
+    python -m megacpp_validate.probes RECEIPT.json < ORDER.json
+
+It needs the standard library and torch, nothing else. What a vendor library prints stays in the process's log.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from ..evidence.receipt_file import write_receipt
+from .order import read_order
+from .process import run_probe
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def main() -> None:
+    """Run one probe. The exit status is 0 wherever a receipt was written, whatever is in it."""
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m megacpp_validate.probes RECEIPT.json < ORDER.json")
+    _die_with_the_parent()
+    faulthandler.enable()  # a crash in compiled code leaves its Python frames in the log
+    path = Path(sys.argv[1]).absolute()
+    try:
+        order = read_order(sys.stdin.read())
+    except ValueError as fault:
+        sys.exit(str(fault))
+    write_receipt(run_probe(order), path)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Compiled libraries that were loaded side by side crash in their teardown, or wait for a device that is gone: what
+    # they were loaded for is written down.
+    os._exit(0)
+
+
+def _die_with_the_parent() -> None:
+    """A session that is killed outright takes its probes with it: nothing else would free the GPU."""
+    with suppress(OSError, AttributeError):  # not Linux
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,327 @@
+"""The attention wrapper: parity with fp64, forward and every gradient; what it refuses; what it falls back to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from ..evidence.receipt import Backend
+from ..native.attention import attention as native_attention
+from .bench import Bench
+from .bounds import Roundings
+from .observe import marking_vendor_layers
+from .references.attention import attend, visible
+
+HEADS: Final = 8
+# Of query, key and value: scores have a deviation of 1/2, so that no query rests on one key alone, where the gradient
+# of its score would be what rounding leaves of a difference.
+SCALES: Final = (0.5, 1.0, 1.0)
+ENOUGH_KEYS: Final = 16
+DTYPES: Final[dict[str, Any]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+TENSORS: Final = ("forward", "grad.query", "grad.key", "grad.value")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One shape, and what the call asks for besides.
+
+    Attributes:
+        name: of the checks.
+        groups: key and value heads; query heads are 8.
+        width: head size D.
+        extra: tokens added to the length that the bench takes.
+        length: tokens, where the case has a length of its own.
+        causal: whether a query sees no later key.
+        strided: whether no tensor is contiguous, and key not even along its last axis.
+        options: of the call; tensors are made by `_options`.
+        code: of the refusal that Transformer Engine must give; empty where it must not.
+    """
+
+    name: str
+    groups: int = 2
+    width: int = 64
+    extra: int = 0
+    length: int = 0
+    causal: bool = True
+    strided: bool = False
+    options: tuple[str, ...] = ()
+    code: str = ""
+
+
+CASES: Final = (
+    Case("gqa4.d64"),
+    Case("gqa1.d64", groups=8),
+    Case("gqa8.d64", groups=1),
+    Case("gqa4.d128", width=128),
+    Case("gqa4.d64.odd", extra=5),
+    Case("gqa4.d64.one-token", length=1, code="one-token"),
+    Case("gqa4.d64.strided", strided=True),
+    Case("gqa4.d64.no-mask", causal=False),
+)
+REFUSED: Final = (
+    Case("gqa4.d64.packed", options=("doc_ids",), code="packed-documents"),
+    Case("gqa4.d64.window", options=("window",), code="local-window"),
+    Case("gqa4.d64.soft-cap", options=("softcap",), code="soft-cap"),
+    Case("gqa4.d64.blocks", options=("block_mask", "block_size"), code="block-routing"),
+)
+QUICK: Final = frozenset({"gqa4.d64.odd", "gqa1.d64", "gqa4.d64.one-token", "gqa4.d64.strided", "gqa4.d64.no-mask"})
+FLASH: Final = {
+    "fa3": (Case("gqa4.d128", width=128), Case("gqa4.d64.window", extra=5, options=("window",))),
+    "fa4": (Case("gqa4.d128", width=128), Case("gqa4.d64.soft-cap", extra=5, options=("softcap",))),
+}
+
+
+@dataclass
+class Sample:
+    """The tensors of one case in one dtype: inputs as leaves, upstream gradient, options of the call."""
+
+    case: Case
+    query: Any
+    key: Any
+    value: Any
+    gradient: Any
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def leaves(self) -> tuple[Any, Any, Any]:
+        """What gradients are taken of."""
+        return self.query, self.key, self.value
+
+
+def probe(bench: Bench) -> None:
+    """Run it."""
+    bridge = bench.bridge()
+    for name in DTYPES:
+        for case in CASES:
+            if not bench.quick or case.name in QUICK:
+                _run(bench, bridge, case, name)
+    _refusals(bench, bridge)
+
+
+def probe_last(bench: Bench) -> None:
+    """What is refused, and the FlashAttentions that take some of it: they load libraries of their own."""
+    bridge = bench.bridge()
+    for case in REFUSED:
+        _run(bench, bridge, case, "bf16")
+    if bench.wants_te:
+        for backend in ("fa3", "fa4"):
+            _run_flash(bench, bridge, backend)
+
+
+def _run(bench: Bench, bridge: Any, case: Case, dtype: str, backends: tuple[str, ...] = (), wanted: str = "") -> None:
+    """One case in one dtype, through the wrapper."""
+    sample = _sample(bench, case, DTYPES[dtype])
+    # Without Transformer Engine the native path is meant, not another vendor's.
+    asked = backends or (bridge.BACKENDS if bench.wants_te else ("te", "sdpa"))
+    layer = bridge.Attention(
+        num_heads=HEADS, head_dim=case.width, num_gqa_groups=case.groups, backends=asked, device=bench.device
+    )
+    with marking_vendor_layers():
+        out = layer(*sample.leaves, causal=case.causal, **sample.options)
+    seen = (out, *torch.autograd.grad(out, sample.leaves, sample.gradient.to(out.dtype)))
+    is_native = layer.choice.observed == "sdpa" or "block_mask" in case.options  # which plain torch alone may take
+    native = None if is_native else _native(sample)
+    prefix = f"{wanted}.{dtype}.{case.name}" if wanted else f"{dtype}.{case.name}"
+    reference, scales = _reference(sample)
+    for index, tensor in enumerate(TENSORS):
+        bench.compare(
+            f"{prefix}.{tensor}",
+            seen[index],
+            reference[index],
+            roundings=_roundings(bench, sample, tensor, dtype, layer.choice.observed),
+            native=None if native is None else native[index],
+            scale=scales.get(tensor),
+        )
+    bench.check(f"{prefix}.dtype", out.dtype == sample.query.dtype, f"{out.dtype} from {sample.query.dtype}")
+    if not case.code:
+        bench.ran_on(f"attention.{prefix}", layer.choice, out, wanted=wanted)
+        return
+    codes = [refusal.code for refusal in layer.choice.refusals if refusal.backend == "te"]
+    passed = codes == [case.code] and layer.choice.observed != "te"
+    bench.check(
+        f"{prefix}.refused", passed, f"Transformer Engine refused with {codes}; {layer.choice.observed} took the call"
+    )
+    bench.ran_on(f"attention.{prefix}", layer.choice, out, wanted=layer.choice.observed)
+
+
+def _run_flash(bench: Bench, bridge: Any, backend: str) -> None:
+    """One FlashAttention, where the target lists it; it is a fallback, so the environment may lack it."""
+    if backend not in bench.order.target.attention:
+        return
+    vendor = bridge.KERNELS[backend].vendor
+    if not vendor.is_available():
+        reason = vendor.why_unavailable()
+        bench.backends.append(Backend(f"attention.{backend}", backend, "", (), (f"{backend}: {reason}",)))
+        bench.check(f"{backend}.present", True, f"absent, and needed only where Transformer Engine refuses: {reason}")
+        return
+    bench.check(f"{backend}.present", True, f"{vendor.name} can be imported")
+    for case in FLASH[backend][-1:] if bench.quick else FLASH[backend]:
+        _run(bench, bridge, case, "bf16", backends=(backend,), wanted=backend)
+
+
+# --- tensors ----------------------------------------------------------------------------------------------
+
+
+def _sample(bench: Bench, case: Case, dtype: Any) -> Sample:
+    batch = 2 if bench.device == "cuda" else 1
+    length = case.length or _length(bench) + case.extra
+    shapes = (HEADS, case.groups, case.groups)
+    if case.strided:  # as from a projection, and a key whose last axis has a stride of two
+        query, key, value = (
+            bench.randn(batch, length, heads, case.width, dtype=dtype, scale=scale)
+            for heads, scale in zip(shapes, SCALES, strict=True)
+        )
+        wide = bench.randn(batch, case.groups, length, 2 * case.width, dtype=dtype)
+        wide[..., ::2] = key.transpose(1, 2)
+        tensors = (query.transpose(1, 2), wide[..., ::2], value.transpose(1, 2))
+        gradient = bench.randn(batch, length, HEADS, case.width, dtype=dtype).transpose(1, 2)
+    else:
+        tensors = tuple(
+            bench.randn(batch, heads, length, case.width, dtype=dtype, scale=scale)
+            for heads, scale in zip(shapes, SCALES, strict=True)
+        )
+        gradient = bench.randn(batch, HEADS, length, case.width, dtype=dtype)
+    query, key, value = (tensor.detach().requires_grad_() for tensor in tensors)
+    sample = Sample(case, query, key, value, gradient, _options(bench, case, batch, length))
+    # Where a query sees few keys, dS = P (dP - <P, dP>) nearly cancels: rounding of dP would outweigh what is left of
+    # that row. So such rows weigh less in the loss; their output is held to its reference all the same.
+    weights = _visible(sample).sum(-1, keepdim=True).clamp_max(ENOUGH_KEYS) / ENOUGH_KEYS
+    sample.gradient = (gradient * weights).to(dtype)
+    return sample
+
+
+def _length(bench: Bench) -> int:
+    if bench.device == "cuda":
+        return 128 if bench.quick else 256
+    return 24 if bench.quick else 40
+
+
+def _options(bench: Bench, case: Case, batch: int, length: int) -> dict[str, Any]:
+    size = 8
+    blocks = math.ceil(length / size)
+    made: dict[str, Callable[[], Any]] = {
+        "doc_ids": lambda: bench.randint(2, batch, length).cumsum(-1) // 5,  # runs of about ten tokens
+        "window": lambda: 7,
+        "softcap": lambda: 0.5,  # as large as scores are, so that it bites
+        "block_mask": lambda: bench.rand(batch, HEADS, blocks, blocks) < 0.5,  # some rows see nothing
+        "block_size": lambda: size,
+    }
+    return {name: made[name]() for name in case.options}
+
+
+def _native(sample: Sample) -> tuple[Any, ...]:
+    """The plain path in the same precision."""
+    out = native_attention(*sample.leaves, causal=sample.case.causal, **sample.options)
+    return (out, *torch.autograd.grad(out, sample.leaves, sample.gradient))
+
+
+def _visible(sample: Sample) -> Any:
+    batch, _, length, _ = sample.query.shape
+    masks = {name: value for name, value in sample.options.items() if name != "softcap"}
+    return visible(batch, HEADS, length, causal=sample.case.causal, device=sample.query.device, **masks)
+
+
+def _reference(sample: Sample) -> tuple[tuple[Any, ...], dict[str, float]]:
+    """Output and gradients in fp64, and norms of what cancels in the gradients of a single token."""
+    query, key, value = (tensor.detach().double().requires_grad_() for tensor in sample.leaves)
+    length, width = query.shape[2:]
+    out = attend(query, key, value, _visible(sample), softcap=sample.options.get("softcap"))
+    upstream = sample.gradient.double()
+    gradients = torch.autograd.grad(out, (query, key, value), upstream)
+    if length > 1:
+        return (out, *gradients), {}
+    # The weight of the only key is 1 whatever its score is, so both gradients vanish: dS = P (dP - dP).
+    share = HEADS // key.shape[1]
+    keys, values = (tensor.detach().repeat_interleave(share, dim=1) for tensor in (key, value))
+    terms = (upstream * values).sum(-1, keepdim=True) / math.sqrt(width)
+    return (out, *gradients), {
+        "grad.query": float((terms * keys).norm()),
+        "grad.key": float((terms * query.detach()).norm()),
+    }
+
+
+# --- bounds -----------------------------------------------------------------------------------------------
+
+
+def _roundings(bench: Bench, sample: Sample, tensor: str, dtype: str, backend: str) -> Roundings:
+    """What is rounded on the way to a tensor.
+
+    A fused kernel keeps scores and sums in fp32, and rounds the weights P for the product with V, the score gradients
+    dS for those with K and Q, and what it returns. The backward pass starts from the rounded output, D = <dO, O>, once.
+    """
+    length, width = sample.query.shape[2], sample.query.shape[3]
+    longest = max(length, width)
+    if dtype == "fp32":
+        if bench.device == "cuda":
+            why = (
+                "four operands and their products; PyTorch's memory-efficient kernel splits each into two of 11 bits "
+                "(CUTLASS OpMultiplyAddFastF32), which leaves 2^-22 of it: as much as 16 roundings to fp32"
+            )
+            return Roundings((("fp32", 64),), longest, why=why)
+        return Roundings((("fp32", 6),), longest, why="scores, weights, their gradients and the result")
+    if backend == "sdpa" and "softcap" in sample.options:
+        return Roundings((("bf16", 1),), longest, why="computed in fp32, the result rounded")
+    count, why = {
+        "forward": (2, "weights and output rounded"),
+        "grad.query": (3, "output, score gradients and result rounded"),
+        "grad.key": (3, "output, score gradients and result rounded"),
+        "grad.value": (2, "weights and result rounded"),
+    }[tensor]
+    if tensor in ("grad.key", "grad.value"):
+        more, because = _partial_sums(bench, sample, backend)
+        count, why = count + more, f"{why}; {because}"
+    return Roundings((("bf16", count),), longest, why=why)
+
+
+def _partial_sums(bench: Bench, sample: Sample, backend: str) -> tuple[int, str]:
+    """Roundings of partial sums in gradients of key and value: over query heads of a group, and query blocks."""
+    share = HEADS // sample.case.groups
+    if backend != "sdpa" or bench.device == "cuda":
+        return (1, "each query head's part rounded before those of a group are summed") if share > 1 else (0, "")
+    # PyTorch's CPU kernel adds blocks of 32 queries, and without a mask the heads of a group, into a bf16 result: n
+    # partial sums that grow evenly have (n + 1) / 2 times the squared error of one rounding.
+    blocks = math.ceil(sample.query.shape[2] / 32)
+    if sample.options:
+        return math.ceil((blocks + 1) / 2), f"{blocks} partial sums in bf16, then a group's heads summed"
+    return math.ceil((share * blocks + 1) / 2) - 1, f"{share * blocks} partial sums in bf16"
+
+
+# --- wrong input ------------------------------------------------------------------------------------------
+
+
+def _refusals(bench: Bench, bridge: Any) -> None:
+    """What must be refused before any kernel, by class, with a next step."""
+    errors, wrong_option = bench.bridge("errors"), bench.bridge("attention_masks").WrongOption
+    make = bridge.Attention
+    sizes = {"num_heads": 8, "head_dim": 64, "num_gqa_groups": 2, "device": bench.device}
+    layer = make(**sizes)
+    query, key = bench.randn(1, 8, 16, 64), bench.randn(1, 2, 16, 64)
+    ids = bench.randint(3, 1, 16)
+    routed = bench.rand(1, 8, 2, 2) < 0.5
+    calls: dict[str, tuple[type[BaseException], Any]] = {
+        "rank": (errors.WrongShape, lambda: layer(query[0], key[0], key[0])),
+        "layout": (errors.WrongShape, lambda: layer(*(x.transpose(1, 2) for x in (query, key, key)))),
+        "head-size": (errors.WrongShape, lambda: layer(*(x[..., :32] for x in (query, key, key)))),
+        "groups": (errors.WrongShape, lambda: layer(query, query, query)),
+        "lengths": (errors.WrongShape, lambda: layer(query, key[:, :, :8], key[:, :, :8])),
+        "no-tokens": (errors.WrongShape, lambda: layer(query[:, :, :0], key[:, :, :0], key[:, :, :0])),
+        "dtype": (errors.WrongDtype, lambda: layer(query.long(), key.long(), key.long())),
+        "two-dtypes": (errors.WrongDtype, lambda: layer(query, key.bfloat16(), key)),
+        "packed-and-windowed": (errors.MaskConflict, lambda: layer(query, key, key, doc_ids=ids, window=4)),
+        "window-not-causal": (errors.MaskConflict, lambda: layer(query, key, key, window=4, causal=False)),
+        "window-of-none": (wrong_option, lambda: layer(query, key, key, window=0)),
+        "soft-cap-of-none": (wrong_option, lambda: layer(query, key, key, softcap=0.0)),
+        "documents-shape": (errors.WrongShape, lambda: layer(query, key, key, doc_ids=ids[:, :8])),
+        "documents-dtype": (errors.WrongDtype, lambda: layer(query, key, key, doc_ids=ids.float())),
+        "blocks-shape": (errors.WrongShape, lambda: layer(query, key, key, block_mask=routed, block_size=4)),
+        "blocks-without-size": (wrong_option, lambda: layer(query, key, key, block_mask=routed)),
+        "heads-by-groups": (errors.NotDivisible, lambda: make(**{**sizes, "num_gqa_groups": 3})),
+        "heads-by-ranks": (errors.NotDivisible, lambda: make(**sizes, tp_size=4)),
+        "unknown-backend": (errors.UnknownName, lambda: make(**sizes, backends=("te", "fa2"))),
+    }
+    for name, (error, call) in calls.items():
+        bench.refuses(f"refuses.{name}", error, call)

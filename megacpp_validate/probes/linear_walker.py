@@ -1,0 +1,332 @@
+"""The linear walker: every decision on a tree that holds every kind of layer, and the numbers of a swapped one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from .bench import Bench
+from .bounds import Roundings
+from .emulation import EMULATED, emulated_linear, operand_roundings
+from .references.linear import LinearReference, reference_linear
+from .references.steps import tf32_products
+from .references.walked_tree import EXPECTED, LISTED, SHARED, WIDTH, holder, hybrid_tree, no_hook
+
+DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
+REFUSED: Final = frozenset({"te-unavailable", "switched-off", "flag-off", "device"})
+
+
+def probe(bench: Bench) -> None:
+    """Decisions, swap, ties, atomicity, checkpoints, refusals; then numbers in every precision."""
+    walker = bench.bridge()
+    with bench.scope("plan"):
+        _check_plan(bench, walker)
+    with bench.scope("swap"):
+        _check_swap(bench, walker)
+        _check_pinned(bench, walker)
+        _check_atomic(bench, walker)
+    with bench.scope("refuses"):
+        _check_refusals(bench, walker)
+    for name in DTYPES:
+        for case in _cases(bench):
+            _check_numbers(bench, walker, case, name, None)
+    if bench.wants_te:
+        for recipe in bench.order.target.recipes:
+            _check_recipe(bench, walker, recipe)
+
+
+def _is_te(module: Any) -> bool:
+    return type(module).__module__.startswith("transformer_engine")
+
+
+# --- decisions and the swap -------------------------------------------------------------------------------------------
+
+
+def _check_plan(bench: Bench, walker: Any) -> None:
+    """Every decision, one by one; and that planning is a dry run."""
+    tree = hybrid_tree(bench.device)
+    before = dict(tree.named_modules())
+    plan = walker.plan_walk(tree)
+    bench.check("dry-run", dict(tree.named_modules()) == before, "the tree after planning")
+    found = {decision.name: decision for decision in plan.decisions}
+    bench.check("names", list(found) == list(EXPECTED), f"{len(found)} decisions: {', '.join(found)}")
+    for name, code in EXPECTED.items():
+        decision = found.get(name)
+        if decision is None:
+            bench.check(name, False, "there is no decision on it")
+            continue
+        wanted = {code} if code != LISTED or bench.wants_te else REFUSED
+        acts = decision.action == ("swap" if code == LISTED and bench.wants_te else "keep")
+        said = f"{decision.action}, {decision.code}: {decision.reason}"
+        bench.check(name, acts and decision.code in wanted and bool(decision.reason), said)
+    aligned = walker.plan_walk(tree, recipe="delayed")["narrow.fc1"]
+    bench.check("alignment", (aligned.action, aligned.code) == ("keep", "fp8-alignment"), aligned.reason)
+
+
+def _check_swap(bench: Bench, walker: Any) -> None:
+    """The right layers are swapped and nothing else; parameters, ties, modes and checkpoints are those of before."""
+    tree = hybrid_tree(bench.device)
+    modules = dict(tree.named_modules(remove_duplicate=False))
+    names, parameters = list(tree.state_dict()), dict(tree.named_parameters(remove_duplicate=False))
+    values = {name: value.detach().clone() for name, value in parameters.items()}
+    tokens = [name for name, module in modules.items() if module.training]
+    swap = walker.swap_linears(tree)
+    after = dict(tree.named_modules(remove_duplicate=False))
+    listed = {name for name, code in EXPECTED.items() if code == LISTED}
+    for name in EXPECTED:
+        module, swapped = after.get(name), name in listed and bench.wants_te
+        right = _is_te(module) if swapped else module is modules[name]
+        bench.check(name, right, f"{type(module).__module__}.{type(module).__qualname__}")
+    bench.check("choices", set(swap.choices) == listed, f"recorded for {', '.join(sorted(swap.choices))}")
+    kept = dict(tree.named_parameters(remove_duplicate=False))
+    same = {name for name, value in values.items() if name in kept and torch.equal(kept[name], value)}
+    bench.check("weights", same == set(values) == set(kept), f"{len(same)} of {len(values)} are bitwise the same")
+    ties = {
+        "embedding": tree.lm_head.weight is tree.embed.weight,
+        "linears": tree.tied.fc1.weight is tree.tied.fc2.weight,
+        "shared": after[SHARED[0]] is after[SHARED[1]],
+    }
+    for tie, holds in ties.items():
+        bench.check(f"tie.{tie}", holds, "one object" if holds else "two objects")
+    bench.check("frozen", not tree.last.down_proj.weight.requires_grad, "requires_grad of last.down_proj.weight")
+    bench.check("training", [name for name, module in after.items() if module.training] == tokens, "modes of modules")
+    bench.check("state-dict", list(tree.state_dict()) == names, ", ".join(sorted(set(tree.state_dict()) ^ set(names))))
+    wrong = tree.load_state_dict(hybrid_tree(bench.device).state_dict(), strict=False)
+    bench.check("loads-native", not (wrong.missing_keys or wrong.unexpected_keys), str(wrong))
+
+
+def _check_pinned(bench: Bench, walker: Any) -> None:
+    """A whitelist of everything undoes no exclusion."""
+    tree = hybrid_tree(bench.device)
+    before = dict(tree.named_modules(remove_duplicate=False))
+    walker.swap_linears(tree, include=(nn.Linear,))
+    after = dict(tree.named_modules(remove_duplicate=False))
+    for name, code in EXPECTED.items():
+        if code not in (LISTED, "not-listed"):
+            module = after.get(name)
+            bench.check(f"pinned.{name}", module is before[name], type(module).__qualname__)
+
+
+class _Closed(nn.Module):
+    """A module that takes no other child."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(WIDTH, WIDTH, device=device)
+        self.closed = True
+
+    def add_module(self, name: str, module: Any) -> None:
+        """Refused after construction."""
+        if vars(self).get("closed"):
+            raise RuntimeError(f"{name} cannot be replaced by a {type(module).__name__}")
+        super().add_module(name, module)
+
+
+def _check_atomic(bench: Bench, walker: Any) -> None:
+    """A walk that fails half way leaves the tree as it was."""
+    tree = nn.ModuleDict({"open": holder("Mlp", fc1=nn.Linear(WIDTH, WIDTH, device=bench.device))})
+    tree["closed"] = _Closed(bench.device)
+    before = dict(tree.named_modules())
+    raised = ""
+    try:
+        walker.swap_linears(tree)
+    except RuntimeError as fault:
+        raised = str(fault)
+    untouched = dict(tree.named_modules()) == before
+    bench.check("atomic", untouched and bool(raised) == bench.wants_te, raised or "nothing was raised")
+
+
+def _check_refusals(bench: Bench, walker: Any) -> None:
+    """Bad input: an error of the project with the next step."""
+    errors, tree = bench.bridge("errors"), hybrid_tree(bench.device)
+    bench.refuses("no-tree", walker.NotATree, lambda: walker.plan_walk({"fc1": tree.tied.fc1}))
+    bench.refuses("a-string", errors.UnknownName, lambda: walker.plan_walk(tree, include="fc1"))
+    bench.refuses("no-pattern", errors.UnknownName, lambda: walker.swap_linears(tree, include=(None,)))
+    bench.refuses("no-recipe", errors.UnknownName, lambda: walker.plan_walk(tree, recipe="fp6"))
+    plan = walker.plan_walk(tree)
+    tree.tied.fc1.register_forward_hook(no_hook)
+    bench.refuses("stale-plan", walker.PlanMismatch, lambda: walker.swap_linears(tree, plan))
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One layer and its input: widths K -> N, the shape of the rows before K, and what is special."""
+
+    name: str
+    widths: tuple[int, int]
+    rows: tuple[int, ...]
+    bias: bool = True
+    transposed: bool = False
+    pad: int = 1
+
+
+def _cases(bench: Bench, pad: int = 1) -> list[_Case]:
+    """Shapes for one precision; rows are padded to a multiple of `pad`."""
+    large = bench.device == "cuda" and not bench.quick
+    widths, batch = ((384, 512), (4, 64)) if large else ((64, 96), (4, 16))
+    cases = [
+        _Case("bias", widths, batch),
+        _Case("no_bias", widths, batch, bias=False),
+        _Case("transposed", widths, batch, transposed=True),
+        _Case("one_token", widths, (1,), pad=pad),
+        _Case("odd_rows", widths, (3, 37) if large else (3, 7), pad=pad),
+    ]
+    return cases if not bench.quick else cases[:1] + cases[2:3] + cases[4:]
+
+
+def _swapped_layer(bench: Bench, walker: Any, case: _Case, dtype: Any, recipe: str | None) -> tuple[Any, Any, Any]:
+    """A plain layer, what the walker makes of it, and its choice. Weights give outputs of size 1."""
+    wide, narrow = case.widths
+    plain = nn.Linear(wide, narrow, bias=case.bias, dtype=dtype, device=bench.device)
+    with torch.no_grad():
+        plain.weight.copy_(bench.randn(narrow, wide, scale=wide**-0.5))
+        if case.bias:
+            plain.bias.copy_(bench.randn(narrow))
+    tree = nn.ModuleDict({"fc1": copy.deepcopy(plain)})
+    swap = walker.swap_linears(tree, recipe=recipe)
+    return plain, tree["fc1"], swap.choices["fc1"]
+
+
+def _inputs(bench: Bench, case: _Case, dtype: Any) -> tuple[Any, Any]:
+    """Rows [..., K] and the gradient of the output [..., N]."""
+    wide, narrow = case.widths
+    if case.transposed:
+        rows = bench.randn(*case.rows[::-1], wide, dtype=dtype).transpose(0, 1).requires_grad_(True)
+    else:
+        rows = bench.randn(*case.rows, wide, dtype=dtype, grad=True)
+    return rows, bench.randn(*case.rows, narrow, dtype=dtype)
+
+
+def _run(
+    layer: Callable[[Any], Any], case: _Case, rows: Any, gradient: Any, parts: dict[str, Any], scope: Any = nullcontext
+) -> LinearReference:
+    """Output and gradients of one step; what is padded is taken out again."""
+    rows.grad = None
+    for part in parts.values():
+        part.grad = None
+    flat = rows.reshape(-1, rows.shape[-1]) if case.pad > 1 else rows
+    count = flat.shape[0]
+    with scope():
+        out = layer(functional.pad(flat, (0, 0, 0, -count % case.pad)) if case.pad > 1 else flat)
+    out = out[:count].reshape(gradient.shape) if case.pad > 1 else out
+    out.backward(gradient)
+    bias = parts.get("bias")
+    return LinearReference(out, rows.grad, parts["weight"].grad, bias.grad if bias is not None else None)
+
+
+def _check_numbers(bench: Bench, walker: Any, case: _Case, precision: str, recipe: str | None) -> None:
+    """Forward and every gradient of one layer against fp64, and against native PyTorch in the same precision."""
+    dtype = DTYPES[precision]
+    plain, layer, choice = _swapped_layer(bench, walker, case, dtype, recipe)
+    rows, gradient = _inputs(bench, case, dtype)
+    parts = dict(layer.named_parameters())
+    scope = (lambda: _scope(bench, recipe)) if recipe else nullcontext
+    if recipe == "delayed":  # its scales come from the step before; see `emulation`
+        _run(layer, case, rows, gradient, parts, scope)
+    seen = _run(layer, case, rows, gradient, parts, scope)
+    native = _native(bench, case, plain, rows, gradient, recipe) if bench.wants_te else None
+    wanted = reference_linear(rows, plain.weight, plain.bias, gradient)
+    path = f"{recipe or precision}.{case.name}"
+    bench.ran_on(path, choice, seen.out)
+    with bench.scope(path):
+        bench.check("dtype", seen.out.dtype == dtype, str(seen.out.dtype))
+        _compare(bench, case, precision, recipe, seen, wanted, native)
+
+
+def _compare(
+    bench: Bench, case: _Case, precision: str, recipe: str | None, seen: Any, wanted: Any, native: Any
+) -> None:
+    """Each tensor of a step by its own bound."""
+    count = wanted.out.numel() // wanted.out.shape[-1]
+    lengths = {"out": case.widths[0], "rows": case.widths[1], "weight": count}
+    names = {"out": "forward", "rows": "grad.input", "weight": "grad.weight"}
+    products = {"out": "forward", "rows": "dgrad", "weight": "wgrad"}
+    # Output, and gradient of the input, and gradient of the weight are each a product of two of these.
+    smallest = min(wanted.out.numel(), count * case.widths[0], case.widths[0] * case.widths[1])
+    for part, length in lengths.items():
+        if recipe:
+            roundings = operand_roundings(recipe, products[part], length, precision)  # type: ignore[arg-type]
+        else:
+            roundings = _roundings(bench, precision, length)
+        roundings = replace(roundings, independent=smallest)
+        right = getattr(wanted, part)
+        other = getattr(native, part) if native is not None else None
+        bench.compare(names[part], getattr(seen, part), right, roundings=roundings, native=other)
+    if case.bias:
+        rounded = _bias_roundings(bench, precision, count)
+        other = native.bias if native is not None else None
+        bench.compare("grad.bias", seen.bias, wanted.bias, roundings=rounded, native=other)
+
+
+def _roundings(bench: Bench, precision: str, length: int) -> Roundings:
+    """What is rounded in a product without a recipe."""
+    if precision == "fp32" and bench.wants_te and bench.device == "cuda":
+        why = "TE multiplies fp32 as TF32 (CUBLAS_COMPUTE_32F_FAST_TF32): both operands, then the result"
+        return Roundings((("tf32", 2), ("fp32", 1)), length, why=why)
+    return Roundings(((precision, 1),), length, why="exact products, summed in fp32, rounded once")
+
+
+def _bias_roundings(bench: Bench, precision: str, length: int) -> Roundings:
+    """What is rounded in the gradient of a bias: never to FP8."""
+    if precision == "fp32" and bench.wants_te and bench.device == "cuda":
+        why = "summed beside a TF32 product, whose operands it may share"
+        return Roundings((("tf32", 1), ("fp32", 1)), length, why=why)
+    return Roundings(((precision, 1),), length, why="a sum of the gradient as it came, rounded once")
+
+
+def _native(bench: Bench, case: _Case, plain: Any, rows: Any, gradient: Any, recipe: str | None) -> Any:
+    """The same step by plain PyTorch in the same precision."""
+    twin = rows.detach().clone().requires_grad_(True)
+    parts = dict(plain.named_parameters())
+    if recipe:
+        return _run(
+            lambda x: emulated_linear(x, plain.weight, recipe, plain.bias),  # type: ignore[arg-type]
+            case, twin, gradient, parts,
+        )  # fmt: skip
+    with tf32_products() if bench.device == "cuda" else nullcontext():
+        return _run(plain, case, twin, gradient, parts)
+
+
+# --- FP8 --------------------------------------------------------------------------------------------------------------
+
+
+def _scope(bench: Bench, recipe: str | None) -> AbstractContextManager[Any]:
+    """The low-precision scope of the target."""
+    fp8 = bench.bridge("fp8_scope")
+    return fp8.low_precision(target=bench.order.target.id, amax_reduction_group=fp8.SINGLE_OWNER, recipe=recipe)
+
+
+def _check_recipe(bench: Bench, walker: Any, recipe: str) -> None:
+    """All cases under one recipe, rows padded where it wants that; and rows that do not fit."""
+    if recipe not in EMULATED:
+        bench.check(f"{recipe}.reference", False, "there is no emulation of this recipe to judge it by")
+        return
+    pad = walker.ALIGNMENT[recipe]
+    for case in _cases(bench, pad):
+        _check_numbers(bench, walker, case, "bf16", recipe)
+    _check_unpadded(bench, walker, recipe)
+
+
+def _check_unpadded(bench: Bench, walker: Any, recipe: str) -> None:
+    """Seven rows without padding: refused before anything is computed, or right; never silently wrong."""
+    case = _Case("unpadded", (64, 96), (7,))
+    plain, layer, _ = _swapped_layer(bench, walker, case, torch.bfloat16, recipe)
+    rows, gradient = _inputs(bench, case, torch.bfloat16)
+    try:
+        with _scope(bench, recipe):
+            out = layer(rows)
+    except (AssertionError, ValueError, RuntimeError) as refusal:
+        bench.check(f"{recipe}.unpadded", True, f"refused: {type(refusal).__name__}: {refusal}")
+        return
+    wanted = reference_linear(rows, plain.weight, plain.bias, gradient).out
+    bench.compare(f"{recipe}.unpadded", out, wanted, roundings=operand_roundings(recipe, "forward", 64))  # type: ignore[arg-type]

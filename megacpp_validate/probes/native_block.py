@@ -1,0 +1,260 @@
+"""The A-block wrapper: parity with fp64, forward and every gradient; its weights both ways; what it refuses."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+from ..native.mlp import is_gated
+from ..native.rope import rope_tables
+from .bench import Bench
+from .bounds import Roundings
+from .emulation import EMULATED
+from .native_block_samples import (
+    EPS,
+    HEADS,
+    Case,
+    Sample,
+    emulated_step,
+    layer_step,
+    native_step,
+    new_layer,
+    new_sample,
+)
+from .observe import graph_nodes, marking_vendor_layers
+from .references.block import Sizes, attention_branch, block_step, mlp_branch
+from .references.block_roundings import block_roundings
+from .references.layer_roundings import Precision, precision_of
+from .references.steps import tf32_products
+
+DTYPES: Final[dict[str, Any]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+GATED: Final = Case("gqa4.d64.swiglu")
+PLAIN: Final = Case("gqa1.d64.gelu", "gelu", groups=8)
+ODD: Final = Case("gqa4.d64.odd", "geglu", extra=5)
+LAYERS: Final = ("LayerNormLinear", "DotProductAttention", "Linear", "LayerNormMLP")
+CASES: Final = (
+    GATED,
+    PLAIN,
+    Case("gqa8.d128.swiglu", groups=1, width=128),
+    ODD,
+    Case("gqa4.d64.one-token", length=1, code="one-token"),
+    Case("gqa4.d64.strided", "srelu", strided=True),
+    Case("gqa4.d64.small", small=True),
+)
+REFUSED: Final = (
+    Case("gqa4.d64.packed", options=("doc_ids",), code="packed-documents"),
+    Case("gqa4.d64.window", options=("window",), code="local-window"),
+)
+QUICK: Final = frozenset({"gqa1.d64.gelu", "gqa4.d64.odd", "gqa4.d64.small"})
+
+
+def probe(bench: Bench) -> None:
+    """Run it."""
+    bridge = bench.bridge()
+    for dtype in DTYPES:
+        for case in CASES:
+            if not bench.quick or case.name in QUICK:
+                _run(bench, bridge, case, dtype)
+    for case in REFUSED:
+        _run(bench, bridge, case, "bf16")
+    if bench.wants_te:
+        for recipe in bench.order.target.recipes:
+            _run_recipe(bench, bridge, recipe)
+    _check_weights(bench, bridge)
+    _check_shards(bench)
+    _refusals(bench, bridge)
+
+
+def _run(bench: Bench, bridge: Any, case: Case, dtype: str) -> None:
+    """One case in one dtype, outside of FP8."""
+    sample = new_sample(bench, case, DTYPES[dtype])
+    layer = new_layer(bench, bridge, sample)
+    with marking_vendor_layers():
+        seen = layer_step(layer, sample, nullcontext)
+    path = f"{dtype}.{case.name}"
+    if case.code:
+        _check_refused(bench, path, layer.choice, case.code)
+    bench.ran_on(f"native_block.{path}", layer.choice, seen["out"], wanted="native" if case.code else "")
+    if bench.wants_te and not case.code:
+        _check_layers(bench, path, seen["out"])
+    tf32 = dtype == "fp32" and layer.choice.observed == "te" and bench.device == "cuda"
+    with tf32_products() if tf32 else nullcontext():
+        native = native_step(sample) if layer.choice.observed == "te" else None
+    _compare(bench, path, sample, seen, native, precision_of(dtype, tf32=tf32))
+
+
+def _check_layers(bench: Bench, path: str, out: Any) -> None:
+    """Every layer of the block is Transformer Engine's: one that is not hides behind the others."""
+    ran = {name.rpartition(".")[2] for name in graph_nodes(out) if name.startswith("transformer_engine.")}
+    missing = [name for name in LAYERS if name not in ran]
+    bench.check(f"{path}.layers", not missing, f"not seen: {', '.join(missing)}" if missing else ", ".join(LAYERS))
+
+
+def _run_recipe(bench: Bench, bridge: Any, recipe: Any) -> None:
+    """A gated and a plain block under one FP8 recipe."""
+    if recipe not in EMULATED:
+        bench.check(f"fp8.{recipe}.reference", False, f"nothing emulates {recipe}: there is no bound to hold it to")
+        return
+    fp8 = bench.bridge("fp8_scope")
+    enter = partial(
+        fp8.low_precision, target=bench.order.target.id, amax_reduction_group=fp8.SINGLE_OWNER, recipe=recipe
+    )
+    for case in (GATED,) if bench.quick else (GATED, PLAIN):
+        # With branches as large as elsewhere, what each adds to the other's errors would widen FP8 bounds beyond use.
+        sample = new_sample(bench, case, torch.bfloat16, branches=0.5)
+        layer = new_layer(bench, bridge, sample)
+        if recipe == "delayed":  # its scales come from the step before; see `emulation`
+            layer_step(layer, sample, enter)
+        seen = layer_step(layer, sample, enter)
+        path = f"fp8.{recipe}.{case.name}"
+        bench.ran_on(f"native_block.{path}", layer.choice, seen["out"])
+        native = emulated_step(sample, recipe)
+        _compare(bench, path, sample, seen, native, precision_of("bf16", recipe=recipe))
+    sample = new_sample(bench, ODD, torch.bfloat16)
+    layer = new_layer(bench, bridge, sample)
+    seen = layer_step(layer, sample, enter)
+    path = f"fp8.{recipe}.{ODD.name}"
+    _check_refused(bench, path, layer.choice, "fp8-alignment")
+    bench.ran_on(f"native_block.{path}", layer.choice, seen["out"], wanted="native")
+    _compare(bench, path, sample, seen, None, precision_of("bf16"))
+
+
+def _check_refused(bench: Bench, path: str, choice: Any, code: str) -> None:
+    codes = [refusal.code for refusal in choice.refusals]
+    bench.check(f"{path}.refused", codes == [code], f"Transformer Engine refused with {codes}")
+
+
+def _compare(
+    bench: Bench, path: str, sample: Sample, seen: dict[str, Any], native: dict[str, Any] | None, precision: Precision
+) -> None:
+    """Output and every gradient against fp64."""
+    wanted = block_step(sample.rows, sample.weights, sample.gradient, sample.sizes, sample.seen(), sample.rope)
+    batch, length, hidden = sample.rows.shape
+    ffn, joint = sample.weights["mlp.fc2_weight"].shape[1], HEADS * sample.case.width
+    bounds = partial(
+        block_roundings,
+        shares=wanted.shares,
+        precision=precision,
+        length=max(joint, batch * length, hidden, ffn),
+        gated=is_gated(sample.case.activation),
+    )
+    smallest = batch * length * min(hidden, ffn, sample.case.groups * sample.case.width)
+    # What the rounded output moves in the scores' gradients is one number a query and head, <dO, O>.
+    independent = {"qkv.weight.query": batch * length * HEADS, "qkv.weight.key": batch * length * HEADS}
+    out = seen["out"]
+    bench.check(f"{path}.dtype", out.dtype == sample.rows.dtype, f"{out.dtype} from {sample.rows.dtype}")
+    reference = _parted({"out": wanted.out, **wanted.gradients}, sample)
+    seen, native = _parted(seen, sample), None if native is None else _parted(native, sample)
+    # The weight of a single key is 1, so its score has no gradient: what is left is small beside that of the values.
+    alone = float(reference["qkv.weight.value"].norm()) if length == 1 else None
+    for name, tensor in reference.items():
+        bench.compare(
+            f"{path}.forward" if name == "out" else f"{path}.grad.{name}",
+            seen[name],
+            tensor,
+            roundings=bounds(name, independent=independent.get(name, smallest)),
+            native=None if native is None else native[name],
+            scale=alone if name in ("qkv.weight.query", "qkv.weight.key") else None,
+        )
+
+
+def _parted(tensors: dict[str, Any], sample: Sample) -> dict[str, Any]:
+    """The gradient of the joint QKV weight in its three parts, each held to its own norm."""
+    joint = tensors["qkv.weight"]
+    width, groups = sample.case.width, sample.case.groups
+    parts = (None,) * 3 if joint is None else joint.split([HEADS * width, groups * width, groups * width])
+    rest = {name: tensor for name, tensor in tensors.items() if name != "qkv.weight"}
+    return rest | dict(zip((f"qkv.weight.{part}" for part in ("query", "key", "value")), parts, strict=True))
+
+
+# --- weights ----------------------------------------------------------------------------------------------
+
+
+def _check_weights(bench: Bench, bridge: Any) -> None:
+    """To the wrapper and back, and on to a plain block, to the bit; and what does not fit is refused."""
+    mismatch = bench.bridge("errors").WeightMismatch
+    for case in (GATED, PLAIN):
+        sample = new_sample(bench, case, torch.bfloat16)
+        layer = new_layer(bench, bridge, sample)
+        state = layer.native_state_dict()
+        bench.check(f"weights.{case.name}.round-trip", _same(state, sample.weights), _listed(state, sample.weights))
+        other = new_layer(bench, bridge, new_sample(bench, case, torch.bfloat16))
+        other.load_native_state_dict({**state, "qkv._extra_state": None})
+        again = other.native_state_dict()
+        bench.check(f"weights.{case.name}.moved", _same(again, sample.weights), _listed(again, sample.weights))
+    wrong = {
+        "missing": {name: weight for name, weight in state.items() if name != "out.weight"},
+        "unknown": {**state, "qkv.bias": state["out.weight"]},
+        "shape": {**state, "qkv.weight": state["qkv.weight"][:-1]},
+        "dtype": {**state, "qkv.weight": state["qkv.weight"].float()},
+    }
+    for name, faulty in wrong.items():
+        bench.refuses(f"weights.{name}", mismatch, partial(layer.load_native_state_dict, faulty))
+    bench.check("weights.after-refusal", _same(layer.native_state_dict(), state), "nothing was copied half way")
+
+
+def _check_shards(bench: Bench) -> None:
+    """Two tensor-parallel shares: joined to the bit, and the sum of what they compute is what the whole computes."""
+    bridge = bench.bridge("block_weights")
+    for case in (GATED, PLAIN):
+        sample = new_sample(bench, case, torch.float64)
+        hidden, ffn = sample.weights["out.weight"].shape[0], sample.weights["mlp.fc2_weight"].shape[1]
+        shape = bridge.BlockShape(hidden, ffn, HEADS, case.groups, case.width, is_gated(case.activation))
+        shares = [bridge.shard_native_state(sample.weights, shape, rank, 2) for rank in range(2)]
+        joined = bridge.join_native_state(shares, shape)
+        bench.check(f"shards.{case.name}.joined", _same(joined, sample.weights), _listed(joined, sample.weights))
+        rows, seen = sample.rows.detach(), sample.seen()
+        rope = sample.rope[0].double(), sample.rope[1].double()
+        part = Sizes(HEADS // 2, case.groups // 2, case.width, case.activation, EPS)
+        exact = Roundings((("fp64", 8),), 1024, sum_format="fp64", why="sums of two shares in fp64")
+        whole = attention_branch(rows, sample.weights, sample.sizes, seen, rope)
+        halves = [attention_branch(rows, share, part, seen, rope) for share in shares]
+        bench.compare(f"shards.{case.name}.attention", halves[0] + halves[1], whole, roundings=exact)
+        whole = mlp_branch(rows, sample.weights, sample.sizes)
+        halves = [mlp_branch(rows, share, part) for share in shares]
+        bench.compare(f"shards.{case.name}.mlp", halves[0] + halves[1], whole, roundings=exact)
+
+
+def _same(state: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    return state.keys() == wanted.keys() and all(torch.equal(state[name], wanted[name]) for name in wanted)
+
+
+def _listed(state: dict[str, Any], wanted: dict[str, Any]) -> str:
+    wrong = sorted(state.keys() ^ wanted.keys())
+    wrong += [name for name in wanted if name in state and not torch.equal(state[name], wanted[name])]
+    return f"differ: {', '.join(wrong)}" if wrong else f"{len(wanted)} weights are bitwise the same"
+
+
+# --- wrong input ------------------------------------------------------------------------------------------
+
+
+def _refusals(bench: Bench, bridge: Any) -> None:
+    """What must be refused before any kernel, by class, with a next step."""
+    errors, weights = bench.bridge("errors"), bench.bridge("block_weights")
+    sizes = {"hidden": 64, "ffn_hidden": 96, "num_heads": 8, "head_dim": 16, "num_gqa_groups": 2}
+    make = partial(bridge.NativeBlock, device=bench.device)
+    layer, rows = make(**sizes), bench.randn(1, 16, 64)
+    ids, rope = bench.randint(3, 1, 16), rope_tables(16, 16, device=bench.device)
+    short = rope_tables(8, 16, device=bench.device)
+    qkv = bench.randn((8 + 4) * 16, 64)
+    calls: dict[str, tuple[type[BaseException], Any]] = {
+        "rank": (errors.WrongShape, lambda: layer(rows[0])),
+        "hidden": (errors.WrongShape, lambda: layer(rows[..., :32])),
+        "no-tokens": (errors.WrongShape, lambda: layer(rows[:, :0])),
+        "dtype": (errors.WrongDtype, lambda: layer(rows.bfloat16())),
+        "rotary-length": (errors.WrongShape, lambda: layer(rows, rope=short)),
+        "rotary-width": (errors.WrongShape, lambda: layer(rows, rope=(rope[0][:, :4], rope[1][:, :4]))),
+        "packed-and-windowed": (errors.MaskConflict, lambda: layer(rows, doc_ids=ids, window=4)),
+        "documents-shape": (errors.WrongShape, lambda: layer(rows, doc_ids=ids[:, :8])),
+        "heads-by-groups": (errors.NotDivisible, lambda: make(**{**sizes, "num_gqa_groups": 3})),
+        "heads-by-ranks": (errors.NotDivisible, lambda: make(**sizes, tp_size=4)),
+        "split-ranks": (errors.NotDivisible, lambda: weights.split_qkv(qkv, 0, 4, 8, 2, 16)),
+        "split-rank": (errors.NotDivisible, lambda: weights.split_qkv(qkv, 2, 2, 8, 2, 16)),
+        "split-rows": (errors.WeightMismatch, lambda: weights.split_qkv(qkv, 0, 2, 8, 4, 16)),
+        "split-gate": (errors.NotDivisible, lambda: weights.split_gated(qkv[:6], 0, 2)),
+    }
+    for name, (error, call) in calls.items():
+        bench.refuses(f"refuses.{name}", error, call)

@@ -1,0 +1,363 @@
+"""The permute wrapper: what is moved is compared bit by bit, what is summed with fp64; forward and every gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from ..native import permute as native
+from .bench import Bench
+from .bounds import Roundings
+from .permute_samples import (
+    CASES,
+    DTYPES,
+    EXPERTS,
+    MIXED,
+    Case,
+    Routed,
+    check_claim,
+    check_numbers,
+    exact,
+    pick,
+    route,
+    sum_of_rows,
+    token_ids,
+    unless_native,
+    width_of,
+)
+from .references.dispatch import copied, count, entries, picked, places, put_back, reordered, spread, summed
+
+NAN: Final = float("nan")
+
+
+def probe(bench: Bench) -> None:
+    """Run it."""
+    bridge = bench.bridge()
+    for name in DTYPES:
+        for case in CASES:
+            with bench.scope(f"{name}.{case.name}"):
+                _there(bench, bridge, case, name)
+                _back(bench, bridge, case, name)
+    for capacity in (None, 3):
+        with bench.scope("bf16.aligned" if capacity is None else "bf16.padded"):
+            _padded(bench, bridge, capacity)
+    _without_probs(bench, bridge)
+    _zero_probability(bench, bridge)
+    _gradient_of_probs_alone(bench, bridge)
+    _chunks(bench, bridge)
+    _payloads(bench, bridge)
+    _empty(bench, bridge)
+    _refusals(bench, bridge)
+
+
+def _there(bench: Bench, bridge: Any, case: Case, dtype: str) -> None:
+    """Tokens to rows, with their probabilities, and the gradients of both."""
+    routed = route(bench, case, DTYPES[dtype], grad=True)
+    dispatch = bridge.Dispatch(EXPERTS)
+    sent = dispatch.permute(routed.tokens, routed.probs, routed.routing_map)
+    bench.ran_on(f"permute.{dtype}.{case.name}", dispatch.choice, sent.rows)
+    check_numbers(bench, sent, routed.counts, routed.counts)
+    exact(bench, "rows", sent.rows, copied(routed.tokens, routed.rows))
+    exact(bench, "row_probs", sent.row_probs, picked(routed.probs, routed.rows))
+    of_rows = bench.randn(*sent.rows.shape, dtype=DTYPES[dtype])
+    of_probs = bench.randn(*sent.row_probs.shape)
+    torch.autograd.backward([sent.rows, sent.row_probs], [of_rows, of_probs])
+    bench.compare(
+        "grad.tokens",
+        routed.tokens.grad,
+        summed(of_rows, routed.rows, len(routed.tokens)),
+        roundings=sum_of_rows(case, dtype, "the gradients of a token's rows summed"),
+        native=unless_native(
+            bench, lambda: native.unpermute(of_rows, token_ids(routed), num_tokens=len(routed.tokens))
+        ),
+    )
+    exact(bench, "grad.probs", routed.probs.grad, put_back(of_probs, routed.rows, routed.probs.shape))
+
+
+def _back(bench: Bench, bridge: Any, case: Case, dtype: str) -> None:
+    """Rows to tokens, summed as they are and weighted, and the gradients of rows and weights."""
+    routed = route(bench, case, DTYPES[dtype])
+    dispatch = bridge.Dispatch(EXPERTS)
+    sent = dispatch.permute(routed.tokens.requires_grad_(), routed.probs, routed.routing_map)
+    upstream = bench.randn(*routed.tokens.shape, dtype=DTYPES[dtype])
+    for weights in (None, bench.rand(*routed.probs.shape).add_(0.1).requires_grad_()):
+        name = "sum" if weights is None else "weighted"
+        rows = bench.randn(*sent.rows.shape, dtype=DTYPES[dtype], grad=True)
+        back = dispatch.unpermute(rows, sent.row_map, probs=weights)
+        bench.ran_on(f"unpermute.{dtype}.{case.name}.{name}", dispatch.choice, back)
+        back.backward(upstream)
+        _compare_back(bench, case, dtype, routed, rows, weights, back, upstream)
+
+
+def _compare_back(
+    bench: Bench, case: Case, dtype: str, routed: Routed, rows: Any, weights: Any, back: Any, upstream: Any
+) -> None:
+    """Held to fp64: the way back, and its gradients."""
+    name = "sum" if weights is None else "weighted"
+    plain = unless_native(bench, lambda: _native_back(rows, routed, weights, upstream)) or (None, None, None)
+    bench.compare(
+        f"{name}.forward",
+        back,
+        summed(rows, routed.rows, len(routed.tokens), weights),
+        roundings=sum_of_rows(case, dtype, "a token's rows summed", weighted=weights is not None),
+        native=plain[0],
+    )
+    copies = copied(upstream, routed.rows)
+    if weights is None:
+        exact(bench, f"{name}.grad.rows", rows.grad, copies)
+        return
+    bench.compare(
+        f"{name}.grad.rows",
+        rows.grad,
+        copies.double() * picked(weights, routed.rows).double()[:, None],
+        roundings=Roundings((("fp32", 1), (dtype, 1)), 1, why="gradient times weight in fp32, rounded"),
+        native=plain[1],
+    )
+    terms = copies.double() * rows.detach().double()
+    bench.compare(
+        f"{name}.grad.probs",
+        weights.grad,
+        put_back(terms.sum(1), routed.rows, weights.shape),
+        roundings=Roundings((("fp32", 2),), rows.shape[1], why="products of gradient and row summed in fp32"),
+        native=plain[2],
+        scale=float(terms.norm()) if case.one_token else None,  # both of its two sums may cancel
+    )
+
+
+def _padded(bench: Bench, bridge: Any, capacity: int | None) -> None:
+    """Both layouts with padding: it is zeros, and nothing of what stands in it comes back."""
+    routed = route(bench, MIXED, torch.bfloat16, grad=True)
+    if capacity is None:
+        dispatch, rows = bridge.Dispatch(EXPERTS, align=16), routed.rows
+        counts = count(rows, EXPERTS)
+        sizes = [-(-number // 16) * 16 for number in counts]
+        shape: tuple[int, ...] = (sum(sizes),)
+    else:
+        dispatch = bridge.Dispatch(EXPERTS, layout="padded", capacity=capacity)
+        rows = entries(routed.routing_map, capacity)
+        counts, sizes, shape = count(rows, EXPERTS), [capacity] * EXPERTS, (EXPERTS, capacity)
+    where, total, width = places(counts, sizes), sum(sizes), routed.tokens.shape[1]
+    sent = dispatch.permute(routed.tokens, routed.probs, routed.routing_map)
+    bench.ran_on("permute", dispatch.choice, sent.rows)
+    check_numbers(bench, sent, counts, sizes)
+    copies = spread(copied(routed.tokens, rows), where, total)
+    exact(bench, "rows", sent.rows, copies.reshape(*shape, width))
+    exact(bench, "row_probs", sent.row_probs, spread(picked(routed.probs, rows), where, total).reshape(shape))
+
+    of_rows, of_probs = bench.randn(len(rows), width, dtype=torch.bfloat16), bench.randn(len(rows))
+    torch.autograd.backward(
+        [sent.rows, sent.row_probs],
+        [
+            spread(of_rows, where, total, NAN).reshape(*shape, width),
+            spread(of_probs, where, total, NAN).reshape(shape),
+        ],
+    )
+    reference = summed(of_rows, rows, len(routed.tokens))
+    why = "the gradients of a token's rows summed"
+    bench.compare("grad.tokens", routed.tokens.grad, reference, roundings=sum_of_rows(MIXED, "bf16", why))
+    exact(bench, "grad.probs", routed.probs.grad, put_back(of_probs, rows, routed.probs.shape))
+
+    given = bench.randn(len(rows), width, dtype=torch.bfloat16)
+    filled = spread(given, where, total, NAN).reshape(*shape, width).requires_grad_()
+    back = dispatch.unpermute(filled, sent.row_map)
+    bench.ran_on("unpermute", dispatch.choice, back)
+    reference = summed(given, rows, len(routed.tokens))
+    bench.compare("back.forward", back, reference, roundings=sum_of_rows(MIXED, "bf16", "a token's rows summed"))
+    upstream = bench.randn(*back.shape, dtype=torch.bfloat16)
+    back.backward(upstream)
+    copies = spread(copied(upstream, rows), where, total)
+    exact(bench, "back.grad.rows", filled.grad, copies.reshape(*shape, width))
+
+
+def _without_probs(bench: Bench, bridge: Any) -> None:
+    """Tokens alone, with the caller's own numbers, and a gradient that is one value seen many times."""
+    routed = route(bench, MIXED, torch.bfloat16, grad=True)
+    dispatch = bridge.Dispatch(EXPERTS)
+    with bench.scope("bf16.without-probs"):
+        sent = dispatch.permute(routed.tokens, None, routed.routing_map, rows_per_expert=routed.counts)
+        bench.ran_on("permute", dispatch.choice, sent.rows)
+        check_numbers(bench, sent, routed.counts, routed.counts)
+        exact(bench, "rows", sent.rows, copied(routed.tokens, routed.rows))
+        bench.check("row_probs", sent.row_probs is None, "none were given")
+        sent.rows.sum().backward()
+        copies = routed.routing_map.sum(1, keepdim=True).expand_as(routed.tokens)
+        exact(bench, "grad.tokens", routed.tokens.grad, copies.to(torch.bfloat16))
+
+
+def _zero_probability(bench: Bench, bridge: Any) -> None:
+    """A routed token of probability 0 is padding, on every path."""
+    routed = route(bench, MIXED, torch.bfloat16, grad=True)
+    zeroed = routed.rows[::3]
+    with torch.no_grad():
+        routed.probs[[entry.token for entry in zeroed], [entry.expert for entry in zeroed]] = 0.0
+    dispatch = bridge.Dispatch(EXPERTS)
+    with bench.scope("bf16.zero-probability"):
+        sent = dispatch.permute(routed.tokens, routed.probs, routed.routing_map)
+        bench.ran_on("permute", dispatch.choice, sent.rows)
+        wanted = copied(routed.tokens, routed.rows)
+        wanted[::3] = 0
+        exact(bench, "rows", sent.rows, wanted)
+        exact(bench, "row_probs", sent.row_probs, picked(routed.probs, routed.rows))
+
+
+def _gradient_of_probs_alone(bench: Bench, bridge: Any) -> None:
+    """Frozen tokens beside probabilities that are trained: a gradient that Transformer Engine 2.12 does not give."""
+    routed = route(bench, MIXED, torch.bfloat16)
+    routed.probs.requires_grad_()
+    dispatch = bridge.Dispatch(EXPERTS)
+    with bench.scope("bf16.gradient-of-probs-alone"):
+        sent = dispatch.permute(routed.tokens, routed.probs, routed.routing_map)
+        bench.ran_on("permute", dispatch.choice, sent.row_probs, wanted="native")
+        of_probs = bench.randn(*sent.row_probs.shape)
+        sent.row_probs.backward(of_probs)
+        exact(bench, "grad.probs", routed.probs.grad, put_back(of_probs, routed.rows, routed.probs.shape))
+
+
+def _chunks(bench: Bench, bridge: Any) -> None:
+    """Chunks in another order, an empty one among them, with and without probabilities."""
+    sizes, order = [3, 0, 5, 1, 4], [3, 0, 4, 1, 2]
+    back_sizes, back = [sizes[chunk] for chunk in order], [order.index(chunk) for chunk in range(len(order))]
+    for with_probs in (False, True):
+        rows = bench.randn(sum(sizes), width_of(bench, "bf16"), dtype=torch.bfloat16, grad=True)
+        probs = bench.rand(sum(sizes)).requires_grad_() if with_probs else None
+        dispatch = bridge.Dispatch(EXPERTS)
+        with bench.scope("bf16.chunks-with-probs" if with_probs else "bf16.chunks"):
+            moved, moved_probs = dispatch.sort_chunks(rows, sizes, order, probs=probs)
+            bench.ran_on("sort", dispatch.choice, moved)
+            exact(bench, "rows", moved, reordered(rows, sizes, order))
+            upstream = bench.randn(*moved.shape, dtype=torch.bfloat16)
+            if probs is None:
+                bench.check("row_probs", moved_probs is None, "none were given")
+                moved.backward(upstream)
+            else:
+                exact(bench, "row_probs", moved_probs, reordered(probs, sizes, order))
+                of_probs = bench.randn(sum(sizes))
+                torch.autograd.backward([moved, moved_probs], [upstream, of_probs])
+                exact(bench, "grad.probs", probs.grad, reordered(of_probs, back_sizes, back))
+            exact(bench, "grad.rows", rows.grad, reordered(upstream, back_sizes, back))
+
+
+def _payloads(bench: Bench, bridge: Any) -> None:
+    """FP8 moves bit by bit. It has no graph, so which backend ran is what the wrapper says."""
+    routed = route(bench, MIXED, torch.bfloat16)
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        tokens = routed.tokens.to(dtype)
+        for align in (1, 16):
+            dispatch = bridge.Dispatch(EXPERTS, align=align)
+            with bench.scope(f"{str(dtype).removeprefix('torch.')}.{'jagged' if align == 1 else 'aligned'}"):
+                sent = dispatch.permute(tokens, routed.probs, routed.routing_map)
+                check_claim(bench, dispatch)
+                sizes = [-(-number // align) * align for number in routed.counts]
+                bytes_of = copied(tokens.view(torch.uint8), routed.rows)
+                wanted = spread(bytes_of, places(routed.counts, sizes), sum(sizes)).view(dtype)
+                exact(bench, "rows", sent.rows, wanted)
+                moved, _ = dispatch.sort_chunks(sent.rows, sizes, list(reversed(range(EXPERTS))))
+                check_claim(bench, dispatch, "sort.")
+                chunks = reordered(wanted.view(torch.uint8), sizes, list(reversed(range(EXPERTS)))).view(dtype)
+                exact(bench, "sorted", moved, chunks)
+    if bench.wants_te and bench.device == "cuda" and bench.order.target.recipes:
+        _quantized_payload(bench, bridge)
+
+
+def _quantized_payload(bench: Bench, bridge: Any) -> None:
+    """Transformer Engine's own quantised tensor: here the weight of a layer that is made in FP8."""
+    scopes = bench.bridge("fp8_scope")
+    routed = route(bench, MIXED, torch.bfloat16)
+    tokens, width = routed.tokens.shape[0] // 16 * 16, width_of(bench, "bf16")
+    with scopes.te_quantized_weights(enabled=True, recipe=scopes.te_delayed_scaling()):
+        layer = bench.bridge("imports").linear.require()(
+            width, tokens, bias=False, params_dtype=torch.bfloat16, device=bench.device
+        )
+    payload, routing_map = layer.weight.detach(), routed.routing_map[:tokens]
+    rows = entries(routing_map)
+    dispatch = bridge.Dispatch(EXPERTS)
+    with bench.scope("quantized"):
+        bench.check("payload", hasattr(payload, "_fp8_dtype"), f"a {type(payload).__name__} is dispatched")
+        sent = dispatch.permute(payload, routed.probs[:tokens], routing_map)
+        check_claim(bench, dispatch)
+        exact(bench, "rows", sent.rows._data, copied(payload._data, rows))
+        exact(bench, "values", sent.rows.dequantize(), copied(payload.dequantize(), rows))
+
+
+def _empty(bench: Bench, bridge: Any) -> None:
+    """Nothing is routed, or there are no tokens: no rows, zeros on the way back, and gradients of zeros."""
+    for number in (3, 0):
+        tokens = bench.randn(number, 8, dtype=torch.bfloat16, grad=True)
+        probs = bench.rand(number, EXPERTS).requires_grad_()
+        routing_map = torch.zeros(number, EXPERTS, dtype=torch.bool, device=bench.device)
+        for layout in ({}, {"align": 16}, {"layout": "padded", "capacity": 2}):
+            dispatch = bridge.Dispatch(EXPERTS, **layout)
+            with bench.scope(f"empty.{number}.{''.join(layout) or 'jagged'}"):
+                sent = dispatch.permute(tokens, probs, routing_map)
+                bench.ran_on("permute", dispatch.choice, sent.rows, wanted="native")
+                leading = (EXPERTS, 2) if layout.get("layout") else (0,)
+                exact(bench, "rows", sent.rows, torch.zeros(*leading, 8, dtype=torch.bfloat16, device=bench.device))
+                back = dispatch.unpermute(sent.rows, sent.row_map, probs=probs)
+                exact(bench, "back", back, torch.zeros_like(tokens))
+                tokens.grad = None
+                (back.sum() + sent.row_probs.sum()).backward()
+                exact(bench, "grad.tokens", tokens.grad, torch.zeros_like(tokens))
+
+
+def _native_back(rows: Any, routed: Routed, weights: Any, upstream: Any) -> tuple[Any, ...]:
+    """The plain path in the same precision: tokens, gradients of rows and of weights."""
+    leaf = rows.detach().requires_grad_()
+    if weights is None:
+        back = native.unpermute(leaf, token_ids(routed), num_tokens=len(routed.tokens))
+        return (back, *torch.autograd.grad(back, leaf, upstream), None)
+    own = weights.detach().requires_grad_()
+    back = native.unpermute(leaf, token_ids(routed), num_tokens=len(routed.tokens), row_probs=pick(own, routed))
+    return (back, *torch.autograd.grad(back, (leaf, own), upstream))
+
+
+# --- wrong input ------------------------------------------------------------------------------------------
+
+
+def _refusals(bench: Bench, bridge: Any) -> None:
+    """What must be refused before any kernel, by class, with a next step."""
+    errors = bench.bridge("errors")
+    routed = route(bench, MIXED, torch.bfloat16)
+    tokens, probs, routing_map, counts = routed.tokens, routed.probs, routed.routing_map, routed.counts
+    make = bridge.Dispatch
+    dispatch = make(EXPERTS)
+    sent = dispatch.permute(tokens, probs, routing_map)
+    wrong = [counts[0] + 1, *counts[1:]] if bench.device == "cpu" else [len(tokens) + 1, *counts[1:]]
+    calls: dict[str, tuple[type[BaseException], Callable[[], Any]]] = {
+        "rank": (errors.WrongShape, lambda: dispatch.permute(tokens[None], probs, routing_map)),
+        "map-shape": (errors.WrongShape, lambda: dispatch.permute(tokens, probs, routing_map[:, :-1])),
+        "map-dtype": (errors.WrongDtype, lambda: dispatch.permute(tokens, probs, routing_map.int())),
+        "probs-shape": (errors.WrongShape, lambda: dispatch.permute(tokens, probs[:, :2], routing_map)),
+        "probs-dtype": (errors.WrongDtype, lambda: dispatch.permute(tokens, probs.int(), routing_map)),
+        "counts": (
+            errors.TokenCountMismatch,
+            lambda: dispatch.permute(tokens, probs, routing_map, rows_per_expert=wrong),
+        ),
+        "counts-length": (
+            errors.TokenCountMismatch,
+            lambda: dispatch.permute(tokens, probs, routing_map, rows_per_expert=counts[:-1]),
+        ),
+        "rows": (errors.TokenCountMismatch, lambda: dispatch.unpermute(sent.rows[:-1], sent.row_map)),
+        "rows-rank": (errors.WrongShape, lambda: dispatch.unpermute(sent.rows[None], sent.row_map)),
+        "rows-dtype": (
+            errors.WrongDtype,
+            lambda: dispatch.unpermute(sent.rows.to(torch.float8_e4m3fn), sent.row_map),
+        ),
+        "weights-shape": (
+            errors.WrongShape,
+            lambda: dispatch.unpermute(sent.rows, sent.row_map, probs=sent.row_probs),
+        ),
+        "chunk-sizes": (
+            errors.TokenCountMismatch,
+            lambda: dispatch.sort_chunks(sent.rows, [1, 1], [0, 1]),
+        ),
+        "chunk-order": (
+            errors.WrongShape,
+            lambda: dispatch.sort_chunks(sent.rows, [len(sent.rows), 0], [0, 0]),
+        ),
+        "layout": (errors.UnknownName, lambda: make(EXPERTS, layout="ragged")),
+        "capacity": (errors.WrongShape, lambda: make(EXPERTS, layout="padded")),
+    }
+    for name, (error, call) in calls.items():
+        bench.refuses(f"refuses.{name}", error, call)

@@ -1,0 +1,78 @@
+"""A parity session and the support grid in Markdown: the page of a run, and the README's grid."""
+
+from __future__ import annotations
+
+from megacpp_validate.evidence.parity import ParityResult, SupportGrid
+
+from .markdown_text import escape
+from .marks import mark_cell
+from .parity_words import (
+    find_doubles,
+    find_failed,
+    find_fallbacks,
+    find_machine,
+    say_backends,
+    say_cause,
+    say_checks,
+    say_fallback,
+    say_machine,
+    say_next_step,
+    say_parts,
+    say_where,
+    say_worst,
+    summarize_parity,
+    summarize_support,
+)
+from .summaries import first_sentence
+
+
+def tell_parity(result: ParityResult) -> list[str]:
+    """A session: a row a probe, then what is red."""
+    lines = [f"## Parity of {escape(result.stack)} on {escape(result.target)}", ""]
+    lines += [f"**{escape(summarize_parity(result))}**", ""]
+    lines += [f"Requested: {escape(result.requested)}. {escape(result.requested_because)}.", ""]
+    lines += [f"{escape(say_machine(find_machine(result)))}; seed {result.seed}.", ""]
+    lines += [f"{escape(double)}\n" for double in find_doubles(result)]
+    lines += [
+        "| probe | outcome | requested: seen | checks | worst | seconds |",
+        "| --- | --- | --- | --: | --: | --: |",
+    ]
+    for receipt in result.receipts:
+        mark = mark_cell(receipt.outcome)
+        seconds = f"{receipt.seconds['total']:.1f}" if "total" in receipt.seconds else ""
+        cells = (say_backends(receipt), say_checks(receipt), say_worst(receipt), seconds)
+        row = " | ".join(escape(cell) for cell in cells)
+        lines.append(f"| {escape(receipt.probe)} | {mark.symbol} {mark.word} | {row} |")
+    for receipt in result.receipts:
+        fallbacks = find_fallbacks(receipt)
+        if receipt.outcome.is_good and not fallbacks:
+            continue
+        lines += ["", f"### {escape(receipt.probe)}: {mark_cell(receipt.outcome).word}", ""]
+        lines.append(escape(say_cause(receipt)))
+        for check in find_failed(receipt):
+            lines.append(f"- **{escape(check.name)}**")
+            lines += [f"  - {escape(line)}" for line in say_parts(check)]
+        lines += [f"- fell back: {escape(say_fallback(backend))}" for backend in fallbacks]
+        if step := say_next_step(receipt):
+            lines.append(f"- next: {escape(step)}")
+    return lines
+
+
+def tell_support(grid: SupportGrid) -> list[str]:
+    """The grid of stacks x modules, and below it why a cell is not good."""
+    lines = [f"**{escape(summarize_support(grid))}**", ""]
+    lines += [f"| stack | target | {' | '.join(escape(module) for module in grid.modules)} |"]
+    lines += ["| --- | --- |" + " --- |" * len(grid.modules)]
+    for row in grid.rows:
+        marks = (mark_cell(cell.outcome) for cell in row.cells)
+        cells = " | ".join(f"{mark.symbol} {mark.word}" for mark in marks)
+        lines.append(f"| {escape(row.stack)} | {escape(row.target)} | {cells} |")
+    for row in grid.rows:
+        lines += ["", f"{escape(row.stack)} on {escape(row.target)}: {escape(say_where(row))}.", ""]
+        lines += [
+            f"- {escape(cell.module)}: {mark_cell(cell.outcome).word}: {escape(first_sentence(cell.reason))}"
+            for cell in row.cells
+            if not cell.outcome.is_good
+        ]
+    lines += [f"\nnot read: {escape(file)}: {escape(reason)}" for file, reason in grid.unreadable.items()]
+    return lines

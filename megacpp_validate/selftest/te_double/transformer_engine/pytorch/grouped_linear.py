@@ -1,0 +1,92 @@
+"""`GroupedLinear`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .gemm import Gemm
+from .layer import TransformerEngineBaseModule, only_defaults
+
+ALIGN = 16  # rows of a group in FP8
+
+
+class _GroupedLinear(Gemm):
+    """The name that the graph shows."""
+
+
+class GroupedLinear(TransformerEngineBaseModule):
+    """Rows [R, in_features] in `num_gemms` groups -> [R, out_features]; weight0, weight1, ..."""
+
+    def __init__(
+        self,
+        num_gemms: int,
+        in_features: int,
+        out_features: int,
+        sequence_parallel: bool = False,
+        fuse_wgrad_accumulation: bool = False,
+        tp_group: Any = None,
+        tp_size: int = 1,
+        get_rng_state_tracker: Any = None,
+        rng_tracker_name: str | None = None,
+        init_method: Any = None,
+        bias: bool = True,
+        return_bias: bool = False,
+        params_dtype: Any = None,
+        parallel_mode: str | None = None,
+        device: Any = "cuda",
+        ub_overlap_rs: bool = False,
+        ub_overlap_ag: bool = False,
+        ub_name: str | None = None,
+        delay_wgrad_compute: bool = False,
+        save_original_input: bool = False,
+        single_grouped_weight: bool = False,
+        single_grouped_bias: bool = False,
+        name: str | None = None,
+        use_grouped_tensor: bool | None = None,
+    ) -> None:
+        only_defaults(GroupedLinear.__init__, locals(), ("bias", "params_dtype", "device", "init_method", "name"))
+        super().__init__(num_gemms)
+        self.num_gemms, self.in_features, self.out_features = num_gemms, in_features, out_features
+        self.use_bias = bias
+        dtype = params_dtype or torch.get_default_dtype()
+        for expert in range(num_gemms):
+            self.register_parameter(f"weight{expert}", self.new_weight(out_features, in_features, dtype, device))
+        for expert in range(num_gemms):
+            kept = torch.zeros(out_features if bias else 0, dtype=dtype, device=device)
+            if bias:
+                self.register_parameter(f"bias{expert}", torch.nn.Parameter(kept))
+            else:
+                setattr(self, f"bias{expert}", kept)
+
+    def forward(
+        self,
+        inp: Any,
+        m_splits: Sequence[int] | Any,
+        is_first_microbatch: bool | None = None,
+        out: Any = None,
+        dgrad_out: Any = None,
+    ) -> Any:
+        """Rows [R, in_features] with `m_splits` summing to R -> [R, out_features]."""
+        only_defaults(GroupedLinear.forward, locals(), ("is_first_microbatch",))
+        sizes = m_splits.tolist() if isinstance(m_splits, torch.Tensor) else list(m_splits)
+        if len(sizes) != self.num_gemms:
+            raise ValueError(f"Shape of splits ({len(sizes)}) does not match number of GEMMs ({self.num_gemms}).")
+        if inp.shape[-1] != self.in_features:
+            raise AssertionError("GEMM not possible")
+        rows = inp.reshape(-1, self.in_features)
+        if sum(sizes) != rows.shape[0]:
+            raise RuntimeError(f"split_sizes {sizes} do not sum to {rows.shape[0]} rows")
+        rounder, last = self.start(inp)
+        if rounder is not None and any(size % ALIGN for size in (*sizes, self.in_features, self.out_features)):
+            raise ValueError(f"FP8 needs groups and features in multiples of {ALIGN}, not {sizes}")
+        outs = [
+            _GroupedLinear.apply(
+                part, getattr(self, f"weight{expert}"), getattr(self, f"bias{expert}") if self.use_bias else None,
+                rounder, expert, last and expert == 0,
+            )
+            for expert, part in enumerate(rows.split(sizes))
+        ]  # fmt: skip
+        return torch.cat(outs).view(*inp.shape[:-1], self.out_features)

@@ -1,0 +1,170 @@
+"""What every layer of the double shares: its FP8 state, and refusing what the double does not do."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import math
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import asdict
+from typing import Any, Literal
+
+import torch
+
+from ..recipes import DelayedScaling, Format, Recipe
+from .quantization import FP8GlobalStateManager as Manager
+from .scaling import BLOCK, DelayedState, largest, round_blocks, round_scaled, round_tensor
+
+DTYPES = torch.float32, torch.float16, torch.bfloat16  # what TE's kernels take
+Role = Literal["input", "weight", "grad"]
+
+
+def only_defaults(function: Callable[..., Any], given: dict[str, Any], done: Collection[str]) -> None:
+    """Refuse what Transformer Engine has and the double does not do.
+
+    Args:
+        function: whose signature holds the defaults.
+        given: its arguments by name.
+        done: names that the double acts on.
+    """
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in ("self", *done) or parameter.default is inspect.Parameter.empty:
+            continue
+        if given[name] != parameter.default:
+            raise NotImplementedError(f"the double of Transformer Engine does not do {name}={given[name]!r}")
+
+
+class Float8Tensor(torch.nn.Parameter):
+    """A weight whose values are those of an FP8 format."""
+
+
+class Rounder:
+    """Rounds the operands of one call of one layer by its recipe."""
+
+    def __init__(
+        self, recipe: Recipe, forward: DelayedState | None, backward: DelayedState | None, kept_scale: Any
+    ) -> None:
+        self.recipe = recipe
+        self.forward, self.backward = forward, backward
+        self.kept_scale = kept_scale  # of the forward pass that is being recomputed
+
+    def round(self, tensor: Any, role: Role, gemm: int = 0) -> tuple[Any, Any]:
+        """A matrix [M, N] rounded for use along its rows, and along its columns; fp32."""
+        top = largest(self.recipe, forward=role != "grad")
+        if self.recipe.float8_block_scaling():
+            power = not getattr(self.recipe, "use_f32_scales", False)
+            if role == "weight":
+                square = round_blocks(tensor, BLOCK, BLOCK, top, power_of_2=power)
+                return square, square
+            return (
+                round_blocks(tensor, 1, BLOCK, top, power_of_2=power),
+                round_blocks(tensor, BLOCK, 1, top, power_of_2=power),
+            )
+        if self.forward is None or self.backward is None:
+            power = bool(getattr(self.recipe, "use_power_2_scales", False))
+            rounded = round_tensor(tensor, top, power_of_2=power)
+        elif role == "grad":
+            rounded = self.backward.round(tensor, 2 * gemm)
+        elif self.kept_scale is not None:
+            rounded = round_scaled(tensor, self.kept_scale[3 * gemm + (role == "weight")], top)
+        else:
+            rounded = self.forward.round(tensor, 3 * gemm + (role == "weight"))
+        return rounded, rounded
+
+
+class TransformerEngineBaseModule(torch.nn.Module):
+    """A layer with FP8 state of its own.
+
+    Attributes:
+        fp8_meta: with delayed scaling "scaling_fwd" and "scaling_bwd", each with `amax_history` and `scale`. Columns of
+            the forward one: input, weight, output of each GEMM; of the backward one: two of each.
+    """
+
+    def __init__(self, num_gemms: int) -> None:
+        super().__init__()
+        self.fp8_meta: dict[str, Any] = {"num_gemms": num_gemms, "recipe": None}
+        self._stash: deque[Any] = deque()
+
+    def new_weight(self, rows: int, columns: int, dtype: Any, device: Any) -> Any:
+        """A weight [rows, columns], normal with a deviation of 0.023."""
+        data = torch.empty(rows, columns, dtype=dtype or torch.get_default_dtype(), device=device)
+        torch.nn.init.normal_(data, std=0.023)
+        if not Manager.with_fp8_parameters():
+            return torch.nn.Parameter(data)
+        rounded = round_tensor(data, largest(Manager.get_fp8_recipe(), forward=True)).to(data.dtype)
+        return torch.Tensor._make_subclass(Float8Tensor, rounded, True)
+
+    def start(self, inp: Any) -> tuple[Rounder | None, bool]:
+        """How this call rounds (None: not at all), and whether its backward pass is the last of the scope."""
+        if inp.dtype not in DTYPES:
+            raise KeyError(inp.dtype)  # as TE, which looks the dtype up in a table
+        for name, parameter in self.named_parameters():
+            if parameter.dtype != inp.dtype:
+                raise AssertionError(
+                    "Data types for parameters must match when outside of autocasted region. "
+                    f"Found input dtype: {inp.dtype} and {name!r} dtype: {parameter.dtype}"
+                )
+        if not Manager.is_fp8_enabled():
+            return None, False
+        recipe = Manager.get_fp8_recipe()
+        first = Manager.is_first_fp8_module() and torch.is_grad_enabled()
+        if not isinstance(recipe, DelayedScaling):
+            return Rounder(recipe, None, None, None), first
+        forward, backward = self._delayed(recipe, inp.device)
+        kept = None
+        if Manager.phase == "forward":
+            self._stash.append(forward.scale.clone())
+        elif Manager.phase == "recompute":
+            kept = self._stash.popleft()
+        return Rounder(recipe, forward, backward, kept), first
+
+    def get_extra_state(self) -> Any:
+        """Scales and amax histories of delayed scaling as bytes; empty where there are none."""
+        meta = self.fp8_meta
+        if meta["recipe"] is None:
+            return torch.empty(0, dtype=torch.uint8)
+        kept: dict[str, Any] = {"recipe": {**asdict(meta["recipe"]), "fp8_format": meta["recipe"].fp8_format.name}}
+        for key in ("scaling_fwd", "scaling_bwd"):
+            kept[key] = meta[key].scale.cpu(), meta[key].amax_history.cpu()
+        file = io.BytesIO()
+        torch.save(kept, file)
+        return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Any) -> None:
+        """Take them over; an empty state changes nothing."""
+        if state is None or state.numel() == 0:
+            return
+        kept = torch.load(io.BytesIO(state.numpy().tobytes()), weights_only=True)
+        fields = {**kept["recipe"], "fp8_format": Format[kept["recipe"]["fp8_format"]]}
+        forward, backward = self._delayed(DelayedScaling(**fields), kept["scaling_fwd"][0].device)
+        for key, own in (("scaling_fwd", forward), ("scaling_bwd", backward)):
+            own.scale.copy_(kept[key][0])
+            own.amax_history.copy_(kept[key][1])
+
+    def _delayed(self, recipe: DelayedScaling, device: Any) -> tuple[DelayedState, DelayedState]:
+        meta = self.fp8_meta
+        if meta["recipe"] != recipe:
+            count = int(meta["num_gemms"])
+            meta["recipe"], meta["fp8_group"] = recipe, Manager.get_fp8_group()
+            meta["scaling_fwd"] = DelayedState(recipe, 3 * count, forward=True, device=device)
+            meta["scaling_bwd"] = DelayedState(recipe, 2 * count, forward=False, device=device)
+        if meta.get("known_to") is not Manager.states:  # anew after a reset
+            meta["known_to"] = Manager.states
+            for forward, key in ((True, "scaling_fwd"), (False, "scaling_bwd")):
+                Manager.states.append((forward, meta[key], recipe, meta["fp8_group"]))
+        return meta["scaling_fwd"], meta["scaling_bwd"]
+
+
+def check_fp8_shape(*tensors: Any) -> None:
+    """The shapes that an FP8 GEMM takes.
+
+    Raises:
+        ValueError: leading dimensions no multiple of 8, or the last one no multiple of 16.
+    """
+    for tensor in tensors:
+        if math.prod(tensor.shape[:-1]) % 8 or tensor.shape[-1] % 16:
+            raise ValueError(
+                "FP8 execution requires the product of all dimensions except the last to be divisible by 8 and the "
+                f"last dimension to be divisible by 16, but got tensor with dims={list(tensor.shape)}"
+            )

@@ -1,0 +1,123 @@
+"""`LayerNormMLP`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from .gemm import Gemm
+from .layer import TransformerEngineBaseModule, check_fp8_shape, only_defaults
+from .layernorm_linear import add_norm
+from .rmsnorm import normalize
+
+
+class _LayerNormMLP(Gemm):
+    """The name that the graph shows."""
+
+
+def _gelu(rows: Any) -> Any:
+    return functional.gelu(rows, approximate="tanh")
+
+
+def _qgelu(rows: Any) -> Any:
+    return rows * torch.sigmoid(1.702 * rows)
+
+
+def _squared_relu(rows: Any) -> Any:
+    return functional.relu(rows).square()
+
+
+_PLAIN: dict[str, Callable[[Any], Any]] = {
+    "gelu": _gelu, "qgelu": _qgelu, "relu": functional.relu, "srelu": _squared_relu, "silu": functional.silu,
+}  # fmt: skip
+# A gated one applies its plain one to the first half of fc1's rows and multiplies by the second.
+_GATED = {"geglu": "gelu", "qgeglu": "qgelu", "reglu": "relu", "sreglu": "srelu", "swiglu": "silu"}
+
+
+def activate(rows: Any, name: str) -> Any:
+    """The activation in fp32, returned in the dtype of the rows."""
+    wide = rows.float()
+    if name in _PLAIN:
+        return _PLAIN[name](wide).to(rows.dtype)
+    gate, linear = wide.chunk(2, dim=-1)
+    return (_PLAIN[_GATED[name]](gate) * linear).to(rows.dtype)
+
+
+class LayerNormMLP(TransformerEngineBaseModule):
+    """Norm, fc1, activation, fc2: [..., hidden] -> [..., hidden]."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        ffn_hidden_size: int,
+        eps: float = 1e-5,
+        sequence_parallel: bool = False,
+        return_bias: bool = False,
+        get_rng_state_tracker: Any = None,
+        tp_group: Any = None,
+        tp_size: int = 1,
+        init_method: Any = None,
+        bias: bool = True,
+        normalization: str = "LayerNorm",
+        activation: str = "gelu",
+        activation_params: Any = None,
+        output_layer_init_method: Any = None,
+        fuse_wgrad_accumulation: bool = False,
+        params_dtype: Any = None,
+        return_layernorm_output: bool = False,
+        return_layernorm_output_gathered: bool = False,
+        seq_length: int | None = None,
+        micro_batch_size: int | None = None,
+        set_parallel_mode: bool = False,
+        zero_centered_gamma: bool = False,
+        device: Any = "cuda",
+        ub_overlap_ag: bool = False,
+        name: str | None = None,
+        ub_overlap_rs: bool = False,
+        ub_overlap_rs_dgrad: bool = False,
+        ub_bulk_dgrad: bool = False,
+        ub_bulk_wgrad: bool = False,
+        delay_wgrad_compute: bool = False,
+        symmetric_ar_type: str | None = None,
+        checkpoint: bool = False,
+    ) -> None:
+        done = ("eps", "bias", "normalization", "activation", "params_dtype", "zero_centered_gamma", "device",
+                "init_method", "output_layer_init_method", "seq_length", "micro_batch_size", "name")  # fmt: skip
+        only_defaults(LayerNormMLP.__init__, locals(), done)
+        if activation not in _PLAIN and activation not in _GATED:
+            raise NotImplementedError(f"the double of Transformer Engine has no activation {activation!r}")
+        super().__init__(num_gemms=2)
+        self.hidden_size, self.eps, self.activation, self.use_bias = hidden_size, eps, activation, bias
+        self.normalization, self.zero_centered_gamma = normalization, zero_centered_gamma
+        add_norm(self, hidden_size, normalization, zero_centered_gamma, params_dtype, device)
+        wide = ffn_hidden_size * (2 if activation in _GATED else 1)
+        self.fc1_weight = self.new_weight(wide, hidden_size, params_dtype, device)
+        self.fc1_bias = self._new_bias(wide, params_dtype, device)
+        self.fc2_weight = self.new_weight(hidden_size, ffn_hidden_size, params_dtype, device)
+        self.fc2_bias = self._new_bias(hidden_size, params_dtype, device)
+
+    def _new_bias(self, size: int, dtype: Any, device: Any) -> Any:
+        dtype = dtype or torch.get_default_dtype()
+        if not self.use_bias:
+            return torch.empty(0, dtype=dtype, device=device)
+        return torch.nn.Parameter(torch.zeros(size, dtype=dtype, device=device))
+
+    def forward(self, inp: Any, is_first_microbatch: bool | None = None) -> Any:
+        """[..., hidden] -> [..., hidden]."""
+        del is_first_microbatch  # weights are rounded anew each time
+        if inp.shape[-1] != self.hidden_size:
+            raise AssertionError("GEMM not possible")
+        rounder, last = self.start(inp)
+        if rounder is not None:
+            check_fp8_shape(inp, self.fc1_weight, self.fc2_weight)
+        biases = (self.fc1_bias, self.fc2_bias) if self.use_bias else (None, None)
+        rows = inp.reshape(-1, self.hidden_size)
+        rows = normalize(
+            rows, self.layer_norm_weight, self.layer_norm_bias, self.eps, self.normalization, self.zero_centered_gamma
+        )
+        rows = _LayerNormMLP.apply(rows, self.fc1_weight, biases[0], rounder, 0, last)
+        rows = _LayerNormMLP.apply(activate(rows, self.activation), self.fc2_weight, biases[1], rounder, 1, False)
+        return rows.view(inp.shape)

@@ -1,0 +1,57 @@
+"""`RMSNorm`, and the norms that the fused layers share with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .gemm import Mark
+from .layer import DTYPES, only_defaults
+
+
+class _RMSNorm(Mark):
+    """The name that the graph shows."""
+
+
+def normalize(rows: Any, weight: Any, bias: Any, eps: float, kind: str, zero_centered: bool) -> Any:
+    """Norm over the last axis in fp32, returned in the dtype of the rows."""
+    wide = rows.float()
+    if kind == "LayerNorm":
+        wide = wide - wide.mean(-1, keepdim=True)
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    wide = wide * (weight.float() + 1.0 if zero_centered else weight.float())
+    return (wide if bias is None else wide + bias.float()).to(rows.dtype)
+
+
+class RMSNorm(torch.nn.Module):
+    """[..., hidden] -> [..., hidden]; weight [hidden]."""
+
+    def __init__(
+        self,
+        normalized_shape: int | None = None,
+        eps: float = 1e-5,
+        sequence_parallel: bool | None = None,
+        params_dtype: Any = None,
+        zero_centered_gamma: bool = False,
+        hidden_size: int | None = None,
+        *,
+        device: Any = None,
+        dtype: Any = None,
+        sm_margin: int = 0,
+    ) -> None:
+        done = ("normalized_shape", "eps", "params_dtype", "zero_centered_gamma", "hidden_size", "device", "dtype")
+        only_defaults(RMSNorm.__init__, locals(), done)
+        super().__init__()
+        size = normalized_shape if normalized_shape is not None else hidden_size
+        if not isinstance(size, int):
+            raise NotImplementedError("the double of Transformer Engine normalizes one axis")
+        start = torch.zeros if zero_centered_gamma else torch.ones
+        self.eps, self.zero_centered_gamma = eps, zero_centered_gamma
+        self.weight = torch.nn.Parameter(start(size, device=device, dtype=dtype or params_dtype))
+
+    def forward(self, inp: Any) -> Any:
+        """[..., hidden] -> [..., hidden]."""
+        if inp.dtype not in DTYPES:
+            raise KeyError(inp.dtype)
+        return _RMSNorm.apply(normalize(inp, self.weight, None, self.eps, "RMSNorm", self.zero_centered_gamma))

@@ -1,0 +1,127 @@
+"""The recipes and formats of `transformer_engine.common.recipe`, with the fields that the bridge sets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal, NamedTuple
+
+
+class _Largest(NamedTuple):
+    """Largest value that can be held, forward and backward."""
+
+    max_fwd: float
+    max_bwd: float
+
+
+class Format(Enum):
+    """FP8 formats; HYBRID is E4M3 forward and E5M2 backward."""
+
+    E2M1 = _Largest(6, 6)
+    E4M3 = _Largest(448, 448)
+    E5M2 = _Largest(57344, 57344)
+    HYBRID = _Largest(448, 57344)
+
+
+class Recipe:
+    """How tensors are scaled into a low precision."""
+
+    fp8_format: Format
+
+    def delayed(self) -> bool:
+        """Whether scales come from a history of amax values."""
+        return isinstance(self, DelayedScaling)
+
+    def float8_current_scaling(self) -> bool:
+        """Whether scales come from the tensor at hand."""
+        return isinstance(self, Float8CurrentScaling)
+
+    def float8_block_scaling(self) -> bool:
+        """Whether there is one scale a block of 128."""
+        return isinstance(self, Float8BlockScaling)
+
+    def mxfp8(self) -> bool:
+        """Whether there is one scale a block of 32."""
+        return isinstance(self, MXFP8BlockScaling)
+
+    def nvfp4(self) -> bool:
+        """Whether values have 4 bits."""
+        return isinstance(self, NVFP4BlockScaling)
+
+
+@dataclass
+class DelayedScaling(Recipe):
+    """One scale a tensor, from its amax history."""
+
+    margin: int = 0
+    fp8_format: Format = Format.HYBRID
+    amax_history_len: int = 1024
+    amax_compute_algo: Literal["max", "most_recent"] = "max"
+    scaling_factor_compute_algo: Any = None
+    reduce_amax: bool = True
+    fp8_dpa: bool = False
+    fp8_mha: bool = False
+    backward_override: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.fp8_format is Format.E5M2:
+            raise AssertionError("Pure E5M2 training is not supported.")
+        if self.scaling_factor_compute_algo is not None or self.backward_override is not None:
+            raise NotImplementedError("the double of Transformer Engine takes no scaling algorithm of your own")
+
+
+@dataclass
+class Float8CurrentScaling(Recipe):
+    """One scale a tensor, from the tensor at hand."""
+
+    use_power_2_scales: bool = False
+    fp8_format: Format = Format.HYBRID
+    fp8_dpa: bool = False
+    fp8_mha: bool = False
+    backward_override: str | None = None
+
+
+@dataclass
+class Float8BlockScaling(Recipe):
+    """One scale a block: 1 x 128 or 128 x 128."""
+
+    use_f32_scales: bool = False
+    fp8_format: Format = Format.E4M3
+    x_block_scaling_dim: int = 1
+    w_block_scaling_dim: int = 2
+    grad_block_scaling_dim: int = 1
+    fp8_dpa: bool = False
+    fp8_mha: bool = False
+    backward_override: str | None = None
+
+    def __post_init__(self) -> None:
+        wanted = self.x_block_scaling_dim, self.w_block_scaling_dim, self.grad_block_scaling_dim
+        if wanted != (1, 2, 1):
+            raise NotImplementedError("the double of Transformer Engine has blocks of 1 x 128 by 128 x 128 only")
+
+
+@dataclass
+class MXFP8BlockScaling(Recipe):
+    """One scale a block of 32 values; the double can make it, and refuses to run it as an H200 does."""
+
+    margin: int = 0
+    fp8_format: Format = Format.E4M3
+    fp8_dpa: bool = False
+    fp8_mha: bool = False
+    backward_override: str | None = None
+    enable_2d_quantization: bool = False
+
+
+@dataclass
+class NVFP4BlockScaling(Recipe):
+    """4-bit values; the double can make it, and refuses to run it as an H200 does."""
+
+    disable_rht: bool = False
+    disable_stochastic_rounding: bool = False
+    disable_2d_quantization: bool = False
+    row_scaled_activation: bool = False
+    fp4_format: Format = Format.E2M1
+    fp8_format: Format = Format.E4M3
+    fp8_dpa: bool = False
+    fp8_mha: bool = False
+    backward_override: str | None = None

@@ -1,0 +1,349 @@
+"""The attention wrapper: what it computes on each path, what it refuses, and that no fallback is silent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from megacpp_validate.bridge import attention as module
+from megacpp_validate.bridge import backends, features
+from megacpp_validate.bridge.attention import Attention
+from megacpp_validate.bridge.attention_masks import BACKENDS, REFUSED_OPTIONS, Masks, WrongOption
+from megacpp_validate.bridge.backends import NoBackend
+from megacpp_validate.bridge.errors import (
+    BridgeError,
+    MaskConflict,
+    NotDivisible,
+    UnknownName,
+    WrongDtype,
+    WrongShape,
+    WrongTarget,
+)
+from megacpp_validate.native.attention import reference_attention
+
+HEADS, GROUPS, WIDTH, LENGTH = 4, 2, 16, 20
+
+
+def make(**changes: Any) -> Attention:
+    sizes = {"num_heads": HEADS, "head_dim": WIDTH, "num_gqa_groups": GROUPS, "device": "cpu"}
+    return Attention(**{**sizes, **changes})
+
+
+def tensors(dtype: Any = torch.float64, length: int = LENGTH) -> tuple[Any, Any, Any]:
+    torch.manual_seed(0)
+    shapes = (HEADS, GROUPS, GROUPS)
+    made = (torch.randn(2, heads, length, WIDTH, dtype=torch.float64).to(dtype) for heads in shapes)
+    return tuple(tensor.requires_grad_() for tensor in made)  # type: ignore[return-value]
+
+
+def documents() -> Any:
+    return (torch.arange(LENGTH) // 7).repeat(2, 1)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "no-mask": {"causal": False},
+    "packed": {"doc_ids": documents()},
+    "packed-not-causal": {"doc_ids": documents(), "causal": False},
+    "window": {"window": 5},
+    "soft-cap": {"softcap": 0.7},
+    "packed-and-capped": {"doc_ids": documents(), "softcap": 0.7},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_the_native_path_is_right_with_every_option(options: dict[str, Any]) -> None:
+    given = tensors()
+    out = make()(*given, **options)
+    wanted = reference_attention(*given, **options)
+    torch.testing.assert_close(out, wanted, rtol=1e-10, atol=1e-12)
+    gradient = torch.randn_like(out)
+    for mine, other in zip(
+        torch.autograd.grad(out, given, gradient), torch.autograd.grad(wanted, given, gradient), strict=True
+    ):
+        torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("per_head", [True, False])
+def test_block_routing_is_the_mask_written_out(causal: bool, per_head: bool) -> None:
+    query, key, value = tensors()
+    size = 6  # 20 tokens: the last block is not full
+    torch.manual_seed(1)
+    routed = torch.rand(2, HEADS if per_head else 1, 4, 4) < 0.4
+    routed[:, :, 0, 0] = False  # under a causal mask the first queries see nothing
+    out = make()(query, key, value, causal=causal, block_mask=routed, block_size=size)
+    wanted = torch.zeros_like(out)
+    for batch in range(2):
+        for head in range(HEADS):
+            for i in range(LENGTH):
+                sees = [
+                    j
+                    for j in range(LENGTH)
+                    if routed[batch, head if per_head else 0, i // size, j // size] and (j <= i or not causal)
+                ]
+                if sees:
+                    group = head // (HEADS // GROUPS)
+                    scores = query[batch, head, i] @ key[batch, group, sees].T / math.sqrt(WIDTH)
+                    wanted[batch, head, i] = scores.softmax(-1) @ value[batch, group, sees]
+    torch.testing.assert_close(out, wanted, rtol=1e-10, atol=1e-12)
+    out.sum().backward()
+    assert all(tensor.grad.isfinite().all() for tensor in (query, key, value))
+    if causal:
+        assert not out[:, :, :size].any()
+
+
+def test_softmax_scale_is_taken() -> None:
+    given = tensors()
+    torch.testing.assert_close(make(softmax_scale=0.5)(*given), reference_attention(*given, scale=0.5))
+
+
+# --- who takes a call --------------------------------------------------------------------------------------
+
+
+def test_the_refusals_are_data_in_one_table() -> None:
+    assert {(row.code, row.option) for row in REFUSED_OPTIONS} == {
+        ("packed-documents", "doc_ids"),
+        ("local-window", "window"),
+        ("block-routing", "block_mask"),
+        ("soft-cap", "softcap"),
+    }
+    assert all(
+        "te" in row.backends and "sdpa" not in row.backends and "Next step" in row.reason for row in REFUSED_OPTIONS
+    )
+    for row in REFUSED_OPTIONS:
+        asked = Masks(**{row.option: object()})
+        refused = {name for name in BACKENDS if asked.refused_by(name) is not None}
+        assert refused == row.backends
+        assert {asked.refused_by(name).code for name in refused} == {row.code}  # type: ignore[union-attr]
+    assert all(Masks(causal=causal).refused_by(name) is None for causal in (True, False) for name in BACKENDS)
+
+
+def test_a_fallback_has_a_reason_for_every_backend_before_it() -> None:
+    layer = make()
+    assert layer.choice is None
+    layer(*tensors(torch.bfloat16))
+    assert (layer.choice.requested, layer.choice.observed) == ("te", "sdpa")
+    assert [refusal.backend for refusal in layer.choice.refusals] == ["te", "fa3", "fa4"]
+    assert all(refusal.reason for refusal in layer.choice.refusals)
+    assert backends.recorded_choices()[layer.choice] > 0
+
+
+def test_the_order_can_be_narrowed_and_turned() -> None:
+    layer = make(backends=("sdpa", "te"))
+    layer(*tensors())
+    assert (layer.choice.requested, layer.choice.observed, layer.choice.refusals) == ("sdpa", "sdpa", ())
+    with pytest.raises(NoBackend, match="packed-document") as refused:
+        make(backends=("te", "fa3"))(*tensors(), doc_ids=documents())
+    assert "Next step" in str(refused.value)
+
+
+class Calls:
+    """The real transformer_engine double, with what its attention was called with."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        kind = module.te.dot_product_attention.require()
+        forward = kind.forward
+
+        def record(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            assert all(tensor.is_contiguous() for tensor in args), "TE does not look at strides"
+            self.seen.append((args, kwargs))
+            return forward(layer, *args, **kwargs)
+
+        monkeypatch.setattr(kind, "forward", record)
+
+
+@pytest.fixture
+def calls(te_double: None, monkeypatch: pytest.MonkeyPatch) -> Calls:
+    return Calls(monkeypatch)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_te_takes_a_plain_call_and_agrees(calls: Calls, causal: bool) -> None:
+    layer, given = make(), tensors(torch.float32)
+    out = layer(*given, causal=causal)
+    assert (layer.choice.observed, layer.choice.refusals) == ("te", ())
+    assert len(calls.seen) == 1
+    torch.testing.assert_close(out, reference_attention(*given, causal=causal), rtol=1e-5, atol=1e-5)
+
+
+def test_te_gets_rows_that_are_contiguous_and_copies_only_where_they_are_not(calls: Calls) -> None:
+    layer = make()
+    rows = [tensor.detach().transpose(1, 2).contiguous() for tensor in tensors(torch.float32)]
+    layer(*(tensor.transpose(1, 2) for tensor in rows))  # as from a projection
+    assert [tensor.data_ptr() for tensor in calls.seen[-1][0]] == [tensor.data_ptr() for tensor in rows]
+    query, key, value = tensors(torch.float32)
+    wide = torch.zeros(2, GROUPS, LENGTH, 2 * WIDTH)
+    wide[..., ::2] = key.detach()
+    out = layer(query, wide[..., ::2], value)
+    torch.testing.assert_close(out, reference_attention(query, key, value), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"doc_ids": documents()}, "packed-documents"),
+        ({"window": 5}, "local-window"),
+        ({"softcap": 0.7}, "soft-cap"),
+        ({"block_mask": torch.ones(1, 1, 4, 4, dtype=torch.bool), "block_size": 5}, "block-routing"),
+    ],
+    ids=["packed", "window", "soft-cap", "blocks"],
+)
+def test_what_te_refuses_never_reaches_it(calls: Calls, options: dict[str, Any], code: str) -> None:
+    layer = make()
+    layer(*tensors(torch.float32), **options)
+    assert layer.choice.observed == "sdpa"
+    assert layer.choice.refusals[0].code == code
+    assert not calls.seen
+
+
+def test_te_refuses_fp64_and_what_it_was_not_made_for(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = make()
+    layer(*tensors(torch.float64))
+    assert layer.choice.refusals[0].code == "dtype"
+    elsewhere = make(device="meta")
+    elsewhere(*tensors(torch.float32))
+    assert elsewhere.choice.refusals[0].code == "made-elsewhere"
+    monkeypatch.setattr(features, "TE_DEVICES", frozenset({"cuda"}))
+    layer(*tensors(torch.float32, length=3))
+    assert layer.choice.refusals[0].code == "device"
+    assert not calls.seen
+
+
+@pytest.mark.parametrize(
+    ("environment", "flags", "code"),
+    [
+        ({"MEGACPP_DISABLE_TE_ATTENTION": "1"}, features.PRODUCTION, "switched-off"),
+        ({"MEGACPP_DISABLE_TE_PRODUCTION": "1"}, features.PRODUCTION, "switched-off"),
+        ({}, features.read_features(attention=False), "flag-off"),
+        ({}, features.read_features("off"), "flag-off"),
+    ],
+)
+def test_flags_and_switches_turn_te_off(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], flags: Any, code: str
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    layer = make(features=flags)
+    layer(*tensors(torch.float32))
+    assert layer.te is None
+    assert layer.choice.refusals[0].code == code
+
+
+def test_the_decision_follows_the_call(calls: Calls) -> None:
+    layer, given = make(), tensors(torch.float32)
+    taken = []
+    for options in ({}, {}, {"window": 5}, {}, {"softcap": 0.5}, {"doc_ids": documents()}, {}):
+        layer(*given, **options)
+        taken.append(layer.choice.observed)
+    assert taken == ["te", "te", "sdpa", "te", "sdpa", "sdpa", "te"]
+    layer(*tensors(torch.float64))
+    assert layer.choice.observed == "sdpa"
+    with pytest.raises(WrongShape):
+        layer(*(tensor[..., :8] for tensor in given))
+
+
+def test_tensor_parallel_heads_are_this_ranks(te_double: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    passed: dict[str, Any] = {}
+
+    class Recorder(torch.nn.Module):
+        def __init__(self, **given: Any) -> None:
+            super().__init__()
+            passed.update(given)
+
+    group = object()
+    monkeypatch.setattr(module.te.dot_product_attention, "_found", (Recorder, ""))
+    layer = make(tp_size=2, tp_group=group)
+    assert (layer.heads, layer.groups) == (2, 1)
+    assert {name: passed[name] for name in ("num_attention_heads", "num_gqa_groups", "tp_size", "tp_group")} == {
+        "num_attention_heads": HEADS, "num_gqa_groups": GROUPS, "tp_size": 2, "tp_group": group,
+    }  # fmt: skip
+
+
+# --- state -------------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_move_between_paths(te_double: None) -> None:
+    taken, plain = make(), make(features=features.read_features("off"))
+    assert not list(taken.parameters())
+    plain.load_state_dict({"te.inner._extra_state": torch.ones(3, dtype=torch.uint8)})
+    taken.load_state_dict(plain.state_dict())
+    with pytest.raises(RuntimeError, match="Unexpected"):
+        plain.load_state_dict({"weight": torch.ones(3)})
+
+
+# --- wrong input -------------------------------------------------------------------------------------------
+
+
+def wrong(call: Callable[[Attention, Any, Any], Any]) -> Callable[[], Any]:
+    def run() -> Any:
+        query, key, _ = tensors(torch.float32)
+        return call(make(), query, key)
+
+    return run
+
+
+ROUTED = torch.ones(1, 1, 4, 4, dtype=torch.bool)
+WRONG: dict[str, tuple[type[BridgeError], Callable[[], Any]]] = {
+    "rank": (WrongShape, wrong(lambda layer, q, k: layer(q[0], k[0], k[0]))),
+    "layout": (WrongShape, wrong(lambda layer, q, k: layer(*(x.transpose(1, 2) for x in (q, k, k))))),
+    "head-size": (WrongShape, wrong(lambda layer, q, k: layer(*(x[..., :8] for x in (q, k, k))))),
+    "heads": (WrongShape, wrong(lambda layer, q, k: layer(q[:, :2], k, k))),
+    "groups": (WrongShape, wrong(lambda layer, q, k: layer(q, q, q))),
+    "batch": (WrongShape, wrong(lambda layer, q, k: layer(q, k[:1], k[:1]))),
+    "lengths": (WrongShape, wrong(lambda layer, q, k: layer(q, k[:, :, :8], k[:, :, :8]))),
+    "value-length": (WrongShape, wrong(lambda layer, q, k: layer(q, k, k[:, :, :8]))),
+    "no-tokens": (WrongShape, wrong(lambda layer, q, k: layer(q[:, :, :0], k[:, :, :0], k[:, :, :0]))),
+    "integers": (WrongDtype, wrong(lambda layer, q, k: layer(q.long(), k.long(), k.long()))),
+    "two-dtypes": (WrongDtype, wrong(lambda layer, q, k: layer(q, k, k.bfloat16()))),
+    "two-devices": (WrongTarget, wrong(lambda layer, q, k: layer(q, k.to("meta"), k))),
+    "packed-and-windowed": (MaskConflict, wrong(lambda layer, q, k: layer(q, k, k, doc_ids=documents(), window=4))),
+    "packed-and-routed": (
+        MaskConflict,
+        wrong(lambda layer, q, k: layer(q, k, k, doc_ids=documents(), block_mask=ROUTED, block_size=5)),
+    ),
+    "routed-and-capped": (
+        MaskConflict,
+        wrong(lambda layer, q, k: layer(q, k, k, softcap=1.0, block_mask=ROUTED, block_size=5)),
+    ),
+    "window-not-causal": (MaskConflict, wrong(lambda layer, q, k: layer(q, k, k, window=4, causal=False))),
+    "window-0": (WrongOption, wrong(lambda layer, q, k: layer(q, k, k, window=0))),
+    "window-float": (WrongOption, wrong(lambda layer, q, k: layer(q, k, k, window=4.0))),
+    "cap-0": (WrongOption, wrong(lambda layer, q, k: layer(q, k, k, softcap=0.0))),
+    "cap-inf": (WrongOption, wrong(lambda layer, q, k: layer(q, k, k, softcap=math.inf))),
+    "documents-shape": (WrongShape, wrong(lambda layer, q, k: layer(q, k, k, doc_ids=documents()[:1]))),
+    "documents-dtype": (WrongDtype, wrong(lambda layer, q, k: layer(q, k, k, doc_ids=documents().float()))),
+    "blocks-shape": (WrongShape, wrong(lambda layer, q, k: layer(q, k, k, block_mask=ROUTED, block_size=4))),
+    "blocks-rank": (WrongShape, wrong(lambda layer, q, k: layer(q, k, k, block_mask=ROUTED[0], block_size=5))),
+    "blocks-dtype": (WrongDtype, wrong(lambda layer, q, k: layer(q, k, k, block_mask=ROUTED.int(), block_size=5))),
+    "blocks-without-size": (WrongOption, wrong(lambda layer, q, k: layer(q, k, k, block_mask=ROUTED))),
+    "size-without-blocks": (WrongOption, wrong(lambda layer, q, k: layer(q, k, k, block_size=5))),
+    "heads-by-groups": (NotDivisible, lambda: make(num_gqa_groups=3)),
+    "heads-by-ranks": (NotDivisible, lambda: make(tp_size=3)),
+    "groups-by-ranks": (NotDivisible, lambda: make(tp_size=4)),
+    "no-groups": (NotDivisible, lambda: make(num_gqa_groups=0)),
+    "no-head-size": (NotDivisible, lambda: make(head_dim=0)),
+    "unknown-backend": (UnknownName, lambda: make(backends=("te", "fa2"))),
+    "no-backend": (UnknownName, lambda: make(backends=())),
+    "backend-twice": (UnknownName, lambda: make(backends=("te", "te"))),
+}
+
+
+@pytest.mark.parametrize(("error", "call"), WRONG.values(), ids=WRONG)
+def test_wrong_input_is_refused_with_the_next_step(error: type[BridgeError], call: Callable[[], Any]) -> None:
+    with pytest.raises(error, match="Next step"):
+        call()
+
+
+def test_a_wrong_shape_names_what_was_seen_and_wanted() -> None:
+    query, key, _ = tensors(torch.float32)
+    with pytest.raises(WrongShape) as refused:
+        make()(query.transpose(1, 2), key, key)
+    assert all(
+        words in str(refused.value) for words in ("(2, 20, 4, 16)", "[B, 4, T, 16]", "(2, 2, 20, 16)", "[B, 2, T, 16]")
+    )

@@ -1,0 +1,316 @@
+"""The low-precision scope: once, seen, put back; on the native path and on the double of Transformer Engine."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from scope_paths import low, off_by, on_path, with_the_recipes_of
+
+from megacpp_validate.bridge import fp8_scope
+from megacpp_validate.bridge import imports as te
+from megacpp_validate.bridge.backends import forget_choices, recorded_choices
+from megacpp_validate.bridge.errors import BridgeError, ScopeEnteredTwice, UnknownName, WrongTarget
+from megacpp_validate.bridge.features import PRESETS
+from megacpp_validate.bridge.fp8_scope import (
+    SINGLE_OWNER,
+    current_scope,
+    high_precision,
+    low_precision,
+    te_scope,
+    te_state,
+)
+
+
+def here() -> int:
+    """Line of the caller."""
+    return sys._getframe(1).f_lineno
+
+
+@pytest.fixture
+def on_te(te_double: None) -> Iterator[None]:
+    """The double of Transformer Engine."""
+    with on_path("te"):
+        yield
+
+
+@pytest.fixture(params=["native", "te"])
+def either(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Both paths: what a program may do does not depend on which one it is on."""
+    if request.param == "te":
+        request.getfixturevalue("te_double")
+    with on_path(request.param) as path:
+        yield path
+
+
+# --- what is on -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (None, "DelayedScaling"),
+        ("delayed", "DelayedScaling"),
+        ("current", "Float8CurrentScaling"),
+        ("block", "Float8BlockScaling"),
+    ],
+)
+def test_the_recipe_is_on_inside_and_off_outside(on_te: None, name: str | None, kind: str) -> None:
+    with low(recipe=name) as scope:
+        state = te_state()
+        assert (state["enabled"], type(state["recipe"]).__name__) == (True, kind)
+        assert (scope.recipe, scope.is_low, scope.choice.observed, scope.reason) == (name or "delayed", True, "te", "")
+        assert current_scope() is scope
+    assert te_state()["enabled"] is False
+    assert current_scope() is None
+
+
+def test_the_production_recipe_is_the_documented_one(on_te: None) -> None:
+    with low():
+        recipe = te_state()["recipe"]
+    assert (recipe.amax_history_len, recipe.amax_compute_algo, recipe.margin) == (16, "max", 0)
+    assert recipe.fp8_format.name == "HYBRID"
+
+
+@pytest.mark.parametrize(("owner", "reduced"), [(SINGLE_OWNER, False), (None, True)])
+def test_a_single_owner_reduces_with_nobody(on_te: None, owner: object, reduced: bool) -> None:
+    with low_precision(target="cpu", amax_reduction_group=owner):
+        state = te_state()
+        assert (state["group"], state["recipe"].reduce_amax) == (None, reduced)
+
+
+def test_the_group_of_the_owner_reaches_transformer_engine(on_te: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fp8_scope, "reduction_of", lambda owner: (owner, True))
+    with low_precision(target="cpu", amax_reduction_group="the owners"):
+        assert te_state()["group"] == "the owners"
+
+
+def test_the_group_has_no_default() -> None:
+    with pytest.raises(TypeError, match="amax_reduction_group"):
+        low_precision(target="cpu")
+
+
+@pytest.mark.parametrize("name", ["mxfp8", "nvfp4"])
+def test_what_the_device_lacks_is_refused_before_anything_is_turned(on_te: None, name: str) -> None:
+    """Transformer Engine raises on entry and stays on, 2.12 to 2.20; so it is asked first."""
+    with with_the_recipes_of("b200"), pytest.raises(WrongTarget, match=r"10.0 or higher.*Next step"):
+        low(recipe=name)
+    assert te_state()["enabled"] is False
+
+
+def test_a_scope_that_transformer_engine_leaves_on_is_told(on_te: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fp8_scope, "te_support", lambda: {"mxfp8": (True, "")})
+    with with_the_recipes_of("b200"):
+        scope = low(recipe="mxfp8")
+    with pytest.raises(BridgeError, match=r"left it on.*Next step: end this process"), scope:
+        pytest.fail("entered")
+    assert current_scope() is None
+    fp8_scope.reset_te_state()
+
+
+# --- never silently absent --------------------------------------------------------------------------------
+
+
+def test_a_target_without_a_recipe_is_a_scope_that_says_so() -> None:
+    forget_choices()
+    with low() as scope:
+        assert (scope.recipe, scope.is_low, scope.choice.observed) == (None, False, "native")
+        assert scope.reason == "the target cpu has no low-precision recipe"
+        assert current_scope() is scope
+    assert [(choice.observed, choice.refusals[0].code) for choice in recorded_choices()] == [("native", "no-recipe")]
+
+
+@pytest.mark.parametrize(
+    ("variable", "code"),
+    [
+        ("MEGACPP_DISABLE_TE", "te-unavailable"),
+        ("MEGACPP_DISABLE_TE_FP8_SCOPE", "switched-off"),
+        ("MEGACPP_DISABLE_TE_PRODUCTION", "switched-off"),
+    ],
+)
+def test_what_is_switched_off_is_recorded(on_te: None, variable: str, code: str) -> None:
+    with off_by(variable), low() as scope:
+        assert (scope.recipe, scope.is_low) == ("delayed", False)
+        assert [refusal.code for refusal in scope.choice.refusals] == [code]
+        assert variable in scope.reason
+        if code != "te-unavailable":
+            assert te_state()["enabled"] is False
+
+
+def test_a_preset_that_is_off_keeps_the_scope_off(on_te: None) -> None:
+    with low(features=PRESETS["off"]) as scope:
+        assert (scope.is_low, scope.choice.refusals[0].code) == (False, "flag-off")
+        assert te_state()["enabled"] is False
+
+
+def test_bad_input_is_refused_where_the_scope_is_made(either: str) -> None:
+    with pytest.raises(UnknownName):
+        low(recipe="fp8")
+    with pytest.raises(UnknownName):
+        low(target="h100")
+    with pytest.raises(WrongTarget):
+        low(recipe="mxfp8")
+    with pytest.raises(WrongTarget, match="no CUDA device"):
+        low(target="h200")
+
+
+# --- entered once -----------------------------------------------------------------------------------------
+
+
+def test_a_second_entry_names_both_places(either: str) -> None:
+    with pytest.raises(ScopeEnteredTwice) as refusal:  # noqa: PT012 - the places are what is tested
+        first = here() + 1
+        with low():
+            second = here() + 1
+            with low():
+                pytest.fail("entered twice")
+    places = re.findall(r"(\S+\.py):(\d+)", str(refusal.value))
+    assert [(file.endswith("test_fp8_scope.py"), int(line)) for file, line in places] == [(True, second), (True, first)]
+    assert "Next step" in str(refusal.value)
+
+
+def test_the_first_scope_stays_on_after_a_refused_second(either: str) -> None:
+    with low() as scope:
+        with pytest.raises(ScopeEnteredTwice), low(recipe="block"):
+            pytest.fail("entered twice")
+        assert current_scope() is scope
+        if either == "te":
+            assert type(te_state()["recipe"]).__name__ == "DelayedScaling"
+
+
+def test_the_same_object_twice(either: str) -> None:
+    scope = low()
+    with scope:
+        with pytest.raises(ScopeEnteredTwice, match="same scope object"), scope:
+            pytest.fail("entered twice")
+        assert current_scope() is not None
+    with scope as again:  # one after the other is no second entry
+        assert again.is_low is (either == "te")
+
+
+def test_the_place_is_the_caller_also_through_an_exit_stack(either: str) -> None:
+    with contextlib.ExitStack() as stack:
+        line = here() + 1
+        scope = stack.enter_context(low())
+    assert scope.entered_at == f"{__file__}:{line}"
+
+
+def test_a_target_without_a_recipe_refuses_a_second_entry_too() -> None:
+    """What is an error on the GPU is one on a laptop."""
+    with low(), pytest.raises(ScopeEnteredTwice), low():
+        pytest.fail("entered twice")
+
+
+def test_it_is_put_back_after_an_exception(either: str) -> None:
+    with pytest.raises(KeyError), low():
+        raise KeyError
+    assert current_scope() is None
+    with low() as scope:
+        assert scope.is_low is (either == "te")
+
+
+@pytest.mark.parametrize("calibrating", [False, True])
+def test_a_scope_of_somebody_else_is_seen(on_te: None, calibrating: bool) -> None:
+    recipe = fp8_scope.te_delayed_scaling()
+    theirs = te_scope(enabled=True, recipe=recipe, amax_reduction_group=None)
+    if calibrating:
+        theirs = te.autocast.require()(enabled=False, calibrating=True, recipe=recipe)
+    with theirs, pytest.raises(ScopeEnteredTwice, match=r"own scope is on \((DelayedScaling|calibrating)\)"), low():
+        pytest.fail("entered twice")
+    assert current_scope() is None
+
+
+# --- threads and generators -------------------------------------------------------------------------------
+
+
+def in_a_thread(work: Callable[[], object]) -> object:
+    found: list[object] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except Exception as fault:
+            found.append(fault)
+
+    thread = threading.Thread(target=run, name="other")
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def entered() -> str:
+    with low() as scope:
+        return scope.choice.observed
+
+
+def test_a_scope_belongs_to_its_thread(either: str) -> None:
+    with low():
+        assert in_a_thread(current_scope) is None
+
+
+def test_the_state_of_transformer_engine_belongs_to_all_threads(on_te: None) -> None:
+    with low() as scope:
+        refusal = in_a_thread(entered)
+    assert isinstance(refusal, ScopeEnteredTwice)
+    assert scope.entered_at in str(refusal)
+    assert "MainThread" in str(refusal)
+    assert in_a_thread(entered) == "te"  # and is free afterwards
+
+
+def test_threads_without_transformer_engine_do_not_meet() -> None:
+    with low():
+        assert in_a_thread(entered) == "native"
+
+
+def test_a_generator_that_yields_inside_its_scope_is_seen(either: str) -> None:
+    def steps() -> Iterator[int]:
+        with low():
+            yield 1
+
+    running = steps()
+    next(running)
+    with pytest.raises(ScopeEnteredTwice, match="generator"), low():
+        pytest.fail("entered twice")
+    running.close()
+    with low():
+        pass
+
+
+def test_a_forgotten_generator_is_closed_with_its_scope(either: str) -> None:
+    def steps() -> Iterator[int]:
+        with low():
+            yield 1
+
+    next(iter(steps()))
+    gc.collect()
+    assert current_scope() is None
+
+
+def test_scopes_left_in_the_wrong_order_are_all_closed_and_told(either: str) -> None:
+    """Planted: the inner scope is held by a generator; closing it later must not turn the outer one on again."""
+
+    def steps() -> Iterator[int]:
+        with high_precision("a generator"):
+            yield 1
+
+    running = steps()
+    with pytest.raises(BridgeError, match=r"was left while the one entered inside it.*Next step"), low():
+        next(running)
+    assert current_scope() is None
+    running.close()
+    assert current_scope() is None
+    if either == "te":
+        assert te_state()["enabled"] is False
+
+
+def test_another_exception_is_not_hidden_by_the_wrong_order(either: str) -> None:
+    inner = high_precision("never left")
+    with pytest.raises(KeyError), low():  # noqa: PT012 - the order is what is tested
+        inner.__enter__()
+        raise KeyError
+    assert current_scope() is None

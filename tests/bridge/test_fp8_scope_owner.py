@@ -1,0 +1,70 @@
+"""Over which ranks amax is reduced: asked for, never taken for granted; real groups of torch's fake backend."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from megacpp_validate.bridge.amax_owner import SINGLE_OWNER, AmaxGroupMissing, reduction_of
+
+
+@pytest.fixture
+def world(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A world of so many ranks, of which this process is rank 0; nothing is sent."""
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=request.param)
+    yield request.param
+    torch.distributed.destroy_process_group()
+
+
+def test_none_is_taken_where_there_is_nobody() -> None:
+    assert reduction_of(None) == (None, True)
+
+
+@pytest.mark.parametrize("world", [1], indirect=True)
+def test_none_is_taken_in_a_world_of_one(world: int) -> None:
+    assert reduction_of(None) == (None, True)
+
+
+@pytest.mark.parametrize("world", [2, 8], indirect=True)
+def test_none_is_refused_where_there_are_others(world: int) -> None:
+    with pytest.raises(AmaxGroupMissing, match=rf"world of {world} ranks.*Next step.*SINGLE_OWNER"):
+        reduction_of(None)
+
+
+@pytest.mark.parametrize("world", [8], indirect=True)
+def test_a_single_owner_reduces_with_nobody(world: int) -> None:
+    assert reduction_of(SINGLE_OWNER) == (None, False)
+
+
+@pytest.mark.parametrize("world", [4], indirect=True)
+def test_a_group_of_this_rank_is_taken(world: int) -> None:
+    group = torch.distributed.new_group([0, 1])
+    assert reduction_of(group) == (group, True)
+
+
+@pytest.mark.parametrize("world", [4], indirect=True)
+def test_a_group_without_this_rank_is_refused(world: int) -> None:
+    """Planted: the group of another shard."""
+    outside = torch.distributed.new_group([2, 3])
+    with pytest.raises(AmaxGroupMissing, match=r"not in its amax_reduction_group.*Next step"):
+        reduction_of(outside)
+
+
+@pytest.mark.parametrize("world", [4], indirect=True)
+@pytest.mark.parametrize("owner", [[0, 1], 0, "world", object(), True])
+def test_what_is_no_group_is_refused(world: int, owner: object) -> None:
+    with pytest.raises(AmaxGroupMissing, match=r"no process group.*Next step"):
+        reduction_of(owner)
+
+
+def test_a_group_where_nothing_is_initialised_is_refused() -> None:
+    with pytest.raises(AmaxGroupMissing, match="no process group"):
+        reduction_of([0])
+
+
+def test_a_single_owner_stays_itself_in_a_saved_configuration() -> None:
+    assert pickle.loads(pickle.dumps(SINGLE_OWNER)) is SINGLE_OWNER

@@ -1,0 +1,71 @@
+"""Which layers stay in BF16, and what a group of them does."""
+
+from __future__ import annotations
+
+import pytest
+
+from megacpp_validate.bridge.errors import UnknownName
+from megacpp_validate.bridge.zones import HEADS, WrongZone, Zones
+
+
+@pytest.mark.parametrize(
+    ("zones", "wanted"),
+    [
+        (Zones(6), []),
+        (Zones(6, first=1), [0]),
+        (Zones(6, last=2), [4, 5]),
+        (Zones(6, first=2, last=1), [0, 1, 5]),
+        (Zones(4, first=2, last=2), [0, 1, 2, 3]),
+        (Zones(1, last=1), [0]),
+    ],
+)
+def test_the_first_and_the_last_layers_stay(zones: Zones, wanted: list[int]) -> None:
+    assert [layer for layer in range(zones.num_layers) if zones.is_bf16(layer)] == wanted
+
+
+def test_auxiliary_heads_always_stay() -> None:
+    assert set(HEADS) == {"lm_head", "mtp"}
+    for head in HEADS:
+        assert Zones(4).why_bf16(head) == f"{head} is an auxiliary head, which stays in BF16"
+
+
+@pytest.mark.parametrize(
+    ("layers", "wanted"),
+    [
+        ((2, 3), ""),
+        ((1, 2), "layer 1 is one of the first 2, which stay in BF16, and a group stays together"),
+        ((6, 7, 8), "layer 8 is one of the last 2, which stay in BF16, and a group stays together"),
+        ((5, "mtp"), "mtp is an auxiliary head, which stays in BF16, and a group stays together"),
+        ((0,), "layer 0 is one of the first 2, which stay in BF16"),
+    ],
+)
+def test_one_layer_keeps_its_group_out(layers: tuple[int, ...], wanted: str) -> None:
+    assert Zones(10, first=2, last=2).why_group_is_bf16(layers) == wanted
+
+
+@pytest.mark.parametrize("counts", [(4, -1, 0), (4, 0, -1), (-1, 0, 0), (4, 3, 2), (4, 1.0, 0), (4, True, 0)])
+def test_zones_that_there_cannot_be(counts: tuple[int, int, int]) -> None:
+    with pytest.raises(WrongZone, match="Next step"):
+        Zones(*counts)
+
+
+@pytest.mark.parametrize("layer", [-1, 4, True, 1.0, None])
+def test_a_layer_that_there_is_not(layer: int) -> None:
+    with pytest.raises(WrongZone, match="0 to 3"):
+        Zones(4).is_bf16(layer)
+
+
+def test_a_head_that_there_is_not() -> None:
+    with pytest.raises(UnknownName, match="lm_head, mtp"):
+        Zones(4).is_bf16("lm-head")
+
+
+def test_a_group_without_layers() -> None:
+    with pytest.raises(WrongZone, match="Next step"):
+        Zones(4).why_group_is_bf16(())
+
+
+def test_every_layer_of_a_group_is_looked_at() -> None:
+    """A wrong index behind one that stays in BF16 is still a wrong index."""
+    with pytest.raises(WrongZone):
+        Zones(4, first=1).why_group_is_bf16((0, 9))

@@ -1,0 +1,247 @@
+"""Which class stands for each kind, by feature; and the layers that are built by whichever may be used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="not-run: there is no torch")
+
+from megacpp_validate.bridge import backends, te_layers  # noqa: E402
+from megacpp_validate.bridge import imports as te  # noqa: E402
+from megacpp_validate.bridge import layer_spec as spec  # noqa: E402
+from megacpp_validate.bridge.errors import BridgeError, NotDivisible, UnknownName, WeightMismatch, WrongDtype  # noqa: E402
+from megacpp_validate.bridge.features import FEATURES, Features, read_features  # noqa: E402
+from megacpp_validate.native.mamba import Mamba2Mixer  # noqa: E402
+from megacpp_validate.native.mlp import NormMLP  # noqa: E402
+from megacpp_validate.native.norms import NormLinear, RMSNorm  # noqa: E402
+
+KINDS = ("A", "M", "E", "R", "MLP", "norm", "head")
+CLASSES = {
+    "A": "TransformerLayer",
+    "M": "LayerNormLinear",
+    "E": "GroupedLinear",
+    "MLP": "LayerNormMLP",
+    "norm": "RMSNorm",
+}
+MADE: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+OFF = read_features("off")
+
+
+def named(features: Features) -> dict[str, str]:
+    return {kind: found.__name__ for kind, found in spec.te_layer_spec(features).items() if found is not None}
+
+
+@pytest.mark.usefixtures("te_double")
+def test_the_table_by_transformer_engine() -> None:
+    table = spec.te_layer_spec()
+    assert tuple(table) == KINDS
+    assert named(Features()) == CLASSES
+    assert table["R"] is None
+    assert table["head"] is None
+
+
+def test_the_table_without_transformer_engine() -> None:
+    assert spec.te_layer_spec() == dict.fromkeys(KINDS)
+
+
+def test_the_native_table_has_a_class_for_every_kind() -> None:
+    native = spec.native_layer_spec()
+    assert tuple(native) == KINDS
+    assert all(issubclass(layer, torch.nn.Module) for layer in native.values())
+
+
+@pytest.mark.usefixtures("te_double")
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_flag_turns_off_its_own_kind_and_no_other(feature: str) -> None:
+    own = {kind for kind, name in spec.FEATURE_OF.items() if name == feature}
+    assert named(read_features(**{feature: False})) == {kind: name for kind, name in CLASSES.items() if kind not in own}
+
+
+@pytest.mark.usefixtures("te_double")
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_variable_turns_off_its_own_kind_and_no_other(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"MEGACPP_DISABLE_TE_{spec.FEATURE_OF[kind].upper()}", "1")
+    assert named(Features()) == {other: name for other, name in CLASSES.items() if other != kind}
+    entry = spec.kind_spec(kind, device="cpu")
+    assert entry.layer is entry.native
+    assert [refusal.code for refusal in entry.choice.refusals] == ["switched-off"]
+
+
+PRESETS = {"production": set(CLASSES), "experts": {"E"}, "dense": set(CLASSES) - {"E"}, "off": set()}
+
+
+@pytest.mark.usefixtures("te_double")
+@pytest.mark.parametrize(("preset", "kinds"), PRESETS.items())
+def test_presets(preset: str, kinds: set[str]) -> None:
+    assert set(named(read_features(preset))) == kinds
+    chosen = spec.layer_spec(read_features(preset), device="cpu")
+    assert {kind for kind, entry in chosen.items() if entry.choice.observed == "te"} == kinds
+
+
+@pytest.mark.usefixtures("te_double")
+def test_what_is_chosen_is_recorded() -> None:
+    chosen = spec.layer_spec(device="cpu")
+    assert tuple(chosen) == KINDS
+    for kind, entry in chosen.items():
+        by_te = kind in CLASSES
+        assert entry.layer.__name__ == (CLASSES[kind] if by_te else entry.native.__name__)
+        assert entry.choice.observed == ("te" if by_te else "native")
+        assert not entry.choice.fell_back
+    assert sum(backends.recorded_choices().values()) == len(KINDS)
+
+
+@pytest.mark.usefixtures("te_double")
+def test_another_device_gets_native_layers_and_a_reason() -> None:
+    entry = spec.kind_spec("MLP", device="xpu:0")
+    assert entry.layer is NormMLP
+    assert entry.choice.refusals[0].code == "device"
+
+
+@pytest.mark.usefixtures("te_double")
+def test_a_release_without_a_class_gets_the_native_one() -> None:
+    te.layernorm_mlp._found = (None, "this release has no LayerNormMLP")  # the fixture puts back what was there before
+    entry = spec.kind_spec("MLP", device="cpu")
+    assert entry.layer is NormMLP
+    assert [(refusal.code, refusal.reason) for refusal in entry.choice.refusals] == [
+        ("entry-missing", "this release has no LayerNormMLP")
+    ]
+    assert type(spec.build_mlp(16, 32, **MADE)) is NormMLP
+
+
+# --- layers -----------------------------------------------------------------------------------------------------------
+
+
+def build(kind: str, features: Features) -> Any:
+    if kind == "norm":
+        return spec.build_norm(16, features=features, **MADE)
+    if kind == "mlp":
+        return spec.build_mlp(16, 32, features=features, **MADE)
+    return spec.build_mamba_mixer(16, state=4, head_dim=8, groups=2, chunk=4, features=features, **MADE)
+
+
+NATIVE = {"norm": RMSNorm, "mlp": NormMLP, "mixer": Mamba2Mixer}
+
+
+def copied(source: Any, target: Any) -> None:
+    with torch.no_grad():
+        for name, value in target.named_parameters():
+            value.copy_(dict(source.named_parameters())[name])
+
+
+def is_te(module: Any) -> bool:
+    return type(module).__module__.startswith("transformer_engine")
+
+
+@pytest.mark.usefixtures("te_double")
+@pytest.mark.parametrize("kind", NATIVE)
+def test_both_paths_agree_and_say_which_they_are(kind: str) -> None:
+    torch.manual_seed(0)
+    by_te, native = build(kind, Features()), build(kind, OFF)
+    assert (by_te.choice.observed, native.choice.observed) == ("te", "native")
+    assert type(native) is NATIVE[kind]
+    assert is_te(by_te.in_projection if kind == "mixer" else by_te)
+    assert set(by_te.state_dict()) == set(native.state_dict())
+    copied(native, by_te)
+    rows = torch.randn(2, 7, 16)
+    outputs = [layer(rows) for layer in (by_te, native)]
+    torch.testing.assert_close(*outputs)
+    gradient = torch.randn_like(outputs[0])
+    for output in outputs:
+        output.backward(gradient)
+    for name, value in native.named_parameters():
+        torch.testing.assert_close(dict(by_te.named_parameters())[name].grad, value.grad, msg=name)
+
+
+@pytest.mark.parametrize("kind", NATIVE)
+def test_without_te_the_native_layer_says_why(kind: str) -> None:
+    layer = build(kind, Features())
+    assert type(layer) is NATIVE[kind]
+    assert layer.choice.refusals[0].code == "te-unavailable"
+
+
+@pytest.mark.usefixtures("te_double")
+def test_a_mixer_starts_from_the_native_values_and_draws_no_more() -> None:
+    torch.manual_seed(7)
+    native, state = build("mixer", OFF), torch.get_rng_state()
+    torch.manual_seed(7)
+    mixer = build("mixer", Features())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, mixer.state_dict()[name]) for name, value in native.state_dict().items())
+    assert [name for name, _ in mixer.named_parameters()] == [name for name, _ in native.named_parameters()]
+
+
+@pytest.mark.usefixtures("te_double")
+def test_a_mixer_in_fp8_takes_te_only_where_its_width_fits() -> None:
+    fits = spec.build_mamba_mixer(32, state=16, head_dim=4, recipe="delayed", **MADE)  # 64 + 64 + 32 + 16
+    assert is_te(fits.in_projection)
+    odd = spec.build_mamba_mixer(32, state=16, head_dim=8, recipe="delayed", **MADE)  # 64 + 64 + 32 + 8
+    assert type(odd.in_projection) is NormLinear
+    assert [refusal.code for refusal in odd.choice.refusals] == ["fp8-alignment"]
+    assert "32 -> 168" in odd.choice.refusals[0].reason
+    assert is_te(spec.build_mamba_mixer(32, state=16, head_dim=8, **MADE).in_projection)
+
+
+@pytest.mark.usefixtures("te_double")
+def test_a_projection_with_other_parameters_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def renamed(hidden: int, width: int, *, eps: float, dtype: Any, device: Any) -> Any:
+        return NormLinear(hidden, width, normalization="LayerNorm", eps=eps, dtype=dtype, device=device)
+
+    monkeypatch.setattr(spec, "te_mamba_in_projection", renamed)
+    with pytest.raises(WeightMismatch, match=r"layer_norm_bias.*Next step"):
+        build("mixer", Features())
+
+
+@pytest.mark.usefixtures("te_double")
+@pytest.mark.parametrize("activation", ["gelu", "geglu", "relu", "reglu", "srelu", "silu", "swiglu"])
+def test_each_activation_is_the_same_on_both_paths(activation: Any) -> None:
+    torch.manual_seed(0)
+    by_te = spec.build_mlp(16, 32, activation=activation, **MADE)
+    native = spec.build_mlp(16, 32, activation=activation, features=OFF, **MADE)
+    copied(native, by_te)
+    rows = torch.randn(5, 16)
+    torch.testing.assert_close(by_te(rows), native(rows))
+
+
+def test_every_activation_that_can_be_asked_for_is_there_natively() -> None:
+    for activation in te_layers.MlpActivation.__args__:
+        assert spec.build_mlp(16, 32, activation=activation, **MADE)(torch.randn(3, 16)).shape == (3, 16)
+
+
+@pytest.mark.usefixtures("te_double")
+def test_the_attention_layer_is_one_layer() -> None:
+    layer = spec.te_attention_layer(
+        hidden=32, ffn_hidden=64, num_heads=4, num_gqa_groups=2, layer_number=1, **MADE
+    )  # fmt: skip
+    assert layer(torch.randn(2, 5, 32)).shape == (2, 5, 32)
+
+
+def test_fp64_is_native_only(te_double: None) -> None:
+    del te_double
+    double = {"dtype": torch.float64, "device": "cpu"}
+    for call in (
+        lambda: spec.build_norm(16, **double),
+        lambda: spec.build_mlp(16, 16, **double),
+        lambda: spec.build_mamba_mixer(16, state=4, head_dim=8, **double),
+    ):
+        with pytest.raises(WrongDtype, match="Next step"):
+            call()
+    assert spec.build_norm(16, features=OFF, **double).weight.dtype is torch.float64
+
+
+BAD = {
+    "kind": (lambda: spec.kind_spec("X"), UnknownName),
+    "activation": (lambda: spec.build_mlp(16, 16, activation="tanh", **MADE), UnknownName),
+    "recipe": (lambda: spec.build_mamba_mixer(16, state=4, head_dim=8, recipe="fp6", **MADE), UnknownName),
+    "head size": (lambda: spec.build_mamba_mixer(16, state=4, head_dim=5, **MADE), NotDivisible),
+    "groups": (lambda: spec.build_mamba_mixer(16, state=4, head_dim=8, groups=3, **MADE), NotDivisible),
+    "no groups": (lambda: spec.build_mamba_mixer(16, state=4, head_dim=8, groups=0, **MADE), NotDivisible),
+    "no head size": (lambda: spec.build_mamba_mixer(16, state=4, head_dim=0, **MADE), NotDivisible),
+}
+
+
+@pytest.mark.parametrize(("call", "error"), BAD.values(), ids=BAD)
+def test_bad_input_is_refused_with_a_next_step(call: Any, error: type[BridgeError]) -> None:
+    with pytest.raises(error, match="Next step"):
+        call()

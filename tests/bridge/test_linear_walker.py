@@ -1,0 +1,327 @@
+"""The walk itself: all or nothing, the very parameters, nothing else touched."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="not-run: there is no torch")
+from torch import nn  # noqa: E402
+
+from megacpp_validate.bridge import backends, linear_walker  # noqa: E402
+from megacpp_validate.bridge.errors import WeightMismatch  # noqa: E402
+from megacpp_validate.bridge.features import read_features  # noqa: E402
+from megacpp_validate.bridge.fp8_scope import te_quantized_weights  # noqa: E402
+from megacpp_validate.bridge.linear_walker import PlanMismatch, plan_walk, swap_linears  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("te_double")
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(16, 4)
+        self.q_proj = nn.Linear(16, 16, bias=False)
+        self.out_proj = nn.Linear(16, 16)
+        self.experts = nn.ModuleList(nn.ModuleDict({"w1": nn.Linear(16, 32), "w2": nn.Linear(32, 16)}) for _ in "ab")
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, rows: Any) -> Any:
+        rows = rows + self.out_proj(self.q_proj(self.norm(rows)))
+        shares = torch.softmax(self.router(rows), -1)
+        return rows + sum(
+            shares[..., place : place + 1] * expert["w2"](torch.relu(expert["w1"](rows)))
+            for place, expert in enumerate(self.experts)
+        )
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(8, 16)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.lm_head = nn.Linear(16, 8, bias=False)
+        self.lm_head.weight = self.embed.weight
+
+    def forward(self, tokens: Any) -> Any:
+        rows = self.embed(tokens)
+        for block in self.blocks:
+            rows = block(rows)
+        return self.lm_head(rows)
+
+
+PER_BLOCK = ("q_proj", "out_proj", "experts.0.w1", "experts.0.w2", "experts.1.w1", "experts.1.w2")
+SWAPPED = {f"blocks.{block}.{name}" for block in (0, 1) for name in PER_BLOCK}
+
+
+@pytest.fixture
+def model() -> Model:
+    torch.manual_seed(0)
+    return Model()
+
+
+def kinds(tree: nn.Module) -> dict[str, type]:
+    return {name: type(module) for name, module in tree.named_modules()}
+
+
+def te_layers(tree: nn.Module) -> set[str]:
+    return {name for name, kind in kinds(tree).items() if kind.__module__.startswith("transformer_engine")}
+
+
+def test_every_sibling_is_swapped_and_nothing_else(model: Model) -> None:
+    before = kinds(model)
+    swap = swap_linears(model)
+    assert te_layers(model) == SWAPPED == set(swap.plan.swapped)
+    after = kinds(model)
+    assert list(after) == list(before), "order or names of the tree"
+    assert {name: kind for name, kind in after.items() if name not in SWAPPED} == {
+        name: kind for name, kind in before.items() if name not in SWAPPED
+    }
+
+
+def test_the_parameters_are_the_same_objects_in_the_same_order(model: Model) -> None:
+    model.blocks[0].q_proj.weight.requires_grad_(False)
+    model.blocks[1].out_proj.weight.grad = torch.ones(16, 16)
+    model.blocks[1].out_proj.weight.tag = "kept"
+    before = list(model.named_parameters(remove_duplicate=False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    swap_linears(model)
+    after = list(model.named_parameters(remove_duplicate=False))
+    assert [name for name, _ in after] == [name for name, _ in before]
+    assert all(new is old for (_, new), (_, old) in zip(after, before, strict=True))
+    assert model.lm_head.weight is model.embed.weight
+    loss = model(torch.arange(8)).square().sum()
+    loss.backward()
+    moved = model.blocks[0].out_proj.weight.detach().clone()
+    optimizer.step()
+    assert not torch.equal(model.blocks[0].out_proj.weight, moved), "the optimizer still holds it"
+    assert model.blocks[0].q_proj.weight.grad is None
+
+
+def test_outputs_and_gradients_are_those_of_before(model: Model) -> None:
+    plain = copy.deepcopy(model)
+    swap_linears(model)
+    tokens = torch.tensor([[0, 3, 7], [1, 1, 2]])
+    outputs = [tree(tokens) for tree in (plain, model)]
+    torch.testing.assert_close(*outputs)
+    for output in outputs:
+        output.square().sum().backward()
+    for (name, old), (_, new) in zip(plain.named_parameters(), model.named_parameters(), strict=True):
+        torch.testing.assert_close(new.grad, old.grad, msg=name)
+
+
+def test_what_was_set_on_a_layer_goes_with_it(model: Model) -> None:
+    model.blocks[0].eval()
+    model.blocks[0].q_proj.is_initialized = True
+    swap_linears(model)
+    assert model.blocks[0].q_proj.is_initialized is True
+    assert [model.blocks[block].q_proj.training for block in (0, 1)] == [False, True]
+    assert model.blocks[0].out_proj.weight.dtype is torch.float32
+
+
+def test_random_numbers_are_where_they_were(model: Model) -> None:
+    state = torch.get_rng_state()
+    swap_linears(model)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_ties_hold_afterwards() -> None:
+    tree = nn.ModuleDict({"fc1": nn.Linear(16, 16), "fc2": nn.Linear(16, 16), "head": nn.Linear(16, 16)})
+    tree["fc2"].weight = tree["head"].weight = tree["fc1"].weight
+    swap_linears(tree)
+    assert te_layers(tree) == {"fc1", "fc2"}
+    assert tree["fc1"].weight is tree["fc2"].weight is tree["head"].weight
+    assert len(list(tree.parameters())) == 4
+
+
+def test_a_shared_layer_stays_shared() -> None:
+    shared, block = nn.Linear(16, 16), nn.ModuleDict({"fc2": nn.Linear(16, 16)})
+    tree = nn.ModuleDict(
+        {"a": nn.ModuleDict({"fc1": shared}), "b": nn.ModuleDict({"fc1": shared}), "c": block, "d": block}
+    )
+    swap = swap_linears(tree)
+    assert swap.plan.swapped == ("a.fc1", "b.fc1", "c.fc2", "d.fc2")
+    assert tree["a"]["fc1"] is tree["b"]["fc1"]
+    assert tree["c"]["fc2"] is tree["d"]["fc2"]
+    assert te_layers(tree) == {"a.fc1", "c.fc2"}  # named_modules gives each once
+
+
+def test_swapping_again_changes_nothing(model: Model) -> None:
+    swap_linears(model)
+    before = dict(model.named_modules())
+    swap = swap_linears(model)
+    assert swap.plan.swapped == ()
+    assert dict(model.named_modules()) == before
+
+
+def test_a_plan_is_carried_out(model: Model) -> None:
+    plan = plan_walk(model, include=("q_proj",))
+    assert swap_linears(model, plan).plan is plan
+    assert te_layers(model) == {"blocks.0.q_proj", "blocks.1.q_proj"}
+
+
+def edited(plan: Any) -> Any:
+    """The plan with its router turned to `swap` by hand."""
+    turned = [
+        linear_walker.Decision(decision.name, "swap", "listed", decision.reason)
+        if decision.name == "blocks.0.router"
+        else decision
+        for decision in plan.decisions
+    ]
+    return linear_walker.WalkPlan(tuple(turned), plan.include, plan.features, plan.recipe, plan.idle)
+
+
+def drop_a_layer(model: Model) -> None:
+    del model.blocks[1].experts[1]["w1"]
+
+
+STALE: dict[str, tuple[Callable[[Any], Any], Callable[[Model], Any]]] = {
+    "edited": (edited, lambda model: None),
+    "a hook since": (lambda plan: plan, lambda model: model.blocks[0].q_proj.register_forward_hook(print)),
+    "a layer less": (lambda plan: plan, drop_a_layer),
+    "a layer more": (lambda plan: plan, lambda model: model.blocks[0].add_module("fc1", nn.Linear(16, 16))),
+    "done already": (lambda plan: plan, swap_linears),
+}
+
+
+@pytest.mark.parametrize(("edit", "change"), STALE.values(), ids=STALE)
+def test_a_plan_that_does_not_hold_is_refused(model: Model, edit: Any, change: Any) -> None:
+    plan = edit(plan_walk(model))
+    change(model)
+    before = dict(model.named_modules())
+    with pytest.raises(PlanMismatch, match="Next step"):
+        swap_linears(model, plan)
+    assert dict(model.named_modules()) == before
+
+
+def test_an_error_while_building_leaves_the_tree_as_it_was(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, built = linear_walker.TeLinear, []
+
+    def failing(module: Any, *, name: str) -> Any:
+        if len(built) == 5:
+            raise RuntimeError("CUDA out of memory")
+        built.append(name)
+        return real(module, name=name)
+
+    monkeypatch.setattr(linear_walker, "TeLinear", failing)
+    before, weights = dict(model.named_modules()), dict(model.named_parameters())
+    with pytest.raises(RuntimeError, match="out of memory"):
+        swap_linears(model)
+    assert dict(model.named_modules()) == before
+    assert all(new is weights[name] for name, new in model.named_parameters())
+    assert backends.recorded_choices() == {}
+
+
+class Stubborn(nn.Module):
+    """Takes no other module in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(16, 16)
+        self.closed = True
+
+    def add_module(self, name: str, module: Any) -> None:
+        raise RuntimeError("closed")
+
+
+def test_an_error_while_putting_in_brings_back_what_was_there() -> None:
+    tree = nn.ModuleDict({"a": nn.ModuleDict({"fc1": nn.Linear(16, 16)}), "b": Stubborn()})
+    before = dict(tree.named_modules())
+    with pytest.raises(RuntimeError, match="closed"):
+        swap_linears(tree)
+    assert dict(tree.named_modules()) == before
+
+
+def test_weights_in_the_recipes_format_are_refused(model: Model) -> None:
+    before = dict(model.named_modules())
+    with te_quantized_weights(enabled=True, recipe=None), pytest.raises(WeightMismatch, match="Next step"):
+        swap_linears(model)
+    assert dict(model.named_modules()) == before
+
+
+def test_choices_are_recorded_with_their_reasons(model: Model) -> None:
+    swap = swap_linears(model)
+    assert set(swap.choices) == SWAPPED
+    assert {(choice.requested, choice.observed) for choice in swap.choices.values()} == {("te", "te")}
+    assert backends.recorded_choices() == {swap.choices["blocks.0.q_proj"]: len(SWAPPED)}
+
+
+def test_without_te_the_tree_stays_and_says_why(model: Model) -> None:
+    before = dict(model.named_modules())
+    swap = swap_linears(model, features=read_features(linear=False))
+    assert dict(model.named_modules()) == before
+    assert set(swap.choices) == SWAPPED
+    for choice in swap.choices.values():
+        assert (choice.requested, choice.observed, choice.refusals[0].code) == ("te", "native", "flag-off")
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+class WithState(nn.Linear):
+    """Has the extra state of a real TE layer, which the double's have not."""
+
+    held = torch.empty(0, dtype=torch.uint8)
+
+    def get_extra_state(self) -> Any:
+        return self.held
+
+    def set_extra_state(self, state: Any) -> None:
+        self.held = state
+
+
+class StatefulTeLinear:
+    def __init__(self, module: Any, *, name: str) -> None:
+        self.inner = WithState(module.in_features, module.out_features, module.bias is not None)
+
+
+@pytest.fixture
+def stateful(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_walker, "TeLinear", StatefulTeLinear)
+
+
+@pytest.mark.usefixtures("stateful")
+def test_checkpoints_keep_their_names_and_load_both_ways(model: Model) -> None:
+    native = copy.deepcopy(model)
+    swap_linears(model)
+    assert list(model.state_dict()) == list(native.state_dict())
+    given = {name: torch.randn_like(value) for name, value in native.state_dict().items()}
+    given["lm_head.weight"] = given["embed.weight"]
+    kept = dict(given)
+    model.load_state_dict(given)
+    assert given == kept, "the caller's state_dict was changed"
+    native.load_state_dict(model.state_dict())
+    for name, value in native.state_dict().items():
+        assert torch.equal(value, given[name]), name
+
+
+@pytest.mark.usefixtures("stateful")
+def test_fp8_state_is_saved_and_loaded(model: Model) -> None:
+    swap_linears(model)
+    model.blocks[0].q_proj.held = torch.tensor([1, 2, 3], dtype=torch.uint8)
+    saved = model.state_dict()
+    assert [name for name in saved if name.endswith("_extra_state")] == ["blocks.0.q_proj._extra_state"]
+    other = Model()
+    swap_linears(other)
+    other.load_state_dict(saved)
+    assert other.blocks[0].q_proj.held.tolist() == [1, 2, 3]
+
+
+@pytest.mark.usefixtures("stateful")
+def test_a_missing_weight_is_still_an_error(model: Model) -> None:
+    swap_linears(model)
+    saved = model.state_dict()
+    del saved["blocks.0.q_proj.weight"]
+    with pytest.raises(RuntimeError, match=r"Missing key.*blocks.0.q_proj.weight"):
+        model.load_state_dict(saved)
+
+
+def test_a_swapped_tree_can_be_copied(model: Model) -> None:
+    swap_linears(model)
+    twin = copy.deepcopy(model)
+    assert te_layers(twin) == SWAPPED
+    assert twin.lm_head.weight is twin.embed.weight
+    assert list(twin.state_dict()) == list(model.state_dict())

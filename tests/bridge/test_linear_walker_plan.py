@@ -1,0 +1,230 @@
+"""The plan of the linear walk: one decision a module, by name and with its reason; nothing is changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="not-run: there is no torch")
+from linear_trees import codes, holder, tree_of  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn.utils import prune  # noqa: E402
+
+from megacpp_validate.bridge import features  # noqa: E402
+from megacpp_validate.bridge import imports as te  # noqa: E402
+from megacpp_validate.bridge.errors import BridgeError, UnknownName  # noqa: E402
+from megacpp_validate.bridge.linear_walker import NotATree, plan_walk  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("te_double")
+EVERYTHING = (nn.Linear,)
+
+
+def tied_head() -> nn.Module:
+    tree = holder("Tree", embed=nn.Embedding(32, 16), lm_head=nn.Linear(16, 32, bias=False))
+    tree.lm_head.weight = tree.embed.weight
+    return tree
+
+
+def head_on_the_same_memory() -> nn.Module:
+    tree = holder("Tree", embed=nn.Embedding(32, 16), lm_head=nn.Linear(16, 32, bias=False))
+    tree.lm_head.weight.data = tree.embed.weight.data
+    return tree
+
+
+def head_of_a_custom_embedding() -> nn.Module:
+    embedding = holder("Embed")
+    embedding.table = nn.Parameter(torch.randn(32, 16))
+    tree = holder("Tree", embed=embedding, lm_head=nn.Linear(16, 32, bias=False))
+    tree.lm_head.weight = embedding.table
+    return tree
+
+
+@pytest.mark.parametrize(
+    ("tree", "owner"),
+    [
+        (tied_head, "embed.weight"),
+        (head_on_the_same_memory, "embed.weight"),
+        (head_of_a_custom_embedding, "embed.table"),
+    ],
+)
+def test_a_head_tied_with_an_embedding_is_kept(tree: Any, owner: str) -> None:
+    found = plan_walk(tree(), include=("lm_head",))["lm_head"]
+    assert (found.action, found.code) == ("keep", "tied-embedding")
+    assert owner in found.reason
+
+
+def test_layers_in_one_flat_buffer_are_not_taken_for_tied() -> None:
+    flat = torch.randn(3 * 256)
+    tree = holder("Tree", embed=nn.Embedding(16, 16), fc1=nn.Linear(16, 16), fc2=nn.Linear(16, 16))
+    for position, layer in enumerate((tree.embed, tree.fc1, tree.fc2)):
+        layer.weight.data = flat[position * 256 : (position + 1) * 256].view(16, 16)
+    assert plan_walk(tree).swapped == ("fc1", "fc2")
+
+
+def test_two_tied_linears_are_swapped_both() -> None:
+    tree = holder("Tree", fc1=nn.Linear(16, 16), fc2=nn.Linear(16, 16))
+    tree.fc2.weight = tree.fc1.weight
+    assert plan_walk(tree).swapped == ("fc1", "fc2")
+
+
+def test_a_module_in_two_places_is_named_twice_and_judged_once() -> None:
+    shared = nn.Linear(16, 16)
+    tree = holder("Tree", a=holder("A", q_proj=shared), b=holder("B", q_proj=shared), c=nn.Linear(16, 16))
+    assert codes(plan_walk(tree)) == {"a.q_proj": "listed", "b.q_proj": "listed", "c": "not-listed"}
+    tree.add_module("router", holder("R", q_proj=shared))
+    assert set(codes(plan_walk(tree)).items()) >= {(name, "moe-router") for name in ("a.q_proj", "b.q_proj")}
+    tree = holder("Tree", q_proj=shared, memory=shared)
+    plan = plan_walk(tree)
+    assert codes(plan) == {"q_proj": "not-listed", "memory": "not-listed"}
+    assert "as memory" in plan["q_proj"].reason
+
+
+def test_a_shared_block_is_walked_in_both_places() -> None:
+    block = holder("Block", fc1=nn.Linear(16, 16))
+    plan = plan_walk(nn.ModuleList([block, block, holder("Block", fc2=nn.Linear(16, 16))]))
+    assert plan.swapped == ("0.fc1", "1.fc1", "2.fc2")
+
+
+def test_a_tree_that_holds_itself_ends() -> None:
+    tree = holder("Tree", fc1=nn.Linear(16, 16))
+    tree.fc1_owner = holder("Back")
+    tree.fc1_owner._modules["tree"] = tree
+    assert "fc1" in plan_walk(tree).swapped
+
+
+def changed(change: Any) -> nn.Module:
+    layer = nn.Linear(16, 16)
+    change(layer)
+    return layer
+
+
+def drop_weight(layer: nn.Module) -> None:
+    weight = layer.weight
+    del layer._parameters["weight"]
+    layer.__dict__["weight"] = weight.detach()
+
+
+def hook(*_: Any) -> None:
+    """Does nothing."""
+
+
+class Sharded(torch.Tensor):
+    """A parameter of another class, as DTensor or a quantized weight is."""
+
+
+STATES = {
+    "forward hook": (lambda layer: layer.register_forward_hook(hook), "hooks"),
+    "forward pre-hook": (lambda layer: layer.register_forward_pre_hook(hook), "hooks"),
+    "backward hook": (lambda layer: layer.register_full_backward_hook(hook), "hooks"),
+    "backward pre-hook": (lambda layer: layer.register_full_backward_pre_hook(hook), "hooks"),
+    "state_dict hook": (lambda layer: layer.register_state_dict_post_hook(hook), "hooks"),
+    "load hook": (lambda layer: layer.register_load_state_dict_pre_hook(hook), "hooks"),
+    "pruned": (lambda layer: prune.identity(layer, "weight"), "hooks"),
+    "forward replaced": (lambda layer: setattr(layer, "forward", print), "own-forward"),
+    "buffer": (lambda layer: layer.register_buffer("scale", torch.ones(1)), "altered"),
+    "parameter": (lambda layer: layer.register_parameter("extra", nn.Parameter(torch.ones(1))), "altered"),
+    "child": (lambda layer: layer.add_module("dropout", nn.Dropout()), "altered"),
+    "no weight": (drop_weight, "altered"),
+    "weight is None": (lambda layer: layer.register_parameter("weight", None), "altered"),
+    "weight of a class": (
+        lambda layer: setattr(layer, "weight", nn.Parameter(torch.randn(16, 16).as_subclass(Sharded))),
+        "parameter-type",
+    ),
+    "transposed": (lambda layer: setattr(layer, "weight", nn.Parameter(torch.randn(16, 16).t())), "layout"),
+    "another shape": (lambda layer: setattr(layer, "weight", nn.Parameter(torch.randn(8, 16))), "layout"),
+    "fp64": (lambda layer: layer.double(), "dtype"),
+    "mixed": (lambda layer: setattr(layer, "bias", nn.Parameter(torch.randn(16, dtype=torch.bfloat16))), "dtype"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "code"), STATES.values(), ids=STATES)
+def test_what_te_would_lose_is_kept(change: Any, code: str) -> None:
+    tree = holder("Tree", fc1=changed(change), fc2=nn.Linear(16, 16))
+    plan = plan_walk(tree)
+    assert codes(plan) == {"fc1": code, "fc2": "listed"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bias", [True, False])
+def test_each_dtype_that_te_takes_is_swapped(dtype: Any, bias: bool) -> None:
+    assert plan_walk(holder("Tree", fc1=nn.Linear(16, 8, bias=bias, dtype=dtype))).swapped == ("fc1",)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_an_empty_layer_is_kept() -> None:
+    assert codes(plan_walk(holder("Tree", fc1=nn.Linear(0, 16)))) == {"fc1": "empty"}
+
+
+WIDTHS = {
+    "fits": ((32, 64), "delayed", "listed"),
+    "in": ((24, 64), "delayed", "fp8-alignment"),
+    "out": ((64, 40), "current", "fp8-alignment"),
+    "block": ((48, 16), "block", "listed"),
+    "mxfp8": ((48, 64), "mxfp8", "fp8-alignment"),
+    "mxfp8 fits": ((96, 64), "mxfp8", "listed"),
+    "bf16": ((7, 3), None, "listed"),
+}
+
+
+@pytest.mark.parametrize(("shape", "recipe", "code"), WIDTHS.values(), ids=WIDTHS)
+def test_widths_fit_the_recipe(shape: Any, recipe: Any, code: str) -> None:
+    assert codes(plan_walk(holder("Tree", fc1=nn.Linear(*shape)), recipe=recipe)) == {"fc1": code}
+
+
+def test_the_tree_itself_cannot_be_swapped() -> None:
+    assert codes(plan_walk(nn.Linear(16, 16), include=EVERYTHING)) == {"": "root"}
+
+
+BAD = {
+    "no module": (lambda: plan_walk({"fc1": nn.Linear(16, 16)}), NotATree),
+    "a string for a list": (lambda: plan_walk(tree_of("fc1"), include="fc1"), UnknownName),
+    "an empty pattern": (lambda: plan_walk(tree_of("fc1"), include=("",)), UnknownName),
+    "no pattern": (lambda: plan_walk(tree_of("fc1"), include=(3,)), UnknownName),
+    "no recipe": (lambda: plan_walk(tree_of("fc1"), recipe="fp8"), UnknownName),
+}
+
+
+@pytest.mark.parametrize(("call", "error"), BAD.values(), ids=BAD)
+def test_bad_input_is_refused_with_a_next_step(call: Any, error: type[BridgeError]) -> None:
+    with pytest.raises(error, match="Next step"):
+        call()
+
+
+REFUSED = {
+    "flag": (features.read_features(linear=False), {}, "flag-off"),
+    "preset": (features.read_features("off"), {}, "flag-off"),
+    "environment": (features.PRODUCTION, {"MEGACPP_DISABLE_TE_LINEAR": "1"}, "switched-off"),
+    "preset's environment": (features.PRODUCTION, {"MEGACPP_DISABLE_TE_PRODUCTION": "1"}, "switched-off"),
+    "all of it": (features.PRODUCTION, {"MEGACPP_DISABLE_TE": "1"}, "te-unavailable"),
+}
+
+
+@pytest.mark.parametrize(("asked", "environment", "code"), REFUSED.values(), ids=REFUSED)
+def test_where_te_may_not_be_used_the_layers_are_kept(
+    asked: Any, environment: dict[str, str], code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    te.TE._verdict = None  # the fixture puts back what was there before
+    plan = plan_walk(holder("Tree", fc1=nn.Linear(16, 16), other=nn.Linear(16, 16)), features=asked)
+    assert codes(plan) == {"fc1": code, "other": "not-listed"}
+    assert plan["fc1"].refusal is not None
+    assert plan["fc1"].refusal.reason == plan["fc1"].reason
+
+
+def test_on_another_device_the_layers_are_kept() -> None:
+    plan = plan_walk(holder("Tree", fc1=nn.Linear(16, 16, device="meta")))
+    assert codes(plan) == {"fc1": "device"}
+
+
+def test_planning_changes_nothing_and_the_plan_is_in_the_order_of_the_tree() -> None:
+    tree = holder("Tree", b=nn.Linear(16, 16), fc1=nn.Linear(16, 16), a=nn.Sequential(nn.Linear(16, 16)))
+    modules, state = dict(tree.named_modules()), torch.get_rng_state()
+    plan = plan_walk(tree, include=EVERYTHING)
+    assert dict(tree.named_modules()) == modules
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [decision.name for decision in plan.decisions] == ["b", "fc1", "a.0"]
+    assert plan == plan_walk(tree, include=EVERYTHING)
+    with pytest.raises(KeyError):
+        plan["c"]

@@ -1,0 +1,243 @@
+"""The A-block wrapper: its paths agree, its weights move both ways to the bit, its shards are whole heads."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from small_blocks import OFF, SIZES, TE_NAMES, make, plain, rows, state
+
+from megacpp_validate.bridge import block_weights as weights
+from megacpp_validate.bridge import features
+from megacpp_validate.bridge import native_block as module
+from megacpp_validate.bridge.backends import NoBackend
+from megacpp_validate.bridge.block_weights import BlockShape
+from megacpp_validate.bridge.errors import (
+    BridgeError,
+    MaskConflict,
+    NotDivisible,
+    WeightMismatch,
+    WrongDtype,
+    WrongShape,
+)
+from megacpp_validate.bridge.fp8_scope import SINGLE_OWNER, low_precision
+from megacpp_validate.native.rope import rope_tables
+
+CALLS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "rope": {"rope": rope_tables(16, SIZES["head_dim"])},
+    "packed": {"doc_ids": (torch.arange(12) // 5).repeat(2, 1)},
+    "window": {"window": 3, "rope": rope_tables(16, SIZES["head_dim"])},
+}
+
+
+# --- paths -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("activation", ["swiglu", "gelu", "srelu"])
+def test_the_native_path_is_the_native_block(activation: Any, call: dict[str, Any]) -> None:
+    block = make(activation=activation)
+    block.load_native_state_dict(state(activation))
+    given_rows = rows()
+    assert torch.equal(block(given_rows, **call), plain(activation)(given_rows, **call))
+    assert (block.choice.requested, block.choice.observed) == ("te", "native")
+    assert block.choice.refusals[0].reason
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("activation", ["swiglu", "gelu", "geglu"])
+def test_te_and_native_agree_with_one_set_of_weights(te_double: None, activation: Any, call: dict[str, Any]) -> None:
+    block, other = make(activation=activation, eps=1e-3), plain(activation, eps=1e-3)
+    block.load_native_state_dict(state(activation))
+    first, second = rows(), rows()
+    out, wanted = block(first, **call), other(second, **call)
+    torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-5)
+    gradient = torch.randn_like(out)
+    out.backward(gradient)
+    wanted.backward(gradient)
+    torch.testing.assert_close(first.grad, second.grad, rtol=1e-3, atol=1e-4)
+    grads = weights.to_native({name: weight.grad for name, weight in block.te.named_parameters()})
+    for name, weight in other.named_parameters():
+        torch.testing.assert_close(grads[name], weight.grad, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("call", "taken", "code"),
+    [
+        ("plain", "te", ""),
+        ("rope", "te", ""),
+        ("packed", "native", "packed-documents"),
+        ("window", "native", "local-window"),
+    ],
+)
+def test_what_te_refuses_runs_on_its_parameters_without_it(te_double: None, call: str, taken: str, code: str) -> None:
+    block = make()
+    block(rows(), **CALLS[call])
+    assert block.choice.observed == taken
+    assert [refusal.code for refusal in block.choice.refusals] == ([code] if code else [])
+    assert {name for name, _ in block.named_parameters()} == {f"te.{name}" for name in TE_NAMES}
+    assert all(weight.device.type == "cpu" for weight in block.parameters())
+
+
+@pytest.mark.parametrize(
+    ("length", "changes", "taken"),
+    [(12, {}, "te"), (13, {}, "native"), (12, {"ffn_hidden": 56}, "native"), (12, {"head_dim": 12}, "te")],
+    ids=["fits", "tokens", "mlp", "heads"],
+)
+def test_what_fp8_cannot_take_falls_back_inside_its_scope_only(
+    te_double: None, length: int, changes: dict[str, Any], taken: str
+) -> None:
+    block, given_rows = make(**changes), rows(length=length)
+    block(given_rows)
+    assert block.choice.observed == "te"
+    with low_precision(target="cpu", amax_reduction_group=SINGLE_OWNER, recipe="current"):
+        block(given_rows)
+    assert block.choice.observed == taken
+    assert [refusal.code for refusal in block.choice.refusals] == ["fp8-alignment"] * (taken == "native")
+
+
+def test_the_first_microbatch_reaches_every_layer(te_double: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    block, seen = make(), []
+    for layer in (block.te.qkv, block.te.out, block.te.mlp):
+        forward = layer.forward
+
+        def record(*args: Any, forward: Callable[..., Any] = forward, **keywords: Any) -> Any:
+            seen.append(keywords["is_first_microbatch"])
+            return forward(*args, **keywords)
+
+        monkeypatch.setattr(layer, "forward", record)
+    for first in (True, False, None):
+        block(rows(), is_first_microbatch=first)
+    assert seen == [True] * 3 + [False] * 3 + [None] * 3
+
+
+def test_attention_gets_contiguous_rows_also_after_a_turn(te_double: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    block, seen = make(), []
+    forward = block.te.attention.forward
+
+    def record(*parts: Any) -> Any:
+        seen.append([part.stride() for part in parts])
+        return forward(*parts)
+
+    monkeypatch.setattr(block.te.attention, "forward", record)
+    block(rows(), **CALLS["rope"])
+    assert all(parts[:2] == [(12 * 32, 32, 8, 1), (12 * 16, 16, 8, 1)] for parts in seen)
+
+
+@pytest.mark.parametrize(
+    ("environment", "flags", "dtype", "code"),
+    [
+        ({"MEGACPP_DISABLE_TE_NATIVE_BLOCK": "1"}, features.PRODUCTION, torch.float32, "switched-off"),
+        ({}, OFF, torch.float32, "flag-off"),
+        ({}, features.PRODUCTION, torch.float64, "dtype"),
+    ],
+)
+def test_flags_switches_and_dtypes_make_it_of_plain_layers(
+    te_double: None, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], flags: Any, dtype: Any, code: str
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    block = make(features=flags, dtype=dtype)
+    block(rows(dtype))
+    assert block.te is None
+    assert block.choice.refusals[0].code == code
+
+
+def test_rows_of_another_dtype_need_autocast() -> None:
+    block = make()
+    with pytest.raises(WrongDtype, match="Next step"):
+        block(rows(torch.bfloat16))
+    with torch.autocast("cpu", torch.bfloat16):
+        block(rows())
+
+
+# --- tensor parallelism ------------------------------------------------------------------------------------
+
+
+class Recorder(torch.nn.Module):
+    """Stands for one of TE's classes and keeps what it was made with."""
+
+    def __init__(self, *args: Any, **given: Any) -> None:
+        super().__init__()
+        assert not args
+        self.given = given
+
+
+def test_tensor_parallelism_is_passed_as_plain_keywords(te_double: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = object()
+    for name in ("layernorm_linear", "dot_product_attention", "linear", "layernorm_mlp"):
+        monkeypatch.setattr(getattr(module.te, name), "_found", (Recorder, ""))
+    block = make(tp_size=2, tp_group=group)
+    made = {name: getattr(block.te, name).given for name in ("qkv", "attention", "out", "mlp")}
+    assert all((given["tp_size"], given["tp_group"]) == (2, group) for given in made.values())
+    assert made["qkv"]["parallel_mode"] == "column"
+    assert made["out"]["parallel_mode"] == "row"
+    assert made["mlp"]["set_parallel_mode"] is True
+    assert made["qkv"]["parameters_split"] == {"query": 32, "key": 16, "value": 16}  # TE divides by itself
+    assert block.te.heads == (2, 1, 8)
+    assert block.shape == BlockShape(32, 24, 2, 1, 8, True)
+    alone = make()
+    assert alone.te.qkv.given["parallel_mode"] is None
+    assert alone.te.mlp.given["set_parallel_mode"] is False
+
+
+def test_a_share_without_te_is_refused() -> None:
+    with pytest.raises(NoBackend, match="Next step") as refused:
+        make(tp_size=2)
+    assert "tensor-parallel" in str(refused.value)
+
+
+def test_it_is_copied_and_moved_like_any_module(te_double: None) -> None:
+    block = make()
+    other = copy.deepcopy(block)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.mul_(2.0)
+    call = CALLS["packed"]
+    assert not torch.allclose(block(rows(), **call), other(rows(), **call))
+    assert other.to(torch.float64).native_state_dict()["out.weight"].dtype == torch.float64
+
+
+# --- wrong input -------------------------------------------------------------------------------------------
+
+DOCUMENTS = torch.zeros(2, 12, dtype=torch.int32)
+QKV = torch.zeros(64, 3)
+SHAPE = BlockShape(32, 48, 4, 2, 8, True)
+WRONG: dict[str, tuple[type[BridgeError], Callable[[], Any]]] = {
+    "rank": (WrongShape, lambda: make()(rows()[0])),
+    "heads-split": (WrongShape, lambda: make()(rows().unflatten(-1, (4, 8)))),
+    "hidden": (WrongShape, lambda: make()(rows()[..., :16])),
+    "no-tokens": (WrongShape, lambda: make()(rows()[:, :0])),
+    "no-batch": (WrongShape, lambda: make()(rows()[:0])),
+    "dtype": (WrongDtype, lambda: make()(rows().double())),
+    "rope-short": (WrongShape, lambda: make()(rows(), rope=rope_tables(8, 8))),
+    "rope-wide": (WrongShape, lambda: make()(rows(), rope=rope_tables(12, 16))),
+    "rope-rank": (WrongShape, lambda: make()(rows(), rope=tuple(t[None] for t in rope_tables(12, 8)))),
+    "documents": (WrongShape, lambda: make()(rows(), doc_ids=DOCUMENTS[:, :6])),
+    "packed-and-windowed": (MaskConflict, lambda: make()(rows(), doc_ids=DOCUMENTS, window=4)),
+    "heads-by-groups": (NotDivisible, lambda: make(num_gqa_groups=3)),
+    "heads-by-ranks": (NotDivisible, lambda: make(tp_size=4)),
+    "mlp-by-ranks": (NotDivisible, lambda: make(tp_size=2, ffn_hidden=49)),
+    "split-heads": (NotDivisible, lambda: weights.split_qkv(QKV, 0, 3, 4, 2, 8)),
+    "split-groups": (NotDivisible, lambda: weights.split_qkv(QKV, 0, 4, 4, 2, 8)),
+    "split-rank": (NotDivisible, lambda: weights.split_qkv(QKV, 2, 2, 4, 2, 8)),
+    "split-negative": (NotDivisible, lambda: weights.split_qkv(QKV, -1, 2, 4, 2, 8)),
+    "split-rows": (WeightMismatch, lambda: weights.split_qkv(QKV[:-1], 0, 2, 4, 2, 8)),
+    "join-rows": (WeightMismatch, lambda: weights.join_qkv([QKV[:32], QKV[:31]], heads=4, groups=2, head_dim=8)),
+    "join-none": (NotDivisible, lambda: weights.join_qkv([], heads=4, groups=2, head_dim=8)),
+    "gate-odd": (NotDivisible, lambda: weights.split_gated(QKV[:5], 0, 1)),
+    "gate-half": (NotDivisible, lambda: weights.split_gated(QKV[:6], 0, 2)),
+    "gate-share-odd": (NotDivisible, lambda: weights.join_gated([QKV[:3]])),
+    "state-shape": (WeightMismatch, lambda: weights.shard_native_state(state("gelu"), SHAPE, 0, 2)),
+    "state-empty": (WeightMismatch, lambda: weights.join_native_state([{}], SHAPE)),
+}
+
+
+@pytest.mark.parametrize(("error", "call"), WRONG.values(), ids=WRONG)
+def test_wrong_input_is_refused_with_the_next_step(error: type[BridgeError], call: Callable[[], Any]) -> None:
+    with pytest.raises(error, match="Next step"):
+        call()

@@ -1,0 +1,153 @@
+"""The A-block's weights: both ways to the bit, and shards of whole heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_blocks import OFF, TE_NAMES, make, state
+
+from megacpp_validate.bridge import block_weights as weights
+from megacpp_validate.bridge import features
+from megacpp_validate.bridge.block_weights import BlockShape
+from megacpp_validate.bridge.errors import WeightMismatch
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    tp_size=st.sampled_from([1, 2, 4]), per_rank=st.integers(1, 2), share=st.sampled_from([1, 2, 4]),
+    width=st.sampled_from([2, 3, 8]), columns=st.integers(1, 5),
+)  # fmt: skip
+def test_qkv_shares_are_whole_heads_of_each_segment(
+    tp_size: int, per_rank: int, share: int, width: int, columns: int
+) -> None:
+    groups, heads = tp_size * per_rank, tp_size * per_rank * share
+    whole = torch.arange((heads + 2 * groups) * width * columns).view(-1, columns)
+    shards = [weights.split_qkv(whole, rank, tp_size, heads, groups, width) for rank in range(tp_size)]
+    assert torch.equal(weights.join_qkv(shards, heads=heads, groups=groups, head_dim=width), whole)
+    by_head = whole.view(-1, width, columns)
+    for rank, shard in enumerate(shards):
+        mine = [
+            *range(rank * heads // tp_size, (rank + 1) * heads // tp_size),
+            *(heads + g for g in range(rank * per_rank, (rank + 1) * per_rank)),
+            *(heads + groups + g for g in range(rank * per_rank, (rank + 1) * per_rank)),
+        ]
+        assert torch.equal(shard.view(-1, width, columns), by_head[mine])
+    if tp_size > 1:
+        assert not torch.equal(shards[0], whole.chunk(tp_size)[0])
+
+
+@settings(max_examples=20, deadline=None)
+@given(tp_size=st.sampled_from([1, 2, 4]), per_rank=st.integers(1, 5), columns=st.integers(1, 3))
+def test_each_half_of_a_gate_is_split_on_its_own(tp_size: int, per_rank: int, columns: int) -> None:
+    half = tp_size * per_rank
+    gate, linear = torch.arange(2 * half * columns).view(2, half, columns)
+    shards = [weights.split_gated(torch.cat([gate, linear]), rank, tp_size) for rank in range(tp_size)]
+    assert torch.equal(weights.join_gated(shards), torch.cat([gate, linear]))
+    for rank, shard in enumerate(shards):
+        mine = slice(rank * per_rank, (rank + 1) * per_rank)
+        assert torch.equal(shard, torch.cat([gate[mine], linear[mine]]))
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "gelu"])
+def test_shards_of_a_state_join_to_it(activation: Any) -> None:
+    shape = BlockShape(32, 48, 4, 2, 8, activation == "swiglu")
+    whole = state(activation)
+    shards = [weights.shard_native_state(whole, shape, rank, 2) for rank in range(2)]
+    joined = weights.join_native_state(shards, shape)
+    assert joined.keys() == whole.keys()
+    assert all(torch.equal(joined[name], whole[name]) for name in whole)
+    mine = shape.shard(2).native_shapes()
+    assert all({name: tuple(shard[name].shape) for name in shard} == mine for shard in shards)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("activation", ["swiglu", "gelu"])
+def test_weights_go_both_ways_to_the_bit(te_double: None, activation: Any, dtype: Any) -> None:
+    given_state = state(activation, dtype)
+    taken, native = make(activation=activation, dtype=dtype), make(activation=activation, dtype=dtype, features=OFF)
+    taken.load_native_state_dict(given_state)
+    native.load_native_state_dict(taken.native_state_dict())
+    back = make(activation=activation, dtype=dtype)
+    back.load_native_state_dict(native.native.state_dict())
+    for block in (taken, native, back):
+        moved = block.native_state_dict()
+        assert moved.keys() == given_state.keys()
+        assert all(torch.equal(moved[name], given_state[name]) for name in moved)
+    assert torch.equal(taken.te.qkv.query_weight, given_state["qkv.weight"][:32])
+    assert torch.equal(taken.te.qkv.key_weight, given_state["qkv.weight"][32:48])
+    assert torch.equal(taken.te.qkv.value_weight, given_state["qkv.weight"][48:])
+
+
+def test_a_state_is_a_copy() -> None:
+    block = make()
+    taken = block.native_state_dict()
+    for weight in taken.values():
+        weight.zero_()
+    assert all(weight.any() for weight in block.parameters())
+    assert not any(weight.requires_grad for weight in taken.values())
+
+
+def test_loading_keeps_the_parameters_and_passes_over_extra_state(te_double: None) -> None:
+    block = make()
+    before = dict(block.named_parameters())
+    block.load_native_state_dict({**state(), "qkv._extra_state": torch.zeros(3), "attention._extra_state": None})
+    after = dict(block.named_parameters())
+    assert all(after[name] is before[name] and after[name].requires_grad for name in before)
+
+
+def faulty(**changes: Any) -> dict[str, Any]:
+    return {name: weight for name, weight in {**state(), **changes}.items() if weight is not None}
+
+
+MISMATCHES: dict[str, tuple[dict[str, Any], str]] = {
+    "missing": (faulty(**{"out.weight": None}), "out.weight is missing"),
+    "unknown": (faulty(**{"out.bias": torch.zeros(32)}), "out.bias is unknown"),
+    "te-names": ({name: torch.zeros(1) for name in TE_NAMES}, "qkv.query_weight is unknown"),
+    "shape": (faulty(**{"qkv.weight": torch.zeros(48, 32)}), r"qkv.weight has shape \(48, 32\), wanted \(64, 32\)"),
+    "plain-for-gated": (faulty(**{"mlp.fc1_weight": torch.zeros(48, 32)}), "mlp.fc1_weight has shape"),
+    "dtype": (faulty(**{"out.weight": torch.zeros(32, 32, dtype=torch.float64)}), "out.weight is torch.float64"),
+}
+
+
+@pytest.mark.parametrize(("wrong", "named"), MISMATCHES.values(), ids=MISMATCHES)
+@pytest.mark.parametrize("path", ["te", "native"])
+def test_what_does_not_fit_is_refused_whole(te_double: None, path: str, wrong: dict[str, Any], named: str) -> None:
+    block = make(features=features.PRODUCTION if path == "te" else OFF)
+    before = block.native_state_dict()
+    with pytest.raises(WeightMismatch, match=named) as refused:
+        block.load_native_state_dict(wrong)
+    assert "Next step" in str(refused.value)
+    after = block.native_state_dict()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_every_mismatch_is_named_at_once() -> None:
+    with pytest.raises(WeightMismatch) as refused:
+        make().load_native_state_dict(faulty(**{"out.weight": None, "x": torch.zeros(1), "qkv.weight": torch.zeros(1)}))
+    assert all(
+        words in str(refused.value) for words in ("out.weight is missing", "x is unknown", "qkv.weight has shape")
+    )
+
+
+def test_checkpoints_do_not_depend_on_extra_state(te_double: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    block = make()
+    kind = type(block.te.qkv).__mro__[1]
+    loaded = []
+    monkeypatch.setattr(kind, "get_extra_state", lambda layer: torch.ones(2, dtype=torch.uint8), raising=False)
+    monkeypatch.setattr(kind, "set_extra_state", lambda layer, given: loaded.append(given.numel()), raising=False)
+    kept = block.state_dict()
+    assert "te.mlp._extra_state" in kept
+    block.load_state_dict({name: value for name, value in kept.items() if not name.endswith("_extra_state")})
+    extra = [name for name in kept if name.endswith("_extra_state")]
+    assert loaded == [0] * len(extra)  # an empty one, which TE takes for none
+    block.load_state_dict(kept)
+    assert loaded[len(extra) :] == [2] * len(extra)
+    native = make(features=OFF)
+    foreign = {"te.qkv._extra_state": torch.ones(2), "native.out._extra_state": torch.ones(2)}
+    native.load_state_dict({**native.state_dict(), **foreign})
+    with pytest.raises(RuntimeError, match="Missing"):
+        native.load_state_dict({name: value for name, value in native.state_dict().items() if "out" not in name})

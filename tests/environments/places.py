@@ -1,0 +1,42 @@
+"""Facts and targets made by hand, and a package whose probes do what a test says."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from megacpp_validate.catalog import Catalog
+from megacpp_validate.catalog import Target as TargetRow
+from megacpp_validate.environments.facts import Facts, Gpu
+from megacpp_validate.environments.interpreter import Environment
+
+H200 = Gpu(name="NVIDIA H200", capability="9.0", driver="580.159.03", memory_mib="143771")
+H200_HOST = Facts(
+    python="3.12.3", executable="/usr/bin/python3", machine="x86_64", torch="2.11.0+cu130", te="2.20.2",
+    te_folder="/opt/te/transformer_engine", gpu=H200, why_no_gpu="",
+)  # fmt: skip
+LAPTOP = H200_HOST.model_copy(update={"te": "", "te_folder": "", "gpu": None, "why_no_gpu": "there is no nvidia-smi"})
+
+
+def target_of(catalog: Catalog, name: str) -> TargetRow:
+    return next(target for target in catalog.targets if target.id == name)
+
+
+def make_probes(folder: Path, main: str) -> Environment:
+    """An environment in which `python -m megacpp_validate.probes` is what a test says; `cell` names the cell."""
+    package = folder / "fake" / "megacpp_validate" / "probes"
+    package.mkdir(parents=True, exist_ok=True)
+    (package.parent / "__init__.py").write_text("")
+    (package / "__init__.py").write_text("")
+    head = (
+        "import json, os, signal, subprocess, sys, time, faulthandler\n"
+        "faulthandler.enable()\n"
+        "order = json.load(sys.stdin)\n"
+        "place, cell = sys.argv[1], '{stack}-{id}-{probe}'.format(**order, **order['target'])\n"
+        "receipt = dict(cell=cell, stack=order['stack'], target=order['target']['id'], probe=order['probe'],\n"
+        "    outcome='pass', reason='', requested=order['requested'], seed=order['seed'],\n"
+        "    checks=[dict(name='one', passed=True)])\n"
+        "write = lambda **more: open(place, 'w').write(json.dumps({**receipt, **more}))\n"
+    )
+    (package / "__main__.py").write_text(head + main)
+    return Environment((sys.executable,), {"PYTHONPATH": str(folder / "fake"), "PATH": "/usr/bin:/bin"})

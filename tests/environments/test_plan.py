@@ -1,0 +1,97 @@
+"""Which cells a session has, and what is asked of them: decided before anything is started."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+from places import H200, H200_HOST, LAPTOP, target_of
+
+from megacpp_validate.catalog import Catalog
+from megacpp_validate.environments.facts import Facts
+from megacpp_validate.environments.plan import UnknownTarget, find_target, plan_parity, why_not_here
+from megacpp_validate.probes.order import read_order
+
+REQUESTS: dict[str, tuple[str, dict[str, str], dict[str, str], tuple[str, str], str]] = {
+    "te": ("h200", {}, {}, ("te2.20.2", "te"), "h200"),
+    "local-version": ("h200", {"te": "2.20.2+cu13"}, {}, ("te2.20.2", "te"), "h200"),
+    "absent": ("h200", {"te": "", "te_folder": ""}, {}, ("te-absent", "te"), "h200"),
+    "no-metadata": ("h200", {"te": ""}, {}, ("te-unknown", "te"), "h200"),
+    "switched-off": ("h200", {}, {"MEGACPP_DISABLE_TE": "1"}, ("native", "native"), "MEGACPP_DISABLE_TE=1"),
+    "oddly-switched-off": ("h200", {}, {"MEGACPP_DISABLE_TE": "Please"}, ("native", "native"), "Please"),
+    "not-switched-off": ("h200", {}, {"MEGACPP_DISABLE_TE": " No "}, ("te2.20.2", "te"), "h200"),
+    "cpu-with-te-installed": ("cpu", {}, {}, ("native", "native"), "cpu"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("target", "facts", "variables", "asked", "because"), REQUESTS.values(), ids=REQUESTS)
+def test_what_is_requested_and_why(
+    target: str,
+    facts: dict[str, str],
+    variables: dict[str, str],
+    asked: tuple[str, str],
+    because: str,
+    catalog: Catalog,
+) -> None:
+    there = H200_HOST.model_copy(update=facts)
+    orders = plan_parity(catalog, target_of(catalog, target), there, (), variables)
+    assert {(order.stack, order.requested) for order in orders} == {asked}
+    assert all(because in order.requested_because for order in orders)
+
+
+def test_every_module_is_a_cell_in_dependency_order(catalog: Catalog) -> None:
+    orders = plan_parity(catalog, target_of(catalog, "h200"), H200_HOST, (), {}, seed=5, tool="tool", commit="abc")
+    assert [order.probe for order in orders] == [module.id for module in catalog.modules]
+    assert orders[1].cell == "te2.20.2-h200-attention"
+    assert {(order.seed, order.tool, order.commit) for order in orders} == {(5, "tool", "abc")}
+    assert orders[0].target.recipes == ("delayed", "current", "block")
+    assert orders[0].target.production_recipe == "delayed"
+
+
+def test_selected_probes_keep_the_order_and_come_once(catalog: Catalog) -> None:
+    orders = plan_parity(catalog, target_of(catalog, "cpu"), LAPTOP, ("permute", "attention", "permute"), {})
+    assert [order.probe for order in orders] == ["attention", "permute"]
+
+
+def test_a_probe_or_target_that_there_is_not_names_those_that_there_are(catalog: Catalog) -> None:
+    with pytest.raises(UnknownTarget, match=r"'atention'.*Next step.*attention"):
+        plan_parity(catalog, target_of(catalog, "cpu"), LAPTOP, ("atention",), {})
+    with pytest.raises(UnknownTarget, match=r"'h100'.*Next step.*h200"):
+        find_target(catalog, "h100")
+
+
+def test_an_order_goes_to_the_process_and_back_unchanged(catalog: Catalog) -> None:
+    for target in catalog.targets:
+        for order in plan_parity(catalog, target, H200_HOST, (), {"MEGACPP_LOCK_HASH": "f00"}, seed=1):
+            assert read_order(json.dumps(asdict(order))) == order
+            assert order.lock_hash == "f00"
+
+
+def other_gpu(name: str, capability: str) -> dict[str, object]:
+    return {"gpu": H200.model_copy(update={"name": name, "capability": capability})}
+
+
+MACHINES: dict[str, tuple[str, dict[str, object], list[str]]] = {
+    "h200-on-an-h200": ("h200", {}, []),
+    "h200-on-a-laptop": ("h200", {"gpu": None, "why_no_gpu": "no driver"}, ["sm_90", "no driver", "cpu_parity"]),
+    "h200-on-a-b200": ("h200", other_gpu("NVIDIA B200", "10.0"), ["sm_90", "NVIDIA B200 is sm_100"]),
+    "b200-on-a-b200": ("b200", other_gpu("NVIDIA B200", "10.0"), []),
+    "b200-on-a-b300": ("b200", other_gpu("NVIDIA B300", "10.3"), ["NVIDIA B300 is sm_103"]),
+    "gb10-on-an-h200": ("gb10", {}, ["aarch64", "x86_64"]),
+    "gb10-on-a-gb10": ("gb10", {"machine": "aarch64", **other_gpu("NVIDIA GB10", "12.1")}, []),
+    "h200-on-a-gh200": ("h200", {"machine": "aarch64"}, ["x86_64", "aarch64"]),
+    "cpu-anywhere": ("cpu", {"gpu": None, "machine": "riscv64"}, []),
+}
+
+
+@pytest.mark.parametrize(("target", "facts", "words"), MACHINES.values(), ids=MACHINES)
+def test_another_machine_than_the_target_is_told(
+    target: str, facts: dict[str, object], words: list[str], catalog: Catalog
+) -> None:
+    there: Facts = H200_HOST.model_copy(update=facts)
+    reason = why_not_here(target_of(catalog, target), there)
+    assert bool(reason) == bool(words)
+    for word in words:
+        assert word in reason
+    assert not reason or "Next step" in reason

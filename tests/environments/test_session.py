@@ -1,0 +1,186 @@
+"""Real processes that end in every way there is: each cell has one receipt of this run, and it says what happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from places import make_probes
+
+from megacpp_validate.environments.interpreter import Environment
+from megacpp_validate.environments.processes import Processes
+from megacpp_validate.environments.session import Session
+from megacpp_validate.evidence.receipt import Outcome, Receipt
+from megacpp_validate.evidence.store import read_receipt, read_receipts
+from megacpp_validate.probes.order import Order, Target
+
+CPU = Target("cpu", "")
+
+
+def orders(*probes: str, seed: int = 0) -> list[Order]:
+    return [Order(probe, "native", CPU, "native", seed=seed, tool="tool 1") for probe in probes]
+
+
+def run(
+    main: str, folder: Path, *probes: str, limit_s: float = 60.0, jobs: int = 2, seed: int = 0
+) -> tuple[Receipt, ...]:
+    environment = make_probes(folder, main)
+    session = Session(environment, folder / "receipts", limit_s, jobs)
+    return session.run(orders(*(probes or ("one",)), seed=seed), Processes())
+
+
+def test_a_probe_that_writes_its_receipt_is_believed(tmp_path: Path) -> None:
+    print_and_write = "print('warning of a vendor'); write()"
+    (receipt,) = run(print_and_write, tmp_path)
+    assert receipt.outcome is Outcome.PASS
+    assert read_receipt(tmp_path / "receipts" / "native-cpu-one.json") == receipt
+    assert (tmp_path / "receipts" / "native-cpu-one.log").read_text() == "warning of a vendor\n"
+
+
+DEATHS: dict[str, tuple[str, Outcome, list[str]]] = {
+    "crash": (
+        "def kernel(): os.kill(os.getpid(), signal.SIGSEGV)\nprint('launching', flush=True)\nkernel()",
+        Outcome.ERROR,
+        ["died of SIGSEGV", "in kernel", "launching"],
+    ),
+    "abort": ("print('CUDA error: misaligned address', flush=True); os.abort()", Outcome.ERROR, ["SIGABRT", "misal"]),
+    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", Outcome.ERROR, ["died of SIGKILL", "nothing"]),
+    "exit-status": ("print('bye'); os._exit(3)", Outcome.ERROR, ["exit status 3 before it wrote a receipt", "bye"]),
+    "after-the-receipt": ("write(); os.abort()", Outcome.ERROR, ["died of SIGABRT"]),
+    "no-receipt": ("print('well done')", Outcome.ERROR, ["no receipt that can be believed", "well done"]),
+    "half-a-receipt": ("open(place, 'w').write('{\"cell\": ')", Outcome.ERROR, ["no receipt that can be believed"]),
+    "another-cell": ("write(cell='native-cpu-two', probe='two')", Outcome.ERROR, ["its name does not say"]),
+    "another-seed": ("write(seed=99)", Outcome.ERROR, ["answers another order"]),
+    "another-backend": ("write(requested='te')", Outcome.ERROR, ["answers another order"]),
+    "good-over-a-bad-check": ("write(checks=[dict(name='x', passed=False)])", Outcome.ERROR, ["failed check x"]),
+    "good-over-nothing": ("write(checks=[])", Outcome.ERROR, ["no check at all"]),
+    "an-outcome-of-its-own": ("write(outcome='fine')", Outcome.ERROR, ["outcome"]),
+    "hang": (
+        "def wait(): time.sleep(600)\nprint('step 1', flush=True)\nwait()",
+        Outcome.TIMEOUT,
+        ["killed after 2 s", "in wait", "step 1"],
+    ),
+    "deaf": ("signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGABRT]); time.sleep(600)", Outcome.TIMEOUT, ["2 s"]),
+}
+
+
+@pytest.mark.parametrize(("main", "outcome", "words"), DEATHS.values(), ids=DEATHS)
+def test_a_process_that_dies_leaves_a_receipt_that_says_how(
+    main: str, outcome: Outcome, words: list[str], tmp_path: Path
+) -> None:
+    (receipt,) = run(main, tmp_path, limit_s=2.0 if outcome is Outcome.TIMEOUT else 60.0)
+    assert receipt.outcome is outcome
+    for word in words:
+        assert word in receipt.reason
+    assert receipt.failure is not None
+    assert receipt.started
+    assert read_receipt(tmp_path / "receipts" / "native-cpu-one.json") == receipt
+
+
+def test_an_interpreter_that_cannot_be_started_is_an_error(tmp_path: Path) -> None:
+    session = Session(Environment((str(tmp_path / "nothing"),), {}), tmp_path / "receipts", 10.0, 1)
+    (receipt,) = session.run(orders("one"), Processes())
+    assert receipt.outcome is Outcome.ERROR
+    assert "could not be started" in receipt.reason
+
+
+def test_one_bad_cell_costs_no_other_and_the_order_is_that_of_the_orders(tmp_path: Path) -> None:
+    main = "os.abort() if order['probe'] == 'two' else write()"
+    receipts = run(main, tmp_path, "one", "two", "three")
+    assert [(receipt.probe, receipt.outcome.value) for receipt in receipts] == [
+        ("one", "pass"), ("two", "error"), ("three", "pass"),
+    ]  # fmt: skip
+    assert set(read_receipts(tmp_path / "receipts").found) == {f"native-cpu-{name}" for name in ("one", "two", "three")}
+
+
+def test_an_earlier_receipt_is_never_taken_for_this_run(tmp_path: Path) -> None:
+    run("write()", tmp_path, "one", "other")
+    (receipt,) = run("print('nothing written')", tmp_path, "one")
+    assert receipt.outcome is Outcome.ERROR
+    assert read_receipt(tmp_path / "receipts" / "native-cpu-one.json").outcome is Outcome.ERROR
+    assert read_receipt(tmp_path / "receipts" / "native-cpu-other.json").outcome is Outcome.PASS  # not asked, not lost
+
+
+def test_cells_run_side_by_side_as_many_as_asked(tmp_path: Path) -> None:
+    main = (
+        "folder = os.path.dirname(os.path.dirname(os.path.abspath(sys.argv[0])))\n"
+        "mark = os.path.join(folder, order['probe'])\nopen(mark, 'w').close()\n"
+        "end = time.time() + 20\n"
+        "while sum(name.startswith('side') for name in os.listdir(folder)) < 2 and time.time() < end:\n"
+        "    time.sleep(0.01)\n"
+        "write(outcome='pass' if time.time() < end else 'error')"
+    )
+    receipts = run(main, tmp_path, "side1", "side2", jobs=2)
+    assert all(receipt.outcome is Outcome.PASS for receipt in receipts)
+
+
+def test_progress_tells_each_cell_twice(tmp_path: Path) -> None:
+    told: list[tuple[str, bool]] = []
+    session = Session(make_probes(tmp_path, "write()"), tmp_path / "receipts", 60.0, 1)
+    session.run(orders("one", "two"), Processes(), lambda cell, receipt: told.append((cell, receipt is not None)))
+    assert told == [
+        ("native-cpu-one", False), ("native-cpu-one", True), ("native-cpu-two", False), ("native-cpu-two", True),
+    ]  # fmt: skip
+
+
+def test_a_stop_kills_what_runs_and_starts_nothing_more(tmp_path: Path) -> None:
+    """As an interrupt does: the session raises, and nothing is left running behind it."""
+    processes = Processes()
+    environment = make_probes(
+        tmp_path, f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    )
+    session = Session(environment, tmp_path / "receipts", 600.0, 1)
+
+    def stop() -> None:
+        end = time.monotonic() + 30
+        while not (tmp_path / "pid").exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        processes.stop()
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    with pytest.raises(RuntimeError, match="everything was stopped"):
+        session.run(orders("one", "two"), processes)
+    stopper.join()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_a_session_that_is_killed_outright_takes_its_probes_with_it(tmp_path: Path) -> None:
+    """The real entry of a probe process asks for that; nothing else would free the GPU."""
+    code = (
+        "import subprocess, sys, time\n"
+        "child = 'import time; from megacpp_validate.probes.__main__ import _die_with_the_parent as die; die();'\n"
+        "child += 'print(1, flush=True); time.sleep(600)'\n"
+        "probe = subprocess.Popen([sys.executable, '-c', child], stdout=subprocess.PIPE, start_new_session=True)\n"
+        "probe.stdout.readline(); print(probe.pid, flush=True); time.sleep(600)\n"
+    )
+    session = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert session.stdout is not None
+    probe = int(session.stdout.readline())
+    session.send_signal(signal.SIGKILL)
+    session.wait()
+    session.stdout.close()
+    end = time.monotonic() + 20
+    while is_running(probe) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not is_running(probe)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "receipts").write_text("")
+    with pytest.raises(OSError, match="receipts"):
+        run("write()", tmp_path)

@@ -1,0 +1,114 @@
+"""The score's own arithmetic, and its runs as text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megacpp_validate.evidence.receipt import Check, Outcome, Part, Receipt
+from megacpp_validate.evidence.selftest import (
+    PARAMETERS,
+    FalseAlarm,
+    Fate,
+    Fault,
+    Mutant,
+    MutantResult,
+    SelftestOrder,
+    SelftestResult,
+    SelftestRun,
+    wilson_interval,
+)
+from megacpp_validate.evidence.selftest_file import RunInvalid, order_text, read_runs
+from megacpp_validate.selftest.lines import run_line
+from megacpp_validate.selftest.order import read_selftest_order
+
+MUTANT = Mutant("a-b", "attention", "vendor", "te", "linear", Fault.SCALED, "x", {"factor": 0.5})
+RECEIPT = Receipt(
+    "s-t-p", "s", "t", "p", Outcome.FAIL, "r", "te", checks=(Check("c", False, (Part("f", None, 1.0, False, "d"),)),)
+)
+
+
+# Brown, Cai and DasGupta 2001, "Interval estimation for a binomial proportion": with no hits the upper end is
+# z^2 / (n + z^2); the others by hand from the same formula.
+@pytest.mark.parametrize(
+    ("hits", "trials", "low", "high"),
+    [(0, 200, 0.0, 0.018845), (0, 1, 0.0, 0.793451), (10, 100, 0.055229, 0.174366), (100, 100, 0.963006, 1.0)],
+)
+def test_wilson(hits: int, trials: int, low: float, high: float) -> None:
+    assert wilson_interval(hits, trials) == pytest.approx((low, high), abs=2e-6)
+
+
+@given(st.integers(0, 500), st.integers(0, 500))
+def test_wilson_holds_the_proportion(hits: int, more: int) -> None:
+    low, high = wilson_interval(hits, hits + more)
+    share = hits / (hits + more) if hits + more else 0.5
+    assert 0.0 <= low <= share <= high <= 1.0
+
+
+@pytest.mark.parametrize(("hits", "trials"), [(-1, 3), (4, 3)])
+def test_what_is_no_proportion_is_refused(hits: int, trials: int) -> None:
+    with pytest.raises(ValueError, match="no proportion"):
+        wilson_interval(hits, trials)
+
+
+def test_nothing_at_all_does_not_hold() -> None:
+    empty = SelftestResult((), (), 0)
+    assert (empty.kill_rate, empty.blame_accuracy, empty.false_alarm_rate) == (0.0, 0.0, 0.0)
+    assert empty.false_alarm_bound == 1.0
+    assert not empty.holds
+
+
+def test_one_survivor_one_wrong_blame_or_one_alarm_breaks_it() -> None:
+    good = MutantResult(MUTANT, Fate.KILLED, ("attention",))
+    whole = SelftestResult(("attention",), (good,), 200)
+    assert whole.holds
+    assert whole.false_alarm_bound == pytest.approx(0.0188, abs=1e-4)
+    assert not replace(whole, mutants=(good, replace(good, fate=Fate.SURVIVED, blamed=()))).holds
+    assert not replace(whole, mutants=(replace(good, blamed=("imports", "attention")),)).holds
+    assert not replace(whole, false_alarms=(FalseAlarm("c", 0, "x"),)).holds
+    assert not replace(whole, lost=("a run",)).holds
+    assert not replace(whole, clean_runs=0).holds
+
+
+def test_every_fault_says_what_it_takes() -> None:
+    assert set(PARAMETERS) == set(Fault)
+
+
+def test_a_run_comes_back_from_its_line() -> None:
+    run = SelftestRun("a-b", "te", 3, (RECEIPT,), reached=2, seconds=1.5)
+    assert read_runs(run_line(run) * 2) == (run, run)
+
+
+def test_a_number_that_json_has_not_is_left_out() -> None:
+    part = Part("f", float("nan"), 1.0, False, "d")
+    run = SelftestRun("", "te", 3, (replace(RECEIPT, checks=(Check("c", False, (part,)),)),))
+    assert read_runs(run_line(run))[0].receipts[0].checks[0].parts[0].observed is None
+
+
+@pytest.mark.parametrize("line", ["", "{", "{}", '{"mutant": "a", "colour": 1}'])
+def test_a_line_that_is_no_run_is_refused(line: str) -> None:
+    good = run_line(SelftestRun("", "te", 3, (RECEIPT,)))
+    with pytest.raises(RunInvalid, match=r"line 2 is no run.*Next step"):
+        read_runs(good + line + "\n")
+
+
+def test_an_order_comes_back_from_its_text() -> None:
+    order = SelftestOrder(("p", "q"), (MUTANT,), clean=7, seed=3, recipes=("current",))
+    assert read_selftest_order(order_text(order)) == order
+
+
+def broken(**changes: object) -> str:
+    return json.dumps({**json.loads(order_text(SelftestOrder(("p",), (MUTANT,)))), **changes})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", broken(colour=1), broken(mutants=[{}]), broken(mutants=[{"id": "x", "colour": 1}]), broken(mutants=3)],
+)
+def test_an_order_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"cannot be read.*Next step"):
+        read_selftest_order(text)

@@ -1,0 +1,223 @@
+"""The A-block against the same written out in fp64, and what must hold of it whatever its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from megacpp_validate.native import block as module
+from megacpp_validate.native.attention import attention_mask
+from megacpp_validate.native.block import ABlock
+from megacpp_validate.native.rope import rope_tables
+from megacpp_validate.probes.bounds import Roundings, compare
+
+HIDDEN, FFN, HEADS, WIDTH = 24, 40, 8, 6
+LENGTH = 11
+PACKED = torch.tensor([[0] * 4 + [1] * 7, [0] * 11])
+
+
+def make_block(groups: int = 2, dtype: Any = torch.float64, **options: Any) -> Any:
+    """Weights of a size at which every part of the block counts."""
+    block = ABlock(HIDDEN, FFN, HEADS, WIDTH, groups, dtype=dtype, **options)
+    source = torch.Generator().manual_seed(3)
+    for parameter in block.parameters():
+        drawn = torch.randn(parameter.shape, generator=source, dtype=torch.float64)
+        parameter.data.copy_(2 * drawn / parameter.shape[-1] ** 0.5 if parameter.dim() == 2 else 1 + 0.3 * drawn)
+    return block
+
+
+def make_rows(length: int = LENGTH, dtype: Any = torch.float64, seed: int = 0) -> Any:
+    source = torch.Generator().manual_seed(seed)
+    return torch.randn(2, length, HIDDEN, generator=source, dtype=torch.float64).to(dtype)
+
+
+def tables(length: int = LENGTH + 5) -> tuple[Any, Any]:
+    return rope_tables(length, WIDTH, dtype=torch.float64)
+
+
+def written_out(block: Any, rows: Any, *, rope: Any = None, doc_ids: Any = None, window: int | None = None) -> Any:
+    """The block from its weights, without a function of it but the mask."""
+    weights = {name: weight.double() for name, weight in block.named_parameters()}
+    groups, share = block.num_gqa_groups, HEADS // block.num_gqa_groups
+
+    def norm(x: Any, weight: Any) -> Any:
+        return x * (x.square().mean(-1, keepdim=True) + block.qkv.eps) ** -0.5 * weight
+
+    def turn(x: Any) -> Any:
+        if rope is None:
+            return x
+        cos, sin = (table[: rows.shape[1], None] for table in rope)
+        first, second = x[..., : WIDTH // 2], x[..., WIDTH // 2 :]
+        return torch.cat((first * cos - second * sin, first * sin + second * cos), -1)
+
+    mixed = norm(rows, weights["qkv.layer_norm_weight"]) @ weights["qkv.weight"].T
+    ends = HEADS * WIDTH, (HEADS + groups) * WIDTH
+    query = turn(mixed[..., : ends[0]].reshape(*rows.shape[:2], groups, share, WIDTH).flatten(2, 3))
+    key = turn(mixed[..., ends[0] : ends[1]].reshape(*rows.shape[:2], groups, WIDTH))
+    value = mixed[..., ends[1] :].reshape(*rows.shape[:2], groups, WIDTH)
+    scores = torch.einsum("btgsd,bugd->bgstu", query.unflatten(2, (groups, share)), key) / WIDTH**0.5
+    mask = attention_mask(rows.shape[1], rows.shape[1], doc_ids=doc_ids, window=window)
+    scores = scores.masked_fill(~(mask if doc_ids is None else mask[:, None]), -torch.inf)
+    seen = torch.einsum("bgstu,bugd->btgsd", scores.softmax(-1), value).flatten(2)
+    rows = rows + seen @ weights["out.weight"].T
+    up = norm(rows, weights["mlp.layer_norm_weight"]) @ weights["mlp.fc1_weight"].T
+    gate, linear = up[..., :FFN], up[..., FFN:]
+    return rows + (gate * torch.sigmoid(gate) * linear) @ weights["mlp.fc2_weight"].T
+
+
+OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
+    "plain": dict,
+    "rope": lambda: {"rope": tables()},
+    "packed": lambda: {"rope": tables(), "doc_ids": PACKED},
+    "window": lambda: {"rope": tables(), "window": 3},
+    "packed and window": lambda: {"doc_ids": PACKED, "window": 2},
+}
+
+
+@pytest.mark.parametrize("groups", [1, 4, 8])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_it_is_its_formula_forward_and_backward(name: str, groups: int) -> None:
+    block, options = make_block(groups), OPTIONS[name]()
+    rows, upstream = make_rows().requires_grad_(), make_rows(seed=1)
+    given = [rows, *block.parameters()]
+    seen, wanted = block(rows, **options), written_out(block, rows, **options)
+    torch.testing.assert_close(seen, wanted, rtol=1e-11, atol=1e-11)
+    for one, other in zip(
+        torch.autograd.grad(seen, given, upstream), torch.autograd.grad(wanted, given, upstream), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+def test_gradients_by_differences() -> None:
+    block = make_block(4)
+    rows = make_rows(3).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: block(x, rope=tables()), (rows,), fast_mode=True)
+
+
+def test_one_token_and_strided_rows() -> None:
+    block = make_block()
+    single = make_rows(1)
+    torch.testing.assert_close(block(single, rope=tables()), written_out(block, single, rope=tables()))
+    strided = make_rows().transpose(0, 1).contiguous().transpose(0, 1)
+    assert not strided.is_contiguous()
+    torch.testing.assert_close(block(strided), block(strided.contiguous()))
+
+
+# Forward: norm, projection, RoPE, weights, result, out, sum; norm, up, two of the gate, down, sum.
+FORWARD = 13
+
+
+def low_precision(dtype: str) -> Roundings:
+    return Roundings(((dtype, FORWARD),), max(HIDDEN, FFN, HEADS * WIDTH))
+
+
+def branches(block: Any, rows: Any, path: Callable[..., Any], options: dict[str, Any]) -> Any:
+    """What the block adds, so that a wrong branch cannot hide behind the residual stream."""
+    return path(rows, **options).double() - rows.double()
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_bf16_lies_within_its_roundings(name: str) -> None:
+    block, rows = make_block(dtype=torch.bfloat16), make_rows(dtype=torch.bfloat16)
+    options = OPTIONS[name]()
+    seen = branches(block, rows, block, options)
+    wanted = branches(block, rows.double(), lambda x, **given: written_out(block, x, **given), options)
+    assert block(rows, **options).dtype == torch.bfloat16
+    check = compare(name, seen, wanted, roundings=low_precision("bf16"))
+    assert check.passed, check
+
+
+def swap_rows(block: Any, first: slice, second: slice) -> None:
+    weight = block.qkv.weight.data
+    weight[first], weight[second] = weight[second].clone(), weight[first].clone()
+
+
+KEYS, VALUES = slice(48, 60), slice(60, 72)  # of two groups
+DAMAGES: dict[str, Callable[[Any, dict[str, Any]], None]] = {
+    "RoPE left out": lambda block, options: options.update(rope=None),
+    "documents left out": lambda block, options: options.update(doc_ids=None),
+    "a window added": lambda block, options: options.update(window=4),
+    "keys and values swapped": lambda block, options: swap_rows(block, KEYS, VALUES),
+    "groups swapped": lambda block, options: swap_rows(block, slice(60, 66), slice(66, 72)),
+    "heads swapped": lambda block, options: swap_rows(block, slice(0, 6), slice(42, 48)),
+    "gate halves swapped": lambda block, options: block.mlp.fc1_weight.data.copy_(
+        block.mlp.fc1_weight.data.roll(FFN, dims=0)
+    ),
+    "another eps": lambda block, options: setattr(block.qkv, "eps", 0.5),
+    "norm scale left out": lambda block, options: block.mlp.layer_norm_weight.data.fill_(1.0),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_the_comparison_sees_a_damaged_block(damage: str) -> None:
+    """The bound of the bf16 test."""
+    block, rows, options = make_block(dtype=torch.bfloat16), make_rows(dtype=torch.bfloat16), OPTIONS["packed"]()
+    exact = make_block(dtype=torch.bfloat16)
+    wanted = branches(exact, rows.double(), lambda x, **given: written_out(exact, x, **given), options)
+    damaged = dict(options)
+    DAMAGES[damage](block, damaged)
+    seen = branches(block, rows, block, damaged)
+    check = compare(damage, seen, wanted, roundings=low_precision("bf16"))
+    assert not check.passed, check
+
+
+def test_rope_turns_before_the_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries and keys, not values, and not what comes out."""
+    turned: list[tuple[int, ...]] = []
+    real = module.apply_rope
+
+    def watch(x: Any, *given: Any, **options: Any) -> Any:
+        turned.append(tuple(x.shape))
+        return real(x, *given, **options)
+
+    monkeypatch.setattr(module, "apply_rope", watch)
+    make_block(2)(make_rows(), rope=tables())
+    assert turned == [(2, HEADS, LENGTH, WIDTH), (2, 2, LENGTH, WIDTH)]
+
+
+def test_no_row_depends_on_a_later_one() -> None:
+    block, rows = make_block(), make_rows().requires_grad_()
+    (gradient,) = torch.autograd.grad(block(rows, rope=tables())[:, 4].sum(), rows)
+    assert (gradient[:, 5:] == 0).all()
+    assert (gradient[:, :5].abs().sum(-1) > 0).all()
+
+
+def test_packed_documents_are_what_they_are_alone() -> None:
+    """RoPE counts on through a packed row, which scores do not see."""
+    block, rows = make_block(), make_rows()
+    together = block(rows, rope=tables(), doc_ids=PACKED)[:1]
+    apart = [block(rows[:1, :4], rope=tables()), block(rows[:1, 4:], rope=tables())]
+    torch.testing.assert_close(together, torch.cat(apart, dim=1), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("window", [LENGTH, LENGTH + 4])
+def test_a_window_as_wide_as_the_sequence_is_none(window: int) -> None:
+    block, rows = make_block(), make_rows()
+    torch.testing.assert_close(block(rows, window=window), block(rows), rtol=0, atol=0)
+
+
+def test_its_state_has_the_names_and_shapes_of_the_real_one() -> None:
+    state = ABlock(HIDDEN, FFN, HEADS, WIDTH, 2, device="meta").state_dict()
+    assert {name: tuple(weight.shape) for name, weight in state.items()} == {
+        "qkv.layer_norm_weight": (HIDDEN,),
+        "qkv.weight": ((HEADS + 4) * WIDTH, HIDDEN),
+        "out.weight": (HIDDEN, HEADS * WIDTH),
+        "mlp.layer_norm_weight": (HIDDEN,),
+        "mlp.fc1_weight": (2 * FFN, HIDDEN),
+        "mlp.fc2_weight": (HIDDEN, FFN),
+    }
+    plain = ABlock(HIDDEN, FFN, HEADS, WIDTH, 2, activation="gelu", eps=0.1)
+    assert plain.mlp.fc1_weight.shape == (FFN, HIDDEN)
+    assert (plain.qkv.eps, plain.mlp.eps) == (0.1, 0.1)
+
+
+def test_wrong_input_is_refused_with_the_next_step() -> None:
+    with pytest.raises(ValueError, match=r"8 query heads cannot share 3.*must divide"):
+        make_block(3)
+    with pytest.raises(ValueError, match=r"takes rows \[B, T, hidden\]; it was given \(11, 24\)"):
+        make_block()(make_rows()[0])
+    with pytest.raises(ValueError, match="the rotary tables hold 4"):
+        make_block()(make_rows(), rope=tables(4))

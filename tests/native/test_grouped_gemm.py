@@ -1,0 +1,218 @@
+"""Grouped GEMM: the loop against its definition, and the fused path against the loop.
+
+The fused path is called here through torch's own grouped_mm for the CPU; which kernel a GPU runs is seen only there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from megacpp_validate.native import grouped_gemm as module
+from megacpp_validate.native.grouped_gemm import ExpertBank, grouped_gemm, grouped_gemm_loop, grouped_mm_refusal
+from megacpp_validate.probes.bounds import Roundings, compare
+
+SPLITS = [[3, 0, 4], [0, 0, 7], [7, 0, 0], [0, 0, 0], [1, 0, 0], [2, 2, 3]]
+K, N = 16, 24
+
+
+def make(split: list[int], dtype: Any = torch.float64, seed: int = 0) -> tuple[Any, Any]:
+    torch.manual_seed(seed)
+    return torch.randn(sum(split), K).to(dtype).requires_grad_(), torch.randn(len(split), N, K).to(
+        dtype
+    ).requires_grad_()
+
+
+def fused(rows: Any, weight: Any, split: list[int]) -> Any:
+    return module._FusedGroupedGemm.apply(rows, weight, tuple(split))
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("function", [grouped_gemm, grouped_gemm_loop])
+def test_each_row_meets_the_weight_of_its_expert(split: list[int], function: Any) -> None:
+    rows, weight = make(split)
+    expert_of = [expert for expert, count in enumerate(split) for _ in range(count)]
+    out = function(rows, weight, split)
+    assert out.shape == (sum(split), N)
+    for row, expert in enumerate(expert_of):
+        torch.testing.assert_close(out[row], weight[expert] @ rows[row])
+    grad = torch.randn_like(out)
+    out.backward(grad)
+    for expert in range(len(split)):
+        mine = [row for row, owner in enumerate(expert_of) if owner == expert]
+        torch.testing.assert_close(weight.grad[expert], grad[mine].t() @ rows[mine])
+    for row, expert in enumerate(expert_of):
+        torch.testing.assert_close(rows.grad[row], grad[row] @ weight[expert])
+
+
+def test_gradients_are_right() -> None:
+    split = [2, 0, 1]
+    rows = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(3, 2, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda *given: grouped_gemm(*given, split), (rows, weight))
+    assert torch.autograd.gradgradcheck(lambda *given: grouped_gemm(*given, split), (rows, weight))
+
+
+@pytest.mark.parametrize("split", [[0], [0, 0], []])
+def test_no_rows_still_reach_the_weight(split: list[int]) -> None:
+    rows = torch.zeros(0, K, requires_grad=True)
+    weight = torch.randn(len(split), N, K, requires_grad=True)
+    out = grouped_gemm(rows, weight, split)
+    assert out.shape == (0, N)
+    if split:
+        out.sum().backward()
+        assert weight.grad.shape == weight.shape
+        assert not weight.grad.any()
+
+
+@pytest.mark.parametrize("split", [split for split in SPLITS if sum(split)])
+def test_the_fused_path_gives_what_the_loop_gives(split: list[int]) -> None:
+    results = []
+    for path in (fused, grouped_gemm_loop):
+        rows, weight = make(split, torch.bfloat16)
+        out = path(rows, weight, split)
+        out.backward(torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.dtype))
+        results.append((out, rows.grad, weight.grad))
+    rows, weight = (item.detach().double().requires_grad_() for item in make(split, torch.bfloat16))
+    out = grouped_gemm_loop(rows, weight, split)
+    out.backward(torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).bfloat16().double())
+    longest = Roundings((("bf16", 1),), sum_length=max(K, N, *split), why="products rounded once")
+    for name, one, other, exact in zip(("out", "rows", "weight"), *results, (out, rows.grad, weight.grad), strict=True):
+        check = compare(name, one, exact, roundings=longest, native=other)
+        assert check.passed, check
+
+
+def test_a_bank_of_bf16_experts_is_within_the_rounding_of_its_products() -> None:
+    torch.manual_seed(2)
+    split = [33, 0, 64, 1]
+    bank = ExpertBank(4, 128, 72, dtype=torch.bfloat16)
+    rows = torch.randn(98, 128).bfloat16()
+    wanted = grouped_gemm_loop(rows.double(), bank.weight.double(), split)
+    check = compare("out", bank(rows, split), wanted, roundings=Roundings((("bf16", 1),), sum_length=128))
+    assert check.passed, check
+
+
+STRIDES: dict[str, Callable[[int, int], Any]] = {
+    "expanded": lambda count, width: torch.ones((), dtype=torch.bfloat16).expand(count, width),
+    "sliced": lambda count, width: torch.randn(count, 2 * width).bfloat16()[:, ::2],
+    "transposed": lambda count, width: torch.randn(width, count).bfloat16().t(),
+    "misaligned": lambda count, width: torch.randn(count * width + 1).bfloat16()[1:].view(count, width),
+}
+
+
+@pytest.mark.parametrize("kind", STRIDES)
+def test_the_fused_path_takes_operands_and_gradients_of_any_strides(kind: str) -> None:
+    split = [3, 0, 4]
+    torch.manual_seed(4)
+    rows, weight, grad = STRIDES[kind](7, K), STRIDES[kind](3 * N, K).unflatten(0, (3, N)), STRIDES[kind](7, N)
+    results = []
+    for path in (fused, grouped_gemm_loop):
+        given = rows.requires_grad_(), weight.requires_grad_()
+        out = path(*given, split)
+        results.append((out, *torch.autograd.grad(out, given, grad)))
+    for one, other in zip(*results, strict=True):
+        # Two bf16 roundings of the same fp32 sum differ by one unit in the last place at most.
+        torch.testing.assert_close(one, other, rtol=2.0**-7, atol=2.0**-7)
+
+
+def test_idle_experts_get_zeros_whatever_the_kernel_left_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    true_product = module._grouped_mm
+
+    def leaves_rubbish(left: Any, right: Any, ends: Any) -> Any:
+        out = true_product(left, right, ends)
+        if out.dim() == 3:
+            out[1] = float("nan")
+        return out
+
+    monkeypatch.setattr(module, "_grouped_mm", leaves_rubbish)
+    rows, weight = make([3, 0, 4], torch.bfloat16)
+    fused(rows, weight, [3, 0, 4]).sum().backward()
+    assert not weight.grad[1].any()
+    assert weight.grad[[0, 2]].any(dim=-1).all()
+
+
+def test_operands_are_packed_for_the_kernel() -> None:
+    whole = torch.randn(9, 16).bfloat16()
+    single = torch.randn(16, 1).bfloat16().t()  # contiguous by its sizes, with strides (1, 1)
+    cases = [whole[:, :8], whole.t(), whole.flatten()[3:19].view(2, 8), single, whole[:1].expand(4, 16)]
+    for matrix in cases:
+        packed = module._packed(matrix)
+        assert packed.equal(matrix)
+        assert packed.stride() == (matrix.shape[1], 1)
+        assert packed.storage_offset() * 2 % 16 == 0
+    assert module._packed(whole[2:]).data_ptr() == whole[2:].data_ptr()
+
+
+def on_gpu(rows: int = 8, k: int = K, dtype: Any = torch.bfloat16) -> Any:
+    """What the refusal looks at, of rows on a GPU that this machine need not have."""
+    return SimpleNamespace(device=torch.device("cuda", 0), dtype=dtype, shape=(rows, k))
+
+
+def weights_on_gpu(experts: int = 4, n: int = N, k: int = K, dtype: Any = torch.bfloat16) -> Any:
+    return SimpleNamespace(device=torch.device("cuda", 0), dtype=dtype, shape=(experts, n, k))
+
+
+@pytest.mark.parametrize(
+    ("rows", "weight", "capability", "reason"),
+    [
+        (on_gpu(), weights_on_gpu(), (9, 0), ""),
+        (on_gpu(), weights_on_gpu(), (10, 0), ""),
+        (on_gpu(), weights_on_gpu(), (8, 0), "compute capability 8.0"),
+        (on_gpu(), weights_on_gpu(), (12, 1), "compute capability 12.1"),
+        (on_gpu(dtype=torch.float32), weights_on_gpu(dtype=torch.float32), (9, 0), "takes bfloat16"),
+        (on_gpu(), weights_on_gpu(dtype=torch.float16), (9, 0), "weights torch.float16"),
+        (on_gpu(k=12), weights_on_gpu(k=12), (9, 0), "K is 12 and N 24: the fused kernel takes multiples of 8"),
+        (on_gpu(), weights_on_gpu(n=20), (9, 0), "K is 16 and N 20"),
+        (on_gpu(), weights_on_gpu(n=0), (9, 0), "N 0"),
+        (on_gpu(), weights_on_gpu(experts=1024), (9, 0), "1024 experts"),
+        (on_gpu(), weights_on_gpu(experts=1023), (9, 0), ""),
+        (on_gpu(rows=0), weights_on_gpu(), (9, 0), "there are no rows"),
+    ],
+)
+def test_the_fused_path_says_why_not(
+    monkeypatch: pytest.MonkeyPatch, rows: Any, weight: Any, capability: tuple[int, int], reason: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    refusal = grouped_mm_refusal(rows, weight)
+    assert reason in refusal
+    assert bool(refusal) is bool(reason)
+
+
+def test_the_fused_path_is_not_for_the_cpu_nor_for_a_torch_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, weight = make([7], torch.bfloat16)
+    assert "rows lie on cpu" in grouped_mm_refusal(rows, weight)
+    monkeypatch.setattr(module, "_fused_operator", lambda: None)
+    assert "has no grouped_mm" in grouped_mm_refusal(rows, weight)
+    with pytest.raises(RuntimeError, match="has no grouped_mm"):
+        fused(rows, weight, [7])
+
+
+def test_this_torch_has_the_operator() -> None:
+    assert module._fused_operator() is not None
+
+
+def test_operands_need_not_be_contiguous() -> None:
+    rows, weight = make([3, 0, 4])
+    strided = grouped_gemm(
+        rows.detach().t().contiguous().t(), weight.detach().transpose(0, 2).contiguous().transpose(0, 2), [3, 0, 4]
+    )
+    torch.testing.assert_close(strided, grouped_gemm(rows, weight, [3, 0, 4]).detach())
+
+
+def test_wrong_input_is_refused_and_says_what_is_wanted() -> None:
+    rows, weight = make([3, 4])
+    refusals = {
+        r"rows \[R, K\].*\(7, 15\)": lambda: grouped_gemm(rows[:, :15], weight, [3, 4]),
+        r"\(1, 7, 16\)": lambda: grouped_gemm(rows.unsqueeze(0), weight, [3, 4]),
+        r"of one dtype.*float32 and .*float64": lambda: grouped_gemm(rows.float(), weight, [3, 4]),
+        r"3 numbers of rows for 2 experts": lambda: grouped_gemm(rows, weight, [3, 2, 2]),
+        r"\[3, 3\] sum to 6": lambda: grouped_gemm_loop(rows, weight, [3, 3]),
+        r"\[8, -1\] sum to 7": lambda: grouped_gemm(rows, weight, [8, -1]),
+    }
+    for words, call in refusals.items():
+        with pytest.raises(ValueError, match=words):
+            call()

@@ -1,0 +1,276 @@
+"""Permute, padding and chunk sorting against lists, and against what TE's kernels say that they do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from megacpp_validate.native.permute import (
+    counts,
+    from_padded,
+    pad_rows,
+    permute,
+    sort_chunks,
+    sort_chunks_with_probs,
+    to_padded,
+    unpad_rows,
+    unpermute,
+)
+
+maps = some.integers(1, 6).flatmap(
+    lambda experts: some.lists(some.lists(some.booleans(), min_size=experts, max_size=experts), min_size=1, max_size=9)
+)
+sizes_of = some.lists(some.integers(0, 9), min_size=1, max_size=6)
+
+
+def rows_of(count: int, width: int = 3, dtype: Any = torch.float64) -> Any:
+    """Rows that differ in every element, none of them zero."""
+    return torch.arange(1, count * width + 1).reshape(count, width).to(dtype)
+
+
+def test_the_order_is_that_of_the_example_in_te() -> None:
+    # pytorch/triton/permutation.py, make_row_id_map: the map and the rows that each token is copied to.
+    routing_map = torch.tensor([[1, 1, 0], [1, 0, 1], [0, 0, 1], [1, 1, 0], [0, 0, 0]], dtype=torch.bool)
+    places = {0: {0: 0, 1: 3}, 1: {0: 1, 2: 5}, 2: {2: 6}, 3: {0: 2, 1: 4}}
+    tokens, probs = rows_of(5), torch.rand(5, 3)
+    rows, row_probs, row_ids = permute(tokens, probs, routing_map)
+    assert rows.shape == (7, 3)
+    for token, experts in places.items():
+        for expert, row in experts.items():
+            assert row_ids[row] == token
+            assert row_probs[row] == probs[token, expert]
+            assert rows[row].equal(tokens[token])
+
+
+@settings(deadline=None, max_examples=60)
+@given(maps)
+def test_rows_are_sorted_by_expert_then_by_token(listed: list[list[bool]]) -> None:
+    routing_map = torch.tensor(listed)
+    tokens, probs = rows_of(len(listed)), torch.rand(routing_map.shape)
+    rows, row_probs, row_ids = permute(tokens, probs, routing_map)
+    pairs = [
+        (expert, token) for expert in range(len(listed[0])) for token in range(len(listed)) if listed[token][expert]
+    ]
+    assert row_ids.tolist() == [token for _, token in pairs]
+    assert rows.tolist() == [tokens[token].tolist() for _, token in pairs]
+    assert row_probs.tolist() == [probs[token, expert].item() for expert, token in pairs]
+    assert counts(routing_map).tolist() == [sum(row[expert] for row in listed) for expert in range(len(listed[0]))]
+
+
+@settings(deadline=None, max_examples=60)
+@given(maps, some.integers(1, 8))
+def test_there_and_back_through_padding(listed: list[list[bool]], align: int) -> None:
+    routing_map = torch.tensor(listed)
+    tokens, probs = rows_of(len(listed)), torch.rand(routing_map.shape, dtype=torch.float64)
+    rows, row_probs, row_ids = permute(tokens, probs, routing_map)
+    per_expert = counts(routing_map).tolist()
+    padded, padded_counts = pad_rows(rows, per_expert, align)
+    assert all(count % align == 0 for count in padded_counts)
+    back = unpad_rows(padded, per_expert, align)
+    merged = unpermute(back, row_ids, num_tokens=len(listed), row_probs=row_probs)
+    torch.testing.assert_close(merged, tokens * (probs * routing_map).sum(1, keepdim=True))
+    plain = unpermute(back, row_ids, num_tokens=len(listed))
+    torch.testing.assert_close(plain, tokens * routing_map.sum(1, keepdim=True))
+
+
+@settings(deadline=None, max_examples=60)
+@given(sizes_of, some.integers(1, 16))
+def test_padding_is_zeros_behind_each_experts_rows(sizes: list[int], align: int) -> None:
+    rows = rows_of(sum(sizes))
+    padded, padded_sizes = pad_rows(rows, sizes, align)
+    # Fp8Padding.forward: (m + align - 1) // align * align.
+    assert padded_sizes == [(size + align - 1) // align * align for size in sizes]
+    for piece, wanted, size in zip(padded.split(padded_sizes), rows.split(sizes), sizes, strict=True):
+        assert piece[:size].equal(wanted)
+        assert not piece[size:].any()
+    assert unpad_rows(padded, sizes, align).equal(rows)
+
+
+@settings(deadline=None, max_examples=60)
+@given(sizes_of, some.integers(0, 3))
+def test_the_padded_layout_and_back(sizes: list[int], spare: int) -> None:
+    rows, capacity = rows_of(sum(sizes)), max(sizes) + spare
+    padded = to_padded(rows, sizes, capacity)
+    assert padded.shape == (len(sizes), capacity, 3)
+    for expert, piece in enumerate(rows.split(sizes)):
+        assert padded[expert, : sizes[expert]].equal(piece)
+        assert not padded[expert, sizes[expert] :].any()
+    assert from_padded(padded, sizes).equal(rows)
+
+
+def chunk_sort_map(sizes: list[int], order: list[int]) -> list[int]:
+    """Where each row goes, as TE's _make_chunk_sort_map_kernel computes it."""
+    places = []
+    for row in range(sum(sizes)):
+        ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
+        chunk = sum(end <= row for end in ends)
+        inside = row - sum(size for size, end in zip(sizes, ends, strict=True) if end <= row)
+        ahead = order.index(chunk)
+        places.append(sum(sizes[other] for other in order[:ahead]) + inside)
+    return places
+
+
+@settings(deadline=None, max_examples=60)
+@given(sizes_of.flatmap(lambda sizes: some.tuples(some.just(sizes), some.permutations(range(len(sizes))))))
+def test_chunks_are_sorted_as_in_te(case: tuple[list[int], list[int]]) -> None:
+    sizes, order = case
+    rows, probs = rows_of(sum(sizes)), torch.rand(sum(sizes))
+    moved, moved_probs = sort_chunks_with_probs(rows, probs, sizes, order)
+    for row, place in enumerate(chunk_sort_map(sizes, order)):
+        assert moved[place].equal(rows[row])
+        assert moved_probs[place] == probs[row]
+    inverse = sorted(range(len(order)), key=lambda index: order[index])
+    assert sort_chunks(moved, [sizes[index] for index in order], inverse).equal(rows)
+
+
+def test_gradients_are_right() -> None:
+    torch.manual_seed(0)
+    routing_map = torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0], [1, 0, 1, 1], [0, 0, 0, 1]], dtype=torch.bool)
+    per_expert = counts(routing_map).tolist()
+    assert per_expert[1] == 0
+    tokens = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    probs = torch.rand(4, 4, dtype=torch.float64, requires_grad=True)
+
+    def dispatch(tokens: Any, probs: Any) -> tuple[Any, ...]:
+        rows, row_probs, row_ids = permute(tokens, probs, routing_map)
+        padded, _ = pad_rows(rows.square(), per_expert, 4)
+        boxes = to_padded(unpad_rows(padded, per_expert, 4), per_expert, 3)
+        back = from_padded(boxes.sin(), per_expert)
+        moved, moved_probs = sort_chunks_with_probs(back, row_probs, per_expert, [2, 0, 3, 1])
+        merged = unpermute(back, row_ids, num_tokens=4, row_probs=row_probs)
+        return merged, padded, moved, moved_probs
+
+    assert torch.autograd.gradcheck(dispatch, (tokens, probs))
+    assert torch.autograd.gradgradcheck(dispatch, (tokens, probs))
+
+
+@pytest.mark.parametrize(("tokens", "experts"), [(4, 3), (1, 1), (0, 3)])
+def test_nothing_routed(tokens: int, experts: int) -> None:
+    source = rows_of(tokens).requires_grad_()
+    probs = torch.rand(tokens, experts, dtype=torch.float64, requires_grad=True)
+    rows, row_probs, row_ids = permute(source, probs, torch.zeros(tokens, experts, dtype=torch.bool))
+    assert rows.shape == (0, 3)
+    assert row_probs.shape == row_ids.shape == (0,)
+    idle = [0] * experts
+    padded, sizes = pad_rows(rows, idle, 16)
+    assert padded.shape == (0, 3)
+    assert sizes == idle
+    back = from_padded(to_padded(unpad_rows(padded, idle, 16), idle, 2), idle)
+    merged = unpermute(back, row_ids, num_tokens=tokens, row_probs=row_probs)
+    assert merged.shape == (tokens, 3)
+    assert not merged.any()
+    merged.sum().backward()
+    assert not source.grad.any()
+    assert not probs.grad.any()
+
+
+def test_one_token_to_all_experts() -> None:
+    rows, row_probs, row_ids = permute(rows_of(1), None, torch.ones(1, 4, dtype=torch.bool))
+    assert row_probs is None
+    assert row_ids.tolist() == [0, 0, 0, 0]
+    assert unpermute(rows, row_ids, num_tokens=1).equal(4 * rows_of(1))
+
+
+def test_a_gradient_that_dropped_tokens_do_not_get() -> None:
+    tokens = rows_of(3).requires_grad_()
+    routing_map = torch.tensor([[1, 1], [0, 0], [0, 1]], dtype=torch.bool)
+    permute(tokens, None, routing_map)[0].sum().backward()
+    assert tokens.grad.tolist() == [[2.0] * 3, [0.0] * 3, [1.0] * 3]
+
+
+class SumDtypes(TorchDispatchMode):
+    """Keeps the dtype of every index_add: a CPU's adds up in fp32 whatever its dtype, a GPU's does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "index_add" in str(func):
+            self.seen.append(args[0].dtype)
+        return func(*args, **(kwargs or {}))
+
+
+def test_low_precision_rows_are_summed_in_fp32_both_ways() -> None:
+    tokens = torch.ones(3, 4, dtype=torch.bfloat16, requires_grad=True)
+    routing_map = torch.ones(3, 512, dtype=torch.bool)
+    with SumDtypes() as sums:
+        rows, _, row_ids = permute(tokens, None, routing_map)
+        merged = unpermute(rows, row_ids, num_tokens=3)
+        merged.sum().backward()
+    assert sums.seen == [torch.float32, torch.float32]
+    # In bf16 a running sum of ones stops at 256, where 256 + 1 rounds to 256.
+    assert merged.dtype == torch.bfloat16
+    assert merged.eq(512).all()
+    assert tokens.grad.eq(512).all()
+
+
+def test_weights_in_fp32_are_not_rounded_to_the_rows_dtype() -> None:
+    # Rounded to bf16, both weights are 1 and nothing is left.
+    rows = torch.tensor([[1.0], [-1.0]], dtype=torch.bfloat16)
+    merged = unpermute(rows, torch.tensor([0, 0]), num_tokens=1, row_probs=torch.tensor([1 + 2.0**-10, 1.0]))
+    assert merged.tolist() == [[2.0**-10]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8])
+def test_one_byte_payloads_travel_as_they_are(dtype: Any) -> None:
+    tokens = torch.randn(4, 16).mul(8).abs().to(dtype)
+    routing_map = torch.tensor([[1, 0, 1], [0, 0, 1], [1, 0, 0], [0, 0, 0]], dtype=torch.bool)
+    rows, _, row_ids = permute(tokens, None, routing_map)
+    per_expert = counts(routing_map).tolist()
+    assert rows.dtype == dtype
+    assert rows.view(torch.uint8).equal(tokens.view(torch.uint8)[row_ids])
+    padded, _ = pad_rows(rows, per_expert, 16)
+    assert padded.dtype == dtype
+    assert unpad_rows(padded, per_expert, 16).view(torch.uint8).equal(rows.view(torch.uint8))
+    assert from_padded(to_padded(rows, per_expert, 2), per_expert).view(torch.uint8).equal(rows.view(torch.uint8))
+
+
+def test_inputs_need_not_be_contiguous() -> None:
+    torch.manual_seed(1)
+    tokens, probs = torch.randn(6, 5, dtype=torch.float64), torch.rand(4, 5, dtype=torch.float64).t()
+    routing_map = (torch.rand(4, 5) > 0.5).t()
+    strided = tokens.t()
+    assert not any(item.is_contiguous() for item in (strided, probs, routing_map))
+    rows, row_probs, row_ids = permute(strided, probs, routing_map)
+    wanted = permute(strided.contiguous(), probs.contiguous(), routing_map.contiguous())
+    assert all(one.equal(other) for one, other in zip((rows, row_probs, row_ids), wanted, strict=True))
+    per_expert = counts(routing_map).tolist()
+    slanted = rows.t().contiguous().t()
+    assert pad_rows(slanted, per_expert, 4)[0].equal(pad_rows(rows, per_expert, 4)[0])
+    boxes = to_padded(rows, per_expert, 6)
+    assert from_padded(boxes.transpose(0, 1).contiguous().transpose(0, 1), per_expert).equal(rows)
+
+
+def test_a_routed_token_of_probability_zero_keeps_its_row() -> None:
+    # TE writes zeros there (_permute_kernel: "if prob == 0.0"); weighted, both give the same.
+    rows, row_probs, row_ids = permute(rows_of(1), torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool))
+    assert rows.equal(rows_of(1))
+    assert not unpermute(rows, row_ids, num_tokens=1, row_probs=row_probs).any()
+
+
+def test_wrong_input_is_refused_and_says_what_is_wanted() -> None:
+    rows, yes = rows_of(4), torch.ones(4, 2, dtype=torch.bool)
+    refusals = {
+        r"tokens \[T, D\].*\(1, 4, 3\)": lambda: permute(rows.unsqueeze(0), None, yes),
+        r"\(4, 3\) and \(3, 2\)": lambda: permute(rows, None, yes[:3]),
+        r"torch.int32; pass a bool": lambda: permute(rows, None, yes.int()),
+        r"\(4, 3\) do not fit.*\(4, 2\)": lambda: permute(rows, torch.rand(4, 3), yes),
+        r"row_ids \[R\].*\(4, 3\), \(3,\) and None": lambda: unpermute(rows, torch.arange(3), num_tokens=4),
+        r"\(4,\) and \(4, 1\)": lambda: unpermute(rows, torch.arange(4), num_tokens=4, row_probs=torch.rand(4, 1)),
+        r"\[1, 2\] sum to 3.*\(4, 3\)": lambda: pad_rows(rows, [1, 2], 4),
+        r"\[5, -1\] sum to 4": lambda: to_padded(rows, [5, -1], 5),
+        r"aligned to 0": lambda: pad_rows(rows, [4], 0),
+        r"\[8\] sum to 8": lambda: unpad_rows(rows, [4], 8),
+        r"experts \[1\] have more than 2 rows \(3": lambda: to_padded(rows, [1, 3], 2),
+        r"\[E, C, D\]; got \(2, 2, 3\) for 3": lambda: from_padded(torch.zeros(2, 2, 3), [1, 1, 2]),
+        r"order of 2 chunks.*\[0, 0\]": lambda: sort_chunks(rows, [2, 2], [0, 0]),
+    }
+    for words, call in refusals.items():
+        with pytest.raises(ValueError, match=words):
+            call()

@@ -1,0 +1,164 @@
+"""The router against formulas written by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from megacpp_validate.native.router import (
+    TopKRouter,
+    choose_top_k,
+    drop_over_capacity,
+    load_balancing_loss,
+    router_z_loss,
+)
+
+
+def make(hidden: int = 6, experts: int = 5, top_k: int = 2, **options: Any) -> tuple[TopKRouter, Any]:
+    """A router with weights of order one, in fp64, and seven tokens."""
+    torch.manual_seed(3)
+    router = TopKRouter(hidden, experts, top_k, dtype=options.pop("dtype", torch.float64), **options)
+    with torch.no_grad():
+        router.weight.copy_(torch.randn(experts, hidden))
+    return router, torch.randn(7, hidden, dtype=router.weight.dtype)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("top_k", [1, 2, 5])
+def test_probabilities_are_those_of_the_top_k(top_k: int, normalize: bool) -> None:
+    router, tokens = make(top_k=top_k, normalize=normalize)
+    routing = router(tokens)
+    for token, logits in enumerate((tokens @ router.weight.t()).tolist()):
+        best = sorted(range(5), key=lambda expert: -logits[expert])[:top_k]
+        total = sum(math.exp(logits[expert]) for expert in (best if normalize else range(5)))
+        for expert in range(5):
+            wanted = math.exp(logits[expert]) / total if expert in best else 0.0
+            assert routing.probs[token, expert].item() == pytest.approx(wanted, rel=1e-12)
+            assert routing.routing_map[token, expert].item() is (expert in best)
+
+
+def test_of_equal_logits_the_lower_expert_wins() -> None:
+    chosen = choose_top_k(torch.zeros(3, 40), 2)
+    assert chosen.nonzero().tolist() == [[token, expert] for token in range(3) for expert in (0, 1)]
+    assert choose_top_k(torch.tensor([[0.0, 1.0, 1.0, 2.0, 1.0]]), 2).nonzero()[:, 1].tolist() == [1, 3]
+
+
+def test_the_load_balancing_loss_is_that_of_the_switch_transformer() -> None:
+    # Two of three tokens choose expert 0, one expert 2: f = (2/3, 0, 1/3).
+    probs = torch.tensor([[0.7, 0.2, 0.1], [0.5, 0.3, 0.2], [0.2, 0.2, 0.6]], dtype=torch.float64)
+    routing_map = torch.tensor([[1, 0, 0], [1, 0, 0], [0, 0, 1]], dtype=torch.bool)
+    wanted = 3 * (2 / 3 * (0.7 + 0.5 + 0.2) / 3 + 1 / 3 * (0.1 + 0.2 + 0.6) / 3)
+    assert load_balancing_loss(probs, routing_map).item() == pytest.approx(wanted, rel=1e-14)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 4])
+def test_a_uniform_router_has_a_balance_loss_of_one(top_k: int) -> None:
+    tokens = torch.arange(8)
+    routing_map = torch.zeros(8, 8, dtype=torch.bool)
+    for offset in range(top_k):
+        routing_map[tokens, (tokens + offset) % 8] = True
+    assert load_balancing_loss(torch.full((8, 8), 1 / 8), routing_map).item() == pytest.approx(1.0)
+
+
+def test_all_tokens_on_one_expert_cost_as_much_as_there_are_experts() -> None:
+    probs = torch.eye(8)[torch.zeros(5, dtype=torch.long)]
+    assert load_balancing_loss(probs, probs.bool()).item() == pytest.approx(8.0)
+
+
+def test_the_z_loss_is_that_of_st_moe() -> None:
+    logits = torch.tensor([[1.0, 2.0], [-3.0, 0.5]], dtype=torch.float64)
+    logs = [math.log(math.exp(1.0) + math.exp(2.0)), math.log(math.exp(-3.0) + math.exp(0.5))]
+    assert router_z_loss(logits).item() == pytest.approx(sum(log * log for log in logs) / 2, rel=1e-14)
+    assert router_z_loss(torch.full((1, 4), 1e4)).isfinite()
+
+
+def test_losses_come_with_their_coefficients() -> None:
+    router, tokens = make(aux_coefficient=0.25, z_coefficient=0.5)
+    routing = router(tokens)
+    all_probs = (tokens @ router.weight.t()).softmax(-1)
+    assert routing.aux_loss.item() == pytest.approx(0.25 * load_balancing_loss(all_probs, routing.routing_map).item())
+    assert routing.z_loss.item() == pytest.approx(0.5 * router_z_loss(routing.logits).item())
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_gradients_are_right(normalize: bool) -> None:
+    router, tokens = make(aux_coefficient=0.3, z_coefficient=0.2, normalize=normalize)
+
+    def outputs(tokens: Any, weight: Any) -> tuple[Any, ...]:
+        routing = torch.func.functional_call(router, {"weight": weight}, (tokens,), {"capacity": 2})
+        return routing.probs, routing.logits, routing.aux_loss, routing.z_loss
+
+    weight = router.weight.detach().clone().requires_grad_()
+    assert torch.autograd.gradcheck(outputs, (tokens.requires_grad_(), weight))
+
+
+def test_capacity_drops_by_number_of_the_token() -> None:
+    routing_map = torch.tensor([[1, 0], [1, 1], [1, 1], [0, 1], [1, 1]], dtype=torch.bool)
+    kept = drop_over_capacity(routing_map, 2)
+    assert kept.int().tolist() == [[1, 0], [1, 1], [0, 1], [0, 0], [0, 0]]
+
+
+def test_what_a_token_loses_to_capacity_is_not_given_to_its_other_experts() -> None:
+    router, tokens = make(aux_coefficient=0.1, z_coefficient=0.1)
+    free, tight = router(tokens), router(tokens, capacity=1)
+    assert tight.routing_map.sum(0).max() == 1
+    assert free.routing_map.sum() > tight.routing_map.sum()
+    torch.testing.assert_close(tight.probs, free.probs * tight.routing_map, rtol=0, atol=0)
+    assert tight.aux_loss == free.aux_loss
+    assert tight.z_loss == free.z_loss
+
+
+def test_no_capacity_drops_every_token_and_gradients_are_zero() -> None:
+    router, tokens = make()
+    routing = router(tokens.requires_grad_(), capacity=0)
+    assert not routing.routing_map.any()
+    routing.probs.sum().backward()
+    assert not tokens.grad.any()
+    assert not router.weight.grad.any()
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_no_token_and_one_token(count: int) -> None:
+    router, tokens = make(aux_coefficient=1.0, z_coefficient=1.0)
+    routing = router(tokens[:count])
+    assert routing.probs.shape == (count, 5)
+    assert routing.routing_map.sum() == 2 * count
+    assert routing.aux_loss.isfinite()
+    assert routing.z_loss.isfinite()
+    (routing.probs.sum() + routing.aux_loss + routing.z_loss).backward()
+    assert router.weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("autocast", [True, False])
+def test_low_precision_tokens_are_routed_in_fp32(dtype: Any, autocast: bool) -> None:
+    router, tokens = make(hidden=64, dtype=dtype)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        routing = router(tokens)
+    assert routing.logits.dtype == routing.probs.dtype == torch.float32
+    wanted = tokens.double() @ router.weight.double().t()
+    # 64 products in fp32: below sqrt(64) * 2^-24 of the norm; bf16 would be off by 2^-9.
+    assert (routing.logits.double() - wanted).norm() < 8 * 2.0**-24 * wanted.norm()
+
+
+def test_tokens_need_not_be_contiguous() -> None:
+    router, tokens = make()
+    strided = torch.stack([tokens, -tokens], dim=-1)[..., 0]
+    assert not strided.is_contiguous()
+    torch.testing.assert_close(router(strided).probs, router(tokens).probs, rtol=0, atol=0)
+
+
+def test_wrong_input_is_refused_with_the_shape_that_is_wanted() -> None:
+    router, tokens = make()
+    with pytest.raises(ValueError, match=r"\[T, 6\].*\(1, 7, 6\)"):
+        router(tokens.unsqueeze(0))
+    with pytest.raises(ValueError, match=r"\[T, 6\].*\(7, 5\)"):
+        router(tokens[:, :5])
+    with pytest.raises(ValueError, match="capacity of -1"):
+        router(tokens, capacity=-1)
+    for top_k in (0, 6):
+        with pytest.raises(ValueError, match=f"top_k is {top_k} with 5 experts"):
+            TopKRouter(6, 5, top_k)

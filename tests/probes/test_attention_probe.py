@@ -1,0 +1,286 @@
+"""The attention probe: every path passes as it is, and every planted fault fails a check that names where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="not-run: there is no torch")
+
+from megacpp_validate.bridge import attention as bridge  # noqa: E402
+from megacpp_validate.bridge import attention_masks as masks  # noqa: E402
+from megacpp_validate.bridge.backends import Choice, Refusal  # noqa: E402
+from megacpp_validate.bridge.errors import BridgeError, WrongShape  # noqa: E402
+from megacpp_validate.bridge.flash_attention import KERNELS  # noqa: E402
+from megacpp_validate.native.attention import attention as native_attention  # noqa: E402
+from megacpp_validate.probes.attention import CASES, QUICK, REFUSED, probe, probe_last  # noqa: E402
+from megacpp_validate.probes.bench import Bench  # noqa: E402
+from megacpp_validate.probes.order import Order, Target  # noqa: E402
+
+Fault = Callable[..., Any]
+
+
+def run(
+    requested: str = "native", seed: int = 0, *, quick: bool = True, backends: tuple[str, ...] = ("sdpa",)
+) -> Bench:
+    target = Target("cpu", "", attention=backends)
+    bench = Bench(Order("attention", "stack", target, requested, seed=seed, quick=quick))
+    probe(bench)
+    probe_last(bench)
+    return bench
+
+
+def failed(bench: Bench) -> set[str]:
+    return {check.name for check in bench.checks if not check.passed}
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_the_native_path_passes(quick: bool) -> None:
+    bench = run(quick=quick)
+    assert failed(bench) == set()
+    assert {row.claimed for row in bench.backends} == {"sdpa"}
+    cases = {case.name for case in CASES if case.name in QUICK or not quick}
+    assert {row.path for row in bench.backends} == {
+        *(f"attention.{dtype}.{name}" for dtype in ("fp32", "bf16") for name in cases),
+        *(f"attention.bf16.{case.name}" for case in REFUSED),
+    }
+    refused = [check for check in bench.checks if check.name.endswith(".refused")]
+    # By the table, on a machine without Transformer Engine too; and one token in each precision.
+    assert len(refused) == 4 + 2
+
+
+@pytest.mark.usefixtures("te_double")
+def test_te_passes_and_is_seen() -> None:
+    bench = run("te", quick=False)
+    assert failed(bench) == set()
+    refused = {f"attention.bf16.{case.name}" for case in REFUSED}
+    refused |= {f"attention.{dtype}.gqa4.d64.one-token" for dtype in ("fp32", "bf16")}
+    for row in bench.backends:
+        assert row.claimed == ("sdpa" if row.path in refused else "te")
+        assert ("te" in row.observed) == (row.path not in refused)
+
+
+@pytest.mark.usefixtures("te_double")
+def test_an_absent_flash_attention_is_told_and_no_failure() -> None:
+    bench = run("te", backends=("te", "fa3", "fa4", "sdpa"))
+    assert failed(bench) == set()
+    rows = {row.path: row for row in bench.backends}
+    for backend in ("fa3", "fa4"):
+        if KERNELS[backend].vendor.is_available():
+            pytest.skip("not-run: FlashAttention is in this environment")
+        (check,) = [check for check in bench.checks if check.name == f"{backend}.present"]
+        assert "absent" in check.detail
+        assert "Next step" in rows[f"attention.{backend}"].reasons[0]
+
+
+@pytest.mark.usefixtures("te_double")
+def test_a_listed_flash_attention_that_is_there_must_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KERNELS["fa4"].vendor, "is_available", lambda: True)
+    monkeypatch.setattr(bridge, "why_not_flash", lambda kernels, query, softcap: None)
+    monkeypatch.setattr(
+        bridge, "flash_attention", lambda kernels, *tensors, **options: native_attention(*tensors, **options)
+    )
+    wrong = failed(run("te", backends=("te", "fa4", "sdpa")))
+    assert "attention.fa4.bf16.gqa4.d64.soft-cap.backend" in wrong  # it is claimed, and plain torch is seen
+    assert not any(".forward" in name or ".grad" in name for name in wrong)
+
+
+# --- faults ------------------------------------------------------------------------------------------------
+
+
+class _Gradients(torch.autograd.Function):
+    """The output as it is; the gradient on its way back with something done to it."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Any, fault: Fault) -> Any:
+        ctx.fault = fault
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, None]:
+        return ctx.fault(gradient), None
+
+
+def backward(fault: Fault) -> Fault:
+    return lambda tensor: _Gradients.apply(tensor, fault)
+
+
+def out(fault: Fault) -> Fault:
+    """A fault in what attention gives."""
+    return lambda attend, query, key, value, **options: fault(attend(query, key, value, **options))
+
+
+def given(**faults: Fault) -> Fault:
+    """Faults in what attention is given, by name of the tensor."""
+
+    def run_it(attend: Fault, query: Any, key: Any, value: Any, **options: Any) -> Any:
+        tensors = {"query": query, "key": key, "value": value}
+        tensors |= {name: fault(tensors[name]) for name, fault in faults.items()}
+        return attend(*tensors.values(), **options)
+
+    return run_it
+
+
+def half(tensor: Any) -> Any:
+    keep = torch.ones_like(tensor)
+    keep[:, : tensor.shape[1] // 2] = 0
+    return tensor * keep
+
+
+def one_nan(tensor: Any) -> Any:
+    mask = torch.zeros(tensor.shape, dtype=torch.bool)
+    mask.view(-1)[-1] = True
+    return tensor.masked_fill(mask, float("nan"))
+
+
+def sees_the_next(attend: Fault, query: Any, key: Any, value: Any, *, causal: bool = True, **options: Any) -> Any:
+    """The causal mask off by one."""
+    if (
+        not causal
+        or query.shape[2] == 1
+        or any(options.get(name) is not None for name in ("doc_ids", "window", "softcap"))
+    ):
+        return attend(query, key, value, causal=causal, **options)
+    length = query.shape[2]
+    share = query.shape[1] // key.shape[1]
+    mask = torch.ones(length, length, dtype=torch.bool).tril(1)
+    keys, values = (tensor.repeat_interleave(share, dim=1) for tensor in (key, value))
+    return torch.nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+
+
+FAULTS: dict[str, tuple[Fault, str]] = {
+    "zeros": (out(lambda x: x * 0), "forward"),
+    "half-zeros": (out(half), "forward"),
+    "x0.5": (out(lambda x: x * 0.5), "forward"),
+    "x2": (out(lambda x: x * 2), "forward"),
+    "x1.01": (out(lambda x: x * 1.01), "forward"),
+    "sign": (out(lambda x: -x), "forward"),
+    "shuffled-heads": (out(lambda x: x.roll(1, 1)), "forward"),
+    "shuffled-rows": (out(lambda x: x.roll(1, 2)), "forward"),
+    "one-nan": (out(one_nan), "forward"),
+    "another-dtype": (out(lambda x: x.double()), "dtype"),
+    "groups-swapped": (given(key=lambda x: x.flip(1), value=lambda x: x.flip(1)), "forward"),
+    "keys-of-another-group": (given(key=lambda x: x.flip(1)), "forward"),
+    "scale": (given(query=lambda x: x * 2**0.5), "forward"),
+    "causal-off-by-one": (sees_the_next, "forward"),
+    "gradient-zeroed": (given(query=backward(torch.zeros_like)), "grad.query"),
+    "gradient-x1.01": (given(key=backward(lambda g: g * 1.01)), "grad.key"),
+    "gradient-half": (given(value=backward(half)), "grad.value"),
+    "gradient-sign": (given(query=backward(lambda g: -g)), "grad.query"),
+    "gradient-detached": (given(key=lambda x: x.detach()), "grad.key"),
+}
+
+
+@pytest.mark.parametrize(("fault", "named"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_on_the_native_path_is_seen(monkeypatch: pytest.MonkeyPatch, fault: Fault, named: str) -> None:
+    monkeypatch.setattr(
+        bridge, "native_attention", lambda *tensors, **options: fault(native_attention, *tensors, **options)
+    )
+    if named == "grad.key" and fault is FAULTS["gradient-detached"][0]:
+        with pytest.raises(RuntimeError, match="used in the graph"):
+            run()
+        return
+    wrong = failed(run())
+    assert any(name.endswith(named) and name.startswith("bf16") for name in wrong), sorted(wrong)
+
+
+@pytest.mark.usefixtures("te_double")
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [row for name, row in FAULTS.items() if name not in ("causal-off-by-one", "gradient-detached")],
+    ids=[name for name in FAULTS if name not in ("causal-off-by-one", "gradient-detached")],
+)
+def test_a_fault_in_what_te_gives_is_seen(monkeypatch: pytest.MonkeyPatch, fault: Fault, named: str) -> None:
+    forward = bridge.TeAttention.forward
+
+    def faulty(layer: Any, query: Any, key: Any, value: Any, **options: Any) -> Any:
+        return fault(lambda *tensors, **more: forward(layer, *tensors, **more), query, key, value, **options)
+
+    monkeypatch.setattr(bridge.TeAttention, "forward", faulty)
+    wrong = failed(run("te"))
+    assert any(name.endswith(named) for name in wrong), sorted(wrong)
+    assert not any(case.name in name for case in REFUSED for name in wrong)  # those do not run on it
+
+
+@pytest.mark.usefixtures("te_double")
+def test_a_silent_fallback_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plain(layer: Any, query: Any, key: Any, value: Any, *, mask: str) -> Any:
+        return native_attention(query, key, value, causal=mask == "causal")
+
+    monkeypatch.setattr(bridge.TeAttention, "forward", plain)
+    wrong = failed(run("te"))
+    assert wrong
+    assert all(name.endswith(".backend") for name in wrong)
+
+
+@pytest.mark.usefixtures("te_double")
+def test_a_fallback_that_is_told_is_a_failure_where_te_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusal = Refusal("te", "planted", "it does not want to")
+    monkeypatch.setattr(bridge.Attention, "_why_not_te", lambda layer, query: refusal)
+    wrong = failed(run("te"))
+    assert {name for name in wrong if name.endswith(".backend")} == wrong
+    assert len(wrong) == 2 * (len(QUICK) - 1)
+
+
+def test_a_false_claim_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bridge, "choose", lambda name, candidates: Choice(name, "te", "te", ()))
+    assert any(name.endswith(".backend") for name in failed(run()))
+
+
+@pytest.mark.usefixtures("te_double")
+@pytest.mark.parametrize("row", masks.REFUSED_OPTIONS, ids=lambda row: row.code)
+def test_a_refusal_that_was_dropped_is_seen(monkeypatch: pytest.MonkeyPatch, row: masks.RefusedOption) -> None:
+    kept = tuple(
+        replace(other, backends=other.backends - {"te"}) if other == row else other for other in masks.REFUSED_OPTIONS
+    )
+    monkeypatch.setattr(masks, "REFUSED_OPTIONS", kept)
+    wrong = failed(run("te"))
+    named = {"packed-documents": "packed", "local-window": "window", "block-routing": "blocks", "soft-cap": "soft-cap"}
+    assert f"bf16.gqa4.d64.{named[row.code]}.refused" in wrong
+    assert f"bf16.gqa4.d64.{named[row.code]}.forward" in wrong  # Transformer Engine attends without the mask
+
+
+def without(option: str) -> Fault:
+    return lambda attend, *tensors, **options: attend(*tensors, **{**options, option: None})
+
+
+@pytest.mark.parametrize("option", ["doc_ids", "window", "softcap"])
+def test_an_option_that_is_not_passed_on_is_seen(monkeypatch: pytest.MonkeyPatch, option: str) -> None:
+    fault = without(option)
+    monkeypatch.setattr(
+        bridge, "native_attention", lambda *tensors, **options: fault(native_attention, *tensors, **options)
+    )
+    case = {"doc_ids": "packed", "window": "window", "softcap": "soft-cap"}[option]
+    wrong = failed(run())
+    assert f"bf16.gqa4.d64.{case}.forward" in wrong
+    assert all(case in name for name in wrong)
+
+
+def test_routing_by_the_wrong_block_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = bridge.visible_keys
+    monkeypatch.setattr(bridge, "visible_keys", lambda *args: right(*args).roll(1, -2))
+    assert "bf16.gqa4.d64.blocks.forward" in failed(run())
+
+
+def test_an_error_without_a_next_step_or_of_another_class_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = bridge.Attention._check
+
+    def silent(layer: Any, *tensors: Any) -> None:
+        if tensors[0].dim() != 4:
+            raise WrongShape("no")
+        if tensors[0].dtype == torch.int64:
+            raise BridgeError("Next step: none.")
+        checked(layer, *tensors)
+
+    monkeypatch.setattr(bridge.Attention, "_check", silent)
+    assert failed(run()) == {"refuses.rank", "refuses.dtype"}
+
+
+def test_input_that_is_let_through_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masks.Masks, "check", lambda *args: None)
+    wrong = failed(run())
+    assert {"refuses.packed-and-windowed", "refuses.window-of-none", "refuses.documents-shape"} <= wrong
+    assert all(name.startswith("refuses.") for name in wrong)

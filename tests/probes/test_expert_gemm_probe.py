@@ -1,0 +1,325 @@
+"""The expert GEMM probe: both backends pass as they are, and every planted fault fails a check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="not-run: there is no torch")
+
+from megacpp_validate.bridge import deep_gemm, deep_gemm_product, expert_gemm, fp8_scope  # noqa: E402
+from megacpp_validate.bridge.backends import Refusal  # noqa: E402
+from megacpp_validate.bridge.features import read_features  # noqa: E402
+from megacpp_validate.native.grouped_gemm import grouped_gemm, grouped_gemm_loop  # noqa: E402
+from megacpp_validate.probes import expert_gemm as probe_module  # noqa: E402
+from megacpp_validate.probes.bench import Bench  # noqa: E402
+from megacpp_validate.probes.expert_gemm import probe  # noqa: E402
+from megacpp_validate.probes.order import Order, Target  # noqa: E402
+
+Fault = Callable[[Any], Any]
+RECIPES = ("delayed", "current", "block")
+
+
+def run(requested: str = "native", recipes: tuple[str, ...] = (), seed: int = 0, **more: Any) -> Bench:
+    target = Target("cpu", more.pop("arch", ""), recipes=recipes, deep_gemm=more.pop("deep_gemm", False))
+    bench = Bench(Order("expert_gemm", "stack", target, requested, seed=seed, quick=True))
+    probe(bench)
+    return bench
+
+
+def failed(bench: Bench) -> set[str]:
+    return {check.name for check in bench.checks if not check.passed}
+
+
+class _Gradient(torch.autograd.Function):
+    """The tensor as it is, with something done to its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Any, fault: Fault) -> Any:
+        ctx.fault = fault
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, None]:
+        return ctx.fault(gradient), None
+
+
+def nan_in_one(tensor: Any) -> Any:
+    mask = torch.zeros(tensor.shape, dtype=torch.bool)
+    if tensor.numel():
+        mask.view(-1)[0] = True
+    return tensor.masked_fill(mask, float("nan"))
+
+
+def half_zeros(tensor: Any) -> Any:
+    keep = torch.ones_like(tensor)
+    keep[len(tensor) // 2 :] = 0
+    return tensor * keep
+
+
+VALUES: dict[str, Fault] = {
+    "zeros": lambda tensor: tensor * 0,
+    "half zeros": half_zeros,
+    "x0.5": lambda tensor: tensor * 0.5,
+    "x2": lambda tensor: tensor * 2,
+    "x1.01": lambda tensor: tensor * 1.01,
+    "sign": lambda tensor: -tensor,
+    "shuffled": lambda tensor: tensor.roll(1, 0),
+    "one NaN": nan_in_one,
+}
+
+
+def on_output(fault: Fault) -> Callable[..., Any]:
+    return lambda product, rows, weights, counts: fault(product(rows, weights, counts))
+
+
+def on_gradient(which: str, fault: Fault) -> Callable[..., Any]:
+    def faulty(product: Any, rows: Any, weights: Any, counts: Any) -> Any:
+        rows = _Gradient.apply(rows, fault) if which == "rows" else rows
+        weights = _Gradient.apply(weights, fault) if which == "weights" else weights
+        return product(rows, weights, counts)
+
+    return faulty
+
+
+def of_one_expert(fault: Fault) -> Fault:
+    return lambda weights: torch.cat([fault(weights[:1]), weights[1:]])
+
+
+def on_weights(fault: Fault) -> Callable[..., Any]:
+    return lambda product, rows, weights, counts: product(rows, fault(weights), counts)
+
+
+def shifted_counts(product: Any, rows: Any, weights: Any, counts: Any) -> Any:
+    """A row of the second busy expert is taken for one of the first."""
+    busy = [expert for expert, count in enumerate(counts) if count]
+    if len(busy) < 2:
+        return product(rows, weights, counts)
+    moved = list(counts)
+    moved[busy[0]] += 1
+    moved[busy[1]] -= 1
+    return product(rows, weights, moved)
+
+
+FAULTS: dict[str, Callable[..., Any]] = {
+    **{f"output {kind}": on_output(fault) for kind, fault in VALUES.items()},
+    **{
+        f"gradient of {which} {kind}": on_gradient(which, VALUES[kind])
+        for which in ("rows", "weights")
+        for kind in ("zeros", "x1.01", "x2", "sign", "shuffled", "one NaN")
+    },
+    "gradient of one weight scaled": on_gradient("weights", of_one_expert(VALUES["x1.01"])),
+    "gradient of one weight zeroed": on_gradient("weights", of_one_expert(VALUES["zeros"])),
+    "weights of another expert": on_weights(lambda weights: weights.roll(1, 0)),
+    "two experts swapped": on_weights(lambda weights: weights[[0, 1, 3, 2]]),
+    "one expert's weight halved": on_weights(of_one_expert(VALUES["x0.5"])),
+    "a row of another expert": shifted_counts,
+    "a bias that is not there": on_output(lambda out: out + 0.05),
+    "gradients of idle experts left as they were": on_gradient(
+        "weights", lambda gradient: torch.where(gradient.abs().sum((1, 2), keepdim=True) == 0, 1.0, gradient)
+    ),
+}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_native_path_passes(seed: int) -> None:
+    bench = run(seed=seed)
+    assert failed(bench) == set()
+    assert {row.claimed for row in bench.backends} == {"native"}
+
+
+@pytest.mark.usefixtures("te_double")
+def test_te_passes_in_every_recipe_and_is_seen() -> None:
+    bench = run("te", RECIPES)
+    assert failed(bench) == set()
+    native = {row.path for row in bench.backends if row.claimed == "native"}
+    assert native == {"expert_gemm"}, "no rows, and widths that FP8 does not take"
+    assert all("te" in row.observed for row in bench.backends if row.path != "expert_gemm")
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_of_the_native_path(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    fault = FAULTS[name]
+    monkeypatch.setattr(expert_gemm, "grouped_gemm", lambda *given: fault(grouped_gemm, *given))
+    assert failed(run())
+
+
+@pytest.mark.usefixtures("te_double")
+@pytest.mark.parametrize("recipes", [(), ("current",)])
+@pytest.mark.parametrize("kind", VALUES)
+def test_faults_in_what_te_returns(monkeypatch: pytest.MonkeyPatch, kind: str, recipes: tuple[str, ...]) -> None:
+    original = expert_gemm.TeExpertBank.forward
+    monkeypatch.setattr(
+        expert_gemm.TeExpertBank, "forward", lambda *given, **more: VALUES[kind](original(*given, **more))
+    )
+    found = failed(run("te", recipes))
+    assert "bf16.middle-idle.forward" in found
+    if recipes:
+        assert "fp8.current.middle-idle.forward" in found
+
+
+@pytest.mark.usefixtures("te_double")
+@pytest.mark.parametrize("kind", ["zeros", "x1.01", "x2", "sign", "shuffled", "one NaN"])
+def test_faults_in_the_gradients_that_te_returns(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    original = expert_gemm.TeExpertBank.forward
+    monkeypatch.setattr(
+        expert_gemm.TeExpertBank,
+        "forward",
+        lambda self, rows, *given, **more: original(self, _Gradient.apply(rows, VALUES[kind]), *given, **more),
+    )
+    assert "bf16.middle-idle.grad.rows" in failed(run("te"))
+
+
+@pytest.mark.usefixtures("te_double")
+def test_weights_that_reach_te_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = expert_gemm.TeExpertBank.weight_of
+    monkeypatch.setattr(expert_gemm.TeExpertBank, "weight_of", lambda self, e: original(self, (e + 1) % 4))
+    found = failed(run("te"))
+    assert "bf16.middle-idle.forward" in found
+    assert "weights.bf16.round-trip" not in found, "the map is its own inverse: only the product tells"
+
+
+@pytest.mark.parametrize("name", ["_weights", "native_state_dict"])
+def test_weights_that_are_not_mapped_exactly(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    if name == "native_state_dict":
+        original = expert_gemm.ExpertGemm.native_state_dict
+        monkeypatch.setattr(
+            expert_gemm.ExpertGemm, name, lambda self: {key: value * 1.001 for key, value in original(self).items()}
+        )
+    else:
+        monkeypatch.setattr(
+            expert_gemm.ExpertGemm, name, lambda self: list(self.bank.weight.detach().half().to(self.bank.weight))
+        )
+    assert "weights.fp32.round-trip" in failed(run())
+
+
+@pytest.mark.usefixtures("te_double")
+def test_fp8_that_is_not_computed_in_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = fp8_scope.low_precision
+    monkeypatch.setattr(
+        fp8_scope, "low_precision", lambda **given: original(**{**given, "features": read_features("off")})
+    )
+    found = failed(run("te", ("current",)))
+    assert {"fp8.current.middle-idle.forward.rounded", "fp8.current.middle-idle.grad.rows.rounded"} <= found
+    assert "fp8.current.middle-idle.forward" not in found, "bf16 is nearer to fp64 than FP8 is"
+
+
+@pytest.mark.usefixtures("te_double")
+def test_rows_that_are_not_padded_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expert_gemm, "te_state", lambda: {"enabled": False})
+    with pytest.raises(ValueError, match="multiples of 16"):
+        run("te", ("current",))
+
+
+@pytest.mark.usefixtures("te_double")
+def test_a_fallback_where_te_is_requested_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expert_gemm, "why_not_te", lambda *_: Refusal("te", "planted", "planted"))
+    assert "bf16.middle-idle.expert_gemm.bf16.middle-idle.backend" in failed(run("te"))
+
+
+@pytest.mark.usefixtures("te_double")
+def test_a_native_path_that_claims_to_be_te_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def looped(self: Any, rows: Any, counts: Any, **_: Any) -> Any:
+        return grouped_gemm_loop(rows, torch.stack([self.weight_of(expert) for expert in range(4)]), counts)
+
+    monkeypatch.setattr(expert_gemm.TeExpertBank, "forward", looped)
+    found = failed(run("te"))
+    assert "fp32.middle-idle.expert_gemm.fp32.middle-idle.backend" in found
+    assert "fp32.middle-idle.forward" not in found
+
+
+def test_a_weight_without_a_gradient_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        expert_gemm, "grouped_gemm", lambda rows, weight, counts: grouped_gemm(rows, weight.detach(), counts)
+    )
+    found = failed(run())
+    assert {"bf16.middle-idle.grad.weight0", "bf16.middle-idle.grad.weight1"} <= found
+
+
+def test_a_recipe_that_nothing_emulates_is_no_pass(request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue("te_double")
+    bench = Bench(Order("expert_gemm", "stack", Target("cpu", "", recipes=("nvfp4",)), "te", quick=True))
+    probe_module._low_precision(bench, expert_gemm, "nvfp4", "middle-idle")
+    assert [check.passed for check in bench.checks] == [False]
+
+
+@pytest.mark.parametrize("check", ["rank", "width", "dtype", "sum", "number", "negative"])
+def test_a_refusal_that_is_not_made(monkeypatch: pytest.MonkeyPatch, check: str) -> None:
+    monkeypatch.setattr(expert_gemm.ExpertGemm, "_check", lambda self, rows, counts: tuple(counts))
+    assert f"refuses.{check}" in failed(run())
+
+
+# --- DeepGEMM, where it can be imported -------------------------------------------------------------------
+
+
+def test_an_absent_deep_gemm_is_said_and_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(Order("expert_gemm", "stack", Target("cpu", "sm_90", deep_gemm=True), "te", quick=True))
+    probe_module._deep_gemm(bench, expert_gemm)
+    assert failed(bench) == set()
+    assert [row.path for row in bench.backends] == ["expert_gemm.deep_gemm"]
+    assert bench.backends[0].observed == ()
+
+
+def in_blocks(monkeypatch: pytest.MonkeyPatch, product: Callable[..., Any]) -> Bench:
+    """DeepGEMM's part alone, with a product of the test's own in its place."""
+    monkeypatch.setattr(deep_gemm.DEEP_GEMM, "_verdict", (True, ""))
+    monkeypatch.setattr(deep_gemm.DEEP_GEMM, "is_available", lambda: True)
+    monkeypatch.setattr(deep_gemm, "is_deep_gemm_available", lambda: True)
+    monkeypatch.setattr(deep_gemm_product, "_architecture", lambda device: 9)
+    monkeypatch.setattr(deep_gemm_product, "quantize_weight", lambda weight: weight)
+    monkeypatch.setattr(deep_gemm_product, "_multiply", product)
+    sizes = probe_module._sample
+
+    def whole_blocks(bench: Bench, dtype: Any, routing: str, **more: Any) -> Any:
+        made = sizes(bench, dtype, routing, **more)
+        inputs, outputs, total = 256, 128, sum(made.counts)
+        return probe_module.Sample(
+            bench.randn(total, inputs, dtype=dtype, grad=True),
+            bench.randn(len(made.counts), outputs, inputs, dtype=dtype, scale=inputs**-0.5),
+            made.counts,
+            bench.randn(total, outputs, dtype=dtype),
+        )
+
+    monkeypatch.setattr(probe_module, "_sample", whole_blocks)
+    bench = Bench(Order("expert_gemm", "stack", Target("cpu", "sm_90", deep_gemm=True), "te"))
+    probe_module._deep_gemm(bench, expert_gemm)
+    return bench
+
+
+def exact_blocks(rows: Any, weights: Any, counts: Any) -> Any:
+    x, w = probe_module.round_rows(rows), probe_module.round_weights(weights)
+    return grouped_gemm_loop(x, w, counts).to(rows.dtype)
+
+
+def test_deep_gemm_passes_where_it_rounds_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = in_blocks(monkeypatch, exact_blocks)
+    assert failed(bench) == set()
+    assert {row.observed for row in bench.backends} == {("deep_gemm",)}
+    assert any("native" in reason for row in bench.backends for reason in row.reasons), "how gradients are made is said"
+
+
+DEEP_FAULTS: dict[str, Callable[..., Any]] = {
+    "bf16 in its place": grouped_gemm_loop,
+    "one scale for all": lambda rows, weights, counts: grouped_gemm_loop(
+        rows.to(torch.float8_e4m3fn).to(rows.dtype), weights, counts
+    ),
+    "weights of another expert": lambda rows, weights, counts: exact_blocks(rows, weights.roll(1, 0), counts),
+    **{
+        kind: lambda rows, weights, counts, fault=fault: fault(exact_blocks(rows, weights, counts))
+        for kind, fault in VALUES.items()
+    },
+}
+
+
+@pytest.mark.parametrize("name", DEEP_FAULTS)
+def test_faults_of_deep_gemm(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    found = failed(in_blocks(monkeypatch, DEEP_FAULTS[name]))
+    assert "deep_gemm.middle-idle.forward.of-rounded-operands" in found
+
+
+def test_faults_of_its_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = deep_gemm_product._weight_gradient
+    monkeypatch.setattr(deep_gemm_product, "_weight_gradient", lambda *given: original(*given).roll(1, 0))
+    assert "deep_gemm.middle-idle.grad.weight0" in failed(in_blocks(monkeypatch, exact_blocks))

@@ -1,0 +1,371 @@
+"""The layer spec's probe: it passes on both paths as they are, and every planted fault fails a check by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="not-run: there is no torch")
+
+from megacpp_validate.bridge import imports as te  # noqa: E402
+from megacpp_validate.bridge import layer_spec as spec  # noqa: E402
+from megacpp_validate.bridge.backends import Refusal  # noqa: E402
+from megacpp_validate.bridge.vendor import VendorEntryMissing  # noqa: E402
+from megacpp_validate.native import mamba, recurrent  # noqa: E402
+from megacpp_validate.native.mlp import NormMLP  # noqa: E402
+from megacpp_validate.native.norms import NormLinear, RMSNorm  # noqa: E402
+from megacpp_validate.probes.bench import Bench  # noqa: E402
+from megacpp_validate.probes.layer_spec import probe  # noqa: E402
+from megacpp_validate.probes.order import Order, Target  # noqa: E402
+from megacpp_validate.probes.references import layers as reference  # noqa: E402
+
+Fault = Callable[[Any], Any]
+Plant = Callable[[pytest.MonkeyPatch], None]
+RECIPES = ("delayed", "current", "block")
+
+
+def run(requested: str, recipes: tuple[str, ...] = (), *, seed: int = 0, quick: bool = True) -> Bench:
+    target = Target("cpu", "", recipes=recipes)
+    bench = Bench(Order("layer_spec", "stack", target, requested, seed=seed, quick=quick))
+    probe(bench)
+    return bench
+
+
+def failed(bench: Bench) -> set[str]:
+    return {check.name for check in bench.checks if not check.passed}
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_the_native_path_passes(quick: bool) -> None:
+    bench = run("native", quick=quick)
+    assert failed(bench) == set()
+    assert len(bench.checks) > 120
+    assert {backend.claimed for backend in bench.backends} == {"native"}
+
+
+@pytest.mark.usefixtures("te_double")
+@pytest.mark.parametrize("quick", [True, False])
+def test_transformer_engine_passes_in_every_recipe(quick: bool) -> None:
+    bench = run("te", RECIPES, quick=quick)
+    assert failed(bench) == set()
+    natively = {backend.path for backend in bench.backends if backend.claimed == "native"}
+    assert natively == ({"bf16.recurrent"} if quick else {"fp32.recurrent", "bf16.recurrent"})
+    assert len({backend.path for backend in bench.backends}) == len(bench.backends)
+    names = {check.name for check in bench.checks}
+    for recipe in RECIPES:
+        assert {f"{recipe}.in_projection.forward", f"{recipe}.mlp.swiglu.grad.fc1_weight"} <= names
+
+
+@pytest.mark.usefixtures("te_double")
+def test_attention_is_never_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = te.transformer_layer.require()
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("cuDNN: set_attribute on a reshape operation")
+
+    monkeypatch.setattr(layer, "forward", broken)
+    monkeypatch.setattr(te.dot_product_attention.require(), "forward", broken)
+    assert failed(run("te")) == set()
+
+
+def test_te_requested_and_not_there_is_no_pass() -> None:
+    with pytest.raises(VendorEntryMissing):
+        run("te")
+
+
+@pytest.mark.usefixtures("te_double")
+def test_a_recipe_without_a_reference_is_a_failure() -> None:
+    assert failed(run("te", ("nvfp4",))) == {"nvfp4.reference"}
+
+
+# --- faults of the table ----------------------------------------------------------------------------------------------
+
+
+def replaced(module: Any, name: str, value: Any) -> Plant:
+    return lambda patch: patch.setattr(module, name, value)
+
+
+def other_class(patch: pytest.MonkeyPatch) -> None:
+    real = spec.te_layer_spec
+    patch.setattr(spec, "te_layer_spec", lambda *given: {**real(*given), "norm": RMSNorm})
+
+
+def one_global_switch(patch: pytest.MonkeyPatch) -> None:
+    real = spec.te_layer_spec
+
+    def table(features: Any = spec.PRODUCTION) -> dict[str, Any]:
+        found = real(features)
+        return found if None not in (found["MLP"], found["norm"]) else dict.fromkeys(found)
+
+    patch.setattr(spec, "te_layer_spec", table)
+
+
+def fallback(patch: pytest.MonkeyPatch) -> None:
+    """The MLP is native, and says so."""
+    real = spec.why_not_te
+    off = Refusal("te", "device", "not today")
+    patch.setattr(
+        spec, "why_not_te", lambda features, name, device: off if name == "mlp" else real(features, name, device)
+    )
+
+
+def silent_fallback(patch: pytest.MonkeyPatch) -> None:
+    """The MLP is native, and says that it is by TE."""
+
+    def build(hidden: int, ffn_hidden: int, **made: Any) -> Any:
+        return NormMLP(hidden, ffn_hidden, **made)
+
+    patch.setattr(spec, "te_mlp", build)
+
+
+def lost_kind(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(spec, "FEATURE_OF", {kind: name for kind, name in spec.FEATURE_OF.items() if kind != "MLP"})
+
+
+TABLES: dict[str, tuple[Plant, set[str]]] = {
+    "another class": (other_class, {"spec.te.norm"}),
+    "one switch for all": (one_global_switch, {"spec.flag.mlp", "spec.flag.norm"}),
+    "flags ignored": (replaced(spec, "why_not_te", lambda *_: None), {"spec.flag.mlp.native"}),
+    "kind lost": (lost_kind, {"spec.chosen.MLP", "bf16.mlp.swiglu.backend"}),
+    "fallback": (fallback, {"spec.chosen.MLP", "fp32.mlp.gelu.backend"}),
+    "silent fallback": (silent_fallback, {"fp32.mlp.gelu.backend", "bf16.mlp.swiglu.backend"}),
+    "no alignment": (replaced(spec, "_why_not_aligned", lambda *_: None), {"alignment"}),
+    "any dtype": (replaced(spec, "_check_dtype", lambda *_: None), {"refuses.dtype"}),
+    "first values": (replaced(spec, "take_over", lambda layer, plain, name: layer), {"checkpoints.mixer.first-values"}),
+    "checkpoints": (replaced(spec, "keep_checkpoints_plain", torch.nn.Sequential), {"checkpoints.norm"}),
+}
+
+
+@pytest.mark.usefixtures("te_double")
+@pytest.mark.parametrize(("plant", "caught"), TABLES.values(), ids=TABLES)
+def test_a_planted_fault_of_the_table_is_caught(
+    plant: Plant, caught: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    bench = Bench(Order("layer_spec", "stack", Target("cpu", ""), "te", quick=True))
+    try:
+        probe(bench)
+    except (AttributeError, KeyError):  # where a fault breaks what comes later, what was seen before it counts
+        assert caught & failed(bench)
+    found = failed(bench)
+    assert all(any(name.endswith(wanted) for name in found) for wanted in caught)
+
+
+# --- faults of numbers ------------------------------------------------------------------------------------------------
+
+
+def half_zeros(tensor: Any) -> Any:
+    keep = torch.ones_like(tensor)
+    keep.view(-1)[: tensor.numel() // 2] = 0
+    return tensor * keep
+
+
+def one_nan(tensor: Any) -> Any:
+    mask = torch.zeros(tensor.shape, dtype=torch.bool)
+    mask.view(-1)[-1] = True
+    return tensor.masked_fill(mask, float("nan"))
+
+
+class _Gradient(torch.autograd.Function):
+    """The tensor as it is, with something done to its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Any, fault: Fault) -> Any:
+        ctx.fault = fault
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, None]:
+        return ctx.fault(gradient), None
+
+
+VALUES: dict[str, Fault] = {
+    "zeros": lambda tensor: tensor * 0,
+    "half zeros": half_zeros,
+    "x0.5": lambda tensor: tensor * 0.5,
+    "x2": lambda tensor: tensor * 2,
+    "x1.01": lambda tensor: tensor * 1.01,
+    "sign": lambda tensor: -tensor,
+    "shuffled": lambda tensor: tensor.roll(1, -1),
+    "one NaN": one_nan,
+}
+BUILDERS = {"te_norm": "norm.unit", "te_mlp": "mlp.swiglu", "te_mamba_in_projection": "in_projection"}
+
+
+def faulty(patch: pytest.MonkeyPatch, builder: str, change: Callable[[Any, Any], Any]) -> None:
+    """What TE builds calls `change(forward, rows)` instead of its own forward."""
+    real = getattr(spec, builder)
+
+    def build(*given: Any, **named: Any) -> Any:
+        layer = real(*given, **named)
+        own = layer.forward
+        layer.forward = lambda rows: change(own, rows)
+        return layer
+
+    patch.setattr(spec, builder, build)
+
+
+@pytest.mark.usefixtures("te_double")
+@pytest.mark.parametrize("fault", VALUES.values(), ids=VALUES)
+def test_a_wrong_output_is_caught(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    for builder in BUILDERS:
+        faulty(monkeypatch, builder, lambda forward, rows: fault(forward(rows)))
+    found = failed(run("te", ("delayed",)))
+    for path in BUILDERS.values():
+        assert {f"fp32.{path}.forward", f"bf16.{path}.forward"} <= found
+    if fault is not VALUES["x1.01"]:  # less than FP8 itself is off by
+        assert {"delayed.mlp.swiglu.forward", "delayed.in_projection.forward"} <= found
+
+
+@pytest.mark.usefixtures("te_double")
+@pytest.mark.parametrize("fault", VALUES.values(), ids=VALUES)
+def test_a_wrong_gradient_is_caught(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    for builder in BUILDERS:
+        faulty(monkeypatch, builder, lambda forward, rows: forward(_Gradient.apply(rows, fault)))
+    found = failed(run("te", ("delayed",)))
+    for path in BUILDERS.values():
+        assert {f"fp32.{path}.grad.input", f"bf16.{path}.grad.input"} <= found
+    if fault is not VALUES["x1.01"]:
+        assert {"delayed.mlp.swiglu.grad.input", "delayed.in_projection.grad.input"} <= found
+
+
+def argument(builder: str, **other: Any) -> Plant:
+    """A builder that passes something else on."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        real = getattr(spec, builder)
+        patch.setattr(spec, builder, lambda *given, **named: real(*given, **{**named, **other}))
+
+    return plant
+
+
+def layer_norm(patch: pytest.MonkeyPatch) -> None:
+    """The in-projection takes the mean away."""
+    faulty(patch, "te_mamba_in_projection", lambda forward, rows: forward(rows - rows.mean(-1, keepdim=True)))
+
+
+def of_scan(change: Callable[..., Any]) -> Plant:
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        real = mamba.ssd_chunked
+        patch.setattr(mamba, "ssd_chunked", lambda *given, **named: change(real, given, named))
+
+    return plant
+
+
+def of_recurrence(change: Callable[..., Any]) -> Plant:
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        real = recurrent.matrix_recurrence_chunked
+        patch.setattr(recurrent, "matrix_recurrence_chunked", lambda *given, **named: change(real, given, named))
+
+    return plant
+
+
+def half_decay(real: Any, given: Any, named: Any) -> Any:
+    x, dt, a, b, c = given
+    return real(x, dt, a * 0.5, b, c, **named)
+
+
+def forget_between(real: Any, given: Any, named: Any) -> Any:
+    x, dt, a, b, c = given
+    parts = [real(x[:, s], dt[:, s], a, b[:, s], c[:, s], **named)[0] for s in (slice(0, 8), slice(8, None))]
+    return torch.cat(parts, 1), None
+
+
+def swap_directions(real: Any, given: Any, named: Any) -> Any:
+    x, dt, a, b, c = given
+    return real(x, dt, a, c, b, **named)
+
+
+def late_queries(real: Any, given: Any, named: Any) -> Any:
+    return real(given[0].roll(1, 1), *given[1:], **named)
+
+
+def keep_more(real: Any, given: Any, named: Any) -> Any:
+    return real(*given[:4], given[4] + 1.0, **named)
+
+
+def other_gate(patch: pytest.MonkeyPatch) -> None:
+    real = spec.te_mlp
+
+    def build(*given: Any, activation: Any, **named: Any) -> Any:
+        return real(*given, activation="geglu" if activation == "swiglu" else activation, **named)
+
+    patch.setattr(spec, "te_mlp", build)
+
+
+def gates_of_another_row(patch: pytest.MonkeyPatch) -> None:
+    real = mamba.Mamba2Mixer._gated_norm
+    patch.setattr(mamba.Mamba2Mixer, "_gated_norm", lambda self, y, gate: real(self, y, gate.roll(1, 1)))
+
+
+LAYERS: dict[str, tuple[Plant, set[str]]] = {
+    "norm's eps": (argument("te_norm", eps=1e-6), {"fp32.norm.small.forward", "bf16.norm.small.forward"}),
+    "mlp's eps": (argument("te_mlp", eps=1e-6), {"fp32.mlp.gelu.forward", "bf16.mlp.gelu.forward"}),
+    "projection's eps": (argument("te_mamba_in_projection", eps=1e-6), {"bf16.in_projection.forward"}),
+    "mlp's activation": (other_gate, {"bf16.mlp.swiglu.forward"}),
+    "projection's norm": (layer_norm, {"fp32.in_projection.forward", "bf16.mixer.forward"}),
+    "decays half as fast": (of_scan(half_decay), {"bf16.mixer.forward", "bf16.mixer.grad.a_log"}),
+    "a chunk forgotten": (of_scan(forget_between), {"bf16.mixer.forward", "bf16.mixer.grad.input"}),
+    "b and c swapped": (of_scan(swap_directions), {"bf16.mixer.forward"}),
+    "gate of another row": (gates_of_another_row, {"bf16.mixer.forward"}),
+    "queries of the row before": (of_recurrence(late_queries), {"bf16.recurrent.forward"}),
+    "forget gate open": (of_recurrence(keep_more), {"bf16.recurrent.forward", "bf16.recurrent.grad.forget_bias"}),
+}
+
+
+@pytest.mark.usefixtures("te_double")
+@pytest.mark.parametrize(("plant", "caught"), LAYERS.values(), ids=LAYERS)
+def test_a_faulty_layer_is_caught(plant: Plant, caught: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    assert caught <= failed(run("te"))
+
+
+@pytest.mark.usefixtures("te_double")
+def test_an_attention_layer_of_another_shape_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    argument("te_attention_layer", num_gqa_groups=4)(monkeypatch)
+    assert "A.parameters" in failed(run("te"))
+    argument("te_attention_layer", num_gqa_groups=2, dtype=torch.float32)(monkeypatch)
+    assert "A.dtype" in failed(run("te"))
+
+
+# --- the references themselves ----------------------------------------------------------------------------------------
+
+
+def test_the_references_agree_with_the_native_layers_in_fp64() -> None:
+    torch.manual_seed(0)
+    double: dict[str, Any] = {"dtype": torch.float64}
+    mixer = {"state": 8, "head_dim": 8, "groups": 2}
+    block = {"key_dim": 8, "value_dim": 16}
+    cases: list[tuple[Any, Any]] = [
+        (RMSNorm(32, **double), lambda rows, given: reference.rms_norm(rows, given["weight"], 1e-5)),
+        (NormLinear(32, 48, **double), lambda rows, given: reference.norm_linear(rows, given, 1e-5)),
+        (NormMLP(32, 48, **double), lambda rows, given: reference.mlp(rows, given, gated=True, eps=1e-5)),
+        (
+            NormMLP(32, 48, activation="gelu", **double),
+            lambda rows, given: reference.mlp(rows, given, gated=False, eps=1e-5),
+        ),
+        (
+            mamba.Mamba2Mixer(32, chunk=8, **mixer, **double),
+            lambda rows, given: reference.mamba_mixer(rows, given, **mixer, eps=1e-5),
+        ),
+        (
+            recurrent.MatrixRecurrentBlock(32, num_heads=2, chunk=8, **block, **double),
+            lambda rows, given: reference.recurrent_block(rows, given, heads=2, **block, eps=1e-5),
+        ),
+    ]
+    for layer, function in cases:
+        with torch.no_grad():
+            for value in layer.parameters():
+                value.add_(torch.randn_like(value) * 0.2)
+        rows = torch.randn(2, 19, 32, dtype=torch.float64, requires_grad=True)
+        out = layer(rows)
+        gradient = torch.randn_like(out)
+        out.backward(gradient)
+        parameters = dict(layer.named_parameters())
+        wanted = reference.reference_step(function, rows, parameters, gradient)
+        torch.testing.assert_close(out, wanted.out, rtol=0, atol=1e-12)
+        for name, value in wanted.grads.items():
+            seen = rows.grad if name == "input" else parameters[name].grad
+            torch.testing.assert_close(seen, value, rtol=0, atol=1e-11, msg=f"{type(layer).__name__}.{name}")

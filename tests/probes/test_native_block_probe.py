@@ -1,0 +1,269 @@
+"""The A-block probe: every path passes as it is, and every planted fault fails a check that names where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="not-run: there is no torch")
+
+from megacpp_validate.bridge import attention_masks as masks  # noqa: E402
+from megacpp_validate.bridge import block_weights as weights  # noqa: E402
+from megacpp_validate.bridge import native_block as bridge  # noqa: E402
+from megacpp_validate.bridge.backends import Choice, Refusal  # noqa: E402
+from megacpp_validate.native import block as native  # noqa: E402
+from megacpp_validate.native.rope import apply_rope  # noqa: E402
+from megacpp_validate.probes.bench import Bench  # noqa: E402
+from megacpp_validate.probes.native_block import CASES, QUICK, REFUSED, probe  # noqa: E402
+from megacpp_validate.probes.order import Order, Target  # noqa: E402
+
+Fault = Callable[..., Any]
+
+
+def run(requested: str = "native", seed: int = 0, *, quick: bool = True, recipes: tuple[str, ...] = ()) -> Bench:
+    bench = Bench(Order("native_block", "stack", Target("cpu", "", recipes=recipes), requested, seed=seed, quick=quick))
+    probe(bench)
+    return bench
+
+
+def failed(bench: Bench) -> set[str]:
+    return {check.name for check in bench.checks if not check.passed}
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_the_native_path_passes(quick: bool) -> None:
+    bench = run(quick=quick)
+    assert failed(bench) == set()
+    assert {row.claimed for row in bench.backends} == {"native"}
+    cases = {case.name for case in CASES if case.name in QUICK or not quick}
+    assert {row.path for row in bench.backends} == {
+        *(f"native_block.{dtype}.{name}" for dtype in ("fp32", "bf16") for name in cases),
+        *(f"native_block.bf16.{case.name}" for case in REFUSED),
+    }
+
+
+@pytest.mark.usefixtures("te_double")
+def test_te_passes_in_every_recipe_and_is_seen() -> None:
+    bench = run("te", recipes=("delayed", "current", "block"))
+    assert failed(bench) == set()
+    recipes = ("delayed", "current", "block")
+    refused = {f"native_block.bf16.{case.name}" for case in REFUSED}
+    refused |= {f"native_block.fp8.{recipe}.gqa4.d64.odd" for recipe in recipes}
+    for row in bench.backends:
+        assert row.claimed == ("native" if row.path in refused else "te")
+        assert ("te" in row.observed) == (row.path not in refused)
+    low = {row.path for row in bench.backends if ".fp8." in row.path} - refused
+    assert low == {f"native_block.fp8.{recipe}.gqa4.d64.swiglu" for recipe in recipes}
+
+
+@pytest.mark.usefixtures("te_double")
+def test_a_recipe_without_a_reference_is_no_success() -> None:
+    assert failed(run("te", recipes=("nvfp4",))) == {"fp8.nvfp4.reference"}
+
+
+# --- faults in what a path computes ------------------------------------------------------------------------
+
+
+class _Gradients(torch.autograd.Function):
+    """The tensor as it is; its gradient with something done to it."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Any, fault: Fault) -> Any:
+        ctx.fault = fault
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, None]:
+        return ctx.fault(gradient), None
+
+
+def half(tensor: Any) -> Any:
+    keep = torch.ones_like(tensor)
+    keep[:, : tensor.shape[1] // 2] = 0
+    return tensor * keep
+
+
+def one_nan(tensor: Any) -> Any:
+    mask = torch.zeros(tensor.shape, dtype=torch.bool)
+    mask.view(-1)[-1] = True
+    return tensor.masked_fill(mask, float("nan"))
+
+
+VALUES: dict[str, tuple[Fault, str]] = {
+    "zeros": (lambda x: x * 0, "forward"),
+    "half-zeros": (half, "forward"),
+    "x0.5": (lambda x: x * 0.5, "forward"),
+    "x2": (lambda x: x * 2, "forward"),
+    "x1.01": (lambda x: x * 1.01, "forward"),
+    "sign": (lambda x: -x, "forward"),
+    "shuffled": (lambda x: x.roll(1, 1), "forward"),
+    "one-nan": (one_nan, "forward"),
+    "another-dtype": (lambda x: x.double(), "dtype"),
+    "gradient-zeroed": (lambda x: _Gradients.apply(x, torch.zeros_like), "grad.rows"),
+    "gradient-x1.01": (lambda x: _Gradients.apply(x, lambda g: g * 1.01), "grad.qkv.weight.value"),
+}
+
+
+@pytest.mark.parametrize(("fault", "named"), VALUES.values(), ids=VALUES)
+@pytest.mark.parametrize("path", ["te", "native"])
+def test_a_fault_in_the_output_is_seen(
+    te_double: None, monkeypatch: pytest.MonkeyPatch, path: str, fault: Fault, named: str
+) -> None:
+    kind = bridge.TeBlock if path == "te" else native.ABlock
+    forward = kind.forward
+    monkeypatch.setattr(bridge, "ABlock", type("ABlock", (native.ABlock,), {}))
+    kind = bridge.TeBlock if path == "te" else bridge.ABlock
+    monkeypatch.setattr(kind, "forward", lambda block, *args, **keywords: fault(forward(block, *args, **keywords)))
+    if path == "native":
+        monkeypatch.setenv("MEGACPP_DISABLE_TE_NATIVE_BLOCK", "1")
+    wrong = failed(run(path))
+    assert any(name.endswith(named) and name.startswith("bf16") for name in wrong), sorted(wrong)
+
+
+def edit(part: str, **changes: Any) -> Fault:
+    """Another value of an attribute in one of TE's layers."""
+
+    def plant(block: Any) -> None:
+        for name, value in changes.items():
+            setattr(getattr(block, part), name, value)
+
+    return plant
+
+
+PARTS: dict[str, tuple[Fault, str]] = {
+    "eps-of-the-first-norm": (edit("qkv", eps=1e-6), "small.forward"),
+    "eps-of-the-second-norm": (edit("mlp", eps=1e-6), "small.forward"),
+    "another-activation": (
+        lambda block: block.mlp.activation == "gelu" and edit("mlp", activation="silu")(block),
+        "gelu.forward",
+    ),
+    "keys-as-values": (edit("qkv", weight_names=["query_weight", "value_weight", "key_weight"]), "forward"),
+    "softmax-scale": (edit("attention", softmax_scale=0.25), "forward"),
+    "no-mask": (edit("attention", attn_mask_type="no_mask", window_size=(-1, -1)), "forward"),
+}
+
+
+@pytest.mark.usefixtures("te_double")
+@pytest.mark.parametrize(("fault", "named"), PARTS.values(), ids=PARTS)
+def test_a_fault_in_one_part_is_seen(monkeypatch: pytest.MonkeyPatch, fault: Fault, named: str) -> None:
+    made = bridge.TeBlock.__init__
+
+    def faulty(block: Any, **sizes: Any) -> None:
+        made(block, **sizes)
+        fault(block)
+
+    monkeypatch.setattr(bridge.TeBlock, "__init__", faulty)
+    wrong = failed(run("te"))
+    assert any(name.endswith(named) for name in wrong), sorted(wrong)
+
+
+@pytest.mark.usefixtures("te_double")
+@pytest.mark.parametrize(
+    "turn",
+    [
+        lambda rows, rope: rows,
+        lambda rows, rope: apply_rope(rows.transpose(1, 2), rope[0], -rope[1]).transpose(1, 2),
+        lambda rows, rope: apply_rope(rows.transpose(1, 2), rope[0].roll(1, 0), rope[1]).transpose(1, 2),
+    ],
+    ids=["not-at-all", "the-other-way", "by-the-wrong-angle"],
+)
+def test_a_fault_in_the_rotary_embedding_is_seen(monkeypatch: pytest.MonkeyPatch, turn: Fault) -> None:
+    monkeypatch.setattr(bridge, "_turn", turn)
+    assert "bf16.gqa1.d64.gelu.forward" in failed(run("te"))
+
+
+@pytest.mark.usefixtures("te_double")
+def test_a_silent_fallback_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plain(block: Any, rows: Any, *, rope: Any, is_first_microbatch: Any) -> Any:
+        owner = [made for made in owners if made.te is block][-1]
+        return torch.func.functional_call(owner._plain[0], owner._weights(), (rows,), {"rope": rope})
+
+    owners: list[Any] = []
+    made = bridge.NativeBlock.__init__
+    monkeypatch.setattr(
+        bridge.NativeBlock, "__init__", lambda block, **sizes: (made(block, **sizes), owners.append(block))[0]
+    )
+    monkeypatch.setattr(bridge.TeBlock, "forward", plain)
+    wrong = failed(run("te"))
+    assert wrong
+    assert all(name.endswith((".backend", ".layers")) for name in wrong)
+
+
+@pytest.mark.usefixtures("te_double")
+def test_a_fallback_that_is_told_is_a_failure_where_te_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusal = Refusal("te", "planted", "it does not want to")
+    monkeypatch.setattr(bridge, "_why_not_made_of_te", lambda *args: refusal)
+    wrong = failed(run("te"))
+    assert wrong
+    assert all(name.endswith((".backend", ".layers")) for name in wrong)
+
+
+def test_a_false_claim_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bridge, "choose", lambda name, candidates: Choice(name, "te", "te", ()))
+    assert any(name.endswith(".backend") for name in failed(run()))
+
+
+@pytest.mark.usefixtures("te_double")
+@pytest.mark.parametrize(("code", "case"), [("packed-documents", "packed"), ("local-window", "window")])
+def test_a_refusal_that_was_dropped_is_seen(monkeypatch: pytest.MonkeyPatch, code: str, case: str) -> None:
+    kept = tuple(row for row in masks.REFUSED_OPTIONS if row.code != code)
+    monkeypatch.setattr(masks, "REFUSED_OPTIONS", kept)
+    wrong = failed(run("te"))
+    assert {f"bf16.gqa4.d64.{case}.refused", f"bf16.gqa4.d64.{case}.forward"} <= wrong
+
+
+# --- faults in what happens to weights ---------------------------------------------------------------------
+
+
+def exchange(name: str, fault: Fault) -> Callable[[Fault], Fault]:
+    """Something done to one weight of a mapping that a function gives."""
+
+    def plant(function: Fault) -> Fault:
+        def faulty(*args: Any, **keywords: Any) -> Mapping[str, Any]:
+            made = dict(function(*args, **keywords))
+            return {**made, name: fault(made[name])}
+
+        return faulty
+
+    return plant
+
+
+def halves(weight: Any) -> Any:
+    return torch.cat(weight.chunk(2)[::-1])
+
+
+WEIGHTS: dict[str, tuple[str, Callable[[Fault], Fault], str]] = {
+    "gate-and-linear-half": ("to_te", exchange("mlp.fc1_weight", halves), "odd.forward"),
+    "norms-scaled": ("to_te", exchange("qkv.layer_norm_weight", lambda w: w * 1.01), "forward"),
+    "groups-swapped": ("to_te", exchange("qkv.key_weight", halves), "forward"),
+    "heads-rolled": ("to_te", exchange("qkv.query_weight", lambda w: w.roll(64, 0)), "round-trip"),
+    "kept-rounded": ("to_native", exchange("out.weight", lambda w: w * 1.01), "round-trip"),
+    "state-not-checked": ("check_native_state", lambda function: lambda state, *_: state, "weights.missing"),
+}
+
+
+@pytest.mark.usefixtures("te_double")
+@pytest.mark.parametrize(("name", "plant", "named"), WEIGHTS.values(), ids=WEIGHTS)
+def test_a_fault_in_the_mapping_of_weights_is_seen(
+    monkeypatch: pytest.MonkeyPatch, name: str, plant: Callable[[Fault], Fault], named: str
+) -> None:
+    monkeypatch.setattr(bridge, name, plant(getattr(weights, name)))
+    wrong = failed(run("te"))
+    assert any(found.endswith(named) for found in wrong), sorted(wrong)
+
+
+def test_naive_chunks_of_tensor_parallel_weights_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "split_qkv", lambda weight, rank, tp_size, *_: weight.chunk(tp_size)[rank].clone())
+    monkeypatch.setattr(weights, "join_qkv", lambda shards, **_: torch.cat(list(shards)))
+    wrong = failed(run())
+    assert {"shards.gqa4.d64.swiglu.attention", "shards.gqa1.d64.gelu.attention"} <= wrong
+    assert not any(".joined" in name for name in wrong)  # a wrong split that undoes itself is still wrong
+
+
+def test_a_gate_split_as_a_whole_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "split_gated", lambda fc1, rank, tp_size: fc1.chunk(tp_size)[rank].clone())
+    monkeypatch.setattr(weights, "join_gated", lambda shards: torch.cat(list(shards)))
+    assert failed(run()) >= {"shards.gqa4.d64.swiglu.mlp"}
+    assert "shards.gqa1.d64.gelu.mlp" not in failed(run())

@@ -1,0 +1,173 @@
+"""What ran is read from the autograd graph: vendor functions by their module, torch's own by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from megacpp_validate.probes.observe import graph_nodes, marking_vendor_layers, observed_backends
+
+
+def function_of(module: str, name: str = "_Function") -> Any:
+    """A Python autograd function that lives in a module, as a vendor's do."""
+
+    def forward(ctx: Any, x: Any) -> Any:
+        return x * 2
+
+    def backward(ctx: Any, g: Any) -> Any:
+        return g * 2
+
+    body = {"forward": staticmethod(forward), "backward": staticmethod(backward), "__module__": module}
+    return type(name, (torch.autograd.Function,), body)
+
+
+def leaf(*shape: int) -> Any:
+    return torch.ones(*shape or (4, 4), requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    ("module", "backend"),
+    [
+        ("transformer_engine.pytorch.module.linear", "te"),
+        ("transformer_engine.pytorch.attention.dot_product_attention.backends", "te"),
+        ("transformer_engine_torch", "te"),
+        ("flash_attn_interface", "fa3"),
+        ("flash_attn_3.flash_attn_interface", "fa3"),
+        ("flash_attn.cute.interface", "fa4"),
+        ("deep_gemm.autograd", "deep_gemm"),
+        ("megacpp_validate.bridge.deep_gemm", "deep_gemm"),
+        ("some_model.layers", "native"),
+    ],
+)
+def test_a_vendor_is_known_by_the_module_of_its_function(module: str, backend: str) -> None:
+    assert observed_backends(function_of(module).apply(leaf())) == (backend,)
+
+
+def test_a_custom_operator_is_known_by_its_name() -> None:
+    """Transformer Engine's permutes are custom operators, `te_moe::permute_...`."""
+    library = torch.library.Library("te_moe_test", "FRAGMENT")
+    library.define("twice(Tensor x) -> Tensor")
+
+    @torch.library.impl(library, "twice", "CompositeExplicitAutograd")
+    def twice(x: Any) -> Any:
+        return x * 2
+
+    torch.library.register_autograd("te_moe_test::twice", lambda ctx, g: g * 2, lib=library)
+    assert observed_backends(torch.ops.te_moe_test.twice(leaf())) == ("te",)
+
+
+def test_what_torch_itself_takes() -> None:
+    assert observed_backends(leaf() @ leaf()) == ("native",)
+    query = torch.randn(1, 2, 8, 16, requires_grad=True)
+    assert observed_backends(scaled_dot_product_attention(query, query, query, is_causal=True)) == ("sdpa",)
+
+
+@pytest.mark.parametrize("output", [torch.ones(2), torch.ones(2, requires_grad=True), None, 3])
+def test_what_has_no_graph_is_native(output: object) -> None:
+    """So a path that asks for a vendor fails where nothing was recorded: no gradient, no evidence."""
+    assert observed_backends(output) == ("native",)
+    assert graph_nodes(output) == ()
+
+
+def test_without_gradients_nothing_is_seen() -> None:
+    with torch.no_grad():
+        assert observed_backends(function_of("transformer_engine.pytorch.x").apply(leaf())) == ("native",)
+
+
+def test_everything_behind_every_output_is_seen_once() -> None:
+    vendor, other = function_of("transformer_engine.pytorch.x"), function_of("flash_attn_interface")
+    deep = vendor.apply(leaf())
+    for _ in range(300):  # far behind what came out, past views and sums
+        deep = (deep + deep).reshape(2, 8).reshape(4, 4)
+    assert observed_backends(deep) == ("te",)
+    assert observed_backends(torch.ones(1), deep, other.apply(leaf())) == ("fa3", "te")
+    names = graph_nodes(vendor.apply(vendor.apply(leaf())))
+    assert len(names) == len(set(names))
+
+
+def test_what_was_cut_off_is_not_seen() -> None:
+    """Planted: a vendor's result that is thrown away, or detached, did not make the output."""
+    vendor = function_of("transformer_engine.pytorch.x")
+    vendor.apply(leaf())
+    assert observed_backends(vendor.apply(leaf()).detach() + leaf()) == ("native",)
+
+
+def test_what_only_the_gradient_passes_through_is_seen() -> None:
+    """A vendor's output times zero: the graph cannot tell that nothing of it is left. The numbers must."""
+    assert observed_backends(function_of("transformer_engine.pytorch.x").apply(leaf()) * 0) == ("te",)
+
+
+# --- layers of torch's own operators ----------------------------------------------------------------------
+
+
+class Plain(torch.nn.Module):
+    """A vendor's layer that leaves no function of its own in the graph."""
+
+    def forward(self, x: Any) -> Any:
+        return x * 2
+
+
+class Pair(Plain):
+    def forward(self, x: Any) -> Any:
+        return x * 2, None, x * 3
+
+
+@pytest.fixture
+def vendor_layers() -> Iterator[None]:
+    for kind in (Plain, Pair):
+        kind.__module__ = "transformer_engine.pytorch.attention"
+    yield
+    for kind in (Plain, Pair):
+        kind.__module__ = __name__
+
+
+def test_a_layer_is_marked_only_inside(vendor_layers: None) -> None:
+    assert observed_backends(Plain()(leaf())) == ("native",)
+    with marking_vendor_layers():
+        inside = Plain()(leaf())
+    assert observed_backends(inside) == ("te",)
+    assert observed_backends(Plain()(leaf())) == ("native",)
+
+
+def test_every_output_of_a_layer_is_marked(vendor_layers: None) -> None:
+    with marking_vendor_layers():
+        first, _, last = Pair()(leaf())
+    assert (observed_backends(first), observed_backends(last)) == (("te",), ("te",))
+
+
+def test_a_layer_of_nobody_is_not_marked() -> None:
+    with marking_vendor_layers():
+        assert observed_backends(torch.nn.Linear(4, 4)(leaf())) == ("native",)
+        assert observed_backends(Plain()(leaf())) == ("native",)
+
+
+def test_the_mark_goes_back_only_to_what_came_before(vendor_layers: None) -> None:
+    with marking_vendor_layers():
+        before = leaf() * 3
+        after = Plain()(before) + 1
+    assert observed_backends(before) == ("native",)
+    assert observed_backends(after) == ("te",)
+
+
+def test_the_hook_is_gone_after_an_exception(vendor_layers: None) -> None:
+    with pytest.raises(KeyError), marking_vendor_layers():
+        raise KeyError
+    assert observed_backends(Plain()(leaf())) == ("native",)
+
+
+def test_a_vendor_layer_that_hands_on_its_input_marks_what_made_that(vendor_layers: None) -> None:
+    """Known: a layer that gives its input as it is ends in the node before it, and that node is marked."""
+
+    class Through(Plain):
+        def forward(self, x: Any) -> Any:
+            return x
+
+    Through.__module__ = "transformer_engine.pytorch.attention"
+    before = leaf() * 3
+    with marking_vendor_layers():
+        Through()(before)
+    assert observed_backends(before) == ("te",)

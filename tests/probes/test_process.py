@@ -1,0 +1,290 @@
+"""Whatever a probe or the vendor library does, there is one receipt, and its outcome says what happened."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from megacpp_validate.bridge import imports as te
+from megacpp_validate.bridge.backends import Choice
+from megacpp_validate.evidence.receipt import Outcome
+from megacpp_validate.evidence.store import read_receipt
+from megacpp_validate.probes import process
+from megacpp_validate.probes.bench import Bench
+from megacpp_validate.probes.bounds import Roundings
+from megacpp_validate.probes.order import Order, Target
+from megacpp_validate.probes.process import describe, run_probe
+
+CPU = Target("cpu", "")
+H200 = Target("h200", "sm_90", ("delayed",), "delayed", ("te",), deep_gemm=True)
+ORDER = Order("fake", "native", CPU, "native", "for a test", seed=7, tool="tool 1", commit="abc", lock_hash="def")
+FP32 = Roundings((("fp32", 1),), 1)
+
+Plant = Callable[[Callable[[Bench], None]], None]
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
+    """Make a function the probe `fake`, whose bridge module is there."""
+    monkeypatch.setitem(sys.modules, f"{process.BRIDGE}.fake", types.ModuleType("fake"))
+
+    def put(probe: Callable[[Bench], None]) -> None:
+        module = types.ModuleType("fake")
+        vars(module)["probe"] = probe
+        monkeypatch.setitem(sys.modules, f"{process.PROBES}.fake", module)
+
+    return put
+
+
+def good(bench: Bench) -> None:
+    bench.check("one", True, "seen")
+    bench.check("two", True)
+
+
+def test_a_probe_whose_checks_hold_passes_and_the_receipt_says_where_it_ran(plant: Plant) -> None:
+    plant(good)
+    receipt = run_probe(ORDER)
+    assert (receipt.outcome, receipt.reason, receipt.failure) == (Outcome.PASS, "", None)
+    assert [check.name for check in receipt.checks] == ["one", "two"]
+    assert receipt.cell == "native-cpu-fake"
+    assert (receipt.requested, receipt.requested_because, receipt.seed) == ("native", "for a test", 7)
+    assert (receipt.tool, receipt.commit, receipt.lock_hash) == ("tool 1", "abc", "def")
+    assert receipt.machine.torch == torch.__version__
+    assert {package.name: package.version for package in receipt.packages}["torch"] == torch.__version__
+    assert {"import-torch", "import-vendor", "probe", "total"} == set(receipt.seconds)
+    assert receipt.peak_memory_mib > 10
+    assert receipt.started.endswith("+00:00")
+
+
+def test_a_failed_check_fails_the_cell_and_is_named(plant: Plant) -> None:
+    def probe(bench: Bench) -> None:
+        bench.check("fine", True)
+        bench.compare("bf16.forward", torch.ones(4), torch.zeros(4).double() + 2, roundings=FP32)
+
+    plant(probe)
+    receipt = run_probe(ORDER)
+    assert receipt.outcome is Outcome.FAIL
+    assert receipt.reason == "1 of 2 checks failed: bf16.forward"
+
+
+def test_a_fallback_where_te_is_requested_fails(plant: Plant, te_double: None) -> None:
+    def probe(bench: Bench) -> None:
+        weight = torch.ones(2, requires_grad=True)
+        bench.ran_on("fake.bf16", Choice("fake", "te", "native"), weight * 2)
+
+    plant(probe)
+    receipt = run_probe(replace(ORDER, requested="te", stack="te2"))
+    assert receipt.outcome is Outcome.FAIL
+    assert [check.name for check in receipt.checks if not check.passed] == ["fake.bf16.backend"]
+    assert receipt.backends[0].observed == ("native",)
+
+
+def test_a_probe_that_checks_nothing_is_an_error(plant: Plant) -> None:
+    plant(lambda bench: None)
+    receipt = run_probe(ORDER)
+    assert (receipt.outcome, receipt.reason) == (Outcome.ERROR, "the probe checked nothing")
+
+
+class Odd(BaseException):
+    """What a vendor library makes up."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+RAISED: dict[str, tuple[BaseException, str]] = {
+    "error": (RuntimeError("cuDNN\nerror"), "RuntimeError: cuDNN error"),
+    "exit": (SystemExit(0), "SystemExit: 0"),
+    "assertion": (AssertionError(), "AssertionError:"),
+    "own-class": (Odd(), f"{__name__}.Odd: its text cannot be made"),
+    "half-a-character": (ValueError("\udcff"), "ValueError: \udcff"),
+}
+
+
+@pytest.mark.parametrize(("fault", "reason"), RAISED.values(), ids=RAISED)
+def test_what_a_probe_raises_is_an_error_and_keeps_the_checks_before_it(
+    fault: BaseException, reason: str, plant: Plant, tmp_path: Path
+) -> None:
+    def probe(bench: Bench) -> None:
+        bench.check("before", True)
+        raise fault
+
+    plant(probe)
+    receipt = run_probe(ORDER)
+    assert (receipt.outcome, receipt.reason) == (Outcome.ERROR, reason)
+    assert [check.name for check in receipt.checks] == ["before"]
+    assert receipt.failure is not None
+    assert "in probe" in receipt.failure.frame
+    assert "test_process.py" in receipt.failure.traceback
+
+
+def test_an_interrupt_goes_through(plant: Plant) -> None:
+    def probe(bench: Bench) -> None:
+        raise KeyboardInterrupt
+
+    plant(probe)
+    with pytest.raises(KeyboardInterrupt):
+        run_probe(ORDER)
+
+
+def test_the_innermost_vendor_frame_is_told_from_its_package_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault that passes through torch and the vendor, and ends in a function of ours, is the vendor's."""
+    folder = tmp_path / "torch" / "site"  # a folder of that name on the way says nothing
+    (folder / "deep_gemm").mkdir(parents=True)
+    (folder / "deep_gemm" / "__init__.py").write_text("def call(function):\n    return function()\n")
+    monkeypatch.syspath_prepend(str(folder))
+    deep_gemm: Any = importlib.import_module("deep_gemm")
+    del sys.modules["deep_gemm"]
+
+    def fail() -> None:
+        raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError) as raised:
+        deep_gemm.call(fail)
+    assert describe(raised.value).frame == "deep_gemm/__init__.py:2 in call"
+
+
+def test_without_vendor_code_the_innermost_frame_is_told() -> None:
+    with pytest.raises(ImportError) as raised:
+        importlib.import_module("megacpp_validate.no_such_module")
+    assert describe(raised.value).frame.endswith("in import_module")
+
+
+def test_the_bridge_module_that_cannot_be_imported_accuses_its_own_cell(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(good)
+    monkeypatch.delitem(sys.modules, f"{process.BRIDGE}.fake")
+    receipt = run_probe(ORDER)
+    assert receipt.outcome is Outcome.IMPORT_ERROR
+    assert "megacpp_validate.bridge.fake cannot be imported: ModuleNotFoundError" in receipt.reason
+    assert receipt.blocked_by == ""
+
+
+UNDEFINED = (
+    "Transformer Engine cannot be used: OSError: /tmp/te/libtransformer_engine.so: undefined symbol: "
+    "cublasLtGroupedMatrixLayoutInit_internal (at /opt/site/transformer_engine/common/__init__.py:310). Likely cause: "
+    "cuBLAS is older. Next step: upgrade nvidia-cublas. Found: transformer-engine 2.14.1; sources in /opt/site."
+)
+
+
+@pytest.mark.parametrize("probe", ["imports", "fake"])
+def test_te_that_cannot_be_used_is_one_import_error_and_blocks_the_rest(
+    probe: str, plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(good)
+    monkeypatch.setattr(te, "is_te_available", lambda: False)
+    monkeypatch.setattr(te, "why_te_is_unavailable", lambda: UNDEFINED)
+    monkeypatch.setattr(sys, "path", [*sys.path, "/opt/site"])
+    receipt = run_probe(replace(ORDER, probe=probe, requested="te", stack="te2.14.1"))
+    assert "cublasLtGroupedMatrixLayoutInit_internal" in receipt.reason
+    assert receipt.checks == ()
+    if probe == "imports":
+        assert receipt.outcome is Outcome.IMPORT_ERROR
+        assert receipt.failure is not None
+        assert receipt.failure.type == "OSError"
+        assert receipt.failure.message.endswith("undefined symbol: cublasLtGroupedMatrixLayoutInit_internal")
+        assert receipt.failure.frame == "transformer_engine/common/__init__.py:310"
+    else:
+        assert receipt.outcome is Outcome.BLOCKED
+        assert receipt.blocked_by == "te2.14.1-cpu-imports"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="not-run: there is a GPU here")
+def test_another_machine_than_the_target_is_not_run(plant: Plant) -> None:
+    plant(good)
+    receipt = run_probe(replace(ORDER, target=H200))
+    assert receipt.outcome is Outcome.NOT_RUN
+    assert "sm_90" in receipt.reason
+    assert receipt.checks == ()
+
+
+@pytest.mark.parametrize("breaks_in", [0, 2, 3])
+def test_what_breaks_on_second_use_fails_and_late_compiles_are_counted(
+    breaks_in: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run 1 is the probe itself; a GPU session then uses the module twice more."""
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path))
+    runs: list[bool] = []
+
+    def probe(bench: Bench) -> None:
+        runs.append(bench.quick)
+        (tmp_path / f"{len(runs)}.cubin").write_text("")
+        bench.check("first", True)
+        if len(runs) == breaks_in:
+            raise RuntimeError("stale state")
+
+    seen = process._Seen()
+    bench = Bench(ORDER)
+    seen.checks = bench.checks
+    probe(bench)
+    process._use_again(ORDER, probe, seen, torch)
+    assert runs[:2] == [False, True]
+    assert seen.checks[-1].name == "second-use"
+    if breaks_in:
+        assert seen.outcome is Outcome.FAIL
+        assert "stale state" in seen.checks[-1].detail
+    else:
+        assert seen.outcome is Outcome.PASS
+        assert seen.jit.after == {"deep_gemm": 1}  # of the last run alone
+
+
+def test_the_same_seed_gives_the_same_weights_and_inputs(plant: Plant) -> None:
+    drawn: list[Any] = []
+
+    def probe(bench: Bench) -> None:
+        drawn.append((bench.randn(3), torch.nn.Linear(2, 2).weight.detach()))
+        bench.check("drawn", True)
+
+    plant(probe)
+    for seed in (3, 3, 4):
+        run_probe(replace(ORDER, seed=seed))
+    assert all(torch.equal(one, two) for one, two in zip(drawn[0], drawn[1], strict=True))
+    assert not any(torch.equal(one, two) for one, two in zip(drawn[0], drawn[2], strict=True))
+
+
+def test_a_quick_probe_in_a_warm_process_costs_next_to_nothing(plant: Plant) -> None:
+    """The suite's own score runs hundreds of them."""
+    plant(good)
+    run_probe(replace(ORDER, quick=True))
+    start = time.perf_counter()
+    for _ in range(10):
+        run_probe(replace(ORDER, quick=True))
+    assert (time.perf_counter() - start) / 10 < 0.1
+
+
+def start(order: str, receipt: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "megacpp_validate.probes", str(receipt)]
+    return subprocess.run(command, input=order, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_process_reads_an_order_and_writes_a_receipt(tmp_path: Path) -> None:
+    place = tmp_path / "new" / "native-cpu-fake.json"
+    done = start(json.dumps(asdict(ORDER)), place)
+    assert done.returncode == 0, done.stderr
+    receipt = read_receipt(place)
+    assert receipt.outcome is Outcome.IMPORT_ERROR  # there is no such bridge module in another process
+    assert receipt.seed == 7
+    assert [path.name for path in place.parent.iterdir()] == [place.name]
+
+
+@pytest.mark.parametrize("order", ["", "{}", "[]", '{"probe": "fake", "target": {"id": "cpu", "colour": "red"}}'])
+def test_an_order_that_cannot_be_read_leaves_no_receipt(order: str, tmp_path: Path) -> None:
+    done = start(order, tmp_path / "receipt.json")
+    assert done.returncode == 1
+    assert "Next step" in done.stderr or "unknown keys: colour" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []

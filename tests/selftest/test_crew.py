@@ -1,0 +1,100 @@
+"""Runs in processes of their own: what comes back from a good one, a damaged one, and one that dies or hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="not-run: there is no torch")
+
+from megacpp_validate.canary.selftest import plan_selftest  # noqa: E402
+from megacpp_validate.catalog import Catalog  # noqa: E402
+from megacpp_validate.evidence.receipt import Outcome  # noqa: E402
+from megacpp_validate.evidence.selftest import Mutant, SelftestOrder  # noqa: E402
+from megacpp_validate.evidence.selftest_file import order_text, read_runs  # noqa: E402
+from megacpp_validate.selftest.crew import run_tasks  # noqa: E402
+from megacpp_validate.selftest.tasks import Task, plan_tasks  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def mutants(catalog: Catalog) -> dict[str, Mutant]:
+    return {row.id: row.planned for row in catalog.mutants}
+
+
+def test_clean_runs_come_first_on_both_paths_and_every_run_has_its_seed(catalog: Catalog) -> None:
+    order = plan_selftest(catalog, ["attention-zeros", "attention-causal-lost"], clean=15, seed=40)
+    tasks = plan_tasks(order)
+    assert [task.requested for task in tasks] == ["te", "native", "te", "te", "native"]
+    assert [task.seed for task in tasks] == [40, 41, 42, 43, 44]
+    assert [task.mutant.id if task.mutant else "" for task in tasks[2:]] == [
+        "", "attention-zeros", "attention-causal-lost",
+    ]  # fmt: skip
+    assert tasks[0].order("attention").cell == "te0.0.0+double-cpu-attention"
+    assert tasks[1].order("attention").cell == "native-cpu-attention"
+    assert tasks[1].order("attention").target.recipes == ()
+
+
+def test_runs(mutants: dict[str, Mutant]) -> None:
+    zeros = mutants["attention-zeros"]
+    tasks = [
+        Task(("attention",), "te", 0),
+        Task(("attention", "no_such_probe"), "te", 0, zeros),
+        Task(("attention",), "te", 0, replace(zeros, id="gone", at="no_such_entry")),
+        Task(("attention",), "native", 0, mutants["attention-soft-cap-lost"]),
+    ]
+    clean, damaged, gone, native = sorted(run_tasks(tasks, jobs=2), key=lambda run: run.mutant)[:4]
+    found = {run.mutant: run for run in (clean, damaged, gone, native)}
+    clean, damaged, gone = found[""], found["attention-zeros"], found["gone"]
+    native = found["attention-soft-cap-lost"]
+    assert [receipt.outcome for receipt in clean.receipts] == [Outcome.PASS]
+    assert clean.receipts[0].checks == ()
+    assert (clean.reached, clean.trouble) == (0, "")
+    assert [receipt.outcome for receipt in damaged.receipts] == [Outcome.FAIL, Outcome.IMPORT_ERROR]
+    assert damaged.receipts[0].checks
+    assert not any(check.passed for check in damaged.receipts[0].checks)
+    assert damaged.reached > 0
+    assert (gone.planted, gone.receipts) == (False, ())
+    assert "no_such_entry" in gone.trouble
+    assert [receipt.outcome for receipt in native.receipts] == [Outcome.FAIL]
+    assert native.receipts[0].requested == "native"
+
+
+def test_a_process_that_hangs_is_a_timeout_of_its_probe() -> None:
+    (run,) = run_tasks([Task(("attention", "permute"), "te", 0)], jobs=1, limit_s=0.05)
+    assert "did not end" in run.trouble
+    assert {receipt.outcome for receipt in run.receipts} <= {Outcome.TIMEOUT, Outcome.PASS}
+
+
+def test_the_command(mutants: dict[str, Mutant]) -> None:
+    order = SelftestOrder(("permute",), tuple(mutants.values()), clean=50, seed=3)
+    command = [sys.executable, "-m", "megacpp_validate.selftest", "--mutants", "unpermute-doubled", "--clean", "1"]
+    switched_off = {**os.environ, "MEGACPP_DISABLE_TE": "1", "MEGACPP_DISABLE_TE_PERMUTE": "1"}  # not in here
+    done = subprocess.run(
+        command, input=order_text(order), env=switched_off, capture_output=True, text=True, check=True
+    )
+    clean, damaged = sorted(read_runs(done.stdout), key=lambda run: run.seed)
+    assert [receipt.outcome for receipt in clean.receipts] == [Outcome.PASS]
+    assert (clean.mutant, clean.seed, damaged.mutant, damaged.seed) == ("", 3, "unpermute-doubled", 4)
+    assert damaged.receipts[0].outcome is Outcome.FAIL
+
+
+@pytest.mark.parametrize("given", ["", "{}", json.dumps({"probes": [], "mutants": [], "colour": 1})])
+def test_an_order_that_is_none_ends_the_command(given: str) -> None:
+    command = [sys.executable, "-m", "megacpp_validate.selftest"]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Next step" in done.stderr
+
+
+def test_an_unknown_mutant_ends_the_command() -> None:
+    command = [sys.executable, "-m", "megacpp_validate.selftest", "--mutants", "gone"]
+    done = subprocess.run(
+        command, input=order_text(SelftestOrder(("permute",), ())), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "there is no mutant gone" in done.stderr

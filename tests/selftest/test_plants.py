@@ -1,0 +1,391 @@
+"""Each kind of fault does what it says, tells that it did, and is an error where its patch point is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="not-run: there is no torch")
+
+from planting import planted, vendor, wrapper  # noqa: E402
+
+from megacpp_validate.bridge import attention_masks, fp8_scope, linear_walker, zones  # noqa: E402
+from megacpp_validate.bridge import imports as te  # noqa: E402
+from megacpp_validate.bridge.attention import Attention  # noqa: E402
+from megacpp_validate.bridge.native_block import TeBlock  # noqa: E402
+from megacpp_validate.catalog import Catalog  # noqa: E402
+from megacpp_validate.evidence.selftest import Fault, Mutant  # noqa: E402
+from megacpp_validate.native.rope import rope_tables  # noqa: E402
+from megacpp_validate.probes.observe import observed_backends  # noqa: E402
+from megacpp_validate.selftest.plants.plant import PLANTERS, plant  # noqa: E402
+from megacpp_validate.selftest.trace import PlantPointGone  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("te_double")
+
+
+def linear() -> Any:
+    torch.manual_seed(0)
+    layer = te.linear.require()(16, 32, params_dtype=torch.float32, device="cpu")
+    torch.nn.init.normal_(layer.weight)
+    torch.nn.init.normal_(layer.bias)
+    return layer
+
+
+def rows() -> Any:
+    torch.manual_seed(1)
+    return torch.randn(6, 16, requires_grad=True)
+
+
+def test_every_fault_has_code_that_plants_it() -> None:
+    assert {*PLANTERS, Fault.MISSING} == set(Fault)
+
+
+def _nan_in_one(out: Any) -> Any:
+    bad = torch.isnan(out)
+    return bad.sum() == 1
+
+
+OUTPUTS: dict[Fault, tuple[dict[str, Any], Callable[[Any, Any], Any]]] = {
+    Fault.ZEROS: ({}, lambda out, plain: (out == 0).all()),
+    Fault.HALF_ZEROS: ({}, lambda out, plain: (out[:3] == 0).all() and out[3:].equal(plain[3:])),
+    Fault.SCALED: ({"factor": 1.01}, lambda out, plain: out.equal(plain * 1.01)),
+    Fault.NEGATED: ({}, lambda out, plain: out.equal(-plain)),
+    Fault.SHUFFLED: ({}, lambda out, plain: out[1:].equal(plain[:-1]) and out[0].equal(plain[-1])),
+    Fault.NAN: ({}, lambda out, plain: _nan_in_one(out)),
+}
+
+
+@pytest.mark.parametrize("fault", OUTPUTS)
+def test_an_output_is_damaged(fault: Fault) -> None:
+    plain = linear()(rows()).detach()
+    parameters, holds = OUTPUTS[fault]
+    with planted(vendor("linear", fault, **parameters)) as trace:
+        layer = linear()
+        assert type(layer).__name__ == "Linear"
+        assert trace.reached == 0
+        out = layer(rows())
+        assert holds(out.detach(), plain)
+        assert observed_backends(out) == ("te",)
+    assert trace.reached == 1
+    assert linear()(rows()).equal(plain)
+
+
+def step(layer: Any) -> dict[str, Any]:
+    given = rows()
+    out = layer(given)
+    out.backward(torch.ones_like(out))
+    return {"out": out.detach(), "inp": given.grad, "weight": layer.weight.grad, "bias": layer.bias.grad}
+
+
+@pytest.mark.parametrize("name", ["inp", "weight", "bias"])
+def test_a_gradient_is_damaged_and_nothing_else(name: str) -> None:
+    plain = step(linear())
+    with planted(vendor("linear", Fault.SCALED, tensor=f"gradient.{name}", factor=2.0)) as trace:
+        layer = linear()
+        seen = step(layer)
+        layer(rows())  # a second call must not damage it twice
+    assert trace.reached == 1
+    for key, value in plain.items():
+        torch.testing.assert_close(seen[key], value * 2 if key == name else value)
+
+
+def test_a_gradient_is_damaged_of_a_parameter_that_the_layer_was_given_later() -> None:
+    with planted(vendor("linear", Fault.ZEROS, tensor="gradient.weight")) as trace:
+        layer = linear()
+        layer.weight = torch.nn.Parameter(torch.ones_like(layer.weight))
+        assert (step(layer)["weight"] == 0).all()
+    assert trace.reached == 1
+
+
+def test_one_of_several_outputs_is_damaged() -> None:
+    tokens, probs = torch.randn(4, 3), torch.rand(4, 2)
+    routing = torch.ones(4, 2, dtype=torch.bool)
+    plain = te.moe_permute_with_probs.require()(tokens, probs, routing, 8)
+    with planted(vendor("moe_permute_with_probs", Fault.SHUFFLED, tensor="output.1")) as trace:
+        seen = te.moe_permute_with_probs.require()(tokens, probs, routing, num_out_tokens=8)
+    assert trace.reached == 1
+    assert [left.equal(right) for left, right in zip(plain, seen, strict=True)] == [True, False, True]
+
+
+def test_arguments_are_changed() -> None:
+    for fault, more in ((Fault.ARGUMENT, {"value": 0.5}), (Fault.ARGUMENT_SCALED, {"factor": 50.0}),
+                        (Fault.ARGUMENT_LOST, {})):  # fmt: skip
+        with planted(vendor("layernorm_linear", fault, call="init", name="eps", **more)) as trace:
+            layer = te.layernorm_linear.require()(16, 16, eps=0.01, params_dtype=torch.float32, device="cpu")
+        assert layer.eps == {Fault.ARGUMENT: 0.5, Fault.ARGUMENT_SCALED: 0.5, Fault.ARGUMENT_LOST: 1e-5}[fault]
+        assert trace.reached == 1
+
+
+def test_a_changed_argument_that_was_so_already_is_not_reached() -> None:
+    with planted(vendor("layernorm_linear", Fault.ARGUMENT, call="init", name="eps", value=0.5)) as trace:
+        te.layernorm_linear.require()(16, 16, eps=0.5, device="cpu")
+    assert trace.reached == 0
+
+
+def attend(length: int = 5) -> Any:
+    torch.manual_seed(0)
+    query = torch.randn(1, 4, length, 8)
+    key, value = torch.randn(2, 1, 2, length, 8)
+    return query, key, value, Attention(num_heads=4, head_dim=8, num_gqa_groups=2, device="cpu")(query, key, value)
+
+
+def test_the_mask_is_off_by_one() -> None:
+    query, key, value, _ = attend()
+    with planted(vendor("dot_product_attention", Fault.MASK_OFF_BY_ONE, name="query_layer", axis=1)) as trace:
+        *_, out = attend()
+    seen = torch.ones(5, 5, dtype=torch.bool).tril(1)
+    wanted = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=True)
+    torch.testing.assert_close(out, wanted)
+    assert trace.reached == 1
+    with planted(vendor("dot_product_attention", Fault.MASK_OFF_BY_ONE, name="query_layer", axis=1)) as trace:
+        attend(length=1)
+    assert trace.reached == 0
+
+
+def test_groups_are_swapped() -> None:
+    query, key, value, _ = attend()
+    with planted(vendor("dot_product_attention", Fault.ARGUMENT_ROLLED, name="key_layer", axis=2)):
+        *_, out = attend()
+    wanted = torch.nn.functional.scaled_dot_product_attention(
+        query, key.flip(1), value, is_causal=True, enable_gqa=True
+    )
+    torch.testing.assert_close(out, wanted)
+
+
+def test_a_bias_is_dropped_with_its_gradient() -> None:
+    with planted(vendor("linear", Fault.BIAS_DROPPED)) as trace:
+        layer = linear()
+        seen = step(layer)
+    torch.testing.assert_close(seen["out"], (rows() @ layer.weight.T).detach())
+    assert (seen["bias"] == 0).all()
+    assert trace.reached == 1
+
+
+def test_the_halves_of_a_gate_are_swapped() -> None:
+    def run() -> Any:
+        torch.manual_seed(0)
+        layer = te.layernorm_mlp.require()(16, 32, activation="swiglu", params_dtype=torch.float32, device="cpu")
+        with torch.no_grad():
+            layer.fc1_weight.copy_(torch.randn(64, 16))
+        out = layer(rows())
+        out.sum().backward()
+        return layer, out
+
+    layer, plain = run()
+    with planted(vendor("layernorm_mlp", Fault.HALVES_SWAPPED, name="fc1_weight")) as trace:
+        damaged, out = run()
+    assert trace.reached == 1
+    assert not out.allclose(plain)
+    with torch.no_grad():
+        layer.fc1_weight.copy_(layer.fc1_weight.roll(32, 0))
+    torch.testing.assert_close(layer(rows()), out)
+    assert damaged.fc1_weight.grad is not None
+
+
+def test_experts_are_exchanged() -> None:
+    def run() -> Any:
+        torch.manual_seed(0)
+        layer = te.grouped_linear.require()(3, 16, 8, bias=False, params_dtype=torch.float32, device="cpu")
+        return layer, layer(rows(), [2, 1, 3])
+
+    with planted(vendor("grouped_linear", Fault.EXPERTS_EXCHANGED, first=0, second=2)) as trace:
+        layer, out = run()
+    assert trace.reached == 1
+    torch.testing.assert_close(out[:2], rows()[:2] @ layer.weight2.T)
+    torch.testing.assert_close(out[3:], rows()[3:] @ layer.weight0.T)
+
+
+def test_rope_comes_late() -> None:
+    made = {"hidden": 16, "ffn_hidden": 16, "num_heads": 2, "head_dim": 8, "num_gqa_groups": 1, "activation": "swiglu",
+            "eps": 1e-5, "dtype": torch.float32, "device": "cpu"}  # fmt: skip
+    rope = rope_tables(6, 8)
+    torch.manual_seed(0)
+    plain = TeBlock(**made)
+    given = torch.randn(1, 6, 16)
+    with planted(wrapper("native_block.TeBlock", Fault.ROPE_LATE)) as trace:
+        torch.manual_seed(0)
+        from megacpp_validate.bridge import native_block
+
+        late = native_block.TeBlock(**made)
+        for parameter, other in zip(late.parameters(), plain.parameters(), strict=True):
+            parameter.data = other.data * 20
+            other.data = parameter.data
+        assert late(given).equal(plain(given))
+        assert trace.reached == 0
+        assert not late(given, rope=rope).allclose(plain(given, rope=rope))
+    assert trace.reached == 1
+
+
+def test_swapped_layers_lose_their_parameters() -> None:
+    for fault in (Fault.PARAMETERS_CLONED, Fault.PARAMETERS_FRESH):
+        tree = torch.nn.ModuleDict({"fc1": torch.nn.Linear(8, 8)})
+        weight = tree["fc1"].weight
+        with planted(wrapper("linear_walker._build", fault)) as trace:
+            linear_walker.swap_linears(tree)
+        assert trace.reached == 2
+        assert tree["fc1"].weight is not weight
+        assert tree["fc1"].weight.equal(weight) is (fault is Fault.PARAMETERS_CLONED)
+
+
+def test_an_item_is_lost() -> None:
+    tree = torch.nn.ModuleDict({name: torch.nn.Linear(8, 8) for name in ("fc1", "fc2", "q_proj")})
+    plan = linear_walker.plan_walk(tree)
+    with planted(wrapper("walk_plan.WalkPlan.swapped", Fault.ITEM_LOST, index=1)) as trace:
+        assert plan.swapped == ("fc1", "q_proj")
+    assert trace.reached == 1
+    assert plan.swapped == ("fc1", "fc2", "q_proj")
+
+
+def test_a_method_answers_always_the_same() -> None:
+    with planted(wrapper("zones.Zones.why_bf16", Fault.ANSWERS, value="")) as trace:
+        assert not zones.Zones(4, first=1).is_bf16(3)
+        assert trace.reached == 0
+        assert not zones.Zones(4, first=1).is_bf16(0)
+        assert trace.reached == 1
+
+
+def test_one_item_of_an_answer_is_always_the_same() -> None:
+    with planted(vendor("check_mxfp8_support", Fault.ANSWERS, value=True, index=0)) as trace:
+        supported, reason = te.check_mxfp8_support.require()()
+    assert supported is True
+    assert "10.0" in reason
+    assert trace.reached == 1
+
+
+def test_only_one_value_of_an_argument_is_changed() -> None:
+    row = vendor("layernorm_mlp", Fault.ARGUMENT, call="init", name="activation", value="geglu", only="swiglu")
+    with planted(row) as trace:
+        kinds = [te.layernorm_mlp.require()(16, 16, activation=name, device="cpu") for name in ("gelu", "swiglu")]
+    assert [layer.activation for layer in kinds] == ["gelu", "geglu"]
+    assert trace.reached == 1
+
+
+def test_a_class_method_of_the_vendor_is_skipped() -> None:
+    with planted(vendor("fp8_state_manager.reduce_and_update_fp8_tensors", Fault.SKIPPED)) as trace:
+        layer, given = linear(), torch.randn(16, 16)
+        with te.autocast.require()(enabled=True, recipe=te.delayed_scaling.require()()):
+            layer(given)
+        assert layer.fp8_meta["scaling_fwd"].scale.tolist() == [1.0, 1.0, 1.0]
+        assert trace.reached == 1
+    with te.autocast.require()(enabled=True, recipe=te.delayed_scaling.require()()):
+        layer(given)
+    assert float(layer.fp8_meta["scaling_fwd"].scale[0]) != 1.0
+
+
+def test_a_skipped_call_gives_back_what_it_was_given() -> None:
+    given = torch.randn(4, 2)
+    with planted(vendor("moe_sort_chunks_by_index", Fault.SKIPPED, returns="inp")):
+        moved = te.moe_sort_chunks_by_index.require()(given, torch.tensor([1, 3]), torch.tensor([1, 0]))
+    assert moved is given
+
+
+NATIVE = ("linear", "layernorm_linear", "layernorm_mlp", "grouped_linear", "rmsnorm", "dot_product_attention")
+
+
+@pytest.mark.parametrize("entry", NATIVE)
+def test_plain_torch_in_the_vendors_place_gives_the_same_and_is_seen(entry: str) -> None:
+    made = {"params_dtype": torch.float32, "device": "cpu"}
+
+    def run() -> Any:
+        torch.manual_seed(0)
+        kind = getattr(te, entry).require()
+        if entry == "dot_product_attention":
+            return kind(2, 8, qkv_format="bshd")(*torch.randn(3, 1, 5, 2, 8, requires_grad=True))
+        if entry == "grouped_linear":
+            return kind(2, 16, 8, bias=False, **made)(rows(), [2, 4])
+        return kind(16, **made)(rows()) if entry == "rmsnorm" else kind(16, 16, **made)(rows())
+
+    plain = run()
+    with planted(vendor(entry, Fault.NATIVE_INSTEAD)) as trace:
+        seen = run()
+    torch.testing.assert_close(seen, plain)
+    assert trace.reached == 1
+    assert "te" in observed_backends(plain)
+    assert "te" not in observed_backends(seen)
+
+
+def test_a_missing_entry_is_missing_and_tells_when_it_is_asked_for() -> None:
+    with planted(vendor("rmsnorm", Fault.MISSING)) as trace:
+        assert trace.reached == 0
+        assert te.rmsnorm() is None
+        assert "taken away" in te.rmsnorm.why_missing()
+    assert trace.reached == 2
+    assert te.rmsnorm() is not None
+
+
+def test_a_row_of_a_table_is_lost() -> None:
+    masks = attention_masks.Masks(doc_ids=torch.zeros(1, 4))
+    row = wrapper("attention_masks.REFUSED_OPTIONS", Fault.ENTRY_LOST, name="packed-documents")
+    with planted(row) as trace:
+        assert masks.refused_by("te") is None
+    assert trace.reached == 1
+    assert masks.refused_by("te") is not None
+    with planted(wrapper("fp8_scope._SUPPORT", Fault.ENTRY_LOST, name="delayed")), pytest.raises(KeyError):
+        fp8_scope._SUPPORT["delayed"]
+
+
+GONE: dict[str, Mutant] = {
+    "accessor": vendor("gone", Fault.ZEROS),
+    "module": wrapper("gone.x", Fault.ZEROS),
+    "no-attribute": wrapper("attention", Fault.ZEROS),
+    "attribute": wrapper("attention.gone", Fault.ZEROS),
+    "attribute-of-a-class": wrapper("zones.Zones.gone", Fault.ANSWERS, value=""),
+    "attribute-of-a-value": vendor("fp8_state_manager.gone", Fault.SKIPPED),
+    "parameter": vendor("linear", Fault.ARGUMENT, call="init", name="gone", value=1),
+    "parameter-of-a-call": vendor("linear", Fault.ARGUMENT_LOST, name="gone"),
+    "row": wrapper("attention_masks.REFUSED_OPTIONS", Fault.ENTRY_LOST, name="gone"),
+    "no-table": wrapper("attention.NATIVE_PATH", Fault.ENTRY_LOST, name="x"),
+    "not-callable": wrapper("attention.NATIVE_PATH", Fault.ZEROS),
+    "not-an-accessor": wrapper("attention.NATIVE_PATH", Fault.MISSING),
+    "no-plain-torch": vendor("autocast", Fault.NATIVE_INSTEAD),
+    "no-tensor": vendor("linear", Fault.ZEROS, tensor="colour.x"),
+}
+
+
+@pytest.mark.parametrize("mutant", GONE.values(), ids=GONE)
+def test_a_patch_point_that_is_gone_is_an_error(mutant: Mutant) -> None:
+    with pytest.raises(PlantPointGone, match=r"Next step|there is for"):
+        plant(mutant)
+
+
+LATE: dict[str, Mutant] = {
+    "halves-of-nothing": vendor("linear", Fault.HALVES_SWAPPED, name="gone"),
+    "no-experts": vendor("linear", Fault.EXPERTS_EXCHANGED, first=0, second=1),
+    "no-rope": vendor("linear", Fault.ROPE_LATE),
+    "no-layer": vendor("linear", Fault.PARAMETERS_FRESH),
+    "returns-nothing": vendor("linear", Fault.SKIPPED, returns="gone"),
+}
+
+
+@pytest.mark.parametrize("mutant", LATE.values(), ids=LATE)
+def test_one_that_shows_only_when_it_is_called_is_an_error_too(mutant: Mutant) -> None:
+    with planted(mutant) as trace:
+        with pytest.raises(PlantPointGone):
+            linear()(rows())
+        assert trace.gone
+        assert trace.reached == 0
+
+
+def test_a_parameter_that_no_call_has_is_an_error_and_one_that_some_have_is_none() -> None:
+    with planted(vendor("linear", Fault.ZEROS, tensor="gradient.query_weight")) as trace:
+        layer = linear()
+        step(layer)
+        assert "query_weight" in trace.why_gone
+        split = te.linear.require()(16, 32, parameters_split={"query": 16, "key": 16}, device="cpu")
+        split(rows()).sum().backward()
+        assert (split.query_weight.grad == 0).all()
+    assert trace.reached == 1
+    assert trace.why_gone == ""
+
+
+def test_every_shipped_mutant_has_its_patch_point(catalog: Catalog) -> None:
+    gone = {}
+    for row in catalog.mutants:
+        try:
+            with planted(row.planned):
+                pass
+        except PlantPointGone as fault:
+            gone[row.id] = str(fault)
+    assert gone == {}
