@@ -19,6 +19,12 @@ from megacpp_validate.probes import imports as imports_probe
 
 
 @pytest.fixture(autouse=True)
+def judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Faults are planted in the layer here to see each check fail; a layer that is wrong everywhere is not judged."""
+    monkeypatch.setattr("megacpp_validate.probes.imports.is_judged", lambda bench: True)
+
+
+@pytest.fixture(autouse=True)
 def nothing_stays_open() -> Iterator[None]:
     """Some faults leave a scope open."""
     yield
