@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-SCHEMA_ID: Final = "megacpp-validate/receipt/1"
+SCHEMA_ID: Final = "megacpp-validate/receipt/2"
+READABLE: Final = ("megacpp-validate/receipt/1", SCHEMA_ID)  # 1 has no timings and no environment
 
 
 class Outcome(StrEnum):
@@ -162,6 +163,29 @@ class JitCompiles:
 
 
 @dataclass(frozen=True)
+class Timing:
+    """How long one use of a module took, alone on its device.
+
+    Attributes:
+        name: dotted: what, in which precision and shape, which direction.
+        clock: "cuda-events" (device time) or "perf_counter" (wall-clock time, where there is no GPU).
+        rounds_ms: median of every round, milliseconds a use; rounds lie apart in time.
+        median_ms: of the rounds.
+        spread: (largest - smallest round) / median.
+        uses: calls that were timed in each round.
+    """
+
+    name: str
+    clock: str
+    rounds_ms: tuple[float, ...]
+    median_ms: float
+    spread: float
+    uses: int
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
+
+
+@dataclass(frozen=True)
 class Receipt:
     """What one probe observed.
 
@@ -173,6 +197,8 @@ class Receipt:
         blocked_by: the cell that stands in the way.
         seconds: wall-clock time of the process, by phase.
         retries: of named infrastructure faults; a numeric failure is never retried.
+        timings: a row a use that was timed.
+        environment: identity of the environment that it ran in; a receipt of another one is no answer to a later run.
     """
 
     cell: str
@@ -196,6 +222,8 @@ class Receipt:
     seconds: dict[str, float] = field(default_factory=dict)
     peak_memory_mib: float = 0.0
     retries: tuple[str, ...] = ()
+    timings: tuple[Timing, ...] = ()
+    environment: str = ""
     image_digest: str = ""
     lock_hash: str = ""
     commit: str = ""

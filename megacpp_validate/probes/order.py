@@ -34,6 +34,11 @@ class Order:
         seed: of weights and inputs.
         tool, commit, lock_hash, image_digest: what the receipt carries.
         quick: the smallest shapes only (the suite's own score runs a probe hundreds of times).
+        times: whether the module is timed after it was judged.
+        only_times: nothing is judged but that the module runs; for a second look at the noise of the same card.
+        turnstile: a file that the probes of one device lock: shared while they compute, alone while they time; empty
+            where nothing else runs there.
+        environment: identity of the environment, for the receipt.
     """
 
     probe: str
@@ -47,6 +52,10 @@ class Order:
     lock_hash: str = ""
     image_digest: str = ""
     quick: bool = False
+    times: bool = False
+    only_times: bool = False
+    turnstile: str = ""
+    environment: str = ""
 
     @property
     def cell(self) -> str:
