@@ -14,16 +14,19 @@ from ..evidence.firewall import FirewallResult
 from ..evidence.parity import ParityResult, SupportGrid
 from ..evidence.results import Result
 from ..evidence.selftest import SelftestResult
+from ..evidence.upgrade import UpgradeResult
 from ..report import (
     github,
     html,
     junit,
     junit_parity,
+    junit_upgrade,
     machine,
     terminal,
     terminal_parity,
     terminal_selftest,
     terminal_sweep,
+    terminal_upgrade,
 )
 from .app import Exit, Format, refuse
 
@@ -66,6 +69,8 @@ def _print_table(result: Result, console: Console, *, verbose: bool) -> None:
             terminal_parity.render_support(result, console=console)
         case SelftestResult():
             terminal_selftest.render_selftest(result, verbose=verbose, console=console)
+        case UpgradeResult():
+            terminal_upgrade.render_upgrade(result, verbose=verbose, console=console)
         case _:
             assert_never(result)
 
@@ -88,12 +93,15 @@ _RENDERERS: Final[dict[tuple[Format, type[Result]], Callable[[Any], str]]] = {
     (Format.HTML, Sweep): html.render_sweep_html,
     (Format.HTML, FirewallResult): html.render_firewall_html,
     (Format.HTML, ParityResult): html.render_parity_html,
+    (Format.HTML, UpgradeResult): html.render_upgrade_html,
     (Format.JUNIT, StaticResult): junit.render_static_junit,
     (Format.JUNIT, Sweep): junit.render_sweep_junit,
     (Format.JUNIT, FirewallResult): junit.render_firewall_junit,
     (Format.JUNIT, ParityResult): junit_parity.render_parity_junit,
+    (Format.JUNIT, UpgradeResult): junit_upgrade.render_upgrade_junit,
     (Format.GITHUB, StaticResult): github.render_static_annotations,
     (Format.GITHUB, Sweep): github.render_sweep_annotations,
     (Format.GITHUB, FirewallResult): github.render_firewall_annotations,
     (Format.GITHUB, ParityResult): github.render_parity_annotations,
+    (Format.GITHUB, UpgradeResult): github.render_upgrade_annotations,
 }

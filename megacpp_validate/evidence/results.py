@@ -6,5 +6,6 @@ from .findings import StaticResult, Sweep
 from .firewall import FirewallResult
 from .parity import ParityResult, SupportGrid
 from .selftest import SelftestResult
+from .upgrade import UpgradeResult
 
-Result = StaticResult | Sweep | FirewallResult | ParityResult | SupportGrid | SelftestResult
+Result = StaticResult | Sweep | FirewallResult | ParityResult | SupportGrid | SelftestResult | UpgradeResult

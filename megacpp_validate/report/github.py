@@ -13,11 +13,13 @@ from megacpp_validate.evidence.findings import Finding, Impact, ModuleVerdict, S
 from megacpp_validate.evidence.firewall import FirewallOutcome, FirewallResult
 from megacpp_validate.evidence.parity import ParityResult
 from megacpp_validate.evidence.receipt import Outcome
+from megacpp_validate.evidence.upgrade import UpgradeResult
 
 from .markdown import render_step_summary
 from .marks import mark_cell
 from .parity_words import find_failed, find_fallbacks, say_cause, say_fallback, say_next_step, summarize_parity
 from .summaries import first_sentence, summarize_static
+from .upgrade_words import say_culprit, say_step, summarize_step
 from .words import consequence, headline, headline_of_fault, next_step
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "render_static_annotations",
     "render_step_summary",
     "render_sweep_annotations",
+    "render_upgrade_annotations",
 ]
 
 
@@ -89,6 +92,27 @@ def render_parity_annotations(result: ParityResult) -> str:
         lines.append(_command(level, message, f"{receipt.probe}: {mark_cell(receipt.outcome).word} ({where})"))
     lines.append(_command("notice", summarize_parity(result), f"parity of {where}"))
     return "".join(f"{line}\n" for line in lines)
+
+
+def render_upgrade_annotations(result: UpgradeResult) -> str:
+    """Every tier's commands: an error a culprit, a warning where evidence is lost, a notice a step."""
+    told = [render_static_annotations(static) for static in result.static]
+    if result.firewall is not None:
+        told.append(render_firewall_annotations(result.firewall))
+    lines = []
+    for step in result.steps:
+        where = f"{say_step(step)} on {step.target}"
+        for culprit in step.culprits:
+            message = f"{culprit.summary.rstrip('.')}. {'. '.join(culprit.evidence)} Next: {culprit.next_step}"
+            lines.append(_command("error", message, f"{say_culprit(culprit)} ({where})"))
+        lines += [_command("warning", reason, f"no evidence: {cell} ({where})") for cell, reason in step.lost.items()]
+        lines.append(_command("notice", summarize_step(step), where))
+    lines += [
+        _command("warning", stack.problem, f"{stack.stack} could not be made usable")
+        for stack in result.stacks
+        if stack.problem
+    ]
+    return "".join([*told, *(f"{line}\n" for line in lines)])
 
 
 def _annotate(finding: Finding, result: StaticResult, step: str) -> str:

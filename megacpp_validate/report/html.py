@@ -12,8 +12,9 @@ from markupsafe import Markup, escape
 from megacpp_validate.evidence.findings import Finding, Impact, ModuleVerdict, StaticResult, Sweep
 from megacpp_validate.evidence.firewall import FirewallResult
 from megacpp_validate.evidence.parity import ParityResult
+from megacpp_validate.evidence.upgrade import UpgradeResult
 
-from . import parity_words
+from . import parity_words, upgrade_words
 from .marks import mark_cell, mark_impact, mark_outcome, mark_verdict
 from .sections import Section, arrange_modules, is_shown, sort_by_verdict
 from .summaries import (
@@ -59,6 +60,13 @@ def render_parity_html(result: ParityResult) -> str:
     return _render("parity.html.j2", result=result, tone=tone)
 
 
+def render_upgrade_html(result: UpgradeResult) -> str:
+    """The upgrade canary's answer over all its tiers as a page."""
+    tone = "bad" if result.breaks else "risk" if result.lacks else "good"
+    statics = [(static, arrange_modules(static)) for static in result.static]
+    return _render("upgrade.html.j2", result=result, statics=statics, tone=tone)
+
+
 def _judge(result: StaticResult) -> str:
     verdicts = {row.verdict for row in result.modules}
     if result.breaks or verdicts & {ModuleVerdict.BREAKS, ModuleVerdict.CASCADE}:
@@ -81,8 +89,9 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
     )
     environment.filters.update(sentence=_draw_sentence, breakable=_draw_breakable, place=place)
-    words = (name for name in vars(parity_words) if name.startswith(("find_", "say_", "summarize_")))
-    environment.globals.update({name: getattr(parity_words, name) for name in words})
+    for module in (parity_words, upgrade_words):
+        words = (name for name in vars(module) if name.startswith(("find_", "say_", "summarize_", "mark_change")))
+        environment.globals.update({name: getattr(module, name) for name in words})
     environment.globals.update(
         LIMITS=LIMITS,
         Impact=Impact,

@@ -20,12 +20,12 @@ from .words import LIMITS, consequence, headline, headline_of_fault, next_step, 
 
 def render_static_junit(result: StaticResult) -> str:
     """The static tier's answer for one pair, as one suite."""
-    return write([_build_static(result)])
+    return write([static_suite(result)])
 
 
 def render_sweep_junit(sweep: Sweep) -> str:
     """Every step as a suite of its own, and one suite of the releases that could not be read."""
-    suites = [_build_static(step) for step in sweep.steps]
+    suites = [static_suite(step) for step in sweep.steps]
     if sweep.unreadable:
         suite = make("testsuite", name="static: releases that could not be read")
         for release, reason in sweep.unreadable.items():
@@ -37,14 +37,20 @@ def render_sweep_junit(sweep: Sweep) -> str:
 
 def render_firewall_junit(result: FirewallResult) -> str:
     """The firewall tier's answer, as one suite."""
+    return write([firewall_suite(result)])
+
+
+def firewall_suite(result: FirewallResult) -> ET.Element:
+    """The firewall tier's answer, one case a damaged install."""
     suite = make("testsuite", name="firewall")
     add_properties(suite, {"tool": result.tool, "python": result.python, "torch": result.torch})
     for case in result.cases:
         _add_firewall_case(suite, case)
-    return write([suite])
+    return suite
 
 
-def _build_static(result: StaticResult) -> ET.Element:
+def static_suite(result: StaticResult) -> ET.Element:
+    """The static tier's answer for one pair."""
     name = f"static {result.old.version} -> {result.new.version}"
     suite = make("testsuite", name=name)
     sources = {side.version: f"{side.wheel} sha256:{side.sha256}" for side in (result.old, result.new)}

@@ -13,6 +13,7 @@ from megacpp_validate.evidence.firewall import FirewallResult
 from megacpp_validate.evidence.parity import ParityResult, SupportGrid
 from megacpp_validate.evidence.results import Result
 from megacpp_validate.evidence.selftest import SelftestResult
+from megacpp_validate.evidence.upgrade import UpgradeResult
 
 from .words import consequence, headline, headline_of_fault, next_step, next_step_of_fault
 
@@ -24,6 +25,7 @@ _MODELS: Final[dict[str, type[Result]]] = {
     "megacpp-validate/parity/1": ParityResult,
     "megacpp-validate/support/1": SupportGrid,
     "megacpp-validate/selftest/1": SelftestResult,
+    "megacpp-validate/upgrade/1": UpgradeResult,
 }
 
 
@@ -35,6 +37,9 @@ def to_json(result: Result) -> str:
     elif isinstance(result, Sweep):
         for step, values in zip(result.steps, data["steps"], strict=True):
             _add_words(values, step)
+    elif isinstance(result, UpgradeResult):
+        for static, values in zip(result.static, data["static"], strict=True):
+            _add_words(values, static)
     return json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
@@ -44,7 +49,7 @@ def read_json(text: str) -> Result:
     schema = data.get("schema_id") if isinstance(data, dict) else None
     if schema not in _MODELS:
         raise ValueError(f"not a report of this tool: schema_id is {schema!r}, known are {', '.join(_MODELS)}")
-    for values in [data, *data.get("steps", [])]:
+    for values in [data, *data.get("steps", []), *data.get("static", [])]:
         _drop_words(values)
     return TypeAdapter(_MODELS[schema]).validate_python(data)
 

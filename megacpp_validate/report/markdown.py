@@ -9,10 +9,12 @@ from megacpp_validate.evidence.firewall import FirewallResult
 from megacpp_validate.evidence.parity import ParityResult, SupportGrid
 from megacpp_validate.evidence.results import Result
 from megacpp_validate.evidence.selftest import SelftestResult
+from megacpp_validate.evidence.upgrade import UpgradeResult
 
 from .markdown_parity import tell_parity, tell_support
 from .markdown_selftest import tell_selftest
 from .markdown_text import escape
+from .markdown_upgrade import tell_upgrade
 from .marks import mark_impact, mark_outcome, mark_verdict
 from .sections import arrange_modules
 from .summaries import (
@@ -42,6 +44,8 @@ def render_step_summary(result: Result) -> str:
             lines = tell_support(result)
         case SelftestResult():
             lines = tell_selftest(result)
+        case UpgradeResult():
+            lines = _tell_tiers(result)
         case _:
             assert_never(result)
     return "\n".join(lines) + "\n"
@@ -125,6 +129,15 @@ def _tell_firewall(result: FirewallResult) -> list[str]:
         said = "; ".join(case.problems) or first_sentence(case.reason) or "nothing"
         cells = (case.case, case.damage, said, case.ended or "-")
         lines.append(f"| {mark.symbol} {mark.word} | {' | '.join(escape(cell) for cell in cells)} |")
+    return lines
+
+
+def _tell_tiers(result: UpgradeResult) -> list[str]:
+    lines = tell_upgrade(result)
+    for static in result.static:
+        lines += ["", *_tell_static(static, "###")]
+    if result.firewall is not None:
+        lines += ["", *_tell_firewall(result.firewall)]
     return lines
 
 

@@ -16,7 +16,17 @@ from megacpp_validate.evidence.findings import StaticResult, Sweep
 from megacpp_validate.evidence.firewall import FirewallResult
 from megacpp_validate.evidence.parity import ParityResult, SupportGrid
 from megacpp_validate.evidence.results import Result
-from megacpp_validate.report import github, junit, junit_parity, machine, terminal, terminal_parity
+from megacpp_validate.evidence.upgrade import UpgradeResult
+from megacpp_validate.report import (
+    github,
+    junit,
+    junit_parity,
+    junit_upgrade,
+    machine,
+    terminal,
+    terminal_parity,
+    terminal_upgrade,
+)
 from megacpp_validate.report import html as pages
 
 
@@ -73,6 +83,8 @@ def print_terminal(result: Result, *, width: int = 10_000, verbose: bool = True,
             terminal_parity.render_parity(result, verbose=verbose, console=console)
         case SupportGrid():
             terminal_parity.render_support(result, console=console)
+        case UpgradeResult():
+            terminal_upgrade.render_upgrade(result, verbose=verbose, console=console)
     return stream.getvalue()
 
 
@@ -86,6 +98,8 @@ def write_html(result: Result) -> str:
             return pages.render_firewall_html(result)
         case ParityResult():
             return pages.render_parity_html(result)
+        case UpgradeResult():
+            return pages.render_upgrade_html(result)
     raise TypeError(type(result))
 
 
@@ -99,6 +113,8 @@ def write_junit(result: Result) -> str:
             return junit.render_firewall_junit(result)
         case ParityResult():
             return junit_parity.render_parity_junit(result)
+        case UpgradeResult():
+            return junit_upgrade.render_upgrade_junit(result)
     raise TypeError(type(result))
 
 
@@ -112,6 +128,8 @@ def write_annotations(result: Result) -> str:
             return github.render_firewall_annotations(result)
         case ParityResult():
             return github.render_parity_annotations(result)
+        case UpgradeResult():
+            return github.render_upgrade_annotations(result)
     raise TypeError(type(result))
 
 

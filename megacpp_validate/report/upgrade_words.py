@@ -1,0 +1,151 @@
+"""The words of the dynamic tier: what a step between two stacks did, and who is to blame."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from megacpp_validate.evidence.receipt import Outcome
+from megacpp_validate.evidence.upgrade import (
+    ENVIRONMENT,
+    Change,
+    Culprit,
+    ModuleChange,
+    StepResult,
+    TimingChange,
+    UpgradeResult,
+    VersionChange,
+)
+
+from .marks import Mark, mark_cell
+from .summaries import count, summarize_firewall, summarize_static
+
+_MARKS: Final = {
+    Change.REGRESSED: Mark("✗", "X", "regressed", "bad"),
+    Change.FIXED: Mark("✓", "-", "fixed", "good"),
+    Change.SAME_FAILURE: Mark("✗", "X", "same failure", "bad"),
+    Change.LOST: Mark("○", "?", "no evidence", "risk"),
+}
+
+
+def mark_change(row: ModuleChange) -> Mark:
+    """How one module of a step looks."""
+    if row.under:
+        return Mark("↳", ">", f"by {row.under}", "bad")
+    if row.change in _MARKS:
+        return _MARKS[row.change]
+    if row.after is None:
+        return Mark("○", "?", "no evidence", "risk")
+    seen = mark_cell(row.after)
+    if row.change is Change.NEW:
+        return seen._replace(word=f"new: {seen.word}")
+    return seen._replace(word="unchanged" if row.after.is_good else seen.word)
+
+
+def say_step(step: StepResult) -> str:
+    """From which stack to which."""
+    return f"{step.before} → {step.after}"
+
+
+def say_culprit(culprit: Culprit) -> str:
+    """Who, in one phrase: "attention (environment: cuDNN)"."""
+    who = "the environment, not a module" if culprit.module == ENVIRONMENT else culprit.module
+    component = f": {culprit.component}" if culprit.component else ""
+    return f"{who} ({culprit.cause.value}{component})"
+
+
+def summarize_step(step: StepResult) -> str:
+    """The answer for one step in one sentence."""
+    said = []
+    if step.culprits:
+        cascades = [name for culprit in step.culprits for name in culprit.cascades]
+        with_it = f", and with {'it' if len(step.culprits) == 1 else 'them'} {', '.join(cascades)}" if cascades else ""
+        said.append(f"breaks {' and '.join(say_culprit(culprit) for culprit in step.culprits)}{with_it}")
+    elif step.lost:
+        said.append("nobody is to blame by what was seen")
+    else:
+        said.append("breaks nothing")
+    for change, word in ((Change.FIXED, "fixes"), (Change.SAME_FAILURE, "leaves red what was red:")):
+        if modules := [row.module for row in step.modules if row.change is change]:
+            said.append(f"{word} {', '.join(modules)}")
+    if step.lost:
+        said.append(f"no evidence on {', '.join(step.lost)}")
+    sentence = "; ".join(said)
+    return f"{sentence[0].upper()}{sentence[1:]}."
+
+
+def summarize_upgrade(result: UpgradeResult) -> str:
+    """The answer of every tier that was asked for in a few words each."""
+    said = []
+    if result.static:
+        breaking = [step for step in result.static if step.breaks]
+        if len(result.static) == 1:
+            said.append(f"static: {summarize_static(result.static[0])}")
+        else:
+            said.append(f"static: {len(breaking)} of {count(len(result.static), 'step')} break the bridge.")
+    if result.firewall is not None:
+        said.append(f"firewall: {summarize_firewall(result.firewall)}")
+    if result.grid is not None:
+        said.append(f"dynamic: {_say_dynamic(result)}")
+    return " ".join(said) or "No tier was asked for: nothing is known."
+
+
+def _say_dynamic(result: UpgradeResult) -> str:
+    if len(result.steps) == 1:
+        return summarize_step(result.steps[0])
+    unmade = [stack.stack for stack in result.stacks if stack.problem]
+    without = f" {', '.join(unmade)} could not be made usable." if unmade else ""
+    if not result.steps:
+        return f"there are not two stacks to compare.{without}"
+    breaking = [step for step in result.steps if step.breaks]
+    if not breaking:
+        lost = any(step.lost for step in result.steps)
+        return f"none of {count(len(result.steps), 'step')} breaks anything{' that was seen' if lost else ''}.{without}"
+    told = [f"{step.after} {' and '.join(culprit.module for culprit in step.culprits)}" for step in breaking]
+    verb = "breaks" if len(breaking) == 1 else "break"
+    return f"{len(breaking)} of {count(len(result.steps), 'step')} {verb} something: {'; '.join(told)}.{without}"
+
+
+def say_timing(row: TimingChange) -> str:
+    """One use before and after, beside the noise."""
+    verdict = "slower" if row.slower else "within the noise"
+    return (
+        f"{row.name}: {row.before_ms:.3g} → {row.after_ms:.3g} ms ({row.ratio:.2f} x; two runs of one stack are apart "
+        f"by up to {row.noise:.2f} x): {verdict}"
+    )
+
+
+def find_slower(step: StepResult) -> tuple[TimingChange, ...]:
+    """The uses that are slower beyond the noise."""
+    return tuple(row for row in step.timings if row.slower)
+
+
+def say_timings(step: StepResult) -> str:
+    """All timings in one sentence; empty where nothing was timed on both sides."""
+    if not step.timings:
+        return ""
+    slower = find_slower(step)
+    of_all = count(len(step.timings), "timed use")
+    return f"{len(slower)} of {of_all} slower beyond the noise of the card" if slower else f"{of_all}: none is slower"
+
+
+def say_version(row: VersionChange) -> str:
+    """What else changed: "libcudnn 9.19.0 → 9.21.0"."""
+    return f"{row.name} {row.before or 'not loaded'} → {row.after or 'not loaded'}"
+
+
+def say_outcome(outcome: Outcome | None) -> str:
+    """The word of an outcome; that there is none."""
+    return "no receipt" if outcome is None else mark_cell(outcome).word
+
+
+def say_runs(result: UpgradeResult) -> str:
+    """How many cells ran, and how many receipts of an earlier run were taken again."""
+    ran = sum(len(stack.ran) for stack in result.stacks)
+    reused = sum(len(stack.reused) for stack in result.stacks)
+    again = f", {count(reused, 'receipt')} of an earlier run taken again (--fresh runs all)" if reused else ""
+    return f"{count(ran, 'cell')} run{again}"
+
+
+def say_seconds(result: UpgradeResult) -> str:
+    """Wall-clock time of each tier."""
+    return ", ".join(f"{tier} {seconds:.0f} s" for tier, seconds in result.seconds.items())
