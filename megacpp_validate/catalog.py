@@ -46,6 +46,8 @@ class BridgeModule(Row):
         depends_on: modules whose breakage explains its own.
         title: what people call it.
         native: the path it takes without Transformer Engine.
+        seconds: what its probe takes, importing and compiling included.
+        gpu_memory_mib: what torch allocates there at the peak, MiB.
     """
 
     id: str = Field(min_length=1)
@@ -53,13 +55,23 @@ class BridgeModule(Row):
     depends_on: list[str]
     title: str
     native: str
+    seconds: int = Field(default=60, ge=0)
+    gpu_memory_mib: int = Field(default=1024, ge=0)
 
 
 class Stack(Row):
-    """What is pinned together; `te` is the release of Transformer Engine."""
+    """What is pinned together.
+
+    Attributes:
+        te: release of Transformer Engine.
+        lock: file with the hash of every package, relative to the folder that `matrix/` lies in; empty where none is.
+        image: container image by digest; empty where there is none.
+    """
 
     id: str = Field(min_length=1)
     te: str = Field(pattern=r"^\d+(\.\d+)+(\.post\d+)?$")
+    lock: str = Field(default="", pattern=r"^(\w[\w./-]*)?$")
+    image: str = Field(default="", pattern=r"^([^\s@]+@sha256:[0-9a-f]{64})?$")
 
 
 class Target(Row):
@@ -148,7 +160,7 @@ def read_catalog(folder: Path | None = None) -> Catalog:
     mutants, mutant_rows = _read(root / "mutants.toml", _MutantFile, faults)
     # Ids are looked at in the rows as they were written, so that a wrong type elsewhere hides nothing.
     faults += _module_faults(_rows(modules, "module"))
-    faults += _stack_faults(stack_rows)
+    faults += _stack_faults(stack_rows, root.parent)
     faults += _target_faults(_rows(target_rows, "target"))
     faults += _mutant_faults(_rows(mutant_rows, "mutant"), _rows(modules, "module"))
     if faults or not (bridge and stacks and targets and mutants):
@@ -224,12 +236,18 @@ def _module_faults(modules: list[dict[str, Any]]) -> list[str]:
     return faults
 
 
-def _stack_faults(data: dict[str, Any]) -> list[str]:
+def _stack_faults(data: dict[str, Any], home: Path) -> list[str]:
     stacks = _rows(data, "stack")
     faults = _twice("stacks.toml", "stack", stacks)
     pinned = data.get("pinned")
     if isinstance(pinned, str) and pinned not in {stack["id"] for stack in stacks}:
         faults.append(f"stacks.toml: pinned: there is no stack {pinned!r}")
+    if (home / "containers").is_dir():  # an installed package has the matrix, and not the locks
+        faults += [
+            f"stacks.toml: stack {stack['id']}: there is no lock {lock}"
+            for stack in stacks
+            if isinstance(lock := stack.get("lock"), str) and lock and not (home / lock).is_file()
+        ]
     return faults
 
 

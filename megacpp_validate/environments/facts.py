@@ -8,7 +8,7 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from .interpreter import Environment, NoEnvironment
+from .environment import Environment, NoEnvironment
 from .processes import Processes
 
 _MODULE: Final = "megacpp_validate.probes.identify"
@@ -60,15 +60,10 @@ def read_facts(environment: Environment, processes: Processes) -> Facts:
     """
     with tempfile.TemporaryDirectory(prefix="megacpp-facts-") as folder:
         answer, log = Path(folder, "facts.json"), Path(folder, "log")
-        shown = " ".join(environment.python)
+        shown = environment.shown
         try:
-            ended = processes.run(
-                environment.command(_MODULE, str(answer)),
-                env=environment.variables,
-                folder=Path(folder),
-                limit_s=_LIMIT_S,
-                log=log,
-            )
+            call = environment.call(_MODULE, str(answer), shares=(Path(folder),))
+            ended = processes.run(call, folder=Path(folder), limit_s=_LIMIT_S, log=log)
             facts = Facts.model_validate_json(answer.read_bytes())
         except OSError as fault:
             said = " ".join(log.read_text(errors="replace").split())[-600:] if log.exists() else ""

@@ -37,6 +37,25 @@ class Request:
     stack: str
 
 
+def choose_target(catalog: Catalog, facts: Sequence[Facts]) -> TargetRow:
+    """The row of the GPU that is there; that of the reference, the first with a GPU, where none is.
+
+    Raises:
+        UnknownTarget: the matrix has no row for that GPU.
+    """
+    seen = next((found for found in facts if found.gpu is not None), None)
+    rows = [target for target in catalog.targets if target.arch]
+    if seen is None or seen.gpu is None:
+        return rows[0]
+    for row in rows:
+        if (row.arch, row.machine) in ((seen.gpu.arch, seen.machine), (seen.gpu.arch, "")):
+            return row
+    raise UnknownTarget(
+        f"the matrix has no target for {seen.gpu.name} ({seen.gpu.arch}, {seen.machine}). Next step: name one with "
+        f"--target, of {', '.join(row.id for row in rows)}, or add a row to matrix/targets.toml."
+    )
+
+
 def find_target(catalog: Catalog, name: str) -> TargetRow:
     """The row of a target.
 
@@ -164,4 +183,5 @@ def receipt_without_probe(order: Order, outcome: Outcome, reason: str) -> Receip
         image_digest=order.image_digest,
         commit=order.commit,
         tool=order.tool,
+        environment=order.environment,
     )

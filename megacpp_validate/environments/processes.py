@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
-import signal
+import socket
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Final
 
-_GRACE_S = 10.0  # a killed process that is not gone after this sleeps in the kernel: it is left alone
-_LAST_WORDS_S = 2.0
+from .environment import Call
+from .guard import WHERE
+
+_GUARD: Final = Path(__file__).with_name("guard.py")
+_GRACE_S: Final = 10.0  # a killed process that is not gone after this sleeps in the kernel: it is left to its guard
+_ENDS_S: Final = 30.0  # what ends a container waits for the container
+_LAST_WORDS_S: Final = 2.0
 
 
 class Stopped(RuntimeError):
@@ -37,19 +45,60 @@ class Ended:
     words: str
 
 
+@dataclass(frozen=True, eq=False)
+class _Guarded:
+    """A process behind its guard, and the line to that."""
+
+    guard: subprocess.Popen[bytes]
+    line: socket.socket
+    grace_s: float
+
+    def wait(self, limit_s: float) -> Mapping[str, Any] | None:
+        """What the guard answers; None where it does not in time, empty where it died itself."""
+        until, text = time.monotonic() + limit_s, b""
+        while not text.endswith(b"\n"):
+            self.line.settimeout(max(0.001, until - time.monotonic()))
+            try:
+                more = self.line.recv(65536)
+            except TimeoutError:
+                return None
+            except OSError:
+                return {}
+            if not more:
+                return {}
+            text += more
+        answer: Mapping[str, Any] = json.loads(text)
+        return answer
+
+    def ask_where(self) -> None:
+        """Let the process write down where it hangs."""
+        with suppress(OSError):
+            self.line.sendall(WHERE)
+        self.wait(_LAST_WORDS_S)
+
+    def kill(self) -> None:
+        """Kill the process with all that it started, and wait until that is done."""
+        with suppress(OSError):
+            self.line.shutdown(socket.SHUT_WR)
+        with suppress(subprocess.TimeoutExpired):
+            self.guard.wait(timeout=self.grace_s)
+
+
 @dataclass
 class Processes:
-    """The processes that are running, so that all of them can be stopped at once."""
+    """The processes that are running, so that all of them can be stopped at once.
 
-    _running: set[subprocess.Popen[bytes]] = field(default_factory=set)
+    None of them outlives this one, whatever kills it: see `guard`.
+    """
+
+    _running: set[_Guarded] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _stopped: bool = False
 
     def run(
         self,
-        command: Sequence[str],
+        call: Call,
         *,
-        env: Mapping[str, str],
         folder: Path,
         limit_s: float,
         log: Path,
@@ -59,7 +108,8 @@ class Processes:
         """Run a command in its own process group, its words in the file `log` (a pipe would outlive it).
 
         Args:
-            command, env, folder: what is started, with which environment, and where.
+            call: what is started, with which variables, and what ends that which outlives the process group.
+            folder: where it is started.
             limit_s: seconds that it may take.
             log: file for what it writes to its standard streams.
             given: file that it reads as its standard input.
@@ -70,32 +120,22 @@ class Processes:
             OSError: it cannot be started.
         """
         started = time.monotonic()
-        with log.open("wb") as words, given.open("rb") as order:
+        process = self._start(call, folder, log, given)
+        try:
+            answer = process.wait(limit_s)
+            if answer is None and ask_where:
+                process.ask_where()
+        finally:
+            process.kill()
+            process.line.close()
             with self._lock:
-                if self._stopped:
-                    raise Stopped("everything was stopped before this process was started")
-                process = subprocess.Popen(
-                    command,
-                    env=dict(env),
-                    cwd=folder,
-                    stdin=order,
-                    stdout=words,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-                self._running.add(process)
-            try:
-                code: int | None = process.wait(timeout=limit_s)
-            except subprocess.TimeoutExpired:
-                code = None
-                if ask_where:
-                    _ask_where(process)
-            finally:
-                _kill_group(process)
-                with self._lock:
-                    self._running.discard(process)
+                self._running.discard(process)
         if self._stopped:
             raise Stopped("everything was stopped while this process ran")
+        if answer is not None and "error" in answer:
+            raise OSError(*answer["error"])
+        # A guard that was killed itself has no answer, and its own end is then the process's.
+        code = None if answer is None else answer.get("code", process.guard.returncode)
         seconds = time.monotonic() - started
         return Ended(_say_end(code, limit_s), code, seconds, log.read_text(encoding="utf-8", errors="replace"))
 
@@ -105,21 +145,35 @@ class Processes:
             self._stopped = True
             running = tuple(self._running)
         for process in running:
-            _kill_group(process)
+            with suppress(OSError):
+                process.line.shutdown(socket.SHUT_WR)  # all of them at once; then each is waited for
+        for process in running:
+            process.kill()
 
-
-def _ask_where(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-        process.send_signal(signal.SIGABRT)
-        process.wait(timeout=_LAST_WORDS_S)
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and what it started: TE's import itself starts shells, which would keep running."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=_GRACE_S)
+    def _start(self, call: Call, folder: Path, log: Path, given: Path) -> _Guarded:
+        ours, its = socket.socketpair()
+        try:
+            with its, log.open("wb") as words, given.open("rb") as order, self._lock:
+                if self._stopped:
+                    raise Stopped("everything was stopped before this process was started")
+                guard = subprocess.Popen(
+                    [sys.executable, "-I", "-S", str(_GUARD), str(its.fileno())],
+                    cwd=folder,
+                    stdin=order,
+                    stdout=words,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[its.fileno()],
+                    start_new_session=True,
+                )
+                process = _Guarded(guard, ours, _GRACE_S + (_ENDS_S if call.ends else 0.0))
+                self._running.add(process)
+        except BaseException:
+            ours.close()
+            raise
+        asked = {"words": list(call.words), "variables": dict(call.variables), "ends": list(call.ends)}
+        with suppress(OSError):  # a guard that is gone already answers nothing
+            ours.sendall(json.dumps(asked).encode() + b"\n")
+        return process
 
 
 def _say_end(code: int | None, limit_s: float) -> str:

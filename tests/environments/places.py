@@ -8,7 +8,7 @@ from pathlib import Path
 from megacpp_validate.catalog import Catalog
 from megacpp_validate.catalog import Target as TargetRow
 from megacpp_validate.environments.facts import Facts, Gpu
-from megacpp_validate.environments.interpreter import Environment
+from megacpp_validate.environments.interpreter import InterpreterEnvironment
 
 H200 = Gpu(name="NVIDIA H200", capability="9.0", driver="580.159.03", memory_mib="143771")
 H200_HOST = Facts(
@@ -22,7 +22,7 @@ def target_of(catalog: Catalog, name: str) -> TargetRow:
     return next(target for target in catalog.targets if target.id == name)
 
 
-def make_probes(folder: Path, main: str) -> Environment:
+def make_probes(folder: Path, main: str) -> InterpreterEnvironment:
     """An environment in which `python -m megacpp_validate.probes` is what a test says; `cell` names the cell."""
     package = folder / "fake" / "megacpp_validate" / "probes"
     package.mkdir(parents=True, exist_ok=True)
@@ -35,8 +35,9 @@ def make_probes(folder: Path, main: str) -> Environment:
         "place, cell = sys.argv[1], '{stack}-{id}-{probe}'.format(**order, **order['target'])\n"
         "receipt = dict(cell=cell, stack=order['stack'], target=order['target']['id'], probe=order['probe'],\n"
         "    outcome='pass', reason='', requested=order['requested'], seed=order['seed'],\n"
+        "    tool=order['tool'], commit=order['commit'], environment=order['environment'],\n"
         "    checks=[dict(name='one', passed=True)])\n"
         "write = lambda **more: open(place, 'w').write(json.dumps({**receipt, **more}))\n"
     )
     (package / "__main__.py").write_text(head + main)
-    return Environment((sys.executable,), {"PYTHONPATH": str(folder / "fake"), "PATH": "/usr/bin:/bin"})
+    return InterpreterEnvironment((sys.executable,), {"PYTHONPATH": str(folder / "fake"), "PATH": "/usr/bin:/bin"})

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from places import make_probes
 
-from megacpp_validate.environments.interpreter import Environment
+from megacpp_validate.environments.interpreter import InterpreterEnvironment
 from megacpp_validate.environments.processes import Processes
 from megacpp_validate.environments.session import Session
 from megacpp_validate.evidence.receipt import Outcome, Receipt
@@ -57,6 +57,7 @@ DEATHS: dict[str, tuple[str, Outcome, list[str]]] = {
     "half-a-receipt": ("open(place, 'w').write('{\"cell\": ')", Outcome.ERROR, ["no receipt that can be believed"]),
     "another-cell": ("write(cell='native-cpu-two', probe='two')", Outcome.ERROR, ["its name does not say"]),
     "another-seed": ("write(seed=99)", Outcome.ERROR, ["answers another order"]),
+    "another-environment": ("write(environment='f00')", Outcome.ERROR, ["answers another order"]),
     "another-backend": ("write(requested='te')", Outcome.ERROR, ["answers another order"]),
     "good-over-a-bad-check": ("write(checks=[dict(name='x', passed=False)])", Outcome.ERROR, ["failed check x"]),
     "good-over-nothing": ("write(checks=[])", Outcome.ERROR, ["no check at all"]),
@@ -84,7 +85,7 @@ def test_a_process_that_dies_leaves_a_receipt_that_says_how(
 
 
 def test_an_interpreter_that_cannot_be_started_is_an_error(tmp_path: Path) -> None:
-    session = Session(Environment((str(tmp_path / "nothing"),), {}), tmp_path / "receipts", 10.0, 1)
+    session = Session(InterpreterEnvironment((str(tmp_path / "nothing"),), {}), tmp_path / "receipts", 10.0, 1)
     (receipt,) = session.run(orders("one"), Processes())
     assert receipt.outcome is Outcome.ERROR
     assert "could not be started" in receipt.reason

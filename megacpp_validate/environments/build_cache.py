@@ -1,0 +1,161 @@
+"""Environments that are built: kept by key, built once, and never used half made.
+
+A build happens in a folder of its own beside the place, under a lock of that key. Its last act is the seal, a file;
+then the folder is renamed into place. So what has a seal is whole, whatever was killed and when. A build that was
+killed leaves a folder that no one looks into, and the next one sweeps it away and builds again; downloads are kept by
+the tool that made them.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import platformdirs
+
+from .environment import Call, NoEnvironment
+from .processes import Processes
+
+VARIABLE: Final = "MEGACPP_ENVIRONMENTS"
+_SEAL: Final = ".sealed.json"
+_LAST_WORDS: Final = 1200  # characters
+_LONGEST_WAIT_S: Final = 7200.0  # somebody else builds the same: a stack with torch takes minutes on a slow disk
+_PAUSE_S: Final = 0.2
+_KEY: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
+
+Make = Callable[[Path], None]
+"""Makes an environment in an empty folder or raises NoEnvironment. It is moved afterwards."""
+
+
+@dataclass(frozen=True)
+class BuildCache:
+    """A folder of environments.
+
+    Attributes:
+        root: the folder; it is made where it is not there.
+    """
+
+    root: Path
+
+    def find(self, key: str) -> Path | None:
+        """The environment of a key, if it is whole."""
+        place = self.root / key
+        return place if (place / _SEAL).is_file() else None
+
+    def build(self, key: str, make: Make, waits_s: float = _LONGEST_WAIT_S) -> Path:
+        """The environment of a key, built if it is not there; what another process builds is waited for.
+
+        Args:
+            key: names what it is made from: lower-case letters, digits, `.`, `_`, `-`.
+            make: makes it in the folder that it is given.
+            waits_s: seconds to wait for another process that builds the same.
+
+        Raises:
+            NoEnvironment: it cannot be made, or the folder cannot be written. Nothing is kept of a failure.
+        """
+        if not _KEY.fullmatch(key):
+            raise ValueError(f"{key!r} is no key: lower-case letters, digits, '.', '_' and '-' only")
+        if found := self.find(key):
+            return found
+        try:
+            with self._locked(key, waits_s):
+                return self.find(key) or self._make(key, make)
+        except OSError as fault:
+            raise NoEnvironment(
+                f"an environment cannot be built in {self.root}: {fault}. Likely cause: the disk is full, or that "
+                f"folder is not yours. Next step: make room, or name another folder in {VARIABLE}."
+            ) from fault
+
+    def _make(self, key: str, make: Make) -> Path:
+        place, aside = self.root / key, self.root / ".making"
+        aside.mkdir(exist_ok=True)
+        for left in aside.glob(f"{key}@*"):  # of builds that were killed: we hold the lock, so none is running
+            shutil.rmtree(left, ignore_errors=True)
+        # A name of its own each time: what a killed build started may still be writing in the other one.
+        work = Path(tempfile.mkdtemp(prefix=f"{key}@", dir=aside))
+        try:
+            made = work / "made"
+            made.mkdir()
+            make(made)
+            _seal(made, key)
+            if place.is_dir():  # without a seal, or it would have been found: nobody's environment
+                place.rename(work / "unsealed")
+            made.rename(place)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+        return place
+
+    @contextmanager
+    def _locked(self, key: str, waits_s: float) -> Iterator[None]:
+        """Hold the lock of a key. The kernel lets it go when its holder ends, however that ends."""
+        locks = self.root / ".locks"
+        locks.mkdir(parents=True, exist_ok=True)
+        end = time.monotonic() + waits_s
+        with (locks / key).open("w") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError as fault:
+                    if fault.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
+                        raise
+                if time.monotonic() > end:
+                    raise NoEnvironment(
+                        f"another process has been building {key} in {self.root} for {waits_s:g} s. Likely cause: it "
+                        "hangs. Next step: look what holds that lock, and end it."
+                    )
+                time.sleep(_PAUSE_S)
+            yield
+
+
+def open_cache(variables: Mapping[str, str]) -> BuildCache:
+    """The user's environments: where `MEGACPP_ENVIRONMENTS` says, else in the user's cache folder."""
+    named = variables.get(VARIABLE, "")
+    return BuildCache(
+        Path(named).absolute() if named else Path(platformdirs.user_cache_dir("megacpp-validate"), "envs")
+    )
+
+
+def run_tool(
+    words: Sequence[str], variables: Mapping[str, str], *, deed: str, cause: str, step: str, limit_s: float
+) -> str:
+    """Run a tool that helps to make an environment; what it wrote.
+
+    Args:
+        words, variables: what is started, with which environment variables.
+        deed, cause, step: what a failure says: "uv cannot ...", the likely cause, and the next step.
+        limit_s: seconds that it may take.
+
+    Raises:
+        NoEnvironment: it failed; the text has its last words.
+    """
+    with tempfile.TemporaryDirectory(prefix="megacpp-tool-") as folder:
+        log = Path(folder, "log")
+        try:
+            ended = Processes().run(Call(tuple(words), variables), folder=Path(folder), limit_s=limit_s, log=log)
+        except OSError as fault:
+            raise NoEnvironment(f"{deed}: {fault}. Likely cause: {cause}. Next step: {step}.") from fault
+    if ended.code != 0:
+        how = f"exit status {ended.code}" if ended.how == "exit" else ended.how
+        said = " | ".join(line.strip() for line in ended.words.splitlines() if line.strip())[-_LAST_WORDS:]
+        raise NoEnvironment(f"{deed} ({how}). It said: {said or 'nothing'}. Likely cause: {cause}. Next step: {step}.")
+    return ended.words
+
+
+def _seal(folder: Path, key: str) -> None:
+    with (folder / _SEAL).open("w", encoding="utf-8") as file:
+        json.dump({"key": key, "made": datetime.now(UTC).isoformat(timespec="seconds")}, file)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,217 @@
+"""A container image by digest: what ran once is what runs again, whatever a tag points to by then.
+
+Every process is a container of its own, with no network, as the user who asked, and with this package mounted
+read-only. A container outlives the client that started it, so each has a name by which it is ended and removed.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from .build_cache import run_tool
+from .environment import Call, NoEnvironment
+from .identity import hash_parts, say_driver, say_package, say_variables
+from .interpreter import PACKAGE
+
+IMAGE_DIGEST: Final = "MEGACPP_IMAGE_DIGEST"
+PINNED: Final = re.compile(r"[^\s@]+@sha256:[0-9a-f]{64}")
+_DOOR: Final = "/opt/megacpp-validate"  # holds this package there, and nothing else
+_HOME: Final = "/tmp"  # noqa: S108  the one place that any image lets any user write, and nobody else is in there
+_PULL_S: Final = 3600.0  # an image of NVIDIA's is 12 GB
+_QUICK_S: Final = 120.0
+# Of the host's variables those that say how a stack shall run, and none that says where something lies on the host.
+_PASSED: Final = (
+    "CUBLAS", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "CUDA_VISIBLE_DEVICES",
+    "CUDNN_", "DG_JIT_USE", "MEGACPP_", "MKL_NUM_THREADS", "NCCL_", "NVIDIA_TF32", "NVTE_", "OMP_NUM_THREADS",
+    "PYTHONHASHSEED", "PYTORCH_", "TORCHDYNAMO_", "TORCH_", "TRITON_",
+)  # fmt: skip
+_OF_THE_HOST: Final = re.compile(r".*(_DIR|_PATH|_HOME|_CACHE|_FOLDER)|MEGACPP_(ENVIRONMENTS|OVERLAYS|PYTHON|RECEIPTS)")
+_PYTHONS: Final = ("python3", "python", *(f"python3.{minor}" for minor in range(20, 10, -1)))
+_FOUND: Final = "megacpp-python="
+_INIT: Final = {True: ("--init",), False: ()}
+
+
+@dataclass(frozen=True)
+class ContainerEnvironment:
+    """An image that is there, and the Python in it.
+
+    Attributes:
+        docker: the client.
+        image: repository and digest.
+        image_id: of what the digest led to on this kind of machine.
+        python: the interpreter in the image.
+        path: the image's own `PYTHONPATH`.
+        variables: of the user, whole; the client needs its own of them.
+        gpus: whether it sees the GPUs of the host.
+        init: whether Docker puts an init process before it; as process 1 itself, it would not die of its own SIGABRT.
+        because: where it comes from.
+    """
+
+    docker: str
+    image: str
+    image_id: str
+    python: str
+    path: str
+    variables: Mapping[str, str] = field(repr=False)
+    gpus: bool
+    init: bool
+    because: str
+
+    @property
+    def shown(self) -> str:
+        """What a person may type to start its interpreter."""
+        gpus = ("--gpus", "all") if self.gpus else ()
+        return shlex.join(("docker", "run", "--rm", "-it", *gpus, self.image, self.python))
+
+    @property
+    def image_digest(self) -> str:
+        """The digest alone, as receipts keep it."""
+        return self.image.partition("@")[2]
+
+    @cached_property
+    def identity(self) -> str:
+        """A hash over the image, the driver, the variables that reach it, and what of this project runs there."""
+        passed = {name: self.variables[name] for name in self._passed()}
+        return hash_parts((
+            "container", self.image_digest, self.image_id, self.python, str(self.gpus), "driver", say_driver(),
+            "variables", *say_variables(passed), "package", *say_package(PACKAGE),
+        ))  # fmt: skip
+
+    def call(self, module: str, *arguments: str, shares: tuple[Path, ...] = ()) -> Call:
+        """How a module is started: in a new container, which has a name of its own each time."""
+        name = f"megacpp-{uuid.uuid4().hex}"
+        words = (
+            self.docker, "run", "--rm", *_INIT[self.init], "--interactive", "--name", name, "--network", "none",
+            "--hostname", "localhost", "--ipc", "host", "--workdir", _HOME, *_as_the_user(),
+            *(("--gpus", "all") if self.gpus else ()),
+            *_mount(PACKAGE, f"{_DOOR}/{PACKAGE.name}", read_only=True),
+            *(word for share in dict.fromkeys(shares) for word in _mount(share.absolute(), str(share.absolute()))),
+            *(word for name in self._passed() for word in ("--env", name)),  # by name: the client has the value
+            "--env", f"PYTHONPATH={os.pathsep.join(filter(None, (self.path, _DOOR)))}",
+            "--env", f"{IMAGE_DIGEST}={self.image_digest}", "--env", "PYTHONDONTWRITEBYTECODE=1",
+            self.image, self.python, "-P", "-u", "-m", module, *arguments,
+        )  # fmt: skip
+        return Call(words, self.variables, ends=(self.docker, "rm", "--force", name))
+
+    def _passed(self) -> Iterator[str]:
+        for name in sorted(self.variables):
+            if name.startswith(_PASSED) and not _OF_THE_HOST.fullmatch(name) and name != IMAGE_DIGEST:
+                yield name
+
+
+def open_container(image: str, variables: Mapping[str, str], *, gpus: bool) -> ContainerEnvironment:
+    """An image made ready: pulled where it is not there, and its Python found.
+
+    Args:
+        image: `REPOSITORY@sha256:DIGEST`.
+        variables: environment variables of the user.
+        gpus: whether its processes see the GPUs.
+
+    Raises:
+        NoEnvironment: no digest, no Docker, no such image, or no Python of 3.11 or newer in it.
+    """
+    require_digest(image)
+    docker = shutil.which("docker", path=variables.get("PATH"))
+    if docker is None:
+        raise NoEnvironment(
+            f"there is no docker, which the image {image} needs. Likely cause: it is not installed, or not on PATH. "
+            "Next step: install Docker Engine, or take an overlay or a lock instead."
+        )
+    found = _inspect(docker, image, variables)
+    own = dict(entry.partition("=")[::2] for entry in (found.get("Config") or {}).get("Env") or ())
+    try:
+        init, python = True, _find_python(docker, image, variables, init=True)
+    except NoEnvironment as fault:
+        if "docker-init" not in str(fault):
+            raise
+        init, python = False, _find_python(docker, image, variables, init=False)  # Debian's Docker may come without
+    because = f"the image {image}, with {python}"
+    return ContainerEnvironment(
+        docker, image, str(found.get("Id", "")), python, own.get("PYTHONPATH", ""), variables, gpus, init, because
+    )
+
+
+def require_digest(image: str) -> None:
+    """Refuse an image that is not pinned.
+
+    Raises:
+        NoEnvironment: it has no digest.
+    """
+    if not PINNED.fullmatch(image):
+        bare = image.partition("@")[0]
+        raise NoEnvironment(
+            f"the image {image!r} has no digest, so it may be another one tomorrow. Next step: give it as "
+            f"REPOSITORY@sha256:...; `docker buildx imagetools inspect {bare}` says the digest."
+        )
+
+
+def _inspect(docker: str, image: str, variables: Mapping[str, str]) -> dict[str, Any]:
+    """What Docker says of an image, pulled first where it is not there."""
+    words = (docker, "image", "inspect", image)
+    ask = {
+        "deed": f"docker does not know the image {image}",
+        "cause": "the engine does not run, or is not yours",
+        "step": "`docker info` says more; DOCKER_HOST names another engine",
+    }
+    try:
+        text = run_tool(words, variables, **ask, limit_s=_QUICK_S)
+    except NoEnvironment:
+        run_tool(
+            (docker, "pull", "--quiet", image),
+            variables,
+            deed=f"docker cannot pull {image}",
+            cause="the engine does not run, the registry does not answer or wants a login, or it has no such digest",
+            step="`docker pull` it by hand; on a host with no network `docker load` it from an archive",
+            limit_s=_PULL_S,
+        )
+        text = run_tool(words, variables, **ask, limit_s=_QUICK_S)
+    rows: list[dict[str, Any]] = json.loads(text[text.index("[") :])
+    return rows[0]
+
+
+def _find_python(docker: str, image: str, variables: Mapping[str, str], *, init: bool) -> str:
+    """The first interpreter of 3.11 or newer in an image; its entry point runs first, as it does for every process."""
+    tries = " ".join(_PYTHONS)
+    script = (
+        f"for name in {tries}; do $name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null "
+        f'&& echo "{_FOUND}$name" && exit 0; done; echo "none of {tries} is 3.11 or newer"; exit 1'
+    )
+    how = ("--rm", *_INIT[init], "--network", "none", "--hostname", "localhost")
+    words = (docker, "run", *how, image, "sh", "-c", script)
+    said = run_tool(
+        words,
+        variables,
+        deed=f"no Python can be started in {image}",
+        cause="it has none of 3.11 or newer, it is for another processor, or its entry point does not run what it is "
+        "given",
+        step='choose an image with Python 3.11 or newer whose entry point ends in `exec "$@"`',
+        limit_s=_QUICK_S,
+    )
+    return said.rpartition(_FOUND)[2].split()[0]
+
+
+def _as_the_user() -> Sequence[str]:
+    """What lets a container write what the user can read and remove; a home that it can write, for JIT caches."""
+    if os.getuid() == 0:
+        return ()
+    return ("--user", f"{os.getuid()}:{os.getgid()}", "--env", f"HOME={_HOME}")
+
+
+def _mount(source: Path, target: str, *, read_only: bool = False) -> tuple[str, str]:
+    """A folder of the host in the container. Docker reads it as a row of CSV, so a comma in a name is quoted."""
+    row = io.StringIO()
+    options = ("type=bind", f"source={source}", f"target={target}", *(("readonly",) if read_only else ()))
+    csv.writer(row, lineterminator="").writerow(options)
+    return "--mount", row.getvalue()

@@ -1,0 +1,168 @@
+"""A copy of a real Transformer Engine with a fault in it: the folder to put on the path in place of the clean one.
+
+Folders are made; files are hard links, so that a copy of gigabytes takes milliseconds and no space, and so that
+Transformer Engine, which looks for its libraries beside its own file, finds them in the copy. (It resolves no link:
+`find_spec("transformer_engine").origin` in common/__init__.py, 2.12 to 2.20. A release that did would be led back to
+the clean folder by a symbolic link, and not by a hard one.) Where the copy lies on another disk, small files are copied
+with their times, and large ones are symbolic links. What is edited is a file of its own, written anew, so nothing is
+ever changed in the clean folder. A compiled file of an edited source is left out.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+from ..catalog_faults import Edit, EditDoesNotFit, TeFault
+
+PACKAGE: Final = "transformer_engine"
+STAMP: Final = ".megacpp-fault.json"
+_LARGE: Final = 2**20  # bytes: libraries, and no source
+_NO_LINK: Final = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
+
+
+class NoClean(RuntimeError):
+    """A folder that holds no Transformer Engine to copy."""
+
+
+@dataclass(frozen=True)
+class _Stamp:
+    """What a copy was made of: one that says something else is made anew."""
+
+    clean: str
+    release: str
+    edits: str
+
+
+def make_faulty(clean: Path, release: str, fault: TeFault | None, scratch: Path) -> Path:
+    """A site folder with a copy of `clean`, changed as the fault says; one that is there already is taken.
+
+    Made aside and renamed, so that it is whole or not there.
+
+    Args:
+        clean: site folder with `transformer_engine/`, its libraries and its metadata.
+        release: of it.
+        fault: what is planted; None for a copy without a fault.
+        scratch: where copies lie, each in a folder named after its fault.
+
+    Raises:
+        NoClean: there is no Transformer Engine in `clean`.
+        EditDoesNotFit: an edit wants a text or a file that is not there, or is there twice.
+        OSError: the copy cannot be written.
+    """
+    if not (clean / PACKAGE / "__init__.py").is_file():
+        raise NoClean(
+            f"{clean} holds no {PACKAGE}/__init__.py. Likely cause: the folder of another package, or one that was not "
+            "unpacked whole. Next step: name the site folder that Transformer Engine was installed into."
+        )
+    edits = fault.edits_for(release) if fault is not None else ()
+    edited = _edit(clean / PACKAGE, edits)
+    place = scratch.absolute() / f"te-{release}" / (fault.id if fault is not None else "clean-copy")
+    stamp = _Stamp(_say_clean(clean), release, sha256(repr(edits).encode()).hexdigest())
+    if _read_stamp(place) == stamp:
+        return place
+    place.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
+    try:
+        _link_tree(clean, aside)
+        for file, text in edited.items():
+            _put(aside / PACKAGE / file, text)
+        (aside / STAMP).write_text(json.dumps(asdict(stamp)), encoding="utf-8")
+        aside.chmod(0o755)  # mkdtemp lets nobody else in
+        if place.exists():
+            shutil.rmtree(place)
+        try:
+            aside.rename(place)
+        except OSError:
+            if _read_stamp(place) != stamp:  # else another run was faster, and made the same
+                raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return place
+
+
+def _edit(package: Path, edits: Sequence[Edit]) -> dict[str, str | None]:
+    """The files that differ: their text, None where there is none any more."""
+    changed: dict[str, str | None] = {}
+    for edit in edits:
+        text = changed[edit.file] if edit.file in changed else _read(package, edit.file)
+        if text is None:
+            raise EditDoesNotFit(f"{edit.file} was removed by an edit before. Next step: mend the order of the edits.")
+        if edit.delete or edit.rename:
+            changed[edit.file] = None
+            if edit.rename:
+                changed[edit.rename] = text
+        else:
+            changed[edit.file] = edit.change(text)
+    return changed
+
+
+def _read(package: Path, file: str) -> str:
+    try:
+        return (package / file).read_text(encoding="utf-8")
+    except OSError as fault:
+        raise EditDoesNotFit(
+            f"there is no {PACKAGE}/{file} in {package.parent} ({fault.strerror or fault}). Likely cause: the edit was "
+            "written for another release. Next step: give the fault a text for this one."
+        ) from fault
+
+
+def _link_tree(source: Path, target: Path) -> None:
+    """Every file of a folder in another one, by the cheapest way that works; compiled sources too, with their times."""
+    for entry in sorted(os.scandir(source), key=lambda found: found.name):
+        into = target / entry.name
+        if entry.is_dir():
+            into.mkdir()
+            _link_tree(Path(entry.path), into)
+        elif entry.is_file():
+            _link(Path(entry.path).resolve(), into)
+
+
+def _link(source: Path, into: Path) -> None:
+    try:
+        os.link(source, into)
+    except OSError as fault:
+        if fault.errno not in _NO_LINK:
+            raise
+        if source.stat().st_size > _LARGE:
+            into.symlink_to(source)
+        else:
+            shutil.copy2(source, into)
+
+
+def _put(file: Path, text: str | None) -> None:
+    """Another file in the place of a link, never other bytes in the file that it is a link to."""
+    file.unlink(missing_ok=True)
+    for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
+        compiled.unlink()
+    if text is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+
+
+def _say_clean(clean: Path) -> str:
+    """What the clean folder is, told by the size and time of each file, so that another install is another copy."""
+    return sha256("\n".join([str(clean.absolute()), *_say_files(clean)]).encode()).hexdigest()
+
+
+def _say_files(clean: Path) -> Iterator[str]:
+    for place, folders, files in os.walk(clean):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        for name in sorted(files):
+            found = Path(place, name).stat()
+            yield f"{Path(place, name).relative_to(clean)} {found.st_size} {found.st_mtime_ns}"
+
+
+def _read_stamp(place: Path) -> _Stamp | None:
+    try:
+        return _Stamp(**json.loads((place / STAMP).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None

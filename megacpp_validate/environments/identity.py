@@ -1,0 +1,105 @@
+"""What an environment is made of, as one hash: where it is the same, a receipt of an earlier run may be taken again.
+
+Files are told by their stat, not read: an overlay holds gigabytes. The sources of this project that run there are
+read, because a checkout gives files new times without changing them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+_CHANGE_WHAT_RUNS: Final = (
+    "CUBLAS", "CUDA_", "CUDNN_", "CUTE_DSL_", "DG_", "FLASH_ATTENTION_", "LD_LIBRARY_PATH", "LD_PRELOAD", "MEGACPP_",
+    "NCCL_", "NVIDIA_", "NVTE_", "PYTHON", "PYTORCH_", "TORCH", "TRITON_",
+)  # fmt: skip
+# Where a tool finds, keeps or writes things says nothing of what runs: that is fingerprinted where it lies.
+_ONLY_PLACES: Final = frozenset({
+    "CUDA_CACHE_PATH", "CUTE_DSL_CACHE_DIR", "DG_JIT_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", "MEGACPP_CACHE",
+    "MEGACPP_ENVIRONMENTS", "MEGACPP_OVERLAYS", "MEGACPP_PYTHON", "MEGACPP_RECEIPTS", "PYTHONPYCACHEPREFIX",
+    "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TORCH_HOME", "TRITON_CACHE_DIR", "TRITON_HOME",
+})  # fmt: skip
+_OURS_THERE: Final = ("bridge", "native", "probes", "evidence/receipt.py", "evidence/receipt_file.py")
+# Read file by file wherever they lie: these are what a person patches in place.
+_VENDORS: Final = frozenset({
+    "deep_gemm", "flash_attn", "flash_attn_3", "flash_attn_interface.py", "liger_kernel", "transformer_engine",
+    "transformer_engine_torch",
+})  # fmt: skip
+_DRIVER: Final = Path("/proc/driver/nvidia/version")
+
+
+def hash_parts(parts: Sequence[str]) -> str:
+    """One hash over texts in their order; no two lists of texts share one."""
+    return sha256("".join(f"{len(part.encode())}:{part}" for part in parts).encode()).hexdigest()
+
+
+def say_variables(variables: Mapping[str, str]) -> Iterator[str]:
+    """The variables that change what runs, one a line, sorted; `PYTHONPATH` is left to what lies there."""
+    for name in sorted(variables):
+        if name.startswith(_CHANGE_WHAT_RUNS) and name not in _ONLY_PLACES and name != "PYTHONPATH":
+            yield f"{name}={variables[name]}"
+
+
+def say_driver() -> str:
+    """The NVIDIA driver of this host; empty where there is none."""
+    try:
+        return _DRIVER.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def say_package(package: Path) -> Iterator[str]:
+    """The sources of this project that run in an environment, with the hash of each.
+
+    Args:
+        package: folder `megacpp_validate`.
+    """
+    for name in _OURS_THERE:
+        place = package / name
+        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            if file.is_file():
+                yield f"{file.relative_to(package)} {sha256(file.read_bytes()).hexdigest()}"
+
+
+def say_files(folder: Path) -> Iterator[str]:
+    """Every file below a folder with its size and time of change, without what Python writes there by itself."""
+    for place, folders, files in os.walk(folder, followlinks=True):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        for name in sorted(files):
+            if not name.endswith(".pyc"):
+                yield _say_file(Path(place, name), folder)
+
+
+def say_site(folder: Path) -> Iterator[str]:
+    """What a site folder has installed, without a walk through all of it: torch alone has ten thousand files.
+
+    That is every distribution with the time of its record, every top-level module or package with the time of its
+    first file, and the files of the vendor packages that a bridge module stands on.
+    """
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder))
+    except OSError:
+        return  # a place on the path that there is not is what Python skips too
+    for name in names:
+        place = folder / name
+        if name in _VENDORS and place.is_dir():
+            yield from (f"{name}/{line}" for line in say_files(place))
+        elif name.endswith((".dist-info", ".egg-info")):
+            yield _say_file(place / "RECORD" if place.is_dir() else place, folder)
+        elif place.is_dir():
+            if (first := place / "__init__.py").is_file():
+                yield _say_file(first, folder)
+        elif not name.endswith(".pyc"):
+            yield _say_file(place, folder)
+
+
+def _say_file(file: Path, folder: Path) -> str:
+    shown = file.relative_to(folder)
+    try:
+        found = file.stat()
+    except OSError:
+        return f"{shown} -"  # a link to nothing, or a record that a packer left out
+    return f"{shown} {found.st_size} {found.st_mtime_ns}"

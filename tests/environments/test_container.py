@@ -1,0 +1,187 @@
+"""Container images by digest.
+
+What starts a container is run where there is one to start: set MEGACPP_TEST_IMAGE to an image by digest that has a
+Python 3.11 or newer, on a machine with a Docker Engine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megacpp_validate.environments.container import ContainerEnvironment, open_container, require_digest
+from megacpp_validate.environments.environment import NoEnvironment
+from megacpp_validate.environments.interpreter import PACKAGE
+from megacpp_validate.environments.processes import Processes
+
+VARIABLE = "MEGACPP_TEST_IMAGE"
+DIGEST = f"sha256:{'a' * 64}"
+IMAGE = f"nvcr.io/nvidia/pytorch@{DIGEST}"
+
+
+@pytest.fixture(scope="module")
+def image() -> str:
+    name = os.environ.get(VARIABLE, "")
+    if not name:
+        pytest.skip(f"not-run: {VARIABLE} names no image by digest with a Python 3.11")
+    done = subprocess.run([shutil.which("docker") or "false", "info"], capture_output=True, check=False, timeout=60)
+    if done.returncode:
+        pytest.skip(f"not-run: no Docker Engine answers: {done.stderr.decode()[-300:]}")
+    return name
+
+
+@pytest.fixture(scope="module")
+def container(image: str) -> ContainerEnvironment:
+    return open_container(image, {**os.environ, "NVTE_DEBUG": "a b", "PYTHONPATH": "/of/the/host"}, gpus=False)
+
+
+def made_by_hand(**variables: str) -> ContainerEnvironment:
+    return ContainerEnvironment(
+        "/usr/bin/docker", IMAGE, "sha256:1", "python3", "/of/the/image", variables, gpus=True, init=True, because=""
+    )
+
+
+def follows(words: tuple[str, ...], option: str) -> list[str]:
+    return [words[place + 1] for place, word in enumerate(words) if word == option]
+
+
+@pytest.mark.parametrize(
+    "name", ["nvcr.io/nvidia/pytorch:26.09-py3", "nvcr.io/nvidia/pytorch", "a@sha256:123", f"a@sha256:{'A' * 64}", ""]
+)
+def test_an_image_that_is_not_pinned_is_refused(name: str) -> None:
+    with pytest.raises(NoEnvironment, match=r"has no digest.*Next step.*@sha256"):
+        open_container(name, os.environ, gpus=False)
+
+
+@pytest.mark.parametrize("name", [IMAGE, f"127.0.0.1:5000/a@{DIGEST}", f"nvcr.io/nvidia/pytorch:26.09-py3@{DIGEST}"])
+def test_an_image_that_is_pinned(name: str) -> None:
+    require_digest(name)
+
+
+def test_no_docker_says_so() -> None:
+    with pytest.raises(NoEnvironment, match=r"no docker.*Next step.*overlay"):
+        open_container(IMAGE, {"PATH": ""}, gpus=False)
+
+
+def test_how_a_module_is_started_in_an_image(tmp_path: Path) -> None:
+    made = made_by_hand(
+        NVTE_DEBUG="1", HOME="/root", LD_LIBRARY_PATH="/host", CUDA_HOME="/host", TRITON_CACHE_DIR="/host"
+    )
+    call = made.call("megacpp_validate.probes", f"{tmp_path}/r.json", shares=(tmp_path, tmp_path))
+    assert call.words[-7:] == (IMAGE, "python3", "-P", "-u", "-m", "megacpp_validate.probes", f"{tmp_path}/r.json")
+    assert follows(call.words, "--gpus") == ["all"]
+    assert follows(call.words, "--mount") == [
+        f"type=bind,source={PACKAGE},target=/opt/megacpp-validate/megacpp_validate,readonly",
+        f"type=bind,source={tmp_path},target={tmp_path}",
+    ]
+    passed = follows(call.words, "--env")
+    assert "NVTE_DEBUG" in passed
+    assert not {"LD_LIBRARY_PATH", "CUDA_HOME", "TRITON_CACHE_DIR", "PATH"} & set(passed)
+    assert "PYTHONPATH=/of/the/image:/opt/megacpp-validate" in passed
+    assert call.ends == ("/usr/bin/docker", "rm", "--force", *follows(call.words, "--name"))
+    assert call.variables["LD_LIBRARY_PATH"] == "/host"  # the client runs on the host
+    assert "--gpus" not in replace(made, gpus=False).call("probes").words
+
+
+def test_no_two_containers_share_a_name() -> None:
+    made = made_by_hand()
+    assert made.call("a").ends != made.call("a").ends
+
+
+def test_a_user_who_is_not_root_gets_files_of_his_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "--user" not in made_by_hand().call("a").words or os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    monkeypatch.setattr(os, "getgid", lambda: 100)
+    words = made_by_hand().call("a").words
+    assert follows(words, "--user") == ["1000:100"]
+    assert "HOME=/tmp" in follows(words, "--env")
+
+
+def test_what_changes_an_answer_changes_the_identity() -> None:
+    made = made_by_hand(NVTE_DEBUG="1")
+    others = [
+        replace(made, image=f"other@sha256:{'b' * 64}"), replace(made, image_id="sha256:2"), replace(made, gpus=False),
+        replace(made, python="python3.12"), replace(made, variables={"NVTE_DEBUG": "2"}),
+    ]  # fmt: skip
+    assert len({made.identity, *(other.identity for other in others)}) == 6
+    assert replace(made, variables={"NVTE_DEBUG": "1", "LD_LIBRARY_PATH": "/host"}).identity == made.identity
+
+
+def test_a_module_runs_in_a_real_image(container: ContainerEnvironment, tmp_path: Path) -> None:
+    share = tmp_path / "a share, with a comma"
+    share.mkdir()
+    answer = share / "facts.json"
+    call = container.call("megacpp_validate.probes.identify", str(answer), shares=(share,))
+    ended = Processes().run(call, folder=tmp_path, limit_s=60.0, log=tmp_path / "log")
+    assert ended.code == 0, ended.words
+    facts = json.loads(answer.read_text())
+    assert facts["executable"] != sys.executable
+    assert tuple(map(int, facts["python"].split(".")[:2])) >= (3, 11)
+    assert answer.stat().st_uid == os.getuid()
+    assert container.image_digest in container.because
+
+
+def test_the_package_cannot_be_written_from_a_real_image(container: ContainerEnvironment, tmp_path: Path) -> None:
+    place = f"/opt/megacpp-validate/{PACKAGE.name}/written.json"
+    call = container.call("megacpp_validate.probes.identify", place)
+    ended = Processes().run(call, folder=tmp_path, limit_s=60.0, log=tmp_path / "log")
+    assert ended.code == 1
+    assert "Read-only file system" in ended.words
+
+
+def test_a_real_container_that_is_killed_is_gone(container: ContainerEnvironment, tmp_path: Path) -> None:
+    """The client is what is killed; the container would go on."""
+    call = container.call("http.server", "8000")
+    ended = Processes().run(call, folder=tmp_path, limit_s=5.0, log=tmp_path / "log")
+    assert ended.code is None, ended.words
+    assert wait_until(container, call.ends[-1], there=False)
+
+
+def test_a_real_container_dies_with_a_tool_that_is_killed_outright(
+    container: ContainerEnvironment, tmp_path: Path
+) -> None:
+    call = container.call("http.server", "8000")
+    code = (
+        "import json, sys; from pathlib import Path; from megacpp_validate.environments.environment import Call\n"
+        "from megacpp_validate.environments.processes import Processes\n"
+        "words, variables, ends, folder = json.load(sys.stdin)\n"
+        "Processes().run(Call(words, variables, ends), folder=Path(folder), limit_s=60.0, log=Path(folder, 'log'))\n"
+    )
+    tool = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, text=True)
+    assert tool.stdin is not None
+    json.dump([call.words, dict(call.variables), call.ends, str(tmp_path)], tool.stdin)
+    tool.stdin.close()
+    assert wait_until(container, call.ends[-1], there=True)
+    tool.kill()
+    tool.wait()
+    assert wait_until(container, call.ends[-1], there=False)
+
+
+def wait_until(container: ContainerEnvironment, name: str, *, there: bool) -> bool:
+    words = [container.docker, "ps", "--all", "--quiet", "--filter", f"name={name}"]
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        if bool(subprocess.run(words, capture_output=True, text=True, check=True).stdout) is there:
+            return True
+        time.sleep(0.2)
+    return False
+
+
+def test_the_exit_status_of_a_real_container(container: ContainerEnvironment, tmp_path: Path) -> None:
+    ended = Processes().run(container.call("no_such_module"), folder=tmp_path, limit_s=60.0, log=tmp_path / "log")
+    assert (ended.how, ended.code) == ("exit", 1)
+    assert "No module named no_such_module" in ended.words
+
+
+def test_a_digest_that_the_registry_has_not_is_told_in_dockers_words(image: str) -> None:
+    absent = f"{image.partition('@')[0]}@sha256:{'0' * 64}"
+    with pytest.raises(NoEnvironment, match=r"docker cannot pull .*It said: .*Likely cause.*docker load"):
+        open_container(absent, os.environ, gpus=False)

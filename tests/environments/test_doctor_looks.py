@@ -1,0 +1,208 @@
+"""The looks of the doctor at real processes: packages that raise, hang and die, damaged files, second copies."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from megacpp_validate.canary.firewall_elf import rename_undefined
+from megacpp_validate.environments.doctor_looks import Limits, take_looks
+from megacpp_validate.environments.environment import NoEnvironment
+from megacpp_validate.environments.interpreter import PACKAGE, InterpreterEnvironment
+from megacpp_validate.environments.overlay import put_over
+from megacpp_validate.environments.processes import Processes
+from megacpp_validate.evidence.doctor_look import PackageLook
+
+TORCH = Path(str(find_spec("torch").origin)).parent  # type: ignore[union-attr]
+EXTENSION = TORCH / "lib" / "libaoti_custom_ops.so"
+SELF_CONTAINED = TORCH / "lib" / "libgomp.so.1"  # needs nothing but the C library
+LIMITS = Limits(20.0, 2)
+
+
+def plant(folder: Path, name: str, body: str) -> Path:
+    package = folder / name
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "__init__.py").write_text(body)
+    return package
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A site folder with a torch that is quick to import and is built on the real one's files."""
+    site = tmp_path / "site"
+    torch = plant(
+        site, "torch", "__version__ = '2.13.0'\nclass cuda:\n    is_available = staticmethod(lambda: False)\n"
+    )
+    (torch / "version.py").write_text("__version__ = '2.13.0+cpu'\ncuda: str | None = '13.0'\n")
+    (torch / "include").symlink_to(TORCH / "include")
+    return site
+
+
+@pytest.fixture
+def environment(site: Path) -> InterpreterEnvironment:
+    variables = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    return put_over(InterpreterEnvironment((sys.executable,), variables, "a test"), [site])
+
+
+def take(environment: InterpreterEnvironment, *names: str, limits: Limits = LIMITS) -> dict[str, PackageLook]:
+    return {look.package: look for look in take_looks(environment, names, limits, Processes()).packages}
+
+
+BROKEN = {
+    "raises": "raise OSError('undefined symbol: foo')",
+    "leaves": "import sys; sys.exit(0)",
+    "aborts": "import os; os.abort()",
+    "crashes": "import ctypes; ctypes.string_at(0)",
+    "ends": "import os; print('goodbye', flush=True); os._exit(3)",
+    "lies": "class Odd(Exception):\n    def __str__(self): raise ValueError\nraise Odd",
+}
+
+
+def test_whatever_an_import_does_is_a_row(site: Path, environment: InterpreterEnvironment) -> None:
+    for name, body in BROKEN.items():
+        plant(site, name, body)
+    looks = take(environment, *BROKEN, "not_there")
+    raised = {name: look.failure.type for name, look in looks.items() if look.failure}
+    ended = {name: look.ended for name, look in looks.items() if look.ended}
+    assert raised == {"raises": "OSError", "leaves": "SystemExit", "lies": "lies.Odd"}
+    assert ended == {"aborts": "signal 6", "crashes": "signal 11", "ends": "exit status 3"}
+    assert "goodbye" in looks["ends"].words
+    assert "Fatal Python error" in looks["crashes"].words
+    assert not looks["not_there"].installed
+
+
+def test_an_import_that_hangs_is_stopped_and_says_where(site: Path, environment: InterpreterEnvironment) -> None:
+    plant(site, "hangs", "import time\ntime.sleep(600)\n")
+    look = take(environment, "hangs", limits=Limits(4.0, 1))["hangs"]
+    assert look.ended == "killed after 4 s"
+    assert "hangs/__init__.py" in look.words
+
+
+def test_a_call_that_ends_the_process_loses_nothing_else(site: Path, environment: InterpreterEnvironment) -> None:
+    """What reads sizes from the wrong place may as well read outside of its memory."""
+    plant(
+        site,
+        "torch",
+        "class Any:\n    is_available = as_strided = lambda *_: Any\ncuda, arange = Any, lambda *_, **__: Any",
+    )
+    plant(site, "deep_gemm", "__version__ = '0.1.7'")
+    (plant(site, "deep_gemm/utils", "") / "layout.py").write_text(
+        "import ctypes\nget_mn_major_tma_aligned_tensor = lambda tensor: ctypes.string_at(0)\n"
+    )
+    look = take(environment, "deep_gemm")["deep_gemm"]
+    assert (look.version, look.failure, look.ended) == ("0.1.7", None, "")
+    assert [(one.right, one.answered.partition(":")[0]) for one in look.behaviours] == [(False, "signal 11")]
+
+
+def test_a_patched_symbol_is_told_although_the_import_went_on(site: Path, environment: InterpreterEnvironment) -> None:
+    """Built for another torch, and bound when it is called: the loader says nothing of it."""
+    package = plant(site, "deep_gemm", "import ctypes, os; ctypes.CDLL(__path__[0] + '/_C.so', mode=os.RTLD_LAZY)")
+    shutil.copy(EXTENSION, package / "_C.so")
+    _, new = rename_undefined(package / "_C.so", "_ZN3c10")
+    variables = {**environment.variables, "LD_LIBRARY_PATH": str(TORCH / "lib")}
+    look = take(replace(environment, variables=variables), "deep_gemm")["deep_gemm"]
+    extension = next(one for one in look.extensions if one.file == str(package / "_C.so"))
+    assert look.failure is None
+    assert extension.loaded
+    assert [(wanted.symbol, wanted.owner, wanted.lazy) for wanted in extension.wanted] == [(new, "torch", True)]
+
+
+def test_a_file_that_the_loader_refuses_is_looked_at_all_the_same(
+    site: Path, environment: InterpreterEnvironment
+) -> None:
+    package = plant(site, "deep_gemm", "import ctypes, os; ctypes.CDLL(__path__[0] + '/_C.so', mode=os.RTLD_NOW)")
+    shutil.copy(EXTENSION, package / "_C.so")
+    _, new = rename_undefined(package / "_C.so", "_ZN3c10")
+    (package / "_D.cpython-399-x86_64-linux-gnu.so").write_bytes(b"cut short")
+    variables = {**environment.variables, "LD_LIBRARY_PATH": str(TORCH / "lib")}
+    look = take(replace(environment, variables=variables), "deep_gemm")["deep_gemm"]
+    assert look.failure is not None
+    assert new in look.failure.message
+    first, second = look.extensions
+    assert [wanted.symbol for wanted in first.wanted] == [new]
+    assert (first.loaded, second.tag, bool(second.problem)) == (False, "cpython-399-x86_64-linux-gnu", True)
+
+
+def test_second_copies_and_second_runtimes_are_seen(
+    site: Path, environment: InterpreterEnvironment, tmp_path: Path
+) -> None:
+    plant(site, "triton", "__version__ = '3.6.0'")
+    other = plant(tmp_path / "other", "triton", "__version__ = '3.5.0'")
+    runtimes = tmp_path / "cuda"
+    runtimes.mkdir()
+    for name in ("libcudart.so.12", "libcudart.so.13"):
+        shutil.copy(SELF_CONTAINED, runtimes / name)
+    variables = {
+        **environment.variables,
+        "PYTHONPATH": f"{environment.variables['PYTHONPATH']}:{tmp_path / 'other'}",
+        "LD_LIBRARY_PATH": str(runtimes),
+    }
+    seen = take_looks(replace(environment, variables=variables), ["triton"], LIMITS, Processes())
+    (look,) = seen.packages
+    assert (look.version, look.copies) == ("3.6.0", (str(other / "__init__.py"),))
+    assert look.runtimes == {name: str(runtimes / name) for name in ("libcudart.so.12", "libcudart.so.13")}
+    assert seen.path.visible["libcudart.so.12"] == (str(runtimes / "libcudart.so.12"),)
+    assert (seen.path.torch, seen.path.torch_cuda) == ("2.13.0+cpu", "13.0")
+    assert any(one.name == "pytest" for one in seen.path.distributions)
+
+
+@pytest.mark.parametrize(
+    ("python", "said"),
+    [
+        ("#!/bin/sh\necho I am no Python\n", "I am no Python"),
+        ("#!/bin/sh\nexit 3\n", "nothing"),
+        ("not a program at all", "cannot be started"),
+        (None, "cannot be started"),
+    ],
+)
+def test_an_interpreter_that_cannot_be_used_is_said_so(python: str | None, said: str, tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    if python is not None:
+        program.write_text(python)
+        program.chmod(0o755)
+    with pytest.raises(NoEnvironment, match="Next") as fault:
+        take_looks(InterpreterEnvironment((str(program),), dict(os.environ)), ["torch"], LIMITS, Processes())
+    assert said in str(fault.value)
+
+
+def run_cli(*arguments: str, **variables: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "megacpp_validate.cli", "doctor", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **variables}, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_verb_says_by_its_exit_code_what_it_found(site: Path, tmp_path: Path) -> None:
+    """Clean 0, something that breaks 1, not all looked at 4, an interpreter that cannot be used 5."""
+    over = ("--overlays", str(site), "--format", "json")
+    code, text = run_cli(*over, "--target", "cpu")
+    assert code == 0, text
+    assert {one["aspect"] for one in json.loads(text)["differences"]} <= {"second copy", "metadata"}  # two torches
+    for name in ("transformer_engine", "triton"):
+        plant(site, name, "")
+    (site / "transformer_engine" / "pytorch.py").write_text("")
+    (site / "transformer_engine-2.20.2.dist-info").mkdir()
+    (site / "transformer_engine-2.20.2.dist-info" / "METADATA").write_text(
+        "Name: transformer-engine\nVersion: 2.20.2\n"
+    )
+    plant(site, "nvidia_cudnn_frontend-1.32.0.dist-info", "")
+    (site / "nvidia_cudnn_frontend-1.32.0.dist-info" / "METADATA").write_text(
+        "Name: nvidia-cudnn-frontend\nVersion: 1.32.0\n"
+    )
+    code, text = run_cli(*over, "--target", "h200")
+    weights = {(one["subject"], one["weight"]) for one in json.loads(text)["differences"]}
+    assert code == 4, weights
+    assert ("GPU", "unknown") in weights
+    plant(site, "triton", "raise ImportError('damaged')")
+    code, text = run_cli("--overlays", str(site), "--target", "h200")
+    assert code == 1
+    assert "ImportError: damaged" in text
+    assert run_cli("--python", "/bin/false")[0] == 5
+    assert run_cli("--stack", "te0.0.0")[0] == 2

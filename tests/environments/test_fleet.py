@@ -1,0 +1,155 @@
+"""Real processes side by side: within the room, apart from each other, and none of them twice."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from places import make_probes
+
+from megacpp_validate.environments.cell import Cell
+from megacpp_validate.environments.fleet import Event, Fleet
+from megacpp_validate.environments.processes import Processes
+from megacpp_validate.environments.schedule import Need, Room
+from megacpp_validate.evidence.receipt import Outcome, Receipt
+from megacpp_validate.probes.order import Order, Target
+
+CPU = Target("cpu", "")
+SMALL = Need(0.0, 1.0)
+
+
+def order(probe: str, stack: str = "te1") -> Order:
+    return Order(probe, stack, CPU, "native", tool="tool 1", commit="c0", environment=f"of {stack}")
+
+
+def cells(folder: Path, main: str, *names: tuple[str, str], limit_s: float = 30.0) -> list[Cell]:
+    """Each (stack, probe), in an environment where a probe does what `main` says."""
+    environment = make_probes(folder, main)
+    return [Cell(environment, order(probe, stack), folder / stack, limit_s) for stack, probe in names]
+
+
+def run(every: list[Cell], needs: list[Need] | None = None, room: Room | None = None, **more: object) -> list[Receipt]:
+    fleet = Fleet(room or Room(2), **more)  # type: ignore[arg-type]
+    return [
+        receipt for receipt, _ in fleet.run(list(zip(every, needs or [SMALL] * len(every), strict=True)), Processes())
+    ]
+
+
+def test_cells_of_two_stacks_have_nothing_in_common(tmp_path: Path) -> None:
+    """One dies and one hangs: no other is red by it; each has a working folder and a log of its own."""
+    main = (
+        "open('dropped', 'x').close()\nprint(os.getcwd(), cell, flush=True)\n"
+        "if cell == 'te1-cpu-b': os.abort()\nif cell == 'te2-cpu-b': time.sleep(600)\nwrite()"
+    )
+    every = cells(tmp_path, main, *((stack, probe) for stack in ("te1", "te2") for probe in "abc"), limit_s=3.0)
+    receipts = run(every, room=Room(6))
+    assert [receipt.cell for receipt in receipts] == [cell.order.cell for cell in every]
+    assert [receipt.outcome.value for receipt in receipts] == ["pass", "error", "pass", "pass", "timeout", "pass"]
+    said = [cell.log.read_text().split() for cell in every]
+    assert [words[1] for words in said] == [cell.order.cell for cell in every]
+    assert len({words[0] for words in said}) == len(every)
+    assert not any(Path(words[0]).exists() for words in said)
+
+
+WATCH = (
+    "log = os.open({log!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)\n"
+    "os.write(log, f'+{{order[\"probe\"]}} '.encode()); time.sleep(0.3)\n"
+    "os.write(log, f'-{{order[\"probe\"]}} '.encode()); write()"
+)
+
+
+def test_the_budget_holds_for_real_processes_and_what_is_bigger_runs_alone(tmp_path: Path) -> None:
+    log = tmp_path / "seen"
+    memory = {"a": 600.0, "b": 500.0, "c": 400.0, "huge": 5000.0, "d": 100.0}
+    every = cells(tmp_path, WATCH.format(log=str(log)), *(("te1", probe) for probe in memory))
+    needs = [Need(mib, 9.0 - index) for index, mib in enumerate(memory.values())]
+    assert all(receipt.outcome is Outcome.PASS for receipt in run(every, needs, Room(5, 1000.0)))
+    running: set[str] = set()
+    for word in log.read_text().split():
+        running ^= {word[1:]}
+        assert sum(memory[probe] for probe in running) <= 1000.0 or running == {"huge"}
+    assert log.read_text().split()[0] == "+a"
+
+
+def test_the_longest_is_started_first(tmp_path: Path) -> None:
+    log = tmp_path / "seen"
+    every = cells(tmp_path, WATCH.format(log=str(log)), *(("te1", probe) for probe in "abc"))
+    run(every, [Need(0.0, 1.0), Need(0.0, 3.0), Need(0.0, 2.0)], Room(1))
+    assert log.read_text().split() == ["+b", "-b", "+c", "-c", "+a", "-a"]
+
+
+def stale(kind: str, place: Path) -> None:
+    """Make a receipt one that answers another order."""
+    data = json.loads(place.read_text())
+    text = json.dumps(data)
+    match kind:
+        case "seed":
+            text = json.dumps(data | {"seed": 99})
+        case "environment":
+            text = json.dumps(data | {"environment": "of te9"})
+        case "truncated":
+            text = text[: len(text) // 2]
+        case "empty":
+            text = ""
+        case "another-cell":
+            text = json.dumps(data | {"probe": "z", "cell": "te1-cpu-z"})
+        case "not-run":
+            text = json.dumps(data | {"outcome": "not-run"})
+    place.write_text(text)
+
+
+@pytest.mark.parametrize("kind", ["seed", "environment", "truncated", "empty", "another-cell", "not-run", "gone"])
+def test_what_is_stale_is_run_again_and_nothing_else(kind: str, tmp_path: Path) -> None:
+    count = f"open({str(tmp_path / 'ran')!r}, 'a').write(order['probe'])\nwrite()"
+    every = cells(tmp_path, count, ("te1", "a"), ("te1", "b"))
+    run(every, fresh=False)
+    first, second = every
+    kept = first.place.stat()
+    second.place.unlink() if kind == "gone" else stale(kind, second.place)
+    told: list[Event] = []
+    receipts = run(every, fresh=False, progress=told.append)
+    assert sorted((tmp_path / "ran").read_text()) == ["a", "b", "b"]
+    assert (first.place.stat().st_ino, first.place.stat().st_mtime_ns) == (kept.st_ino, kept.st_mtime_ns)
+    assert [receipt.outcome for receipt in receipts] == [Outcome.PASS, Outcome.PASS]
+    ends = [(event.cell.order.probe, event.reused, event.done) for event in told if event.receipt is not None]
+    assert ends == [("a", True, 1), ("b", False, 2)]
+
+
+def test_a_fresh_run_takes_nothing_even_if_it_is_killed_half_way(tmp_path: Path) -> None:
+    """What there was is gone before the first cell starts: else a run that is resumed would take half of it."""
+    every = cells(tmp_path, "write()", ("te1", "a"), ("te1", "b"))
+    run(every)
+    watching = cells(tmp_path, f"write(outcome='error', reason=str(os.listdir({str(tmp_path / 'te1')!r})))",
+                     ("te1", "a"), ("te1", "b"))  # fmt: skip
+    first, _ = run(watching, room=Room(1), fresh=True)
+    assert ".json" not in first.reason
+
+
+def test_a_folder_that_cannot_be_written_stops_all(tmp_path: Path) -> None:
+    every = cells(tmp_path, "time.sleep(600)", ("te1", "a"), ("te2", "b"))
+    (tmp_path / "te2").write_text("")
+    with pytest.raises(OSError, match="te2"):
+        run(every)
+
+
+def test_a_process_reaches_its_receipt_and_the_turnstile_by_what_it_shares(tmp_path: Path) -> None:
+    """A container sees nothing else of the host."""
+    (cell,) = cells(tmp_path, "write()", ("te1", "a"))
+    shared: list[tuple[Path, ...]] = []
+
+    class Watching:
+        because = shown = identity = "watching"
+
+        def call(self, module: str, *arguments: str, shares: tuple[Path, ...] = ()) -> object:
+            shared.append(shares)
+            assert Path(arguments[0]).is_relative_to(shares[0])
+            return cell.environment.call(module, *arguments, shares=shares)
+
+    gate = tmp_path / "gate" / "device"
+    gate.parent.mkdir()
+    run([replace(cell, environment=Watching(), order=replace(cell.order, turnstile=str(gate)))])  # type: ignore[arg-type]
+    assert shared[0][1:] == (gate.parent,)
+    assert not os.path.lexists(shared[0][0])

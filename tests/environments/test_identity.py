@@ -1,0 +1,156 @@
+"""Two environments of one identity give one answer, so whatever changes the answer changes the identity."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from site_folders import make_package, make_te
+
+from megacpp_validate.environments.environment import NoEnvironment
+from megacpp_validate.environments.identity import hash_parts, say_package, say_variables
+from megacpp_validate.environments.interpreter import PACKAGE, InterpreterEnvironment, host_interpreter
+from megacpp_validate.environments.overlay import put_over
+
+Change = Callable[[Path], None]
+
+
+def over(site: Path, **more: str) -> str:
+    variables = {"PATH": os.defpath, "PYTHONDONTWRITEBYTECODE": "1", **more}
+    return put_over(InterpreterEnvironment((sys.executable,), variables), [site]).identity
+
+
+def make_site(folder: Path) -> Path:
+    site = make_te(folder / "site", "2.20.2")
+    (site / "transformer_engine" / "pytorch").mkdir()
+    (site / "transformer_engine" / "pytorch" / "attention.py").write_text("scale = 1.0\n")
+    return site
+
+
+def edit(site: Path) -> None:
+    (site / "transformer_engine" / "pytorch" / "attention.py").write_text("scale = 2.0\n")
+
+
+def touch(site: Path) -> None:
+    os.utime(site / "transformer_engine" / "__init__.py", ns=(0, 0))
+
+
+def add_deep(site: Path) -> None:
+    (site / "transformer_engine" / "pytorch" / "new.py").write_text("")
+
+
+def remove(site: Path) -> None:
+    (site / "transformer_engine" / "pytorch" / "attention.py").unlink()
+
+
+CHANGES: dict[str, Change] = {"edited": edit, "replaced": touch, "added": add_deep, "removed": remove}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_file_of_an_overlay_that_changed_is_seen(change: Change, tmp_path: Path) -> None:
+    site = make_site(tmp_path)
+    before = over(site)
+    assert over(site) == before
+    change(site)
+    assert over(site) != before
+
+
+def test_what_python_writes_by_itself_changes_nothing(tmp_path: Path) -> None:
+    site = make_site(tmp_path)
+    before = over(site)
+    cache = site / "transformer_engine" / "__pycache__"
+    cache.mkdir()
+    (cache / "__init__.cpython-311.pyc").write_bytes(b"code")
+    assert over(site) == before
+
+
+VARIABLES: dict[str, tuple[str, bool]] = {
+    "an-attention-switch": ("NVTE_FUSED_ATTN", True), "the-loader": ("LD_LIBRARY_PATH", True),
+    "a-preload": ("LD_PRELOAD", True), "the-gpus": ("CUDA_VISIBLE_DEVICES", True), "triton": ("TRITON_INTERPRET", True),
+    "ours": ("MEGACPP_DISABLE_TE", True), "torch": ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", True),
+    "the-allocator": ("PYTORCH_CUDA_ALLOC_CONF", True), "cublas": ("CUBLAS_WORKSPACE_CONFIG", True),
+    "where-a-cache-lies": ("TRITON_CACHE_DIR", False), "where-receipts-lie": ("MEGACPP_RECEIPTS", False),
+    "threads": ("OMP_NUM_THREADS", False), "a-shell": ("PS1", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "counts"), VARIABLES.values(), ids=VARIABLES)
+def test_the_variables_that_change_what_runs(name: str, counts: bool) -> None:
+    before = hash_parts(tuple(say_variables({"HOME": "/root"})))
+    assert (hash_parts(tuple(say_variables({"HOME": "/root", name: "1"}))) != before) is counts
+
+
+def test_the_order_of_the_path_counts(tmp_path: Path) -> None:
+    one, two = make_package(tmp_path / "one", "einops", "0.8.2"), make_package(tmp_path / "two", "einops", "0.8.1")
+    host = InterpreterEnvironment((sys.executable,), {"PATH": os.defpath})
+    assert put_over(host, [one, two]).identity != put_over(host, [two, one]).identity
+
+
+def test_a_package_that_the_interpreter_got_is_seen(tmp_path: Path) -> None:
+    """Not a folder that this tool put there: what a user has on PYTHONPATH, or installed into the interpreter."""
+    site = make_package(tmp_path / "site", "einops", "0.8.1")
+    here = InterpreterEnvironment((sys.executable,), {"PATH": os.defpath, "PYTHONPATH": str(site)})
+    before = here.identity
+    make_package(site, "einops", "0.8.2")
+    again = InterpreterEnvironment((sys.executable,), {"PATH": os.defpath, "PYTHONPATH": str(site)})
+    assert again.identity != before
+
+
+def test_another_interpreter_is_another_environment(tmp_path: Path) -> None:
+    other = tmp_path / "python3"
+    other.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    variables = {"PATH": os.defpath}
+    one, two = (InterpreterEnvironment((str(python),), variables) for python in (sys.executable, other))
+    assert one.identity != two.identity
+
+
+def test_the_sources_of_this_project_that_run_there_count(tmp_path: Path) -> None:
+    """And by what is in them: a checkout gives every file a new time."""
+    for name in ("bridge/attention.py", "native/mlp.py", "probes/bounds.py", "evidence/receipt.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("bound = 1\n")
+    before = list(say_package(tmp_path))
+    assert len(before) == 4
+    os.utime(tmp_path / "bridge" / "attention.py", ns=(0, 0))
+    assert list(say_package(tmp_path)) == before
+    for line in before:
+        file = tmp_path / line.split()[0]
+        file.write_text("bound = 2\n")
+        assert list(say_package(tmp_path)) != before
+        file.write_text("bound = 1\n")
+
+
+def test_the_sources_that_run_there_are_those_of_this_package() -> None:
+    said = [line.split()[0] for line in say_package(PACKAGE)]
+    assert {"bridge/imports.py", "native/attention.py", "probes/process.py", "evidence/receipt.py"} < set(said)
+
+
+def test_a_door_in_another_folder_is_the_same_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed tool makes a door a session; its receipts would never be taken again."""
+    from megacpp_validate.environments import interpreter
+
+    package = make_package(tmp_path / "tool", "megacpp_validate", "1.0") / "megacpp_validate"
+    monkeypatch.setattr(interpreter, "PACKAGE", package)
+    python = tmp_path / "bin" / "python3"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    doors = (host_interpreter({"PATH": os.defpath}, tmp_path / name, str(python)) for name in ("one", "two"))
+    one, two = doors
+    assert one.variables["PYTHONPATH"] != two.variables["PYTHONPATH"]
+    assert one.identity == two.identity
+
+
+def test_no_two_lists_of_parts_share_a_hash() -> None:
+    assert (
+        len({hash_parts(parts) for parts in (("ab", "c"), ("a", "bc"), ("abc",), ("abc", ""), ("1:a",), ("a",))}) == 6
+    )
+
+
+def test_an_interpreter_that_cannot_be_started_has_no_identity(tmp_path: Path) -> None:
+    with pytest.raises(NoEnvironment, match=r"does not say.*Next step"):
+        _ = InterpreterEnvironment((str(tmp_path / "nothing"),), {}).identity
