@@ -16,7 +16,7 @@ from ..evidence.selftest import (
     SelftestResult,
     SelftestRun,
 )
-from .blame import blame
+from .dynamic.blame import blame
 
 CLEAN: Final = 200
 

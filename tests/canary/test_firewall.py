@@ -30,8 +30,6 @@ from megacpp_validate.canary.sources import Sources, SourceUnavailable
 from megacpp_validate.catalog import Catalog
 from megacpp_validate.evidence.firewall import FirewallCase, FirewallOutcome, FirewallResult
 
-pytestmark = pytest.mark.xdist_group("firewall")
-
 FAST = (
     "absent",
     "metapackage-alone",
@@ -136,14 +134,15 @@ def test_one_missing_entry_leaves_the_rest_available(tier: dict[str, FirewallCas
 # --- faults planted in a copy of the bridge ---------------------------------------------------------------
 
 
-def plant(tmp_path: Path, file: str, change: Callable[[str], str]) -> Path:
+def plant(tmp_path: Path, *edits: tuple[str, Callable[[str], str]]) -> Path:
     bridge = tmp_path / "bridge"
     for room in (firewall.BRIDGE, firewall.BRIDGE.with_name("native")):
         shutil.copytree(room, tmp_path / room.name, ignore=shutil.ignore_patterns("__pycache__"))
-    before = (bridge / file).read_text()
-    after = change(before)
-    assert after != before
-    (bridge / file).write_text(after)
+    for file, change in edits:
+        before = (bridge / file).read_text()
+        after = change(before)
+        assert after != before
+        (bridge / file).write_text(after)
     return bridge
 
 
@@ -159,89 +158,105 @@ def edit(old: str, new: str) -> Callable[[str], str]:
 
 
 TRY_TE = "try:\n    import transformer_engine\nexcept Exception:\n    pass\n"
-# What is planted -> (file, edit, case, problem that must be reported)
-PLANTED: dict[str, tuple[str, Callable[[str], str], str, str]] = {
+# What is planted -> (case, edits of the copy: file, edit, problem that must be reported). Faults that one process can
+# answer for side by side share a copy.
+Edit = tuple[str, Callable[[str], str], str]
+PLANTED: dict[str, tuple[str, tuple[Edit, ...]]] = {
     "a module imports TE": (
-        "attention.py",
-        before("class TeAttention", "import transformer_engine"),
         "absent",
-        r"bridge\.attention raised ModuleNotFoundError",
+        (
+            (
+                "attention.py",
+                before("class TeAttention", "import transformer_engine"),
+                r"bridge\.attention raised ModuleNotFoundError",
+            ),
+        ),
     ),
     "a module imports TE in a try": (
-        "permute.py",
-        edit(FUTURE, f"{FUTURE}\n{TRY_TE}"),
-        "dependency-missing",
-        "importing the bridge imported transformer_engine",
+        "core-without-extension",  # where the import succeeds
+        (("permute.py", edit(FUTURE, f"{FUTURE}\n{TRY_TE}"), "importing the bridge imported transformer_engine"),),
     ),
     "the question raises": (
-        "vendor.py",
-        before("        return verdict.usable if", "        raise OSError('planted')"),
         "absent",
-        "asking the bridge raised OSError: planted",
+        (
+            (
+                "vendor.py",
+                before("        return verdict.usable if", "        raise OSError('planted')"),
+                "asking the bridge raised OSError: planted",
+            ),
+        ),
     ),
     "an exception class slips through": (
-        "vendor.py",
-        edit("except BaseException as fault:  # OSError", "except ImportError as fault:  # OSError"),
         "metapackage-alone",
-        "asking the bridge raised RuntimeError",
+        (
+            (
+                "vendor.py",
+                edit("except BaseException as fault:  # OSError", "except ImportError as fault:  # OSError"),
+                "asking the bridge raised RuntimeError",
+            ),
+        ),
     ),
     "the reason is empty": (
-        "te_reasons.py",
-        before("    install = look_for_te()", "    return ''"),
         "absent",
-        "the reason is empty",
-    ),
-    "the reason says nothing": (
-        "te_reasons.py",
-        edit("    _not_installed,\n", ""),
-        "absent",
-        "the reason does not say 'cause: Transformer Engine is not installed'",
+        (("te_reasons.py", before("    install = look_for_te()", "    return ''"), "the reason is empty"),),
     ),
     "the verdict is always good": (
-        "vendor.py",
-        edit("return Verdict(False, _explain_safely", "return Verdict(True, _explain_safely"),
         "absent",
-        r"is_te_available\(\) is True, not False",
+        (
+            (
+                "vendor.py",
+                edit("return Verdict(False, _explain_safely", "return Verdict(True, _explain_safely"),
+                r"is_te_available\(\) is True, not False",
+            ),
+        ),
     ),
-    "a native path is not named": (
-        "linear_walker.py",
-        edit("NATIVE_PATH", "NATIVE"),
+    "what is said is not as it should be": (
         "absent",
-        "linear_walker names no native path",
-    ),
-    "another native path is named": (
-        "linear_walker.py",
-        edit('NATIVE_PATH = "', 'NATIVE_PATH = "not '),
-        "absent",
-        "linear_walker names the native path 'not ",
+        (
+            (
+                "te_reasons.py",
+                edit("    _not_installed,\n", ""),
+                "the reason does not say 'cause: Transformer Engine is not installed'",
+            ),
+            ("linear_walker.py", edit("NATIVE_PATH", "NATIVE"), "linear_walker names no native path"),
+            (
+                "attention.py",
+                edit('NATIVE_PATH = "', 'NATIVE_PATH = "not '),
+                "attention names the native path 'not ",
+            ),
+            (
+                "vendor.py",
+                edit("raise VendorEntryMissing(self.why_missing())", "raise VendorEntryMissing('no')"),
+                "gives another reason",
+            ),
+        ),
     ),
     "a module ends the process": (
-        "layer_spec.py",
-        before("NATIVE_PATH", "import os\nos.abort()"),
         "absent",
-        r"gave no answer \(signal 6\)",
-    ),
-    "an accessor refuses otherwise": (
-        "vendor.py",
-        edit("raise VendorEntryMissing(self.why_missing())", "raise VendorEntryMissing('no')"),
-        "absent",
-        "gives another reason",
+        (("layer_spec.py", before("NATIVE_PATH", "import os\nos.abort()"), r"gave no answer \(signal 6\)"),),
     ),
 }
 
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_fault_in_the_bridge_fails_the_tier(run: Run, tmp_path: Path, name: str) -> None:
-    file, change, case, problem = PLANTED[name]
-    result = run(case, bridge=plant(tmp_path, file, change))
-    (found,) = (row for row in result.cases if row.case == case)  # beside the undamaged install, where one is needed
+    case, edits = PLANTED[name]
+    (found,) = run(case, bridge=plant(tmp_path, *((file, change) for file, change, _ in edits))).cases
     assert found.outcome is FirewallOutcome.FAIL
-    assert not result.holds
-    assert re.search(problem, " | ".join(found.problems))
+    for _, _, problem in edits:
+        assert re.search(problem, " | ".join(found.problems))
+
+
+def test_one_case_that_fails_fails_the_tier(tier: dict[str, FirewallCase]) -> None:
+    absent = tier["absent"]
+    good = FirewallResult(tool="test", python="", torch="", cases=(absent,))
+    bad = absent.model_copy(update={"outcome": FirewallOutcome.FAIL})
+    assert good.holds
+    assert not good.model_copy(update={"cases": (absent, bad)}).holds
 
 
 def test_a_bridge_that_hangs_fails_the_tier_in_time(run: Run, tmp_path: Path) -> None:
-    bridge = plant(tmp_path, "permute.py", before("NATIVE_PATH", "import time\ntime.sleep(3600)"))
+    bridge = plant(tmp_path, ("permute.py", before("NATIVE_PATH", "import time\ntime.sleep(3600)")))
     started = time.monotonic()
     (case,) = run("absent", bridge=bridge, limit_s=4.0).cases
     assert case.outcome is FirewallOutcome.FAIL
@@ -314,7 +329,7 @@ def test_an_interrupt_leaves_nothing_running(run: Run, tmp_path: Path) -> None:
     before_this = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts without it
     mark = tmp_path / "pid"
     note = f"import os, pathlib, time\npathlib.Path({str(mark)!r}).write_text(str(os.getpid()))\ntime.sleep(3600)"
-    bridge = plant(tmp_path, "permute.py", before("NATIVE_PATH", note))
+    bridge = plant(tmp_path, ("permute.py", before("NATIVE_PATH", note)))
 
     def interrupt() -> None:
         while not mark.exists() or not mark.read_text():

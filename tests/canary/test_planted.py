@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from megacpp_validate.canary.release import Release
-from megacpp_validate.canary.sources import Sources
 from megacpp_validate.canary.surface import Surface
 from megacpp_validate.canary.sweep import run_pair
 from megacpp_validate.evidence.findings import ChangeKind as K
@@ -117,9 +117,19 @@ def plant(folder: Path, plants: list[Plant]) -> None:
         assert count, f"the plant did not take: {one}"
 
 
-def judge(after: Path, sources: Sources, surface: Surface) -> StaticResult:
-    new = Release(ReleaseSource(version="planted", wheel="a folder", sha256=""), after)
-    return run_pair(sources.release(RELEASE), new, surface, tool="test")
+Judge = Callable[[Path], StaticResult]
+Judged = Callable[[str], StaticResult]
+
+
+@pytest.fixture(scope="module")
+def judge(release_of: Callable[[str], Release], surface: Surface) -> Judge:
+    """What is said of the release, once it is as it is in this folder."""
+
+    def compare(after: Path) -> StaticResult:
+        new = Release(ReleaseSource(version="planted", wheel="a folder", sha256=""), after)
+        return run_pair(release_of(RELEASE), new, surface, tool="test")
+
+    return compare
 
 
 def said_by(result: StaticResult) -> set[tuple[str, K, str, str, Impact]]:
@@ -132,22 +142,30 @@ def wanted_of(plants: list[Plant]) -> set[tuple[str, K, str, str, Impact]]:
 
 
 GROUPS = {
-    "parameter-renamed": PARAMETER_RENAMED,
-    "default-changed": DEFAULT_CHANGED,
+    "signatures": PARAMETER_RENAMED + DEFAULT_CHANGED,
     "moved": MOVED,
     "removed": REMOVED,
     "other-kinds": OTHER_KINDS,
-    "same-symbol-again": SAME_SYMBOL_AGAIN,
+    "same-symbol-again": [*SAME_SYMBOL_AGAIN, REMOVED[2]],
 }
 
 
-@pytest.mark.parametrize("plants", GROUPS.values(), ids=GROUPS.keys())
-def test_each_plant_is_found_blamed_on_its_module_and_nothing_else_is_said(
-    plants: list[Plant], unpacked: Callable[[str, str], Path], sources: Sources, surface: Surface
-) -> None:
-    after = unpacked(RELEASE, "after")
-    plant(after, plants)
-    result = judge(after, sources, surface)
+@pytest.fixture(scope="module")
+def judged(judge: Judge, unpack: Callable[[str, Path], Path], tmp_path_factory: pytest.TempPathFactory) -> Judged:
+    """A group of plants to what is said of them; each is judged once."""
+
+    @cache
+    def look(group: str) -> StaticResult:
+        after = unpack(RELEASE, tmp_path_factory.mktemp("planted") / "after")
+        plant(after, GROUPS[group])
+        return judge(after)
+
+    return look
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_each_plant_is_found_blamed_on_its_module_and_nothing_else_is_said(group: str, judged: Judged) -> None:
+    plants, result = GROUPS[group], judged(group)
     assert said_by(result) == wanted_of(plants)
     verdicts = {row.module: row.verdict for row in result.modules}
     for one in plants:
@@ -163,21 +181,15 @@ def test_every_kind_has_a_plant() -> None:
     assert planted | by_hand == set(K)
 
 
-def test_an_untouched_copy_says_nothing(
-    unpacked: Callable[[str, str], Path], sources: Sources, surface: Surface
-) -> None:
-    result = judge(unpacked(RELEASE, "after"), sources, surface)
+def test_an_untouched_copy_says_nothing(judge: Judge, unpack: Callable[[str, Path], Path], tmp_path: Path) -> None:
+    result = judge(unpack(RELEASE, tmp_path / "after"))
     assert not result.findings
     assert result.not_consumed == 0
     assert {m.verdict for m in result.modules} == {ModuleVerdict.CLEAN}
 
 
-def test_a_shared_symbol_is_a_cascade_in_the_later_module(
-    unpacked: Callable[[str, str], Path], sources: Sources, surface: Surface
-) -> None:
-    after = unpacked(RELEASE, "after")
-    plant(after, [REMOVED[2]])
-    rows = {m.module: m for m in judge(after, sources, surface).modules}
+def test_a_shared_symbol_is_a_cascade_in_the_later_module(judged: Judged) -> None:
+    rows = {m.module: m for m in judged("same-symbol-again").modules}
     assert rows["linear_walker"].verdict is ModuleVerdict.BREAKS
     assert rows["native_block"].verdict is ModuleVerdict.CASCADE
     assert rows["native_block"].under == "linear_walker"

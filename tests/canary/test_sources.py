@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,18 +22,39 @@ from megacpp_validate.canary.sources import Sources, SourceUnavailable, UnknownR
 OFFERED = ["1.9.0", "2.8.0", "2.9.0", "2.10.0", "2.11.0"]
 
 
-@pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture(scope="module")
+def offered(tmp_path_factory: pytest.TempPathFactory) -> str:
     """An index of small releases, of which 1.9.0 holds no package."""
     files = dict.fromkeys(OFFERED, PACKAGE) | {"1.9.0": {"transformer_engine/readme.txt": ""}}
-    url = write_index(tmp_path / "index", files)
-    use_index(monkeypatch, url)
-    return url
+    return write_index(tmp_path_factory.mktemp("index"), files)
+
+
+@pytest.fixture
+def index(offered: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """That index is the one that pip asks."""
+    use_index(monkeypatch, offered)
+    return offered
 
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def fetched(offered: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache into which 2.9.0 was fetched."""
+    folder = tmp_path_factory.mktemp("fetched") / "cache"
+    with pytest.MonkeyPatch.context() as patch:
+        use_index(patch, offered)
+        Sources(folder).wheel("2.9.0")
+    return folder
+
+
+@pytest.fixture
+def with_one(fetched: Path, cache: Path) -> Path:
+    """A copy of that cache; its wheel is there without a process of pip."""
+    return Path(shutil.copytree(fetched, cache))
 
 
 def listing(folder: Path) -> list[str]:
@@ -60,7 +82,8 @@ def test_a_release_is_fetched_once_and_then_read_without_an_index(
     assert not list(cache.glob("fetch-*"))
 
 
-def test_a_damaged_wheel_is_fetched_again(index: str, cache: Path) -> None:
+def test_a_damaged_wheel_is_fetched_again(index: str, with_one: Path) -> None:
+    cache = with_one
     wheel = Sources(cache).wheel("2.9.0")
     whole = wheel.read_bytes()
     wheel.write_bytes(whole[:50] + bytes([whole[50] ^ 255]) + whole[51:])
@@ -72,22 +95,21 @@ def test_a_damaged_wheel_is_fetched_again(index: str, cache: Path) -> None:
 
 
 def test_a_damaged_wheel_is_not_used_when_it_cannot_be_fetched_again(
-    index: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+    with_one: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wheel = Sources(cache).wheel("2.9.0")
-    wheel.write_bytes(wheel.read_bytes()[:-5])
     use_index(monkeypatch, UNREACHABLE)
+    wheel = Sources(with_one).wheel("2.9.0")
+    wheel.write_bytes(wheel.read_bytes()[:-5])
     with pytest.raises(SourceUnavailable):
-        Sources(cache).release("2.9.0")
+        Sources(with_one).release("2.9.0")
 
 
 @pytest.mark.parametrize("record", ["", '{"sha256": "', "null", '{"sha256": 3, "wheel": []}', '{"wheel": "../x"}'])
-def test_a_damaged_record_is_made_again(record: str, index: str, cache: Path) -> None:
-    Sources(cache).wheel("2.9.0")
-    (kept,) = (cache / "releases").iterdir()
+def test_a_damaged_record_is_made_again(record: str, index: str, with_one: Path) -> None:
+    (kept,) = (with_one / "releases").iterdir()
     told = kept.read_text()
     kept.write_text(record)
-    Sources(cache).wheel("2.9.0")
+    Sources(with_one).wheel("2.9.0")
     assert kept.read_text() == told
 
 

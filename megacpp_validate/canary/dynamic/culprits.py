@@ -1,0 +1,187 @@
+"""A case told as a culprit: its class, component, evidence and next step, from the receipts of both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from ...evidence.findings import Cause
+from ...evidence.receipt import Check, Outcome, Receipt
+from ...evidence.upgrade import ENVIRONMENT, Culprit, TimingChange
+from .blame import Case
+from .causes import Diagnosis
+from .entries import USES, entries_in
+from .next_steps import Facts, next_step, slow_step
+from .performance import Slow
+from .red import Red
+from .versions import second_copies, shorter, version_of
+
+_LISTED: Final = 3
+_LONGEST: Final = 600
+# Where nothing that failed names what is at fault, and several libraries changed: what a module stands on first.
+_STANDS_ON: Final[dict[str, tuple[str, ...]]] = {
+    "attention": ("cuDNN", "flash-attn", "torch"),
+    "native_block": ("cuBLAS", "cuDNN", "torch"),
+    "linear_walker": ("cuBLAS", "torch"),
+    "expert_gemm": ("cuBLAS", "DeepGEMM", "torch"),
+    "permute": ("triton", "torch"),
+    "layer_spec": ("cuBLAS", "torch"),
+    "imports": ("torch", "cuBLAS"),
+}
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Both sides of a step.
+
+    Attributes:
+        facts: what next steps are told of; `held` and `files` are set for each culprit.
+        changed: components of another version while the release of Transformer Engine is the same; empty otherwise.
+        files: bridge files by module.
+    """
+
+    facts: Facts
+    before: Mapping[str, Receipt] = field(repr=False)
+    changed: tuple[str, ...] = ()
+    files: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
+
+
+def component_of(red: Red, changed: Sequence[str]) -> str:
+    """The component that is at fault where the release is the same and these components are not."""
+    own = red.diagnosis.component
+    if own in changed or not changed:
+        return own
+    if own == "torch ABI" and "torch" in changed:
+        return "torch"
+    preferred = _STANDS_ON.get(red.module, ())
+    return own or next((name for name in preferred if name in changed), changed[0])
+
+
+def tell_case(case: Case, sides: Sides) -> Culprit:
+    """A case of red modules as a culprit."""
+    first, diagnosis = case.first, case.first.diagnosis
+    if case.shared is not None:
+        cause = diagnosis.cause if diagnosis.component == case.shared and not sides.changed else Cause.ENVIRONMENT
+        diagnosis = Diagnosis(cause, case.shared, diagnosis.missing)
+    facts = replace(sides.facts, held=first.was_good, files=sides.files.get(first.module, ()))
+    others = case.members if case.shared is not None else case.others
+    return Culprit(
+        module=first.module if case.shared is None else ENVIRONMENT,
+        cause=diagnosis.cause,
+        component=diagnosis.component,
+        signature=str(first.signature),
+        summary=_summary(case, diagnosis, sides),
+        evidence=_evidence(first, diagnosis, sides),
+        entry_points=_entry_points(first),
+        next_step=next_step(first, diagnosis, facts),
+        cascades=tuple(red.module for red in others),
+    )
+
+
+def tell_slow(slow: Slow, sides: Sides) -> Culprit:
+    """A module that became slower by itself."""
+    worst = max(slow.changes, key=lambda row: row.ratio)
+    slowest = f"{worst.ratio:.2f} times the time of `{worst.name}`"
+    component = _slow_component(slow.module, sides)
+    return Culprit(
+        module=ENVIRONMENT if component else slow.module,
+        cause=Cause.PERFORMANCE,
+        component=component,
+        signature=f"slower: {', '.join(sorted({row.name for row in slow.changes}))}",
+        summary=f"{slow.module} takes {slowest} (it was {worst.before_ms:.3g} ms and is {worst.after_ms:.3g} ms)",
+        evidence=tuple(say_timing(row) for row in slow.changes),
+        entry_points=USES.get(slow.module, ()),
+        next_step=slow_step(slow.module, replace(sides.facts, held=True), slowest),
+        cascades=(slow.module, *slow.others) if component else slow.others,
+    )
+
+
+def say_timing(row: TimingChange) -> str:
+    """A timing in a line."""
+    bound = f"believed of noise: {row.noise:.3f} ({row.derivation})" if row.noise else row.derivation
+    return f"{row.module} {row.name}: {row.before_ms:.4g} -> {row.after_ms:.4g} ms, ratio {row.ratio:.3f}; {bound}"
+
+
+def _slow_component(module: str, sides: Sides) -> str:
+    if not sides.changed:
+        return ""
+    return next((name for name in _STANDS_ON.get(module, ()) if name in sides.changed), sides.changed[0])
+
+
+def _summary(case: Case, diagnosis: Diagnosis, sides: Sides) -> str:
+    first = case.first
+    who = first.module if case.shared is None else f"{len(case.members)} modules ({first.module} first)"
+    below = f" in {diagnosis.component}" if diagnosis.component else ""
+    if first.raised is None:
+        what = f"{who} fails {len(first.checks) or 'some'} of {len(first.receipt.checks) or 'its'} checks{below}"
+    elif first.raised.died:
+        where = f" in {first.raised.frame}" if first.raised.frame else ""
+        what = f"the process of {who} ended with {first.raised.kind}{where}"
+    else:
+        what = f"{who} raises {first.raised.kind}{below}: {' '.join(first.raised.text.split())[:200]}"
+    return f"{what}. {_history(first, sides)}".strip()
+
+
+def _history(red: Red, sides: Sides) -> str:
+    """What is known of the module before: a failure that was hidden is not new to the release for sure."""
+    if red.before is None or red.before.outcome is Outcome.NOT_RUN:
+        return f"Nothing was seen of it on {sides.facts.before}: this may not be new"
+    if red.before.outcome is Outcome.BLOCKED:
+        return f"It was hidden on {sides.facts.before}, where {red.before.blocked_by or 'another cell'} blocked it"
+    return "" if red.was_good else f"On {sides.facts.before} it failed in another way"
+
+
+def _evidence(red: Red, diagnosis: Diagnosis, sides: Sides) -> tuple[str, ...]:
+    lines: list[str] = []
+    if red.raised is not None:
+        lines.append(red.raised.line[:_LONGEST])
+        if red.raised.frame:
+            lines.append(f"innermost frame: {red.raised.frame}")
+        if red.raised.bridge:
+            lines.append(f"called from {red.raised.bridge[-1]}")
+    lines += _say_checks(red)
+    lines += [
+        f"{row.path}: requested {row.requested}, claimed {row.claimed or 'none'}, "
+        f"observed {', '.join(row.observed) or 'nothing'}{f' ({row.reasons[0]})' if row.reasons else ''}"
+        for row in red.receipt.backends
+        if diagnosis.cause is Cause.SILENT_FALLBACK and row.requested not in (row.claimed, *row.observed)
+    ][:_LISTED]
+    if diagnosis.component:
+        if version := version_of(diagnosis.component, red.receipt):
+            lines.append(f"{diagnosis.component} as loaded: {version}")
+        lines += [
+            f"{copy.name} is there twice: {shorter(copy.kept)} and {', '.join(map(shorter, copy.others))}"
+            for copy in second_copies(red.receipt, diagnosis.component)
+        ]
+    lines += [
+        f"{row.name}: {row.before or 'not loaded'} -> {row.after or 'not loaded'}" for row in sides.facts.versions
+    ]
+    return tuple(dict.fromkeys(lines))
+
+
+def _say_checks(red: Red) -> list[str]:
+    checks = [check for check in red.receipt.checks if not check.passed]
+    lines = [f"check {_say_check(check)}" for check in checks[:_LISTED]]
+    return [*lines, f"and {len(checks) - _LISTED} checks more"] if len(checks) > _LISTED else lines
+
+
+def _say_check(check: Check) -> str:
+    parts = (part for part in check.parts if not part.passed)
+    found = [
+        f"{part.name} {part.observed if part.observed is not None else 'nothing':.4g} against {part.bound:.4g}"
+        if part.observed is not None and part.bound is not None
+        else f"{part.name} could not be judged"
+        for part in parts
+    ]
+    said = "; ".join(found[:2]) or " ".join(check.detail.split())[:200] or "failed"
+    return f"{check.name}: {said}"
+
+
+def _entry_points(red: Red) -> tuple[str, ...]:
+    """Accessors of the bridge that the failure is about: named by it, else all that its module uses."""
+    if red.entries:
+        order = (*USES.get(red.module, ()), *(name for names in USES.values() for name in names))
+        return tuple(dict.fromkeys(name for name in order if name in red.entries))
+    said = entries_in(red.raised.text) if red.raised else ()
+    return said or (() if red.module == "imports" else USES.get(red.module, ()))

@@ -1,0 +1,232 @@
+"""What to do about a culprit, in a sentence to act on: the package to pin, the file to mend, the copy to remove.
+
+Versions and paths come from the receipts. Where a row names a package, "{cuda}" is the major version of CUDA: NVIDIA
+ships nvidia-cudnn-cu12 and -cu13, and since CUDA 13 nvidia-cublas without a suffix.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from ...evidence.findings import Cause
+from ...evidence.receipt import Receipt
+from ...evidence.upgrade import VersionChange
+from .causes import Diagnosis
+from .components import TORCH, component_named, loaded_as
+from .failed_checks import CheckKind
+from .red import Red
+from .versions import cuda_major, release_of, second_copies, version_of
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a step is told of.
+
+    Attributes:
+        before, after: names of the stacks.
+        held: the culprit held before.
+        same_release: both sides have one release of Transformer Engine.
+        versions: what else changed.
+        files: of the bridge module: "bridge/attention.py".
+    """
+
+    before: str
+    after: str
+    held: bool
+    same_release: bool = False
+    versions: tuple[VersionChange, ...] = ()
+    files: tuple[str, ...] = ()
+
+    @property
+    def way_back(self) -> str:
+        """Which release to stay on, as the end of a sentence."""
+        return f"stay on {self.before}" if self.held else "choose another release than this one"
+
+
+def next_step(red: Red, diagnosis: Diagnosis, facts: Facts) -> str:
+    """What to do about a culprit that is red."""
+    if facts.same_release and (moved := _moved(diagnosis.component, facts)) is not None:
+        back = f"put {moved.name} back to {moved.before} (it is {moved.after} now)"
+        return f"{back}, or see what its new version changed: Transformer Engine itself is the same on both sides"
+    return _STEPS[diagnosis.cause](red, diagnosis, facts)
+
+
+def package_name(component: str, receipt: Receipt) -> str:
+    """The distribution that brings a component, for the CUDA of a receipt; its own name where none is known."""
+    row, cuda = component_named(component), cuda_major(receipt)
+    if row is None or not row.package:
+        return component
+    suffix = f"-cu{cuda}" if cuda and int(cuda) < 13 else ""
+    return row.package.replace("{-cuda}", suffix).replace("{cuda}", cuda or "12 (or -cu13)")
+
+
+def _moved(component: str, facts: Facts) -> VersionChange | None:
+    rows = [row for row in facts.versions if row.before and row.after]
+    mine = [row for row in rows if component in (loaded_as(row.name), row.name)]
+    return next(iter(mine), rows[0] if len(rows) == 1 else None)
+
+
+def _environment(red: Red, diagnosis: Diagnosis, facts: Facts) -> str:
+    component, receipt = diagnosis.component, red.receipt
+    if (whole := _WHOLE_SENTENCES.get(component)) is not None:
+        return f"{whole(red)}, or {facts.way_back}"
+    version, package = version_of(component, receipt), package_name(component, receipt)
+    row = component_named(component)
+    if diagnosis.missing and "open shared object" in receipt.reason + (red.raised.text if red.raised else ""):
+        return (
+            f"install {package}: it brings {diagnosis.missing}, which is not on the loader's path; or {facts.way_back}"
+        )
+    if red.raised is not None and red.raised.kind == "ModuleNotFoundError":
+        return f"pip install {package} (`{diagnosis.missing}` is missing), or {facts.way_back}"
+    copies = second_copies(receipt, component)
+    steps = [
+        f"remove the second copy of {copy.name} at {', '.join(copy.others)}, or keep it off LD_LIBRARY_PATH and the "
+        f"loader's cache, so that the one at {copy.kept} is whole"
+        + (f" (what answers now says that it is {version})" if version else "")
+        for copy in copies
+    ]
+    if row is not None and row.package:
+        newer = f"a release newer than {version}" if version else "the release that this one was built for"
+        left = "if it still fails, " if copies else ""
+        steps.append(f"{left}pin {package} to {newer} (this Transformer Engine was built against another one)")
+    elif component:
+        steps.append(f"use the {component} that this release was made for{f', not {version}' if version else ''}")
+    if not steps:
+        ended = red.raised.kind if red.raised else "it"
+        steps.append(
+            f"look at the log beside the receipt: {ended} comes from outside the process (memory, a scheduler)"
+        )
+    return f"{'; '.join(steps)}; or {facts.way_back}"
+
+
+def _binary(red: Red, diagnosis: Diagnosis, facts: Facts) -> str:
+    component, receipt = diagnosis.component, red.receipt
+    version, release = version_of(component, receipt), release_of({red.module: receipt}) or facts.after
+    has = f" ({version} is loaded)" if version else ""
+    if component == "torch ABI":
+        torch = receipt.machine.torch or "the torch that is here"
+        return f"rebuild the extension against torch {torch} (it was built for another one), or {facts.way_back}"
+    if component == "GPU architecture":
+        gpu = f"sm_{receipt.machine.capability.replace('.', '')}" if receipt.machine.capability else "this GPU"
+        return f"rebuild Transformer Engine with NVTE_CUDA_ARCHS for {gpu}, or {facts.way_back}"
+    if component and diagnosis.missing:
+        package = package_name(component, receipt)
+        return (
+            f"pin {package} to the release that this Transformer Engine was built for: one that has "
+            f"{diagnosis.missing}, newer than what is here{has}; or rebuild Transformer Engine against yours, or "
+            f"{facts.way_back}"
+        )
+    if component == "DeepGEMM":
+        return (
+            f"use a DeepGEMM that was built for torch {receipt.machine.torch or 'as it is here'}, or {facts.way_back}"
+        )
+    if component:
+        return f"reinstall {package_name(component, receipt)} for this stack{has}, or {facts.way_back}"
+    if diagnosis.missing:
+        return (
+            f"install sources, core library and torch extension of one release (uninstall all parts of "
+            f"transformer-engine first): {diagnosis.missing} is missing between them; or {facts.way_back}"
+        )
+    return (
+        f"rebuild the extension of {release} against torch {receipt.machine.torch or 'as it is here'} and run the cell "
+        f"again with CUDA_LAUNCH_BLOCKING=1 to see the kernel; {facts.way_back} until then"
+    )
+
+
+def _api(red: Red, diagnosis: Diagnosis, facts: Facts) -> str:
+    file, said = _bridge_file(red, facts), red.raised.text if red.raised else ""
+    name, static = (
+        diagnosis.missing,
+        f"`te_canary -- OLD NEW --tiers static` names the new way; {facts.way_back} until then",
+    )
+    if diagnosis.component and diagnosis.component != TORCH:
+        package = package_name(diagnosis.component, red.receipt)
+        return f"pin {package} to the version that this release was made for, or {facts.way_back}"
+    if "unexpected keyword" in said:
+        return f"{file}: keyword `{name}` was renamed or removed{_of_whom(said)}: pass its new name; {static}"
+    if re.search(r"missing \d+ required", said):
+        return f"{file}: argument `{name}` is required now{_of_whom(said)}: pass it; {static}"
+    if red.raised is not None and red.raised.kind == "TypeError":
+        return f"{file}: the call no longer fits{_of_whom(said)}; {static}"
+    if name:
+        return f"{file}: `{name}` was moved, renamed or removed: take it from its new place; {static}"
+    contract = next((check.name for check in red.checks if check.kind is CheckKind.CONTRACT), "")
+    about = f"`{contract}` no longer holds" if contract and red.raised is None else "what is passed is refused now"
+    return f"{file}: {about}; adapt the call; {static}"
+
+
+def _numerics(red: Red, _: Diagnosis, facts: Facts) -> str:
+    check = next((one.name for one in red.checks if one.kind is CheckKind.NUMBERS), "the failed check")
+    return (
+        f"{facts.way_back}, or take the native path of {red.module}, until `{check}` is in its bounds again; report "
+        "the check with its receipt to Transformer Engine; `te_bisect` finds the release, or the library, that "
+        "brought it"
+    )
+
+
+def _silent_fallback(red: Red, _: Diagnosis, facts: Facts) -> str:
+    why = next((reason for row in red.receipt.backends if row.claimed != row.requested for reason in row.reasons), "")
+    seen = f"it was passed over because {why}" if why else "nothing says why another path ran"
+    return f"do not rely on the speed or precision of {red.module}: {seen}. Mend that, or {facts.way_back}"
+
+
+def _performance(red: Red, _: Diagnosis, facts: Facts) -> str:
+    where = f" (it was in {red.raised.frame})" if red.raised and red.raised.frame else ""
+    return (
+        f"run {red.receipt.cell} alone with a longer --limit to tell slow from hung{where}, and read the log beside "
+        f"the receipt; {facts.way_back} until then"
+    )
+
+
+def slow_step(module: str, facts: Facts, slowest: str) -> str:
+    """What to do about a module that became slower."""
+    return (
+        f"{facts.way_back}, or accept {slowest}; `te_bisect -- {facts.before} {facts.after} --module {module}` finds "
+        "the release that brought it"
+    )
+
+
+def _bridge_file(red: Red, facts: Facts) -> str:
+    inner = red.raised.bridge[-1].partition(" in ")[0] if red.raised and red.raised.bridge else ""
+    return inner or next(iter(facts.files), f"bridge/{red.module}.py")
+
+
+def _of_whom(said: str) -> str:
+    found = re.match(r"([\w.]+)\(\)", said)
+    return f" by {found[1]}" if found else ""
+
+
+def _second_runtime(red: Red) -> str:
+    copies = [path for second in second_copies(red.receipt, "CUDA runtime") for path in second.others]
+    named = re.findall(r"/\S+?libcudart\S*?\.so[.\d]*", red.raised.text if red.raised else "")
+    at = ", ".join(dict.fromkeys(copies or named)) or "wherever LD_LIBRARY_PATH or site-packages has it"
+    return f"remove the second copy of libcudart at {at}, so that one CUDA runtime is left"
+
+
+def _driver(red: Red) -> str:
+    machine = red.receipt.machine
+    return (
+        f"upgrade the NVIDIA driver (it is {machine.driver or 'not known'}) to one for CUDA "
+        f"{machine.cuda or 'as built'}, or use the build for an older CUDA"
+    )
+
+
+_WHOLE_SENTENCES: Final[dict[str, Callable[[Red], str]]] = {
+    "second CUDA runtime": _second_runtime,
+    "driver": _driver,
+    "GPU memory": lambda _: (
+        "run the cell with less beside it on the GPU (lower --jobs); nothing is known of the release"
+    ),
+    "Linux libraries": lambda _: "use a newer base image, or build the extension on this one",
+}
+_STEPS: Final[dict[Cause, Callable[[Red, Diagnosis, Facts], str]]] = {
+    Cause.ENVIRONMENT: _environment,
+    Cause.BINARY: _binary,
+    Cause.API: _api,
+    Cause.NUMERICS: _numerics,
+    Cause.SILENT_FALLBACK: _silent_fallback,
+    Cause.PERFORMANCE: _performance,
+}

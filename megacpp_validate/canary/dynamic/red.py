@@ -1,0 +1,89 @@
+"""A red module as blame sees it: its receipt, read once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ...evidence.receipt import Outcome, Receipt
+from ...evidence.upgrade import Change
+from .causes import Diagnosis, diagnose
+from .entries import entries_in, of_module
+from .failed_checks import CheckKind, FailedCheck, read_failed_checks
+from .raised import Raised, read_raised
+from .signature import Signature, sign
+
+
+@dataclass(frozen=True)
+class Red:
+    """A red module.
+
+    Attributes:
+        before: its receipt on the other side; None where there is none.
+        change: what became of it.
+    """
+
+    module: str
+    receipt: Receipt
+    change: Change = Change.NEW
+    before: Receipt | None = None
+
+    @cached_property
+    def signature(self) -> Signature:
+        """Of its failure."""
+        return sign(self.receipt) or Signature(self.receipt.outcome.value)
+
+    @cached_property
+    def raised(self) -> Raised | None:
+        """What was raised; None where only checks failed."""
+        return None if self.receipt.outcome is Outcome.FAIL else read_raised(self.receipt)
+
+    @cached_property
+    def checks(self) -> tuple[FailedCheck, ...]:
+        """Those that failed; also of a probe that raised after them."""
+        return read_failed_checks(self.receipt)
+
+    @cached_property
+    def diagnosis(self) -> Diagnosis:
+        """The class of cause of it alone."""
+        return diagnose(self.receipt)
+
+    @cached_property
+    def uses(self) -> frozenset[str] | None:
+        """Accessors of all that the module uses; None for a composition."""
+        return of_module(self.module)
+
+    @cached_property
+    def entries(self) -> frozenset[str] | None:
+        """Accessors of the entry points that its failure is about; None where it can be any.
+
+        Of what was raised: those that its text names, else those of its innermost frame of Transformer Engine.
+        """
+        if self.raised is not None:
+            said = entries_in(self.raised.text, self.uses) or entries_in(self.raised.frame, self.uses)
+            return frozenset(said) if said else None
+        found: set[str] = set()
+        for check in self.checks:
+            if check.entries is None:
+                return None
+            found |= check.entries
+        return frozenset(found) or None
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether another cell stands in its way."""
+        return self.receipt.outcome is Outcome.BLOCKED
+
+    @property
+    def was_good(self) -> bool:
+        """Whether it held before."""
+        return self.before is not None and self.before.outcome.is_good
+
+    @property
+    def saw_itself(self) -> bool:
+        """Whether it met its failure itself, instead of being kept from running."""
+        return not self.is_blocked
+
+    def has(self, kind: CheckKind) -> bool:
+        """Whether a check of this kind failed."""
+        return any(check.kind is kind for check in self.checks)

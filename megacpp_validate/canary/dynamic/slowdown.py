@@ -1,0 +1,269 @@
+"""Slower than the noise of the card, or not: rounds of two receipts held to what two runs of one stack are apart by."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ...evidence.receipt import Machine, Receipt, Timing
+from ...evidence.upgrade import TimingChange
+
+HOST: Final = ".host"  # suffix of wall-clock times beside device times
+FEWEST_ROUNDS: Final = 3
+
+# What is believed of a card before it was measured: two processes differ by this much (1 sigma of the logarithm), and
+# that weighs as much as this many measured modules. A GPU's clock moves in steps of 15 MHz of some 1980, and two of
+# them are 1.5 %; a host that imports for other cells meanwhile is taken to vary twice as much.
+PRIOR: Final[dict[str, float]] = {"cuda-events": 0.015, "perf_counter": 0.03}
+PRIOR_WEIGHT: Final = 4
+CLOCK_RESOLUTION_MS: Final = {"cuda-events": 0.0005, "perf_counter": 0.0001}  # CUDA Runtime API, cudaEventElapsedTime
+
+# One use in 2000 is further out than this many deviations, one-sided: quantiles of Student's t by degrees of freedom.
+_T: Final = {
+    5: 6.869, 6: 5.959, 7: 5.408, 8: 5.041, 9: 4.781, 10: 4.587, 11: 4.437, 12: 4.318, 15: 4.073, 20: 3.850, 30: 3.646,
+    60: 3.460, 120: 3.373,
+}  # fmt: skip
+# The median of five rounds deviates by 0.536 of what one round does (order statistics of the normal distribution; H. L.
+# Harter and N. Balakrishnan, CRC Handbook of Tables for the Use of Order Statistics, 1996), and there are two of them.
+_TWO_MEDIANS: Final = math.sqrt(2.0) * 0.536
+_ROUNDS_SIGMAS: Final = 4.0
+# A slowdown that modules share is none of theirs: so many must, and no more than this may be spared.
+FEWEST_SHARING: Final = 3
+MOST_SPARED: Final = 1
+
+Receipts = Mapping[str, Receipt]
+"""Receipts of one stack by module."""
+
+
+@dataclass(frozen=True)
+class _Spread:
+    """How far apart two processes of one stack are, of one clock.
+
+    Attributes:
+        sigma: of the logarithm of the ratio of their times, 1 sigma.
+        modules: how many were run twice.
+    """
+
+    sigma: float
+    modules: int
+
+    @property
+    def ratio(self) -> float:
+        """What one use in 2000 is beyond."""
+        freedom = max(known for known in _T if known <= self.modules + PRIOR_WEIGHT)
+        return math.exp(_T[freedom] * self.sigma)
+
+
+@dataclass(frozen=True)
+class CardNoise:
+    """What two runs of one stack on one card are apart by.
+
+    Attributes:
+        card: host, GPU and driver; empty strings where nothing was run twice.
+        spreads: by clock.
+        apart: ratio of the two runs of each use, the larger over the smaller, by module, name and clock.
+    """
+
+    card: tuple[str, str, str]
+    spreads: Mapping[str, _Spread]
+    apart: Mapping[tuple[str, str, str], float]
+
+
+@dataclass(frozen=True)
+class SharedSlowdown:
+    """One factor by which the uses of several modules became slower: the card, its clock, or the host.
+
+    Attributes:
+        factor: median of the ratios.
+        modules: that share it, in the order of the changes.
+        changes: rows that it explains.
+        summary: what was seen, in a sentence.
+    """
+
+    factor: float
+    modules: tuple[str, ...]
+    changes: tuple[TimingChange, ...]
+    summary: str
+
+
+@dataclass(frozen=True)
+class Slowness:
+    """Who is slower: on its own account, and by what all share.
+
+    Attributes:
+        own: rows of modules that became slower beyond what is shared.
+        shared: of the device's times and of the host's; empty where nothing is shared.
+    """
+
+    own: tuple[TimingChange, ...]
+    shared: tuple[SharedSlowdown, ...]
+
+
+def measure_noise(first: Receipts, again: Receipts) -> CardNoise:
+    """What two runs of one stack on the same card are apart by.
+
+    A process has a speed of its own beside the scatter of its rounds, and a module gives one pair of them: so all
+    modules of a clock count together, and what is believed of any card counts as four more.
+
+    Args:
+        first, again: receipts of one stack, of two runs.
+    """
+    cards = [_card(receipt.machine) for receipt in again.values() if receipt.timings]
+    card = statistics.mode(cards) if cards else ("", "", "")
+    apart: dict[tuple[str, str, str], float] = {}
+    squares: dict[str, list[float]] = {}
+    for module in first.keys() & again.keys():
+        before, after = first[module], again[module]
+        if before.stack != after.stack or {_card(before.machine), _card(after.machine)} != {card}:
+            continue
+        of_module: dict[str, list[float]] = {}
+        for one, other in _pairs(before, after):
+            distance = math.log(other.median_ms / one.median_ms)
+            apart[module, one.name, one.clock] = math.exp(abs(distance))
+            of_module.setdefault(one.clock, []).append(distance**2)
+        for clock, found in of_module.items():
+            squares.setdefault(clock, []).append(statistics.fmean(found))
+    return CardNoise(card, {clock: _spread(clock, found) for clock, found in squares.items()}, apart)
+
+
+def compare_timings(before: Receipts, after: Receipts, noise: CardNoise) -> tuple[TimingChange, ...]:
+    """Every use that was timed on both sides, in the order of `after`.
+
+    A use is slower if the ratio of its medians is beyond the noise and every round of `after` took longer than every
+    round of `before`. Where that cannot be said (another card, no noise measured), a row has `noise` 0, is not slower,
+    and its derivation begins with "not compared".
+    """
+    return tuple(
+        _compare(module, one, other, _why_not(before[module], receipt, one, other, noise), noise)
+        for module, receipt in after.items()
+        if module in before
+        for one, other in _pairs(before[module], receipt)
+    )
+
+
+def split_slowness(changes: Sequence[TimingChange]) -> Slowness:
+    """Take what all modules share out of what is slower: a clock that was lowered is none of their faults.
+
+    Shared is a factor that at least three modules, and all but one at most, lie nearer to than to no change at all,
+    with every use of theirs. Device and host are looked at apart. What is slower than the shared factor by more than
+    its noise stays its module's own.
+    """
+    shared = tuple(
+        found
+        for on_host in (False, True)
+        if (found := _find_shared([change for change in changes if change.name.endswith(HOST) is on_host]))
+    )
+    explained = {(change.module, change.name) for one in shared for change in one.changes}
+    own = tuple(change for change in changes if change.slower and (change.module, change.name) not in explained)
+    return Slowness(own, shared)
+
+
+def _card(machine: Machine) -> tuple[str, str, str]:
+    return machine.host, machine.gpu, machine.driver
+
+
+def _spread(clock: str, squares: Sequence[float]) -> _Spread:
+    prior = PRIOR.get(clock, max(PRIOR.values()))
+    weighted = PRIOR_WEIGHT * 2.0 * prior**2 + sum(squares)  # of two processes, the variance is twice that of one
+    return _Spread(math.sqrt(weighted / (PRIOR_WEIGHT + len(squares))), len(squares))
+
+
+def _pairs(before: Receipt, after: Receipt) -> Iterable[tuple[Timing, Timing]]:
+    """Uses that were timed in both by one clock, and whose times can be believed."""
+    known = {(timing.name, timing.clock): timing for timing in before.timings}
+    for timing in after.timings:
+        other = known.get((timing.name, timing.clock))
+        if other is not None and _is_time(other) and _is_time(timing):
+            yield other, timing
+
+
+def _is_time(timing: Timing) -> bool:
+    return all(math.isfinite(value) and value > 0.0 for value in (timing.median_ms, *timing.rounds_ms))
+
+
+def _why_not(before: Receipt, after: Receipt, one: Timing, other: Timing, noise: CardNoise) -> str:
+    """Why nothing can be said of two timings; empty where something can."""
+    cards = _card(before.machine), _card(after.machine)
+    if cards[0] != cards[1]:
+        return f"not compared: before it ran on {_say_card(cards[0])}, now on {_say_card(cards[1])}"
+    if one.clock not in noise.spreads or noise.card != cards[0]:
+        return f"not compared: no stack was run twice on {_say_card(cards[0])}, so its noise is not known"
+    if min(len(one.rounds_ms), len(other.rounds_ms)) < FEWEST_ROUNDS:
+        return f"not compared: fewer than {FEWEST_ROUNDS} rounds were timed"
+    return ""
+
+
+def _say_card(card: tuple[str, str, str]) -> str:
+    host, gpu, driver = card
+    return f"{gpu or 'the CPU'} of {host or 'an unknown host'}{f', driver {driver}' if driver else ''}"
+
+
+def _compare(module: str, one: Timing, other: Timing, why_not: str, noise: CardNoise) -> TimingChange:
+    ratio = other.median_ms / one.median_ms
+    bound, derivation = (0.0, why_not) if why_not else _bound(module, one, other, noise)
+    slower = not why_not and ratio > bound and min(other.rounds_ms) > max(one.rounds_ms)
+    return TimingChange(
+        module=module,
+        name=one.name,
+        before_ms=one.median_ms,
+        after_ms=other.median_ms,
+        ratio=ratio,
+        noise=bound,
+        slower=slower,
+        derivation=derivation,
+    )
+
+
+def _bound(module: str, one: Timing, other: Timing, noise: CardNoise) -> tuple[float, str]:
+    """The ratio that is to be believed of noise, and where it comes from: the largest of four."""
+    spread = noise.spreads[one.clock]
+    rounds = _round_sigma((one, other))
+    parts = {
+        f"two processes of one stack differ by {spread.sigma:.1%} here ({spread.modules} modules run twice, and "
+        f"{PRIOR_WEIGHT} believed at {PRIOR.get(one.clock, max(PRIOR.values())):.1%} a process), "
+        "and one use in 2000 by more than this": spread.ratio,
+        f"rounds differ by {rounds:.1%}: {_ROUNDS_SIGMAS:g} sigma of two medians of them": math.exp(
+            _ROUNDS_SIGMAS * _TWO_MEDIANS * rounds
+        ),
+        "as far as two runs of one stack lay apart in this very use": noise.apart.get(
+            (module, one.name, one.clock), 1.0
+        ),
+        "twice the resolution of the clock": 1.0 + 2.0 * CLOCK_RESOLUTION_MS.get(one.clock, 0.0) / one.median_ms,
+    }
+    derivation = max(parts, key=lambda name: parts[name])
+    return parts[derivation], f"{derivation}; and no round of before is as long as the shortest now"
+
+
+def _round_sigma(timings: Iterable[Timing]) -> float:
+    """Deviation of the logarithms of rounds about their own process's mean."""
+    squares, freedom = 0.0, 0
+    for timing in timings:
+        logs = [math.log(value) for value in timing.rounds_ms]
+        squares += sum((value - statistics.fmean(logs)) ** 2 for value in logs)
+        freedom += len(logs) - 1
+    return math.sqrt(squares / freedom) if freedom else 0.0
+
+
+def _find_shared(changes: Sequence[TimingChange]) -> SharedSlowdown | None:
+    """One factor that explains the uses of most modules, if any is slower at all."""
+    compared = [change for change in changes if change.noise >= 1.0]
+    modules = tuple(dict.fromkeys(change.module for change in compared))
+    if len(modules) < FEWEST_SHARING or not any(change.slower for change in compared):
+        return None
+    logs = {module: [math.log(one.ratio) for one in compared if one.module == module] for module in modules}
+    middle = statistics.median(statistics.median(found) for found in logs.values())
+    factor = math.exp(middle)
+    sharing = tuple(module for module in modules if middle > 0.0 and min(logs[module]) >= middle / 2.0)
+    if len(sharing) < max(FEWEST_SHARING, len(modules) - MOST_SPARED):
+        return None
+    explained = tuple(
+        one for one in compared if one.slower and one.module in sharing and one.ratio <= factor * one.noise
+    )
+    summary = (
+        f"{len(sharing)} of {len(modules)} modules became slower by the same factor, {factor:.2f}: a lower clock or "
+        "another load on this machine, or a library that all of them stand on"
+    )
+    return SharedSlowdown(factor, sharing, explained, summary)

@@ -1,0 +1,144 @@
+"""The class of cause and the component of what was raised, or of the checks that failed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from planted import KNOWN, MODULES, dies, fails, falls_back, raises
+
+from megacpp_validate.canary.dynamic.causes import diagnose
+from megacpp_validate.canary.dynamic.components import COMPONENTS
+from megacpp_validate.canary.dynamic.entries import USES, entries_in
+from megacpp_validate.canary.surface import Surface
+from megacpp_validate.evidence.findings import Cause
+from megacpp_validate.evidence.receipt import Check, Outcome, Part, Receipt
+
+RAISED: dict[str, tuple[Cause, str]] = {
+    "TypeError: DotProductAttention.forward() got an unexpected keyword argument 'mask'": (Cause.API, ""),
+    "TypeError: LayerNormMLP.__init__() missing 1 required positional argument: 'ffn'": (Cause.API, ""),
+    "AttributeError: module 'transformer_engine.pytorch' has no attribute 'Linear'": (Cause.API, ""),
+    "AttributeError: 'Linear' object has no attribute 'fp8_meta'": (Cause.API, ""),
+    "ImportError: cannot import name 'moe_permute' from 'transformer_engine.pytorch' (/x/__init__.py)": (Cause.API, ""),
+    "VendorEntryMissing: Transformer Engine is there, but its entry point `rmsnorm` is not": (Cause.API, ""),
+    "KeyError: 'scaling_fwd'": (Cause.API, ""),
+    "AssertionError: only padding masks": (Cause.API, ""),
+    "AttributeError: module 'transformer_engine_torch' has no attribute 'fused_attn_fwd'": (Cause.BINARY, ""),
+    "OSError: /x/libtransformer_engine.so: undefined symbol: cublasLtGroupedX, version libcublasLt.so.13":
+        (Cause.BINARY, "cuBLAS"),
+    "OSError: /x/libtransformer_engine.so: undefined symbol: cudnnBackendX": (Cause.BINARY, "cuDNN"),
+    "ImportError: /x/transformer_engine_torch.so: undefined symbol: _ZN3c105ErrorC2ENS_14SourceLocationE":
+        (Cause.BINARY, "torch ABI"),
+    "ImportError: /x/deep_gemm_cpp.so: undefined symbol: _ZNK3c106SymInt19guard_int": (Cause.BINARY, "torch ABI"),
+    "ImportError: /x/a.so: undefined symbol: _ZN2at4_ops5emptyE": (Cause.BINARY, "torch ABI"),
+    "ImportError: /x/transformer_engine_torch.so: undefined symbol: nvte_fused_attn_fwd": (Cause.BINARY, ""),
+    "ImportError: /x/a.so: undefined symbol: ncclCommWindowRegister": (Cause.BINARY, "NCCL"),
+    "ImportError: /x/a.so: undefined symbol: cudaGetDriverEntryPointByVersion": (Cause.BINARY, "CUDA runtime"),
+    "ImportError: /x/a.so: undefined symbol: cuTensorMapEncodeTiled": (Cause.BINARY, "driver"),
+    "ImportError: /x/a.so: undefined symbol: PyObject_X": (Cause.BINARY, "Python"),
+    "ImportError: /lib/libc.so.6: version `GLIBC_2.38' not found": (Cause.BINARY, "Linux libraries"),
+    "OSError: libcudnn_graph.so.9: cannot open shared object file: No such file": (Cause.ENVIRONMENT, "cuDNN"),
+    "ImportError: libcuda.so.1: cannot open shared object file": (Cause.ENVIRONMENT, "driver"),
+    "ImportError: libcudart.so.12: cannot open shared object file": (Cause.ENVIRONMENT, "CUDA runtime"),
+    "ImportError: libc10.so: cannot open shared object file": (Cause.ENVIRONMENT, "torch ABI"),
+    "RuntimeError: Multiple libcudart libraries found: libcudart.so.12 and libcudart.so.13":
+        (Cause.ENVIRONMENT, "second CUDA runtime"),
+    "RuntimeError: /TE/fused_attn/a.cu:9 in function f: cuDNN Error: No valid plans, CUDNN_STATUS_NOT_SUPPORTED":
+        (Cause.ENVIRONMENT, "cuDNN"),
+    "RuntimeError: /TE/gemm/cublaslt_gemm.cu:9 in function f: cuBLAS Error: no": (Cause.ENVIRONMENT, "cuBLAS"),
+    "RuntimeError: CUDA error: CUBLAS_STATUS_INTERNAL_ERROR when calling `cublasX`": (Cause.ENVIRONMENT, "cuBLAS"),
+    "torch.distributed.DistBackendError: NCCL error in: x, unhandled system error": (Cause.ENVIRONMENT, "NCCL"),
+    "RuntimeError: CUDA driver version is insufficient for CUDA runtime version": (Cause.ENVIRONMENT, "driver"),
+    "RuntimeError: the provided PTX was compiled with an unsupported toolchain.": (Cause.ENVIRONMENT, "driver"),
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB": (Cause.ENVIRONMENT, "GPU memory"),
+    "RuntimeError: CUDA error: no kernel image is available for execution on the device":
+        (Cause.BINARY, "GPU architecture"),
+    "torch.AcceleratorError: CUDA error: an illegal memory access was encountered": (Cause.BINARY, ""),
+    "ModuleNotFoundError: No module named 'cutlass'": (Cause.ENVIRONMENT, "CuTe DSL"),
+    "ModuleNotFoundError: No module named 'flash_attn_interface'": (Cause.ENVIRONMENT, "flash-attn"),
+    "ModuleNotFoundError: No module named 'onnxscript'": (Cause.ENVIRONMENT, "onnxscript"),
+    "ModuleNotFoundError: No module named 'transformer_engine.pytorch.fp8'": (Cause.API, ""),
+    "TypeError: flash_attn_func() got an unexpected keyword argument 'softcap'": (Cause.API, "flash-attn"),
+    "AttributeError: module 'torch.library' has no attribute 'custom_op'": (Cause.ENVIRONMENT, "torch"),
+    "AttributeError: module 'triton.language' has no attribute 'make_tensor_descriptor'": (Cause.ENVIRONMENT, "triton"),
+    "triton.compiler.errors.CompilationError: at 12:4": (Cause.ENVIRONMENT, "triton"),
+    "RuntimeError: Triton Error [CUDA]: device kernel image is invalid": (Cause.ENVIRONMENT, "triton"),
+    "RuntimeError: Assertion error (csrc/utils/layout.hpp:12): dim == 2 or dim == 3": (Cause.BINARY, "DeepGEMM"),
+    "RuntimeError: /TE/common/a.cu:3 in function f: Assertion failed: rows % 16 == 0": (Cause.API, ""),
+    "RuntimeError: NVRTC Error: NVRTC_ERROR_COMPILATION": (Cause.ENVIRONMENT, "NVRTC"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "wanted"), RAISED.items(), ids=[said[:60] for said in RAISED])
+def test_what_was_raised(said: str, wanted: tuple[Cause, str]) -> None:
+    kind, _, text = said.partition(": ")
+    found = diagnose(raises("attention", kind, text))
+    assert (found.cause, found.component) == wanted
+
+
+ENDED = {
+    "SIGSEGV": Cause.BINARY, "SIGILL": Cause.BINARY, "SIGABRT": Cause.BINARY, "SIGKILL": Cause.ENVIRONMENT,
+    "timeout": Cause.PERFORMANCE, "exit status 1": Cause.BINARY, "no-receipt": Cause.ENVIRONMENT,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("signal", "cause"), ENDED.items(), ids=ENDED)
+def test_how_a_process_ended(signal: str, cause: Cause) -> None:
+    assert diagnose(dies("attention", signal, "a.py")).cause is cause
+
+
+def test_the_frame_tells_where_the_text_does_not() -> None:
+    assert diagnose(raises("attention", "RuntimeError", "boom", "deep_gemm/jit.py:3 in build")).component == "DeepGEMM"
+    assert diagnose(raises("attention", "ValueError", "no", "flash_attn/a.py:3 in b")).component == "flash-attn"
+
+
+def failed(probe: str, name: str, detail: str = "", *parts: str) -> Receipt:
+    check = Check(name, False, tuple(Part(part, 1.0, 0.1, False, "") for part in parts), detail)
+    return replace(fails(probe), checks=(check,))
+
+
+CHECKS: dict[str, tuple[Receipt, Cause, str]] = {
+    "bounds": (fails("attention", "bf16.gqa4.forward"), Cause.NUMERICS, ""),
+    "nan": (failed("permute", "bf16.top2.rows", "", "finite"), Cause.NUMERICS, ""),
+    "shape": (failed("permute", "bf16.top2.rows", "shape (1, 2) instead of (2, 1)"), Cause.NUMERICS, ""),
+    "amax": (failed("imports", "amax.step1.input.history", "seen 1, wanted 2"), Cause.NUMERICS, ""),
+    "backend": (falls_back("attention", "attention.bf16.gqa4"), Cause.SILENT_FALLBACK, ""),
+    "layers": (failed("native_block", "bf16.a.layers", "not seen: LayerNormMLP"), Cause.SILENT_FALLBACK, ""),
+    "high-precision": (failed("expert_gemm", "fp8.delayed.a.forward.rounded", "error 0.1"), Cause.SILENT_FALLBACK, ""),
+    "not-low": (failed("imports", "fp8.delayed.forward.applied", "", "same-values", "low-precision-ran"),
+                Cause.SILENT_FALLBACK, ""),
+    "another-recipe": (failed("imports", "fp8.block.forward.applied", "", "same-values"), Cause.SILENT_FALLBACK, ""),
+    "scope": (failed("imports", "scope.delayed.on", "wanted te, seen Float8CurrentScaling"), Cause.SILENT_FALLBACK, ""),
+    "entry": (failed("imports", "accessor.rmsnorm", "no such entry point"), Cause.API, ""),
+    "refused": (failed("attention", "refuses.dtype", "nothing was raised; WrongDtype was expected"), Cause.API, ""),
+    "raised": (failed("attention", "refuses.dtype", "RuntimeError instead of WrongDtype: cuDNN Error: x"),
+               Cause.ENVIRONMENT, "cuDNN"),
+    "second-use": (failed("attention", "second-use", "TypeError: f() got an unexpected keyword 'a'"), Cause.API, ""),
+    "flash-attn": (fails("attention", "fa3.bf16.gqa4.forward"), Cause.NUMERICS, "flash-attn"),
+    "deep-gemm": (fails("expert_gemm", "deep_gemm.all-busy.forward"), Cause.NUMERICS, "DeepGEMM"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("receipt", "cause", "component"), CHECKS.values(), ids=CHECKS)
+def test_what_failed(receipt: Receipt, cause: Cause, component: str) -> None:
+    assert receipt.outcome is Outcome.FAIL
+    found = diagnose(receipt)
+    assert (found.cause, found.component) == (cause, component)
+
+
+def test_every_component_says_where_its_patterns_come_from() -> None:
+    assert all(row.seen and (row.symbols or row.says or row.frames) for row in COMPONENTS)
+    assert len({row.name for row in COMPONENTS}) == len(COMPONENTS)
+
+
+def test_entries_are_those_of_the_bridges_call_sites(surface: Surface) -> None:
+    for module in MODULES:
+        derived = {use.accessor for use in surface.uses if use.module == module}
+        padding = {"fp8_padding", "fp8_unpadding"} if module == "expert_gemm" else set()  # through bridge/permute.py
+        assert set(USES[module]) == derived | padding, module
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_text_that_names_a_class_of_te_tells_the_entry_point(module: str) -> None:
+    name = KNOWN[module][0]
+    assert entries_in(f"{name}.__init__() got an unexpected keyword argument 'a'", USES[module])

@@ -1,0 +1,142 @@
+"""What four releases did on an H200 on 2026-11-21, from the receipts that are kept: every step has its right blame."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from planted import MODULES
+
+from megacpp_validate.canary.dynamic.step import StackReceipts, compare_all, compare_stacks
+from megacpp_validate.catalog import Catalog
+from megacpp_validate.evidence.findings import Cause
+from megacpp_validate.evidence.receipt import Receipt
+from megacpp_validate.evidence.store import read_receipts
+from megacpp_validate.evidence.upgrade import Change, StepResult
+
+KEPT = Path(__file__).parents[3] / "docs" / "evidence" / "h200"
+STACKS = ("te2.12.0", "te2.14.1", "te2.17.1", "te2.20.2")
+REST = MODULES[1:]
+
+
+@cache
+def kept(stack: str) -> StackReceipts:
+    return StackReceipts(stack, tuple(read_receipts(KEPT / stack).found.values()))
+
+
+def step(catalog: Catalog, before: str, after: str) -> StepResult:
+    return compare_stacks(kept(before), kept(after), catalog.modules)
+
+
+Named = tuple[tuple[str, Cause, str, tuple[str, ...]], ...]
+IMPORTS: Named = (("imports", Cause.BINARY, "cuBLAS", REST),)
+ATTENTION: Named = (("attention", Cause.ENVIRONMENT, "cuDNN", ("native_block",)),)
+BLAMED: dict[tuple[str, str], Named] = {
+    ("te2.12.0", "te2.14.1"): IMPORTS,
+    ("te2.12.0", "te2.17.1"): ATTENTION,
+    ("te2.12.0", "te2.20.2"): (),
+    ("te2.14.1", "te2.12.0"): (),
+    ("te2.14.1", "te2.17.1"): ATTENTION,
+    ("te2.14.1", "te2.20.2"): (),
+    ("te2.17.1", "te2.12.0"): (),
+    ("te2.17.1", "te2.14.1"): IMPORTS,
+    ("te2.17.1", "te2.20.2"): (),
+    ("te2.20.2", "te2.12.0"): (),
+    ("te2.20.2", "te2.14.1"): IMPORTS,
+    ("te2.20.2", "te2.17.1"): ATTENTION,
+} | {(stack, stack): () for stack in STACKS}
+
+
+@pytest.mark.parametrize(("ends", "wanted"), BLAMED.items(), ids=["-".join(ends) for ends in BLAMED])
+def test_every_step_has_its_right_blame(catalog: Catalog, ends: tuple[str, str], wanted: Named) -> None:
+    found = step(catalog, *ends)
+    assert tuple((one.module, one.cause, one.component, one.cascades) for one in found.culprits) == wanted
+
+
+def test_the_lost_symbol_is_quoted_and_what_brings_it_is_named(catalog: Catalog) -> None:
+    found = step(catalog, "te2.12.0", "te2.14.1")
+    (culprit,) = found.culprits
+    assert "cublasLtGroupedMatrixLayoutInit_internal" in culprit.signature
+    assert "cublasLtGroupedMatrixLayoutInit_internal" in culprit.evidence[0]
+    assert "pin nvidia-cublas " in culprit.next_step
+    assert culprit.next_step.endswith("stay on te2.12.0")
+    assert found.lost == {}
+    assert {row.under for row in found.modules[1:]} == {"imports"}
+
+
+def test_the_step_of_a_library_names_the_package_its_version_and_the_second_copy(catalog: Catalog) -> None:
+    found = step(catalog, "te2.12.0", "te2.17.1")
+    (culprit,) = found.culprits
+    assert "pin nvidia-cudnn-cu13 to a release newer than 9.14.0" in culprit.next_step
+    assert "remove the second copy of libcudnn at /usr/lib/x86_64-linux-gnu/libcudnn.so.9.14.0" in culprit.next_step
+    assert culprit.entry_points == ("dot_product_attention",)
+    assert [row.module for row in found.modules if row.change is Change.UNCHANGED] == [
+        "imports", "linear_walker", "permute", "expert_gemm", "layer_spec",
+    ]  # fmt: skip
+    assert found.versions == ()
+
+
+def test_a_failure_that_was_hidden_before_is_said_to_be(catalog: Catalog) -> None:
+    found = step(catalog, "te2.14.1", "te2.17.1")
+    changes = {row.module: row.change for row in found.modules}
+    assert changes["imports"] is Change.FIXED
+    assert changes["attention"] is Change.NEW
+    assert "hidden on te2.14.1, where te2.14.1-h200-imports blocked it" in found.culprits[0].summary
+    assert "stay on te2.14.1" not in found.culprits[0].next_step
+
+
+def test_a_failure_that_is_out_of_sight_is_lost(catalog: Catalog) -> None:
+    found = step(catalog, "te2.17.1", "te2.14.1")
+    assert {row.module for row in found.modules if row.change is Change.LOST} == {"attention", "native_block"}
+    assert set(found.lost) == {"te2.14.1-h200-attention", "te2.14.1-h200-native_block"}
+
+
+def test_every_adjacent_step(catalog: Catalog) -> None:
+    steps = compare_all([kept(stack) for stack in STACKS], catalog.modules)
+    assert [tuple(culprit.module for culprit in found.culprits) for found in steps] == [
+        ("imports",),
+        ("attention",),
+        (),
+    ]
+    assert (steps[0].before, steps[0].after, steps[0].target) == ("te2.12.0", "te2.14.1", "h200")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_order_of_receipts_changes_nothing(catalog: Catalog, seed: int) -> None:
+    def shuffled(stack: str) -> StackReceipts:
+        receipts = list(kept(stack).receipts)
+        random.Random(seed).shuffle(receipts)
+        return StackReceipts(stack, tuple(receipts))
+
+    found = compare_stacks(shuffled("te2.12.0"), shuffled("te2.17.1"), catalog.modules)
+    assert found == step(catalog, "te2.12.0", "te2.17.1")
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_missing_or_torn_receipt_is_lost_and_nobody(catalog: Catalog, module: str) -> None:
+    cell = f"te2.20.2-h200-{module}"
+    left = tuple(receipt for receipt in kept("te2.20.2").receipts if receipt.probe != module)
+    missing, torn = "there is no receipt", StackReceipts("te2.20.2", kept("te2.20.2").receipts, {cell: "cut short"})
+    for after, why in ((StackReceipts("te2.20.2", left), missing), (torn, "cut short")):
+        found = compare_stacks(kept("te2.12.0"), after, catalog.modules)
+        assert found.culprits == ()
+        assert found.lost == {cell: why}
+
+
+def test_one_cudnn_release_later_with_the_same_te_is_not_te(catalog: Catalog) -> None:
+    """The failure of 2.17.1 where 2.17.1 held before, on another cuDNN: not Transformer Engine."""
+    held = tuple(replace(r, stack="te2.17.1+a", cell=f"te2.17.1+a-h200-{r.probe}", packages=_of(r, "2.17.1"),
+                         libraries=tuple(replace(one, version="9.30.0") if one.name == "libcudnn" else one
+                                         for one in r.libraries)) for r in kept("te2.20.2").receipts)  # fmt: skip
+    found = compare_stacks(StackReceipts("te2.17.1+a", held), kept("te2.17.1"), catalog.modules)
+    (culprit,) = found.culprits
+    assert (culprit.module, culprit.cause, culprit.component) == ("environment", Cause.ENVIRONMENT, "cuDNN")
+    assert culprit.cascades == ("attention", "native_block")
+    assert "put libcudnn back to 9.30.0" in culprit.next_step
+
+
+def _of(receipt: Receipt, version: str) -> tuple[object, ...]:
+    return tuple(replace(p, version=version) if p.name == "transformer_engine" else p for p in receipt.packages)

@@ -1,0 +1,313 @@
+"""Faults that are easily blamed on somebody else."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from planted import (
+    CUBLAS,
+    CUDNN,
+    KNOWN,
+    LIBRARIES,
+    MACHINE,
+    MODULES,
+    blocked,
+    cannot_import,
+    clean,
+    dies,
+    fails,
+    falls_back,
+    good,
+    keyword,
+    raises,
+    stack_of,
+)
+
+from megacpp_validate.canary.dynamic.step import StackReceipts, compare_stacks
+from megacpp_validate.catalog import Catalog, read_catalog
+from megacpp_validate.evidence.findings import Cause
+from megacpp_validate.evidence.receipt import Check, Library, Receipt
+from megacpp_validate.evidence.upgrade import ENVIRONMENT, Change, StepResult, TimingChange
+
+Named = dict[str, tuple[str, ...]]
+
+
+CATALOG = read_catalog()
+
+
+def step(*red: Receipt, before: StackReceipts | None = None, rows: tuple[TimingChange, ...] = ()) -> StepResult:
+    return compare_stacks(before or clean("te1"), stack_of("te2", *red), CATALOG.modules, rows)
+
+
+def named(found: StepResult) -> Named:
+    return {culprit.module: culprit.cascades for culprit in found.culprits}
+
+
+def witness(text: str) -> Receipt:
+    """The firewall's probe, stopped by the linear layer that it looks at the scope through."""
+    made = raises("imports", "TypeError", text)
+    trace = made.failure.traceback.replace("bridge/imports.py", "probes/fp8_linear.py").replace("forward", "is_judged")
+    return replace(made, failure=replace(made.failure, traceback=trace))
+
+
+TABLE: dict[str, tuple[tuple[Receipt, ...], Named]] = {
+    "the-linear-layer-is-seen-by-the-firewall-first": (
+        (witness(keyword("linear_walker")[1]), *(raises(m, *keyword("linear_walker")) for m in ("linear_walker",
+                                                                                                "native_block"))),
+        {"linear_walker": ("imports", "native_block")},
+    ),
+    "its-fp8-numbers-too": (
+        (fails("imports", "fp8.delayed.forward", "fp8.delayed.wgrad"), fails("linear_walker", "delayed.bias.forward"),
+         fails("native_block", "fp8.delayed.gqa4.d64.swiglu.forward")),
+        {"linear_walker": ("imports", "native_block")},
+    ),
+    "but-a-scope-that-all-layers-suffer-from-is-the-firewalls": (
+        (fails("imports", "fp8.delayed.forward"), fails("linear_walker", "delayed.bias.forward"),
+         fails("expert_gemm", "fp8.delayed.all-busy.forward"), fails("layer_spec", "delayed.mlp.swiglu.forward")),
+        {"imports": ("linear_walker", "expert_gemm", "layer_spec")},
+    ),
+    "and-one-that-turns-nothing-on": (
+        (fails("imports", "scope.delayed.on", "fp8.delayed.forward"), fails("linear_walker", "delayed.bias.forward")),
+        {"imports": ("linear_walker",)},
+    ),
+    "low-precision-explains-nothing-in-bf16": (
+        (fails("imports", "fp8.delayed.forward", "amax.step1.input.scale"), fails("attention", "bf16.a.forward")),
+        {"imports": (), "attention": ()},
+    ),
+    "a-lost-entry-explains-what-uses-it": (
+        (replace(fails("imports"), checks=(Check("accessor.moe_unpermute", False),)),
+         falls_back("permute", "permute.bf16.top2"), fails("attention", "bf16.gqa4.d64.forward")),
+        {"imports": ("permute",), "attention": ()},
+    ),
+    "layer-spec-never-runs-attention": (
+        (fails("attention", "bf16.gqa4.d64.forward"), fails("layer_spec", "bf16.norm.unit.forward")),
+        {"attention": (), "layer_spec": ()},
+    ),
+    "what-attention-cannot-lead-to-shows-a-second-fault": (
+        (fails("attention", "bf16.gqa4.d64.forward"), fails("native_block", "bf16.gqa4.d64.swiglu.forward"),
+         fails("layer_spec", "bf16.mlp.swiglu.forward")),
+        {"attention": (), "native_block": ("layer_spec",)},
+    ),
+    "gradients-explain-no-forward-pass": (
+        (fails("attention", "bf16.gqa4.d64.grad.query"), fails("native_block", "bf16.gqa4.d64.swiglu.forward")),
+        {"attention": (), "native_block": ()},
+    ),
+    "nor-gradients-behind-them": (
+        (fails("attention", "bf16.a.grad.query"), fails("native_block", "bf16.a.grad.mlp.fc1_weight")),
+        {"attention": (), "native_block": ()},
+    ),
+    "but-those-before-them": (
+        (fails("attention", "bf16.a.grad.query"), fails("native_block", "bf16.a.grad.rows", "bf16.a.grad.qkv.weight")),
+        {"attention": ("native_block",)},
+    ),
+    "bf16-explains-no-fp32": (
+        (fails("linear_walker", "bf16.bias.forward"), fails("native_block", "fp32.gqa4.d64.swiglu.forward")),
+        {"linear_walker": (), "native_block": ()},
+    ),
+    "another-exception-about-another-layer": (
+        (raises("attention", "RuntimeError", CUDNN), raises("native_block", *keyword("native_block"))),
+        {"attention": (), "native_block": ()},
+    ),
+    "another-file-of-te": (
+        (raises("attention", "RuntimeError", "no such plan", "transformer_engine/pytorch/attention/a.py:1 in f"),
+         raises("native_block", "RuntimeError", "no gate", "transformer_engine/pytorch/module/layernorm_mlp.py:1")),
+        {"attention": (), "native_block": ()},
+    ),
+    "one-library-in-forward-here-and-backward-there": (
+        (raises("attention", "RuntimeError", f"a.cu:1: {CUDNN}", "transformer_engine/f.py:1 in fused_attn_bwd"),
+         raises("native_block", "RuntimeError", f"b.cu:2: {CUDNN}", "transformer_engine/f.py:2 in fused_attn_fwd")),
+        {"attention": ("native_block",)},
+    ),
+    "a-shape-that-is-wrong-stops-who-takes-it": (
+        (fails("permute", "bf16.aligned.rows"),
+         raises("expert_gemm", "RuntimeError", "split_with_sizes expects split_sizes to sum exactly to 224")),
+        {"permute": ("expert_gemm",)},
+    ),
+    "flash-attention-beside-the-block": (
+        (fails("attention", "fa3.bf16.gqa4.d128.forward"), fails("native_block", "bf16.gqa4.d64.swiglu.forward")),
+        {"attention": (), "native_block": ()},
+    ),
+    "met-by-the-bridge-here-and-inside-te-there": (
+        (raises("attention", *keyword("attention")),
+         raises("layer_spec", *keyword("attention"), "transformer_engine/pytorch/transformer.py:9 in __init__")),
+        {"attention": ("layer_spec",)},
+    ),
+    "every-module-meets-one-library": (
+        tuple(raises(module, "RuntimeError", CUBLAS) for module in MODULES), {ENVIRONMENT: MODULES},
+    ),
+    "every-process-dies-alike-and-no-library-is-named": (
+        tuple(dies(module, "SIGSEGV", "common/__init__.py") for module in MODULES), {"imports": MODULES[1:]},
+    ),
+    "apart-and-alike-but-of-te-itself": (
+        tuple(raises(m, "AttributeError", "'Base' object has no attribute 'fp8_meta'", "transformer_engine/b.py:1 in c")
+              for m in ("linear_walker", "expert_gemm")), {"linear_walker": ("expert_gemm",)},
+    ),
+    "deaths-that-say-nothing-stay-apart": (
+        (dies("attention", "SIGKILL"), dies("permute", "SIGKILL")), {"attention": (), "permute": ()},
+    ),
+    "a-composition-falls-with-its-part": (
+        (raises("permute", *keyword("permute")), raises("moe_smoke", *keyword("permute"))), {"permute": ("moe_smoke",)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("red", "wanted"), TABLE.values(), ids=TABLE)
+def test_the_right_one_is_named(red: tuple[Receipt, ...], wanted: Named) -> None:
+    found = step(*red)
+    assert named(found) == wanted
+    assert named(step(*reversed(red))) == wanted
+
+
+def test_what_failed_before_explains_no_new_numbers() -> None:
+    old = fails("attention", "bf16.gqa4.d64.forward", stack="te1", te="1")
+    found = step(
+        fails("attention", "bf16.gqa4.d64.forward"),
+        fails("native_block", "bf16.gqa4.d64.swiglu.forward"),
+        before=stack_of("te1", old),
+    )
+    assert named(found) == {"native_block": ()}
+
+
+def test_what_follows_from_an_old_failure_is_nobodys() -> None:
+    dead = stack_of("te1", raises("attention", "RuntimeError", CUDNN, stack="te1"))
+    before = replace(dead, receipts=tuple(r for r in dead.receipts if r.probe != "native_block"))
+    found = step(*(raises(m, "RuntimeError", CUDNN) for m in ("attention", "native_block")), before=before)
+    assert found.culprits == ()
+    assert {row.module: row.under for row in found.modules}["native_block"] == "attention"
+
+
+def test_a_cell_that_nothing_red_blocks_is_lost() -> None:
+    found = step(blocked("attention", by="nobody"), blocked("permute"))
+    assert found.culprits == ()
+    assert set(found.lost) == {"te2-h200-attention", "te2-h200-permute"}
+    assert {row.change for row in found.modules if row.module in ("attention", "permute")} == {Change.LOST}
+
+
+def test_nothing_seen_before_is_said() -> None:
+    found = step(raises("permute", *keyword("permute")), before=StackReceipts("te1"))
+    assert "Nothing was seen of it on te1" in found.culprits[0].summary
+
+
+# --- the release is the same ----------------------------------------------------------------------------
+
+
+def of_one_release(stack: str, *changed: Receipt, **other: object) -> StackReceipts:
+    made = stack_of(stack, *changed, te="2.0")
+    return replace(made, receipts=tuple(replace(receipt, **other) for receipt in made.receipts))
+
+
+def test_another_library_under_the_same_release_is_to_blame(catalog: Catalog) -> None:
+    newer = (replace(LIBRARIES[0], version="9.20.0"), LIBRARIES[1])
+    after = of_one_release("te2", fails("attention", "bf16.gqa4.d64.forward"), fails("permute", "bf16.top2.rows"),
+                           libraries=newer)  # fmt: skip
+    found = compare_stacks(of_one_release("te1"), after, catalog.modules)
+    (culprit,) = found.culprits
+    assert (culprit.module, culprit.cause, culprit.component) == (ENVIRONMENT, Cause.ENVIRONMENT, "cuDNN")
+    assert culprit.cascades == ("attention", "permute")
+    assert culprit.next_step.startswith("put libcudnn back to 9.14.0 (it is 9.20.0 now)")
+    assert [(row.name, row.before, row.after) for row in found.versions] == [("libcudnn", "9.14.0", "9.20.0")]
+
+
+def test_a_patched_release_on_the_same_libraries_is_the_modules(catalog: Catalog) -> None:
+    after = of_one_release("te2", fails("attention", "bf16.gqa4.d64.forward"))
+    (culprit,) = compare_stacks(of_one_release("te1"), after, catalog.modules).culprits
+    assert (culprit.module, culprit.cause, culprit.component) == ("attention", Cause.NUMERICS, "")
+
+
+def test_a_library_that_was_only_loaded_on_one_side_is_to_blame_for_nothing(catalog: Catalog) -> None:
+    after = of_one_release("te2", fails("attention", "bf16.gqa4.d64.forward"), libraries=LIBRARIES[:1])
+    found = compare_stacks(of_one_release("te1"), after, catalog.modules)
+    assert [culprit.module for culprit in found.culprits] == ["attention"]
+    assert [(row.name, row.after) for row in found.versions] == [("libcublasLt", "")]
+
+
+# --- slower ---------------------------------------------------------------------------------------------
+
+
+def row(module: str, name: str, ratio: float = 1.5) -> TimingChange:
+    return TimingChange(module=module, name=name, before_ms=2.0, after_ms=2.0 * ratio, ratio=ratio, noise=1.05,
+                        slower=ratio > 1.05, derivation="two runs of one stack")  # fmt: skip
+
+
+BF16, FP8 = "bf16.x.forward-backward", "delayed.x.forward-backward"
+SLOW: dict[str, tuple[tuple[TimingChange, ...], Named]] = {
+    "nothing": ((row("attention", BF16, 1.01), row("permute", BF16, 0.5)), {}),
+    "one": ((row("attention", BF16), row("permute", BF16, 1.0)), {"attention": ()}),
+    "what-runs-it": ((row("native_block", BF16), row("linear_walker", BF16), row("permute", BF16, 1.0)),
+                     {"linear_walker": ("native_block",)}),
+    "two": ((row("attention", BF16), row("permute", BF16)), {"attention": (), "permute": ()}),
+    "what-runs-nothing-of-it": ((row("attention", BF16), row("layer_spec", BF16)), {"attention": (), "layer_spec": ()}),
+    "low-precision-explains-no-bf16": ((row("linear_walker", FP8), row("native_block", BF16)),
+                                       {"linear_walker": (), "native_block": ()}),
+    "the-scope": ((row("imports", "scope.entered-50-times"), row("expert_gemm", FP8), row("expert_gemm", BF16, 1.0)),
+                  {"imports": ("expert_gemm",)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "wanted"), SLOW.values(), ids=SLOW)
+def test_who_is_slower(rows: tuple[TimingChange, ...], wanted: Named) -> None:
+    found = step(rows=rows)
+    assert named(found) == wanted
+    assert all(one.cause is Cause.PERFORMANCE and one.evidence and "te1" in one.next_step for one in found.culprits)
+    assert found.timings == rows
+
+
+def test_what_all_modules_share_is_the_environments() -> None:
+    found = step(rows=tuple(row(module, BF16, 1.3) for module in MODULES[1:]))
+    assert named(found) == {ENVIRONMENT: MODULES[1:]}
+
+
+def test_what_is_red_is_not_slow_as_well() -> None:
+    rows = row("attention", BF16), row("native_block", BF16)
+    found = step(falls_back("attention", "attention.bf16.gqa4"), rows=rows)
+    assert [(culprit.module, culprit.cause) for culprit in found.culprits] == [("attention", Cause.SILENT_FALLBACK)]
+
+
+# --- next steps -----------------------------------------------------------------------------------------
+
+SAID: dict[str, tuple[Receipt, str]] = {
+    "keyword": (raises("attention", *keyword("attention")), r"^bridge/attention\.py: keyword `of_attention` "),
+    "in-another-file": (raises("layer_spec", *keyword("layer_spec"), bridge="te_layers"), r"^bridge/te_layers\.py: "),
+    "argument": (raises("permute", "TypeError", "f() missing 1 required positional argument: 'b'"), r"`b` is required"),
+    "torch-abi": (cannot_import(text="/x/a.so: undefined symbol: _ZN3c105ErrorC2E"),
+                  r"^rebuild the extension against torch 2\.11\.0\+cu130"),
+    "parts": (cannot_import(text="/x/a.so: undefined symbol: nvte_new"), r"one release.*nvte_new"),
+    "library": (cannot_import(text="libcudnn.so.9: cannot open shared object file"), r"^install nvidia-cudnn-cu13: "),
+    "package": (replace(cannot_import(), failure=None, reason="TE cannot be used: ModuleNotFoundError: No "
+                        "module named 'cutlass'. Likely cause: x."), r"^pip install nvidia-cutlass-dsl"),
+    "numbers": (fails("permute", "bf16.top2.rows"), r"stay on te1.*until `bf16\.top2\.rows` is in its bounds"),
+    "memory": (raises("permute", "OutOfMemoryError", "CUDA out of memory. Tried 2 GiB"), r"less beside it on the GPU"),
+    "architecture": (raises("permute", "RuntimeError", "CUDA error: no kernel image is available"), r"for sm_90"),
+    "crash": (dies("permute", "SIGSEGV", KNOWN["permute"][1]), r"rebuild the extension.*CUDA_LAUNCH_BLOCKING=1"),
+    "hang": (dies("permute", "timeout", KNOWN["permute"][1]), r"longer --limit to tell slow from hung"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("red", "wanted"), SAID.values(), ids=SAID)
+def test_the_next_step_is_concrete(red: Receipt, wanted: str) -> None:
+    (culprit,) = step(red).culprits
+    assert re.search(wanted, culprit.next_step), culprit.next_step
+    assert "te1" in culprit.next_step
+
+
+def test_the_second_runtime_is_to_be_removed_where_it_lies() -> None:
+    twice = Library("libcudart", "13.0, 12.8", ("/v/nvidia/cu13/lib/libcudart.so.13", "/base/fa3/libcudart.so.12"))
+    red = replace(raises("attention", "RuntimeError", "Multiple libcudart libraries found"), libraries=(twice,))
+    (culprit,) = step(red).culprits
+    assert (culprit.cause, culprit.component) == (Cause.ENVIRONMENT, "second CUDA runtime")
+    assert culprit.next_step.startswith("remove the second copy of libcudart at /base/fa3/libcudart.so.12")
+
+
+@pytest.mark.parametrize(("cuda", "package"), [("12.8", "nvidia-cublas-cu12 "), ("13.0", "nvidia-cublas ")])
+def test_packages_are_named_by_their_cuda(cuda: str, package: str) -> None:
+    red = replace(raises("linear_walker", "RuntimeError", CUBLAS), machine=replace(MACHINE, cuda=cuda))
+    assert f"pin {package}to a release newer than 13.1.0" in step(red).culprits[0].next_step
+
+
+def test_evidence_quotes_what_was_seen() -> None:
+    (culprit,) = step(fails("permute", *(f"bf16.top2.{n}.rows" for n in range(5)))).culprits
+    assert culprit.evidence[0] == "check bf16.top2.0.rows: relative-error 0.5 against 0.01"
+    assert "and 2 checks more" in culprit.evidence
+    assert good("permute").outcome.is_good
