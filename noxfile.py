@@ -26,6 +26,15 @@ ON_THE_HOST = all(map(find_spec, ("torch", "jinja2", "packaging", "platformdirs"
 HOST = "none" if ON_THE_HOST else None
 
 
+def _wants(tier: str) -> bool:
+    """Whether the canary is asked for a tier; every installed release is a matter of the gpu tier."""
+    words = " ".join(sys.argv).replace("=", " ").split()
+    named = [words[index + 1] for index, word in enumerate(words[:-1]) if word == "--tiers"]
+    if named:
+        return tier in named[-1].split(",")
+    return tier == "gpu" and not {"--all-installed", "--environment"}.isdisjoint(words)
+
+
 def _install(session: nox.Session, *groups: str) -> None:
     """The package and dependency groups at locked versions; again only when one of those files has changed."""
     wanted = nox.project.dependency_groups(PROJECT, *groups) if groups else ()
@@ -50,6 +59,12 @@ def _call(session: nox.Session, verb: str, *arguments: str, **variables: str) ->
         raise SystemExit(code)
 
 
+def _groups_of_damage() -> list[str]:
+    """What it takes to import the Python half of Transformer Engine, and to stand in for the compiled half."""
+    compiler = any(shutil.which(name) for name in ("cc", "gcc", "clang"))
+    return ["torch-cpu", *([] if compiler else ["compiler"])]
+
+
 def _judge_host(session: nox.Session, target: str) -> None:
     """Parity on a GPU host: this tool in an environment of its own, the probes in the host's interpreter and stack."""
     if session.venv_backend != "none":
@@ -57,18 +72,27 @@ def _judge_host(session: nox.Session, target: str) -> None:
     _call(session, "parity", "--target", target)
 
 
-@nox.session
+@nox.session(venv_backend=HOST if _wants("gpu") else None)
 def te_canary(session: nox.Session) -> None:
-    """Which bridge module a Transformer Engine upgrade breaks: te_canary -- OLD NEW | --all | --first-bad MODULE."""
-    _install(session)
+    """Which bridge module an upgrade breaks: te_canary -- OLD NEW [--tiers static,firewall,gpu] | --all-installed."""
+    if session.venv_backend != "none":
+        # Only the firewall imports anything here; what the gpu tier runs has a stack of its own.
+        _install(session, *(_groups_of_damage() if _wants("firewall") else ()))
     _call(session, "te-canary")
+
+
+@nox.session(venv_backend=HOST)
+def te_bisect(session: nox.Session) -> None:
+    """The first release that breaks a module, or which component: te_bisect -- GOOD BAD --module NAME [--axis ...]."""
+    if session.venv_backend != "none":
+        _install(session)
+    _call(session, "te-bisect")
 
 
 @nox.session
 def import_firewall(session: nox.Session) -> None:
     """Whether the bridge stands on damaged Transformer Engine installs."""
-    compiler = any(shutil.which(name) for name in ("cc", "gcc", "clang"))
-    _install(session, "torch-cpu", *(() if compiler else ("compiler",)))
+    _install(session, *_groups_of_damage())
     _call(session, "import-firewall")
 
 
@@ -98,11 +122,27 @@ def gb10_compat(session: nox.Session) -> None:
     _judge_host(session, "gb10")
 
 
+@nox.session(venv_backend=HOST)
+def doctor(session: nox.Session) -> None:
+    """What an interpreter loads, and what breaks by it: doctor -- [--python PATH] [--overlays DIR] [--target h200]."""
+    if session.venv_backend != "none":
+        _install(session)
+    _call(session, "doctor")
+
+
 @nox.session
 def selftest(session: nox.Session) -> None:
     """The suite's own score: faults planted in wrappers and in what Transformer Engine returns."""
     _install(session, "torch-cpu")
     _call(session, "selftest")
+
+
+@nox.session(venv_backend=HOST)
+def blame_score(session: nox.Session) -> None:
+    """Who is blamed for faults planted in copies of Transformer Engine: blame_score -- [--faults ID] [--shard I/N]."""
+    if session.venv_backend != "none":
+        _install(session)
+    _call(session, "blame-score")
 
 
 @nox.session

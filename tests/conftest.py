@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from megacpp_validate.canary.release import Release
 from megacpp_validate.canary.sources import Sources, SourceUnavailable
 from megacpp_validate.canary.surface import Surface
 from megacpp_validate.canary.sweep import read_surface
 from megacpp_validate.catalog import Catalog, read_catalog
+
+# Two workers on two cores, each with a thread a core, wait for each other: a probe then takes up to 20 times as long.
+# Set before torch is imported, and inherited by every process that a test starts.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
@@ -46,18 +53,40 @@ def wheel_of(sources: Sources) -> Callable[[str], Path]:
     return fetch
 
 
-@pytest.fixture
-def unpacked(wheel_of: Callable[[str], Path], tmp_path: Path) -> Callable[[str, str], Path]:
+@pytest.fixture(scope="module")
+def release_of(sources: Sources) -> Callable[[str], Release]:
+    """A real release, with what comparisons have worked out about it; the last ones are kept for a module.
+
+    A release is a million objects: kept for longer, they slow each garbage collection of every later test.
+    """
+
+    @lru_cache(maxsize=3)
+    def read(version: str) -> Release:
+        try:
+            return sources.release(version)
+        except SourceUnavailable as fault:
+            pytest.skip(f"not-run: {fault}")
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def unpack(wheel_of: Callable[[str], Path]) -> Callable[[str, Path], Path]:
     """A copy of a release's sources that a test may change; nothing that a torch bridge cannot reach."""
 
-    def unpack(version: str, name: str) -> Path:
-        folder = tmp_path / name
+    def extract(version: str, folder: Path) -> Path:
         with zipfile.ZipFile(wheel_of(version)) as archive:
             kept = [n for n in archive.namelist() if n.startswith("transformer_engine/") and "/jax/" not in n]
             archive.extractall(folder, kept)
         return folder
 
-    return unpack
+    return extract
+
+
+@pytest.fixture
+def unpacked(unpack: Callable[[str, Path], Path], tmp_path: Path) -> Callable[[str, str], Path]:
+    """That copy in a folder of the test's own."""
+    return lambda version, name: unpack(version, tmp_path / name)
 
 
 @pytest.fixture

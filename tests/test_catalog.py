@@ -89,6 +89,15 @@ FAULTS: dict[str, tuple[str, str, str, list[str]]] = {
     "missing-key": ("stacks.toml", 'te = "2.12.0"\n', "", ["te (te2.12.0)", "required"]),
     "not-a-version": ("stacks.toml", 'te = "2.12.0"', 'te = "latest"', ["te (te2.12.0)", "latest"]),
     "wrong-type": ("stacks.toml", 'te = "2.12.0"', "te = 212", ["te (te2.12.0)", "212"]),
+    "image-with-a-tag-only": (
+        "stacks.toml", 'te = "2.12.0"', 'te = "2.12.0"\nimage = "pytorch:26.09-py3"', ["image (te2.12.0)", "26.09-py3"]
+    ),
+    "half-a-digest": (
+        "stacks.toml", 'te = "2.12.0"', 'te = "2.12.0"\nimage = "a@sha256:12"', ["image (te2.12.0)"]
+    ),
+    "lock-out-of-the-house": (
+        "stacks.toml", 'te = "2.12.0"', 'te = "2.12.0"\nlock = "/etc/lock.txt"', ["lock (te2.12.0)", "/etc/lock.txt"]
+    ),
     "empty-id": ("stacks.toml", 'id = "te2.12.0"', 'id = ""', ["id"]),
     "a-string-for-a-list": ("bridge.toml", "depends_on = []", 'depends_on = "imports"', ["depends_on (imports)"]),
     "an-empty-list": ("bridge.toml", 'files = ["bridge/permute.py"]', "files = []", ["files (permute)"]),
@@ -180,3 +189,22 @@ def test_a_wrong_type_hides_neither_a_double_id_nor_a_dangling_one(matrix: Path)
     assert any("te (te2.12.0)" in fault for fault in faults)
     assert any("'te2.14.1' is there 2 times" in fault for fault in faults)
     assert any("no stack 'te9'" in fault for fault in faults)
+
+
+def test_a_row_says_how_its_stack_is_made(matrix: Path) -> None:
+    """The locks lie in a checkout, and not beside a matrix that was installed: there one is not missed."""
+    image = f"nvcr.io/nvidia/pytorch@sha256:{'a' * 64}"
+    edit(
+        matrix,
+        "stacks.toml",
+        ('te = "2.12.0"', 'te = "2.12.0"\nlock = "containers/locks/te2.12.0.txt"'),
+        ('te = "2.20.2"', f'te = "2.20.2"\nimage = "{image}"'),
+    )
+    stacks = {stack.id: stack for stack in read_catalog(matrix).stacks}
+    assert stacks["te2.12.0"].lock == "containers/locks/te2.12.0.txt"
+    assert (stacks["te2.20.2"].lock, stacks["te2.20.2"].image) == ("", image)
+    locks = matrix.parent / "containers" / "locks"
+    locks.mkdir(parents=True)
+    assert faults_of(matrix) == ("stacks.toml: stack te2.12.0: there is no lock containers/locks/te2.12.0.txt",)
+    (locks / "te2.12.0.txt").touch()
+    assert read_catalog(matrix)

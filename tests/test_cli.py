@@ -144,7 +144,9 @@ WRONG_ARGUMENTS = {
     "no-such-module": (["--first-bad", "atention"], ["atention", "attention", "Next step"]),
     "no-such-option": (["--colour"], ["--colour"]),
     "no-such-format": (["2.8.0", "2.9.0", "--format", "pdf"], ["pdf", "html"]),
-    "too-many": (["2.8.0", "2.9.0", "2.10.0"], ["2.10.0"]),
+    "too-many": (["--all", "2.8.0", "2.9.0", "2.10.0"], ["2.10.0", "more than two", "Next step"]),
+    "all-in-tiers": (["--all", "--tiers", "gpu"], ["--all", "Next step"]),
+    "no-such-tier": (["2.8.0", "2.9.0", "--tiers", "static,gpus"], ["'gpus'", "firewall", "Next step"]),
     "no-such-release-in-a-sweep": (["--all", "2.9.7", "2.11.0"], ["2.9.7", "Nearest: 2.8.0, 2.9.0", "Next step"]),
 }
 

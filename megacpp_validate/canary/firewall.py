@@ -19,6 +19,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ..environments.environment import Call
 from ..environments.processes import Ended, Processes, Stopped
 from ..evidence.firewall import FirewallCase, FirewallOutcome, FirewallResult
 from .damage import PINNED, Damage
@@ -236,9 +237,9 @@ class _Asker:
         target = self.folder / "answer.json"
         target.unlink(missing_ok=True)
         names = sorted(path.stem for path in self.bench.bridge.glob("*.py") if path.stem != "__init__")
-        command = [str(self.python), "-P", str(_CHILD), str(target), f"{limit_s * 0.7:g}", _PACKAGE, *names]
+        command = (str(self.python), "-P", str(_CHILD), str(target), f"{limit_s * 0.7:g}", _PACKAGE, *names)
         ended = self.bench.processes.run(
-            command, env=self.variables, folder=self.folder, limit_s=limit_s, log=self.folder / "words.txt"
+            Call(command, self.variables), folder=self.folder, limit_s=limit_s, log=self.folder / "words.txt"
         )
         try:
             return Answer.model_validate_json(target.read_bytes()), ended

@@ -5,7 +5,16 @@ A verb's own imports are made when it is called: the one that runs on a GPU host
 
 from __future__ import annotations
 
-from . import canary_verbs, parity_verbs, selftest_verbs
+from . import bisect_verbs, blame_score_verbs, canary_verbs, doctor_verbs, parity_verbs, selftest_verbs, upgrade_verbs
 from .app import main
 
-__all__ = ["canary_verbs", "main", "parity_verbs", "selftest_verbs"]
+__all__ = [
+    "bisect_verbs",
+    "blame_score_verbs",
+    "canary_verbs",
+    "doctor_verbs",
+    "main",
+    "parity_verbs",
+    "selftest_verbs",
+    "upgrade_verbs",
+]

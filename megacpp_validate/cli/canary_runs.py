@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from itertools import pairwise
 
 import typer
 from rich.console import Console
@@ -17,9 +16,10 @@ from ..canary.release import ReleaseUnreadable
 from ..canary.sources import Sources, SourceUnavailable, UnknownRelease, nearest
 from ..canary.sweep import OLDEST, first_bad, is_same_release, read_pair, read_surface, run_pair, run_sweep
 from ..catalog import Catalog
-from ..evidence.results import Result
+from ..evidence.findings import StaticResult
+from ..evidence.firewall import FirewallResult
 from .app import TOOL, Exit, Format, errors, foreseen, refuse
-from .telling import tell
+from .canary_telling import Telling
 
 _FORESEEN = {
     UnknownRelease: Exit.WRONG_ARGUMENTS,
@@ -29,18 +29,6 @@ _FORESEEN = {
     ReleaseUnreadable: Exit.NO_ENVIRONMENT,
 }
 Ends = tuple[str | None, str | None]
-
-
-class Telling(NamedTuple):
-    """In which form, where, and how much of it a result is told."""
-
-    fmt: Format
-    output: Path | None
-    verbose: bool = False
-
-    def __call__(self, result: Result) -> None:
-        """Tell it."""
-        tell(result, self.fmt, self.output, verbose=self.verbose)
 
 
 @foreseen(_FORESEEN)
@@ -65,8 +53,21 @@ def run_damaged_installs(
     catalog: Catalog, cases: Sequence[str], install: InstallMode, *, jobs: int, limit_s: float, telling: Telling
 ) -> None:
     """The firewall tier; closed where it fails, and not open where a case was not run."""
+    result = damage_installs(catalog, cases, install, jobs=jobs, limit_s=limit_s)
+    telling(result)
+    if result.holds:
+        return
+    failed = any(case.outcome.value == "fail" for case in result.cases)
+    raise typer.Exit(Exit.CLOSED if failed else Exit.EVIDENCE_MISSING)
+
+
+@foreseen(_FORESEEN)
+def damage_installs(
+    catalog: Catalog, cases: Sequence[str], install: InstallMode, *, jobs: int, limit_s: float
+) -> FirewallResult:
+    """Run the firewall tier; each case is told as it ends."""
     sources = Sources()
-    result = run_firewall(
+    return run_firewall(
         catalog.modules,
         lambda distribution, version: sources.wheel(version, distribution),
         tool=TOOL,
@@ -76,11 +77,18 @@ def run_damaged_installs(
         jobs=jobs,
         progress=lambda case: errors.print(f"{case.outcome.value:8} {case.case} ({case.seconds:.1f} s)"),
     )
-    telling(result)
-    if result.holds:
-        return
-    failed = any(case.outcome.value == "fail" for case in result.cases)
-    raise typer.Exit(Exit.CLOSED if failed else Exit.EVIDENCE_MISSING)
+
+
+@foreseen(_FORESEEN)
+def compare_sources(catalog: Catalog, releases: Sequence[str], *, verbose: bool) -> tuple[StaticResult, ...]:
+    """Every step between adjacent releases; of fewer than two, to the newest on the index."""
+    sources = Sources()
+    if len(releases) < 2:
+        releases = _choose(releases[0] if releases else None, None, catalog, sources)
+    surface = read_surface(catalog)
+    return tuple(
+        run_pair(*read_pair(sources, old, new), surface, tool=TOOL, verbose=verbose) for old, new in pairwise(releases)
+    )
 
 
 @foreseen(_FORESEEN)

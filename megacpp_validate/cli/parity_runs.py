@@ -14,8 +14,9 @@ from rich.status import Status
 
 from ..catalog import Catalog
 from ..catalog import Target as TargetRow
+from ..environments.environment import Environment, NoEnvironment
 from ..environments.facts import Facts, read_facts, require_torch
-from ..environments.interpreter import Environment, NoEnvironment, host_interpreter, read_commit
+from ..environments.interpreter import host_interpreter, read_commit
 from ..environments.plan import (
     UnknownTarget,
     choose_request,
@@ -80,7 +81,7 @@ def _run(catalog: Catalog, target: TargetRow, asked: Asked) -> ParityResult:
     started = time.monotonic()
     processes = Processes()
     jobs = asked.jobs or (_JOBS_ON_A_GPU if target.arch else _JOBS_WITHOUT)
-    variables = _share_cores(os.environ, jobs)
+    variables = share_cores(os.environ, jobs)
     with tempfile.TemporaryDirectory(prefix="megacpp-door-") as door:
         environment = host_interpreter(variables, Path(door), asked.python)
         facts = read_facts(environment, processes)
@@ -128,7 +129,7 @@ def _run_orders(orders: Sequence[Order], session: Session, processes: Processes)
             )
 
 
-def _share_cores(variables: Mapping[str, str], jobs: int) -> dict[str, str]:
+def share_cores(variables: Mapping[str, str], jobs: int) -> dict[str, str]:
     """The user's variables; processes side by side share the cores, unless the user has decided that."""
     cores = os.cpu_count() or 1
     return {"OMP_NUM_THREADS": str(max(1, cores // jobs)), **variables}

@@ -49,11 +49,9 @@ def run_selftest(catalog: Catalog, asked: Asked, fmt: Format, output: Path | Non
         given, runs, log = (folder / name for name in ("order.json", "runs.jsonl", "log"))
         given.write_text(order_text(order), encoding="utf-8")
         options = ["--jobs", str(asked.jobs), "--limit", str(asked.limit_s)]
-        command = environment.command("megacpp_validate.selftest", str(runs), *options)
+        call = environment.call("megacpp_validate.selftest", str(runs), *options, shares=(folder,))
         with _progress(runs, len(order.mutants)):
-            ended = processes.run(
-                command, env=environment.variables, folder=folder, limit_s=_LIMIT_S, log=log, given=given
-            )
+            ended = processes.run(call, folder=folder, limit_s=_LIMIT_S, log=log, given=given)
         if ended.code != 0 or not runs.is_file():
             words = "\n".join(ended.words.strip().splitlines()[-5:]) or "it wrote nothing"
             refuse(

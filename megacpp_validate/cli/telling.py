@@ -9,6 +9,9 @@ from typing import Any, Final, assert_never
 
 from rich.console import Console
 
+from ..evidence.bisect import BisectResult
+from ..evidence.blame_score import BlameScore
+from ..evidence.doctor import DoctorResult
 from ..evidence.findings import StaticResult, Sweep
 from ..evidence.firewall import FirewallResult
 from ..evidence.parity import ParityResult, SupportGrid
@@ -23,6 +26,9 @@ from ..report import (
     junit_upgrade,
     machine,
     terminal,
+    terminal_bisect,
+    terminal_blame_score,
+    terminal_doctor,
     terminal_parity,
     terminal_selftest,
     terminal_sweep,
@@ -69,8 +75,14 @@ def _print_table(result: Result, console: Console, *, verbose: bool) -> None:
             terminal_parity.render_support(result, console=console)
         case SelftestResult():
             terminal_selftest.render_selftest(result, verbose=verbose, console=console)
+        case BlameScore():
+            terminal_blame_score.render_blame_score(result, verbose=verbose, console=console)
+        case BisectResult():
+            terminal_bisect.render_bisect(result, console=console)
         case UpgradeResult():
             terminal_upgrade.render_upgrade(result, verbose=verbose, console=console)
+        case DoctorResult():
+            terminal_doctor.render_doctor(result, verbose=verbose, console=console)
         case _:
             assert_never(result)
 

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from .bisect import BisectResult
+from .blame_score import BlameScore
+from .doctor import DoctorResult
 from .findings import StaticResult, Sweep
 from .firewall import FirewallResult
 from .parity import ParityResult, SupportGrid
 from .selftest import SelftestResult
 from .upgrade import UpgradeResult
 
-Result = StaticResult | Sweep | FirewallResult | ParityResult | SupportGrid | SelftestResult | UpgradeResult
+Result = (
+    StaticResult
+    | Sweep
+    | FirewallResult
+    | ParityResult
+    | SupportGrid
+    | SelftestResult
+    | UpgradeResult
+    | BisectResult
+    | BlameScore
+    | DoctorResult
+)

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import random
 import re
 import sys
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from ..evidence.receipt import Backend, Check, Failure, JitCompiles, Machine, Outcome, Receipt, cell_id
+from ..evidence.receipt import Backend, Check, Failure, JitCompiles, Machine, Outcome, Receipt, Timing, cell_id
 from . import jit
 from .fingerprint import read_libraries, read_machine, read_packages
 from .order import Order
+from .turnstile import alone, computing
 
 if TYPE_CHECKING:
     from .bench import Bench
+    from .stopwatch import Stopwatch
 
 PROBES: Final = __package__ or "megacpp_validate.probes"
 BRIDGE: Final = "megacpp_validate.bridge"
@@ -46,6 +49,8 @@ class _Seen:
     blocked_by: str = ""
     checks: list[Check] = field(default_factory=list)
     backends: list[Backend] = field(default_factory=list)
+    timings: tuple[Timing, ...] = ()
+    note: str = ""  # what there is to say of a pass
     seconds: dict[str, float] = field(default_factory=dict)
     jit: JitCompiles = field(default_factory=JitCompiles)
     machine: Machine = field(default_factory=Machine)
@@ -111,10 +116,29 @@ def _run(order: Order, seen: _Seen) -> None:
             return seen.ended(Outcome.IMPORT_ERROR, _one_line(reason), failure)
         jit.watch_triton(order.target.id != "cpu")
     module = importlib.import_module(f"{PROBES}.{order.probe}")
-    probe, last = module.probe, getattr(module, "probe_last", None)
+    with _in_turn(seen, order, computing):
+        bench = _new_bench(order, torch)
+        seen.checks, seen.backends = bench.checks, bench.backends  # kept also where the probe raises half way
+        if not order.only_times:
+            _observe(order, module.probe, bench, seen, torch)
+        stopwatch = _new_stopwatch(order, bench, seen, torch)
+    if stopwatch is not None:
+        _time(order, stopwatch, seen)
+    if order.only_times and seen.note:
+        return seen.ended(Outcome.NOT_RUN, seen.note)
+    _judge(seen)
+    last = getattr(module, "probe_last", None)
+    if last is not None and not order.only_times:
+        # What would spoil this process for the rest: libraries that do not live side by side.
+        with _in_turn(seen, order, computing), seen.phase("last"):
+            _work(last, bench, torch)
+        _judge(seen)
+    return None
+
+
+def _observe(order: Order, probe: Any, bench: Bench, seen: _Seen, torch: Any) -> None:
+    """Run the probe and judge what it saw."""
     before = jit.count_compiles()
-    bench = _new_bench(order, torch)
-    seen.checks, seen.backends = bench.checks, bench.backends  # kept also where the probe raises half way
     try:
         with seen.phase("probe"):
             _work(probe, bench, torch)
@@ -124,11 +148,6 @@ def _run(order: Order, seen: _Seen) -> None:
     if bench.device == "cuda" and seen.outcome is Outcome.PASS and not order.quick:
         with seen.phase("second-use"):
             _use_again(order, probe, seen, torch)
-    if last is not None:  # what would spoil this process for the rest: libraries that do not live side by side
-        with seen.phase("last"):
-            _work(last, bench, torch)
-        _judge(seen)
-    return None
 
 
 def _why_not_here(order: Order, torch: Any) -> str:
@@ -179,7 +198,7 @@ def _judge(seen: _Seen) -> None:
     if failed:
         listed = ", ".join(failed[:3]) + (", ..." if len(failed) > 3 else "")
         return seen.ended(Outcome.FAIL, f"{len(failed)} of {len(seen.checks)} checks failed: {listed}")
-    return seen.ended(Outcome.PASS, "")
+    return seen.ended(Outcome.PASS, seen.note)
 
 
 def _use_again(order: Order, probe: Any, seen: _Seen, torch: Any) -> None:
@@ -201,6 +220,52 @@ def _use_again(order: Order, probe: Any, seen: _Seen, torch: Any) -> None:
     seen.jit = replace(seen.jit, after=jit.compiled_since(before))
     seen.checks.append(Check("second-use", not problems, detail="; ".join(dict.fromkeys(problems)) or "as the first"))
     _judge(seen)
+
+
+def _new_stopwatch(order: Order, bench: Bench, seen: _Seen, torch: Any) -> Stopwatch | None:
+    """The module's uses, each made and run for the first times; None where nothing is to be timed.
+
+    A module that is wrong is not timed: nobody asks how fast.
+    """
+    if not (order.only_times or (order.times and seen.outcome is Outcome.PASS)):
+        return None
+    name = f"{PROBES}.speeds.{order.probe}"
+    if importlib.util.find_spec(name) is None:
+        return None
+    with seen.phase("speed-warm-up"):
+        try:
+            from .stopwatch import Stopwatch
+
+            stopwatch = Stopwatch(bench)
+            speed = importlib.import_module(name).speed
+            _work(lambda _: speed(stopwatch), bench, torch)
+        except Exception as fault:  # the receipt is earned already: this is a check that failed
+            bench.check("speed.ran", False, f"{type(fault).__name__}: {fault}"[:2000])
+            return None
+    return stopwatch
+
+
+def _time(order: Order, stopwatch: Stopwatch, seen: _Seen) -> None:
+    """Time what was made ready, alone on the device."""
+    with _in_turn(seen, order, alone) as is_alone:
+        if is_alone:
+            with seen.phase("speed"):
+                seen.timings = stopwatch.run()
+        else:
+            waited = f"{seen.seconds['waiting']:g} s"
+            seen.note = f"not timed: others still computed on the device after {waited} behind {order.turnstile}"
+
+
+@contextmanager
+def _in_turn(seen: _Seen, order: Order, hold: Callable[[str], AbstractContextManager[bool]]) -> Iterator[bool]:
+    """Hold the turnstile in this way; the time that it takes to get there is a phase of its own."""
+    if not order.turnstile:
+        yield True
+        return
+    with ExitStack() as turn:
+        with seen.phase("waiting"):
+            held = turn.enter_context(hold(order.turnstile))
+        yield held
 
 
 def _work(probe: Any, bench: Bench, torch: Any) -> None:
@@ -240,6 +305,8 @@ def _receipt(order: Order, seen: _Seen, started: str) -> Receipt:
         started=started,
         seconds=dict(seen.seconds),
         peak_memory_mib=_peak_memory_mib(gpu),
+        timings=seen.timings,
+        environment=order.environment,
         image_digest=os.environ.get(IMAGE_DIGEST, order.image_digest),
         lock_hash=order.lock_hash,
         commit=order.commit,

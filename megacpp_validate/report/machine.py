@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
+from megacpp_validate.evidence.bisect import BisectResult
+from megacpp_validate.evidence.doctor import DoctorResult
 from megacpp_validate.evidence.findings import StaticResult, Sweep
 from megacpp_validate.evidence.firewall import FirewallResult
 from megacpp_validate.evidence.parity import ParityResult, SupportGrid
@@ -26,6 +28,8 @@ _MODELS: Final[dict[str, type[Result]]] = {
     "megacpp-validate/support/1": SupportGrid,
     "megacpp-validate/selftest/1": SelftestResult,
     "megacpp-validate/upgrade/1": UpgradeResult,
+    "megacpp-validate/bisect/1": BisectResult,
+    "megacpp-validate/doctor/1": DoctorResult,
 }
 
 

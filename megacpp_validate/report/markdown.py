@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from megacpp_validate.evidence.bisect import BisectResult
+from megacpp_validate.evidence.blame_score import BlameScore
+from megacpp_validate.evidence.doctor import DoctorResult
 from megacpp_validate.evidence.findings import Finding, Impact, ModuleVerdict, StaticResult, Sweep
 from megacpp_validate.evidence.firewall import FirewallResult
 from megacpp_validate.evidence.parity import ParityResult, SupportGrid
@@ -11,6 +14,9 @@ from megacpp_validate.evidence.results import Result
 from megacpp_validate.evidence.selftest import SelftestResult
 from megacpp_validate.evidence.upgrade import UpgradeResult
 
+from .markdown_bisect import tell_bisect
+from .markdown_blame_score import tell_blame_score
+from .markdown_doctor import tell_doctor
 from .markdown_parity import tell_parity, tell_support
 from .markdown_selftest import tell_selftest
 from .markdown_text import escape
@@ -44,8 +50,14 @@ def render_step_summary(result: Result) -> str:
             lines = tell_support(result)
         case SelftestResult():
             lines = tell_selftest(result)
+        case BisectResult():
+            lines = tell_bisect(result)
+        case BlameScore():
+            lines = tell_blame_score(result)
         case UpgradeResult():
             lines = _tell_tiers(result)
+        case DoctorResult():
+            lines = tell_doctor(result)
         case _:
             assert_never(result)
     return "\n".join(lines) + "\n"

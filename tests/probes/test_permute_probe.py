@@ -121,9 +121,17 @@ def test_faults_of_values_on_the_native_path(monkeypatch: pytest.MonkeyPatch, ki
     assert any(word in check for check in found for word in part[what]), found
 
 
+# On the native path every kind of fault is planted in every place; here those of each kind that are hardest to see.
+OF_TE = {
+    "rows": ("half zeros", "x1.01", "shuffled", "one NaN", "gradient shuffled"),
+    "row_probs": ("x1.01", "gradient scaled"),
+    "tokens": ("sign", "x1.01", "gradient zeroed"),
+    "chunks": ("shuffled", "gradient scaled"),
+}
+
+
 @pytest.mark.usefixtures("te_double")
-@pytest.mark.parametrize("kind", VALUES)
-@pytest.mark.parametrize("what", ["rows", "row_probs", "tokens", "chunks"])
+@pytest.mark.parametrize(("what", "kind"), [(what, kind) for what, kinds in OF_TE.items() for kind in kinds])
 def test_faults_of_values_in_what_te_returns(monkeypatch: pytest.MonkeyPatch, kind: str, what: str) -> None:
     name = {"tokens": "te_unpermute", "chunks": "te_sort_chunks"}.get(what, "te_permute")
     place = {"rows": first, "row_probs": second}.get(what, lambda fault: fault)

@@ -1,0 +1,1 @@
+"""The first bad release, and which component it is: a search over one axis or several."""

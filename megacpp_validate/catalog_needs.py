@@ -1,0 +1,163 @@
+"""What vendor packages and releases need, as typed values: the reader of `matrix/needs.toml`."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import Version
+from pydantic import Field, ValidationError
+
+from .catalog import MatrixInvalid, Row, matrix_folder
+
+_FILE = "needs.toml"
+
+
+class VendorPackage(Row):
+    """A package that the bridge stands on.
+
+    Attributes:
+        id: what is imported.
+        title: what people call it.
+        distributions: that may have brought it.
+        breaks: bridge modules that lose it.
+        required: whether nothing on a GPU goes without it.
+        attention: the word of a target's `attention` that asks for it.
+        deep_gemm: whether a target's `deep_gemm` asks for it.
+    """
+
+    id: str = Field(min_length=1)
+    title: str = Field(min_length=1)
+    distributions: list[str] = Field(min_length=1)
+    breaks: list[str]
+    required: bool = False
+    attention: Literal["fa3", "fa4", ""] = ""
+    deep_gemm: bool = False
+
+
+class CudaLibrary(Row):
+    """A library of CUDA: what people call it, which wheels bring it, and what fails where it is wrong."""
+
+    id: str = Field(pattern=r"^lib\w+$")
+    title: str = Field(min_length=1)
+    distributions: list[str] = Field(min_length=1)
+    breaks: list[str]
+
+
+class Need(Row):
+    """What releases of Transformer Engine need.
+
+    Attributes:
+        te: range of releases.
+        kind: "library": a CUDA library as loaded; "distribution": what is installed; "one-runtime": that `dlopen`
+            finds one CUDA runtime, "one-runtime-warned" where more are only warned of; "tolerated-symbol": an
+            undefined symbol that is never called.
+        of: library or distribution.
+        version: range that it must lie in; empty for any.
+        symbol: of "tolerated-symbol".
+        with_: the need holds only where this distribution is installed.
+        says: what needs it.
+        next: what to do.
+        source: where it is known from.
+    """
+
+    id: str = Field(min_length=1)
+    te: str = Field(min_length=1)
+    kind: Literal["library", "distribution", "one-runtime", "one-runtime-warned", "tolerated-symbol"]
+    of: str = Field(min_length=1)
+    version: str = ""
+    symbol: str = ""
+    with_: str = Field(default="", alias="with")
+    breaks: list[str]
+    says: str = Field(min_length=1)
+    next: str = Field(min_length=1)
+    source: str = Field(min_length=1)
+
+    def holds_for(self, te: Version) -> bool:
+        """Whether a release has this need; builds of a release ("2.14.0+f031cf8") count as the release."""
+        return SpecifierSet(self.te).contains(te.public, prereleases=True)
+
+    def allows(self, version: Version) -> bool:
+        """Whether a version is in the range."""
+        return SpecifierSet(self.version).contains(version.public, prereleases=True)
+
+
+class Build(Row):
+    """Which torch (range) a build of a distribution (range) is for, where its metadata does not say so."""
+
+    of: str = Field(min_length=1)
+    version: str = Field(min_length=1)
+    torch: str = Field(min_length=1)
+    source: str = Field(min_length=1)
+
+    def is_for(self, torch: Version) -> bool:
+        """Whether it is for a torch."""
+        return SpecifierSet(self.torch).contains(torch.public, prereleases=True)
+
+
+class Needs(Row):
+    """The whole file."""
+
+    package: list[VendorPackage] = Field(min_length=1)
+    library: list[CudaLibrary] = Field(min_length=1)
+    need: list[Need] = Field(min_length=1)
+    build: list[Build]
+
+
+def read_needs(modules: list[str], folder: Path | None = None) -> Needs:
+    """The needs in `folder`.
+
+    Args:
+        modules: ids of the bridge modules, which the rows name.
+        folder: of the matrix; the project's own without it.
+
+    Raises:
+        MatrixInvalid: with every fault of the file.
+    """
+    path = (folder or matrix_folder()) / _FILE
+    try:
+        needs = Needs.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
+        raise MatrixInvalid([f"{_FILE}: cannot be read: {fault}"]) from fault
+    except ValidationError as invalid:
+        raise MatrixInvalid(
+            f"{_FILE}: {'.'.join(map(str, error['loc']))}: {error['msg']} (found {error['input']!r:.60})"
+            for error in invalid.errors()
+        ) from invalid
+    if faults := list(_find_faults(needs, modules)):
+        raise MatrixInvalid(faults)
+    return needs
+
+
+def _find_faults(needs: Needs, modules: list[str]) -> Iterator[str]:
+    libraries = {library.id for library in needs.library}
+    for kind, rows in (("package", needs.package), ("library", needs.library), ("need", needs.need)):
+        counts = Counter(row.id for row in rows)
+        yield from (f"{_FILE}: {kind} {name!r} is there twice" for name, count in counts.items() if count > 1)
+        for row in rows:
+            unknown = [name for name in row.breaks if name not in modules]
+            yield from (f"{_FILE}: {kind} {row.id}: breaks names {name!r}, which there is not" for name in unknown)
+    ranges = [(f"need {need.id}: te", need.te) for need in needs.need]
+    ranges += [(f"need {need.id}: version", need.version) for need in needs.need]
+    ranges += [(f"build of {build.of}: version", build.version) for build in needs.build]
+    ranges += [(f"build of {build.of}: torch", build.torch) for build in needs.build]
+    yield from (f"{_FILE}: {where} {text!r} is no range of versions" for where, text in ranges if not _is_range(text))
+    for need in needs.need:
+        if need.kind != "distribution" and need.of not in libraries:
+            yield f"{_FILE}: need {need.id}: of names {need.of!r}, which is none of the libraries"
+        if (need.kind == "tolerated-symbol") != bool(need.symbol):
+            yield f"{_FILE}: need {need.id}: a symbol belongs to the kind tolerated-symbol, and to no other"
+        if need.kind == "library" and not need.version:
+            yield f"{_FILE}: need {need.id}: a library is needed in a version"
+
+
+def _is_range(text: str) -> bool:
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier:
+        return False
+    return True

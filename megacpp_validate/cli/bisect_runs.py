@@ -1,0 +1,167 @@
+"""The verb of the search for the first bad release: what it runs, and the exit code of each answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import assert_never
+
+import typer
+
+from ..canary.search.answers import Answers, digest_tool
+from ..canary.search.judge import Judge, Question, run_search
+from ..canary.search.repeats import Trust
+from ..catalog import Catalog
+from ..environments.environment import NoEnvironment
+from ..environments.plan import UnknownTarget
+from ..environments.processes import Processes
+from ..evidence.bisect import Answer, Axis, BisectResult, SearchEnd, Verdict
+from ..report.bisect_words import mark_point, say_axis
+from ..report.summaries import first_sentence
+from .app import TOOL, Exit, Format, errors, foreseen, refuse
+from .bisect_axes import AxisInvalid, order_releases, read_axes
+from .bisect_places import NotHere, Places
+from .telling import tell
+
+_WHY_NO_INDEX = (
+    "the index of releases cannot be read from here: only those of this host are known, and what was released between "
+    "them is not spoken of"
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The arguments."""
+
+    good: str
+    bad: str
+    module: str
+    is_static: bool
+    target: str
+    overlays: tuple[Path, ...]
+    python: str
+    axes: tuple[str, ...]
+    flaky: float
+    error: float
+    patience: int
+    seed: int
+    limit_s: float
+    answers: Path
+    matrix: Path | None
+
+
+@foreseen({
+    AxisInvalid: Exit.WRONG_ARGUMENTS,
+    UnknownTarget: Exit.WRONG_ARGUMENTS,
+    NoEnvironment: Exit.NO_ENVIRONMENT,
+    NotHere: Exit.EVIDENCE_MISSING,
+})  # fmt: skip
+def run_bisect(catalog: Catalog, asked: Asked, fmt: Format, output: Path | None) -> None:
+    """Search, tell, and end with the code of the answer's class."""
+    if fmt not in (Format.TABLE, Format.JSON, Format.MARKDOWN):  # said before the search, not after it
+        refuse(f"a search is not told as {fmt.value}. Next step: choose table, json or markdown.", Exit.WRONG_ARGUMENTS)
+    known = [row.id for row in catalog.modules]
+    if asked.module not in known:
+        refuse(
+            f"there is no bridge module {asked.module!r}. Next step: choose one of {', '.join(known)}.",
+            Exit.WRONG_ARGUMENTS,
+        )
+    result = _search_sources(catalog, asked) if asked.is_static else _search_stacks(catalog, asked)
+    tell(result, fmt, output)
+    raise typer.Exit(choose_code(result))
+
+
+def choose_code(result: BisectResult) -> Exit:
+    """The exit code of an answer: a breakage that was found closes, one that was not pinned down lacks evidence."""
+    match result.end:
+        case SearchEnd.FOUND:
+            return Exit.CLOSED
+        case SearchEnd.NARROWED | SearchEnd.END_UNTOLD:
+            return Exit.EVIDENCE_MISSING
+        case SearchEnd.GOOD_IS_BAD | SearchEnd.BAD_IS_GOOD:
+            return Exit.WRONG_ARGUMENTS
+        case SearchEnd.END_UNBUILT:
+            return Exit.NO_ENVIRONMENT
+        case _:
+            assert_never(result.end)
+
+
+def _search_sources(catalog: Catalog, asked: Asked) -> BisectResult:
+    for name, given in (("--axis", asked.axes), ("--target", asked.target), ("--flaky", asked.flaky)):
+        if given:
+            refuse(
+                f"{name} is of the gpu tier: sources are those of Transformer Engine alone, and never flaky. Next "
+                "step: leave it out, or add --tier gpu.",
+                Exit.WRONG_ARGUMENTS,
+            )
+    try:
+        from .bisect_sources import open_sources
+    except ImportError as fault:  # a GPU host need not have what reads sources
+        refuse(
+            f"the static tier cannot read sources here: {fault}. Likely cause: nox runs in the interpreter of a GPU "
+            "host, which has no griffe. Next step: run it on a laptop, or add --tier gpu.",
+            Exit.NO_ENVIRONMENT,
+        )
+    axis, judge = open_sources(catalog, asked.module, asked.good, asked.bad)
+    return _run(asked, "static", (axis,), judge)
+
+
+def _search_stacks(catalog: Catalog, asked: Asked) -> BisectResult:
+    if not asked.target:
+        refuse(
+            f"the gpu tier judges by a target. Next step: add --target, one of "
+            f"{', '.join(row.id for row in catalog.targets)}.",
+            Exit.WRONG_ARGUMENTS,
+        )
+    others = read_axes(asked.axes)
+    processes = Processes()
+    places = Places.open(catalog, asked.target, asked.overlays, asked.python, others, processes)
+    te = order_releases(_list_releases(places), asked.good, asked.bad, places.releases)
+    judge = places.make_judge(asked.module, asked.answers.absolute() / "receipts", asked.seed, asked.limit_s)
+    try:
+        return _run(asked, "gpu", (te, *(spec.axis for spec in others)), judge)
+    except BaseException:  # an interrupt too: nothing may keep running behind it
+        processes.stop()
+        raise
+
+
+def _list_releases(places: Places) -> list[str]:
+    """All releases that there are; without the index those of this host, and that is said."""
+    try:
+        from .bisect_sources import list_releases
+
+        if known := list_releases():
+            return known
+    except ImportError:
+        pass
+    errors.print(_WHY_NO_INDEX, markup=False)
+    return list(places.releases)
+
+
+def _run(asked: Asked, tier: str, axes: tuple[Axis, ...], judge: Judge) -> BisectResult:
+    if all(len(axis.values) == 1 for axis in axes):
+        refuse(
+            f"GOOD and BAD are both {asked.good}, and no --axis changes: there is nothing to search. Next step: give "
+            "two releases.",
+            Exit.WRONG_ARGUMENTS,
+        )
+    trust = Trust(asked.flaky, asked.error)
+    kept = Answers(asked.answers, asked.module, tier, digest_tool(asked.matrix))
+    try:
+        return run_search(Question(TOOL, tier, asked.module, axes, trust, asked.patience), judge, kept, _progress)
+    except OSError as fault:
+        refuse(
+            f"answers cannot be kept in {asked.answers}: {fault.strerror or fault}. Likely cause: it is a file, or "
+            "lies in a place that is not yours. Next step: give --answers a folder that you can write.",
+            Exit.WRONG_ARGUMENTS,
+        )
+    except ValueError as fault:
+        refuse(str(fault), Exit.WRONG_ARGUMENTS)
+
+
+def _progress(choices: Mapping[str, str], answer: Answer, known: bool) -> None:
+    """A line a run."""
+    where = ", ".join(f"{say_axis(name)} {value}" for name, value in choices.items())
+    said = "" if answer.verdict is Verdict.GOOD else f": {first_sentence(answer.reason)}"
+    errors.print(f"{mark_point(answer.verdict).word:12} {where}{' (known)' if known else ''}{said}", markup=False)

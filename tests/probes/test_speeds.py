@@ -1,0 +1,282 @@
+"""What is timed of every module: that it runs on both paths, sees a wrapper that sleeps, and loses no receipt."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import json
+import os
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from megacpp_validate.canary.dynamic.slowdown import compare_timings, measure_noise, split_slowness
+from megacpp_validate.catalog import Catalog
+from megacpp_validate.evidence.receipt import Outcome, Receipt
+from megacpp_validate.evidence.receipt_file import write_receipt
+from megacpp_validate.evidence.store import read_receipt
+from megacpp_validate.probes import process, stopwatch
+from megacpp_validate.probes.bench import Bench
+from megacpp_validate.probes.order import Order, Target
+from megacpp_validate.probes.process import run_probe
+from megacpp_validate.probes.stopwatch import Stopwatch, Use
+from megacpp_validate.probes.turnstile import alone, computing
+
+MODULES = ("imports", "attention", "linear_walker", "expert_gemm", "permute", "native_block", "layer_spec")
+CPU = Target("cpu", "")
+IN_FP8 = Target("cpu", "", recipes=("delayed",), production_recipe="delayed", attention=("te",))
+ORDER = Order("fake", "native", CPU, "native", times=True, environment="e1")
+# What is made to sleep: the bridge's class or function that every use of the module goes through.
+SLEEPERS = {
+    "imports": ("fp8_scope", "low_precision"),
+    "attention": ("attention", "Attention.forward"),
+    "linear_walker": ("linear_walker", "nn.Linear.forward"),
+    "expert_gemm": ("expert_gemm", "ExpertGemm.forward"),
+    "permute": ("permute", "Dispatch.permute"),
+    "native_block": ("native_block", "NativeBlock.forward"),
+    "layer_spec": ("layer_spec", "Mamba2Mixer"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopwatch, "ROUND_MS", 4.0)
+    monkeypatch.setattr(stopwatch, "ROUNDS", 3)
+
+
+def timed(module: str, **changes: Any) -> Receipt:
+    return run_probe(replace(ORDER, probe=module, times=False, only_times=True, **changes))
+
+
+def failed(receipt: Receipt) -> dict[str, str]:
+    return {check.name: check.detail for check in receipt.checks if not check.passed}
+
+
+def test_every_bridge_module_is_timed(catalog: Catalog) -> None:
+    assert {module.id for module in catalog.modules} == set(MODULES) == set(SLEEPERS)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_is_timed_without_being_judged(module: str) -> None:
+    receipt = timed(module)
+    assert (receipt.outcome, receipt.reason, receipt.environment) == (Outcome.PASS, "", "e1")
+    assert receipt.timings
+    for row in receipt.timings:
+        assert (row.clock, len(row.rounds_ms)) == ("perf_counter", 3)
+        assert 0.0 < row.median_ms < 500.0
+        assert f"speed.{row.name}.ran" in {check.name for check in receipt.checks}
+    assert all(check.name.startswith("speed.") for check in receipt.checks)
+    assert {"speed-warm-up", "speed"} <= set(receipt.seconds)
+    assert not {"probe", "second-use", "last", "waiting"} & set(receipt.seconds)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_is_timed_on_transformer_engine_in_its_production_recipe(module: str, te_double: None) -> None:
+    receipt = timed(module, stack="te2", requested="te", target=IN_FP8)
+    assert (receipt.outcome, receipt.reason) == (Outcome.PASS, "")
+    names = {row.name.partition(".forward")[0] for row in receipt.timings}
+    recipes = {name.partition(".")[0] for name in names}
+    assert recipes == {
+        "imports": {"scope"}, "attention": {"bf16"}, "permute": {"bf16"},
+    }.get(module, {"bf16", "fp8"})  # fmt: skip
+    assert {backend.claimed for backend in receipt.backends} == ({"te"} if module != "imports" else set())
+
+
+def test_the_low_precision_rows_run_in_low_precision(te_double: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the scope both rows would be one: here the scope is counted."""
+    from megacpp_validate.bridge import fp8_scope
+
+    entered: list[bool] = []
+    real = fp8_scope.low_precision
+
+    def counting(**options: Any) -> Any:
+        entered.append(True)
+        return real(**options)
+
+    monkeypatch.setattr(fp8_scope, "low_precision", counting)
+    receipt = timed("linear_walker", stack="te2", requested="te", target=IN_FP8)
+    low = next(row for row in receipt.timings if row.name.startswith("fp8.delayed"))
+    assert len(entered) >= 3 * low.uses
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_wrapper_that_sleeps_is_found_in_its_module(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, again = ({module: timed(module)} for _ in range(2))
+    bridge, path = SLEEPERS[module]
+    _make_sleep(monkeypatch, importlib.import_module(f"megacpp_validate.bridge.{bridge}"), path)
+    rows = compare_timings(first, {module: timed(module)}, measure_noise(first, again))
+    assert [row.module for row in split_slowness(rows).own] == [module] * len(rows)
+
+
+def _make_sleep(monkeypatch: pytest.MonkeyPatch, owner: Any, path: str) -> None:
+    *parents, name = path.split(".")
+    for parent in parents:
+        owner = getattr(owner, parent)
+    real = getattr(owner, name)
+    if isinstance(real, type):  # a layer that a builder makes: its in-projection is what is timed
+        inner = importlib.import_module(real.__module__).NormLinear
+        owner, name, real = inner, "forward", inner.forward
+
+    def slow(*args: Any, **options: Any) -> Any:
+        time.sleep(0.001 if path == "low_precision" else 0.02)  # the one is called many times in a use
+        return real(*args, **options)
+
+    monkeypatch.setattr(owner, name, slow)
+
+
+# --- the phase in a probe's process -----------------------------------------------------------------------------------
+
+Speed = Callable[[Stopwatch], None]
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Make a probe `fake` with a speed, whose bridge module is there."""
+
+    def put(speed: Speed | None, probe: Callable[[Bench], None] | None = None, **more: Any) -> None:
+        made = types.ModuleType("fake")
+        vars(made).update(probe=probe or (lambda bench: bench.check("one", True)), **more)
+        monkeypatch.setitem(sys.modules, f"{process.PROBES}.fake", made)
+        monkeypatch.setitem(sys.modules, f"{process.BRIDGE}.fake", types.ModuleType("fake"))
+        if speed is not None:
+            name = f"{process.PROBES}.speeds.fake"
+            vars(made)["speed"] = speed
+            made.__spec__ = importlib.machinery.ModuleSpec(name, None)
+            monkeypatch.setitem(sys.modules, name, made)
+
+    return put
+
+
+def good(watch: Stopwatch) -> None:
+    watch.add("good", lambda: Use(lambda: time.sleep(0.002)))
+
+
+def test_a_module_is_judged_first_and_then_timed_and_what_spoils_the_process_comes_last(
+    plant: Callable[..., None], tmp_path: Path
+) -> None:
+    order, path = [], str(tmp_path / "gpu0")
+
+    def at(name: str) -> Callable[..., None]:
+        def look(given: Any) -> None:
+            with computing(path, 0.0) as shared, alone(path, 0.0) as exclusive:
+                order.append((name, shared, exclusive))
+            if isinstance(given, Bench):
+                given.check(name, True)
+
+        return look
+
+    def speed(watch: Stopwatch) -> None:
+        at("warm-up")(None)
+        watch.add("good", lambda: Use(lambda: at("use")(None)))
+
+    plant(speed, at("probe"), probe_last=at("last"))
+    receipt = run_probe(replace(ORDER, turnstile=path))
+    assert receipt.outcome is Outcome.PASS
+    turns = [one for index, one in enumerate(order) if not index or order[index - 1] != one]
+    assert turns == [
+        ("probe", True, False), ("warm-up", True, False), ("use", True, False), ("use", False, False),
+        ("last", True, False),
+    ]  # fmt: skip
+    assert [check.name for check in receipt.checks] == ["probe", "speed.good.ran", "last"]
+    assert {"waiting", "probe", "speed-warm-up", "speed", "last"} <= set(receipt.seconds)
+
+
+def test_a_use_that_raises_fails_the_cell_and_keeps_what_was_earned(plant: Callable[..., None]) -> None:
+    def bad() -> Any:
+        raise RuntimeError("cuDNN error")
+
+    def speed(watch: Stopwatch) -> None:
+        watch.add("bad", lambda: Use(bad))
+        good(watch)
+
+    plant(speed)
+    receipt = run_probe(ORDER)
+    assert (receipt.outcome, receipt.failure) == (Outcome.FAIL, None)
+    assert receipt.reason == "1 of 3 checks failed: speed.bad.ran"
+    assert [row.name for row in receipt.timings] == ["good"]
+    assert receipt.checks[0].name == "one"
+
+
+def test_a_speed_that_cannot_be_made_fails_the_cell(plant: Callable[..., None]) -> None:
+    def speed(watch: Stopwatch) -> None:
+        raise TypeError("no such argument")
+
+    plant(speed)
+    for order in (ORDER, replace(ORDER, only_times=True)):
+        receipt = run_probe(order)
+        assert receipt.outcome is Outcome.FAIL
+        assert failed(receipt) == {"speed.ran": "TypeError: no such argument"}
+        assert receipt.timings == ()
+
+
+def test_a_module_that_is_wrong_is_not_timed(plant: Callable[..., None]) -> None:
+    plant(good, lambda bench: bench.check("one", False))
+    receipt = run_probe(ORDER)
+    assert (receipt.outcome, receipt.timings) == (Outcome.FAIL, ())
+    assert "speed" not in receipt.seconds
+
+
+def test_nothing_is_timed_unasked(plant: Callable[..., None]) -> None:
+    plant(good)
+    receipt = run_probe(replace(ORDER, times=False))
+    assert (receipt.outcome, receipt.timings) == (Outcome.PASS, ())
+
+
+def test_without_a_speed_there_is_nothing_to_time(plant: Callable[..., None]) -> None:
+    plant(None)
+    assert run_probe(ORDER).outcome is Outcome.PASS
+    receipt = run_probe(replace(ORDER, only_times=True))
+    assert (receipt.outcome, receipt.reason) == (Outcome.ERROR, "the probe checked nothing")
+
+
+def test_who_cannot_be_alone_is_not_timed_and_says_so(
+    plant: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "gpu0")
+    monkeypatch.setattr(process, "alone", lambda where: alone(where, 0.2))
+    plant(good, probe_last=lambda bench: bench.check("last", True))
+    with computing(path):
+        receipt = run_probe(replace(ORDER, turnstile=path))
+        again = run_probe(replace(ORDER, turnstile=path, only_times=True))
+    assert (receipt.outcome, receipt.timings, failed(receipt)) == (Outcome.PASS, (), {})
+    assert receipt.reason.startswith("not timed: others still computed on the device")
+    assert 0.2 <= receipt.seconds["waiting"] < 5.0
+    assert (again.outcome, again.timings) == (Outcome.NOT_RUN, ())
+    assert again.reason.startswith("not timed")
+    for index, one in enumerate((receipt, again)):
+        place = tmp_path / str(index) / f"{one.cell}.json"
+        place.parent.mkdir()
+        write_receipt(one, place)
+        assert read_receipt(place) == one
+
+
+def test_a_turnstile_that_cannot_be_locked_is_an_error(plant: Callable[..., None], tmp_path: Path) -> None:
+    plant(good)
+    receipt = run_probe(replace(ORDER, turnstile=str(tmp_path / "none" / "gpu0")))
+    assert receipt.outcome is Outcome.ERROR
+    assert "Next step" in receipt.reason
+
+
+def test_a_process_writes_the_times_and_they_read_back(tmp_path: Path) -> None:
+    order = replace(ORDER, probe="imports", turnstile=str(tmp_path / "cpu"))
+    place = tmp_path / f"{order.cell}.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "megacpp_validate.probes", str(place)],
+        input=json.dumps(asdict(order)),
+        text=True,
+        check=True,
+        capture_output=True,
+        env=dict(os.environ, MEGACPP_DISABLE_TE="1"),
+    )
+    receipt = read_receipt(place)
+    assert (done.returncode, receipt.outcome, receipt.environment) == (0, Outcome.PASS, "e1")
+    assert [row.name for row in receipt.timings] == ["scope.entered-50-times"]
+    assert torch.__version__ == receipt.machine.torch
