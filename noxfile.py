@@ -161,7 +161,7 @@ def tests(session: nox.Session) -> None:
     """Everything that runs without a GPU: tests -- [pytest arguments]."""
     compiler = any(shutil.which(name) for name in ("cc", "gcc", "clang"))
     _install(session, "test", "torch-cpu", *(() if compiler else ("compiler",)))
-    session.run("pytest", "-n", "2", "--dist", "loadgroup", *session.posargs)
+    session.run("pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", *session.posargs)
 
 
 @nox.session

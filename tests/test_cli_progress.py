@@ -28,7 +28,7 @@ def event(probe: str, outcome: Outcome | None, done: int, *, reused: bool = Fals
 
 def test_a_log_has_a_line_for_each_cell_that_ended() -> None:
     stream = io.StringIO()
-    with UpgradeProgress(MODULES, Console(file=stream, width=100)) as progress:
+    with UpgradeProgress(MODULES, (), Console(file=stream, width=100)) as progress:
         progress(event("imports", Outcome.PASS, 1, reused=True))
         progress(event("permute", None, 1))
         progress(event("permute", Outcome.IMPORT_ERROR, 12))
@@ -43,7 +43,7 @@ def test_a_log_has_a_line_for_each_cell_that_ended() -> None:
 def test_a_terminal_has_a_table_of_stacks_and_modules() -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=100, force_terminal=True, color_system=None)
-    with UpgradeProgress(MODULES, console) as progress:
+    with UpgradeProgress(MODULES, ("te2.9.0",), console) as progress:
         progress(event("imports", Outcome.FAIL, 1, reused=True))
         progress(event("permute", None, 1))
         progress(event("permute", Outcome.PASS, 2, again=True))
@@ -52,5 +52,6 @@ def test_a_terminal_has_a_table_of_stacks_and_modules() -> None:
     lines = drawn.getvalue().splitlines()
     assert lines[0].split() == ["2/28", "cells"]
     assert lines[1].split() == ["stack", *MODULES]
-    assert lines[2].split() == ["te2.20.2", "fail", "(kept)", "0", "s", "..."]
-    assert lines[3].split() == ["te2.20.2", "again", "waits", "pass"]
+    assert lines[2].split() == ["te2.9.0", "waits", "waits"]
+    assert lines[3].split() == ["te2.20.2", "fail", "(kept)", "0", "s", "..."]
+    assert lines[4].split() == ["te2.20.2", "again", "waits", "pass"]

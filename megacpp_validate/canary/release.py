@@ -316,8 +316,8 @@ def _why_unreadable(wheel: str, folder: Path, fault: Exception) -> str:
 def _reader_hash() -> str:
     """What the stored facts depend on besides the wheel: griffe, and the code that reads them."""
     digest = hashlib.sha256(distribution_version("griffe").encode())
-    for file in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(file.read_bytes())
+    for module in (__name__, lazy_target.__module__, ConstructedDataclasses.__module__):
+        digest.update(Path(sys.modules[module].__file__ or "").read_bytes())
     return digest.hexdigest()[:12]
 
 

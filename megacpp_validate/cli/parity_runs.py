@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import typer
@@ -101,6 +101,7 @@ def _run(catalog: Catalog, target: TargetRow, asked: Asked) -> ParityResult:
             receipts = tuple(receipt_without_probe(order, Outcome.NOT_RUN, reason) for order in orders)
         else:
             require_torch(facts)
+            orders = tuple(replace(order, environment=environment.identity) for order in orders)
             receipts = _run_orders(orders, Session(environment, folder, asked.limit_s, jobs), processes)
     request = choose_request(target, facts, variables)
     return ParityResult(

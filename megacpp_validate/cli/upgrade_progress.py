@@ -27,14 +27,19 @@ class UpgradeProgress:
 
     Attributes:
         modules: the columns.
+        stacks: rows that are there from the start; others come with their first cell.
         console: standard error.
     """
 
     modules: Sequence[str]
+    stacks: Sequence[str] = ()
     console: Console = field(default_factory=lambda: errors)
     _rows: dict[str, dict[str, float | tuple[Receipt, bool]]] = field(default_factory=dict)
     _counts: tuple[int, int] = (0, 0)
     _live: Live | None = None
+
+    def __post_init__(self) -> None:
+        self._rows = {stack: {} for stack in self.stacks}
 
     def __enter__(self) -> UpgradeProgress:
         if self.console.is_terminal:

@@ -95,7 +95,8 @@ def run_dynamic(catalog: Catalog, asked: DynamicAsked) -> DynamicRun:
         variables=variables,
     )
     room = _plan_room(target, cores, asked, variables)
-    with UpgradeProgress(choose_probes(catalog, asked.probes)) as progress:
+    rows = [stack.name for stack in stacks if not stack.problem]
+    with UpgradeProgress(choose_probes(catalog, asked.probes), rows) as progress:
         running = Running(asked.receipts.absolute(), room, asked.limit_s, asked.fresh, progress)
         try:
             found = run_stacks(catalog, target, stacks, for_all, running, processes)

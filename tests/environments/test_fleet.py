@@ -125,6 +125,7 @@ def test_a_fresh_run_takes_nothing_even_if_it_is_killed_half_way(tmp_path: Path)
     watching = cells(tmp_path, f"write(outcome='error', reason=str(os.listdir({str(tmp_path / 'te1')!r})))",
                      ("te1", "a"), ("te1", "b"))  # fmt: skip
     first, _ = run(watching, room=Room(1), fresh=True)
+    assert first.outcome is Outcome.ERROR  # not what the first run wrote
     assert ".json" not in first.reason
 
 

@@ -49,10 +49,12 @@ def is_running(pid: int) -> bool:
 
 
 def test_a_process_that_leaves_a_child_behind_is_not_waited_for(tmp_path: Path) -> None:
-    script = "import subprocess\nsubprocess.Popen(['sleep', '600'])\nprint('done')"
+    script = "import subprocess\nprint('done', subprocess.Popen(['sleep', '600']).pid)"
     ended = run([sys.executable, "-c", script], tmp_path)
-    assert (ended.how, ended.code, ended.words) == ("exit", 0, "done\n")
+    done, child = ended.words.split()
+    assert (ended.how, ended.code, done) == ("exit", 0, "done")
     assert ended.seconds < 30
+    assert within(5, lambda: not is_running(int(child)))
 
 
 def test_how_a_process_ended_that_was_stopped_is_not_told(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "unknown-key": (changed(colour="green"), "colour"),
     "another-cell": (changed(cell="te2.20.2-h200-permute"), "joined"),
     "another-stack": (changed(stack="te2.17.1"), "joined"),
-    "another-schema": (changed(schema_id="megacpp-validate/receipt/2"), "schema_id"),
+    "another-schema": (changed(schema_id="megacpp-validate/receipt/3"), "schema_id"),
     "a-number-as-text": (changed(seed="3"), "seed"),
     "a-truth-as-number": (lambda data: data["checks"][0].update(passed=1), "passed"),
     "missing-key": (lambda data: data.pop("outcome"), "outcome"),
@@ -171,6 +171,16 @@ def test_a_folder_is_read_with_what_is_unreadable_told_apart(tmp_path: Path) -> 
     assert [fault.file.name for fault in receipts.unreadable] == ["broken.json", "folder.json"]
     with pytest.raises(ReceiptInvalid, match="no such folder"):
         read_receipts(tmp_path / "nowhere")
+
+
+def test_the_first_schema_stays_readable(tmp_path: Path) -> None:
+    data = json.loads(receipt_text(FULL))
+    for key in ("timings", "environment"):
+        del data[key]
+    data["schema_id"] = "megacpp-validate/receipt/1"
+    (tmp_path / NAME).write_text(json.dumps(data))
+    read = read_receipt(tmp_path / NAME)
+    assert (read.timings, read.environment, read.checks) == ((), "", FULL.checks)
 
 
 def test_the_published_schema_is_fresh() -> None:
