@@ -10,7 +10,8 @@ import typer
 
 from ..canary.dynamic.slowdown import CardNoise, compare_timings, measure_noise
 from ..canary.dynamic.step import StackReceipts, compare_all
-from ..catalog import BridgeModule, Catalog
+from ..catalog import BridgeModule, Catalog, read_catalog
+from ..catalog_needs import Needs, read_needs
 from ..environments.stacks import AGAIN, RanStack
 from ..evidence.parity import SupportGrid, build_support
 from ..evidence.receipt import Receipt
@@ -21,7 +22,11 @@ from .canary_telling import Telling
 
 
 def judge_stacks(
-    stacks: Sequence[StackReceipts], again: Mapping[str, Receipt], modules: Sequence[BridgeModule], target: str
+    stacks: Sequence[StackReceipts],
+    again: Mapping[str, Receipt],
+    modules: Sequence[BridgeModule],
+    target: str,
+    needs: Needs | None = None,
 ) -> tuple[StepResult, ...]:
     """The step between each stack and the next.
 
@@ -30,9 +35,11 @@ def judge_stacks(
         again: of a second run of the first stack, by probe; none where nothing was timed.
         modules: in dependency order, those that were run.
         target: id.
+        needs: what releases are known to need; those that the project knows without it.
     """
     noise = measure_noise(_by_probe(stacks[0]) if stacks else {}, again)
-    return compare_all(stacks, modules, lambda one, other: _timings(one, other, noise), target=target)
+    known = needs or read_needs([module.id for module in read_catalog().modules])
+    return compare_all(stacks, modules, lambda one, other: _timings(one, other, noise), target=target, needs=known)
 
 
 def grid_of(

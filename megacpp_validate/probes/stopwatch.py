@@ -2,8 +2,10 @@
 
 Two clocks, because they tell different faults:
 
-- Device time, by CUDA events around each use. The device is held up until the host has launched a whole round, so that
-  the time to launch is not in it, and 256 MiB are written before each use, so that the L2 cache is cold.
+- Device time, by CUDA events around each use. The device is held up until the host has launched a group of uses, so
+  that the time to launch is not in it, and 256 MiB are written before each use, so that the L2 cache is cold. A group
+  that the host did not launch in time is measured again in smaller groups. A use that itself waits for the device
+  cannot be held: what the host does is in its time, and the name of its clock says so.
 - Wall-clock time on the host, from an idle device before a use to an idle device after it: what the host does for a use
   shows here, and only here. It carries the suffix `.host`. Without a GPU this is the one clock, and has no suffix.
 
@@ -30,11 +32,13 @@ ROUNDS: Final = 5
 ROUND_MS: Final = 20.0  # of the uses in a round: 40 000 times the resolution of events
 HOST_ROUND_MS: Final = 10.0
 MOST_USES: Final = 100
+HELD_MS: Final = 200.0  # that a round may hold the device up: what is slow to launch runs fewer times
 FEWEST_USES: Final = 3  # a median of fewer is none
 SLOW_MS: Final = 50.0  # a use that takes longer runs once a round: nobody else may compute meanwhile
 FIRST_USES: Final = 3  # what compiles, tunes and plans does it at the first; delayed scaling knows its scales then
 LAST_WARM_UP: Final = 2  # alone on the device, right before the rounds
 HOST: Final = ".host"
+NOT_HELD: Final = ", not held"  # behind the name of a clock whose device went on before the host was ready
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,14 @@ class DeviceClock(Protocol):
     def wait(self) -> None:
         """Until the device is idle."""
 
-    def device_ms(self, call: Callable[[], Any], uses: int, launch_ms: float) -> list[float]:
-        """Device time of every use, milliseconds; `launch_ms` is what the host needs to launch one."""
+    def device_ms(self, call: Callable[[], Any], uses: int, launch_ms: float) -> tuple[list[float], bool]:
+        """Device time of every use, milliseconds, and whether the time to launch is in none of them.
+
+        Args:
+            call: one use.
+            uses: how many.
+            launch_ms: what the host needs to launch one.
+        """
 
 
 class CudaClock:
@@ -73,6 +83,8 @@ class CudaClock:
     _FLUSHED_BYTES: Final = 256 * 2**20  # twice the L2 cache of a B200, five times that of an H200
     _CYCLES_PER_MS: Final = 2.0e6  # at the highest clock: the pause is at least as long as it is meant to be
     _LONGEST_PAUSE_MS: Final = 40.0
+    _MARGIN: Final = 2.0  # a host that does something else meanwhile needs longer than at its best
+    _MOST_AT_ONCE: Final = 32  # uses; a stream takes about a thousand launches before it makes the host wait
 
     def __init__(self) -> None:
         self._flushed = torch.empty(self._FLUSHED_BYTES, dtype=torch.int8, device="cuda")
@@ -81,19 +93,51 @@ class CudaClock:
         """Until the device is idle."""
         torch.cuda.synchronize()
 
-    def device_ms(self, call: Callable[[], Any], uses: int, launch_ms: float) -> list[float]:
-        """Device time of every use, milliseconds."""
+    def device_ms(self, call: Callable[[], Any], uses: int, launch_ms: float) -> tuple[list[float], bool]:
+        """Device time of every use, milliseconds, and whether the time to launch is in none of them."""
+        at_once = int(self._LONGEST_PAUSE_MS / max(self._MARGIN * launch_ms, 1e-3))
+        return in_groups(lambda count: self._group(call, count, launch_ms), uses, min(at_once, self._MOST_AT_ONCE))
+
+    def _group(self, call: Callable[[], Any], uses: int, launch_ms: float) -> tuple[list[float], bool]:
         events = [[torch.cuda.Event(enable_timing=True) for _ in range(uses)] for _ in range(2)]
-        pause_ms = min(1.3 * launch_ms * uses + 0.1, self._LONGEST_PAUSE_MS)
+        released = torch.cuda.Event()
+        pause_ms = min(self._MARGIN * launch_ms * uses + 0.1, self._LONGEST_PAUSE_MS)
         self.wait()
         torch.cuda._sleep(int(pause_ms * self._CYCLES_PER_MS))
+        released.record()
         for start, end in zip(*events, strict=True):
             self._flushed.zero_()
             start.record()
             call()
             end.record()
+        held = not released.query()
         self.wait()
-        return [start.elapsed_time(end) for start, end in zip(*events, strict=True)]
+        return [start.elapsed_time(end) for start, end in zip(*events, strict=True)], held
+
+
+def in_groups(
+    measure: Callable[[int], tuple[list[float], bool]], uses: int, at_once: int
+) -> tuple[list[float], bool]:  # fmt: skip
+    """Measure uses in groups that are small enough for the device to be held up while the host launches one.
+
+    Args:
+        measure: times of that many uses, and whether the device was held up.
+        uses: how many in all.
+        at_once: size of the first group; halved as long as the device goes on too early.
+
+    Returns:
+        A time for every use, and whether the device was held up for each of them.
+    """
+    times: list[float] = []
+    at_once, all_held = max(1, at_once), True
+    while len(times) < uses:
+        found, held = measure(min(at_once, uses - len(times)))
+        if held or at_once == 1:  # one alone that is not held waits for the device itself
+            times += found
+            all_held &= held
+        else:
+            at_once = max(1, at_once // 2)
+    return times, all_held
 
 
 class HostClock:
@@ -104,9 +148,9 @@ class HostClock:
     def wait(self) -> None:
         """Nothing runs behind a call."""
 
-    def device_ms(self, call: Callable[[], Any], uses: int, launch_ms: float) -> list[float]:  # noqa: ARG002
+    def device_ms(self, call: Callable[[], Any], uses: int, launch_ms: float) -> tuple[list[float], bool]:  # noqa: ARG002
         """Wall-clock time of every use, milliseconds."""
-        return [wall for wall, _ in _host_ms(self, call, uses)]
+        return [wall for wall, _ in _host_ms(self, call, uses)], True
 
 
 @dataclass
@@ -122,6 +166,7 @@ class _Timed:
     device_uses: int = 0
     host_uses: int = 0
     launch_ms: float = 0.0
+    held: bool = True
 
 
 class Stopwatch:
@@ -175,22 +220,25 @@ class Stopwatch:
         host = _host_ms(self._clock, timed.use.call, LAST_WARM_UP)
         timed.launch_ms = min(launched for _, launched in host)
         if timed.on_device:
-            device = self._clock.device_ms(timed.use.call, LAST_WARM_UP, timed.launch_ms)
-            timed.device_uses = _uses(ROUND_MS, min(device))
+            device, _ = self._clock.device_ms(timed.use.call, LAST_WARM_UP, timed.launch_ms)
+            most = int(HELD_MS / max(2.0 * timed.launch_ms, 1e-3))
+            timed.device_uses = min(_uses(ROUND_MS, min(device)), max(FEWEST_USES, most))
         if timed.on_host:
             timed.host_uses = _uses(HOST_ROUND_MS, min(wall for wall, _ in host))
 
     def _round(self, timed: _Timed) -> None:
         if timed.on_device:
-            device = self._clock.device_ms(timed.use.call, timed.device_uses, timed.launch_ms)
+            device, held = self._clock.device_ms(timed.use.call, timed.device_uses, timed.launch_ms)
             timed.device_rounds.append(statistics.median(device))
+            timed.held &= held
         if timed.on_host:
             host = _host_ms(self._clock, timed.use.call, timed.host_uses)
             timed.host_rounds.append(statistics.median(wall for wall, _ in host))
 
     def _rows(self, timed: _Timed) -> Iterator[Timing]:
         if timed.device_rounds:
-            yield new_timing(timed.name, self._clock.name, timed.device_rounds, timed.device_uses)
+            clock = self._clock.name if timed.held else self._clock.name + NOT_HELD
+            yield new_timing(timed.name, clock, timed.device_rounds, timed.device_uses)
         if timed.host_rounds:
             yield new_timing(timed.name + HOST, HostClock.name, timed.host_rounds, timed.host_uses)
 

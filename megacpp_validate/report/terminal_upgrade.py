@@ -18,12 +18,15 @@ from .summaries import summarize_firewall
 from .terminal import render_static
 from .terminal_firewall import render_firewall
 from .upgrade_words import (
+    find_lost,
+    find_problems,
     find_slower,
     mark_change,
     say_culprit,
     say_outcome,
     say_runs,
     say_seconds,
+    say_stack,
     say_timing,
     say_timings,
     say_version,
@@ -37,12 +40,13 @@ _LABEL: Final = 10
 def render_upgrade(result: UpgradeResult, *, verbose: bool = False, console: Console | None = None) -> None:
     """Print the answer, the grid, the blame of every step, and what the other tiers say."""
     console = console or Console()
-    console.print(Text(plain(f"Upgrade canary on {result.target}: tiers {', '.join(result.tiers)}"), "bold"))
+    where = f" on {result.target}" if result.target else ""
+    console.print(Text(plain(f"Upgrade canary{where}: {', '.join(result.tiers)}"), "bold"))
     print_indented(console, draw_sentence(summarize_upgrade(result)), 0)
     if result.grid is not None:
         _print_grid(result, console)
         for step in result.steps:
-            _print_step(step, verbose=verbose, console=console)
+            _print_step(step, result, verbose=verbose, console=console)
     for static in result.static:
         console.print()
         render_static(static, verbose=verbose, console=console)
@@ -56,8 +60,8 @@ def render_upgrade(result: UpgradeResult, *, verbose: bool = False, console: Con
     if result.stacks:
         print_indented(console, draw_sentence(say_runs(result), "dim"), 0)
         for stack in result.stacks:
-            told = f"{stack.stack}: {stack.environment}; receipts and logs: {stack.folder}"
-            print_indented(console, draw_sentence(told, "dim"), 0)
+            if not stack.problem:
+                print_indented(console, draw_sentence(say_stack(stack), "dim"), 0)
     print_indented(console, draw_sentence(f"{result.tool}; {say_seconds(result)}", "dim"), 0)
 
 
@@ -73,14 +77,13 @@ def _print_grid(result: UpgradeResult, console: Console) -> None:
         cells = (draw_mark(mark_cell(cell.outcome), console) for cell in row.cells)
         table.add_row(plain(row.stack), *cells)
     console.print(table)
-    for stack in result.stacks:
-        if stack.problem:
-            print_labelled(console, stack.stack, draw_sentence(stack.problem, "yellow"), len(stack.stack) + 1)
+    for stacks, problem in find_problems(result).items():
+        print_indented(console, draw_sentence(f"{stacks}: {problem}", "yellow"), 0)
     for file, reason in grid.unreadable.items():
         print_indented(console, draw_sentence(f"not read: {file}: {reason}", "yellow"), 0)
 
 
-def _print_step(step: StepResult, *, verbose: bool, console: Console) -> None:
+def _print_step(step: StepResult, result: UpgradeResult, *, verbose: bool, console: Console) -> None:
     console.print()
     style = "bold red" if step.breaks else "bold yellow" if step.lost else "bold"
     title = Text(plain(draw_step(step.before, step.after, console)), style)
@@ -94,8 +97,10 @@ def _print_step(step: StepResult, *, verbose: bool, console: Console) -> None:
         print_labelled(console, "time", draw_sentence(say_timings(step), "dim"), _LABEL)
     for version in step.versions:
         print_labelled(console, "changed", draw_sentence(say_version(version), "dim"), _LABEL)
-    for cell, reason in step.lost.items():
-        print_labelled(console, "lost", draw_sentence(f"{cell}: {reason}", "yellow"), _LABEL)
+    below_the_grid = set(find_problems(result).values())
+    for cells, reason in find_lost(step).items():
+        if reason not in below_the_grid:
+            print_labelled(console, "lost", draw_sentence(f"{cells}: {reason}", "yellow"), _LABEL)
     if verbose:
         for change in step.modules:
             mark = draw_mark(mark_change(change), console, change.module)

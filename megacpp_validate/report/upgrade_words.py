@@ -10,6 +10,7 @@ from megacpp_validate.evidence.upgrade import (
     Change,
     Culprit,
     ModuleChange,
+    StackRun,
     StepResult,
     TimingChange,
     UpgradeResult,
@@ -107,6 +108,8 @@ def _say_dynamic(result: UpgradeResult) -> str:
 
 def say_timing(row: TimingChange) -> str:
     """One use before and after, beside the noise."""
+    if not row.noise:
+        return f"{row.name}: {row.before_ms:.3g} → {row.after_ms:.3g} ms, {row.derivation}"
     verdict = "slower" if row.slower else "within the noise"
     return (
         f"{row.name}: {row.before_ms:.3g} → {row.after_ms:.3g} ms ({row.ratio:.2f} x; two runs of one stack are apart "
@@ -123,9 +126,11 @@ def say_timings(step: StepResult) -> str:
     """All timings in one sentence; empty where nothing was timed on both sides."""
     if not step.timings:
         return ""
-    slower = find_slower(step)
-    of_all = count(len(step.timings), "timed use")
-    return f"{len(slower)} of {of_all} slower beyond the noise of the card" if slower else f"{of_all}: none is slower"
+    compared = [row for row in step.timings if row.noise]
+    slower, of_all = find_slower(step), count(len(compared), "timed use")
+    said = f"{len(slower)} of {of_all} slower beyond the noise of the card" if slower else f"{of_all}: none is slower"
+    left = len(step.timings) - len(compared)
+    return f"{said}; {left} could not be compared (--verbose says why)" if left else said
 
 
 def say_version(row: VersionChange) -> str:
@@ -144,6 +149,29 @@ def say_runs(result: UpgradeResult) -> str:
     reused = sum(len(stack.reused) for stack in result.stacks)
     again = f", {count(reused, 'receipt')} of an earlier run taken again (--fresh runs all)" if reused else ""
     return f"{count(ran, 'cell')} run{again}"
+
+
+def say_stack(stack: StackRun) -> str:
+    """Where a stack came from and where its receipts lie."""
+    came = f"{stack.environment}; " if stack.environment else ""
+    return f"{stack.stack}: {came}receipts and logs: {stack.folder}"
+
+
+def find_problems(result: UpgradeResult) -> dict[str, str]:
+    """Why stacks could not be made usable; those of one reason together."""
+    by_reason: dict[str, list[str]] = {}
+    for stack in result.stacks:
+        if stack.problem:
+            by_reason.setdefault(stack.problem, []).append(stack.stack)
+    return {", ".join(stacks): reason for reason, stacks in by_reason.items()}
+
+
+def find_lost(step: StepResult) -> dict[str, str]:
+    """Why there is no evidence on cells; those of one reason together."""
+    by_reason: dict[str, list[str]] = {}
+    for cell, reason in step.lost.items():
+        by_reason.setdefault(reason, []).append(cell)
+    return {", ".join(cells): reason for reason, cells in by_reason.items()}
 
 
 def say_seconds(result: UpgradeResult) -> str:

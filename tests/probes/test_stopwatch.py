@@ -25,6 +25,7 @@ from megacpp_validate.probes.stopwatch import (
     HostClock,
     Stopwatch,
     Use,
+    in_groups,
 )
 
 CPU = Target("cpu", "")
@@ -41,20 +42,21 @@ class HandClock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.launched, self.asked = 0.0, 0.0, list[tuple[int, float]]()
+        self.holds = True
         monkeypatch.setattr(module.time, "perf_counter", lambda: self.now)
 
     def wait(self) -> None:
         self.now += self.launched
         self.launched = 0.0
 
-    def device_ms(self, call: Callable[[], Any], uses: int, launch_ms: float) -> list[float]:
+    def device_ms(self, call: Callable[[], Any], uses: int, launch_ms: float) -> tuple[list[float], bool]:
         self.asked.append((uses, launch_ms))
         found = []
         for _ in range(uses):
             call()
             found.append(self.launched * 1e3)
             self.launched = 0.0
-        return found
+        return found, self.holds
 
     def use(self, device_ms: float | Callable[[], float], host_ms: float, calls: list[str], name: str) -> Use:
         def call() -> Any:
@@ -233,6 +235,7 @@ class Card:
         self.done: list[str] = []
         self.cycles: list[int] = []
         self.events = 0
+        self.early: list[bool] = []  # of each pause, whether it was over too early
 
     def synchronize(self) -> None:
         self.done.append("wait")
@@ -241,8 +244,10 @@ class Card:
         self.done.append("pause")
         self.cycles.append(cycles)
 
-    def Event(self, *, enable_timing: bool) -> Any:  # noqa: N802 - torch's name
-        assert enable_timing
+    def Event(self, *, enable_timing: bool = False) -> Any:  # noqa: N802 - torch's name
+        if not enable_timing:
+            early = self.early.pop(0) if self.early else False
+            return types.SimpleNamespace(record=lambda: self.done.append("pause ends"), query=lambda: early)
         self.events += 1
         number = self.events
         mark = types.SimpleNamespace(number=number, record=lambda: self.done.append("record"))
@@ -260,8 +265,47 @@ def test_the_clock_of_a_card_holds_it_up_once_and_flushes_before_every_use(monke
     torch_double = types.SimpleNamespace(cuda=card, empty=card.empty, int8=torch.int8)
     monkeypatch.setattr(module, "torch", torch_double)
     clock = CudaClock()
-    assert clock.device_ms(lambda: card.done.append("use"), 2, launch_ms=1.0) == [0.5, 0.5]
-    assert card.done == ["wait", "pause", *("flush", "record", "use", "record") * 2, "wait"]
+    assert clock.device_ms(lambda: card.done.append("use"), 2, launch_ms=1.0) == ([0.5, 0.5], True)
+    assert card.done == ["wait", "pause", "pause ends", *("flush", "record", "use", "record") * 2, "wait"]
     assert card.cycles[0] >= 2 * 1.0 * 1.98e6  # as long as two launches at the highest clock
-    clock.device_ms(lambda: None, 1000, launch_ms=50.0)
+    clock.device_ms(lambda: None, 3, launch_ms=50.0)
     assert card.cycles[1] <= 0.1 * 1.98e9  # a host that sleeps does not make the device sleep for long
+
+
+def test_what_the_host_launched_too_late_is_measured_again_in_smaller_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card()
+    monkeypatch.setattr(module, "torch", types.SimpleNamespace(cuda=card, empty=card.empty, int8=torch.int8))
+    card.early = [True, False, True]  # eight are too many; five are not; three are
+    times, held = CudaClock().device_ms(lambda: card.done.append("use"), 8, launch_ms=2.0)
+    assert (len(times), held) == (8, True)
+    assert card.done.count("use") == 8 + 5 + 3 + 2 + 1
+
+
+@pytest.mark.parametrize("uses", [1, 2, 7, 75])
+@pytest.mark.parametrize("at_once", [0, 1, 3, 32])
+def test_a_use_that_waits_for_the_device_is_timed_alone_and_told(uses: int, at_once: int) -> None:
+    asked: list[int] = []
+
+    def never_held(count: int) -> tuple[list[float], bool]:
+        asked.append(count)
+        return [1.0] * count, False
+
+    times, held = in_groups(never_held, uses, at_once)
+    assert (len(times), held) == (uses, False)
+    assert asked[-uses:] == [1] * uses
+
+
+def test_a_row_whose_device_was_not_held_says_so_in_its_clock(clock: HandClock) -> None:
+    clock.holds = False
+    stopwatch = Stopwatch(new_bench(), clock)
+    stopwatch.add("waits", lambda: clock.use(1.0, 0.1, [], "waits"))
+    rows = by_name(stopwatch.run())
+    assert rows["waits"].clock == "cuda-events, not held"
+    assert rows["waits.host"].clock == "perf_counter"
+
+
+def test_what_is_slow_to_launch_does_not_hold_the_device_for_seconds(clock: HandClock) -> None:
+    stopwatch = Stopwatch(new_bench(), clock)
+    stopwatch.add("slow to launch", lambda: clock.use(0.2, 20.0, [], "slow"))
+    rows = by_name(stopwatch.run())
+    assert rows["slow to launch"].uses * 20.0 * 2 <= 240.0

@@ -63,6 +63,7 @@ _LOADER: Final[tuple[Rule, ...]] = (
          seen="ld.so"),
     Rule(r"version [`']((?:GLIBC|GLIBCXX|CXXABI)_[\d.]+)' not found", Cause.BINARY, owned=True, seen="ld.so"),
     Rule(r"(\w+) shared object not found", Cause.ENVIRONMENT, owned=True, seen="transformer_engine/common/__init__.py"),
+    Rule(r"[Cc]ould not find shared object file", Cause.BINARY, seen="transformer_engine/common/__init__.py"),
     Rule(r"Multiple lib\w+ libraries found", Cause.ENVIRONMENT, component="second CUDA runtime", seen="TE 2.12.0"),
     Rule(r"[Mm]odule was compiled against NumPy|numpy\.core\.multiarray failed to import|_ARRAY_API not found",
          Cause.BINARY, component="numpy", seen="numpy"),
@@ -85,13 +86,18 @@ _API: Final = frozenset({
     "ValueError", "NotImplementedError", "IndexError", "VendorEntryMissing", "NoBackend", "DeprecationWarning",
     "WeightMismatch", "UnboundLocalError", "SyntaxError", "StopIteration", "LookupError", "FutureWarning",
 })  # fmt: skip
+# Raised by who was handed something wrong, outside of vendor code: where checks failed before it, they saw what.
+_FOLLOWS: Final = frozenset(
+    {"KeyError", "IndexError", "AttributeError", "AssertionError", "RuntimeError", "ValueError"}
+)
 _CRASHES: Final = re.compile(
     r"illegal memory access|misaligned address|unspecified launch failure|illegal instruction|invalid program counter|"
     r"hardware stack error|invalid resource handle|CUDA_ERROR_ILLEGAL|Segmentation fault|Bus error"
 )
 _MISSING: Final = re.compile(
     r"unexpected keyword argument '(\w+)'|missing \d+ required (?:positional|keyword-only) arguments?: '(\w+)'|"
-    r"has no attribute '(\w+)'|cannot import name '(\w+)'|entry point `(\w+)`|No module named '([\w.]+)'|"
+    r"(?<!'NoneType' object )(?<!'tuple' object )has no attribute '(\w+)'|"
+    r"cannot import name '(\w+)'|entry point `(\w+)`|No module named '([\w.]+)'|"
     r"KeyError: '(\w+)'"
 )
 
@@ -100,7 +106,18 @@ def diagnose(receipt: Receipt) -> Diagnosis:
     """The class of cause of a red receipt; of one that is not red it says nothing of use."""
     if receipt.outcome is Outcome.FAIL:
         return diagnose_checks(read_failed_checks(receipt))
-    return diagnose_raised(read_raised(receipt))
+    raised = read_raised(receipt)
+    found = diagnose_raised(raised)
+    if found.cause is Cause.API and not found.component and may_follow(raised):
+        checks = read_failed_checks(receipt)
+        seen = diagnose_checks(checks) if checks else found
+        return seen if seen.cause in (Cause.SILENT_FALLBACK, Cause.NUMERICS) else found
+    return found
+
+
+def may_follow(raised: Raised) -> bool:
+    """Whether it is what checks that failed before it lead to: raised outside of vendor code, over a value."""
+    return raised.kind in _FOLLOWS and not raised.vendor_frame
 
 
 def diagnose_raised(raised: Raised) -> Diagnosis:

@@ -113,7 +113,9 @@ def _summary(case: Case, diagnosis: Diagnosis, sides: Sides) -> str:
     first = case.first
     who = first.module if case.shared is None else f"{len(case.members)} modules ({first.module} first)"
     below = f" in {diagnosis.component}" if diagnosis.component else ""
-    if first.raised is None:
+    if first.module != first.receipt.probe:
+        what = f"{first.module} does not compute as it is asked to, as the probe of {first.receipt.probe} sees it"
+    elif first.raised is None:
         what = f"{who} fails {len(first.checks) or 'some'} of {len(first.receipt.checks) or 'its'} checks{below}"
     elif first.raised.died:
         where = f" in {first.raised.frame}" if first.raised.frame else ""
@@ -138,7 +140,7 @@ def _evidence(red: Red, diagnosis: Diagnosis, sides: Sides) -> tuple[str, ...]:
         lines.append(red.raised.line[:_LONGEST])
         if red.raised.frame:
             lines.append(f"innermost frame: {red.raised.frame}")
-        if red.raised.bridge:
+        if red.raised.bridge and red.raised.bridge[-1] != red.raised.frame:
             lines.append(f"called from {red.raised.bridge[-1]}")
     lines += _say_checks(red)
     lines += [

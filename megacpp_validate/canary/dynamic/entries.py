@@ -79,10 +79,10 @@ _NAMES: Final[dict[str, str]] = {
 # row: they tell nothing.
 _FILES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     (r"pytorch/attention\b|cpp_extensions/fused_attn|fused_attn_\w+\.cu", ("dot_product_attention",)),
-    (r"module/linear\.py", ("linear",)),
-    (r"module/layernorm_linear\.py", ("layernorm_linear",)),
-    (r"module/layernorm_mlp\.py", ("layernorm_mlp",)),
-    (r"module/grouped_linear\.py", ("grouped_linear",)),
+    (r"pytorch/(?:module/)?linear\.py", ("linear",)),
+    (r"pytorch/(?:module/)?layernorm_linear\.py", ("layernorm_linear",)),
+    (r"pytorch/(?:module/)?layernorm_mlp\.py", ("layernorm_mlp",)),
+    (r"pytorch/(?:module/)?grouped_linear\.py", ("grouped_linear",)),
     (r"module/rmsnorm\.py|ops/basic/rmsnorm", ("rmsnorm",)),
     (r"module/fp8_(?:un)?padding\.py", _PADDING),
     (

@@ -14,8 +14,10 @@ from typing import Final
 
 from ...evidence.receipt import Outcome
 from ...evidence.upgrade import Change
-from .entries import BLOCK, BLOCK_CHAIN
+from .causes import may_follow
+from .entries import BLOCK, BLOCK_CHAIN, entries_in
 from .failed_checks import CheckKind, FailedCheck, Precision
+from .parameters import meet
 from .red import Red
 
 FIREWALL: Final = "imports"  # what every module stands on, and whose low-precision scope every layer is run in
@@ -23,10 +25,12 @@ FIREWALL: Final = "imports"  # what every module stands on, and whose low-precis
 # of the scope's. Module that looks -> module whose layer it looks through.
 WITNESSES: Final = {FIREWALL: "linear_walker"}
 _SHAPES: Final = re.compile(
-    r"\bshapes?\b|\bsizes?\b|\bdimension|split_sizes|out of bounds|broadcast|\bdtype|WeightMismatch|contiguous|stride",
+    r"\bshapes?\b|\bsizes?\b|\bdimension|split_sizes|out of bounds|broadcast|\bdtype|WeightMismatch|contiguous|stride|"
+    r"divisible|multiples?\b|\balign",
     re.IGNORECASE,
 )
 _QUOTED: Final = re.compile(r"\w \w.*['`]\w{2,}['`]|undefined symbol: \w+")
+_ENTRY: Final = "VendorEntryMissing"
 _LEVEL: Final = {Precision.FP32: 0, Precision.HALF: 1, Precision.LOW: 2}
 
 
@@ -58,6 +62,8 @@ def is_one_failure(one: Red, other: Red) -> bool:
     A text that quotes a name says enough: a call that no longer fits is met by the bridge here, and inside Transformer
     Engine there.
     """
+    if one.raised is not None and other.raised is not None and meet(one.parameters, other.parameters):
+        return True  # one layer has another parameter, and each meets it in its own way
     mine, theirs = one.signature, other.signature
     if mine.is_of_checks or theirs.is_of_checks:
         return False
@@ -98,6 +104,8 @@ def _explains_raised(cause: Red, effect: Red) -> Link:
         return Link.KIND
     one, other = cause.raised, effect.raised
     alike = one is not None and other is not None and (one.kind == other.kind or one.died == other.died)
+    if one is not None and other is not None and one.kind == _ENTRY != other.kind and other.vendor_frame:
+        return Link.NONE  # raised by Transformer Engine, which does not take its entry points through the bridge
     return Link.KIND if alike and mine.cause is theirs.cause and _may_be_one(cause, effect) else Link.NONE
 
 
@@ -115,18 +123,20 @@ def _by_checks_of(cause: Red, effect: Red) -> Link:
     for check in cause.checks:
         if check.kind is CheckKind.ENTRY and check.entries and effect.entries and check.entries & effect.entries:
             return Link.SAME
-    if cause.raised is not None:
+    if cause.raised is not None and not (cause.checks and may_follow(cause.raised)):
         return Link.NONE
     if effect.raised is not None and effect.raised.kind == effect.receipt.outcome.value:
         return Link.CHECKS  # it says nothing that would tell it apart
     reach = cause.entries if cause.entries is not None else cause.uses
     about = effect.entries if effect.entries is not None else effect.uses
+    handed = (cause.has(CheckKind.NUMBERS) or cause.has(CheckKind.CONTRACT)) and bool(_SHAPES.search(said))
     if not _meet(reach, about):
-        return Link.NONE
+        # Raised where something of a wrong shape was taken: whose frame that is says nothing of who made it.
+        taken = effect.raised is not None and not entries_in(effect.raised.text, effect.uses)
+        return Link.CHECKS if handed and taken and _meet(reach, effect.uses) else Link.NONE
     if effect.entries is not None and cause.entries is not None:
         return Link.CHECKS
-    handed = cause.has(CheckKind.NUMBERS) or cause.has(CheckKind.CONTRACT)
-    return Link.CHECKS if handed and _SHAPES.search(said) else Link.NONE
+    return Link.CHECKS if handed else Link.NONE
 
 
 def _explains_checks(cause: Red, effect: Red) -> bool:
@@ -139,6 +149,8 @@ def _explains_checks(cause: Red, effect: Red) -> bool:
 
 def _explains_check(cause: Red, effect: Red, check: FailedCheck) -> bool:
     if check.raised and cause.raised is not None and cause.raised.text[:200] in check.raised:
+        return True
+    if meet(cause.parameters, effect.parameters_of(check.name)):
         return True
     reach = cause.entries if cause.entries is not None else cause.uses
     # In the block a gradient is one layer's, and made by all: what it is about is told by the chain of layers.

@@ -11,14 +11,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from ...catalog_needs import Need, Needs
 from ...evidence.findings import Cause
-from ...evidence.receipt import Receipt
+from ...evidence.receipt import Outcome, Receipt
 from ...evidence.upgrade import VersionChange
 from .causes import Diagnosis
 from .components import TORCH, component_named, loaded_as
 from .failed_checks import CheckKind
+from .needs import answering, find_need, package_of
 from .red import Red
 from .versions import cuda_major, release_of, second_copies, version_of
+
+# A stack that is a release and nothing else: "te" and a version as PEP 440 writes one.
+_RELEASE: Final = re.compile(r"te(\d+(?:\.\d+)*(?:(?:a|b|rc|\.post|\.dev)\d+)*(?:\+[a-z0-9]+(?:[._-][a-z0-9]+)*)?)")
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class Facts:
         same_release: both sides have one release of Transformer Engine.
         versions: what else changed.
         files: of the bridge module: "bridge/attention.py".
+        needs: what releases are known to need; None where that is not told.
     """
 
     before: str
@@ -39,11 +45,20 @@ class Facts:
     same_release: bool = False
     versions: tuple[VersionChange, ...] = ()
     files: tuple[str, ...] = ()
+    needs: Needs | None = None
 
     @property
     def way_back(self) -> str:
         """Which release to stay on, as the end of a sentence."""
         return f"stay on {self.before}" if self.held else "choose another release than this one"
+
+    @property
+    def releases(self) -> tuple[str, str] | None:
+        """Both sides as releases, which can be searched between; None where either is no release, or they are one."""
+        found = _RELEASE.fullmatch(self.before), _RELEASE.fullmatch(self.after)
+        if found[0] is None or found[1] is None or self.same_release or self.before == self.after:
+            return None
+        return found[0][1], found[1][1]
 
 
 def next_step(red: Red, diagnosis: Diagnosis, facts: Facts) -> str:
@@ -51,6 +66,10 @@ def next_step(red: Red, diagnosis: Diagnosis, facts: Facts) -> str:
     if facts.same_release and (moved := _moved(diagnosis.component, facts)) is not None:
         back = f"put {moved.name} back to {moved.before} (it is {moved.after} now)"
         return f"{back}, or see what its new version changed: Transformer Engine itself is the same on both sides"
+    if diagnosis.component not in _WHOLE_SENTENCES and facts.needs is not None and not facts.same_release:
+        need = find_need(red, diagnosis, facts.needs)
+        if need is not None:
+            return _pin(need, facts.needs, red, facts)
     return _STEPS[diagnosis.cause](red, diagnosis, facts)
 
 
@@ -61,6 +80,19 @@ def package_name(component: str, receipt: Receipt) -> str:
         return component
     suffix = f"-cu{cuda}" if cuda and int(cuda) < 13 else ""
     return row.package.replace("{-cuda}", suffix).replace("{cuda}", cuda or "12 (or -cu13)")
+
+
+def _pin(need: Need, needs: Needs, red: Red, facts: Facts) -> str:
+    """What the matrix knows to be needed, and what is there instead."""
+    package, has = package_of(need, needs, red.receipt), answering(need, red.receipt)
+    there = "answers" if need.kind == "library" and need.of == "libcudnn" else "is loaded"
+    library = next((row for row in red.receipt.libraries if row.name == need.of), None)
+    copies = [copy for copy in second_copies(red.receipt, loaded_as(need.of)) if library and copy.name == need.of]
+    second = "".join(f"; a second copy is mapped: remove {', '.join(copy.others)}" for copy in copies)
+    why = (
+        f"Transformer Engine {need.te} needs it: {need.says}" if need.kind in ("library", "distribution") else need.says
+    )
+    return f"pin {package}{need.version} ({has} {there}{second}; {why}), or {facts.way_back}"
 
 
 def _moved(component: str, facts: Facts) -> VersionChange | None:
@@ -130,6 +162,22 @@ def _binary(red: Red, diagnosis: Diagnosis, facts: Facts) -> str:
             f"install sources, core library and torch extension of one release (uninstall all parts of "
             f"transformer-engine first): {diagnosis.missing} is missing between them; or {facts.way_back}"
         )
+    return _ended(red, release, facts)
+
+
+def _ended(red: Red, release: str, facts: Facts) -> str:
+    """A process that ended, or an import, and nothing says by what."""
+    receipt = red.receipt
+    if receipt.outcome is Outcome.IMPORT_ERROR:
+        return (
+            f"reinstall sources, core library and torch extension of {release} as one (uninstall all parts of "
+            f"transformer-engine first): it does not come through its import; or {facts.way_back}"
+        )
+    if red.raised is not None and red.raised.kind.startswith("exit status"):
+        return (
+            f"read the log beside the receipt of {receipt.cell}: the process ended itself ({red.raised.kind}) and "
+            f"raised nothing; {facts.way_back} until then"
+        )
     return (
         f"rebuild the extension of {release} against torch {receipt.machine.torch or 'as it is here'} and run the cell "
         f"again with CUDA_LAUNCH_BLOCKING=1 to see the kernel; {facts.way_back} until then"
@@ -138,10 +186,8 @@ def _binary(red: Red, diagnosis: Diagnosis, facts: Facts) -> str:
 
 def _api(red: Red, diagnosis: Diagnosis, facts: Facts) -> str:
     file, said = _bridge_file(red, facts), red.raised.text if red.raised else ""
-    name, static = (
-        diagnosis.missing,
-        f"`te_canary -- OLD NEW --tiers static` names the new way; {facts.way_back} until then",
-    )
+    name, ends = diagnosis.missing, " ".join(facts.releases or ("OLD", "NEW"))
+    static = f"`te_canary -- {ends} --tiers static` names the new way; {facts.way_back} until then"
     if diagnosis.component and diagnosis.component != TORCH:
         package = package_name(diagnosis.component, red.receipt)
         return f"pin {package} to the version that this release was made for, or {facts.way_back}"
@@ -153,6 +199,11 @@ def _api(red: Red, diagnosis: Diagnosis, facts: Facts) -> str:
         return f"{file}: the call no longer fits{_of_whom(said)}; {static}"
     if name:
         return f"{file}: `{name}` was moved, renamed or removed: take it from its new place; {static}"
+    if red.receipt.outcome is Outcome.IMPORT_ERROR:
+        return (
+            f"do what Transformer Engine asks for where it is imported (`{' '.join(said.split())[:120]}`), "
+            f"or {facts.way_back}"
+        )
     contract = next((check.name for check in red.checks if check.kind is CheckKind.CONTRACT), "")
     about = f"`{contract}` no longer holds" if contract and red.raised is None else "what is passed is refused now"
     return f"{file}: {about}; adapt the call; {static}"
@@ -162,8 +213,7 @@ def _numerics(red: Red, _: Diagnosis, facts: Facts) -> str:
     check = next((one.name for one in red.checks if one.kind is CheckKind.NUMBERS), "the failed check")
     return (
         f"{facts.way_back}, or take the native path of {red.module}, until `{check}` is in its bounds again; report "
-        "the check with its receipt to Transformer Engine; `te_bisect` finds the release, or the library, that "
-        "brought it"
+        f"the check with its receipt to Transformer Engine{_search(red.module, facts)}"
     )
 
 
@@ -183,13 +233,19 @@ def _performance(red: Red, _: Diagnosis, facts: Facts) -> str:
 
 def slow_step(module: str, facts: Facts, slowest: str) -> str:
     """What to do about a module that became slower."""
-    return (
-        f"{facts.way_back}, or accept {slowest}; `te_bisect -- {facts.before} {facts.after} --module {module}` finds "
-        "the release that brought it"
-    )
+    return f"{facts.way_back}, or accept {slowest}{_search(module, facts)}"
+
+
+def _search(module: str, facts: Facts) -> str:
+    """How to find the release between; empty where the two sides are not two releases."""
+    if facts.releases is None:
+        return ""
+    return f"; `te_bisect -- {' '.join(facts.releases)} --module {module}` finds the release that brought it"
 
 
 def _bridge_file(red: Red, facts: Facts) -> str:
+    if red.raised is not None and red.raised.kind == "VendorEntryMissing":
+        return "bridge/imports.py"  # where every name of Transformer Engine is written
     inner = red.raised.bridge[-1].partition(" in ")[0] if red.raised and red.raised.bridge else ""
     return inner or next(iter(facts.files), f"bridge/{red.module}.py")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,23 +29,29 @@ class Slow:
     others: tuple[str, ...] = ()
 
 
-def file_slow(own: Sequence[TimingChange], order: Order, red: Mapping[str, str]) -> tuple[Slow, ...]:
+def file_slow(
+    own: Sequence[TimingChange], order: Order, red: Mapping[str, str], timed: Sequence[TimingChange] = ()
+) -> tuple[Slow, ...]:
     """Every slower module filed under the first that it stands on and that is slower in the same way.
 
     Args:
         own: rows that are slower beyond the noise and beyond what all share.
         red: red modules -> the module that each is filed under: what is red is not slow as well, and what stands on it
             may be slow by taking another path.
+        timed: every row: what is timed and not slower tells what a slower one is slower by.
     """
     rows: dict[str, list[TimingChange]] = {}
     for row in own:
         if row.module not in red:
             rows.setdefault(row.module, []).append(row)
+    held = frozenset((row.module, row.name) for row in timed if row.noise and not row.slower)
     slow: dict[str, list[str]] = {}
     for module in sorted(rows, key=order.rank):
         if any(order.depends(module, other) and _share(module, other) for other in red if other != FIREWALL):
             continue
-        cause = next((one for one in slow if order.depends(module, one) and _slows(one, rows[one], module, rows)), None)
+        cause = next(
+            (one for one in slow if order.depends(module, one) and _slows(one, rows[one], module, rows, held)), None
+        )
         if cause is None:
             slow[module] = []
         else:
@@ -52,19 +59,31 @@ def file_slow(own: Sequence[TimingChange], order: Order, red: Mapping[str, str])
     return tuple(Slow(module, tuple(rows[module]), tuple(others)) for module, others in slow.items())
 
 
-def _slows(cause: str, its: Sequence[TimingChange], module: str, rows: Mapping[str, Sequence[TimingChange]]) -> bool:
+def _slows(
+    cause: str, its: Sequence[TimingChange], module: str, rows: Mapping[str, Sequence[TimingChange]],
+    held: frozenset[tuple[str, str]],
+) -> bool:  # fmt: skip
     """Whether what is slower in one module makes every row of another slower."""
     if cause != FIREWALL and not _share(cause, module):
         return False
     # What the scope costs the host is paid by whatever is run in it, on the device too, which waits for the host.
     low = all(_words(row) & _LOW for row in its)
-    backward = all("backward" in _words(row) for row in its)
+    backward = all(_is_of_backward(row, held) for row in its)
     return all(
         (cause != FIREWALL or row.name.endswith(HOST) or bool(_words(row) & _LOW))
         and (bool(_words(row) & _LOW) or not low)
-        and (not backward or any("backward" in word for word in row.name.split(".")))
+        and (not backward or "backward" in _words(row))
         for row in rows[module]
     )
+
+
+def _is_of_backward(row: TimingChange, held: frozenset[tuple[str, str]]) -> bool:
+    """Whether the backward pass alone is slower: a use of both passes is where its forward pass by itself is not."""
+    words = _words(row)
+    if "backward" not in words:
+        return False
+    alone = row.name.replace("forward-backward", "forward")
+    return "forward" not in words or (row.module, alone) in held
 
 
 def _share(one: str, other: str) -> bool:
@@ -73,4 +92,4 @@ def _share(one: str, other: str) -> bool:
 
 
 def _words(row: TimingChange) -> frozenset[str]:
-    return frozenset(row.name.split("."))
+    return frozenset(re.split(r"[.-]", row.name))

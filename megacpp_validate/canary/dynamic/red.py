@@ -10,6 +10,7 @@ from ...evidence.upgrade import Change
 from .causes import Diagnosis, diagnose
 from .entries import entries_in, of_module
 from .failed_checks import CheckKind, FailedCheck, read_failed_checks
+from .parameters import odd_in_check, odd_parameters
 from .raised import Raised, read_raised
 from .signature import Signature, sign
 
@@ -60,7 +61,10 @@ class Red:
         Of what was raised: those that its text names, else those of its innermost frame of Transformer Engine.
         """
         if self.raised is not None:
-            said = entries_in(self.raised.text, self.uses) or entries_in(self.raised.frame, self.uses)
+            texts = self.raised.text, self.raised.frame
+            # What is not its module's own: the layer that a probe looks through, a recipe that a layer takes.
+            known = (*(entries_in(text, self.uses) for text in texts), *(entries_in(text) for text in texts))
+            said = next(filter(None, known), None)
             return frozenset(said) if said else None
         found: set[str] = set()
         for check in self.checks:
@@ -68,6 +72,17 @@ class Red:
                 return None
             found |= check.entries
         return frozenset(found) or None
+
+    @cached_property
+    def parameters(self) -> frozenset[str]:
+        """Last words of parameters that are there now and were not, or the other way round."""
+        return odd_parameters(self.receipt, self.before, self.raised)
+
+    def parameters_of(self, name: str) -> frozenset[str]:
+        """The same of one of its failed checks."""
+        now = next((check for check in self.receipt.checks if check.name == name and not check.passed), None)
+        known = () if self.before is None else self.before.checks
+        return frozenset() if now is None else odd_in_check(now, next((c for c in known if c.name == name), None))
 
     @property
     def is_blocked(self) -> bool:

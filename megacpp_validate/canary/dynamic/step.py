@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Final
 
 from ...catalog import BridgeModule
+from ...catalog_needs import Needs
 from ...evidence.findings import Cause
 from ...evidence.receipt import Outcome, Receipt, cell_id
 from ...evidence.upgrade import ENVIRONMENT, Change, Culprit, ModuleChange, StepResult, TimingChange
@@ -19,6 +20,7 @@ from .performance import file_slow
 from .red import Red
 from .slowdown import SharedSlowdown, split_slowness
 from .versions import changed_components, compare_versions, release_of
+from .witness import name_the_layer
 
 _NEW: Final = frozenset({Change.REGRESSED, Change.NEW})
 
@@ -47,6 +49,7 @@ def compare_all(
     timings: Timings = lambda *_: (),
     *,
     target: str = "",
+    needs: Needs | None = None,
 ) -> tuple[StepResult, ...]:
     """Every step between adjacent stacks.
 
@@ -54,10 +57,11 @@ def compare_all(
         stacks: oldest first.
         modules: in dependency order.
         timings: gives the rows of a step.
-        target: as in `compare_stacks`.
+        target, needs: as in `compare_stacks`.
     """
     return tuple(
-        compare_stacks(one, other, modules, timings(one, other), target=target) for one, other in pairwise(stacks)
+        compare_stacks(one, other, modules, timings(one, other), target=target, needs=needs)
+        for one, other in pairwise(stacks)
     )
 
 
@@ -68,6 +72,7 @@ def compare_stacks(
     timings: Sequence[TimingChange] = (),
     *,
     target: str = "",
+    needs: Needs | None = None,
 ) -> StepResult:
     """The step from one stack to another. Never raises, whichever receipts there are.
 
@@ -76,6 +81,7 @@ def compare_stacks(
         modules: in dependency order.
         timings: every use that was timed on both sides.
         target: id; that of the receipts without it.
+        needs: what releases are known to need, for the next steps; without it they say what the receipts show alone.
     """
     target = target or _target_of((*after.receipts, *before.receipts))
     old, new = (_believed(side, target) for side in (before, after))
@@ -86,8 +92,8 @@ def compare_stacks(
     changes = {name: compare(old.get(name), seen.get(name)) for name in names}
     reds = [Red(name, seen[name], changes[name], old.get(name)) for name in names if is_red(seen.get(name))]
     good = {name for name, receipt in seen.items() if receipt.outcome.is_good}
-    sides = _sides(before.stack, after.stack, old, new, modules)
-    cases = _cases(reds, order, good, sides)
+    sides = _sides(before.stack, after.stack, old, new, modules, needs)
+    cases = [name_the_layer(case, seen) for case in _cases(reds, order, good, sides)]
     culprits, under = _name_red(cases, sides)
     slow, under_slow = _name_slow(timings, order, under | {red.module: red.module for red in reds}, sides)
     rows = tuple(
@@ -151,7 +157,7 @@ def _name_slow(
     slowness = split_slowness(timings)
     found = [_tell_shared(shared, sides) for shared in slowness.shared if shared.changes]
     under = {row.module: ENVIRONMENT for shared in slowness.shared for row in shared.changes}
-    for slow in file_slow(slowness.own, order, red):
+    for slow in file_slow(slowness.own, order, red, timings):
         culprit = tell_slow(slow, sides)
         found.append(culprit)
         under |= dict.fromkeys(culprit.cascades, culprit.module)
@@ -174,12 +180,17 @@ def _tell_shared(shared: SharedSlowdown, sides: Sides) -> Culprit:
 
 
 def _sides(
-    before: str, after: str, old: Mapping[str, Receipt], new: Mapping[str, Receipt], modules: Sequence[BridgeModule]
+    before: str,
+    after: str,
+    old: Mapping[str, Receipt],
+    new: Mapping[str, Receipt],
+    modules: Sequence[BridgeModule],
+    needs: Needs | None,
 ) -> Sides:
     versions = compare_versions(old, new)
     releases = release_of(old), release_of(new)
     same = bool(releases[0]) and releases[0] == releases[1]
-    facts = Facts(before, after, held=True, same_release=same, versions=versions)
+    facts = Facts(before, after, held=True, same_release=same, versions=versions, needs=needs)
     files = {module.id: tuple(module.files) for module in modules}
     return Sides(facts, old, changed_components(versions) if same else (), files)
 

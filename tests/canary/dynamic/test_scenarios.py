@@ -241,6 +241,23 @@ SLOW: dict[str, tuple[tuple[TimingChange, ...], Named]] = {
     "what-runs-nothing-of-it": ((row("attention", BF16), row("layer_spec", BF16)), {"attention": (), "layer_spec": ()}),
     "low-precision-explains-no-bf16": ((row("linear_walker", FP8), row("native_block", BF16)),
                                        {"linear_walker": (), "native_block": ()}),
+    # Its forward pass is as it was: a forward pass above it is slow by itself.
+    "the-backward-pass-explains-no-forward-pass": (
+        (row("attention", "bf16.causal.gqa4.forward", 1.0), row("attention", "bf16.causal.gqa4.forward-backward"),
+         row("native_block", "bf16.block.forward")),
+        {"attention": (), "native_block": ()}),
+    "but-what-runs-both-passes": (
+        (row("attention", "bf16.causal.gqa4.forward", 1.0), row("attention", "bf16.causal.gqa4.forward-backward"),
+         row("native_block", "bf16.block.forward-backward")),
+        {"attention": ("native_block",)}),
+    "both-passes-are-slower-and-explain-a-forward-pass": (
+        (row("attention", "bf16.causal.gqa4.forward"), row("attention", "bf16.causal.gqa4.forward-backward"),
+         row("native_block", "bf16.block.forward")),
+        {"attention": ("native_block",)}),
+    "which-pass-is-slower-is-not-told": ((row("linear_walker", BF16), row("native_block", "bf16.block.forward")),
+                                         {"linear_walker": ("native_block",)}),
+    "backward-alone": ((row("linear_walker", "bf16.x.backward"), row("native_block", "bf16.block.forward")),
+                       {"linear_walker": (), "native_block": ()}),
     "the-scope": ((row("imports", "scope.entered-50-times"), row("expert_gemm", FP8), row("expert_gemm", BF16, 1.0)),
                   {"imports": ("expert_gemm",)}),
 }  # fmt: skip
@@ -281,6 +298,13 @@ SAID: dict[str, tuple[Receipt, str]] = {
     "memory": (raises("permute", "OutOfMemoryError", "CUDA out of memory. Tried 2 GiB"), r"less beside it on the GPU"),
     "architecture": (raises("permute", "RuntimeError", "CUDA error: no kernel image is available"), r"for sm_90"),
     "crash": (dies("permute", "SIGSEGV", KNOWN["permute"][1]), r"rebuild the extension.*CUDA_LAUNCH_BLOCKING=1"),
+    "entry": (raises("linear_walker", "VendorEntryMissing", "its entry point `linear` is not: gone", bridge="vendor"),
+              r"^bridge/imports\.py: `linear` was moved"),
+    "core-library": (cannot_import(text="Could not find shared object file for Transformer Engine torch lib."),
+                     r"^reinstall sources, core library and torch extension of "),
+    "asks-for-something": (replace(cannot_import(), failure=None, reason="TE cannot be used: RuntimeError: TE needs "
+                                   "another torch. Likely cause: x."), r"asks for .*\(`TE needs another torch`\)"),
+    "ended-itself": (dies("permute", "exit status 3"), r"^read the log beside the receipt of te2-h200-permute"),
     "hang": (dies("permute", "timeout", KNOWN["permute"][1]), r"longer --limit to tell slow from hung"),
 }  # fmt: skip
 
