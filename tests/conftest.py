@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from hypothesis import settings
 
 from megacpp_validate.canary.release import Release
 from megacpp_validate.canary.sources import Sources, SourceUnavailable
@@ -22,6 +23,10 @@ from megacpp_validate.catalog import Catalog, read_catalog
 # Two workers on two cores, each with a thread a core, wait for each other: a probe then takes up to 20 times as long.
 # Set before torch is imported, and inherited by every process that a test starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# The same examples at every run: what is red is red again. HYPOTHESIS_PROFILE=default looks for new ones.
+settings.register_profile("steady", derandomize=True, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
 
 @pytest.fixture(scope="session")

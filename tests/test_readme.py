@@ -31,4 +31,6 @@ def test_there_is_something_to_hold_it_to() -> None:
         "docs/examples/cpu_parity.txt",
         "docs/examples/selftest.md",
         "docs/evidence/support.md",
+        "docs/examples/te_canary_h200.txt",
+        "docs/examples/blame_score.md",
     }

@@ -71,6 +71,7 @@ def te_canary(
         fresh=fresh,
         times=not no_times,
         seed=seed,
+        matrix=matrix,
     )
     default = "gpu" if all_installed or environments else "static"
     run_upgrade(catalog, read_tiers(tiers or default), asked, telling)

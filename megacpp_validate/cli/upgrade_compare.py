@@ -1,4 +1,4 @@
-"""Receipts of many stacks, judged step by step; and two folders of receipts that were made earlier."""
+"""Receipts of many stacks, judged step by step; also those that were made earlier."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from ..canary.dynamic.slowdown import CardNoise, compare_timings, measure_noise
 from ..canary.dynamic.step import StackReceipts, compare_all
-from ..catalog import BridgeModule, Catalog, read_catalog
+from ..catalog import BridgeModule, Catalog
 from ..catalog_needs import Needs, read_needs
 from ..environments.stacks import AGAIN, RanStack
 from ..evidence.parity import SupportGrid, build_support
@@ -26,20 +26,21 @@ def judge_stacks(
     again: Mapping[str, Receipt],
     modules: Sequence[BridgeModule],
     target: str,
-    needs: Needs | None = None,
+    needs: Needs,
 ) -> tuple[StepResult, ...]:
     """The step between each stack and the next.
 
     Args:
         stacks: oldest first.
-        again: of a second run of the first stack, by probe; none where nothing was timed.
+        again: of a second run of one of them, by probe; none where nothing was timed.
         modules: in dependency order, those that were run.
         target: id.
-        needs: what releases are known to need; those that the project knows without it.
+        needs: what releases are known to need.
     """
-    noise = measure_noise(_by_probe(stacks[0]) if stacks else {}, again)
-    known = needs or read_needs([module.id for module in read_catalog().modules])
-    return compare_all(stacks, modules, lambda one, other: _timings(one, other, noise), target=target, needs=known)
+    twice = {receipt.stack for receipt in again.values()}
+    first = next((stack for stack in stacks if stack.stack in twice), None)
+    noise = measure_noise(_by_probe(first) if first else {}, again)
+    return compare_all(stacks, modules, lambda one, other: _timings(one, other, noise), target=target, needs=needs)
 
 
 def grid_of(
@@ -56,19 +57,23 @@ def receipts_of(stack: RanStack) -> StackReceipts:
 
 
 @foreseen({ReceiptInvalid: Exit.WRONG_ARGUMENTS})
-def compare_folders(catalog: Catalog, before: Path, after: Path, telling: Telling) -> None:
-    """Judge the step between two folders; closed where somebody is to blame, not open where evidence is lost."""
+def compare_folders(catalog: Catalog, folders: Sequence[Path], matrix: Path | None, telling: Telling) -> None:
+    """Judge the step from each folder to the next.
+
+    Closed where somebody is to blame, and not open where evidence is lost.
+    """
     started = time.monotonic()
-    found = [read_receipts(folder) for folder in (before, after)]
-    for folder, receipts in zip((before, after), found, strict=True):
+    found = [read_receipts(folder) for folder in folders]
+    for folder, receipts in zip(folders, found, strict=True):
         if not receipts.found and not receipts.unreadable:
             refuse(f"there is no receipt in {folder}", Exit.NOTHING_SELECTED)
     target = _one_of("target", (receipt.target for side in found for receipt in side.found.values()))
-    sides = [_read_side(folder, side) for folder, side in zip((before, after), found, strict=True)]
-    again = _again(before)
+    sides = [_read_side(folder, side) for folder, side in zip(folders, found, strict=True)]
+    again = next(filter(None, map(_again, folders)), {})
     probes = {receipt.probe for side in sides for receipt in side.receipts}
     lost = {str(fault.file): fault.reason for side in found for fault in side.unreadable}
     modules = [module for module in catalog.modules if lost or module.id in probes]
+    needs = read_needs([module.id for module in catalog.modules], matrix)
     result = UpgradeResult(
         tool=TOOL,
         target=target,
@@ -81,9 +86,9 @@ def compare_folders(catalog: Catalog, before: Path, after: Path, telling: Tellin
                 folder=str(folder),
                 reused=tuple(receipt.cell for receipt in side.receipts),
             )
-            for folder, side in zip((before, after), sides, strict=True)
+            for folder, side in zip(folders, sides, strict=True)
         ),
-        steps=judge_stacks(sides, again, modules, target),
+        steps=judge_stacks(sides, again, modules, target, needs),
         seconds={"gpu": round(time.monotonic() - started, 2)},
     )
     telling(result)

@@ -11,6 +11,7 @@ from typing import Final, NoReturn
 import typer
 
 from ..catalog import Catalog
+from ..catalog_needs import read_needs
 from ..environments.chosen import SpecInvalid
 from ..environments.environment import NoEnvironment
 from ..environments.plan import UnknownTarget, choose_probes
@@ -127,7 +128,8 @@ def _run_gpu(catalog: Catalog, asked: DynamicAsked) -> Dynamic:
     modules = [module for module in catalog.modules if module.id in selected]
     stacks = [receipts_of(stack) for stack in ran.stacks]
     again = next((stack.again for stack in ran.stacks if stack.again), {})
-    return Dynamic(ran, grid_of(stacks, modules, {}), judge_stacks(stacks, again, modules, ran.target.id))
+    needs = read_needs([module.id for module in catalog.modules], asked.matrix)
+    return Dynamic(ran, grid_of(stacks, modules, {}), judge_stacks(stacks, again, modules, ran.target.id, needs))
 
 
 @contextmanager

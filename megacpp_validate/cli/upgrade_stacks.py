@@ -37,6 +37,7 @@ class DynamicAsked:
         jobs, gpu_memory_mib: 0 for what suits this machine.
         limit_s: seconds that one cell may take.
         times: whether modules are timed; only a GPU is.
+        matrix: folder of the matrix files; the project's own where it is None.
     """
 
     releases: tuple[str, ...]
@@ -53,6 +54,7 @@ class DynamicAsked:
     fresh: bool
     times: bool
     seed: int
+    matrix: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,18 @@ _PYTHON: Final[tuple[Rule, ...]] = (
          seen="ImportError"),
     Rule(r"module '([\w.]+)' has no attribute", Cause.ENVIRONMENT, owned=True, seen="AttributeError"),
 )  # fmt: skip
+# A release that looks at a version and says what it needs: "requires cuDNN 9.12.0 or later, but ... is 9.1.0".
+_WANTS: Final = re.compile(
+    r"(?:requires?|needs?|wants?|expects?|minimum|at least|only supported (?:with|by|on)|upgrade)\b[^.;]{0,60}?"
+    r"\b(?P<name>cuDNN|cuBLAS(?:Lt)?|NCCL|(?:NVIDIA |CUDA )?driver|CUDA|PyTorch|torch|flash[-_ ]?attn|FlashAttention|"
+    r"triton|numpy|Python)\b[^.;]{0,30}?\d+\.\d+",
+    re.IGNORECASE,
+)
+_WANTED: Final = {
+    "cudnn": "cuDNN", "cublas": "cuBLAS", "cublaslt": "cuBLAS", "nccl": "NCCL", "driver": "driver",
+    "nvidia driver": "driver", "cuda driver": "driver", "cuda": "CUDA runtime", "pytorch": TORCH, "torch": TORCH,
+    "triton": "triton", "numpy": "numpy", "python": "Python",
+}  # fmt: skip
 _TE: Final = re.compile(r"transformer_engine(?:_cu\d+)?(?:\.|$)")
 _EXTENSION: Final = re.compile(r"transformer_engine_torch")
 _API: Final = frozenset({
@@ -123,7 +135,7 @@ def may_follow(raised: Raised) -> bool:
 def diagnose_raised(raised: Raised) -> Diagnosis:
     """The class of cause of what was raised."""
     rules: tuple[Callable[[Raised], Diagnosis | None], ...] = (
-        _by_loader, _by_python, _by_component, _by_argument, _by_crash, _by_end,
+        _by_loader, _by_python, _by_component, _by_version, _by_argument, _by_crash, _by_end,
     )  # fmt: skip
     found = next((answer for rule in rules if (answer := rule(raised)) is not None), None)
     return found or Diagnosis(Cause.API, framed_by(raised.vendor_frame), _missing(raised))
@@ -177,6 +189,13 @@ def _by_component(raised: Raised) -> Diagnosis | None:
     if component := said_by(f"{raised.kind}: {raised.text}"):
         return Diagnosis(Cause.API if raised.kind in ("TypeError", "AttributeError") else Cause.ENVIRONMENT, component)
     return None
+
+
+def _by_version(raised: Raised) -> Diagnosis | None:
+    """A release that says which version of something it needs."""
+    if (found := _WANTS.search(raised.text)) is None:
+        return None
+    return Diagnosis(Cause.ENVIRONMENT, _WANTED.get(found["name"].lower(), "flash-attn"))
 
 
 def _by_python(raised: Raised) -> Diagnosis | None:

@@ -66,6 +66,14 @@ RAISED: dict[str, tuple[Cause, str]] = {
     "RuntimeError: Assertion error (csrc/utils/layout.hpp:12): dim == 2 or dim == 3": (Cause.BINARY, "DeepGEMM"),
     "RuntimeError: /TE/common/a.cu:3 in function f: Assertion failed: rows % 16 == 0": (Cause.API, ""),
     "RuntimeError: NVRTC Error: NVRTC_ERROR_COMPILATION": (Cause.ENVIRONMENT, "NVRTC"),
+    # A release that looks at a version: seen with a planted minimum on an H200, 2026-11-21, and in TE's sources.
+    "RuntimeError: Transformer Engine requires cuDNN 9.99.0 or later, but the cuDNN runtime is 9.14.0.": (
+        Cause.ENVIRONMENT, "cuDNN"),
+    "AssertionError: FP8 grouped GEMM needs CUDA 12.9 or later": (Cause.ENVIRONMENT, "CUDA runtime"),
+    "ImportError: Transformer Engine requires flash-attn >= 2.1.1": (Cause.ENVIRONMENT, "flash-attn"),
+    "RuntimeError: requires PyTorch 2.12 or newer": (Cause.ENVIRONMENT, "torch"),
+    "ValueError: FP8 execution requires 2D input matrices with height divisible by 8": (Cause.API, ""),
+    "AssertionError: requires a torch.Tensor of 2 dimensions": (Cause.API, ""),
 }  # fmt: skip
 
 
