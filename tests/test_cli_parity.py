@@ -20,9 +20,11 @@ sys.path.insert(0, str(Path(__file__).parent / "environments"))
 from places import make_probes
 
 from megacpp_validate.cli import main
+from megacpp_validate.cli.seeds import LARGEST_SEED
+from megacpp_validate.environments.restart import own_folder
 from megacpp_validate.evidence.store import read_receipts
 
-OPEN, CLOSED, WRONG, NOTHING, MISSING, NO_ENVIRONMENT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+OPEN, CLOSED, WRONG, NOTHING, MISSING, NO_ENVIRONMENT, INFRASTRUCTURE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
 MODULES = {"imports", "attention", "linear_walker", "expert_gemm", "permute", "native_block", "layer_spec"}
 
 
@@ -91,6 +93,29 @@ WRONG_ARGUMENTS: dict[str, tuple[list[str], int, list[str]]] = {
     "no-folder": (["support-grid", "nowhere"], WRONG, ["nowhere", "no such folder"]),
     "no-receipt": (["support-grid", "."], NOTHING, ["no receipt"]),
 }
+
+
+SEEDED: dict[str, list[str]] = {
+    "parity": ["parity", "--target", "h200"],
+    "te-canary": ["te-canary", "2.9.0", "2.20.2", "--tiers", "gpu"],
+    "te-bisect": ["te-bisect", "2.9.0", "2.20.2", "--module", "permute"],
+    "blame-score": ["blame-score", "--judge-only"],
+    "selftest": ["selftest", "no-such-mutant"],
+}
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 99999999999999999999999999])
+@pytest.mark.parametrize("arguments", SEEDED.values(), ids=SEEDED)
+def test_a_seed_that_torch_does_not_hold_is_a_wrong_argument(arguments: list[str], seed: int, run: Run) -> None:
+    said = run(*arguments, "--seed", seed)
+    assert said.code == WRONG
+    assert "--seed" in said.err
+
+
+def test_the_largest_seed_runs(run: Run, tmp_path: Path) -> None:
+    said = run("parity", "--target", "cpu", "--probes", "permute", "--seed", LARGEST_SEED)
+    assert said.code == OPEN, said.out
+    assert read_receipts(tmp_path / ".megacpp" / "receipts").found["native-cpu-permute"].seed == LARGEST_SEED
 
 
 @pytest.mark.parametrize(("arguments", "code", "words"), WRONG_ARGUMENTS.values(), ids=WRONG_ARGUMENTS)
@@ -191,6 +216,31 @@ def test_receipts_that_cannot_be_written_are_told(run: Run, stack: Callable[[str
     assert said.code == WRONG
     assert "a-file" in said.err
     assert "Next step" in said.err
+
+
+def test_a_second_run_in_the_same_folder_is_refused_and_writes_nothing(
+    run: Run, stack: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The receipts there would be of either run, and each would tell of its own."""
+    asked = ("parity", "--target", "h200", "--python", stack("write()"), "--receipts", "kept", "--probes", "imports")
+    with own_folder(tmp_path / "kept"):
+        said = run(*asked)
+    assert said.code == INFRASTRUCTURE
+    for word in ("another run", "kept", "Next step"):
+        assert word in said.err
+    assert list((tmp_path / "kept").glob("*.json")) == []
+    assert run(*asked).code == OPEN
+
+
+def test_a_run_holds_its_folder_while_it_runs(run: Run, stack: Callable[[str], Path], tmp_path: Path) -> None:
+    """Its own probe tries to lock the folder."""
+    lock = tmp_path / "kept" / ".lock"
+    main = (
+        f"import fcntl\ntry: fcntl.flock(open({str(lock)!r}), fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
+        "except BlockingIOError: write()\nelse: write(outcome='error')"
+    )
+    asked = ("parity", "--target", "h200", "--receipts", "kept", "--probes", "imports")
+    assert run(*asked, "--python", stack(main)).code == OPEN
 
 
 def test_an_interrupt_ends_it_and_what_it_started(stack: Callable[[str], Path], tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any, Final, Literal
 
 import torch
@@ -11,8 +12,9 @@ from torch import nn
 from torch.nn import functional
 
 from ..native.attention import attention as native_attention
+from ..native.autocast import without_autocast
 from . import imports as te
-from .attention_masks import BACKENDS, Backend, Masks, visible_keys
+from .attention_masks import BACKENDS, Backend, Masks, WrongOption, is_positive, visible_keys
 from .backends import Choice, Refusal, choose
 from .errors import NotDivisible, UnknownName, WrongDtype, WrongShape, WrongTarget
 from .extra_state import tolerate_extra_state
@@ -109,7 +111,9 @@ class Attention(nn.Module):
 
     Raises:
         NotDivisible: heads, groups and ranks that do not divide.
+        WrongOption: a scale that is no positive number, or sizes that are no whole ones.
         UnknownName: a backend that there is not.
+        WrongTarget: a device that torch does not know.
     """
 
     def __init__(
@@ -128,6 +132,9 @@ class Attention(nn.Module):
         super().__init__()
         check_heads(num_heads, num_gqa_groups, head_dim, tp_size)
         _check_backends(backends)
+        _check_scale(softmax_scale)
+        if device is not None:
+            check_device(device)
         self.heads, self.groups, self.head_dim = num_heads // tp_size, num_gqa_groups // tp_size, head_dim
         self.softmax_scale = softmax_scale
         self.backends, self.features = tuple(backends), features
@@ -173,7 +180,7 @@ class Attention(nn.Module):
             block_size: tokens in a block.
 
         Returns:
-            [B, H, T, D] in the dtype of `query`; rows that see nothing are zero.
+            [B, H, T, D] in the dtype of `query`, inside an autocast region too; rows that see nothing are zero.
 
         Raises:
             WrongShape, WrongDtype, WrongTarget: tensors of another rank, layout, size, dtype or device.
@@ -193,7 +200,8 @@ class Attention(nn.Module):
             )
         te_layer = self.te
         if taken.observed == "te" and te_layer is not None:
-            return te_layer(query, key, value, mask="causal" if causal else "no_mask")
+            with without_autocast(query):
+                return te_layer(query, key, value, mask="causal" if causal else "no_mask")
         kernels = KERNELS.get(taken.observed)
         if kernels is not None:
             return flash_attention(
@@ -213,7 +221,7 @@ class Attention(nn.Module):
     def _decide(self, query: Any, key: Any, value: Any, masks: Masks, call: tuple[object, ...]) -> Choice:
         """Check a call and choose its backend; what is kept goes past nn.Module, whose own assignment is slow."""
         self._check(query, key, value)
-        masks.check(query.shape[0], query.shape[1], query.shape[2])
+        masks.check(query.shape[0], query.shape[1], query.shape[2], query.device)
         # Backends after the one that takes the call are not asked: to ask FlashAttention 3 loads another CUDA runtime,
         # on which Transformer Engine 2.12 gives up ("Multiple libcudart libraries found", seen 2026-11-21).
         taken = choose("attention", [(name, partial(self._refusal, name, query, masks)) for name in self.backends])
@@ -270,7 +278,15 @@ def check_heads(heads: int, groups: int, head_dim: int, tp_size: int) -> None:
 
     Raises:
         NotDivisible: the text says what does not divide what.
+        WrongOption: one that is no whole number.
     """
+    if not all(
+        isinstance(size, Integral) and not isinstance(size, bool) for size in (heads, groups, head_dim, tp_size)
+    ):
+        raise WrongOption(
+            f"{heads!r} heads of size {head_dim!r} in {groups!r} groups over {tp_size!r} ranks: each must be a whole "
+            "number. Next step: read them from the model's configuration."
+        )
     if min(heads, groups, head_dim, tp_size) < 1:
         raise NotDivisible(
             f"{heads} heads of size {head_dim} in {groups} groups over {tp_size} ranks: each must be 1 or more. Next "
@@ -285,6 +301,24 @@ def check_heads(heads: int, groups: int, head_dim: int, tp_size: int) -> None:
         raise NotDivisible(
             f"{heads} query heads and {groups} groups do not divide among {tp_size} tensor-parallel ranks: a rank "
             f"takes whole heads and whole groups. Next step: choose tp_size among the divisors of {groups}."
+        )
+
+
+def check_device(device: Any) -> None:
+    """Refuse what names no device (WrongTarget): it would only say later, and less clearly, that TE is not there."""
+    try:
+        torch.device(device)
+    except (RuntimeError, TypeError) as fault:
+        raise WrongTarget(
+            f"device is {device!r}, which is none: {fault}. Next step: pass one such as 'cuda' or 'cpu'."
+        ) from fault
+
+
+def _check_scale(scale: float | None) -> None:
+    if scale is not None and not is_positive(scale):
+        raise WrongOption(
+            f"softmax_scale is {scale!r}: scores are multiplied by it. Next step: give a positive number, or None for "
+            "1 / sqrt(head_dim)."
         )
 
 
@@ -304,5 +338,6 @@ def _block_attention(query: Any, key: Any, value: Any, masks: Masks, scale: floa
     repeats = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
     # A row that sees nothing is let see everything, so that no kernel makes NaN of it, and is zeroed afterwards.
-    out = functional.scaled_dot_product_attention(query, key, value, attn_mask=seen | ~sees_any, scale=scale)
+    with without_autocast(query):
+        out = functional.scaled_dot_product_attention(query, key, value, attn_mask=seen | ~sees_any, scale=scale)
     return out.masked_fill(~sees_any, 0.0)

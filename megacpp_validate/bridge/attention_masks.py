@@ -6,13 +6,14 @@ The refusals are data: one row a kind of mask, read by `bridge.attention` and `b
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import torch
 
 from .backends import Refusal
-from .errors import BridgeError, MaskConflict, WrongDtype, WrongShape
+from .errors import BridgeError, MaskConflict, WrongDtype, WrongShape, WrongTarget
 
 Backend = Literal["te", "fa3", "fa4", "sdpa"]
 BACKENDS: Final[tuple[Backend, ...]] = ("te", "fa3", "fa4", "sdpa")
@@ -104,29 +105,45 @@ class Masks:
                 return Refusal(backend, row.code, row.reason)
         return None
 
-    def check(self, batch: int, heads: int, length: int) -> None:
+    def check(self, batch: int, heads: int, length: int, device: Any = None) -> None:
         """Refuse what cannot be asked of `heads` heads over `length` tokens; reads no tensor's values.
+
+        A mask must lie on `device`; None leaves that to the caller.
 
         Raises:
             MaskConflict: two kinds of mask that cannot hold at once.
             WrongOption: a value that makes no sense, or a block mask without its size.
-            WrongShape, WrongDtype: a mask of another shape or dtype.
+            WrongShape, WrongDtype, WrongTarget: a mask of another shape or dtype, or on another device.
         """
+        if not isinstance(self.causal, bool):
+            raise WrongOption(f"causal is {self.causal!r}. Next step: give True or False.")
         _check_conflicts(self)
+        for name in ("doc_ids", "block_mask"):
+            _check_tensor(name, getattr(self, name), device)
         if self.doc_ids is not None:
             _check_doc_ids(self.doc_ids, batch, length)
-        if self.window is not None and (not isinstance(self.window, int) or self.window < 1):
+        if self.window is not None and (not _is_whole(self.window) or self.window < 1):
             raise WrongOption(
                 f"window is {self.window!r}: a query must at least see itself. Next step: give a number of keys, 1 or "
                 "more, or None for all of them."
             )
-        if self.softcap is not None and not (math.isfinite(self.softcap) and self.softcap > 0.0):
+        if self.softcap is not None and not is_positive(self.softcap):
             raise WrongOption(
                 f"softcap is {self.softcap!r}: logits are capped at plus and minus that. Next step: give a positive "
                 "number, or None for no cap."
             )
         if self.block_mask is not None or self.block_size is not None:
             _check_blocks(self.block_mask, self.block_size, batch, heads, length)
+
+
+def is_positive(number: Any) -> bool:
+    """Whether this is a number of Python, finite and above zero."""
+    real = isinstance(number, numbers.Real) and not isinstance(number, bool)
+    return real and math.isfinite(number) and number > 0
+
+
+def _is_whole(number: Any) -> bool:
+    return isinstance(number, numbers.Integral) and not isinstance(number, bool)
 
 
 def visible_keys(masks: Masks, length: int, device: Any) -> Any:
@@ -158,6 +175,18 @@ def _check_conflicts(masks: Masks) -> None:
         )
 
 
+def _check_tensor(name: str, mask: Any, device: Any) -> None:
+    """Refuse a mask that is no tensor or lies elsewhere: not every kernel would raise, and some give garbage."""
+    if mask is None:
+        return
+    if not torch.is_tensor(mask):
+        raise WrongOption(f"{name} is a {type(mask).__name__}; wanted a tensor. Next step: torch.tensor({name}).")
+    if device is not None and mask.device != device:
+        raise WrongTarget(
+            f"{name} lies on {mask.device}, and what it masks on {device}. Next step: {name}.to({str(device)!r})."
+        )
+
+
 def _check_doc_ids(doc_ids: Any, batch: int, length: int) -> None:
     if tuple(doc_ids.shape) != (batch, length):
         raise WrongShape(
@@ -169,7 +198,7 @@ def _check_doc_ids(doc_ids: Any, batch: int, length: int) -> None:
 
 
 def _check_blocks(block_mask: Any, size: int | None, batch: int, heads: int, length: int) -> None:
-    if block_mask is None or not isinstance(size, int) or size < 1:
+    if block_mask is None or size is None or not _is_whole(size) or size < 1:
         raise WrongOption(
             f"block_mask and block_size belong together, and block_size ({size!r}) must be 1 or more. Next step: give "
             "both, or neither."

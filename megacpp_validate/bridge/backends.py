@@ -1,17 +1,21 @@
 """Which backend a wrapper was asked for, which one it took, and why: recorded, never silent.
 
 A wrapper asks its candidates in order; each answers with None (it can) or a `Refusal` with its reason. The outcome
-is a `Choice`, kept on the wrapper, added to this process's record, and logged once if it is a fallback.
+is a `Choice`, kept on the wrapper, added to this process's record, and logged once if it is a fallback. A call that
+torch.compile traces is not recorded: a graph has no locks and no logs, and the choice is made once for all its runs.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from .errors import BridgeError
 
 LOG: Final = logging.getLogger("megacpp_validate.bridge")
 
@@ -53,7 +57,7 @@ class Choice:
         return self.observed != self.requested
 
 
-class NoBackend(RuntimeError):
+class NoBackend(BridgeError, RuntimeError):
     """Every candidate refused; the text has all reasons."""
 
 
@@ -64,7 +68,7 @@ _record: Counter[Choice] = Counter()
 
 
 def choose(module: str, candidates: Sequence[Candidate]) -> Choice:
-    """The first candidate that does not refuse, recorded.
+    """The first candidate that does not refuse, recorded except under torch.compile.
 
     Raises:
         NoBackend: all of them refuse, or there is none.
@@ -74,7 +78,8 @@ def choose(module: str, candidates: Sequence[Candidate]) -> Choice:
         refusal = ask()
         if refusal is None:
             choice = Choice(module, candidates[0][0], backend, tuple(refusals))
-            _remember(choice)
+            if not _is_traced():
+                _remember(choice)
             return choice
         refusals.append(refusal)
     reasons = "; ".join(f"{refusal.backend}: {refusal.reason}" for refusal in refusals) or "there is no candidate"
@@ -91,6 +96,12 @@ def forget_choices() -> None:
     """Start the record anew."""
     with _lock:
         _record.clear()
+
+
+def _is_traced() -> bool:
+    """Whether torch.compile or torch.export is following this call; without importing torch, which may not be here."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.compiler.is_compiling())
 
 
 def _remember(choice: Choice) -> None:

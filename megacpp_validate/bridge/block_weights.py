@@ -220,7 +220,7 @@ def shard_native_state(state: Mapping[str, Any], shape: BlockShape, rank: int, t
     """
     shape.shard(tp_size)
     _check_rank(rank, tp_size)
-    whole = check_native_state(state, shape, state[QKV].dtype if QKV in state else None)
+    whole = check_native_state(state, shape, _dtype_of(state, shape))
     up = split_gated(whole[FC1], rank, tp_size) if shape.gated else whole[FC1].chunk(tp_size)[rank].clone()
     return {
         **{name: whole[name].clone() for name in NORMS},
@@ -232,9 +232,16 @@ def shard_native_state(state: Mapping[str, Any], shape: BlockShape, rank: int, t
 
 
 def join_native_state(shards: Sequence[Mapping[str, Any]], shape: BlockShape) -> dict[str, Any]:
-    """A whole native state from every rank's share, in order of rank; the inverse of `shard_native_state`."""
+    """A whole native state from every rank's share, in order of rank; the inverse of `shard_native_state`.
+
+    Raises:
+        NotDivisible: something does not divide among that many ranks.
+        WeightMismatch: a share does not fit, is of another dtype than that of rank 0, or has other norms: those are
+            whole on every rank, and which of two would be right nobody can tell.
+    """
     mine = shape.shard(len(shards))
-    parts = [check_native_state(shard, mine, shard[QKV].dtype if QKV in shard else None) for shard in shards]
+    parts = [check_native_state(shard, mine, _dtype_of(shards[0], mine)) for shard in shards]
+    _check_norms(parts)
     up = [part[FC1] for part in parts]
     return {
         **{name: parts[0][name].clone() for name in NORMS},
@@ -243,6 +250,25 @@ def join_native_state(shards: Sequence[Mapping[str, Any]], shape: BlockShape) ->
         FC1: join_gated(up) if shape.gated else torch.cat(up),
         FC2: torch.cat([part[FC2] for part in parts], dim=1),
     }
+
+
+def _dtype_of(state: Mapping[str, Any], shape: BlockShape) -> Any:
+    """The dtype that all weights of a state are held to; None where it has none of them."""
+    return next((state[name].dtype for name in (QKV, *shape.native_shapes()) if name in state), None)
+
+
+def _check_norms(parts: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse ranks whose norms have drifted apart; equal means to the bit, wherever they lie."""
+    for name in NORMS:
+        first = parts[0][name]
+        drifted = [rank for rank, part in enumerate(parts) if not torch.equal(part[name].to(first.device), first)]
+        if drifted:
+            raise WeightMismatch(
+                f"{name} of rank {', '.join(map(str, drifted))} differs from that of rank 0, and every rank holds the "
+                "whole of it. Likely cause: its gradient was not reduced over the tensor-parallel ranks, or the shares "
+                "are of different steps. Next step: pass shares of one step; where the ranks drifted in training, "
+                "reduce that gradient."
+            )
 
 
 def _check_divides(what: str, count: int, ranks: int) -> None:

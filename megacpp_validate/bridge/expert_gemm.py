@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any, Final, Literal, get_args
 
 import torch
 from torch import nn
 
+from ..native.autocast import without_autocast
 from ..native.grouped_gemm import ExpertBank, grouped_gemm
 from . import imports as te
+from .attention_masks import WrongOption
 from .backends import Candidate, Choice, Refusal, choose
 from .deep_gemm_product import BACKWARD, QuantizedWeight, deep_gemm_grouped, quantize_weight, why_not_deep_gemm
 from .errors import TokenCountMismatch, UnknownName, WeightMismatch, WrongDtype, WrongShape, WrongTarget
 from .features import PRODUCTION, Features, why_not_te
 from .permute import TePadding
+from .row_map import whole_numbers
 from .te_fp8 import te_state
 
 Backend = Literal["te", "deep_gemm", "native"]
@@ -88,6 +92,8 @@ class ExpertGemm(nn.Module):
 
     Raises:
         WrongShape: a size below 1.
+        WrongOption: a size that is not whole.
+        WrongDtype: a dtype without fractions.
         UnknownName: a backend that there is not.
         NoBackend: every backend that may be asked refuses.
     """
@@ -108,6 +114,8 @@ class ExpertGemm(nn.Module):
         _check_backends(backends)
         self.num_experts, self.in_features, self.out_features = num_experts, in_features, out_features
         dtype = dtype if dtype is not None else torch.get_default_dtype()
+        if not dtype.is_floating_point:
+            raise WrongDtype(f"experts of {dtype} cannot be trained. Next step: make them in a floating dtype.")
         device = torch.device(device) if device is not None else torch.get_default_device()
         self.features, self.backends = features, tuple(backends)
         self._refused = {name: self._why_not_held(name, dtype, device) for name in self.backends}
@@ -140,18 +148,19 @@ class ExpertGemm(nn.Module):
                 the kept ones, None rounds them for this call.
 
         Returns:
-            [R, N] in the dtype of `rows`.
+            [R, N] in the dtype of `rows`, also inside an autocast region.
 
         Raises:
             WrongShape, WrongDtype, WrongTarget: rows of another rank, width, dtype or device.
-            TokenCountMismatch: numbers that are not E, are negative, or do not sum to R.
+            TokenCountMismatch: numbers that are not E, not whole, negative, or do not sum to R.
             NoBackend: every backend that may be asked refuses.
         """
         counts = self._check(rows, rows_per_expert)
         taken = choose("expert_gemm", self._candidates(rows))
         if taken.observed == "te":
             self.__dict__["choice"] = taken  # past nn.Module, whose own assignment costs more than the choice does
-            return self._on_te(rows, counts, is_first_microbatch)
+            with without_autocast(rows):
+                return self._on_te(rows, counts, is_first_microbatch)
         if taken.observed == "deep_gemm":
             self.__dict__["choice"] = Choice(taken.module, taken.requested, "deep_gemm", (*taken.refusals, BACKWARD))
             weight = self._quantized_weight(is_first_microbatch)
@@ -159,7 +168,8 @@ class ExpertGemm(nn.Module):
         self.__dict__["choice"] = taken
         if isinstance(self.bank, TeExpertBank):
             pieces = rows.split(list(counts))
-            return torch.cat([piece @ weight.t() for piece, weight in zip(pieces, self._weights(), strict=True)])
+            with without_autocast(rows):
+                return torch.cat([piece @ weight.t() for piece, weight in zip(pieces, self._weights(), strict=True)])
         return grouped_gemm(rows, self.bank.weight, counts)
 
     def native_state_dict(self) -> dict[str, Any]:
@@ -170,7 +180,7 @@ class ExpertGemm(nn.Module):
         """Take the parameters of a native bank, exactly.
 
         Raises:
-            WeightMismatch: a name missing or unknown, or another shape.
+            WeightMismatch: a name missing or unknown, another shape, or a dtype that the bank's does not hold exactly.
         """
         wanted = (self.num_experts, self.out_features, self.in_features)
         if set(state) != {"weight"} or tuple(state["weight"].shape) != wanted:
@@ -179,6 +189,13 @@ class ExpertGemm(nn.Module):
                 f"an expert bank takes one tensor, weight {list(wanted)}, and got {seen}. Likely cause: a bank of "
                 "other sizes, or the state of another kind of layer. Next step: pass native_state_dict() of a bank "
                 "of these sizes."
+            )
+        held = next(self.bank.parameters()).dtype
+        given_as = state["weight"].dtype
+        if given_as != held and (given_as not in TE_DTYPES or torch.promote_types(given_as, held) != held):
+            raise WeightMismatch(
+                f"the weight is {given_as} and the bank {held}, which cannot hold it exactly. Likely cause: master "
+                f"weights for a bank in low precision. Next step: cast it knowingly, weight.to({held})."
             )
         with torch.no_grad():
             for into, given in zip(self._weights(), state["weight"].unbind(0), strict=True):
@@ -271,8 +288,7 @@ class ExpertGemm(nn.Module):
             raise WrongTarget(
                 f"rows lie on {rows.device} and the experts on {held.device}. Next step: move them to one device."
             )
-        given: Any = rows_per_expert
-        counts = tuple(map(int, given.tolist() if torch.is_tensor(given) else given))
+        counts = whole_numbers(rows_per_expert)
         if len(counts) != self.num_experts or min(counts) < 0 or sum(counts) != rows.shape[0]:
             raise TokenCountMismatch(
                 f"{len(counts)} numbers of rows that sum to {sum(counts)}, the least {min(counts, default=0)}, for "
@@ -287,6 +303,11 @@ def _never() -> None:
 
 
 def _check_sizes(num_experts: int, in_features: int, out_features: int) -> None:
+    if not all(isinstance(size, Integral) for size in (num_experts, in_features, out_features)):
+        raise WrongOption(
+            f"{num_experts!r} experts of {in_features!r} -> {out_features!r} features: each must be a whole number. "
+            "Next step: read them from the model's configuration."
+        )
     if min(num_experts, in_features, out_features) < 1:
         raise WrongShape(
             f"{num_experts} experts of {in_features} -> {out_features} features: each must be 1 or more. Next step: "

@@ -3,19 +3,26 @@
 A TE layer adds `_extra_state` to its `state_dict`: bytes with the scales and amax histories of delayed scaling, empty
 where the layer never ran in FP8. Left alone, a checkpoint of the native path would not load strictly into TE layers,
 for the key is missing, nor the other way round, for it is unknown. So a missing one is taken for empty, and one of
-layers that are not there is left out.
+layers that are not there is left out. Where layers with weights get none, their first steps under delayed scaling run
+with scale 1: the first such load of a process is warned of, the others are logged for debugging. Nobody can tell a
+state that was lost from one that was empty, so a run that never used FP8 sees that one line, too.
 
 TE reads a filled one back through pickle, and from 2.17 on only with NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE=1.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Final
 
 import torch
 from torch import nn
 
+from .backends import LOG
+
 EXTRA_STATE: Final = "_extra_state"
+
+_warned: Final[set[str]] = set()  # the place of the first load without it
 
 
 def is_extra_state(name: str) -> bool:
@@ -30,11 +37,24 @@ def tolerate_extra_state(module: Any) -> None:
 
 def _fit_extra_state(module: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
     wanted = {
-        f"{prefix}{name}.{EXTRA_STATE}" if name else f"{prefix}{EXTRA_STATE}"
+        f"{prefix}{name}.{EXTRA_STATE}" if name else f"{prefix}{EXTRA_STATE}": layer
         for name, layer in module.named_modules()
         if type(layer).get_extra_state is not nn.Module.get_extra_state
     }
     for key in [key for key in state if key.startswith(prefix) and is_extra_state(key) and key not in wanted]:
         del state[key]
-    for key in wanted:
-        state.setdefault(key, torch.empty(0, dtype=torch.uint8))  # what TE takes for "there is none"
+    missing = wanted.keys() - state.keys()
+    for key in missing:
+        state[key] = torch.empty(0, dtype=torch.uint8)  # what TE takes for "there is none"
+    if any(next(wanted[key].parameters(), None) is not None for key in missing):
+        place = prefix.rstrip(".") or "the module"
+        LOG.log(
+            logging.DEBUG if _warned else logging.WARNING,
+            "%s: this checkpoint has no FP8 state (%s) for %d layers of Transformer Engine, which start without scales "
+            "and amax history. Likely cause: it is of the native path, or was saved without it. Next step: nothing "
+            "where the run did not train in delayed scaling; else take a checkpoint that has it.",
+            place,
+            EXTRA_STATE,
+            len(missing),
+        )
+        _warned.add(place)

@@ -97,7 +97,7 @@ def low_precision(
         UnknownName: there is no such target or recipe.
         WrongTarget: the target is not the machine that is there, or cannot have this recipe.
         AmaxGroupMissing: the group was left open, or is none of this rank's.
-        ScopeEnteredTwice: on entry, where a scope is open already; the text names both places.
+        ScopeEnteredTwice: on entry, where a scope is open already, here or in another thread; the text names both.
     """
     name = recipe_for(target, recipe)
     group, reduce_amax = reduction_of(amax_reduction_group)
@@ -118,11 +118,15 @@ def low_precision(
 def high_precision(because: str) -> PrecisionScope:
     """A scope in which layers of Transformer Engine compute in their weights' own dtype, whatever is around it.
 
-    It nests everywhere. Low precision inside it is refused: amax histories only move where the outermost scope of
-    Transformer Engine is a low one, so there they would stand still.
+    It nests everywhere in its own thread. Low precision inside it is refused: amax histories only move where the
+    outermost scope of Transformer Engine is a low one, so there they would stand still.
 
     Args:
         because: why, for `current_scope()`.
+
+    Raises:
+        ScopeEnteredTwice: on entry, where another thread is in low precision: all threads share that state, so that
+            thread would compute in high precision, or this one in low.
     """
     choice = choose("fp8_scope", (("native", lambda: None),))
     return PrecisionScope(Plan(None, choice, because, False, _te_turned_off))

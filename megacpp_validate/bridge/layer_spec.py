@@ -7,6 +7,7 @@ nothing for is None in its table, and native in the spec.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, get_args
 
 import torch
@@ -16,9 +17,10 @@ from ..native.block import ABlock
 from ..native.grouped_gemm import ExpertBank
 from ..native.mamba import Mamba2Mixer
 from ..native.mlp import NormMLP
-from ..native.norms import RMSNorm
+from ..native.norms import RMSNorm, check_eps
 from ..native.recurrent import MatrixRecurrentBlock
 from . import imports as te
+from .attention_masks import WrongOption
 from .backends import Choice, Refusal, choose
 from .errors import NotDivisible, UnknownName, WrongDtype
 from .features import PRODUCTION, Features, why_not_te
@@ -131,8 +133,10 @@ def build_norm(hidden: int, *, eps: float = 1e-5, dtype: Any, device: Any, featu
     """RMSNorm with `weight` [hidden]: [..., hidden] -> [..., hidden]; `choice` says which it is.
 
     Raises:
-        WrongDtype: TE is to be used, and does not take this dtype.
+        WrongOption: an eps that is negative or not finite, or a width below 1.
+        WrongDtype: a dtype without fractions, or one that TE, which is to be used, does not take.
     """
+    _check_made(eps, dtype, hidden=hidden)
     choice = _choose("norm", features, device)
     if choice.observed == "te":
         _check_dtype(dtype)
@@ -157,8 +161,10 @@ def build_mlp(
 
     Raises:
         UnknownName: there is no such activation.
-        WrongDtype: TE is to be used, and does not take this dtype.
+        WrongOption: an eps that is negative or not finite, or a width below 1.
+        WrongDtype: a dtype without fractions, or one that TE, which is to be used, does not take.
     """
+    _check_made(eps, dtype, hidden=hidden, ffn_hidden=ffn_hidden)
     if activation not in get_args(MlpActivation):
         raise UnknownName(
             f"there is no activation {activation!r}. Next step: choose from {', '.join(get_args(MlpActivation))}."
@@ -200,8 +206,10 @@ def build_mamba_mixer(
     Raises:
         NotDivisible: the head size does not divide the inner width, or the groups not the heads.
         UnknownName: there is no such recipe.
-        WrongDtype: TE is to be used, and does not take this dtype.
+        WrongOption: an eps that is negative or not finite, or a size below 1.
+        WrongDtype: a dtype without fractions, or one that TE, which is to be used, does not take.
     """
+    _check_made(eps, dtype, hidden=hidden, state=state, expand=expand, conv=conv, chunk=chunk)
     inner = expand * hidden
     if head_dim < 1 or groups < 1 or inner % head_dim or (inner // head_dim) % groups:
         raise NotDivisible(
@@ -233,6 +241,20 @@ def _why_not_aligned(hidden: int, width: int, recipe: RecipeName | None) -> Refu
     return Refusal(
         "te", "fp8-alignment", f"{hidden} -> {width} features; the {recipe} recipe wants multiples of {align}"
     )
+
+
+def _check_made(eps: float, dtype: Any, **sizes: int) -> None:
+    """Refuse what no layer can be made of, whoever would make it."""
+    try:
+        check_eps(eps)
+    except ValueError as fault:
+        raise WrongOption(f"{fault} Next step: read it from the model's configuration.") from fault
+    wrong = {name: size for name, size in sizes.items() if not isinstance(size, Integral) or size < 1}
+    if wrong:
+        shown = ", ".join(f"{name} is {size!r}" for name, size in wrong.items())
+        raise WrongOption(f"{shown}: a whole number, 1 or more. Next step: read it from the model's configuration.")
+    if dtype is not None and not dtype.is_floating_point:
+        raise WrongDtype(f"a layer of {dtype} cannot be trained. Next step: make it in a floating dtype.")
 
 
 def _check_dtype(dtype: Any) -> None:

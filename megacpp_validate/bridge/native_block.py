@@ -4,26 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import nn
 
 from ..native.block import ABlock
-from ..native.mlp import is_gated
 from ..native.rope import apply_rope
 from . import imports as te
 from .attention import SINGLE, TE_DTYPES, check_heads
 from .attention_masks import Masks
 from .backends import Choice, NoBackend, Refusal, choose
+from .block_checks import check_options, check_rope, check_sizes, gate_of
 from .block_weights import BlockShape, check_native_state, to_native, to_te
 from .errors import WrongDtype, WrongShape
 from .extra_state import tolerate_extra_state
 from .features import PRODUCTION, Features, why_not_te
-from .open_scopes import current_scope
+from .recipes import RecipeName
+from .te_fp8 import te_state
 from .walk_plan import ALIGNMENT
 
 NATIVE_PATH = "the native A-block of plain torch layers"
+# Transformer Engine's recipes by class name, and what each wants the number of tokens to be a multiple of.
+RECIPE_NAMES: Final[dict[str, RecipeName]] = {
+    "DelayedScaling": "delayed",
+    "Float8CurrentScaling": "current",
+    "Float8BlockScaling": "block",
+    "MXFP8BlockScaling": "mxfp8",
+    "NVFP4BlockScaling": "nvfp4",
+}
+FP8_TOKENS: Final = 8
+MXFP8_TOKENS: Final = ALIGNMENT["mxfp8"]
 
 
 class TeBlock(nn.Module):
@@ -148,7 +159,10 @@ class NativeBlock(nn.Module):
 
     Raises:
         NotDivisible: heads, groups, widths and ranks that do not divide.
-        NoBackend: at the call, tensor parallelism without TE.
+        WrongShape, WrongDtype: a size that is no number from 1 up, or a dtype that no layer has.
+        UnknownName: an activation that there is not.
+        WrongOption: an eps that is no number from 0 up.
+        NoBackend: tensor parallelism without TE.
     """
 
     def __init__(
@@ -170,10 +184,13 @@ class NativeBlock(nn.Module):
         tp_group: Any = None,
     ) -> None:
         super().__init__()
+        sizes = {"hidden": hidden, "ffn_hidden": ffn_hidden, "num_heads": num_heads, "head_dim": head_dim}
+        check_sizes({**sizes, "num_gqa_groups": num_gqa_groups, "tp_size": tp_size})
         check_heads(num_heads, num_gqa_groups, head_dim, tp_size)
         dtype = torch.get_default_dtype() if dtype is None else dtype
         device = torch.get_default_device() if device is None else device
-        whole = BlockShape(hidden, ffn_hidden, num_heads, num_gqa_groups, head_dim, is_gated(activation))
+        check_options(dtype, eps)
+        whole = BlockShape(hidden, ffn_hidden, num_heads, num_gqa_groups, head_dim, gate_of(activation))
         self.shape, self.tp_size, self.features = whole.shard(tp_size), tp_size, features
         self.choice: Choice | None = None
         self.te: TeBlock | None = None
@@ -228,6 +245,8 @@ class NativeBlock(nn.Module):
 
         Raises:
             WrongShape, WrongDtype: rows, rope or a mask of another shape or dtype.
+            WrongTarget: rope or a mask on another device than the rows.
+            NotDivisible: rope for heads of an odd size.
             MaskConflict, WrongOption: masks that cannot hold.
             NoBackend: TE refuses, and the parameters are a tensor-parallel share.
         """
@@ -281,25 +300,34 @@ class NativeBlock(nn.Module):
             return refused
         if rows.shape[1] == 1:
             return Refusal("te", "one-token", SINGLE)
-        return self._why_plain or why_not_te(self.features, "native_block", rows.device) or self._why_not_low(rows)
+        refused = self._why_plain or why_not_te(self.features, "native_block", rows.device)
+        if refused is not None:
+            return refused
+        return _why_not_in(next(self.parameters()).dtype) or self._why_not_low(rows)
 
     def _why_not_low(self, rows: Any) -> Refusal | None:
-        """Why these sizes cannot run in the low-precision scope that is open: TE would raise in its first layer."""
-        scope = current_scope()
-        if scope is None or not scope.is_low or scope.recipe is None:
+        """Why these sizes cannot run in the low-precision scope that is on: TE would raise in its first layer.
+
+        Asked of Transformer Engine's own state, not of this thread's scopes: a recomputation in the backward pass runs
+        after they are left, in another thread, and must take the path of its forward pass; and a scope may be
+        somebody else's. The reason holds no number of a single call, so that it is recorded once.
+        """
+        state = te_state()
+        if not state["enabled"]:
             return None
-        align = ALIGNMENT[scope.recipe]
-        tokens, of_tokens = rows.shape[0] * rows.shape[1], align if scope.recipe == "mxfp8" else 8
+        kind = type(state["recipe"]).__name__
+        recipe = RECIPE_NAMES.get(kind, "delayed")  # one that is not known here is held to what all of them want
+        align, of_tokens = ALIGNMENT[recipe], MXFP8_TOKENS if recipe == "mxfp8" else FP8_TOKENS
         shape = self.shape
         widths = (shape.hidden, sum(shape.segments), shape.segments[0], shape.ffn_hidden)
-        if tokens % of_tokens == 0 and not any(width % align for width in widths):
+        if rows.shape[0] * rows.shape[1] % of_tokens == 0 and not any(width % align for width in widths):
             return None
         return Refusal(
             "te",
             "fp8-alignment",
-            f"{tokens} tokens and widths of {', '.join(map(str, widths))}; in the {scope.recipe} recipe Transformer "
-            f"Engine takes multiples of {of_tokens} tokens and of {align} columns. Next step: pad the tokens, or "
-            "expect this block in the dtype of its parameters",
+            f"the tokens of this call, or a width among {', '.join(map(str, widths))}; under {kind} Transformer Engine "
+            f"takes multiples of {of_tokens} tokens and of {align} columns. Next step: pad the tokens, or expect this "
+            "block in the dtype of its parameters",
         )
 
     def _why_not_native(self) -> Refusal | None:
@@ -319,28 +347,27 @@ class NativeBlock(nn.Module):
                 f"rows have shape {shape}, wanted [B, T, {self.shape.hidden}] with at least one token. Likely cause: "
                 "heads already split, or tokens already flattened. Next step: pass the residual stream as it is."
             )
-        masks.check(shape[0], self.shape.heads, shape[1])
+        masks.check(shape[0], self.shape.heads, shape[1], rows.device)
         wanted = next(self.parameters()).dtype
         if rows.dtype != wanted and not torch.is_autocast_enabled(rows.device.type):
             raise WrongDtype(
                 f"rows are {rows.dtype}, the parameters {wanted}. Next step: cast the rows, or run under "
                 "torch.autocast."
             )
-        half = self.shape.head_dim // 2
-        for table in rope or ():
-            if table.dim() != 2 or table.shape[0] < shape[1] or 2 * table.shape[1] != self.shape.head_dim:
-                raise WrongShape(
-                    f"a rotary table has shape {tuple(table.shape)}, wanted [at least {shape[1]}, {half}]. Next step: "
-                    f"make both by rope_tables(length, {self.shape.head_dim}) for the longest sequence."
-                )
+        if rope is not None:
+            check_rope(rope, rows, self.shape.head_dim)
+
+
+def _why_not_in(dtype: Any) -> Refusal | None:
+    if dtype in TE_DTYPES:
+        return None
+    return Refusal("te", "dtype", f"Transformer Engine has no layers in {dtype}")
 
 
 def _why_not_made_of_te(features: Features, dtype: Any, device: Any) -> Refusal | None:
     if (refused := why_not_te(features, "native_block", device)) is not None:
         return refused
-    if dtype not in TE_DTYPES:
-        return Refusal("te", "dtype", f"Transformer Engine has no layers in {dtype}")
-    return None
+    return _why_not_in(dtype)
 
 
 def _turn(rows: Any, rope: tuple[Any, Any]) -> Any:

@@ -2,8 +2,8 @@
 
 A second entry is refused, not nested: what it would do to scales and amax histories differs by release, recipe and
 depth, and shows as drift weeks later. Each thread has scopes of its own; but the state of Transformer Engine belongs to
-the process, so a scope that turns it on is refused while another thread, or a generator that yielded inside its
-scope, holds one.
+the process: a scope of low precision that turns it on, and any other scope, are refused in one thread while the other
+kind is open in another, or each would compute in the other's precision without a word.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from .backends import Choice
 from .errors import BridgeError, ScopeEnteredTwice
@@ -61,9 +61,14 @@ class Plan:
     turn: Callable[[str], AbstractContextManager[Any]]
 
     @property
-    def holds_process(self) -> bool:
+    def turns_on(self) -> bool:
         """Whether it turns on state that all threads share."""
         return self.exclusive and self.choice.observed == "te"
+
+    @property
+    def keeps_off(self) -> bool:
+        """Whether it promises that this state is off, whoever turned it on."""
+        return not self.exclusive
 
 
 class PrecisionScope:
@@ -79,7 +84,8 @@ class PrecisionScope:
         """Open it.
 
         Raises:
-            ScopeEnteredTwice: low precision is asked for inside another scope; the text names both places.
+            ScopeEnteredTwice: low precision is asked for inside another scope, or beside a scope of another thread
+                that wants the process's state otherwise; the text names both places.
         """
         plan, place = self.plan, _place_of_entry()
         if self.scope is not None:
@@ -89,14 +95,12 @@ class PrecisionScope:
             outer = next((one for one in stack if one.plan.exclusive), stack[-1])
             why = "" if outer.plan.exclusive else f"that one keeps its inside in high precision: {outer.plan.reason}"
             raise _twice(outer.scope.entered_at if outer.scope else "", place, why)
-        if plan.holds_process:
-            _claim(place)
+        _claim(self, stack, place)
         try:
             turned = plan.turn(place)
             turned.__enter__()
         except BaseException:
-            if plan.holds_process:
-                _release()
+            _release(self)
             raise
         self.scope = Scope(plan.recipe, plan.choice, place, plan.reason)
         self._stack, self._turned = stack, turned
@@ -134,8 +138,7 @@ class PrecisionScope:
             if turned is not None:
                 turned.__exit__(*raised)
         finally:
-            if self.plan.holds_process:
-                _release()
+            _release(self)
 
 
 def current_scope() -> Scope | None:
@@ -144,36 +147,59 @@ def current_scope() -> Scope | None:
     return stack[-1].scope if stack else None
 
 
+@dataclass(frozen=True, eq=False)
+class _Claim:
+    """An open scope that wants something of the state of Transformer Engine; a stack is one thread's."""
+
+    place: str
+    thread: str
+    stack: list[PrecisionScope]
+    turns_on: bool
+
+
 class _Threads(threading.local):
     def __init__(self) -> None:
         self.stack: list[PrecisionScope] = []
 
 
 _threads: Final = _Threads()
-_lock: Final = threading.Lock()
-_holder: dict[str, str] = {}  # "at" -> where the scope that holds the process was entered, "by" -> in which thread
+_lock: Final = threading.RLock()  # a collected generator may close its scope while this thread holds it
+_claims: dict[int, _Claim] = {}  # of the scopes that are open in any thread, by id of the scope
 
 
-def _claim(place: str) -> None:
+def _claim(scope: PrecisionScope, stack: list[PrecisionScope], place: str) -> None:
+    """Note what a scope wants of the state that all threads share, unless another thread wants it otherwise.
+
+    Asked of every scope that wants anything of it, also where Transformer Engine is off right now: a scope of high
+    precision that finds it off would not see another thread turn it on.
+    """
+    plan = scope.plan
+    if not (plan.turns_on or plan.keeps_off):
+        return
     with _lock:
-        if _holder:
-            raise _twice(
-                _holder["at"], place, f"that was in the thread {_holder['by']}, and all threads share its state"
-            )
-        _holder.update(at=place, by=threading.current_thread().name)
+        for other in list(_claims.values()):
+            if other.stack is not stack and (plan.turns_on or other.turns_on):
+                raise _twice(
+                    other.place,
+                    place,
+                    f"that was in the thread {other.thread}, and all threads share its state",
+                    "low" if plan.turns_on else "high",
+                )
+        _claims[id(scope)] = _Claim(place, threading.current_thread().name, stack, plan.turns_on)
 
 
-def _release() -> None:
+def _release(scope: PrecisionScope) -> None:
     with _lock:
-        _holder.clear()
+        _claims.pop(id(scope), None)
 
 
-def _twice(first: str, second: str, why: str) -> ScopeEnteredTwice:
+def _twice(first: str, second: str, why: str, asked: Literal["low", "high"] = "low") -> ScopeEnteredTwice:
     more = f" ({why})" if why else ""
     return ScopeEnteredTwice(
-        f"the low-precision scope was entered at {second} while the one entered at {first} is open{more}. Likely "
-        "cause: a layer enters it that its group or model has entered already, or a generator yielded inside it. Next "
-        "step: enter it at one of the two places only."
+        f"the {asked}-precision scope was entered at {second} while the one entered at {first} is open{more}. Likely "
+        "cause: a layer enters it that its group or model has entered already, or a generator yielded inside it, or "
+        "another thread computes at the same time. Next step: enter it at one of the two places only, or leave the "
+        "first before the second is entered."
     )
 
 

@@ -30,11 +30,13 @@ from .row_map import (
     check_chunks,
     check_counts,
     check_layout,
+    check_map,
     check_probs,
     check_routing,
     check_rows,
     is_float8,
     is_quantized,
+    whole_numbers,
 )
 
 NATIVE_PATH: Final = "index_select and index_add of plain torch"
@@ -118,7 +120,7 @@ class Dispatch:
         choice: of the last call; None before the first.
 
     Raises:
-        UnknownName, WrongShape: a layout that cannot be.
+        UnknownName, WrongShape, WrongOption: a layout that cannot be.
     """
 
     def __init__(
@@ -150,7 +152,7 @@ class Dispatch:
 
         Raises:
             WrongShape, WrongDtype, WrongTarget: tensors that do not belong together.
-            TokenCountMismatch: numbers that are not those of the map.
+            TokenCountMismatch: numbers that are not whole, or not those of the map.
         """
         check_routing(tokens, probs, routing_map, self.num_experts)
         kept, counts = self._keep(routing_map, rows_per_expert)
@@ -181,6 +183,7 @@ class Dispatch:
         Raises:
             WrongShape, WrongDtype, TokenCountMismatch: rows or probabilities that are not those of the map.
         """
+        check_map(row_map, self.num_experts, self.capacity)
         counts = row_map.tokens_per_expert
         check_rows(rows, (sum(self._padded(counts)),) if self.capacity is None else (self.num_experts, self.capacity))
         check_probs(probs, row_map.routing_map)
@@ -216,7 +219,7 @@ class Dispatch:
             WrongShape, TokenCountMismatch: sizes or an order that cannot be.
             WrongDtype: a quantised tensor of Transformer Engine that has a scale for each block.
         """
-        sizes, order = _on_host(sizes), _on_host(order)
+        sizes, order = whole_numbers(sizes), whole_numbers(order)
         check_chunks(rows, probs, sizes, order)
         self.choice = choose("permute", [("te", partial(self._why_not_te, rows, probs, rows.shape[0])), _NATIVE])
         payload = rows.view(torch.uint8) if is_float8(rows) else rows
@@ -237,7 +240,7 @@ class Dispatch:
         """The routing map without tokens over capacity, and the tokens of each expert in it."""
         kept = routing_map if self.capacity is None else drop_over_capacity(routing_map, self.capacity)
         if rows_per_expert is None:
-            return kept, _on_host(kept.sum(0))
+            return kept, whole_numbers(kept.sum(0))
         counts = check_counts(rows_per_expert, routing_map)
         return kept, counts if self.capacity is None else tuple(min(count, self.capacity) for count in counts)
 
@@ -300,11 +303,6 @@ def _never() -> None:
 
 
 _NATIVE: Final[Candidate] = ("native", _never)
-
-
-def _on_host(numbers: Sequence[int] | Any) -> tuple[int, ...]:
-    given: Any = numbers
-    return tuple(map(int, given.tolist() if torch.is_tensor(given) else given))
 
 
 def _of_each_row(probs: Any, row_ids: Any, counts: tuple[int, ...]) -> Any:

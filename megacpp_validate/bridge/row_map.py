@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Final, Literal, get_args
 
 import torch
 
+from .attention_masks import WrongOption
 from .backends import Refusal
 from .errors import TokenCountMismatch, UnknownName, WrongDtype, WrongShape, WrongTarget
 
@@ -65,11 +67,18 @@ def check_layout(num_experts: int, layout: Layout, align: int, capacity: int | N
 
     Raises:
         UnknownName: there is no such layout.
+        WrongOption: a number that is not whole.
         WrongShape: a number below 1; a capacity without the padded layout or the reverse; padding asked for twice.
     """
     if layout not in LAYOUTS:
         raise UnknownName(f"there is no layout {layout!r}. Next step: choose one of {', '.join(LAYOUTS)}.")
-    if num_experts < 1 or align < 1 or (capacity is not None and capacity < 1):
+    numbers = (num_experts, align) if capacity is None else (num_experts, align, capacity)
+    if not all(isinstance(number, Integral) for number in numbers):
+        raise WrongOption(
+            f"{num_experts!r} experts, rows in multiples of {align!r}, capacity {capacity!r}: each must be a whole "
+            "number. Likely cause: a capacity factor that was not rounded. Next step: math.ceil(capacity)."
+        )
+    if min(numbers) < 1:
         raise WrongShape(
             f"{num_experts} experts, rows in multiples of {align}, capacity {capacity}: each must be 1 or more. Next "
             "step: read them from the model's configuration."
@@ -138,8 +147,7 @@ def check_counts(rows_per_expert: Sequence[int] | Any, routing_map: Any) -> tupl
     Raises:
         TokenCountMismatch: not E numbers from 0 to T, or, on a CPU, not those of the map.
     """
-    given: Any = rows_per_expert
-    counts = tuple(map(int, given.tolist() if torch.is_tensor(given) else given))
+    counts = whole_numbers(rows_per_expert)
     tokens, experts = routing_map.shape
     possible = len(counts) == experts and all(0 <= count <= tokens for count in counts)
     if possible and routing_map.is_cuda:
@@ -152,6 +160,37 @@ def check_counts(rows_per_expert: Sequence[int] | Any, routing_map: Any) -> tupl
             "from this map, or pass none."
         )
     return counts
+
+
+def whole_numbers(given: Any) -> tuple[int, ...]:
+    """Numbers of rows as they are given, a sequence or a tensor [n]; what lies on another device is waited for once.
+
+    Raises:
+        TokenCountMismatch: one that is no whole number: to round it would lose rows without a word.
+    """
+    try:
+        values = given.tolist() if torch.is_tensor(given) else given
+        values = tuple(value.item() if torch.is_tensor(value) else value for value in values)
+        counts = tuple(map(int, values))
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # no sequence, no number, NaN, infinite, many numbers
+        values, counts = (None,), ()
+    if counts != values:
+        raise TokenCountMismatch(
+            f"{given!r} are no whole numbers of rows. Likely cause: shares or averages, or a tensor that is not [n]. "
+            "Next step: pass integers, such as routing_map.sum(0)."
+        )
+    return counts
+
+
+def check_map(row_map: RowMap, num_experts: int, capacity: int | None) -> None:
+    """Refuse the row map of another dispatch (TokenCountMismatch): of other experts, or of a larger capacity."""
+    counts = row_map.tokens_per_expert
+    if len(counts) != num_experts or (capacity is not None and max(counts) > capacity):
+        raise TokenCountMismatch(
+            f"the map is of {len(counts)} experts with {max(counts, default=0)} rows at most; this dispatch has "
+            f"{num_experts}, capacity {capacity}. Likely cause: two dispatches in one model. Next step: go back by "
+            "the one that made the map."
+        )
 
 
 def check_rows(rows: Any, leading: tuple[int, ...]) -> None:

@@ -25,6 +25,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar, overload
 
+from .errors import BridgeError
+
 T = TypeVar("T")
 
 _OFF: Final = frozenset({"", "0", "false", "no", "off"})
@@ -44,7 +46,7 @@ os._exit({_ANSWERED})
 """
 
 
-class VendorEntryMissing(RuntimeError):
+class VendorEntryMissing(BridgeError, RuntimeError):
     """An entry point was required that this process cannot use; the text says why and what to do."""
 
 

@@ -6,7 +6,7 @@ a plain `nn.Linear` that Transformer Engine can stand in for exactly, and the fe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -17,7 +17,10 @@ from .backends import Refusal
 from .errors import BridgeError, UnknownName
 from .features import PRODUCTION, Features, why_not_te
 from .recipes import RECIPES, RecipeName
-from .walk_rules import PROJECTIONS, Place, find_exclusion, find_wrapper, matches
+from .walk_graph import Node, Place, read_graph, read_places
+from .walk_rules import EXCLUSIONS, PROJECTIONS
+from .walk_ties import Ties, read_ties
+from .walk_whitelist import Whitelist
 
 # What an FP8 GEMM wants both widths of a weight to be a multiple of: `assert_dim_for_fp8_exec` in TE's utils.py, and
 # the block of MXFP8 (`MXFP8_BLOCK_SCALING_SIZE`).
@@ -26,7 +29,7 @@ TE_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 WRAPS: Final = "stands for a linear layer and reaches into the one inside, whose weight it changes, merges or replaces"
 
-TREE: Final = Place((), ())
+Verdict = tuple[str, str]  # code and reason
 _PARTS: Final = frozenset({"weight", "bias"})
 _HOOKS: Final = (
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks",
@@ -62,7 +65,8 @@ class WalkPlan:
     """Every `nn.Linear` of a tree and every module that wraps one, in the order of the tree.
 
     Attributes:
-        decisions: one a name; a module that stands in two places has two, and they agree.
+        decisions: one a name; a module that stands in two places has two, and they agree. Of a module with very many
+            names (`walk_graph.MOST_NAMES`) some have none: it is judged by all of its places and swapped in all.
         include, features, recipe: what the plan was made with.
         idle: entries of the whitelist that name no linear layer of the tree.
     """
@@ -118,28 +122,19 @@ def plan_walk(
     whitelist = _read_include(include)
     if recipe is not None and recipe not in RECIPES:
         raise UnknownName(f"there is no recipe {recipe!r}. Next step: choose from {', '.join(RECIPES)}.")
-    owners = _read_owners(tree)
+    nodes = read_graph(tree)
+    places = list(read_places(nodes[0]))
+    listed = Whitelist(whitelist, nodes)
+    judged = _judge_all(places, read_ties(nodes, _first_names(places)), listed, recipe)
     found: dict[str, Decision] = {}
-    linears: list[tuple[Place, Any]] = []
-    for module, places in _read_places(tree):
-        if not isinstance(module, nn.Linear):
-            continue
-        linears += [(place, module) for place in places]
-        judged = _judge(module, places, owners, whitelist, recipe)
-        if judged is None:
-            refusal = why_not_te(features, "linear", module.weight.device)
-            judged = (refusal.code, refusal.reason) if refusal else ("listed", "the whitelist names it")
-        else:
-            refusal = None
-        action: Literal["swap", "keep"] = "swap" if judged[0] == "listed" else "keep"
-        for place in places:
-            found[place.name] = Decision(place.name, action, *judged, refusal)
-            if (depth := find_wrapper(place)) is not None:
-                wrapper = ".".join(place.segments[:depth])
-                found.setdefault(wrapper, Decision(wrapper, "keep", "wraps-linear", WRAPS))
-    order = {place.name: position for position, (place, _) in enumerate(_walk(tree))}
-    decisions = tuple(sorted(found.values(), key=lambda decision: order[decision.name]))
-    idle = tuple(entry for entry in whitelist if not any(matches(place, module, entry) for place, module in linears))
+    for place in places:
+        if id(place.node) in judged:
+            found[place.name] = _decide(place, judged[id(place.node)], features)
+            if place.wrapper is not None:
+                found.setdefault(place.wrapper, Decision(place.wrapper, "keep", "wraps-linear", WRAPS))
+    decisions = tuple(found[place.name] for place in places if place.name in found)
+    linears = [node for node in nodes if id(node) in judged]
+    idle = tuple(entry for entry in whitelist if not any(listed.covers(entry, node) for node in linears))
     return WalkPlan(decisions, whitelist, features, recipe, idle)
 
 
@@ -155,94 +150,89 @@ def _read_include(include: Sequence[str | type]) -> tuple[str | type, ...]:
     return tuple(include)
 
 
-def _walk(tree: Any, place: Place = TREE) -> Iterator[tuple[Place, Any]]:
-    """Every module under every name it has, the tree first; `named_modules` gives each only once."""
-    yield place, tree
-    for name, child in tree._modules.items():
-        if child is not None and not any(child is above for above in place.chain):
-            yield from _walk(child, Place((*place.segments, name), (*place.chain, tree)))
+def _first_names(places: Sequence[Place]) -> dict[int, str]:
+    """Id of a node -> the first of its names."""
+    return {id(place.node): place.name for place in reversed(places)}
 
 
-def _read_places(tree: Any) -> list[tuple[Any, list[Place]]]:
-    """Every module with every place it stands in."""
-    found: dict[int, tuple[Any, list[Place]]] = {}
-    for place, module in _walk(tree):
-        found.setdefault(id(module), (module, []))[1].append(place)
-    return list(found.values())
+def _decide(place: Place, judged: Verdict | None, features: Features) -> Decision:
+    """The decision on one name of a layer that has been judged."""
+    if judged is not None:
+        return Decision(place.name, "keep", *judged)
+    refusal = why_not_te(features, "linear", place.node.module.weight.device)
+    if refusal is not None:
+        return Decision(place.name, "keep", refusal.code, refusal.reason, refusal)
+    return Decision(place.name, "swap", "listed", "the whitelist names it")
 
 
-def _read_owners(tree: Any) -> dict[Any, str]:
-    """What a tensor is known by -> the name of one that is no plain `nn.Linear`'s."""
-    found: dict[Any, str] = {}
-    for name, module in tree.named_modules():
-        if type(module) is not nn.Linear:
-            for part, tensor in (*module._parameters.items(), *module._buffers.items()):
-                if tensor is not None:
-                    found |= dict.fromkeys(_keys(tensor), f"{name}.{part}".removeprefix("."))
-    return found
+def _judge_all(
+    places: Sequence[Place], ties: Ties, listed: Whitelist, recipe: RecipeName | None
+) -> dict[int, Verdict | None]:
+    """Id of each linear layer's node -> what keeps it; what shares a weight with a layer that is kept is kept too."""
+    nodes = {id(place.node): place.node for place in places if isinstance(place.node.module, nn.Linear)}
+    judged = {key: _judge(node, ties.owners, listed, recipe) for key, node in nodes.items()}
+    names = _first_names(places)
+    for group in ties.groups:
+        kept = [node for node in group if judged[id(node)] is not None]
+        for node in group:
+            if kept and judged[id(node)] is None:
+                judged[id(node)] = _by_kept_tie(names[id(kept[0])], judged[id(kept[0])])
+    return judged
 
 
-def _keys(tensor: Any) -> set[Any]:
-    """What a tensor is known by: itself, and where its values lie."""
-    if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.is_meta or not tensor.numel():
-        return {id(tensor)}
-    return {id(tensor), (tensor.device, tensor.data_ptr())}
-
-
-def _judge(
-    module: Any,
-    places: Sequence[Place],
-    owners: Mapping[Any, str],
-    include: Sequence[str | type],
-    recipe: RecipeName | None,
-) -> tuple[str, str] | None:
-    """Code and reason of the first thing that keeps a linear layer; None where nothing does."""
+def _judge(node: Node, owners: Mapping[int, str], listed: Whitelist, recipe: RecipeName | None) -> Verdict | None:
+    """Code and reason of the first thing that keeps a linear layer, its ties aside; None where nothing does."""
     return (
-        _by_place(module, places)
-        or _by_tie(module, owners)
-        or _by_list(module, places, include)
-        or _by_state(module)
-        or _by_numbers(module, recipe)
+        _by_place(node)
+        or _by_tie(node, owners)
+        or _by_list(node, listed)
+        or _by_state(node.module)
+        or _by_numbers(node.module, recipe)
     )
 
 
-def _by_place(module: Any, places: Sequence[Place]) -> tuple[str, str] | None:
+def _by_place(node: Node) -> Verdict | None:
     """The pinned exclusions, by name and by what is around it; one place that is excluded excludes it everywhere."""
-    for place in places:
-        if (row := find_exclusion(place)) is not None:
-            return row.code, row.reason
-    if type(module) is not nn.Linear:
+    row = next((row for row in EXCLUSIONS if row in node.excluded), None)
+    if row is not None:
+        return row.code, row.reason
+    if type(node.module) is not nn.Linear:
         return (
             "wraps-linear",
-            f"a {type(module).__name__} is more than a plain linear layer; TE would drop what it adds",
+            f"a {type(node.module).__name__} is more than a plain linear layer; TE would drop what it adds",
         )
-    if any(find_wrapper(place) is not None for place in places):
+    if node.wrapped:
         return "wraps-linear", f"the module around {WRAPS}"
-    if not all(place.segments for place in places):
+    if not node.above:
         return "root", "it is the tree itself, which nothing holds that could hold another layer instead"
     return None
 
 
-def _by_tie(module: Any, owners: Mapping[Any, str]) -> tuple[str, str] | None:
-    weight = module._parameters.get("weight")
-    owner = next((owners[key] for key in _keys(weight) if key in owners), None) if weight is not None else None
+def _by_tie(node: Node, owners: Mapping[int, str]) -> Verdict | None:
+    owner = owners.get(id(node))
     if owner is None:
         return None
     return "tied-embedding", (
-        f"its weight is also {owner}, which is no linear layer's; a head tied with its embedding keeps its precision"
+        f"its weight is also {owner}, or a part of it, which is no plain linear layer's; a head tied with its "
+        "embedding keeps its precision"
     )
 
 
-def _by_list(module: Any, places: Sequence[Place], include: Sequence[str | type]) -> tuple[str, str] | None:
+def _by_kept_tie(name: str, judged: Verdict | None) -> Verdict:
+    code = judged[0] if judged is not None else "kept"
+    return "tied-kept", f"its weight is also, in part or in whole, that of `{name}`, which stays as it is ({code})"
+
+
+def _by_list(node: Node, listed: Whitelist) -> Verdict | None:
     """The whitelist; a layer that stands in several places must be named in each."""
-    missing = [place.name for place in places if not any(matches(place, module, entry) for entry in include)]
-    if not missing:
+    missing = listed.find_unnamed(node)
+    if missing is None:
         return None
-    shared = f", where this layer also stands, as {missing[0]}" if len(missing) < len(places) else ""
+    shared = f", where this layer also stands, as {missing}" if listed.names_somewhere(node) else ""
     return "not-listed", f"the whitelist does not name it{shared}"
 
 
-def _by_state(module: Any) -> tuple[str, str] | None:
+def _by_state(module: Any) -> Verdict | None:
     """What Transformer Engine's layer would not have."""
     hooks = [name.strip("_") for name in _HOOKS if getattr(module, name, None)]
     if hooks:
@@ -261,7 +251,7 @@ def _by_state(module: Any) -> tuple[str, str] | None:
     return None
 
 
-def _by_numbers(module: Any, recipe: RecipeName | None) -> tuple[str, str] | None:
+def _by_numbers(module: Any, recipe: RecipeName | None) -> Verdict | None:
     """Dtype and widths."""
     dtypes = {str(part.dtype).removeprefix("torch.") for part in module.parameters()}
     if module.weight.dtype not in TE_DTYPES or len(dtypes) > 1:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any, Final
 
 PROJECTIONS: Final[tuple[str, ...]] = (
@@ -61,7 +60,8 @@ EXCLUSIONS: Final[tuple[Exclusion, ...]] = (
         "a mixture-of-experts router picks experts by small differences of its scores; FP8 would change the picks",
         segments=(
             r"router",
-            r"^((moe|experts?|shared_experts?|top_?k|noisy)_)?gate$",
+            r"^rout(e|es|ing)(_|$)",
+            r"^((moe|experts?|shared_experts?|top_?k|noisy|switch)_)?gate$",
             r"^gat(e|ing)_(network|logits|scores?|weights?)$",
             r"^gating",
             r"^wg$",
@@ -92,6 +92,8 @@ EXCLUSIONS: Final[tuple[Exclusion, ...]] = (
         "lora",
         "a LoRA adapter is low-rank, trained apart and merged into its layer; it must stay a plain layer",
         segments=(r"^(lora|dora|loha|lokr)(_|$)", r"_(lora|dora)$", r"(^|_)adapters?$"),
+        # `LoraModel` of PEFT is the model that was adapted, and holds all of it.
+        classes=(r"(L[oO]R[aA]|D[oO]R[aA]|Adapter)(?!\w*(Model|For[A-Z]))",),
         holders=(r"L[oO]R[aA]|D[oO]R[aA]|Adapter",),
     ),
 )
@@ -102,57 +104,31 @@ _WRAPPED_CHILDREN: Final = frozenset(
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a module stands in a tree.
-
-    Attributes:
-        segments: its name, a segment each; empty for the tree itself.
-        chain: the modules on the way, the tree first, its holder last.
-    """
-
-    segments: tuple[str, ...]
-    chain: tuple[Any, ...]
-
-    @property
-    def name(self) -> str:
-        """Qualified name, as in `named_modules`."""
-        return ".".join(self.segments)
+def segment_exclusions(segment: str) -> frozenset[Exclusion]:
+    """The exclusions that a segment of a name brings on what is at or below it."""
+    return frozenset(
+        row for row in EXCLUSIONS if any(re.search(pattern, segment, re.IGNORECASE) for pattern in row.segments)
+    )
 
 
-def find_exclusion(place: Place) -> Exclusion | None:
-    """The first pinned exclusion that holds a linear layer at this place back."""
-    classes = [type(module).__name__ for module in place.chain]
-    for row in EXCLUSIONS:
-        if any(re.search(pattern, segment, re.IGNORECASE) for pattern in row.segments for segment in place.segments):
-            return row
-        if any(re.search(pattern, name) for pattern in row.classes for name in classes):
-            return row
-        if classes and any(re.search(pattern, classes[-1]) for pattern in row.holders):
-            return row
-    return None
+def class_exclusions(kind: str) -> frozenset[Exclusion]:
+    """The exclusions that a module of a class by this name brings on everything below it."""
+    return frozenset(row for row in EXCLUSIONS if any(re.search(pattern, kind) for pattern in row.classes))
 
 
-def find_wrapper(place: Place) -> int | None:
-    """How many segments name the module on the way that stands for a linear layer itself; None where none does."""
-    for depth, module in enumerate(place.chain):
-        if re.search(r"Linear(Layer)?$", type(module).__name__) or _looks_like_linear(module):
-            return depth
-    if place.chain and (place.segments[-1] in _WRAPPED_CHILDREN or _has_adapter(place.chain[-1])):
-        return len(place.chain) - 1
-    return None
+def holder_exclusions(kind: str) -> frozenset[Exclusion]:
+    """The exclusions that it brings on the layers that it holds itself."""
+    return frozenset(row for row in EXCLUSIONS if any(re.search(pattern, kind) for pattern in row.holders))
 
 
-def matches(place: Place, module: Any, entry: str | type) -> bool:
-    """Whether one entry of a whitelist names this place: a pattern its name, a class a module on the way or its own.
+def is_wrapper(module: Any) -> bool:
+    """Whether a module stands for a linear layer itself, so that what is below it is a part of one."""
+    return bool(re.search(r"Linear(Layer)?$", type(module).__name__)) or _looks_like_linear(module)
 
-    A pattern of n segments is held to the last n of the name, each as a shell pattern: `fc?`, `attention.*`.
-    """
-    if isinstance(entry, str):
-        patterns = entry.split(".")
-        tail = place.segments[-len(patterns) :]
-        return len(tail) == len(patterns) and all(map(fnmatchcase, tail, patterns))
-    return isinstance(module, entry) or any(isinstance(above, entry) for above in place.chain)
+
+def wraps_child(holder: Any, name: str) -> bool:
+    """Whether a module stands for the linear layer that it holds by this name."""
+    return name in _WRAPPED_CHILDREN or _has_adapter(holder)
 
 
 def _looks_like_linear(module: Any) -> bool:

@@ -10,6 +10,7 @@ import typer
 
 from ..catalog import read_catalog
 from .app import Format, FormatOption, MatrixOption, OutputOption, app
+from .seeds import LARGEST_SEED
 
 
 class Tier(StrEnum):
@@ -46,7 +47,7 @@ def te_bisect(
         float, typer.Option(min=1e-9, max=0.45, help="That the answer may be wrong with, if flaky.")
     ] = 0.01,
     patience: Annotated[int, typer.Option(min=1, help="Releases without an answer before it ends with a range.")] = 8,
-    seed: Annotated[int, typer.Option(min=0, help="Of weights and inputs, in the first run of a point.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Of the first run of a point.")] = 0,
     limit: Annotated[float, typer.Option(min=1, help="Seconds that one probe may take.")] = 300.0,
     answers: Annotated[Path, typer.Option(help="Folder for answers; what lies there is not asked again.")] = Path(
         ".megacpp/bisect"

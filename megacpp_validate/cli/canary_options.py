@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from .seeds import LARGEST_SEED
+
 Releases = Annotated[
     list[str] | None,
     typer.Argument(
@@ -47,5 +49,5 @@ GpuMemory = Annotated[
 Limit = Annotated[float, typer.Option(min=1, help="Seconds that one cell may take.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Run again what there are receipts of.")]
 NoTimes = Annotated[bool, typer.Option("--no-times", help="Time nothing.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of weights and inputs.")]
+Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Of weights and inputs.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="List harmless changes too.")]

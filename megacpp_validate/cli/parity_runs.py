@@ -26,6 +26,7 @@ from ..environments.plan import (
     why_not_here,
 )
 from ..environments.processes import Processes
+from ..environments.restart import FolderTaken, own_folder
 from ..environments.session import Session
 from ..evidence.parity import ParityResult, build_support
 from ..evidence.receipt import Outcome, Receipt
@@ -52,7 +53,9 @@ class Asked:
     python: str
 
 
-@foreseen({UnknownTarget: Exit.WRONG_ARGUMENTS, NoEnvironment: Exit.NO_ENVIRONMENT})
+@foreseen({
+    UnknownTarget: Exit.WRONG_ARGUMENTS, NoEnvironment: Exit.NO_ENVIRONMENT, FolderTaken: Exit.INFRASTRUCTURE,
+})  # fmt: skip
 def run_parity(catalog: Catalog, asked: Asked, fmt: Format, output: Path | None, *, verbose: bool) -> None:
     """A session; closed where anything is red, and not open where anything did not run."""
     target = find_target(catalog, asked.target)
@@ -119,9 +122,11 @@ def _run(catalog: Catalog, target: TargetRow, asked: Asked) -> ParityResult:
 
 
 def _run_orders(orders: Sequence[Order], session: Session, processes: Processes) -> tuple[Receipt, ...]:
+    """Run them while nobody else writes to their folder: a receipt there would be of either run."""
     with _Progress() as progress:
         try:
-            return session.run(orders, processes, progress)
+            with own_folder(session.folder):
+                return session.run(orders, processes, progress)
         except OSError as fault:
             refuse(
                 f"receipts cannot be written to {session.folder}: {fault.strerror or fault}. Likely cause: it is a "

@@ -11,6 +11,7 @@ import typer
 
 from ..catalog import read_catalog
 from .app import Format, FormatOption, MatrixOption, OutputOption, app
+from .seeds import LARGEST_SEED
 
 ReceiptsOption = Annotated[Path, typer.Option("--receipts", help="Folder for the receipts and logs.")]
 
@@ -21,7 +22,9 @@ def parity(
     probes: Annotated[
         list[str] | None, typer.Option("--probes", help="Probes to run, with commas or repeated; all without it.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of weights and inputs; the same seed gives the same numbers.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=LARGEST_SEED, help="Of weights and inputs; the same seed gives the same numbers.")
+    ] = 0,
     jobs: Annotated[int, typer.Option(min=0, help="Probes at a time; 0: 8 on a GPU, 2 without.")] = 0,
     limit: Annotated[float, typer.Option(min=1, help="Seconds that one probe may take.")] = 300.0,
     receipts: ReceiptsOption = Path(".megacpp/receipts"),

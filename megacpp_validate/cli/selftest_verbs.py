@@ -8,13 +8,16 @@ import typer
 
 from ..catalog import read_catalog
 from .app import Format, FormatOption, MatrixOption, OutputOption, app
+from .seeds import LARGEST_SEED
 
 
 @app.command()
 def selftest(
     mutants: Annotated[list[str] | None, typer.Argument(help="Ids of mutants; all without one.")] = None,
     clean: Annotated[int, typer.Option(min=0, help="Probe runs without a fault, at least.")] = 200,
-    seed: Annotated[int, typer.Option(min=0, help="Of the first run; each run has a seed of its own.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=LARGEST_SEED, help="Of the first run; each run has a seed of its own.")
+    ] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 2,
     limit: Annotated[float, typer.Option(min=1, help="Seconds that one run may take.")] = 120.0,
     verbose: Annotated[

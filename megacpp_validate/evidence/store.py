@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from .receipt import READABLE, SCHEMA_ID, Outcome, Receipt, cell_id
+from .receipt import READABLE, SCHEMA_ID, Check, Outcome, Part, Receipt, cell_id
 
 _RECEIPT: Final = TypeAdapter(Receipt)
 
@@ -51,12 +53,16 @@ def read_receipt(path: Path) -> Receipt:
         ReceiptInvalid: it cannot be read, is none, or contradicts itself.
     """
     try:
-        receipt = _RECEIPT.validate_json(path.read_bytes(), strict=True)
+        text = path.read_bytes()
+        receipt = _RECEIPT.validate_json(text, strict=True)
+        _refuse_what_json_hides(text)
     except OSError as fault:
         raise ReceiptInvalid(path, f"it cannot be read: {fault.strerror or fault}") from fault
     except ValidationError as fault:
         said = (f"{'.'.join(map(str, error['loc'])) or 'the file'}: {error['msg']}" for error in fault.errors())
         raise ReceiptInvalid(path, "; ".join(said)) from fault
+    except ValueError as fault:
+        raise ReceiptInvalid(path, str(fault)) from fault
     if contradictions := "; ".join(_find_contradictions(receipt, path)):
         raise ReceiptInvalid(path, contradictions)
     return receipt
@@ -104,6 +110,62 @@ def _find_contradictions(receipt: Receipt, path: Path) -> Iterator[str]:
     if receipt.outcome is Outcome.BLOCKED and not receipt.blocked_by:
         yield "outcome blocked, and not by which cell"
     for check in receipt.checks:
-        bad = [part.name for part in check.parts if not part.passed]
-        if check.passed and bad:
-            yield f"check {check.name} passed over its part {bad[0]}, which did not"
+        yield from _find_false_verdicts(check)
+    if receipt.outcome is Outcome.PASS:
+        yield from _find_false_backends(receipt)
+
+
+def _find_false_verdicts(check: Check) -> Iterator[str]:
+    """Verdicts that are not those of the numbers beside them, as `probes.bounds` decides them."""
+    bad = [part.name for part in check.parts if not part.passed]
+    if check.passed and bad:
+        yield f"check {check.name} passed over its part {bad[0]}, which did not"
+    for part in check.parts:
+        if part.observed is None or part.bound is None:
+            # NaN, or Inf in both: where the check failed its other parts tell, and a floor holds for Inf.
+            if check.passed:
+                yield f"check {check.name} passed over its part {part.name}, which has no number"
+        elif part.passed is not _holds(part, part.observed, part.bound):
+            verb, side = ("passed", "beyond") if part.passed else ("failed", "within")
+            yield (
+                f"check {check.name}: its part {part.name} {verb}, and {part.observed:g} is {side} its "
+                f"{'floor' if part.at_least else 'bound'} {part.bound:g}"
+            )
+
+
+def _holds(part: Part, observed: float, bound: float) -> bool:
+    return observed >= bound if part.at_least else observed <= bound
+
+
+def _find_false_backends(receipt: Receipt) -> Iterator[str]:
+    """Paths that took another side than was asked for, in a cell that passed: `Bench.ran_on` fails those."""
+    for row in receipt.backends:
+        shown = f"claims {row.claimed or 'nothing'} and shows {', '.join(row.observed) or 'nothing'}"
+        if row.requested == "te" and not (row.claimed == "te" and "te" in row.observed):
+            yield f"outcome pass, and the path {row.path} asked for te, {shown}"
+        if receipt.requested == "native" and "te" in (row.requested, row.claimed, *row.observed):
+            yield f"outcome pass where native was requested, and the path {row.path} asked for {row.requested}, {shown}"
+
+
+def _refuse_what_json_hides(text: bytes) -> None:
+    """Refuse a key that is there twice, of which one counts, and numbers that JSON does not have.
+
+    Raises:
+        ValueError: one of them, by name.
+    """
+    json.loads(text, object_pairs_hook=_once_each, parse_constant=_finite, parse_float=_finite)
+
+
+def _once_each(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r} is there twice in one object")
+        found[key] = value
+    return found
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"the number {text} is none that a receipt holds")
+    return number

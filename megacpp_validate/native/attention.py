@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from .autocast import without_autocast
+
 
 def attention(
     query: Any,
@@ -27,7 +29,7 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
 ) -> Any:
-    """Attention by SDPA; with a soft cap, which SDPA cannot express, written out.
+    """Attention by SDPA; with a soft cap, which SDPA cannot express, written out. An autocast region changes nothing.
 
     Args:
         query: [B, H, T, D], any floating dtype and strides.
@@ -42,7 +44,7 @@ def attention(
         [B, H, T, D] in the dtype of `query`. A row that sees no key is zero, and so are its gradients.
 
     Raises:
-        ValueError: shapes, groups or options that do not fit together.
+        ValueError: shapes, groups, options or devices that do not fit together.
         TypeError: dtypes that differ.
     """
     check_attention(query, key, value, causal=causal, doc_ids=doc_ids, window=window, softcap=softcap)
@@ -79,9 +81,10 @@ def _sdpa(query: Any, key: Any, value: Any, mask: Any, *, causal: bool, scale: f
     grouped = repeats > 1 and mask is None and half
     if repeats > 1 and not grouped:
         key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
-    return functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
-    )
+    with without_autocast(query):
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
+        )
 
 
 def attention_mask(
@@ -129,7 +132,8 @@ def reference_attention(
 ) -> Any:
     """Attention written out, with nothing fused; arguments and result as `attention`.
 
-    Computed in fp32, or in fp64 where the input is fp64, and rounded once. It holds [B, H, T, S] scores.
+    Computed in fp32, or in fp64 where the input is fp64, and rounded once, also inside an autocast region. It holds
+    [B, H, T, S] scores.
     """
     check_attention(query, key, value, causal=causal, doc_ids=doc_ids, window=window, softcap=softcap)
     batch, heads, length, width = query.shape
@@ -139,14 +143,15 @@ def reference_attention(
     # Heads by group, [B, G, H/G, T, D], so that keys and values need no copies.
     rows = query.to(wide).unflatten(1, (groups, heads // groups))
     keys, values = key.to(wide).unsqueeze(2), value.to(wide).unsqueeze(2)
-    scores = (rows * factor) @ keys.transpose(-1, -2)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
     mask = attention_mask(length, key_length, causal=causal, doc_ids=doc_ids, window=window, device=query.device)
     if doc_ids is not None:
         mask = mask.unsqueeze(2)
-    weights = _masked_softmax(scores, mask)
-    return (weights @ values).reshape(batch, heads, length, width).to(query.dtype)
+    with without_autocast(query):
+        scores = (rows * factor) @ keys.transpose(-1, -2)
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        weights = _masked_softmax(scores, mask)
+        return (weights @ values).reshape(batch, heads, length, width).to(query.dtype)
 
 
 def _masked_softmax(scores: Any, mask: Any) -> Any:
@@ -160,7 +165,7 @@ def _masked_softmax(scores: Any, mask: Any) -> Any:
 def check_attention(
     query: Any, key: Any, value: Any, *, causal: bool, doc_ids: Any | None, window: int | None, softcap: float | None
 ) -> None:
-    """Refuse what no attention can be computed of: ValueError for shapes and options, TypeError for dtypes."""
+    """Refuse what no attention can be computed of: ValueError for shapes, options, devices, TypeError for dtypes."""
     shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
     fits = (
         query.dim() == key.dim() == 4
@@ -203,3 +208,5 @@ def _check_mask_options(query: Any, key: Any, *, causal: bool, doc_ids: Any | No
         )
     if doc_ids.is_floating_point() or doc_ids.is_complex():
         raise TypeError(f"document ids of dtype {doc_ids.dtype}; they are integers, one a token.")
+    if doc_ids.device != query.device:
+        raise ValueError(f"document ids lie on {doc_ids.device} and the queries on {query.device}; move them there.")

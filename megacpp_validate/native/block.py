@@ -8,7 +8,7 @@ from torch import nn
 
 from .attention import attention
 from .mlp import Activation, NormMLP
-from .norms import INIT_STD, NormLinear
+from .norms import INIT_STD, NormLinear, check_widths
 from .rope import apply_rope
 
 
@@ -51,6 +51,7 @@ class ABlock(nn.Module):
                 f"{num_heads} query heads cannot share {num_gqa_groups} key and value heads evenly; "
                 f"num_gqa_groups must divide num_heads."
             )
+        check_widths(num_heads=num_heads, head_dim=head_dim)
         self.num_heads, self.head_dim, self.num_gqa_groups = num_heads, head_dim, num_gqa_groups
         made = {"dtype": dtype, "device": device}
         self.qkv = NormLinear(hidden, (num_heads + 2 * num_gqa_groups) * head_dim, eps=eps, **made)

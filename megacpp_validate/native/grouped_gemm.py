@@ -19,6 +19,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from .autocast import without_autocast
 from .norms import INIT_STD
 from .permute import check_counts
 
@@ -37,7 +38,7 @@ def grouped_gemm(rows: Any, weight: Any, rows_per_expert: Sequence[int]) -> Any:
             zeros.
 
     Returns:
-        [R, N] in the same dtype, accumulated in fp32 at least.
+        [R, N] in the same dtype, also inside an autocast region; accumulated in fp32 at least.
     """
     _check(rows, weight, rows_per_expert)
     if grouped_mm_refusal(rows, weight):
@@ -103,11 +104,12 @@ def _check(rows: Any, weight: Any, rows_per_expert: Sequence[int]) -> None:
 def _loop(rows: Any, weight: Any, rows_per_expert: Sequence[int]) -> Any:
     # unbind rather than weight[e]: its backward builds the gradient of all experts once, not once an expert.
     pairs = zip(rows.split(list(rows_per_expert)), weight.unbind(0), strict=True)
-    products = [piece @ one.t() for piece, one in pairs if piece.shape[0]]
-    if not products:
-        # A product of no rows, so that the weight still gets its gradient of zeros.
-        return rows @ weight[0].t() if weight.shape[0] else rows.new_zeros(0, weight.shape[1])
-    return torch.cat(products)
+    with without_autocast(rows):
+        products = [piece @ one.t() for piece, one in pairs if piece.shape[0]]
+        if not products:
+            # A product of no rows, so that the weight still gets its gradient of zeros.
+            return rows @ weight[0].t() if weight.shape[0] else rows.new_zeros(0, weight.shape[1])
+        return torch.cat(products)
 
 
 class _FusedGroupedGemm(torch.autograd.Function):

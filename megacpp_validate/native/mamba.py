@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .norms import INIT_STD, NormLinear
+from .norms import INIT_STD, NormLinear, check_eps, check_widths
 
 # The ranges from which Mamba-2 draws the initial step and decay.
 DT_RANGE = (1e-3, 1e-1)
@@ -192,6 +192,8 @@ class Mamba2Mixer(nn.Module):
         device: Any = None,
     ) -> None:
         super().__init__()
+        check_widths(hidden=hidden, state=state, head_dim=head_dim, expand=expand, groups=groups)
+        check_eps(eps)
         inner = expand * hidden
         heads = inner // head_dim
         if inner % head_dim or heads % groups or conv < 1:

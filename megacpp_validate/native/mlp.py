@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .norms import INIT_STD, Normalization, check_normalization, layer_norm, rms_norm
+from .norms import INIT_STD, Normalization, check_eps, check_normalization, check_widths, layer_norm, rms_norm
 
 PlainActivation = Literal["gelu", "qgelu", "relu", "srelu", "silu"]
 GatedActivation = Literal["geglu", "glu", "qgeglu", "reglu", "sreglu", "swiglu", "clamped_swiglu"]
@@ -120,6 +120,7 @@ class MLP(nn.Module):
         bias: bool = False,
     ) -> None:
         super().__init__()
+        check_widths(hidden=hidden, ffn_hidden=ffn_hidden)
         self.hidden, self.ffn_hidden, self.activation = hidden, ffn_hidden, activation
         up = 2 * ffn_hidden if is_gated(activation) else ffn_hidden
         made = {"dtype": dtype, "device": device}
@@ -175,6 +176,7 @@ class NormMLP(MLP):
     ) -> None:
         super().__init__(hidden, ffn_hidden, activation=activation, dtype=dtype, device=device, bias=bias)
         check_normalization(normalization)
+        check_eps(eps)
         self.eps, self.normalization = eps, normalization
         shifted = normalization == "LayerNorm"
         made = {"dtype": dtype, "device": device}

@@ -8,6 +8,7 @@ bear the names that Transformer Engine's RMSNorm, LayerNorm and LayerNormLinear 
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final, Literal, get_args
 
 import torch
@@ -75,6 +76,19 @@ def _check_width(x: Any, weight: Any) -> None:
         )
 
 
+def check_eps(eps: float) -> None:
+    """Refuse an eps under which a norm gives NaN, or zeros (ValueError)."""
+    if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0.0 <= eps < math.inf:
+        raise ValueError(f"eps is {eps!r}: it is added to a variance, so it is a finite number from 0 up.")
+
+
+def check_widths(**widths: Any) -> None:
+    """Refuse a layer that has no width (ValueError)."""
+    wrong = {name: width for name, width in widths.items() if width < 1}
+    if wrong:
+        raise ValueError(f"{', '.join(f'{name}={width}' for name, width in wrong.items())}: each is 1 or more.")
+
+
 def check_normalization(name: str) -> None:
     """Refuse a norm that there is not (ValueError)."""
     if name not in get_args(Normalization):
@@ -88,6 +102,8 @@ class RMSNorm(nn.Module):
 
     def __init__(self, hidden: int, *, eps: float = 1e-5, dtype: Any = None, device: Any = None) -> None:
         super().__init__()
+        check_eps(eps)
+        check_widths(hidden=hidden)
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(hidden, dtype=dtype, device=device))
         self.reset_parameters()
@@ -106,6 +122,8 @@ class LayerNorm(nn.Module):
 
     def __init__(self, hidden: int, *, eps: float = 1e-5, dtype: Any = None, device: Any = None) -> None:
         super().__init__()
+        check_eps(eps)
+        check_widths(hidden=hidden)
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(hidden, dtype=dtype, device=device))
         self.bias = nn.Parameter(torch.empty(hidden, dtype=dtype, device=device))
@@ -152,6 +170,8 @@ class NormLinear(nn.Module):
     ) -> None:
         super().__init__()
         check_normalization(normalization)
+        check_eps(eps)
+        check_widths(in_features=in_features, out_features=out_features)
         self.in_features, self.out_features = in_features, out_features
         self.eps, self.normalization = eps, normalization
         made = {"dtype": dtype, "device": device}

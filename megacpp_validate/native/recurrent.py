@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from .mamba import at_least_fp32, check_chunk, segment_sums, split_chunks, widest
-from .norms import INIT_STD, NormLinear
+from .norms import INIT_STD, NormLinear, check_eps, check_widths
 
 FIRST_INPUT_BIAS: Final = -10.0  # the input gate starts almost shut
 FIRST_FORGET_BIASES: Final = (3.0, 6.0)  # from the first head to the last: memories of about 20 to 400 steps
@@ -231,6 +231,8 @@ class MatrixRecurrentBlock(nn.Module):
     ) -> None:
         super().__init__()
         check_chunk(chunk)
+        check_eps(eps)
+        check_widths(hidden=hidden, num_heads=num_heads, key_dim=key_dim, value_dim=value_dim)
         self.hidden, self.num_heads, self.key_dim, self.value_dim = hidden, num_heads, key_dim, value_dim
         self.chunk, self.eps = chunk, eps
         keys, values = num_heads * key_dim, num_heads * value_dim

@@ -22,6 +22,8 @@ HEADS: Final = 8
 SCALES: Final = (0.5, 1.0, 1.0)
 ENOUGH_KEYS: Final = 16
 DTYPES: Final[dict[str, Any]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+ON_CPU: Final[dict[str, Any]] = {**DTYPES, "fp16": torch.float16}
+SCALE: Final = 0.2  # no 1 / sqrt(D) of a case
 TENSORS: Final = ("forward", "grad.query", "grad.key", "grad.value")
 
 
@@ -33,10 +35,12 @@ class Case:
         name: of the checks.
         groups: key and value heads; query heads are 8.
         width: head size D.
+        heads: query heads H.
         extra: tokens added to the length that the bench takes.
         length: tokens, where the case has a length of its own.
         causal: whether a query sees no later key.
         strided: whether no tensor is contiguous, and key not even along its last axis.
+        scale: factor on the scores, where it is not the default one.
         options: of the call; tensors are made by `_options`.
         code: of the refusal that Transformer Engine must give; empty where it must not.
     """
@@ -44,10 +48,12 @@ class Case:
     name: str
     groups: int = 2
     width: int = 64
+    heads: int = HEADS
     extra: int = 0
     length: int = 0
     causal: bool = True
     strided: bool = False
+    scale: float | None = None
     options: tuple[str, ...] = ()
     code: str = ""
 
@@ -69,6 +75,21 @@ REFUSED: Final = (
     Case("gqa4.d64.blocks", options=("block_mask", "block_size"), code="block-routing"),
 )
 QUICK: Final = frozenset({"gqa4.d64.odd", "gqa1.d64", "gqa4.d64.one-token", "gqa4.d64.strided", "gqa4.d64.no-mask"})
+# Dtype and case: what no GPU need say again, for it is decided in plain Python and plain torch.
+PLAIN: Final = (
+    ("fp32", Case("gqa4.d64.scale", scale=SCALE)),
+    ("fp32", Case("gqa3.d48.long", width=48, heads=6, length=80)),
+    ("fp16", Case("gqa4.d64.fp16")),
+    ("fp32", Case("gqa4.d64.wide-window", length=40, options=("wide_window",), code="local-window")),
+    ("fp32", Case("gqa4.d64.window.soft-cap", options=("window", "softcap"), code="local-window")),
+    ("fp32", Case("gqa4.d64.packed.soft-cap", options=("doc_ids", "softcap"), code="packed-documents")),
+    ("fp32", Case("gqa4.d64.packed.no-mask", causal=False, options=("doc_ids",), code="packed-documents")),
+    ("fp32", Case("gqa4.d64.soft-cap.no-mask", causal=False, options=("softcap",), code="soft-cap")),
+    ("fp32", Case("gqa4.d64.soft-cap.scale", scale=SCALE, options=("softcap",), code="soft-cap")),
+    ("fp32", Case("gqa4.d64.packed.scale", scale=SCALE, options=("doc_ids",), code="packed-documents")),
+    ("fp32", Case("gqa4.d64.blocks.scale", scale=SCALE, options=("block_mask", "block_size"), code="block-routing")),
+    ("fp32", Case("gqa4.d64.blocks.no-mask", causal=False, options=("block_mask", "block_size"), code="block-routing")),
+)
 FLASH: Final = {
     "fa3": (Case("gqa4.d128", width=128), Case("gqa4.d64.window", extra=5, options=("window",))),
     "fa4": (Case("gqa4.d128", width=128), Case("gqa4.d64.soft-cap", extra=5, options=("softcap",))),
@@ -99,6 +120,11 @@ def probe(bench: Bench) -> None:
         for case in CASES:
             if not bench.quick or case.name in QUICK:
                 _run(bench, bridge, case, name)
+    if bench.device == "cpu":
+        for name, case in PLAIN:
+            _run(bench, bridge, case, name)
+        with bench.scope("again"):
+            _check_again(bench, bridge)
     _refusals(bench, bridge)
 
 
@@ -114,15 +140,13 @@ def probe_last(bench: Bench) -> None:
 
 def _run(bench: Bench, bridge: Any, case: Case, dtype: str, backends: tuple[str, ...] = (), wanted: str = "") -> None:
     """One case in one dtype, through the wrapper."""
-    sample = _sample(bench, case, DTYPES[dtype])
+    sample = _sample(bench, case, ON_CPU[dtype])
     # Without Transformer Engine the native path is meant, not another vendor's.
     asked = backends or (bridge.BACKENDS if bench.wants_te else ("te", "sdpa"))
-    layer = bridge.Attention(
-        num_heads=HEADS, head_dim=case.width, num_gqa_groups=case.groups, backends=asked, device=bench.device
-    )
+    layer = _layer(bench, bridge, case, asked)
     with marking_vendor_layers():
-        out = layer(*sample.leaves, causal=case.causal, **sample.options)
-    seen = (out, *torch.autograd.grad(out, sample.leaves, sample.gradient.to(out.dtype)))
+        seen = _step(layer, sample)
+    out = seen[0]
     is_native = layer.choice.observed == "sdpa" or "block_mask" in case.options  # which plain torch alone may take
     native = None if is_native else _native(sample)
     prefix = f"{wanted}.{dtype}.{case.name}" if wanted else f"{dtype}.{case.name}"
@@ -148,6 +172,46 @@ def _run(bench: Bench, bridge: Any, case: Case, dtype: str, backends: tuple[str,
     bench.ran_on(f"attention.{prefix}", layer.choice, out, wanted=layer.choice.observed)
 
 
+def _layer(bench: Bench, bridge: Any, case: Case, backends: tuple[str, ...]) -> Any:
+    return bridge.Attention(
+        num_heads=case.heads,
+        head_dim=case.width,
+        num_gqa_groups=case.groups,
+        softmax_scale=case.scale,
+        backends=backends,
+        device=bench.device,
+    )
+
+
+def _check_again(bench: Bench, bridge: Any) -> None:
+    """One object called again: with the same tensors, others, other options and another length.
+
+    What it kept of the call before must give the same bits for the same call, and decide nothing about another one.
+    """
+    layer = _layer(bench, bridge, CASES[0], ("te", "sdpa"))
+    one = Case("one-token", length=1, code="one-token")
+    window = Case("window", options=("window",), code="local-window")
+    for case in (Case("first"), Case("others"), window, Case("plain"), one, Case("longer", extra=3)):
+        sample = _sample(bench, case, torch.float32)
+        seen = _step(layer, sample)
+        bench.same_bits(f"{case.name}.bits", seen, _step(layer, sample))
+        codes = [refusal.code for refusal in layer.choice.refusals if refusal.backend == "te"]
+        right = codes == [case.code] if case.code else (layer.choice.observed == "te") is bench.wants_te
+        bench.check(f"{case.name}.choice", right, f"{layer.choice.observed} took it; refused with {codes}")
+        reference, scales = _reference(sample)
+        for index, tensor in enumerate(TENSORS):
+            rounded = _roundings(bench, sample, tensor, "fp32", layer.choice.observed)
+            bench.compare(
+                f"{case.name}.{tensor}", seen[index], reference[index], roundings=rounded, scale=scales.get(tensor)
+            )
+
+
+def _step(layer: Any, sample: Sample) -> tuple[Any, ...]:
+    """Output and gradients."""
+    out = layer(*sample.leaves, causal=sample.case.causal, **sample.options)
+    return (out, *torch.autograd.grad(out, sample.leaves, sample.gradient.to(out.dtype)))
+
+
 def _run_flash(bench: Bench, bridge: Any, backend: str) -> None:
     """One FlashAttention, where the target lists it; it is a fallback, so the environment may lack it."""
     if backend not in bench.order.target.attention:
@@ -167,9 +231,9 @@ def _run_flash(bench: Bench, bridge: Any, backend: str) -> None:
 
 
 def _sample(bench: Bench, case: Case, dtype: Any) -> Sample:
-    batch = 2 if bench.device == "cuda" else 1
+    batch = 2
     length = case.length or _length(bench) + case.extra
-    shapes = (HEADS, case.groups, case.groups)
+    shapes = (case.heads, case.groups, case.groups)
     if case.strided:  # as from a projection, and a key whose last axis has a stride of two
         query, key, value = (
             bench.randn(batch, length, heads, case.width, dtype=dtype, scale=scale)
@@ -178,13 +242,13 @@ def _sample(bench: Bench, case: Case, dtype: Any) -> Sample:
         wide = bench.randn(batch, case.groups, length, 2 * case.width, dtype=dtype)
         wide[..., ::2] = key.transpose(1, 2)
         tensors = (query.transpose(1, 2), wide[..., ::2], value.transpose(1, 2))
-        gradient = bench.randn(batch, length, HEADS, case.width, dtype=dtype).transpose(1, 2)
+        gradient = bench.randn(batch, length, case.heads, case.width, dtype=dtype).transpose(1, 2)
     else:
         tensors = tuple(
             bench.randn(batch, heads, length, case.width, dtype=dtype, scale=scale)
             for heads, scale in zip(shapes, SCALES, strict=True)
         )
-        gradient = bench.randn(batch, HEADS, length, case.width, dtype=dtype)
+        gradient = bench.randn(batch, case.heads, length, case.width, dtype=dtype)
     query, key, value = (tensor.detach().requires_grad_() for tensor in tensors)
     sample = Sample(case, query, key, value, gradient, _options(bench, case, batch, length))
     # Where a query sees few keys, dS = P (dP - <P, dP>) nearly cancels: rounding of dP would outweigh what is left of
@@ -206,36 +270,37 @@ def _options(bench: Bench, case: Case, batch: int, length: int) -> dict[str, Any
     made: dict[str, Callable[[], Any]] = {
         "doc_ids": lambda: bench.randint(2, batch, length).cumsum(-1) // 5,  # runs of about ten tokens
         "window": lambda: 7,
+        "wide_window": lambda: 20,
         "softcap": lambda: 0.5,  # as large as scores are, so that it bites
-        "block_mask": lambda: bench.rand(batch, HEADS, blocks, blocks) < 0.5,  # some rows see nothing
+        "block_mask": lambda: bench.rand(batch, case.heads, blocks, blocks) < 0.5,  # some rows see nothing
         "block_size": lambda: size,
     }
-    return {name: made[name]() for name in case.options}
+    return {name.removeprefix("wide_"): made[name]() for name in case.options}
 
 
 def _native(sample: Sample) -> tuple[Any, ...]:
     """The plain path in the same precision."""
-    out = native_attention(*sample.leaves, causal=sample.case.causal, **sample.options)
+    out = native_attention(*sample.leaves, causal=sample.case.causal, scale=sample.case.scale, **sample.options)
     return (out, *torch.autograd.grad(out, sample.leaves, sample.gradient))
 
 
 def _visible(sample: Sample) -> Any:
     batch, _, length, _ = sample.query.shape
     masks = {name: value for name, value in sample.options.items() if name != "softcap"}
-    return visible(batch, HEADS, length, causal=sample.case.causal, device=sample.query.device, **masks)
+    return visible(batch, sample.case.heads, length, causal=sample.case.causal, device=sample.query.device, **masks)
 
 
 def _reference(sample: Sample) -> tuple[tuple[Any, ...], dict[str, float]]:
     """Output and gradients in fp64, and norms of what cancels in the gradients of a single token."""
     query, key, value = (tensor.detach().double().requires_grad_() for tensor in sample.leaves)
     length, width = query.shape[2:]
-    out = attend(query, key, value, _visible(sample), softcap=sample.options.get("softcap"))
+    out = attend(query, key, value, _visible(sample), scale=sample.case.scale, softcap=sample.options.get("softcap"))
     upstream = sample.gradient.double()
     gradients = torch.autograd.grad(out, (query, key, value), upstream)
     if length > 1:
         return (out, *gradients), {}
     # The weight of the only key is 1 whatever its score is, so both gradients vanish: dS = P (dP - dP).
-    share = HEADS // key.shape[1]
+    share = sample.case.heads // key.shape[1]
     keys, values = (tensor.detach().repeat_interleave(share, dim=1) for tensor in (key, value))
     terms = (upstream * values).sum(-1, keepdim=True) / math.sqrt(width)
     return (out, *gradients), {
@@ -264,7 +329,7 @@ def _roundings(bench: Bench, sample: Sample, tensor: str, dtype: str, backend: s
             return Roundings((("fp32", 64),), longest, why=why)
         return Roundings((("fp32", 6),), longest, why="scores, weights, their gradients and the result")
     if backend == "sdpa" and "softcap" in sample.options:
-        return Roundings((("bf16", 1),), longest, why="computed in fp32, the result rounded")
+        return Roundings(((dtype, 1),), longest, why="computed in fp32, the result rounded")
     count, why = {
         "forward": (2, "weights and output rounded"),
         "grad.query": (3, "output, score gradients and result rounded"),
@@ -274,12 +339,12 @@ def _roundings(bench: Bench, sample: Sample, tensor: str, dtype: str, backend: s
     if tensor in ("grad.key", "grad.value"):
         more, because = _partial_sums(bench, sample, backend)
         count, why = count + more, f"{why}; {because}"
-    return Roundings((("bf16", count),), longest, why=why)
+    return Roundings(((dtype, count),), longest, why=why)
 
 
 def _partial_sums(bench: Bench, sample: Sample, backend: str) -> tuple[int, str]:
     """Roundings of partial sums in gradients of key and value: over query heads of a group, and query blocks."""
-    share = HEADS // sample.case.groups
+    share = sample.case.heads // sample.case.groups
     if backend != "sdpa" or bench.device == "cuda":
         return (1, "each query head's part rounded before those of a group are summed") if share > 1 else (0, "")
     # PyTorch's CPU kernel adds blocks of 32 queries, and without a mask the heads of a group, into a bf16 result: n

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -85,6 +85,17 @@ class Bench:
     def check(self, name: str, passed: bool, detail: str = "") -> None:
         """A check that is no comparison of tensors; `detail` says what was seen."""
         self.checks.append(Check(name, bool(passed), detail=detail))
+
+    def same_bits(self, name: str, first: Iterable[Any], again: Iterable[Any]) -> None:
+        """The same call twice gives the same bits, tensor by tensor; where one gives none, both do."""
+        pairs = list(zip(first, again, strict=True))
+        differ = [
+            str(index)
+            for index, (one, other) in enumerate(pairs)
+            if (one is None) is not (other is None) or (one is not None and not torch.equal(one, other))
+        ]
+        said = f"not the same bits: numbers {', '.join(differ)}" if differ else "the same bits"
+        self.check(name, not differ, f"{len(pairs)} tensors of the same call twice: {said}")
 
     def refuses(self, name: str, error: type[BaseException], call: Callable[[], Any]) -> None:
         """The call must raise this class of error, with a next step in its text."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -14,6 +15,7 @@ from ..native.grouped_gemm import grouped_gemm_loop
 from .bench import Bench
 from .bounds import Roundings
 from .emulation import EMULATED, Product, emulated_grouped, operand_roundings
+from .observe import recording_argument
 from .references.experts import reference_experts, round_rows, round_weights
 
 DTYPES: Final[dict[str, Any]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -71,6 +73,14 @@ def probe(bench: Bench) -> None:
                     _low_precision(bench, bridge, recipe, routing)
         _odd_width(bench, bridge)
         _deep_gemm(bench, bridge)
+    if bench.device == "cpu":  # plain Python decides it: no GPU need say it again
+        with bench.scope("again"):
+            _again(bench, bridge)
+            if bench.wants_te:
+                _check_microbatch(bench, bridge)
+        if not bench.wants_te:
+            with bench.scope("native"):
+                _other_dtypes(bench, bridge)
     _weights(bench, bridge)
     _no_rows(bench, bridge)
     _refusals(bench, bridge)
@@ -117,6 +127,43 @@ def _low_precision(bench: Bench, bridge: Any, recipe: str, routing: str) -> None
     native = Seen(out, gradients[0], gradients[1:])
     _compare(bench, sample, seen, native, lambda product, length: operand_roundings(recipe, product, length))
     _is_rounded(bench, sample, seen, native)
+
+
+def _again(bench: Bench, bridge: Any) -> None:
+    """One object called again: the same bits for the same call; others for other rows, routings and weights."""
+    layer = _layer(bench, bridge, _sample(bench, torch.float32, "all-busy").weights)
+    for index, routing in enumerate(("all-busy", "middle-idle", "all-busy")):
+        sample = _sample(bench, torch.float32, routing)
+        with torch.no_grad():  # as an optimizer does
+            held = list(layer.parameters())
+            pieces = (sample.weights,) if len(held) == 1 else sample.weights.unbind(0)
+            for into, given in zip(held, pieces, strict=True):
+                into.copy_(given)
+        seen, again = _run(layer, sample), _run(layer, sample)
+        with bench.scope(f"{index}.{routing}"):
+            bench.same_bits("bits", (seen.out, seen.rows, *seen.weights), (again.out, again.rows, *again.weights))
+            _compare(bench, sample, again, None, _fp32)
+            frozen = layer(sample.rows.detach(), sample.counts)
+            bench.same_bits("frozen-rows", [seen.out], [frozen])
+
+
+def _check_microbatch(bench: Bench, bridge: Any) -> None:
+    """Whether FP8 weights are rounded anew is told to Transformer Engine."""
+    sample = _sample(bench, torch.float32, "all-busy")
+    layer = _layer(bench, bridge, sample.weights)
+    for value in (True, False, None):
+        with recording_argument(layer, "is_first_microbatch") as seen:
+            layer(sample.rows, sample.counts, is_first_microbatch=value)
+        bench.check(f"microbatch.{value}", [given for _, given in seen] == [value], f"seen {seen}")
+
+
+def _other_dtypes(bench: Bench, bridge: Any) -> None:
+    """Dtypes that the plain path takes besides."""
+    for name, dtype in {"fp16": torch.float16, "fp64": torch.float64}.items():
+        sample = _sample(bench, dtype, "middle-idle")
+        seen = _run(_layer(bench, bridge, sample.weights), sample)
+        with bench.scope(name):
+            _compare(bench, sample, seen, None, partial(_rounded_to, name))
 
 
 def _is_rounded(bench: Bench, sample: Sample, seen: Seen, emulated: Seen) -> None:
@@ -313,6 +360,15 @@ def _compare(bench: Bench, sample: Sample, seen: Seen, native: Seen | None, boun
             roundings=bound("wgrad", max(1, sample.counts[expert])),
             native=None if native is None else native.weights[expert],
         )
+
+
+def _rounded_to(name: str, product: Product, length: int) -> Roundings:
+    wide = "fp64" if name == "fp64" else "fp32"  # the reference is in fp64 too, and has as many errors: two of each
+    return Roundings(((name, 2 if name == "fp64" else 1),), length, wide, why=f"{product} summed in {wide}, rounded")
+
+
+def _fp32(product: Product, length: int) -> Roundings:
+    return Roundings((("fp32", 1),), length, why=f"{product} summed in fp32")
 
 
 def _bf16(product: Product, length: int) -> Roundings:

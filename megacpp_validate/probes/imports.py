@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -62,6 +63,9 @@ def probe(bench: Bench) -> None:
     _check_refusals(bench)
     _check_second_entry(bench)
     _check_groups(bench)
+    if bench.wants_te and bench.device == "cpu" and bench.order.target.recipes:  # plain Python decides it
+        _check_second_thread(bench)
+        _check_recipe_objects(bench)
     if bench.wants_te and is_judged(bench):
         check_high_precision(bench, _low(bench))
         for recipe in bench.order.target.recipes:
@@ -259,6 +263,49 @@ def _check_second_entry(bench: Bench) -> None:
     bench.check("scope.second-entry.refused", "Next step" in words, words)
     bench.check("scope.second-entry.names-both-places", named, words)
     bench.check("scope.second-entry.leaves-the-first-on", still)
+
+
+def _check_second_thread(bench: Bench) -> None:
+    """Transformer Engine has one state a process: while one thread holds a scope, another gets none."""
+    scope, errors, low = bench.bridge("fp8_scope"), bench.bridge("errors"), _low(bench)
+    ways = {"low": low, "high": partial(scope.high_precision, "a projection that stays")}
+    for name, enter in ways.items():
+        raised: list[BaseException] = []
+        with low() as opened:
+            thread = threading.Thread(target=_enter_and_leave, args=(enter, raised))
+            thread.start()
+            thread.join()
+            still = scope.current_scope() is opened and _state(bench)[0] is opened.is_low
+        refused = len(raised) == 1 and isinstance(raised[0], errors.ScopeEnteredTwice)
+        said = f"{type(raised[0]).__name__}: {raised[0]}" if raised else "nothing was raised"
+        bench.check(f"scope.second-thread.{name}", refused and "Next step" in said, said)
+        bench.check(f"scope.second-thread.{name}.leaves-the-first-on", still)
+        bench.check(f"scope.second-thread.{name}.restored", _state(bench) == (False, ""))
+    entered: list[BaseException] = []
+    thread = threading.Thread(target=_enter_and_leave, args=(low, entered))
+    thread.start()
+    thread.join()
+    bench.check("scope.second-thread.afterwards", not entered, "the first one has left: another thread may enter")
+
+
+def _enter_and_leave(enter: Callable[[], Any], raised: list[BaseException]) -> None:
+    try:
+        with enter():
+            pass
+    except BaseException as fault:  # a thread's own would only be printed
+        raised.append(fault)
+
+
+def _check_recipe_objects(bench: Bench) -> None:
+    """Amax values are reduced over the ranks that the owner of the shard names, and not where it is alone."""
+    scope = bench.bridge("fp8_scope")
+    if "delayed" not in bench.order.target.recipes:
+        return
+    for name, owner, reduced in (("single-owner", scope.SINGLE_OWNER, False), ("one-rank", None, True)):
+        with scope.low_precision(target=bench.order.target.id, amax_reduction_group=owner, recipe="delayed"):
+            recipe = scope.te_state()["recipe"]
+        seen = tuple(getattr(recipe, field, None) for field in ("reduce_amax", "amax_history_len", "margin"))
+        bench.check(f"scope.delayed.{name}", seen == (reduced, 16, 0), f"reduce, history, margin: {seen}")
 
 
 def _check_groups(bench: Bench) -> None:

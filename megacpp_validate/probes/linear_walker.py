@@ -40,6 +40,10 @@ def probe(bench: Bench) -> None:
     if bench.wants_te:
         for recipe in bench.order.target.recipes:
             _check_recipe(bench, walker, recipe)
+        if (
+            bench.device == "cpu" and "delayed" in bench.order.target.recipes
+        ):  # a real one reads pickles on request only
+            _check_filled_state(bench, walker)
 
 
 def _is_te(module: Any) -> bool:
@@ -315,6 +319,33 @@ def _check_recipe(bench: Bench, walker: Any, recipe: str) -> None:
     for case in _cases(bench, pad):
         _check_numbers(bench, walker, case, "bf16", recipe)
     _check_unpadded(bench, walker, recipe)
+
+
+def _check_filled_state(bench: Bench, walker: Any) -> None:
+    """Scales and amax histories of delayed scaling go through a checkpoint to the bit."""
+    case = _cases(bench)[0]
+    layers = []
+    for number in range(2):
+        _, layer, _ = _swapped_layer(bench, walker, case, torch.bfloat16, "delayed")
+        layers.append(layer)
+        for _ in range(3 - number):
+            rows, gradient = _inputs(bench, case, torch.bfloat16)
+            _run(layer, case, rows, gradient, dict(layer.named_parameters()), lambda: _scope(bench, "delayed"))
+    first, second = layers
+    state = first.state_dict()
+    added = state.get("_extra_state")
+    bench.check("state.saved", added is not None and added.numel() > 0, f"{', '.join(state)}")
+    if added is None or not added.numel():
+        return
+    second.load_state_dict(state)
+    read = bench.bridge("fp8_scope").te_amax_state
+    for forward in (True, False):
+        pairs = zip(read(first, forward=forward), read(second, forward=forward), strict=True)
+        same = all(torch.equal(one, other) for one, other in pairs)
+        bench.check(f"state.{'forward' if forward else 'backward'}", same, "history and scales, bit by bit")
+    _, fresh, _ = _swapped_layer(bench, walker, case, torch.bfloat16, "delayed")
+    names = ", ".join(fresh.state_dict())
+    bench.check("state.empty", names == "weight, bias", f"one that never ran in FP8 saves {names}")
 
 
 def _check_unpadded(bench: Bench, walker: Any, recipe: str) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import torch
 
 from ..native.mlp import is_gated
-from ..native.rope import rope_tables
+from ..native.rope import apply_rope, rope_tables
 from .bench import Bench
 from .bounds import Roundings
 from .emulation import EMULATED
@@ -24,16 +25,18 @@ from .native_block_samples import (
     new_layer,
     new_sample,
 )
-from .observe import graph_nodes, marking_vendor_layers
+from .observe import graph_nodes, marking_vendor_layers, recording_argument
 from .references.block import Sizes, attention_branch, block_step, mlp_branch
 from .references.block_roundings import block_roundings
 from .references.layer_roundings import Precision, precision_of
+from .references.rotation import rotary_tables, rotated
 from .references.steps import tf32_products
 
 DTYPES: Final[dict[str, Any]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 GATED: Final = Case("gqa4.d64.swiglu")
 PLAIN: Final = Case("gqa1.d64.gelu", "gelu", groups=8)
 ODD: Final = Case("gqa4.d64.odd", "geglu", extra=5)
+MICROBATCH: Final = "is_first_microbatch"
 LAYERS: Final = ("LayerNormLinear", "DotProductAttention", "Linear", "LayerNormMLP")
 CASES: Final = (
     GATED,
@@ -63,6 +66,11 @@ def probe(bench: Bench) -> None:
     if bench.wants_te:
         for recipe in bench.order.target.recipes:
             _run_recipe(bench, bridge, recipe)
+    if bench.device == "cpu":  # plain Python decides it: no GPU need say it again
+        _check_again(bench, bridge)
+        if bench.wants_te:
+            _check_microbatch(bench, bridge)
+        _check_rotation(bench)
     _check_weights(bench, bridge)
     _check_shards(bench)
     _refusals(bench, bridge)
@@ -84,6 +92,48 @@ def _run(bench: Bench, bridge: Any, case: Case, dtype: str) -> None:
     with tf32_products() if tf32 else nullcontext():
         native = native_step(sample) if layer.choice.observed == "te" else None
     _compare(bench, path, sample, seen, native, precision_of(dtype, tf32=tf32))
+
+
+def _check_again(bench: Bench, bridge: Any) -> None:
+    """One object called again: the same bits for the same call; others for other rows, options, weights and tables."""
+    layer = new_layer(bench, bridge, new_sample(bench, GATED, torch.float32))
+    for index, case in enumerate(
+        (GATED, GATED, REFUSED[1], REFUSED[0], replace(ODD, activation=GATED.activation), GATED)
+    ):
+        sample = new_sample(bench, case, torch.float32)
+        layer.load_native_state_dict(sample.weights)
+        seen, again = (layer_step(layer, sample, nullcontext) for _ in range(2))
+        path = f"again.{index}.{case.name}"
+        bench.same_bits(f"{path}.bits", seen.values(), again.values())
+        codes = [refusal.code for refusal in layer.choice.refusals]
+        right = codes == [case.code] if bench.wants_te and case.code else not bench.wants_te or not codes
+        bench.check(f"{path}.choice", right, f"{layer.choice.observed} took it; refused with {codes}")
+        _compare(bench, path, sample, again, None, precision_of("fp32"))
+
+
+def _check_microbatch(bench: Bench, bridge: Any) -> None:
+    """Whether FP8 weights are rounded anew is told to each layer that asks for it."""
+    sample = new_sample(bench, GATED, torch.float32)
+    layer = new_layer(bench, bridge, sample)
+    for value in (True, False, None):
+        with recording_argument(layer, MICROBATCH) as seen:
+            layer(sample.rows, rope=sample.rope, is_first_microbatch=value)
+        wanted = [(name, value) for name in LAYERS if name != "DotProductAttention"]
+        bench.check(f"microbatch.{value}", seen == wanted, f"seen {seen}")
+
+
+def _check_rotation(bench: Bench) -> None:
+    """Tables and their use against each channel's angle written out; the block's reference takes the same tables."""
+    length, width, offset = 24, 16, 5
+    exact = Roundings((("fp32", 4),), 1, why="an angle in fp64, its cosine and sine rounded, two products and a sum")
+    rows = bench.randn(2, 3, length, width)
+    for name, base, options in (("default", 10000.0, {}), ("base", 500.0, {"base": 500.0})):
+        cos, sin = rope_tables(offset + length, width, device=bench.device, **options)
+        wanted = rotary_tables(offset + length, width, base)
+        bench.compare(f"rotation.{name}.cos", cos, wanted[0], roundings=exact)
+        bench.compare(f"rotation.{name}.sin", sin, wanted[1], roundings=exact)
+        turned = rotated(rows.double(), base, offset)
+        bench.compare(f"rotation.{name}.rows", apply_rope(rows, cos, sin, offset=offset), turned, roundings=exact)
 
 
 def _check_layers(bench: Bench, path: str, out: Any) -> None:

@@ -9,6 +9,7 @@ node that such a layer ends in is marked with the layer's class. It works with a
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -85,3 +86,21 @@ def _name(node: Any) -> str:
 
 def _backend(name: str) -> str:
     return next((backend for mark, backend in _BACKENDS if mark in name), "")
+
+
+@contextmanager
+def recording_argument(module: Any, name: str) -> Iterator[list[tuple[str, Any]]]:
+    """What Transformer Engine's layers in `module` that know this keyword are given: (class, value) a call."""
+    seen: list[tuple[str, Any]] = []
+
+    def note(layer: Any, _: Any, keywords: dict[str, Any]) -> None:
+        seen.append((type(layer).__name__, keywords.get(name, "left out")))
+
+    layers = [layer for layer in module.modules() if type(layer).__module__.startswith("transformer_engine")]
+    known = [layer for layer in layers if name in inspect.signature(type(layer).forward).parameters]
+    handles = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in known]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()

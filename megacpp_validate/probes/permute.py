@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -46,6 +47,8 @@ def probe(bench: Bench) -> None:
     _without_probs(bench, bridge)
     _zero_probability(bench, bridge)
     _gradient_of_probs_alone(bench, bridge)
+    if bench.device == "cpu":  # plain Python decides it: no GPU need say it again
+        _again(bench, bridge)
     _chunks(bench, bridge)
     _payloads(bench, bridge)
     _empty(bench, bridge)
@@ -184,6 +187,37 @@ def _without_probs(bench: Bench, bridge: Any) -> None:
         sent.rows.sum().backward()
         copies = routed.routing_map.sum(1, keepdim=True).expand_as(routed.tokens)
         exact(bench, "grad.tokens", routed.tokens.grad, copies.to(torch.bfloat16))
+
+
+def _again(bench: Bench, bridge: Any) -> None:
+    """One object with another map each time, the caller's numbers given or not; the same bits for the same call."""
+    layouts: tuple[dict[str, Any], ...] = ({}, {"align": 16}, {"layout": "padded", "capacity": 3})
+    for layout in layouts:
+        dispatch = bridge.Dispatch(EXPERTS, **layout)
+        align = layout.get("align", 1)
+        for index, given in enumerate((False, True, False)):
+            routed = route(bench, MIXED, torch.float32, grad=True)
+            rows = entries(routed.routing_map, layout.get("capacity"))
+            counts = count(rows, EXPERTS)
+            sizes = [layout.get("capacity", -(-number // align) * align) for number in counts]
+            numbers = {"rows_per_expert": routed.counts} if given else {}
+            call = partial(dispatch.permute, routed.tokens, routed.probs, routed.routing_map, **numbers)
+            with bench.scope(f"again.{''.join(layout) or 'jagged'}.{index}"):
+                try:
+                    sent, twice = call(), call()
+                except ValueError as fault:  # the caller's numbers and the map that is kept do not fit
+                    bench.check("call", False, str(fault))
+                    continue
+                check_numbers(bench, sent, counts, sizes)
+                wanted = spread(copied(routed.tokens, rows), places(counts, sizes), sum(sizes))
+                leading = (EXPERTS, layout["capacity"]) if "capacity" in layout else (sum(sizes),)
+                exact(bench, "rows", sent.rows, wanted.reshape(*leading, -1))
+                exact(bench, "bits", twice.rows, sent.rows)
+                back, again = (dispatch.unpermute(one.rows, one.row_map, probs=routed.probs) for one in (sent, twice))
+                exact(bench, "back.bits", again, back)
+                reference = summed(copied(routed.tokens, rows), rows, len(routed.tokens), routed.probs)
+                rounded = sum_of_rows(MIXED, "fp32", "a token's rows summed", weighted=True)
+                bench.compare("back", back, reference, roundings=rounded)
 
 
 def _zero_probability(bench: Bench, bridge: Any) -> None:

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
 from megacpp_validate.bridge import errors, expert_gemm, fp8_scope  # noqa: E402
+from megacpp_validate.bridge.attention_masks import WrongOption  # noqa: E402
 from megacpp_validate.bridge.backends import NoBackend, forget_choices, recorded_choices  # noqa: E402
 from megacpp_validate.bridge.expert_gemm import ExpertGemm, TeExpertBank  # noqa: E402
 from megacpp_validate.bridge.features import PRODUCTION  # noqa: E402
@@ -93,6 +94,28 @@ def test_weights_that_do_not_fit_are_refused(state: dict[str, torch.Tensor]) -> 
 
 
 @pytest.mark.parametrize(
+    ("given", "held", "fits"),
+    [
+        (torch.float32, torch.bfloat16, False),
+        (torch.bfloat16, torch.float16, False),
+        (torch.int64, torch.float32, False),
+        (torch.float64, torch.float32, False),
+        (torch.bfloat16, torch.float32, True),
+    ],
+)
+def test_weights_that_would_be_rounded_are_refused(
+    backend: str, given: torch.dtype, held: torch.dtype, fits: bool
+) -> None:
+    layer, weight = bank(held), torch.ones(EXPERTS, OUTPUTS, INPUTS).to(given)
+    if fits:
+        layer.load_native_state_dict({"weight": weight})
+        assert torch.equal(layer.native_state_dict()["weight"], weight.to(held))
+        return
+    with pytest.raises(errors.WeightMismatch, match=r"exactly.*Next step"):
+        layer.load_native_state_dict({"weight": weight})
+
+
+@pytest.mark.parametrize(
     ("shape", "counts", "error"),
     [
         ((2, 15, INPUTS), (5, 0, 7, 3), errors.WrongShape),
@@ -101,10 +124,15 @@ def test_weights_that_do_not_fit_are_refused(state: dict[str, torch.Tensor]) -> 
         ((15, INPUTS), (5, 0, 7, 3, 0), errors.TokenCountMismatch),
         ((15, INPUTS), (), errors.TokenCountMismatch),
         ((15, INPUTS), (5, -1, 8, 3), errors.TokenCountMismatch),
+        ((15, INPUTS), (5, 0.9, 7, 3), errors.TokenCountMismatch),
+        ((15, INPUTS), torch.tensor([5.9, 0.9, 7.9, 3.9]), errors.TokenCountMismatch),
+        ((15, INPUTS), (5, 0, float("nan"), 3), errors.TokenCountMismatch),
+        ((15, INPUTS), torch.tensor([[5, 0, 7, 3]]), errors.TokenCountMismatch),
+        ((15, INPUTS), 15, errors.TokenCountMismatch),
     ],
 )
 def test_rows_that_do_not_fit_are_refused_before_any_kernel(
-    backend: str, shape: tuple[int, ...], counts: tuple[int, ...], error: type[Exception]
+    backend: str, shape: tuple[int, ...], counts: object, error: type[Exception]
 ) -> None:
     with pytest.raises(error, match="Next step"):
         bank()(torch.zeros(shape), counts)
@@ -121,6 +149,10 @@ def test_sizes_and_backends_that_cannot_be_are_refused() -> None:
     for change in ({"num_experts": 0}, {"in_features": 0}, {"out_features": -1}):
         with pytest.raises(errors.WrongShape, match="Next step"):
             bank(**change)
+    with pytest.raises(WrongOption, match="Next step"):
+        bank(num_experts=4.0)
+    with pytest.raises(errors.WrongDtype, match="Next step"):
+        bank(torch.int32)
     for backends in ((), ("te", "te"), ("cutlass",)):
         with pytest.raises(errors.UnknownName, match="Next step"):
             bank(backends=backends)
@@ -129,7 +161,8 @@ def test_sizes_and_backends_that_cannot_be_are_refused() -> None:
 def test_numbers_may_be_a_tensor() -> None:
     layer, _ = loaded()
     rows = torch.randn(15, INPUTS)
-    assert torch.equal(layer(rows, torch.tensor([5, 0, 7, 3])), layer(rows, (5, 0, 7, 3)))
+    for given in (torch.tensor([5, 0, 7, 3]), torch.tensor([5.0, 0.0, 7.0, 3.0]), list(torch.tensor([5, 0, 7, 3]))):
+        assert torch.equal(layer(rows, given), layer(rows, (5, 0, 7, 3)))
 
 
 def test_without_te_the_reason_is_recorded_once_made_and_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:

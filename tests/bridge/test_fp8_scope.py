@@ -248,6 +248,11 @@ def entered() -> str:
         return scope.choice.observed
 
 
+def entered_high() -> str:
+    with high_precision("another thread") as scope:
+        return scope.choice.observed
+
+
 def test_a_scope_belongs_to_its_thread(either: str) -> None:
     with low():
         assert in_a_thread(current_scope) is None
@@ -264,6 +269,43 @@ def test_the_state_of_transformer_engine_belongs_to_all_threads(on_te: None) -> 
 
 def test_threads_without_transformer_engine_do_not_meet() -> None:
     with low():
+        assert in_a_thread(entered) == "native"
+
+
+def test_high_precision_is_refused_beside_low_precision_in_another_thread(on_te: None) -> None:
+    """It would turn Transformer Engine off under the other thread, and on again with no scope open."""
+    with low() as scope:
+        refusal = in_a_thread(entered_high)
+        assert te_state()["enabled"] is True
+    assert isinstance(refusal, ScopeEnteredTwice)
+    assert "the high-precision scope" in str(refusal)
+    assert scope.entered_at in str(refusal)
+    assert "MainThread" in str(refusal)
+    assert in_a_thread(entered_high) == "native"  # and is free afterwards
+
+
+def test_low_precision_is_refused_beside_high_precision_in_another_thread(on_te: None) -> None:
+    """Transformer Engine is off here, so nothing is turned; it would be turned on under this thread."""
+    with high_precision("a projection that stays") as scope:
+        refusal = in_a_thread(entered)
+        assert te_state()["enabled"] is False
+        assert in_a_thread(entered_high) == "native"
+    assert isinstance(refusal, ScopeEnteredTwice)
+    assert scope.entered_at in str(refusal)
+    assert in_a_thread(entered) == "te"
+
+
+def test_high_precision_inside_low_precision_is_refused_nothing_in_its_own_thread(on_te: None) -> None:
+    with low(), high_precision("inside"):
+        assert te_state()["enabled"] is False
+        assert isinstance(in_a_thread(entered_high), ScopeEnteredTwice)  # the outer one may be left before it
+    assert in_a_thread(entered_high) == "native"
+
+
+def test_threads_without_transformer_engine_meet_in_no_precision() -> None:
+    with low():
+        assert in_a_thread(entered_high) == "native"
+    with high_precision("stays"):
         assert in_a_thread(entered) == "native"
 
 

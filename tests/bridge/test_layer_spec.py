@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 from megacpp_validate.bridge import backends, te_layers  # noqa: E402
 from megacpp_validate.bridge import imports as te  # noqa: E402
 from megacpp_validate.bridge import layer_spec as spec  # noqa: E402
+from megacpp_validate.bridge.attention_masks import WrongOption  # noqa: E402
 from megacpp_validate.bridge.errors import BridgeError, NotDivisible, UnknownName, WeightMismatch, WrongDtype  # noqa: E402
 from megacpp_validate.bridge.features import FEATURES, Features, read_features  # noqa: E402
 from megacpp_validate.native.mamba import Mamba2Mixer  # noqa: E402
@@ -237,6 +239,14 @@ BAD = {
     "head size": (lambda: spec.build_mamba_mixer(16, state=4, head_dim=5, **MADE), NotDivisible),
     "groups": (lambda: spec.build_mamba_mixer(16, state=4, head_dim=8, groups=3, **MADE), NotDivisible),
     "no groups": (lambda: spec.build_mamba_mixer(16, state=4, head_dim=8, groups=0, **MADE), NotDivisible),
+    "norm eps": (lambda: spec.build_norm(16, eps=-1.0, **MADE), WrongOption),
+    "norm eps nan": (lambda: spec.build_norm(16, eps=math.nan, **MADE), WrongOption),
+    "norm width": (lambda: spec.build_norm(0, **MADE), WrongOption),
+    "norm dtype": (lambda: spec.build_norm(16, **{**MADE, "dtype": torch.int32}), WrongDtype),
+    "mlp eps": (lambda: spec.build_mlp(16, 16, eps=math.inf, **MADE), WrongOption),
+    "mlp width": (lambda: spec.build_mlp(16, -16, **MADE), WrongOption),
+    "mixer eps": (lambda: spec.build_mamba_mixer(16, state=4, head_dim=8, eps=-1.0, **MADE), WrongOption),
+    "mixer width": (lambda: spec.build_mamba_mixer(16.0, state=4, head_dim=8, **MADE), WrongOption),
     "no head size": (lambda: spec.build_mamba_mixer(16, state=4, head_dim=0, **MADE), NotDivisible),
 }
 

@@ -13,17 +13,34 @@ from small_blocks import OFF, SIZES, TE_NAMES, make, plain, rows, state
 from megacpp_validate.bridge import block_weights as weights
 from megacpp_validate.bridge import features
 from megacpp_validate.bridge import native_block as module
-from megacpp_validate.bridge.backends import NoBackend
+from megacpp_validate.bridge.attention_masks import WrongOption
+from megacpp_validate.bridge.backends import NoBackend, forget_choices, recorded_choices
 from megacpp_validate.bridge.block_weights import BlockShape
 from megacpp_validate.bridge.errors import (
     BridgeError,
     MaskConflict,
     NotDivisible,
+    UnknownName,
     WeightMismatch,
     WrongDtype,
     WrongShape,
+    WrongTarget,
 )
-from megacpp_validate.bridge.fp8_scope import SINGLE_OWNER, low_precision
+from megacpp_validate.bridge.fp8_scope import (
+    SINGLE_OWNER,
+    PrecisionScope,
+    current_scope,
+    high_precision,
+    low_precision,
+    te_block_scaling,
+    te_current_scaling,
+    te_delayed_scaling,
+    te_mxfp8,
+    te_nvfp4,
+    te_recompute,
+    te_scope,
+    te_state,
+)
 from megacpp_validate.native.rope import rope_tables
 
 CALLS: dict[str, dict[str, Any]] = {
@@ -98,6 +115,67 @@ def test_what_fp8_cannot_take_falls_back_inside_its_scope_only(
         block(given_rows)
     assert block.choice.observed == taken
     assert [refusal.code for refusal in block.choice.refusals] == ["fp8-alignment"] * (taken == "native")
+
+
+def low(recipe: str = "current") -> PrecisionScope:
+    return low_precision(target="cpu", amax_reduction_group=SINGLE_OWNER, recipe=recipe)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize(("length", "taken"), [(12, "te"), (13, "native")])
+def test_a_recomputation_takes_the_path_of_its_forward_pass(
+    te_double: None, use_reentrant: bool, length: int, taken: str
+) -> None:
+    """In the backward pass no scope of the bridge is open, and Transformer Engine has its own on."""
+    block, paths = make(), []
+    block.load_native_state_dict(state())
+    block.register_forward_hook(lambda layer, *_: paths.append((layer.choice.observed, te_state()["enabled"])))
+    first, second = rows(length=length), rows(length=length)
+    with low():
+        out = te_recompute(block, first, use_reentrant=use_reentrant)
+    assert current_scope() is None
+    out.sum().backward()
+    assert paths == [(taken, True)] * 2
+    with low():
+        wanted = block(second)
+    wanted.sum().backward()
+    assert torch.equal(out, wanted)
+    assert torch.equal(first.grad, second.grad)
+
+
+@pytest.mark.parametrize(("length", "taken"), [(12, "te"), (13, "native")])
+def test_a_scope_that_somebody_else_entered_counts(te_double: None, length: int, taken: str) -> None:
+    block = make()
+    with te_scope(enabled=True, recipe=te_current_scaling(), amax_reduction_group=None):
+        block(rows(length=length))
+    assert block.choice.observed == taken
+    with low(), high_precision("a block that stays"):
+        block(rows(length=length))
+    assert block.choice.observed == "te"
+
+
+def test_a_refused_length_is_recorded_once_whatever_it_is(te_double: None) -> None:
+    block = make()
+    forget_choices()
+    with low(), torch.no_grad():
+        for length in (9, 10, 11, 13):
+            block(rows(length=length))
+    refused = [choice for choice in recorded_choices() if choice.module == "native_block" and choice.fell_back]
+    assert [choice.refusals[0].code for choice in refused] == ["fp8-alignment"]
+
+
+def test_every_recipe_is_known_by_its_class(te_double: None) -> None:
+    made = {
+        "delayed": te_delayed_scaling, "current": te_current_scaling, "block": te_block_scaling, "mxfp8": te_mxfp8,
+        "nvfp4": te_nvfp4,
+    }  # fmt: skip
+    assert {type(make_recipe()).__name__: name for name, make_recipe in made.items()} == module.RECIPE_NAMES
+
+
+def test_parameters_moved_to_a_dtype_that_te_lacks_stay_usable(te_double: None) -> None:
+    block = make().double()
+    block(rows(torch.float64))
+    assert (block.choice.observed, [refusal.code for refusal in block.choice.refusals]) == ("native", ["dtype"])
 
 
 def test_the_first_microbatch_reaches_every_layer(te_double: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,6 +297,30 @@ WRONG: dict[str, tuple[type[BridgeError], Callable[[], Any]]] = {
     "rope-rank": (WrongShape, lambda: make()(rows(), rope=tuple(t[None] for t in rope_tables(12, 8)))),
     "documents": (WrongShape, lambda: make()(rows(), doc_ids=DOCUMENTS[:, :6])),
     "packed-and-windowed": (MaskConflict, lambda: make()(rows(), doc_ids=DOCUMENTS, window=4)),
+    "hidden-0": (WrongShape, lambda: make(hidden=0)),
+    "hidden-float": (WrongShape, lambda: make(hidden=32.0)),
+    "mlp-0": (WrongShape, lambda: make(ffn_hidden=0)),
+    "mlp-negative": (WrongShape, lambda: make(ffn_hidden=-16)),
+    "heads-float": (WrongShape, lambda: make(num_heads=4.0)),
+    "heads-bool": (WrongShape, lambda: make(num_heads=True, num_gqa_groups=True)),
+    "heads-0": (NotDivisible, lambda: make(num_heads=0)),
+    "activation": (UnknownName, lambda: make(activation="tanh")),
+    "eps-nan": (WrongOption, lambda: make(eps=float("nan"))),
+    "eps-negative": (WrongOption, lambda: make(eps=-1.0)),
+    "eps-infinite": (WrongOption, lambda: make(eps=float("inf"))),
+    "eps-bool": (WrongOption, lambda: make(eps=True)),
+    "dtype-integer": (WrongDtype, lambda: make(dtype=torch.int32)),
+    "dtype-fp8": (WrongDtype, lambda: make(dtype=torch.float8_e4m3fn)),
+    "dtype-text": (WrongDtype, lambda: make(dtype="bf16")),
+    "documents-elsewhere": (
+        WrongTarget,
+        lambda: make()(rows(), doc_ids=torch.zeros(2, 12, dtype=torch.int64, device="meta")),
+    ),
+    "rope-elsewhere": (WrongTarget, lambda: make()(rows(), rope=rope_tables(16, 8, device="meta"))),
+    "rope-lengths": (WrongShape, lambda: make()(rows(), rope=(torch.ones(12, 4), torch.ones(16, 4)))),
+    "rope-one": (WrongShape, lambda: make()(rows(), rope=(torch.ones(12, 4),))),
+    "rope-three": (WrongShape, lambda: make()(rows(), rope=(torch.ones(12, 4),) * 3)),
+    "rope-odd-head": (NotDivisible, lambda: make(head_dim=7)(rows(), rope=(torch.ones(12, 3),) * 2)),
     "heads-by-groups": (NotDivisible, lambda: make(num_gqa_groups=3)),
     "heads-by-ranks": (NotDivisible, lambda: make(tp_size=4)),
     "mlp-by-ranks": (NotDivisible, lambda: make(tp_size=2, ffn_hidden=49)),

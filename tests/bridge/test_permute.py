@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
 from megacpp_validate.bridge import errors, permute, row_map  # noqa: E402
+from megacpp_validate.bridge.attention_masks import WrongOption  # noqa: E402
 from megacpp_validate.bridge.features import PRODUCTION  # noqa: E402
 from megacpp_validate.bridge.permute import Dispatch, TePadding  # noqa: E402
 from megacpp_validate.probes.observe import observed_backends  # noqa: E402
@@ -120,7 +121,7 @@ def test_numbers_of_the_caller_are_taken_and_held_to_the_map(backend: str) -> No
         assert torch.equal(sent.rows, wanted.rows)
     over = counts.clone()
     over[0] = TOKENS + 1
-    for given in (counts + 1, counts[:-1], -counts, over):
+    for given in (counts + 1, counts[:-1], -counts, over, counts + 0.9, [float("nan")] * EXPERTS):
         with pytest.raises(errors.TokenCountMismatch, match="Next step"):
             dispatch.permute(tokens, probs, table, rows_per_expert=given)
     padded = Dispatch(EXPERTS, layout="padded", capacity=2)
@@ -327,6 +328,11 @@ def test_rows_of_another_map_are_refused(backend: str) -> None:
             dispatch.unpermute(rows, sent.row_map)
     with pytest.raises(errors.WrongShape, match="Next step"):
         dispatch.unpermute(sent.rows, sent.row_map, probs=sent.row_probs)
+    with pytest.raises(errors.TokenCountMismatch, match="Next step"):
+        Dispatch(2 * EXPERTS).unpermute(sent.rows, sent.row_map)
+    large = Dispatch(EXPERTS, layout="padded", capacity=4).permute(*inputs("every-expert"))
+    with pytest.raises(errors.TokenCountMismatch, match="Next step"):
+        Dispatch(EXPERTS, layout="padded", capacity=2).unpermute(large.rows[:, :2], large.row_map)
 
 
 @pytest.mark.parametrize(
@@ -336,11 +342,12 @@ def test_rows_of_another_map_are_refused(backend: str) -> None:
         ([9, -1], [0, 1], errors.TokenCountMismatch),
         ([4, 4], [0, 0], errors.WrongShape),
         ([4, 4], [0], errors.WrongShape),
+        ([4.9, 4.9], [0, 1], errors.TokenCountMismatch),
+        (torch.tensor([4.5, 4.5]), [0, 1], errors.TokenCountMismatch),
+        ([4, 4], [0.5, 1.5], errors.TokenCountMismatch),
     ],
 )
-def test_chunks_that_cannot_be_are_refused(
-    backend: str, sizes: list[int], order: list[int], error: type[Exception]
-) -> None:
+def test_chunks_that_cannot_be_are_refused(backend: str, sizes: object, order: object, error: type[Exception]) -> None:
     with pytest.raises(error, match="Next step"):
         Dispatch(EXPERTS).sort_chunks(torch.zeros(8, WIDTH), sizes, order)
 
@@ -355,6 +362,8 @@ def test_chunks_that_cannot_be_are_refused(
         ({"layout": "padded", "capacity": 0}, errors.WrongShape),
         ({"layout": "padded", "capacity": 4, "align": 16}, errors.WrongShape),
         ({"num_experts": 0}, errors.WrongShape),
+        ({"layout": "padded", "capacity": 2.5}, WrongOption),
+        ({"align": 16.0}, WrongOption),
     ],
 )
 def test_layouts_that_cannot_be_are_refused(change: dict[str, object], error: type[Exception]) -> None:

@@ -30,8 +30,8 @@ def run(words: Sequence[str], folder: Path, processes: Processes | None = None, 
 
 def test_what_a_process_started_is_killed_with_it(tmp_path: Path) -> None:
     script = "import subprocess, sys, time\nprint(subprocess.Popen(['sleep', '600']).pid, flush=True)\ntime.sleep(600)"
-    ended = run([sys.executable, "-c", script], tmp_path, limit_s=3.0)
-    assert ended.how == "killed after 3 s"
+    ended = run([sys.executable, "-c", script], tmp_path, limit_s=4.0)
+    assert ended.how == "killed after 4 s"
     assert ended.code is None
     grandchild = int(ended.words)
     deadline = time.monotonic() + 10
@@ -114,7 +114,7 @@ def test_a_process_that_hangs_is_asked_where_and_not_what_it_started(tmp_path: P
         "def hang(): time.sleep(600)\nhang()"
     )
     (tmp_path / "script.py").write_text(script)
-    ended = run([sys.executable, str(tmp_path / "script.py")], tmp_path, limit_s=2.0, ask_where=True)
+    ended = run([sys.executable, str(tmp_path / "script.py")], tmp_path, limit_s=4.0, ask_where=True)
     assert ended.code is None
     assert ended.words.count("in hang") == 1
 

@@ -76,7 +76,8 @@ def test_any_text_and_number_comes_back(
     seconds: dict[str, float],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    checks = (Check(reason, False, (Part(reason, observed, bound, False, reason),), reason),)
+    holds = observed is not None and bound is not None and observed <= bound
+    checks = (Check(reason, False, (Part(reason, observed, bound, holds, reason),), reason),)
     receipt = dataclasses.replace(FULL, reason=reason, checks=checks, seconds=seconds)
     place = tmp_path_factory.mktemp("any") / NAME
     write_receipt(receipt, place)
@@ -117,7 +118,21 @@ def green_check(data: dict[str, Any]) -> None:
     data["checks"][1]["passed"] = True
 
 
-FAULTS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+def part(check: int = 0, **values: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda data: data["checks"][check]["parts"][0].update(values)
+
+
+def passed(**of_backend: Any) -> Callable[[dict[str, Any]], None]:
+    """The same cell as one that passed."""
+
+    def fault(data: dict[str, Any]) -> None:
+        data.update(outcome="pass", checks=data["checks"][:1])
+        data["backends"][0].update(of_backend)
+
+    return fault
+
+
+FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "pass-over-a-failed-check": (good_outcome, "outcome pass with the failed check bf16"),
     "check-over-a-failed-part": (green_check, "check bf16 passed over its part relative-error"),
     "pass-without-checks": (changed(outcome="pass", checks=[]), "no check at all"),
@@ -130,12 +145,26 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "another-schema": (changed(schema_id="megacpp-validate/receipt/3"), "schema_id"),
     "a-number-as-text": (changed(seed="3"), "seed"),
     "a-truth-as-number": (lambda data: data["checks"][0].update(passed=1), "passed"),
+    "part-over-its-bound": (part(observed=0.2), "check fine: its part relative-error passed, and 0.2 is beyond"),
+    "part-below-its-floor": (part(at_least=True), "check fine: its part relative-error passed, and 0.001 is beyond"),
+    "part-within-its-bound": (part(1, observed=1e-3), "relative-error failed, and 0.001 is within"),
+    "part-without-a-number": (part(observed=None), "check fine passed over its part relative-error, which has no"),
+    "part-without-a-bound": (part(bound=None), "check fine passed over its part relative-error, which has no"),
+    "part-of-nan": (part(observed=math.nan), "the number NaN"),
+    "part-of-no-end": (part(bound=math.inf), "the number Infinity"),
+    "te-asked-and-never-seen": (passed(), "attention.bf16 asked for te, claims sdpa and shows sdpa"),
+    "te-claimed-and-never-seen": (passed(claimed="te"), "attention.bf16 asked for te, claims te and shows sdpa"),
+    "te-seen-and-not-claimed": (passed(observed=["te"]), "attention.bf16 asked for te, claims sdpa and shows te"),
+    "native-asked-and-te-seen": (
+        lambda data: (passed(claimed="te", observed=["te"])(data), changed(requested="native")(data)),
+        "where native was requested, and the path attention.bf16",
+    ),
     "missing-key": (lambda data: data.pop("outcome"), "outcome"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("fault", "word"), FAULTS.values(), ids=FAULTS)
-def test_what_was_edited_is_no_evidence(fault: Callable[[dict[str, Any]], None], word: str, tmp_path: Path) -> None:
+def test_what_was_edited_is_no_evidence(fault: Callable[[dict[str, Any]], object], word: str, tmp_path: Path) -> None:
     data = json.loads(receipt_text(FULL))
     fault(data)
     (tmp_path / NAME).write_text(json.dumps(data))
@@ -144,6 +173,44 @@ def test_what_was_edited_is_no_evidence(fault: Callable[[dict[str, Any]], None],
     assert word in refused.value.reason
     assert NAME in str(refused.value)
     assert "Next step" in str(refused.value)
+
+
+GOOD: dict[str, Callable[[dict[str, Any]], object]] = {
+    "te": passed(claimed="te", observed=["te"]),
+    "a-path-that-asks-for-another": passed(requested="sdpa"),
+    "native-of-a-te-stack": lambda data: (passed(requested="native")(data), changed(requested="native")(data)),
+    "at-its-bound": part(observed=2e-3),
+    "at-its-floor": part(observed=2e-3, at_least=True),
+    "no-number-in-a-failed-check": part(1, observed=None, bound=None),
+    "a-floor-under-infinity-in-a-failed-check": lambda data: data["checks"][1]["parts"].append(
+        {"name": "ran", "observed": None, "bound": 1.0, "passed": True, "derivation": "", "at_least": True}
+    ),
+}
+
+
+@pytest.mark.parametrize("change", GOOD.values(), ids=GOOD)
+def test_what_a_probe_can_write_is_read(change: Callable[[dict[str, Any]], object], tmp_path: Path) -> None:
+    data = json.loads(receipt_text(FULL))
+    change(data)
+    (tmp_path / NAME).write_text(json.dumps(data))
+    assert read_receipt(tmp_path / NAME).cell == FULL.cell
+
+
+@pytest.mark.parametrize("key", ["outcome", "passed", "total"])
+def test_a_key_that_is_there_twice_is_refused_at_every_depth(key: str, tmp_path: Path) -> None:
+    text = receipt_text(FULL)
+    line = next(line.strip().rstrip(",") for line in text.splitlines() if line.strip().startswith(f'"{key}"'))
+    (tmp_path / NAME).write_text(text.replace(line, f"{line}, {line}", 1))
+    with pytest.raises(ReceiptInvalid, match=f"the key '{key}' is there twice"):
+        read_receipt(tmp_path / NAME)
+
+
+def test_every_receipt_that_is_published_is_read() -> None:
+    every = (ROOT / "docs" / "evidence").rglob("*.json")
+    places = [path for path in every if "cell" in json.loads(path.read_text(encoding="utf-8"))]
+    assert len(places) > 40
+    for place in places:
+        assert read_receipt(place).cell == place.stem
 
 
 def test_a_renamed_file_is_no_evidence_for_its_name(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ GOOD = [torch.randn(2, heads, 6, 8, generator=torch.Generator().manual_seed(0)) 
         ({}, {"softcap": 0.0}, ValueError, "soft cap of 0.0"),
         ({}, {"doc_ids": torch.zeros(6, dtype=torch.long)}, ValueError, r"\(6,\) for 6 queries"),
         ({}, {"doc_ids": torch.zeros(2, 6)}, TypeError, "they are integers"),
+        ({}, {"doc_ids": torch.zeros(2, 6, device="meta").long()}, ValueError, "lie on meta and the queries on cpu"),
         ({"query": GOOD[0][:, :, :3]}, {"doc_ids": torch.zeros(2, 3).long()}, ValueError, "as many keys as queries"),
     ],
 )

@@ -217,6 +217,8 @@ def test_its_state_has_the_names_and_shapes_of_the_real_one() -> None:
 def test_wrong_input_is_refused_with_the_next_step() -> None:
     with pytest.raises(ValueError, match=r"8 query heads cannot share 3.*must divide"):
         make_block(3)
+    with pytest.raises(ValueError, match=r"num_heads=0, head_dim=-4: each is 1 or more"):
+        ABlock(HIDDEN, FFN, 0, -4, 2)
     with pytest.raises(ValueError, match=r"takes rows \[B, T, hidden\]; it was given \(11, 24\)"):
         make_block()(make_rows()[0])
     with pytest.raises(ValueError, match="the rotary tables hold 4"):

@@ -277,6 +277,10 @@ def test_wrong_input_is_refused_with_the_shapes_that_are_wanted() -> None:
         r"a chunk of 0 steps": lambda: ssd_chunked(x, dt, a, b, c, chunk=0),
         r"16 \(2 \* 8\) with heads of 5": lambda: Mamba2Mixer(8, state=4, head_dim=5),
         r"4, 3 groups": lambda: Mamba2Mixer(8, state=4, head_dim=4, groups=3),
+        r"head_dim=0: each is 1 or more": lambda: Mamba2Mixer(8, state=4, head_dim=0),
+        r"groups=0: each is 1 or more": lambda: Mamba2Mixer(8, state=4, head_dim=4, groups=0),
+        r"state=0: each is 1 or more": lambda: Mamba2Mixer(8, state=0, head_dim=4),
+        r"eps is nan": lambda: Mamba2Mixer(8, state=4, head_dim=4, eps=math.nan),
         r"\[B, T, 8\] and got \(2, 8\)": lambda: mixer_of()(torch.zeros(2, 8)),
     }
     for words, call in refusals.items():

@@ -247,6 +247,9 @@ def test_layers_start_where_the_real_ones_do() -> None:
         (lambda: activation(make(2, 4), "swiglu"), "call gated_activation"),
         (lambda: gated_activation(make(2, 4), "gelu"), "call activation"),
         (lambda: gated_activation(make(2, 5), "swiglu"), r"\(2, 5\) ends in an odd width"),
+        (lambda: MLP(0, 4), "hidden=0: each is 1 or more"),
+        (lambda: MLP(4, -1), "ffn_hidden=-1: each is 1 or more"),
+        (lambda: NormMLP(4, 4, eps=-1.0), "eps is -1.0"),
         (lambda: NormMLP(4, 4, normalization="batch"), "no normalization is called 'batch'"),
     ],
 )

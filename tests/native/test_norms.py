@@ -190,3 +190,17 @@ def test_wrong_input_is_refused_with_the_next_step() -> None:
         layer_norm(torch.ones(2, 9), torch.ones(2, 9), None, eps=EPS)
     with pytest.raises(ValueError, match=r"'rmsnorm'.*RMSNorm, LayerNorm"):
         NormLinear(4, 4, normalization="rmsnorm")
+
+
+@pytest.mark.parametrize("eps", [float("nan"), -1.0, float("inf"), True, "1e-5"])
+@pytest.mark.parametrize("layer", [RMSNorm, LayerNorm, lambda width, eps: NormLinear(width, 4, eps=eps)])
+def test_an_eps_that_gives_nan_is_refused(layer: Callable[..., Any], eps: Any) -> None:
+    with pytest.raises(ValueError, match=r"eps is .*finite number from 0 up"):
+        layer(4, eps=eps)
+
+
+@pytest.mark.parametrize("layer", [RMSNorm, LayerNorm, lambda width: NormLinear(width, 4), lambda n: NormLinear(4, n)])
+@pytest.mark.parametrize("width", [0, -1])
+def test_a_layer_without_a_width_is_refused(layer: Callable[..., Any], width: int) -> None:
+    with pytest.raises(ValueError, match=rf"={width}: each is 1 or more"):
+        layer(width)

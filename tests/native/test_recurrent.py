@@ -274,6 +274,8 @@ def test_wrong_input_is_refused_with_the_shapes_that_are_wanted() -> None:
         r"a chunk of 0": lambda: run(query, key, value, gate_in, forget, chunk=0),
         r"memory \(1, 3, 4, 5\)": lambda: run(query, key, value, gate_in, forget, chunk=4, state=other),
         r"gates \[B, T, H\]": lambda: matrix_recurrence_sequential(query, key, value, gate_in, forget[..., 0]),
+        r"eps is nan": lambda: MatrixRecurrentBlock(16, num_heads=4, key_dim=4, value_dim=4, eps=math.nan),
+        r"num_heads=0": lambda: MatrixRecurrentBlock(16, num_heads=0, key_dim=4, value_dim=4),
         r"\[B, T, 8\] and got \(2, 8\)": lambda: block_of()(torch.zeros(2, 8)),
     }
     for words, call in refusals.items():

@@ -16,7 +16,7 @@ from megacpp_validate.bridge.backends import Choice, Refusal  # noqa: E402
 from megacpp_validate.bridge.errors import BridgeError, WrongShape  # noqa: E402
 from megacpp_validate.bridge.flash_attention import KERNELS  # noqa: E402
 from megacpp_validate.native.attention import attention as native_attention  # noqa: E402
-from megacpp_validate.probes.attention import CASES, QUICK, REFUSED, probe, probe_last  # noqa: E402
+from megacpp_validate.probes.attention import CASES, PLAIN, QUICK, REFUSED, probe, probe_last  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
 
@@ -46,10 +46,11 @@ def test_the_native_path_passes(quick: bool) -> None:
     assert {row.path for row in bench.backends} == {
         *(f"attention.{dtype}.{name}" for dtype in ("fp32", "bf16") for name in cases),
         *(f"attention.bf16.{case.name}" for case in REFUSED),
+        *(f"attention.{dtype}.{case.name}" for dtype, case in PLAIN),
     }
     refused = [check for check in bench.checks if check.name.endswith(".refused")]
     # By the table, on a machine without Transformer Engine too; and one token in each precision.
-    assert len(refused) == 4 + 2
+    assert len(refused) == 4 + 2 + sum(bool(case.code) for _, case in PLAIN)
 
 
 @pytest.mark.usefixtures("te_double")
@@ -58,6 +59,7 @@ def test_te_passes_and_is_seen() -> None:
     assert failed(bench) == set()
     refused = {f"attention.bf16.{case.name}" for case in REFUSED}
     refused |= {f"attention.{dtype}.gqa4.d64.one-token" for dtype in ("fp32", "bf16")}
+    refused |= {f"attention.{dtype}.{case.name}" for dtype, case in PLAIN if case.code}
     for row in bench.backends:
         assert row.claimed == ("sdpa" if row.path in refused else "te")
         assert ("te" in row.observed) == (row.path not in refused)
@@ -208,7 +210,7 @@ def test_a_fault_in_what_te_gives_is_seen(monkeypatch: pytest.MonkeyPatch, fault
 @pytest.mark.usefixtures("te_double")
 def test_a_silent_fallback_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def plain(layer: Any, query: Any, key: Any, value: Any, *, mask: str) -> Any:
-        return native_attention(query, key, value, causal=mask == "causal")
+        return native_attention(query, key, value, causal=mask == "causal", scale=layer.inner.softmax_scale)
 
     monkeypatch.setattr(bridge.TeAttention, "forward", plain)
     wrong = failed(run("te"))
@@ -221,8 +223,10 @@ def test_a_fallback_that_is_told_is_a_failure_where_te_is_requested(monkeypatch:
     refusal = Refusal("te", "planted", "it does not want to")
     monkeypatch.setattr(bridge.Attention, "_why_not_te", lambda layer, query: refusal)
     wrong = failed(run("te"))
-    assert {name for name in wrong if name.endswith(".backend")} == wrong
-    assert len(wrong) == 2 * (len(QUICK) - 1)
+    again = {name for name in wrong if name.startswith("again.")}
+    assert again == {f"again.{name}.choice" for name in ("first", "others", "plain", "longer")}
+    assert {name for name in wrong - again if name.endswith(".backend")} == wrong - again
+    assert len(wrong - again) == 2 * (len(QUICK) - 1) + sum(not case.code for _, case in PLAIN)
 
 
 def test_a_false_claim_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,6 +261,82 @@ def test_an_option_that_is_not_passed_on_is_seen(monkeypatch: pytest.MonkeyPatch
     wrong = failed(run())
     assert f"bf16.gqa4.d64.{case}.forward" in wrong
     assert all(case in name for name in wrong)
+
+
+def _keeping(attention: Any, key: Callable[[Any], Any]) -> Fault:
+    """The bridge's attention with what it kept of a call that looks alike: nothing else of the call is compared."""
+    decide = attention._decide
+
+    def stale(layer: Any, query: Any, *rest: Any) -> Any:
+        kept = layer.__dict__.setdefault("_kept", {})
+        if key(query) not in kept:
+            kept[key(query)] = decide(layer, query, *rest)
+        layer.__dict__["choice"] = kept[key(query)]
+        return layer.choice
+
+    return stale
+
+
+@pytest.mark.usefixtures("te_double")
+@pytest.mark.parametrize(
+    ("key", "named"),
+    [(lambda query: query.shape, "again.window.forward"), (lambda query: query.dtype, "again.one-token.choice")],
+    ids=["options", "shape"],
+)
+def test_a_choice_kept_for_another_call_is_seen(
+    monkeypatch: pytest.MonkeyPatch, key: Callable[[Any], Any], named: str
+) -> None:
+    stale = _keeping(bridge.Attention, key)
+    monkeypatch.setattr(bridge.Attention, "_decide", stale)
+    # Of the same shape as the call before: a window on tensors of the length that the plain calls had.
+    assert named in failed(run("te"))
+
+
+def test_a_second_call_with_other_numbers_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = bridge.Attention.forward
+
+    def grows(layer: Any, *tensors: Any, **options: Any) -> Any:
+        calls = layer.__dict__["_calls"] = layer.__dict__.get("_calls", 0) + 1
+        return forward(layer, *tensors, **options) * (1.0 if calls == 1 else 1.02)
+
+    monkeypatch.setattr(bridge.Attention, "forward", grows)
+    wrong = failed(run())
+    assert {"again.first.bits", "again.others.forward"} <= wrong
+    assert all(name.startswith("again.") for name in wrong)
+
+
+def test_noise_below_every_bound_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = torch.Generator().manual_seed(0)
+
+    def noisy(query: Any, key: Any, value: Any, **options: Any) -> Any:
+        more = 1 + 1e-7 * torch.rand(value.shape, generator=noise)
+        return native_attention(query, key, value * more.to(value.dtype), **options)
+
+    monkeypatch.setattr(bridge, "native_attention", noisy)
+    wrong = failed(run())
+    assert "again.first.bits" in wrong
+    assert all(name.endswith(".bits") for name in wrong)
+
+
+def test_a_scale_that_is_ignored_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = without("scale")
+    monkeypatch.setattr(
+        bridge, "native_attention", lambda *tensors, **options: fault(native_attention, *tensors, **options)
+    )
+    wrong = failed(run())
+    assert "fp32.gqa4.d64.scale.forward" in wrong
+    assert all(".scale." in name for name in wrong)
+
+
+def test_documents_of_the_first_row_for_all_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def first(*tensors: Any, doc_ids: Any = None, **options: Any) -> Any:
+        doc_ids = None if doc_ids is None else doc_ids[:1].expand_as(doc_ids)
+        return native_attention(*tensors, doc_ids=doc_ids, **options)
+
+    monkeypatch.setattr(bridge, "native_attention", first)
+    wrong = failed(run())
+    assert "bf16.gqa4.d64.packed.forward" in wrong
+    assert all("packed" in name for name in wrong)
 
 
 def test_routing_by_the_wrong_block_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

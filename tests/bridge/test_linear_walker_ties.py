@@ -1,0 +1,171 @@
+"""The plan of the linear walk where memory, modules or holders are shared, and where a tree is deep or wide."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="not-run: there is no torch")
+from linear_trees import codes, holder  # noqa: E402
+from torch import nn  # noqa: E402
+
+from megacpp_validate.bridge.linear_walker import plan_walk, swap_linears  # noqa: E402
+from megacpp_validate.bridge.walk_graph import MOST_NAMES  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("te_double")
+
+
+def linear(inputs: int = 16, outputs: int = 16, *, device: str = "cpu") -> nn.Linear:
+    return nn.Linear(inputs, outputs, bias=False, device=device)
+
+
+def on(memory: Any) -> nn.Linear:
+    """A layer whose weight is a view of some memory."""
+    made = linear(*reversed(memory.shape))
+    made.weight = nn.Parameter(memory)
+    return made
+
+
+def with_router() -> nn.Module:
+    router = linear()
+    return holder("Tree", mlp=holder("Mlp", fc1=on(router.weight.detach())), moe=holder("MoE", router=router))
+
+
+def with_head() -> nn.Module:
+    first, head = linear(), linear()
+    head.weight = first.weight
+    return holder("Tree", fc1=first, lm_head=head)
+
+
+def with_hooked() -> nn.Module:
+    first, second = linear(), linear()
+    second.weight = first.weight
+    second.register_forward_hook(lambda *_: None)
+    return holder("Tree", fc1=first, fc2=second)
+
+
+def with_half_of_a_head() -> nn.Module:
+    head = linear(16, 32)
+    return holder("Tree", fc1=on(head.weight.detach()[16:]), head=head)
+
+
+def with_two_steps() -> nn.Module:
+    """fc1 overlaps fc2, and fc2 overlaps the head, which is not listed; fc1 and the head share nothing."""
+    memory = torch.randn(32, 16)
+    return holder("Tree", fc1=on(memory[:16]), fc2=on(memory[8:24]), head=on(memory[16:]))
+
+
+KEPT = {
+    "router": (with_router, {"mlp.fc1"}),
+    "unlisted head": (with_head, {"fc1"}),
+    "hooked twin": (with_hooked, {"fc1"}),
+    "half of a head": (with_half_of_a_head, {"fc1"}),
+    "by way of another": (with_two_steps, {"fc1", "fc2"}),
+}
+
+
+@pytest.mark.parametrize(("tree", "names"), KEPT.values(), ids=KEPT)
+def test_what_shares_a_weight_with_a_kept_layer_is_kept(tree: Any, names: set[str]) -> None:
+    made = tree()
+    plan = plan_walk(made)
+    assert {name for name, code in codes(plan).items() if code == "tied-kept"} == names
+    assert swap_linears(made).plan.swapped == ()
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("rows", [slice(None), slice(16, None), slice(8, 24)])
+def test_a_layer_on_a_part_of_an_embedding_is_kept(rows: slice, device: str) -> None:
+    embedding = nn.Embedding(32, 16, device=device)
+    plan = plan_walk(holder("Tree", embed=embedding, fc1=on(embedding.weight.detach()[rows])))
+    assert codes(plan) == {"fc1": "tied-embedding"}
+    assert "embed.weight" in plan["fc1"].reason
+
+
+def test_two_layers_that_are_both_listed_may_share() -> None:
+    memory = torch.randn(24, 16)
+    assert plan_walk(holder("Tree", fc1=on(memory[:16]), fc2=on(memory[8:]))).swapped == ("fc1", "fc2")
+
+
+def test_a_bias_ties_nothing_and_memory_given_back_ties_nothing() -> None:
+    first, head = nn.Linear(16, 16), nn.Linear(16, 16)
+    head.bias = first.bias
+    assert plan_walk(holder("Tree", fc1=first, head=head)).swapped == ("fc1",)
+    tree = holder("Tree", fc1=linear(), head=linear())
+    for layer in (tree.fc1, tree.head):  # as a sharded model is between two steps: sizes stay, memory is none
+        layer.weight.untyped_storage().resize_(0)
+    assert plan_walk(tree).swapped == ("fc1",)
+
+
+@pytest.mark.parametrize("kind", ["LoRAAdapter", "LoRABlock", "DoRAMlp", "MyAdapterBlock"])
+def test_an_adapter_is_kept_however_far_above_it_stands(kind: str) -> None:
+    mlp = holder("Mlp", fc1=linear(16, 4), fc2=linear(4, 16))
+    tree = holder("Tree", extra=holder(kind, mlp=mlp, deep=holder("A", b=holder("B", fc1=linear()))), fc1=linear())
+    plan = plan_walk(tree)
+    assert codes(plan) == dict.fromkeys(("extra.mlp.fc1", "extra.mlp.fc2", "extra.deep.b.fc1"), "lora") | {
+        "fc1": "listed"
+    }
+
+
+@pytest.mark.parametrize("kind", ["LoraModel", "BertAdapterModel", "LoRAForCausalLM"])
+def test_a_model_that_was_adapted_is_still_walked(kind: str) -> None:
+    assert plan_walk(holder(kind, mlp=holder("Mlp", fc1=linear()))).swapped == ("mlp.fc1",)
+
+
+@pytest.mark.parametrize("name", ["switch_gate", "route", "routing"])
+def test_more_names_of_routers(name: str) -> None:
+    tree = holder("Tree", moe=holder("M", **{name: holder("G", fc1=linear()), "gate_proj": linear()}))
+    assert codes(plan_walk(tree)) == {f"moe.{name}.fc1": "moe-router", "moe.gate_proj": "listed"}
+
+
+def test_a_tree_may_be_deeper_than_the_stack() -> None:
+    tree: nn.Module = holder("Mlp", fc1=linear())
+    for _ in range(sys.getrecursionlimit() + 200):
+        tree = holder("Deep", x=tree)
+    (name,) = swap_linears(tree).plan.swapped
+    assert type(tree.get_submodule(name)).__module__.startswith("transformer_engine")
+
+
+def nested_pairs(levels: int, inner: nn.Module) -> nn.Module:
+    """A tree in which the innermost module has 2 ** levels names."""
+    for _ in range(levels):
+        inner = holder("Pair", a=inner, b=inner)
+    return inner
+
+
+def test_shared_modules_cost_no_more_than_they_are() -> None:
+    inner = holder("Mlp", fc1=linear(), head=linear())
+    tree = nested_pairs(200, inner)
+    plan = swap_linears(tree).plan  # 2 ** 200 names
+    assert type(inner.fc1).__module__.startswith("transformer_engine")
+    assert len(plan.swapped) <= MOST_NAMES
+    assert {plan[name].code for name in plan.kept} == {"not-listed"}
+
+
+def test_all_names_are_judged_although_not_all_are_told() -> None:
+    inner = holder("Mlp", fc1=linear())
+    tree = holder("Tree", many=nested_pairs(20, inner), z=holder("Z", router=holder("R", x=inner)))
+    assert plan_walk(tree).swapped == ()
+    assert set(codes(plan_walk(tree)).values()) == {"moe-router"}
+    shared = linear()
+    tree = holder("Tree", many=nested_pairs(20, holder("Mlp", fc1=shared)), z=holder("Z", memory=shared))
+    plan = plan_walk(tree)
+    assert set(codes(plan).values()) == {"not-listed"}
+    assert "as z.memory" in plan[plan.kept[0]].reason
+
+
+def test_a_class_on_one_way_does_not_name_the_layer_on_another() -> None:
+    shared = linear()
+    sequence = nn.Sequential(shared)
+    tree = holder("Tree", a=sequence, b=holder("B", c=holder("C", x=shared)))
+    plan = plan_walk(tree, include=(nn.Sequential,))
+    assert codes(plan) == {"a.0": "not-listed", "b.c.x": "not-listed"}
+    assert "as b.c.x" in plan["a.0"].reason
+    assert plan_walk(tree, include=(nn.Sequential, "c.x")).swapped == ("a.0", "b.c.x")
+    assert plan.idle == ()
+
+
+def test_a_block_that_runs_often_has_a_decision_for_each_of_its_names() -> None:
+    block = holder("Block", fc1=linear())
+    assert len(plan_walk(nn.ModuleList([block] * MOST_NAMES)).swapped) == MOST_NAMES
