@@ -213,7 +213,14 @@ def start(*arguments: object) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "megacpp_validate.cli", *map(str, arguments)]
     log = Path("tool.log").open("wb")  # noqa: SIM115 - it lives as long as the process
     with log:
-        return subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        return subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            # A shell starts a background job with interrupts ignored, and what the job starts inherits that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
+        )
 
 
 def receipts_in(folder: Path) -> dict[str, tuple[int, int]]:

@@ -72,7 +72,7 @@ def test_the_budget_holds_for_real_processes_and_what_is_bigger_runs_alone(tmp_p
     for word in log.read_text().split():
         running ^= {word[1:]}
         assert sum(memory[probe] for probe in running) <= 1000.0 or running == {"huge"}
-    assert log.read_text().split()[0] == "+a"
+    assert log.read_text().split()[0] in {"+a", "+c"}  # both are started at once, and "b" has to wait
 
 
 def test_the_longest_is_started_first(tmp_path: Path) -> None:
