@@ -14,9 +14,9 @@ from torch.nn import functional
 from ..native.attention import attention as native_attention
 from ..native.autocast import without_autocast
 from . import imports as te
-from .attention_masks import BACKENDS, Backend, Masks, WrongOption, is_positive, visible_keys
+from .attention_masks import BACKENDS, Backend, Masks, is_positive, visible_keys
 from .backends import Choice, Refusal, choose
-from .errors import NotDivisible, UnknownName, WrongDtype, WrongShape, WrongTarget
+from .errors import NotDivisible, UnknownName, WrongDtype, WrongOption, WrongShape, WrongTarget
 from .extra_state import tolerate_extra_state
 from .features import PRODUCTION, Features, why_not_te
 from .flash_attention import KERNELS, flash_attention, why_not_flash

@@ -13,17 +13,13 @@ from typing import Any, Final, Literal
 import torch
 
 from .backends import Refusal
-from .errors import BridgeError, MaskConflict, WrongDtype, WrongShape, WrongTarget
+from .errors import MaskConflict, WrongDtype, WrongOption, WrongShape, WrongTarget
 
 Backend = Literal["te", "fa3", "fa4", "sdpa"]
 BACKENDS: Final[tuple[Backend, ...]] = ("te", "fa3", "fa4", "sdpa")
 """Every attention backend in the order in which they are asked."""
 
 _INTEGERS: Final = frozenset({torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8})
-
-
-class WrongOption(BridgeError, ValueError):
-    """An option of a call whose value makes no sense, or lacks its counterpart."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ import torch
 
 from ..native.mlp import is_gated
 from ..native.norms import check_eps
-from .attention_masks import WrongOption
-from .errors import NotDivisible, UnknownName, WrongDtype, WrongShape, WrongTarget
+from .errors import NotDivisible, UnknownName, WrongDtype, WrongOption, WrongShape, WrongTarget
 
 DTYPES: Final = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 

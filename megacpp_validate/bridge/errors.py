@@ -35,6 +35,10 @@ class UnknownName(BridgeError, ValueError):
     """A preset, flag, kind or recipe that there is not."""
 
 
+class WrongOption(BridgeError, ValueError):
+    """An option of a call whose value makes no sense, or lacks its counterpart."""
+
+
 class WrongTarget(BridgeError, RuntimeError):
     """A target, or a recipe of one, that does not match the device that is there."""
 

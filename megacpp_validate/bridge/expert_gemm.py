@@ -13,10 +13,9 @@ from torch import nn
 from ..native.autocast import without_autocast
 from ..native.grouped_gemm import ExpertBank, grouped_gemm
 from . import imports as te
-from .attention_masks import WrongOption
 from .backends import Candidate, Choice, Refusal, choose
 from .deep_gemm_product import BACKWARD, QuantizedWeight, deep_gemm_grouped, quantize_weight, why_not_deep_gemm
-from .errors import TokenCountMismatch, UnknownName, WeightMismatch, WrongDtype, WrongShape, WrongTarget
+from .errors import TokenCountMismatch, UnknownName, WeightMismatch, WrongDtype, WrongOption, WrongShape, WrongTarget
 from .features import PRODUCTION, Features, why_not_te
 from .permute import TePadding
 from .row_map import whole_numbers

@@ -20,9 +20,8 @@ from ..native.mlp import NormMLP
 from ..native.norms import RMSNorm, check_eps
 from ..native.recurrent import MatrixRecurrentBlock
 from . import imports as te
-from .attention_masks import WrongOption
 from .backends import Choice, Refusal, choose
-from .errors import NotDivisible, UnknownName, WrongDtype
+from .errors import NotDivisible, UnknownName, WrongDtype, WrongOption
 from .features import PRODUCTION, Features, why_not_te
 from .plain_checkpoints import keep_checkpoints_plain
 from .recipes import RecipeName

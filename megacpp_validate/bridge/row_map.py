@@ -9,9 +9,8 @@ from typing import Any, Final, Literal, get_args
 
 import torch
 
-from .attention_masks import WrongOption
 from .backends import Refusal
-from .errors import TokenCountMismatch, UnknownName, WrongDtype, WrongShape, WrongTarget
+from .errors import TokenCountMismatch, UnknownName, WrongDtype, WrongOption, WrongShape, WrongTarget
 
 Layout = Literal["jagged", "padded"]
 Path = Literal["te", "native"]

@@ -70,6 +70,15 @@ def refuse(message: str, code: Exit) -> NoReturn:
     raise SystemExit(int(code))
 
 
+def refuse_receipts(folder: Path, fault: OSError) -> NoReturn:
+    """End because receipts cannot be written to their folder."""
+    refuse(
+        f"receipts cannot be written to {folder}: {fault.strerror or fault}. Likely cause: it is a file, or lies in a "
+        "place that is not yours. Next step: give --receipts a folder that you can write.",
+        Exit.WRONG_ARGUMENTS,
+    )
+
+
 @contextmanager
 def foreseen(codes: Mapping[type[Exception], Exit]) -> Iterator[None]:
     """Errors that a verb foresees, and the exit code of each class."""

@@ -22,6 +22,7 @@ from ..environments.interpreter import InterpreterEnvironment, read_commit
 from ..environments.overlay import put_over
 from ..environments.plan import find_target, plan_parity, why_not_here
 from ..environments.processes import Processes
+from ..environments.room import count_cores
 from ..environments.schedule import Need, Room, plan_jobs
 from ..evidence.bisect import TE
 from ..evidence.receipt import Receipt
@@ -117,7 +118,7 @@ class Places:
                 (Cell(environment, replace(order, environment=environment.identity), folder, limit_s), Need(0.0, 0.0))
                 for order in orders
             ]
-            room = Room(plan_jobs(os.cpu_count() or 1))
+            room = Room(plan_jobs(count_cores()))
             return [receipt for receipt, _ in Fleet(room, fresh=False).run(cells, self.processes)]
 
         return ProbeJudge(module, self.catalog.modules, self.make_environment, observe)

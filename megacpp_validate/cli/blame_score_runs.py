@@ -22,14 +22,14 @@ from ..environments.environment import Environment, NoEnvironment
 from ..environments.facts import Facts, read_facts
 from ..environments.faulty_overlay import NoClean, make_faulty
 from ..environments.fleet import Event, Fleet
-from ..environments.gpu_memory import read_gpu_memory
 from ..environments.installed import find_environments, open_host
 from ..environments.interpreter import InterpreterEnvironment, read_commit
 from ..environments.overlay import put_over
 from ..environments.plan import UnknownTarget, find_target, plan_parity, why_not_here
 from ..environments.processes import Processes
 from ..environments.restart import FolderTaken, own_folder
-from ..environments.schedule import Need, Room, expect_need, plan_jobs, plan_room
+from ..environments.room import count_cores, read_room, share_cores
+from ..environments.schedule import Need, expect_need, plan_jobs
 from ..evidence.blame_score import BlameScore
 from ..evidence.receipt import Receipt
 from ..evidence.store import ReceiptInvalid, read_receipts
@@ -122,9 +122,7 @@ def run_blame_score(
 def _run(catalog: Catalog, target: TargetRow, plan: Plan, asked: Asked, folder: Path, troubles: Troubles) -> str:
     """Make every copy and run every cell that has no receipt yet; where that was, or why it was not."""
     processes = Processes()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = str(max(1, cores // plan_jobs(cores, asked.jobs)))
-    variables = {"OMP_NUM_THREADS": threads, **os.environ}  # cells side by side share the cores
+    variables = share_cores(os.environ, plan_jobs(count_cores(), asked.jobs))
     bare = open_host(variables, asked.python)
     if reason := why_not_here(target, facts := read_facts(bare, processes)):
         troubles.everything = f"not-run: {reason}"
@@ -132,8 +130,7 @@ def _run(catalog: Catalog, target: TargetRow, plan: Plan, asked: Asked, folder: 
     host = _find_clean(bare, plan.release, asked, variables, processes)
     with own_folder(folder):
         cells = list(_make_cells(catalog, target, plan, asked, host, folder, troubles))
-        memory = read_gpu_memory(variables)
-        room = plan_room(cores, asked.jobs, 0.0, *memory) if target.arch else Room(plan_jobs(cores, asked.jobs))
+        room = read_room(variables, gpu=bool(target.arch), jobs=asked.jobs)
         fleet = Fleet(room, fresh=False, progress=_Progress(len(catalog.modules)))
         # What times waits for what computes to end: one after the other, nobody waits long.
         for timed in (False, True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -27,13 +27,14 @@ from ..environments.plan import (
 )
 from ..environments.processes import Processes
 from ..environments.restart import FolderTaken, own_folder
+from ..environments.room import share_cores
 from ..environments.session import Session
 from ..evidence.parity import ParityResult, build_support
 from ..evidence.receipt import Outcome, Receipt
 from ..evidence.store import ReceiptInvalid, read_receipts
 from ..probes.order import Order
 from ..report.marks import mark_cell
-from .app import TOOL, Exit, Format, errors, foreseen, refuse
+from .app import TOOL, Exit, Format, errors, foreseen, refuse, refuse_receipts
 from .telling import tell
 
 _JOBS_ON_A_GPU = 8
@@ -128,17 +129,7 @@ def _run_orders(orders: Sequence[Order], session: Session, processes: Processes)
             with own_folder(session.folder):
                 return session.run(orders, processes, progress)
         except OSError as fault:
-            refuse(
-                f"receipts cannot be written to {session.folder}: {fault.strerror or fault}. Likely cause: it is a "
-                "file, or lies in a place that is not yours. Next step: give --receipts a folder that you can write.",
-                Exit.WRONG_ARGUMENTS,
-            )
-
-
-def share_cores(variables: Mapping[str, str], jobs: int) -> dict[str, str]:
-    """The user's variables; processes side by side share the cores, unless the user has decided that."""
-    cores = os.cpu_count() or 1
-    return {"OMP_NUM_THREADS": str(max(1, cores // jobs)), **variables}
+            refuse_receipts(session.folder, fault)
 
 
 def _say_interpreter(environment: Environment, facts: Facts) -> str:

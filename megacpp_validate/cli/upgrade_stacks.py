@@ -13,15 +13,14 @@ from ..catalog import Target as TargetRow
 from ..environments.chosen import Means, Spec, make_environment, read_spec, resolve_environment
 from ..environments.environment import Environment
 from ..environments.facts import read_facts
-from ..environments.gpu_memory import read_gpu_memory
 from ..environments.installed import Found, find_environments
 from ..environments.interpreter import own_interpreter, read_commit
 from ..environments.plan import choose_probes, choose_target, find_target, why_not_here
 from ..environments.processes import Processes
-from ..environments.schedule import Room, plan_jobs, plan_room
+from ..environments.room import count_cores, read_room, share_cores
+from ..environments.schedule import plan_jobs
 from ..environments.stacks import Asked, RanStack, Running, Stack, Wanted, prepare_stacks, run_stacks
-from .app import TOOL, Exit, errors, refuse
-from .parity_runs import share_cores
+from .app import TOOL, Exit, errors, refuse, refuse_receipts
 from .upgrade_progress import UpgradeProgress
 
 
@@ -77,9 +76,7 @@ def run_dynamic(catalog: Catalog, asked: DynamicAsked) -> DynamicRun:
     choose_probes(catalog, asked.probes)  # a typing error is told before anything is made
     named = [read_spec(text) for text in asked.environments]
     processes = Processes()
-    cores = _count_cores()
-    jobs = plan_jobs(cores, asked.jobs)
-    variables = share_cores(os.environ, jobs)
+    variables = share_cores(os.environ, plan_jobs(count_cores(), asked.jobs))
     here = read_facts(own_interpreter(variables), processes)
     target = find_target(catalog, asked.target) if asked.target else choose_target(catalog, [here])
     reason = why_not_here(target, here)
@@ -96,18 +93,14 @@ def run_dynamic(catalog: Catalog, asked: DynamicAsked) -> DynamicRun:
         commit=read_commit(),
         variables=variables,
     )
-    room = _plan_room(target, cores, asked, variables)
+    room = read_room(variables, gpu=bool(target.arch), jobs=asked.jobs, memory_mib=asked.gpu_memory_mib)
     rows = [stack.name for stack in stacks if not stack.problem]
     with UpgradeProgress(choose_probes(catalog, asked.probes), rows) as progress:
         running = Running(asked.receipts.absolute(), room, asked.limit_s, asked.fresh, progress)
         try:
             found = run_stacks(catalog, target, stacks, for_all, running, processes)
         except OSError as fault:
-            refuse(
-                f"receipts cannot be written to {asked.receipts}: {fault.strerror or fault}. Likely cause: it is a "
-                "file, or lies in a place that is not yours. Next step: give --receipts a folder that you can write.",
-                Exit.WRONG_ARGUMENTS,
-            )
+            refuse_receipts(asked.receipts, fault)
     return DynamicRun(target, found, not reason and all(stack.environment is None for stack in stacks))
 
 
@@ -187,18 +180,3 @@ def _tell_unusable(found: Sequence[Found]) -> None:
     for place in found:
         if place.environment is None:
             errors.print(f"left out: {place.place}: {place.reason}", markup=False)
-
-
-def _plan_room(target: TargetRow, cores: int, asked: DynamicAsked, variables: Mapping[str, str]) -> Room:
-    if not target.arch:
-        return Room(plan_jobs(cores, asked.jobs))
-    memory = read_gpu_memory(variables)
-    return plan_room(cores, asked.jobs, asked.gpu_memory_mib, memory.total_mib, memory.free_mib)
-
-
-def _count_cores() -> int:
-    """Those that this process may use, where the system says so."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from .autocast import without_autocast
 from .norms import INIT_STD, NormLinear, check_eps, check_widths
 
 # The ranges from which Mamba-2 draws the initial step and decay.
@@ -40,7 +41,7 @@ def ssd_chunked(
     """
     _check(x, dt, a, b, c, initial_state)
     check_chunk(chunk)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         return _scan_chunks(x, dt, a, b, c, min(chunk, x.shape[1]), initial_state)
 
 

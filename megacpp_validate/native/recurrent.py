@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from .autocast import without_autocast
 from .mamba import at_least_fp32, check_chunk, segment_sums, split_chunks, widest
 from .norms import INIT_STD, NormLinear, check_eps, check_widths
 
@@ -98,7 +99,7 @@ def matrix_recurrence_chunked(
     length = query.shape[1]
     chunk = min(chunk, length)
     wide = widest(query, key, value, input_gate, forget_gate)
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query):
         first = _first_state(key.to(wide), value, state)
         q = split_chunks(query.to(wide) / math.sqrt(key.shape[3]), chunk)
         k, v = split_chunks(key.to(wide), chunk), split_chunks(value.to(wide), chunk)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from .autocast import without_autocast
 from .norms import INIT_STD
 
 
@@ -147,7 +148,7 @@ class TopKRouter(nn.Module):
             )
         wide = torch.promote_types(torch.promote_types(tokens.dtype, self.weight.dtype), torch.float32)
         # Inside an autocast region a linear would run in the low precision all the same.
-        with torch.autocast(tokens.device.type, enabled=False):
+        with without_autocast(tokens):
             logits = functional.linear(tokens.to(wide), self.weight.to(wide))
         all_probs = logits.softmax(dim=-1)
         chosen = choose_top_k(logits, self.top_k)

@@ -12,7 +12,7 @@ import torch
 from megacpp_validate.bridge import attention as module
 from megacpp_validate.bridge import backends, features
 from megacpp_validate.bridge.attention import Attention
-from megacpp_validate.bridge.attention_masks import BACKENDS, REFUSED_OPTIONS, Masks, WrongOption
+from megacpp_validate.bridge.attention_masks import BACKENDS, REFUSED_OPTIONS, Masks
 from megacpp_validate.bridge.backends import NoBackend
 from megacpp_validate.bridge.errors import (
     BridgeError,
@@ -20,6 +20,7 @@ from megacpp_validate.bridge.errors import (
     NotDivisible,
     UnknownName,
     WrongDtype,
+    WrongOption,
     WrongShape,
     WrongTarget,
 )

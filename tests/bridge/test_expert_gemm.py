@@ -9,7 +9,6 @@ import pytest
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
 from megacpp_validate.bridge import errors, expert_gemm, fp8_scope  # noqa: E402
-from megacpp_validate.bridge.attention_masks import WrongOption  # noqa: E402
 from megacpp_validate.bridge.backends import NoBackend, forget_choices, recorded_choices  # noqa: E402
 from megacpp_validate.bridge.expert_gemm import ExpertGemm, TeExpertBank  # noqa: E402
 from megacpp_validate.bridge.features import PRODUCTION  # noqa: E402
@@ -149,7 +148,7 @@ def test_sizes_and_backends_that_cannot_be_are_refused() -> None:
     for change in ({"num_experts": 0}, {"in_features": 0}, {"out_features": -1}):
         with pytest.raises(errors.WrongShape, match="Next step"):
             bank(**change)
-    with pytest.raises(WrongOption, match="Next step"):
+    with pytest.raises(errors.WrongOption, match="Next step"):
         bank(num_experts=4.0)
     with pytest.raises(errors.WrongDtype, match="Next step"):
         bank(torch.int32)

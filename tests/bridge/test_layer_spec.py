@@ -12,8 +12,14 @@ torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 from megacpp_validate.bridge import backends, te_layers  # noqa: E402
 from megacpp_validate.bridge import imports as te  # noqa: E402
 from megacpp_validate.bridge import layer_spec as spec  # noqa: E402
-from megacpp_validate.bridge.attention_masks import WrongOption  # noqa: E402
-from megacpp_validate.bridge.errors import BridgeError, NotDivisible, UnknownName, WeightMismatch, WrongDtype  # noqa: E402
+from megacpp_validate.bridge.errors import (  # noqa: E402
+    BridgeError,
+    NotDivisible,
+    UnknownName,
+    WeightMismatch,
+    WrongDtype,
+    WrongOption,
+)
 from megacpp_validate.bridge.features import FEATURES, Features, read_features  # noqa: E402
 from megacpp_validate.native.mamba import Mamba2Mixer  # noqa: E402
 from megacpp_validate.native.mlp import NormMLP  # noqa: E402

@@ -13,7 +13,6 @@ from small_blocks import OFF, SIZES, TE_NAMES, make, plain, rows, state
 from megacpp_validate.bridge import block_weights as weights
 from megacpp_validate.bridge import features
 from megacpp_validate.bridge import native_block as module
-from megacpp_validate.bridge.attention_masks import WrongOption
 from megacpp_validate.bridge.backends import NoBackend, forget_choices, recorded_choices
 from megacpp_validate.bridge.block_weights import BlockShape
 from megacpp_validate.bridge.errors import (
@@ -23,6 +22,7 @@ from megacpp_validate.bridge.errors import (
     UnknownName,
     WeightMismatch,
     WrongDtype,
+    WrongOption,
     WrongShape,
     WrongTarget,
 )

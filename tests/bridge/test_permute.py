@@ -9,7 +9,6 @@ import pytest
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
 from megacpp_validate.bridge import errors, permute, row_map  # noqa: E402
-from megacpp_validate.bridge.attention_masks import WrongOption  # noqa: E402
 from megacpp_validate.bridge.features import PRODUCTION  # noqa: E402
 from megacpp_validate.bridge.permute import Dispatch, TePadding  # noqa: E402
 from megacpp_validate.probes.observe import observed_backends  # noqa: E402
@@ -362,8 +361,8 @@ def test_chunks_that_cannot_be_are_refused(backend: str, sizes: object, order: o
         ({"layout": "padded", "capacity": 0}, errors.WrongShape),
         ({"layout": "padded", "capacity": 4, "align": 16}, errors.WrongShape),
         ({"num_experts": 0}, errors.WrongShape),
-        ({"layout": "padded", "capacity": 2.5}, WrongOption),
-        ({"align": 16.0}, WrongOption),
+        ({"layout": "padded", "capacity": 2.5}, errors.WrongOption),
+        ({"align": 16.0}, errors.WrongOption),
     ],
 )
 def test_layouts_that_cannot_be_are_refused(change: dict[str, object], error: type[Exception]) -> None:
