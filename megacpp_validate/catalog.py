@@ -48,6 +48,7 @@ class BridgeModule(Row):
         native: the path it takes without Transformer Engine.
         seconds: what its probe takes, importing and compiling included.
         gpu_memory_mib: what torch allocates there at the peak, MiB.
+        compiles: it compiles and tunes kernels when it first runs, which takes most of its time.
     """
 
     id: str = Field(min_length=1)
@@ -57,6 +58,7 @@ class BridgeModule(Row):
     native: str
     seconds: int = Field(default=60, ge=0)
     gpu_memory_mib: int = Field(default=1024, ge=0)
+    compiles: bool = False
 
 
 class Stack(Row):

@@ -85,7 +85,9 @@ def test_every_module_has_five_faults_and_every_class_is_there(faults: tuple[TeF
     assert min(count.values()) >= 5
     assert {fault.cause for fault in faults} == set(Cause)
     timed = {fault.id for fault in faults if fault.times}
-    assert timed == {fault.id for fault in faults if fault.cause is Cause.PERFORMANCE}
+    # Two of this class are seen without a clock: one never ends, and one keeps memory.
+    untimed = {"held-expert-backward-hangs", "held-expert-activations-kept"}
+    assert timed == {fault.id for fault in faults if fault.cause is Cause.PERFORMANCE} - untimed
 
 
 @pytest.mark.parametrize("release", ["2.20.2", "2.12.0"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -32,7 +33,7 @@ RELEASES = {
     "2.10.0": PACKAGE | {"transformer_engine/pytorch/__init__.py": BROKEN},
     "2.11.0": PACKAGE | {"transformer_engine/pytorch/__init__.py": BROKEN},
 }
-OPEN, CLOSED, WRONG, NOTHING, NO_ENVIRONMENT = 0, 1, 2, 3, 5
+OPEN, CLOSED, WRONG, NOTHING, NO_ENVIRONMENT, INFRASTRUCTURE = 0, 1, 2, 3, 5, 6
 
 
 class Said(NamedTuple):
@@ -286,3 +287,26 @@ def test_an_error_is_one_message_and_no_traceback() -> None:
     said = as_process("te-canary", "2.8.0", "latest")
     assert "Traceback" not in said.err
     assert said.err.startswith("megacpp-validate: ")
+
+
+def test_a_fault_of_the_tool_is_no_breakage(
+    run: Run, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_down(*_: object, **__: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr("megacpp_validate.cli.canary_runs.judge_step", break_down)
+    said = run("te-canary", folders["old"], folders["same"])
+    assert said.code == INFRASTRUCTURE
+    assert "a fault of ours" in said.err
+    assert "Next step" in said.err
+
+
+def test_whoever_stops_reading_changes_no_exit_code(folders: dict[str, Path]) -> None:
+    words = [sys.executable, "-m", "megacpp_validate.cli", "te-canary", str(folders["old"]), str(folders["same"])]
+    for extra in ([], ["--format", "json"]):
+        reader, writer = os.pipe()
+        os.close(reader)
+        with os.fdopen(writer, "wb") as closed:
+            said = subprocess.run([*words, *extra], stdout=closed, stderr=subprocess.PIPE, check=False)
+        assert said.returncode == OPEN, said.stderr.decode()

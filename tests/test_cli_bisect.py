@@ -24,8 +24,9 @@ from megacpp_validate.environments.chosen import Means
 from megacpp_validate.environments.installed import Found
 from megacpp_validate.environments.interpreter import own_interpreter
 from megacpp_validate.environments.processes import Processes
+from megacpp_validate.environments.restart import own_folder
 
-FOUND, WRONG, MISSING, NO_ENVIRONMENT = 1, 2, 4, 5
+FOUND, WRONG, MISSING, NO_ENVIRONMENT, INFRASTRUCTURE = 1, 2, 4, 5, 6
 LINEAR = """
 class Linear:
     def __init__(self, in_features, out_features, bias=True, params_dtype=None, device='cuda', eps=1e-5, name=None): ...
@@ -279,6 +280,20 @@ def test_one_release_with_another_component(run: Run, host: Callable[..., list[s
     said = run("2.17.1", "2.17.1", *host(fault), "--axis", axis)
     assert said.code == FOUND, said
     assert "attention breaks first with cuDNN 9.16.0; 9.15.0 is the last good one" in " ".join(said.out.split())
+
+
+def test_another_seed_or_limit_is_another_question(run: Run, host: Callable[..., list[str]], tmp_path: Path) -> None:
+    arguments = ["2.12.0", "2.17.1", *host(BLOCKED_AT_2_14, ("2.12.0", "2.17.1"))]
+    for more in ([], ["--seed", "5"], ["--limit", "120"], []):  # the last one is known
+        assert run(*arguments, *more).code == FOUND
+    assert len(ran(tmp_path)) == 3 * 4
+
+
+def test_a_second_search_there_is_refused(run: Run, host: Callable[..., list[str]], tmp_path: Path) -> None:
+    arguments = ["2.12.0", "2.17.1", *host(BLOCKED_AT_2_14, ("2.12.0", "2.17.1"))]
+    with own_folder(tmp_path / "mine" / "receipts"):
+        said = run(*arguments, "--answers", str(tmp_path / "mine"))
+    assert (said.code, "--answers" in said.err) == (INFRASTRUCTURE, True)
 
 
 def test_another_gpu_than_the_target_runs_nothing(run: Run, host: Callable[..., list[str]]) -> None:

@@ -55,3 +55,15 @@ def test_a_terminal_has_a_table_of_stacks_and_modules() -> None:
     assert lines[2].split() == ["te2.9.0", "waits", "waits"]
     assert lines[3].split() == ["te2.20.2", "fail", "(kept)", "0", "s", "..."]
     assert lines[4].split() == ["te2.20.2", "again", "waits", "pass"]
+
+
+class Gone(io.StringIO):
+    """A log that nobody reads any more."""
+
+    def write(self, _: str) -> int:
+        raise BrokenPipeError
+
+
+def test_where_nobody_reads_on_the_run_goes_on() -> None:
+    with UpgradeProgress(MODULES, (), Console(file=Gone(), width=100)) as progress:
+        progress(event("permute", Outcome.PASS, 1))

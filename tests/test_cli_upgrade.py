@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from places import make_probes
 from small_sources import write_release
 
 from megacpp_validate.cli import main
+from megacpp_validate.environments import cell
 from megacpp_validate.environments.restart import own_folder
 from megacpp_validate.evidence.store import read_receipts
 
@@ -185,6 +187,14 @@ WRONG_ARGUMENTS: dict[str, tuple[list[str], int, list[str]]] = {
         [*GPU, "--target", "cpu", "--environment", "a=python:x", "--environment", "a=python:y"], WRONG, ["name"],
     ),
     "one-release-twice": ([*GPU, "2.9.0", "te2.9.0"], WRONG, ["twice", "Next step"]),
+    "one-release-twice-in-other-words": ([*GPU, "2.9", "te2.9.0"], WRONG, ["twice", "Next step"]),
+    "one-release-twice-for-the-sources": (
+        ["te-canary", "2.9.0", "2.9", "--tiers", "static"], WRONG, ["2.9 is asked for twice"],
+    ),
+    "none-installed-for-the-sources": (
+        ["te-canary", "--all-installed", "--tiers", "static"], NOTHING, ["no release", "--overlays"],
+    ),
+    "no-end": ([*GPU, "2.9.0", "2.20.2", "--limit", "inf"], WRONG, ["--limit", "86400"]),
     "one-stack": ([*GPU, "--target", "cpu", "--environment", "a=python:x"], NOTHING, ["a alone", "Next step"]),
     "nothing": ([*GPU], NOTHING, ["no stack", "Next step"]),
     "no-tier": (["te-canary", "2.9.0", "2.20.2", "--tiers", ","], NOTHING, ["no tier"]),
@@ -372,3 +382,16 @@ def test_folders_that_are_not_whole(
     said = run("compare-receipts", EVIDENCE / "te2.12.0", after, "--format", "json")
     assert said.code == code
     assert word in said.out + said.err
+
+
+def test_a_disk_that_is_full_is_told_as_that(
+    run: Run, host: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "receipt")
+
+    monkeypatch.setattr(cell, "write_receipt", full)
+    said = run(*GPU, "2.9.0", "2.20.2", "--overlays", host("write()", "2.9.0", "2.20.2"), "--probes", "imports")
+    assert said.code == INFRASTRUCTURE
+    assert "No space left" in said.err
+    assert "make room" in said.err

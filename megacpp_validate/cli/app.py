@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum, StrEnum
@@ -55,13 +56,24 @@ errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def main() -> None:
-    """Run the command line; every foreseen error becomes one message and the exit code of its class."""
+    """Run the command line; every foreseen error becomes one message and the exit code of its class.
+
+    One that was not foreseen is a fault of this tool: Python would end with 1 then, which says that a release broke.
+    """
     try:
         app()
     except MatrixInvalid as fault:
         refuse(str(fault), Exit.WRONG_ARGUMENTS)
     except KeyboardInterrupt:
         refuse("interrupted", Exit.INTERRUPTED)
+    except Exception as fault:
+        traceback.print_exc()
+        refuse(
+            f"unforeseen: {type(fault).__name__}: {fault}. Likely cause: a fault of this tool; nothing is said of any "
+            "release. Next step: report it with the lines above; receipts that were written stay, and the same "
+            "command takes them up again.",
+            Exit.INFRASTRUCTURE,
+        )
 
 
 def refuse(message: str, code: Exit) -> NoReturn:

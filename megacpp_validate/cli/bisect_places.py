@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from ..canary.search.probe_judge import ProbeJudge
+from ..canary.search.probe_judge import ProbeJudge, find_machine_trouble
 from ..catalog import Catalog, Target
 from ..environments.cell import Cell
 from ..environments.chosen import Means, resolve_environment
@@ -22,6 +22,7 @@ from ..environments.interpreter import InterpreterEnvironment, read_commit
 from ..environments.overlay import put_over
 from ..environments.plan import find_target, plan_parity, why_not_here
 from ..environments.processes import Processes
+from ..environments.restart import find_done
 from ..environments.room import count_cores
 from ..environments.schedule import Need, Room, plan_jobs
 from ..evidence.bisect import TE
@@ -112,12 +113,16 @@ class Places:
                 tool=TOOL,
                 commit=self.commit,
             )
-            folder = receipts / name_folder(choices) / str(run)
+            folder = receipts / name_folder(choices) / f"{run}-within-{limit_s:g}s"  # a longer one asks anew
             folder.mkdir(parents=True, exist_ok=True)
             cells = [
                 (Cell(environment, replace(order, environment=environment.identity), folder, limit_s), Need(0.0, 0.0))
                 for order in orders
             ]
+            for cell, _ in cells:
+                done = find_done(cell.order, cell.place)
+                if done is not None and find_machine_trouble(done):  # it says nothing of the release; see the judge
+                    cell.forget()
             room = Room(plan_jobs(count_cores()))
             return [receipt for receipt, _ in Fleet(room, fresh=False).run(cells, self.processes)]
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import assert_never
+from typing import NoReturn, assert_never
 
 import typer
 
@@ -16,6 +17,7 @@ from ..catalog import Catalog
 from ..environments.environment import NoEnvironment
 from ..environments.plan import UnknownTarget
 from ..environments.processes import Processes
+from ..environments.restart import FolderTaken, own_folder
 from ..evidence.bisect import Answer, Axis, BisectResult, SearchEnd, Verdict
 from ..report.bisect_words import mark_point, say_axis
 from ..report.summaries import first_sentence
@@ -56,6 +58,7 @@ class Asked:
     UnknownTarget: Exit.WRONG_ARGUMENTS,
     NoEnvironment: Exit.NO_ENVIRONMENT,
     NotHere: Exit.EVIDENCE_MISSING,
+    FolderTaken: Exit.INFRASTRUCTURE,
 })  # fmt: skip
 def run_bisect(catalog: Catalog, asked: Asked, fmt: Format, output: Path | None) -> None:
     """Search, tell, and end with the code of the answer's class."""
@@ -104,7 +107,7 @@ def _search_sources(catalog: Catalog, asked: Asked) -> BisectResult:
             Exit.NO_ENVIRONMENT,
         )
     axis, judge = open_sources(catalog, asked.module, asked.good, asked.bad)
-    return _run(asked, "static", (axis,), judge)
+    return _run(asked, "static", f"compared with {asked.good}", (axis,), judge)
 
 
 def _search_stacks(catalog: Catalog, asked: Asked) -> BisectResult:
@@ -118,12 +121,30 @@ def _search_stacks(catalog: Catalog, asked: Asked) -> BisectResult:
     processes = Processes()
     places = Places.open(catalog, asked.target, asked.overlays, asked.python, others, processes)
     te = order_releases(_list_releases(places), asked.good, asked.bad, places.releases)
-    judge = places.make_judge(asked.module, asked.answers.absolute() / "receipts", asked.seed, asked.limit_s)
+    receipts = asked.answers.absolute() / "receipts"
+    judge = places.make_judge(asked.module, receipts, asked.seed, asked.limit_s)
+    conditions = f"target {asked.target}, seed {asked.seed}, limit {asked.limit_s:g} s"
     try:
-        return _run(asked, "gpu", (te, *(spec.axis for spec in others)), judge)
+        with _own(receipts, asked.answers):
+            return _run(asked, "gpu", conditions, (te, *(spec.axis for spec in others)), judge)
     except BaseException:  # an interrupt too: nothing may keep running behind it
         processes.stop()
         raise
+
+
+@contextmanager
+def _own(receipts: Path, answers: Path) -> Iterator[None]:
+    """Hold the folder against a second search, which would run the same cells over this one's."""
+    try:
+        with own_folder(receipts):
+            yield
+    except FolderTaken as fault:
+        raise FolderTaken(
+            f"another search keeps its answers in {answers}. Likely cause: it was started twice, or a first one was "
+            "put in the background. Next step: wait for it, or give this one another folder with --answers."
+        ) from fault
+    except OSError as fault:
+        _refuse_answers(answers, fault)
 
 
 def _list_releases(places: Places) -> list[str]:
@@ -139,7 +160,7 @@ def _list_releases(places: Places) -> list[str]:
     return list(places.releases)
 
 
-def _run(asked: Asked, tier: str, axes: tuple[Axis, ...], judge: Judge) -> BisectResult:
+def _run(asked: Asked, tier: str, conditions: str, axes: tuple[Axis, ...], judge: Judge) -> BisectResult:
     if all(len(axis.values) == 1 for axis in axes):
         refuse(
             f"GOOD and BAD are both {asked.good}, and no --axis changes: there is nothing to search. Next step: give "
@@ -147,17 +168,21 @@ def _run(asked: Asked, tier: str, axes: tuple[Axis, ...], judge: Judge) -> Bisec
             Exit.WRONG_ARGUMENTS,
         )
     trust = Trust(asked.flaky, asked.error)
-    kept = Answers(asked.answers, asked.module, tier, digest_tool(asked.matrix))
+    kept = Answers(asked.answers, asked.module, tier, digest_tool(asked.matrix), conditions)
     try:
         return run_search(Question(TOOL, tier, asked.module, axes, trust, asked.patience), judge, kept, _progress)
     except OSError as fault:
-        refuse(
-            f"answers cannot be kept in {asked.answers}: {fault.strerror or fault}. Likely cause: it is a file, or "
-            "lies in a place that is not yours. Next step: give --answers a folder that you can write.",
-            Exit.WRONG_ARGUMENTS,
-        )
+        _refuse_answers(asked.answers, fault)
     except ValueError as fault:
         refuse(str(fault), Exit.WRONG_ARGUMENTS)
+
+
+def _refuse_answers(folder: Path, fault: OSError) -> NoReturn:
+    refuse(
+        f"answers cannot be kept in {folder}: {fault.strerror or fault}. Likely cause: it is a file, or lies in a "
+        "place that is not yours. Next step: give --answers a folder that you can write.",
+        Exit.WRONG_ARGUMENTS,
+    )
 
 
 def _progress(choices: Mapping[str, str], answer: Answer, known: bool) -> None:

@@ -33,7 +33,7 @@ from ..environments.schedule import Need, expect_need, plan_jobs
 from ..evidence.blame_score import BlameScore
 from ..evidence.receipt import Receipt
 from ..evidence.store import ReceiptInvalid, read_receipts
-from .app import TOOL, Exit, Format, errors, foreseen
+from .app import TOOL, Exit, Format, errors, foreseen, refuse_receipts
 from .telling import tell
 
 _MAKERS = 8  # copies that are made at a time: it is the disk that they wait for
@@ -99,7 +99,10 @@ def run_blame_score(
     )  # fmt: skip
     folder = asked.receipts.absolute() / f"te{plan.release}"
     troubles = Troubles()
-    where = f"receipts of {folder}" if asked.judge_only else _run(catalog, target, plan, asked, folder, troubles)
+    try:
+        where = f"receipts of {folder}" if asked.judge_only else _run(catalog, target, plan, asked, folder, troubles)
+    except OSError as fault:
+        refuse_receipts(asked.receipts, fault)
     verdicts = judge_plan(plan, _read_runs(plan, folder, troubles), catalog.modules, troubles)
     score = BlameScore(
         tool=TOOL,

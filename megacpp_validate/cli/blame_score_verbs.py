@@ -9,6 +9,7 @@ import typer
 
 from ..catalog import read_catalog
 from .app import Format, FormatOption, MatrixOption, OutputOption, app
+from .canary_options import Limit
 from .seeds import LARGEST_SEED
 
 
@@ -36,7 +37,7 @@ def blame_score(
         int, typer.Option(min=0, max=LARGEST_SEED, help="Of weights and inputs; clean pairs take those after it.")
     ] = 0,
     jobs: Annotated[int, typer.Option(min=0, help="Cells at a time; 0: what suits the cores.")] = 0,
-    limit: Annotated[float, typer.Option(min=1, help="Seconds that one cell may take.")] = 300.0,
+    limit: Limit = 300.0,
     python: Annotated[str, typer.Option(help="Interpreter of the stack; else MEGACPP_PYTHON, else the host's.")] = "",
     verbose: Annotated[bool, typer.Option("--verbose", help="List every fault with who was named.")] = False,
     fmt: FormatOption = Format.TABLE,

@@ -9,6 +9,8 @@ import typer
 
 from .seeds import LARGEST_SEED
 
+LONGEST_LIMIT_S = 86_400.0  # of a cell; infinity is no time that a socket can wait
+
 Releases = Annotated[
     list[str] | None,
     typer.Argument(
@@ -46,7 +48,7 @@ Jobs = Annotated[int, typer.Option(min=0, help="Cells at a time; 0: two less tha
 GpuMemory = Annotated[
     float, typer.Option("--gpu-memory", min=0, metavar="MIB", help="For all cells together; 0: what is free.")
 ]
-Limit = Annotated[float, typer.Option(min=1, help="Seconds that one cell may take.")]
+Limit = Annotated[float, typer.Option(min=1, max=LONGEST_LIMIT_S, help="Seconds that one cell may take.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Run again what there are receipts of.")]
 NoTimes = Annotated[bool, typer.Option("--no-times", help="Time nothing.")]
 Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Of weights and inputs.")]

@@ -21,7 +21,7 @@ from ..environments.overlay import put_over
 from ..environments.plan import UnknownTarget, find_target
 from ..environments.processes import Processes
 from ..evidence.doctor import DoctorResult
-from .app import TOOL, Exit, Format, errors, foreseen
+from .app import TOOL, Exit, Format, errors, foreseen, refuse
 from .telling import tell
 
 
@@ -42,6 +42,8 @@ def run_doctor(
     catalog: Catalog, needs: Needs, asked: Asked, fmt: Format, output: Path | None, *, verbose: bool
 ) -> None:
     """Look, judge, tell; closed where something breaks, and not open where something could not be looked at."""
+    if fmt not in (Format.TABLE, Format.JSON, Format.MARKDOWN):  # said before the look, not after it
+        refuse(f"a look is not told as {fmt.value}. Next step: choose table, json or markdown.", Exit.WRONG_ARGUMENTS)
     if asked.target:
         find_target(catalog, asked.target)
     stack = _find_stack(catalog, asked.stack)
@@ -81,8 +83,19 @@ def _find_stack(catalog: Catalog, name: str) -> Stack | None:
 
 
 def _choose_target(catalog: Catalog, name: str, seen: Seen) -> Target:
-    """What is asked for; else the target of the GPU that is there; else the one without."""
-    if name:
-        return find_target(catalog, name)
-    arch = f"sm_{seen.path.capability.replace('.', '')}" if seen.path.gpu else ""
-    return next((target for target in catalog.targets if target.arch == arch), find_target(catalog, "cpu"))
+    """What is asked for; else the target of the GPU that is there; else the one without.
+
+    Raises:
+        UnknownTarget: the matrix has no row for that GPU; held against none it would be told as clean.
+    """
+    if name or not seen.path.gpu:
+        return find_target(catalog, name or "cpu")
+    arch = f"sm_{seen.path.capability.replace('.', '')}"
+    known = [target for target in catalog.targets if target.arch]
+    for target in known:
+        if target.arch == arch:
+            return target
+    raise UnknownTarget(
+        f"the matrix has no target for {seen.path.gpu} ({arch}). Next step: name one with --target, of "
+        f"{', '.join(target.id for target in known)} or cpu, or add a row to matrix/targets.toml."
+    )

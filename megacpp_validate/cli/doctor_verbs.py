@@ -28,8 +28,8 @@ def doctor(
 ) -> None:
     """What does an interpreter load, does it fit together, and what breaks where it does not?
 
-    Every vendor package is imported in a process of its own. Exit code 0: nothing breaks, 1: something does, 4: not
-    everything could be looked at, 5: the interpreter cannot be used.
+    Every vendor package is imported in a process of its own. Exit code 0: nothing breaks, 1: something does, 2: no row
+    for what was asked, or for the GPU, 4: not everything could be looked at, 5: the interpreter cannot be used.
     """
     from ..catalog_needs import read_needs
     from .doctor_runs import Asked, run_doctor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -38,13 +39,17 @@ from .app import Exit, Format, refuse
 
 
 def tell(result: Result, fmt: Format, output: Path | None, *, verbose: bool = False) -> None:
-    """Print a result, or write it to a file."""
+    """Print a result, or write it to a file; whoever stops reading it half way changes no exit code."""
     if output is None:
-        if fmt is Format.TABLE:
-            _print_table(result, Console(), verbose=verbose)
-        else:
-            text = _text(result, fmt)
-            sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        try:
+            if fmt is Format.TABLE:
+                _print_table(result, _Terminal(), verbose=verbose)
+            else:
+                text = _text(result, fmt)
+                sys.stdout.write(text if text.endswith("\n") else text + "\n")
+            sys.stdout.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is flushed at the end goes there
         return
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -59,6 +64,12 @@ def tell(result: Result, fmt: Format, output: Path | None, *, verbose: bool = Fa
             "that is not yours. Next step: give --output a file in a folder that you can write.",
             Exit.WRONG_ARGUMENTS,
         )
+
+
+class _Terminal(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to the caller: rich would end the process with 1, which says that something broke."""
+        raise BrokenPipeError
 
 
 def _print_table(result: Result, console: Console, *, verbose: bool) -> None:

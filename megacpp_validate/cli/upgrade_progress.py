@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from rich.console import Console
@@ -60,7 +61,10 @@ class UpgradeProgress:
         state = time.monotonic() if event.receipt is None else (event.receipt, event.reused)
         self._rows.setdefault(_row_of(order), {})[order.probe] = state
         if event.receipt is not None and self._live is None:
-            self.console.print(_line(event, event.receipt), markup=False)
+            # Where nobody reads on or the terminal has hung up, the run goes on; `Console.print` would end it.
+            with suppress(OSError):
+                self.console.file.write(_line(event, event.receipt) + "\n")
+                self.console.file.flush()
 
     def table(self) -> Table:
         """What is known now; what runs shows for how long."""

@@ -23,7 +23,7 @@ from ..evidence.upgrade import StepResult, UpgradeResult
 from .app import TOOL, Exit, foreseen, refuse
 from .canary_telling import Telling
 from .upgrade_compare import grid_of, judge_stacks, receipts_of
-from .upgrade_stacks import DynamicAsked, DynamicRun, find_installed, run_dynamic
+from .upgrade_stacks import DynamicAsked, DynamicRun, find_installed, find_twice, run_dynamic
 
 TIERS: Final = ("static", "firewall", "gpu")
 _FIREWALL_JOBS: Final = 2
@@ -107,6 +107,17 @@ def _run_static(catalog: Catalog, asked: DynamicAsked, *, verbose: bool) -> tupl
     releases = asked.releases or tuple(text.partition("=")[0] for text in asked.environments)
     if asked.every_installed:
         releases = find_installed(asked)
+        if len(releases) < 2:  # fewer would be judged against the index
+            refuse(
+                f"this host has {releases[0] if releases else 'no release'}{' alone' if releases else ''}: there is no "
+                "step to judge. Next step: name two releases, or put more of them where --overlays finds them.",
+                Exit.NOTHING_SELECTED,
+            )
+    if twice := find_twice(releases):
+        refuse(
+            f"{twice} is asked for twice: there is no step to judge. Next step: give each release once.",
+            Exit.WRONG_ARGUMENTS,
+        )
     try:
         from .canary_runs import compare_sources
     except ImportError as fault:  # a GPU host need not have what reads sources

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,14 @@ from pathlib import Path
 
 from ..catalog import Catalog
 from ..catalog import Target as TargetRow
-from ..environments.chosen import Means, Spec, make_environment, read_spec, resolve_environment
+from ..environments.chosen import (
+    Means,
+    Spec,
+    is_same_release,
+    make_environment,
+    read_spec,
+    resolve_environment,
+)
 from ..environments.environment import Environment
 from ..environments.facts import read_facts
 from ..environments.installed import Found, find_environments
@@ -100,6 +108,12 @@ def run_dynamic(catalog: Catalog, asked: DynamicAsked) -> DynamicRun:
         try:
             found = run_stacks(catalog, target, stacks, for_all, running, processes)
         except OSError as fault:
+            if fault.errno in (errno.ENOSPC, errno.EDQUOT):
+                refuse(
+                    f"the run was given up: {fault}. Likely cause: the disk of {asked.receipts} or of the folder for "
+                    "temporary files is full. Next step: make room and start it again: it runs what is missing.",
+                    Exit.INFRASTRUCTURE,
+                )
             refuse_receipts(asked.receipts, fault)
     return DynamicRun(target, found, not reason and all(stack.environment is None for stack in stacks))
 
@@ -150,7 +164,7 @@ def _choose_stacks(
 
 def _at_least_two(wanted: tuple[Wanted, ...], asked: DynamicAsked) -> tuple[Wanted, ...]:
     names = [stack.name for stack in wanted]
-    if len(set(names)) < len(names):
+    if find_twice(names):
         refuse(f"one stack is asked for twice: {', '.join(names)}. Next step: give each once.", Exit.WRONG_ARGUMENTS)
     if len(wanted) < 2:
         has = f"{names[0]} alone" if names else "no stack"
@@ -161,6 +175,15 @@ def _at_least_two(wanted: tuple[Wanted, ...], asked: DynamicAsked) -> tuple[Want
             Exit.NOTHING_SELECTED,
         )
     return wanted
+
+
+def find_twice(names: Sequence[str]) -> str:
+    """The first that names what an earlier one names, spelled alike or not (2.9 and te2.9.0); empty where none does."""
+    for index, name in enumerate(names):
+        for earlier in names[:index]:
+            if name == earlier or is_same_release(name.removeprefix("te"), earlier.removeprefix("te")):
+                return name
+    return ""
 
 
 def _wanted_found(release: str, environment: Environment) -> Wanted:

@@ -1,7 +1,8 @@
 """Environments that are built: kept by key, built once, and never used half made.
 
 A build happens in a folder of its own beside the place, under a lock of that key. Its last act is the seal, a file;
-then the folder is renamed into place. So what has a seal is whole, whatever was killed and when. A build that was
+then the folder is renamed into place. So what has a seal is whole, whatever was killed and when; the seal tells the
+files by name and size, so that what was damaged afterwards is seen and built again. A build that was
 killed leaves a folder that no one looks into, and the next one sweeps it away and builds again; downloads are kept by
 the tool that made them.
 """
@@ -26,6 +27,7 @@ from typing import Final
 import platformdirs
 
 from .environment import Call, NoEnvironment
+from .identity import hash_parts
 from .processes import Processes
 
 VARIABLE: Final = "MEGACPP_ENVIRONMENTS"
@@ -50,9 +52,13 @@ class BuildCache:
     root: Path
 
     def find(self, key: str) -> Path | None:
-        """The environment of a key, if it is whole."""
+        """The environment of a key, if it is whole: it has all that it had when it was sealed, and nothing more."""
         place = self.root / key
-        return place if (place / _SEAL).is_file() else None
+        try:
+            sealed = json.loads((place / _SEAL).read_bytes())["files"]
+            return place if sealed == _list_files(place) else None
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
 
     def build(self, key: str, make: Make, waits_s: float = _LONGEST_WAIT_S) -> Path:
         """The environment of a key, built if it is not there; what another process builds is waited for.
@@ -90,7 +96,7 @@ class BuildCache:
             made.mkdir()
             make(made)
             _seal(made, key)
-            if place.is_dir():  # without a seal, or it would have been found: nobody's environment
+            if place.is_dir():  # without a seal, or damaged since: nobody's environment
                 place.rename(work / "unsealed")
             made.rename(place)
         finally:
@@ -129,14 +135,16 @@ def open_cache(variables: Mapping[str, str]) -> BuildCache:
 
 
 def run_tool(
-    words: Sequence[str], variables: Mapping[str, str], *, deed: str, cause: str, step: str, limit_s: float
-) -> str:
+    words: Sequence[str], variables: Mapping[str, str], *, deed: str, cause: str, step: str, limit_s: float,
+    ends: Sequence[str] = (),
+) -> str:  # fmt: skip
     """Run a tool that helps to make an environment; what it wrote.
 
     Args:
         words, variables: what is started, with which environment variables.
         deed, cause, step: what a failure says: "uv cannot ...", the likely cause, and the next step.
         limit_s: seconds that it may take.
+        ends: a command that ends what outlives it, as in `Call`.
 
     Raises:
         NoEnvironment: it failed; the text has its last words.
@@ -144,7 +152,9 @@ def run_tool(
     with tempfile.TemporaryDirectory(prefix="megacpp-tool-") as folder:
         log = Path(folder, "log")
         try:
-            ended = Processes().run(Call(tuple(words), variables), folder=Path(folder), limit_s=limit_s, log=log)
+            ended = Processes().run(
+                Call(tuple(words), variables, tuple(ends)), folder=Path(folder), limit_s=limit_s, log=log
+            )
         except OSError as fault:
             raise NoEnvironment(f"{deed}: {fault}. Likely cause: {cause}. Next step: {step}.") from fault
     if ended.code != 0:
@@ -156,6 +166,17 @@ def run_tool(
 
 def _seal(folder: Path, key: str) -> None:
     with (folder / _SEAL).open("w", encoding="utf-8") as file:
-        json.dump({"key": key, "made": datetime.now(UTC).isoformat(timespec="seconds")}, file)
+        made = datetime.now(UTC).isoformat(timespec="seconds")
+        json.dump({"key": key, "made": made, "files": _list_files(folder)}, file)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _list_files(folder: Path) -> str:
+    """A hash over the name and the size of every file, but for the seal and what Python writes there by itself."""
+    found: list[str] = []
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        inside = Path(place).relative_to(folder)
+        found += [f"{inside / name} {Path(place, name).lstat().st_size}" for name in files if not name.endswith(".pyc")]
+    return hash_parts(sorted(line for line in found if not line.startswith(f"{_SEAL} ")))

@@ -7,7 +7,9 @@ so.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
 import signal
@@ -22,7 +24,7 @@ from ..evidence.store import ReceiptInvalid, read_receipt
 from ..probes.order import Order
 from .environment import Environment
 from .plan import receipt_without_probe
-from .processes import Ended, Processes
+from .processes import Ended, NotStarted, Processes
 
 _MODULE: Final = "megacpp_validate.probes"
 _LAST_WORDS: Final = 1200  # characters
@@ -92,7 +94,8 @@ class Cell:
             ended = processes.run(call, folder=own, limit_s=self.limit_s, log=self.log, given=given, ask_where=True)
         except OSError as fault:
             reason = f"the process could not be started: {fault}"
-            return replace(receipt_without_probe(self.order, Outcome.ERROR, reason), started=started)
+            outcome = Outcome.NOT_RUN if isinstance(fault, NotStarted) else Outcome.ERROR
+            return replace(receipt_without_probe(self.order, outcome, reason), started=started)
         if ended.code == 0:
             try:
                 return _check_it_is(self.order, read_receipt(place), place)
@@ -129,6 +132,9 @@ def _say_death(order: Order, ended: Ended, limit_s: float) -> Receipt:
     elif ended.code < 0:
         outcome, kind = Outcome.ERROR, _name_signal(-ended.code)
         text = f"died of {kind}{where}; its last words: {said}"
+    elif (full := os.strerror(errno.ENOSPC)) in ended.words:  # nobody's fault but the disk's, and no evidence
+        outcome, kind = Outcome.NOT_RUN, f"exit status {ended.code}"
+        text = f"{full}: it ended with {kind} and could not write a receipt; its last words: {said}"
     else:
         outcome, kind = Outcome.ERROR, f"exit status {ended.code}"
         text = f"ended with {kind} before it wrote a receipt; its last words: {said}"

@@ -116,9 +116,9 @@ def resolve_environment(
         NoEnvironment: nothing provides it, or what does cannot be made.
     """
     for place in found:
-        if place.environment is not None and _is_same(place.release, release):
+        if place.environment is not None and is_same_release(place.release, release):
             return place.environment
-    row = next((stack for stack in stacks if _is_same(stack.te, release) and (stack.image or stack.lock)), None)
+    row = next((stack for stack in stacks if is_same_release(stack.te, release) and (stack.image or stack.lock)), None)
     if row is None:
         raise NoEnvironment(_say_none(release, found))
     if row.image and (not row.lock or shutil.which("docker", path=means.variables.get("PATH"))):
@@ -126,9 +126,10 @@ def resolve_environment(
     return make_environment(Spec(row.id, "venv", str((root or matrix_folder().parent) / row.lock)), means)
 
 
-def _is_same(one: str, other: str) -> bool:
+def is_same_release(one: str, other: str) -> bool:
+    """Whether two texts name one release: 2.12 is 2.12.0, and a build of one is that one."""
     try:
-        return Version(one).public == Version(other).public
+        return Version(Version(one).public) == Version(Version(other).public)
     except InvalidVersion:
         return False
 

@@ -41,6 +41,9 @@ _OF_THE_HOST: Final = re.compile(r".*(_DIR|_PATH|_HOME|_CACHE|_FOLDER)|MEGACPP_(
 _PYTHONS: Final = ("python3", "python", *(f"python3.{minor}" for minor in range(20, 10, -1)))
 _FOUND: Final = "megacpp-python="
 _INIT: Final = {True: ("--init",), False: ()}
+_GPUS: Final = {True: ("--gpus", "all"), False: ()}
+_NO_GPUS: Final = "could not select device driver"  # Docker's words where nothing serves --gpus
+_NOT_STARTED: Final = (125,)
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,7 @@ class ContainerEnvironment:
     @property
     def shown(self) -> str:
         """What a person may type to start its interpreter."""
-        gpus = ("--gpus", "all") if self.gpus else ()
-        return shlex.join(("docker", "run", "--rm", "-it", *gpus, self.image, self.python))
+        return shlex.join(("docker", "run", "--rm", "-it", *_GPUS[self.gpus], self.image, self.python))
 
     @property
     def image_digest(self) -> str:
@@ -91,11 +93,11 @@ class ContainerEnvironment:
 
     def call(self, module: str, *arguments: str, shares: tuple[Path, ...] = ()) -> Call:
         """How a module is started: in a new container, which has a name of its own each time."""
-        name = f"megacpp-{uuid.uuid4().hex}"
+        name = _new_name()
         words = (
             self.docker, "run", "--rm", *_INIT[self.init], "--interactive", "--name", name, "--network", "none",
             "--hostname", "localhost", "--ipc", "host", "--workdir", _HOME, *_as_the_user(),
-            *(("--gpus", "all") if self.gpus else ()),
+            *_GPUS[self.gpus],
             *_mount(PACKAGE, f"{_DOOR}/{PACKAGE.name}", read_only=True),
             *(word for share in dict.fromkeys(shares) for word in _mount(share.absolute(), str(share.absolute()))),
             *(word for name in self._passed() for word in ("--env", name)),  # by name: the client has the value
@@ -103,7 +105,8 @@ class ContainerEnvironment:
             "--env", f"{IMAGE_DIGEST}={self.image_digest}", "--env", "PYTHONDONTWRITEBYTECODE=1",
             self.image, self.python, "-P", "-u", "-m", module, *arguments,
         )  # fmt: skip
-        return Call(words, self.variables, ends=(self.docker, "rm", "--force", name))
+        ends = (self.docker, "rm", "--force", name)
+        return Call(words, self.variables, ends, not_started=_NOT_STARTED)
 
     def _passed(self) -> Iterator[str]:
         for name in sorted(self.variables):
@@ -120,7 +123,7 @@ def open_container(image: str, variables: Mapping[str, str], *, gpus: bool) -> C
         gpus: whether its processes see the GPUs.
 
     Raises:
-        NoEnvironment: no digest, no Docker, no such image, or no Python of 3.11 or newer in it.
+        NoEnvironment: no digest, no Docker, no such image, no GPUs for it, or no Python of 3.11 or newer in it.
     """
     require_digest(image)
     docker = shutil.which("docker", path=variables.get("PATH"))
@@ -132,11 +135,12 @@ def open_container(image: str, variables: Mapping[str, str], *, gpus: bool) -> C
     found = _inspect(docker, image, variables)
     own = dict(entry.partition("=")[::2] for entry in (found.get("Config") or {}).get("Env") or ())
     try:
-        init, python = True, _find_python(docker, image, variables, init=True)
+        init, python = True, _find_python(docker, image, variables, gpus=gpus, init=True)
     except NoEnvironment as fault:
         if "docker-init" not in str(fault):
             raise
-        init, python = False, _find_python(docker, image, variables, init=False)  # Debian's Docker may come without
+        # Debian's Docker may come without.
+        init, python = False, _find_python(docker, image, variables, gpus=gpus, init=False)
     because = f"the image {image}, with {python}"
     return ContainerEnvironment(
         docker, image, str(found.get("Id", "")), python, own.get("PYTHONPATH", ""), variables, gpus, init, because
@@ -159,7 +163,7 @@ def require_digest(image: str) -> None:
 
 def _inspect(docker: str, image: str, variables: Mapping[str, str]) -> dict[str, Any]:
     """What Docker says of an image, pulled first where it is not there."""
-    words = (docker, "image", "inspect", image)
+    words = (docker, "image", "inspect", "--format", "{{json .}}", image)
     ask = {
         "deed": f"docker does not know the image {image}",
         "cause": "the engine does not run, or is not yours",
@@ -177,29 +181,51 @@ def _inspect(docker: str, image: str, variables: Mapping[str, str]) -> dict[str,
             limit_s=_PULL_S,
         )
         text = run_tool(words, variables, **ask, limit_s=_QUICK_S)
-    rows: list[dict[str, Any]] = json.loads(text[text.index("[") :])
-    return rows[0]
+    try:  # what else Docker has to say, a warning for instance, stands on lines of its own
+        found: dict[str, Any] = json.loads(next(line for line in text.splitlines() if line.startswith("{")))
+    except (StopIteration, ValueError) as fault:
+        raise NoEnvironment(
+            f"{docker} says of the image {image} what is no JSON: {text[-600:].strip() or 'nothing'}. Likely cause: it "
+            "is no Docker client. Next step: `docker image inspect` it by hand."
+        ) from fault
+    return found
 
 
-def _find_python(docker: str, image: str, variables: Mapping[str, str], *, init: bool) -> str:
+def _find_python(docker: str, image: str, variables: Mapping[str, str], *, gpus: bool, init: bool) -> str:
     """The first interpreter of 3.11 or newer in an image; its entry point runs first, as it does for every process."""
     tries = " ".join(_PYTHONS)
     script = (
         f"for name in {tries}; do $name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null "
         f'&& echo "{_FOUND}$name" && exit 0; done; echo "none of {tries} is 3.11 or newer"; exit 1'
     )
-    how = ("--rm", *_INIT[init], "--network", "none", "--hostname", "localhost")
+    name = _new_name()
+    how = ("--rm", *_INIT[init], *_GPUS[gpus], "--name", name, "--network", "none", "--hostname", "localhost")
     words = (docker, "run", *how, image, "sh", "-c", script)
-    said = run_tool(
-        words,
-        variables,
-        deed=f"no Python can be started in {image}",
-        cause="it has none of 3.11 or newer, it is for another processor, or its entry point does not run what it is "
-        "given",
-        step='choose an image with Python 3.11 or newer whose entry point ends in `exec "$@"`',
-        limit_s=_QUICK_S,
-    )
+    try:
+        said = run_tool(
+            words,
+            variables,
+            deed=f"no Python can be started in {image}",
+            cause="it has none of 3.11 or newer, it is for another processor, or its entry point does not run what it "
+            "is given",
+            step='choose an image with Python 3.11 or newer whose entry point ends in `exec "$@"`',
+            limit_s=_QUICK_S,
+            ends=(docker, "rm", "--force", name),
+        )
+    except NoEnvironment as fault:
+        if _NO_GPUS not in str(fault):
+            raise
+        raise NoEnvironment(
+            f"docker gives the image {image} no GPU: {_NO_GPUS}. Likely cause: the NVIDIA Container Toolkit is not "
+            "installed, or Docker does not know it. Next step: install it, `nvidia-ctk runtime configure "
+            "--runtime=docker`, and restart Docker; or take an overlay or a lock instead."
+        ) from fault
     return said.rpartition(_FOUND)[2].split()[0]
+
+
+def _new_name() -> str:
+    """Of a container: by it, it is ended."""
+    return f"megacpp-{uuid.uuid4().hex}"
 
 
 def _as_the_user() -> Sequence[str]:

@@ -17,6 +17,8 @@ from .doctor_libraries import judge_driver, judge_needs, judge_runtimes, judge_s
 from .doctor_seen import TE, Rows, Seen, join, read_version
 
 NOT_STARTED: Final = "not started"
+_MOST_FILES: Final = 3  # examples in a sentence
+_PATCHED: Final = 0.1  # share of files that a person patches; between 2.17.1 and 2.18.0 a quarter of them changes
 
 
 def judge(seen: Seen, rows: Rows) -> tuple[Difference, ...]:
@@ -25,12 +27,11 @@ def judge(seen: Seen, rows: Rows) -> tuple[Difference, ...]:
         *_judge_target(seen, rows),
         *_judge_stack(seen, rows),
         *_judge_packages(seen, rows),
-        *judge_driver(seen, rows),
         *judge_needs(seen, rows),
-        *judge_runtimes(seen, rows),
-        *judge_second_files(seen, rows),
         *_judge_metadata(seen, rows),
     ]
+    if rows.target.arch:  # without a GPU nothing runs on them
+        found += [*judge_driver(seen, rows), *judge_runtimes(seen, rows), *judge_second_files(seen, rows)]
     explained = _explained_libraries(found, rows)
     kept = [one for one in found if not (one.aspect is Aspect.SYMBOL and one.wanted.partition(" ")[0] in explained)]
 
@@ -78,17 +79,18 @@ def _judge_target(seen: Seen, rows: Rows) -> Iterator[Difference]:
 
 def _judge_stack(seen: Seen, rows: Rows) -> Iterator[Difference]:
     te, wanted = seen.te, rows.stack or rows.pinned
-    if te is None or te.public == wanted.te or not rows.target.arch:
+    if (te is not None and te.public == wanted.te) or (rows.stack is None and (te is None or not rows.target.arch)):
         return
     yield Difference(
         weight=Weight.NOTE if rows.stack is None else Weight.BREAKS,
         aspect=Aspect.VERSION,
         subject="Transformer Engine",
-        seen=str(te),
+        seen=str(te or "none is installed"),
         wanted=f"{wanted.te}, as the stack {wanted.id} {'asks for' if rows.stack else 'pins for production'}",
         breaks=() if rows.stack is None else rows.modules,
         how="what is proved of that stack is not proved of this one",
-        next_step=f"install transformer-engine=={wanted.te}, or see the support grid for {te.public}",
+        next_step=f"install transformer-engine=={wanted.te}"
+        + (f", or see the support grid for {te.public}" if te is not None else ""),
     )
 
 
@@ -102,10 +104,17 @@ def _judge_packages(seen: Seen, rows: Rows) -> Iterator[Difference]:
             if rows.wants(row):
                 yield _say_missing(row, seen, rows)
             continue
-        if look.failure is not None or look.ended:
-            yield _say_import(row, look, seen, rows)
-        yield from judge_extensions(row, look, seen, rows)
-        yield from _judge_copies(row, look, seen, rows)
+        for one in _judge_package(row, look, seen, rows):
+            unused = one.weight in (Weight.BREAKS, Weight.UNKNOWN) and not rows.wants(row)
+            yield one.model_copy(update={"weight": Weight.NOTE}) if unused else one
+
+
+def _judge_package(row: VendorPackage, look: PackageLook, seen: Seen, rows: Rows) -> Iterator[Difference]:
+    if look.failure is not None or look.ended:
+        yield _say_import(row, look, seen, rows)
+    yield from judge_extensions(row, look, seen, rows)
+    yield from _judge_record(row, look, rows)
+    yield from _judge_copies(row, look, seen, rows)
 
 
 def _say_missing(row: VendorPackage, seen: Seen, rows: Rows) -> Difference:
@@ -117,7 +126,9 @@ def _say_missing(row: VendorPackage, seen: Seen, rows: Rows) -> Difference:
         wanted=f"one of {join(row.distributions)}, for the target {rows.target.id}",
         breaks=rows.order(row.breaks) if row.required else (),
         how="what stands on it falls back to native PyTorch" if row.id != "torch" else "nothing runs",
-        next_step=f"install {row.distributions[0]} for torch {seen.path.torch or 'of the stack'}, or go without it",
+        next_step="install torch, or give another interpreter with --python"
+        if row.id == "torch"
+        else f"install {row.distributions[0]} for torch {seen.path.torch or 'of the stack'}, or go without it",
     )
 
 
@@ -133,8 +144,6 @@ def _say_import(row: VendorPackage, look: PackageLook, seen: Seen, rows: Rows) -
         failure = look.failure
         text = " ".join(f"{failure.type}: {failure.message}".split())[:400] if failure else ""
         weight, said = Weight.BREAKS, f"`import {look.package}` raises {text}"
-    if weight is Weight.BREAKS and not rows.wants(row):
-        weight = Weight.NOTE
     where = f" (at {look.failure.frame})" if look.failure and look.failure.frame else ""
     return Difference(
         weight=weight,
@@ -157,6 +166,39 @@ def _after_import(row: VendorPackage, look: PackageLook, seen: Seen) -> str:
     if look.failure is not None and look.failure.type.endswith("ModuleNotFoundError"):
         return f"install what it does not find: {text}"
     return f"install {row.distributions[0]} again for torch {seen.path.torch} and Python {seen.path.python}"
+
+
+def _judge_record(row: VendorPackage, look: PackageLook, rows: Rows) -> Iterator[Difference]:
+    """Files that are not those of the release that the metadata names: then its version, too, is only said."""
+    record, others = look.record, (*look.record.changed, *look.record.gone)
+    if others:
+        whole = _PATCHED * record.compared < len(others)
+        words = [f"{len(record.changed)} changed"] if record.changed else []
+        words += [f"{len(record.gone)} gone"] if record.gone else []
+        shown = join(others[:_MOST_FILES]) + (", ..." if len(others) > _MOST_FILES else "")
+        yield Difference(
+            weight=Weight.UNKNOWN if whole else Weight.RISK,
+            aspect=Aspect.METADATA,
+            subject=f"{row.title} {look.version}".strip(),
+            seen=f"of the {record.compared} files that its installer recorded, {' and '.join(words)}: {shown}",
+            wanted="the files of the release that its metadata names",
+            breaks=rows.order(row.breaks),
+            how="which release this is is not known, so nothing that depends on its version was looked at"
+            if whole
+            else "what runs there is not what was released as this version",
+            next_step=f"install {row.distributions[0]} again; where it was patched on purpose, keep that in mind",
+        )
+    elif record.elsewhere:
+        yield Difference(
+            weight=Weight.RISK,
+            aspect=Aspect.METADATA,
+            subject=f"{row.title} {look.version}".strip(),
+            seen=f"loaded from {look.file}, and its version is told by the metadata in {record.elsewhere}",
+            wanted="the metadata of the copy that is loaded",
+            breaks=rows.order(row.breaks),
+            how="which release is loaded is not known",
+            next_step="take the copy that is not meant off the path, or install it with its metadata",
+        )
 
 
 def _judge_copies(row: VendorPackage, look: PackageLook, seen: Seen, rows: Rows) -> Iterator[Difference]:

@@ -61,14 +61,20 @@ def read_facts(environment: Environment, processes: Processes) -> Facts:
     with tempfile.TemporaryDirectory(prefix="megacpp-facts-") as folder:
         answer, log = Path(folder, "facts.json"), Path(folder, "log")
         shown = environment.shown
+        call = environment.call(_MODULE, str(answer), shares=(Path(folder),))
         try:
-            call = environment.call(_MODULE, str(answer), shares=(Path(folder),))
             ended = processes.run(call, folder=Path(folder), limit_s=_LIMIT_S, log=log)
+        except OSError as fault:
+            raise NoEnvironment(
+                f"{shown} cannot be started: {fault}. Likely cause: it is not there, or what starts it does not run. "
+                "Next step: start it by hand, which says more."
+            ) from fault
+        try:
             facts = Facts.model_validate_json(answer.read_bytes())
         except OSError as fault:
             said = " ".join(log.read_text(errors="replace").split())[-600:] if log.exists() else ""
             raise NoEnvironment(
-                f"{shown} does not answer what it has ({ended.how if said else fault}). It said: {said or 'nothing'}. "
+                f"{shown} does not answer what it has ({ended.how}). It said: {said or 'nothing'}. "
                 "Likely cause: a Python older than 3.11, or a damaged one. Next step: give another with --python."
             ) from fault
         except ValidationError as fault:

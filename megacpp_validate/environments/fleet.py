@@ -16,7 +16,7 @@ from ..evidence.receipt import Receipt
 from .cell import Cell
 from .processes import Processes
 from .restart import find_done
-from .schedule import Need, Room, choose_next, order_longest_first
+from .schedule import RAN_WHOLE, Need, Room, choose_next, order_longest_first
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,14 @@ class Fleet:
         first = order_longest_first([cells[index][1] for index in missing])
         waiting = [missing[index] for index in first]
         running: dict[Future[Receipt], int] = {}
+        compiled: set[str] = set()
         with (
             tempfile.TemporaryDirectory(prefix="megacpp-") as scratch,
             ThreadPoolExecutor(max_workers=max(1, self.room.jobs)) as pool,
         ):
             try:
                 while waiting or running:
-                    while (chosen := self._choose(cells, waiting, running)) is not None:
+                    while (chosen := self._choose(cells, waiting, running, compiled)) is not None:
                         self._tell(cells[chosen][0], None, ended, len(cells))
                         work = Path(scratch, str(chosen))
                         running[pool.submit(cells[chosen][0].run, work, processes)] = chosen
@@ -91,6 +92,8 @@ class Fleet:
                     for future in over:
                         index = running.pop(future)
                         ended[index] = future.result(), False
+                        if ended[index][0].outcome in RAN_WHOLE:
+                            compiled.add(cells[index][1].kernels)
                         self._tell(cells[index][0], ended[index][0], ended, len(cells))
             except BaseException:  # an interrupt too: nothing may keep running behind it
                 processes.stop()
@@ -108,11 +111,12 @@ class Fleet:
         return ended
 
     def _choose(
-        self, cells: Sequence[tuple[Cell, Need]], waiting: list[int], running: dict[Future[Receipt], int]
-    ) -> int | None:
+        self, cells: Sequence[tuple[Cell, Need]], waiting: list[int], running: dict[Future[Receipt], int],
+        compiled: set[str],
+    ) -> int | None:  # fmt: skip
         """Take the next cell from those that wait."""
         needs = [cells[index][1] for index in waiting]
-        chosen = choose_next(needs, [cells[index][1] for index in running.values()], self.room)
+        chosen = choose_next(needs, [cells[index][1] for index in running.values()], self.room, compiled)
         return None if chosen is None else waiting.pop(chosen)
 
     def _tell(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -65,8 +66,19 @@ def say_package(package: Path) -> Iterator[str]:
 
 
 def say_files(folder: Path) -> Iterator[str]:
-    """Every file below a folder with its size and time of change, without what Python writes there by itself."""
+    """Every file below a folder with its size and time of change, without what Python writes there by itself.
+
+    A folder that links lead to again is told once: a link to a folder above it would be walked for ever.
+    """
+    seen: set[tuple[int, int]] = set()
     for place, folders, files in os.walk(folder, followlinks=True):
+        with suppress(OSError):  # it is gone by now: so are its files
+            found = Path(place).stat()
+            if (found.st_dev, found.st_ino) in seen:
+                folders.clear()
+                yield f"{Path(place).relative_to(folder)} again"
+                continue
+            seen.add((found.st_dev, found.st_ino))
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted(files):
             if not name.endswith(".pyc"):

@@ -76,7 +76,7 @@ def read_overlay(host: InterpreterEnvironment, folders: Sequence[Path]) -> Overl
     Raises:
         NoEnvironment: a folder is not there, or the interpreter cannot be started.
     """
-    absolute = tuple(dict.fromkeys(folder.absolute() for folder in folders))
+    absolute = tuple(dict.fromkeys(map(_as_on_path, folders)))
     if missing := [str(folder) for folder in absolute if not folder.is_dir()]:
         raise NoEnvironment(
             f"there is no folder {', '.join(missing)}. Likely cause: a typing error, or it was not unpacked. Next "
@@ -91,6 +91,11 @@ def read_overlay(host: InterpreterEnvironment, folders: Sequence[Path]) -> Overl
     if left_out:
         notes = (*notes, f"not on LD_LIBRARY_PATH, because of the CUDA libraries there: {_list(left_out)}")
     return Overlay(absolute, added, libraries, notes)
+
+
+def _as_on_path(folder: Path) -> Path:
+    """Absolute and without "..", as Python puts it on its path; Python would not follow a link before the ".."."""
+    return folder.resolve() if ".." in folder.parts else folder.absolute()
 
 
 def find_libraries(folders: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:

@@ -22,10 +22,16 @@ _GUARD: Final = Path(__file__).with_name("guard.py")
 _GRACE_S: Final = 10.0  # a killed process that is not gone after this sleeps in the kernel: it is left to its guard
 _ENDS_S: Final = 30.0  # what ends a container waits for the container
 _LAST_WORDS_S: Final = 2.0
+_WHY_NOT_STARTED: Final = 600  # characters
+_MOST_WORDS: Final = 2**20  # bytes: a process that runs wild writes gigabytes
 
 
 class Stopped(RuntimeError):
     """Everything was told to stop before a process was started, or while it ran."""
+
+
+class NotStarted(OSError):
+    """What starts the process says that it could not, or that it lost it: an engine that is gone, for instance."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class Ended:
         how: "exit", "signal N" or "killed after N s".
         code: exit status, negative for a signal; None for a process that was killed from outside.
         seconds: wall-clock time.
-        words: what it wrote to its standard streams.
+        words: what it wrote to its standard streams; of more than a MiB the end, the log has all.
     """
 
     how: str
@@ -136,8 +142,11 @@ class Processes:
             raise OSError(*answer["error"])
         # A guard that was killed itself has no answer, and its own end is then the process's.
         code = None if answer is None else answer.get("code", process.guard.returncode)
+        words = _read_end(log)
+        if code in call.not_started:
+            raise NotStarted(" ".join(words.split())[-_WHY_NOT_STARTED:])
         seconds = time.monotonic() - started
-        return Ended(_say_end(code, limit_s), code, seconds, log.read_text(encoding="utf-8", errors="replace"))
+        return Ended(_say_end(code, limit_s), code, seconds, words)
 
     def stop(self) -> None:
         """Kill whatever runs; nothing is started afterwards."""
@@ -174,6 +183,12 @@ class Processes:
         with suppress(OSError):  # a guard that is gone already answers nothing
             ours.sendall(json.dumps(asked).encode() + b"\n")
         return process
+
+
+def _read_end(log: Path) -> str:
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _MOST_WORDS))
+        return file.read(_MOST_WORDS).decode(errors="replace")
 
 
 def _say_end(code: int | None, limit_s: float) -> str:

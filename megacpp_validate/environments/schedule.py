@@ -7,7 +7,7 @@ than the whole room.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,15 +18,22 @@ from ..probes.order import Order
 CONTEXT_MIB: Final = 1536.0  # of a CUDA context with cuBLAS, cuDNN and Triton loaded, beside what torch allocates
 RESERVE: Final = 0.05  # of a card: what its driver and a screen take
 _ONLY_TIMES: Final = 0.5  # of a whole run: what is judged is left out, importing and compiling are not
-_RAN_WHOLE: Final = frozenset({Outcome.PASS, Outcome.FAIL, Outcome.EXPECTED_UNSUPPORTED})
+RAN_WHOLE: Final = frozenset({Outcome.PASS, Outcome.FAIL, Outcome.EXPECTED_UNSUPPORTED})
 
 
 @dataclass(frozen=True)
 class Need:
-    """What one cell is expected to take: MiB of GPU memory at its peak, and seconds."""
+    """What one cell is expected to take.
+
+    Attributes:
+        memory_mib: of GPU memory at its peak.
+        seconds: in all.
+        kernels: a name for what it compiles at its first use; cells of one name find it in the cache when one has run.
+    """
 
     memory_mib: float
     seconds: float
+    kernels: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,14 +49,28 @@ def order_longest_first(needs: Sequence[Need]) -> tuple[int, ...]:
     return tuple(sorted(range(len(needs)), key=lambda index: -needs[index].seconds))
 
 
-def choose_next(waiting: Sequence[Need], running: Sequence[Need], room: Room) -> int | None:
-    """Index of the cell that is to be started now, of those that wait; None where one that runs must end first."""
+def choose_next(
+    waiting: Sequence[Need], running: Sequence[Need], room: Room, compiled: Collection[str] = ()
+) -> int | None:
+    """Index of the cell that is to be started now, of those that wait; None where one that runs must end first.
+
+    Of cells that compile the same kernels, one runs until they are compiled: side by side each would compile them all,
+    and tune them against the others' load.
+
+    Args:
+        waiting, running: what each takes.
+        room: what there is.
+        compiled: names of kernels that a cell has compiled.
+    """
     if not waiting or len(running) >= room.jobs:
         return None
-    if room.memory_mib is None:
-        return 0
-    left = room.memory_mib - sum(need.memory_mib for need in running)
-    fits = (index for index, need in enumerate(waiting) if need.memory_mib <= left)
+    left = None if room.memory_mib is None else room.memory_mib - sum(need.memory_mib for need in running)
+    compiling = {need.kernels for need in running} - {"", *compiled}
+    fits = (
+        index
+        for index, need in enumerate(waiting)
+        if need.kernels not in compiling and (left is None or need.memory_mib <= left)
+    )
     return next(fits, None if running else 0)
 
 
@@ -84,7 +105,7 @@ def expect_need(order: Order, row: BridgeModule, earlier: Mapping[str, Sequence[
         row: of its bridge module.
         earlier: receipts by probe, of any stack on the same target.
     """
-    seen = [receipt for receipt in earlier.get(order.probe, ()) if receipt.outcome in _RAN_WHOLE]
+    seen = [receipt for receipt in earlier.get(order.probe, ()) if receipt.outcome in RAN_WHOLE]
     # Resident memory of the process is what a receipt tells where there is no GPU.
     peaks = [receipt.peak_memory_mib for receipt in seen if receipt.machine.gpu]
     seconds = [receipt.seconds["total"] for receipt in seen if "total" in receipt.seconds]
@@ -92,4 +113,5 @@ def expect_need(order: Order, row: BridgeModule, earlier: Mapping[str, Sequence[
     return Need(
         memory_mib=max([row.gpu_memory_mib, *peaks]) + CONTEXT_MIB,
         seconds=took * _ONLY_TIMES if order.only_times else took,
+        kernels=f"{order.stack}/{order.probe}" if row.compiles else "",
     )

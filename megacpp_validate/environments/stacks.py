@@ -5,9 +5,10 @@ Whatever is wrong with one of them costs no other anything: it has a problem in 
 
 from __future__ import annotations
 
+import queue
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -25,6 +26,7 @@ from .container import ContainerEnvironment
 from .environment import Environment, NoEnvironment
 from .facts import Facts, read_facts, require_torch
 from .fleet import Fleet, Progress
+from .identity import hash_parts
 from .interpreter import InterpreterEnvironment
 from .plan import plan_parity, receipt_without_probe, why_not_here
 from .processes import Processes
@@ -120,13 +122,32 @@ class RanStack:
 
 
 def prepare_stacks(wanted: Sequence[Wanted], processes: Processes) -> tuple[Stack, ...]:
-    """Make every stack usable and ask it what it has, side by side."""
-    with ThreadPoolExecutor(max_workers=_AT_A_TIME) as pool:
-        try:
-            return tuple(pool.map(lambda stack: _prepare(stack, processes), wanted))
-        except BaseException:
-            processes.stop()
-            raise
+    """Make every stack usable and ask it what it has, side by side.
+
+    An interrupt waits for nobody: uv and docker take minutes, and end with this tool.
+    """
+    slots, ended = threading.Semaphore(_AT_A_TIME), queue.SimpleQueue[tuple[int, Stack | BaseException]]()
+
+    def prepare(index: int) -> None:
+        with slots:
+            try:
+                ended.put((index, _prepare(wanted[index], processes)))
+            except BaseException as fault:  # for the thread that waits for it
+                ended.put((index, fault))
+
+    for index in range(len(wanted)):
+        threading.Thread(target=prepare, args=(index,), daemon=True).start()
+    found: dict[int, Stack] = {}
+    try:
+        while len(found) < len(wanted):
+            index, made = ended.get()
+            if isinstance(made, BaseException):
+                raise made
+            found[index] = made
+    except BaseException:
+        processes.stop()
+        raise
+    return tuple(found[index] for index in range(len(wanted)))
 
 
 def run_stacks(
@@ -188,7 +209,7 @@ def _prepare(wanted: Wanted, processes: Processes) -> Stack:
 
 def _is_release(found: str, wanted: str) -> bool:
     try:
-        return Version(found).public == Version(wanted).public
+        return Version(Version(found).public) == Version(Version(wanted).public)
     except InvalidVersion:
         return False
 
@@ -223,10 +244,15 @@ def _plan(catalog: Catalog, target: TargetRow, stack: Stack, asked: Asked, gate:
             image_digest=image or order.image_digest,
             times=asked.times,
             turnstile=str(gate or ""),
-            environment="" if stack.environment is None or stack.problem else stack.environment.identity,
+            environment="" if stack.environment is None or stack.problem else _identify(stack.environment, order),
         )
         for order in orders
     )
+
+
+def _identify(environment: Environment, order: Order) -> str:
+    """What a receipt is an answer on: an environment, and the row of the matrix that it is judged by."""
+    return hash_parts((environment.identity, repr(order.target)))
 
 
 def _plan_again(orders: Sequence[Order]) -> tuple[Order, ...]:

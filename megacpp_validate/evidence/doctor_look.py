@@ -92,6 +92,25 @@ class Behaviour:
 
 
 @dataclass(frozen=True)
+class Record:
+    """The files of a package against what its installer recorded of them.
+
+    Attributes:
+        compared: files that the record lists.
+        changed: those whose size or contents are others.
+        gone: those that are not there.
+        elsewhere: site folder of the metadata, where the package was loaded from another one; nothing is compared then.
+    """
+
+    compared: int = 0
+    changed: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+    elsewhere: str = ""
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
+
+
+@dataclass(frozen=True)
 class PackageLook:
     """One vendor package, imported in a process of its own after torch.
 
@@ -108,6 +127,7 @@ class PackageLook:
         runtimes: what `dlopen` gives for a CUDA runtime in that process: soname -> file.
         extensions: its compiled files.
         behaviours: what calls showed.
+        record: its files against what was installed.
         seconds: of the import.
     """
 
@@ -124,6 +144,7 @@ class PackageLook:
     runtimes: dict[str, str] = field(default_factory=dict)
     extensions: tuple[Extension, ...] = ()
     behaviours: tuple[Behaviour, ...] = ()
+    record: Record = field(default_factory=Record)
     seconds: float = 0.0
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012

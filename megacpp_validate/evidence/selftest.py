@@ -40,12 +40,14 @@ class Fault(StrEnum):
     HALVES_SWAPPED = "halves-swapped"
     EXPERTS_EXCHANGED = "experts-exchanged"
     ROPE_LATE = "rope-late"  # after attention instead of before
+    SCOPE_IGNORED = "scope-ignored"  # computes in the dtype of its weights, whatever the low-precision scope says
     # What it gives.
     PARAMETERS_CLONED = "parameters-cloned"  # a layer with copies of the parameters that it should share
     PARAMETERS_FRESH = "parameters-fresh"  # a layer that keeps what it was made with
     ITEM_LOST = "item-lost"  # one of several
     ANSWERS = "answers"  # always the same
     SKIPPED = "skipped"  # nothing, or one of its arguments as it came
+    OUTPUT_KEPT = "output-kept"  # the tensors of every call, for good
     # What it is.
     NATIVE_INSTEAD = "native-instead"  # plain torch under the vendor's name
     MISSING = "missing"
@@ -86,11 +88,13 @@ PARAMETERS: Final[dict[Fault, Takes]] = {
     Fault.HALVES_SWAPPED: _takes("name"),
     Fault.EXPERTS_EXCHANGED: _takes("first", "second"),
     Fault.ROPE_LATE: _takes(),
+    Fault.SCOPE_IGNORED: _takes(),
     Fault.PARAMETERS_CLONED: _takes(),
     Fault.PARAMETERS_FRESH: _takes(),
     Fault.ITEM_LOST: _takes("index"),
     Fault.ANSWERS: _takes("value", may=("index",)),
     Fault.SKIPPED: _takes(may=("returns",)),
+    Fault.OUTPUT_KEPT: _takes(),
     Fault.NATIVE_INSTEAD: _takes(),
     Fault.MISSING: _takes(),
     Fault.ENTRY_LOST: _takes("name"),

@@ -58,7 +58,7 @@ class Culprit(Frozen):
         evidence: the lines that show it: exception, frame, checks out of bounds, versions that differ, timings.
         entry_points: of Transformer Engine, as the bridge names them.
         next_step: what to do.
-        cascades: modules that are red by it, in dependency order.
+        cascades: modules that are red or slower by it, in dependency order.
     """
 
     module: str
@@ -70,6 +70,11 @@ class Culprit(Frozen):
     entry_points: tuple[str, ...] = ()
     next_step: str
     cascades: tuple[str, ...] = ()
+
+    @property
+    def is_slowdown(self) -> bool:
+        """Whether it is slower, and nothing of it is red: its evidence is timings."""
+        return self.cause is Cause.PERFORMANCE and self.signature.startswith("slower")
 
 
 class TimingChange(Frozen):

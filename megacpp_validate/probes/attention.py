@@ -11,6 +11,7 @@ import torch
 
 from ..evidence.receipt import Backend
 from ..native.attention import attention as native_attention
+from .attention_runs import check_attention_memory, check_kernel
 from .bench import Bench
 from .bounds import Roundings
 from .observe import marking_vendor_layers
@@ -125,6 +126,8 @@ def probe(bench: Bench) -> None:
             _run(bench, bridge, case, name)
         with bench.scope("again"):
             _check_again(bench, bridge)
+    layer = _layer(bench, bridge, CASES[0], bridge.BACKENDS if bench.wants_te else ("te", "sdpa"))
+    check_attention_memory(bench, layer, heads=HEADS, groups=CASES[0].groups, width=64, length=_length(bench))
     _refusals(bench, bridge)
 
 
@@ -163,6 +166,8 @@ def _run(bench: Bench, bridge: Any, case: Case, dtype: str, backends: tuple[str,
     bench.check(f"{prefix}.dtype", out.dtype == sample.query.dtype, f"{out.dtype} from {sample.query.dtype}")
     if not case.code:
         bench.ran_on(f"attention.{prefix}", layer.choice, out, wanted=wanted)
+        if layer.choice.observed == "te":
+            check_kernel(bench, prefix, out)
         return
     codes = [refusal.code for refusal in layer.choice.refusals if refusal.backend == "te"]
     passed = codes == [case.code] and layer.choice.observed != "te"

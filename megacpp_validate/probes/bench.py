@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -12,7 +12,8 @@ import torch
 
 from ..evidence.receipt import Backend, Check
 from .bounds import Roundings, compare
-from .observe import observed_backends
+from .memory import Enter, check_memory, use_of
+from .observe import attention_kernels, observed_backends
 from .order import Order
 
 BRIDGE: Final = "megacpp_validate.bridge"
@@ -108,6 +109,21 @@ class Bench:
         else:
             self.check(name, False, f"nothing was raised; {error.__name__} was expected")
 
+    def keeps_nothing(self, name: str, call: Callable[[], Any]) -> None:
+        """Calls of forward and backward leave no tensor behind on the device; the check is `NAME.memory`.
+
+        Args:
+            name: of precision and layer, such as "fp8.delayed" or "bf16.mlp".
+            call: one use: new inputs are made in it, so that one that is kept shows; its parameters stay the same.
+        """
+        self.checks.append(check_memory(name, self.device, call))
+
+    def layer_keeps_nothing(
+        self, name: str, layer: Callable[..., Any], *inputs: Any, enter: Enter = nullcontext, **options: Any
+    ) -> None:
+        """The same of `layer(*inputs, **options)` in the scope that `enter` makes: copies of the tensors go in."""
+        self.keeps_nothing(name, use_of(layer, inputs, enter, options))
+
     def ran_on(self, path: str, choice: Any, *outputs: Any, wanted: str = "") -> None:
         """Record what one path requested, claims and was seen to run, and fail it on a fallback or a false claim.
 
@@ -119,7 +135,7 @@ class Bench:
                 native backend will do).
         """
         wanted = wanted or self.order.requested
-        seen = observed_backends(*outputs)
+        seen = (*observed_backends(*outputs), *attention_kernels(*outputs))
         reasons = tuple(f"{refusal.backend}: {refusal.reason}" for refusal in choice.refusals)
         self.backends.append(Backend(path, wanted, choice.observed, seen, reasons))
         if wanted in VENDOR_BACKENDS:

@@ -26,11 +26,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from ..evidence.doctor_look import Distribution, Extension, PackageLook, PathLook
+from ..evidence.doctor_look import Distribution, Extension, PackageLook, PathLook, Record
 from ..evidence.receipt import Failure
 from . import doctor_visible as visible
 from .doctor_abi import find_compiled, look_at, torch_headers
 from .doctor_behaviour import show_behaviours
+from .doctor_record import compare_record
 from .fingerprint import PACKAGES, read_libraries, read_packages
 from .identify import read_gpu
 from .process import describe
@@ -73,7 +74,7 @@ def look_at_package(name: str) -> PackageLook:
     torch_failed = None if top == "torch" else _import("torch") if _find("torch")[0] else None
     before = set(visible.read_mapped())
     start = time.perf_counter()
-    failure = _import(name) or (torch_failed if top == "torch" else None)
+    failure = _import(name) or _find_no_code(name, folders) or (torch_failed if top == "torch" else None)
     seconds = round(time.perf_counter() - start, 3)
     mapped = visible.read_mapped()
     look = PackageLook(
@@ -85,6 +86,7 @@ def look_at_package(name: str) -> PackageLook:
         libraries=read_libraries(),
         mapped=visible.group_cuda(mapped),
         extensions=tuple(_look_at_extensions(top, folders, [file for file in mapped if file not in before], mapped)),
+        record=compare_record(top, PACKAGES.get(top, (top,)), folders[0]) if folders else Record(),
         seconds=seconds,
     )
     if loaded := next((package for package in read_packages() if package.name == top), None):
@@ -103,6 +105,15 @@ def _import(name: str) -> Failure | None:
     except BaseException as fault:  # whatever a damaged install makes up, SystemExit too
         return describe(fault)
     return None
+
+
+def _find_no_code(name: str, folders: tuple[Path, ...]) -> Failure | None:
+    """An empty folder imports as a namespace package; one whose parts hold code, as FlashAttention 4, is well."""
+    if getattr(sys.modules.get(name), "__file__", None):
+        return None
+    if any(file.is_file() for folder in folders for kind in ("*.py", "*.so") for file in folder.rglob(kind)):
+        return None
+    return Failure("ImportError", f"{', '.join(map(str, folders))} holds no code: it was emptied, or half removed")
 
 
 def _look_at_extensions(

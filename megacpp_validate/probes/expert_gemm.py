@@ -15,6 +15,7 @@ from ..native.grouped_gemm import grouped_gemm_loop
 from .bench import Bench
 from .bounds import Roundings
 from .emulation import EMULATED, Product, emulated_grouped, operand_roundings
+from .expert_uses import check_expert_uses
 from .observe import recording_argument
 from .references.experts import reference_experts, round_rows, round_weights
 
@@ -81,6 +82,7 @@ def probe(bench: Bench) -> None:
         if not bench.wants_te:
             with bench.scope("native"):
                 _other_dtypes(bench, bridge)
+    check_expert_uses(bench, partial(_layer, bench, bridge), ROUTINGS["middle-idle"], TIMES_ON_GPU)
     _weights(bench, bridge)
     _no_rows(bench, bridge)
     _refusals(bench, bridge)

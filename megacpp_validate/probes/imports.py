@@ -14,6 +14,7 @@ from typing import Any, Final
 from ..evidence.receipt import Backend
 from .bench import Bench
 from .fp8_linear import check_amax, check_high_precision, check_recipe, is_judged
+from .recompute import check_recompute
 
 # A new name and the one before it: one of the two is enough.
 EITHER: Final = {
@@ -72,6 +73,7 @@ def probe(bench: Bench) -> None:
             check_recipe(bench, recipe, partial(_low(bench), recipe=recipe))
         if "delayed" in bench.order.target.recipes:
             check_amax(bench, partial(_low(bench), recipe="delayed"))
+        check_recompute(bench, {recipe: partial(_low(bench), recipe=recipe) for recipe in bench.order.target.recipes})
 
 
 def _low(bench: Bench) -> Callable[..., Any]:

@@ -1,6 +1,6 @@
 """The layer spec: what is built for each kind, and the numbers of each layer that is built from it.
 
-The attention of kind A is never run: it has a cell of its own, and this one must be able to be green where that is red.
+The layer of kind A comes last: where its attention cannot run, which has a cell of its own, all others were judged.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from .references import layer_roundings as counted
 from .references import layers as reference
 from .references.layers import Parameters
 from .references.steps import Trial, function_of, try_layer
+from .whole_layer import check_whole_layer
 
 DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
 BY_TE: Final = ("A", "M", "E", "MLP", "norm")
@@ -78,6 +79,7 @@ def probe(bench: Bench) -> None:
             check_native_layers(bench)
     for recipe in bench.order.target.recipes if bench.wants_te else ():
         _check_recipe(bench, spec, sizes, recipe)
+    check_whole_layer(bench, spec)
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -139,7 +141,7 @@ def _check_refusals(bench: Bench, spec: Any) -> None:
 
 
 def _check_attention_layer(bench: Bench, spec: Any, sizes: _Sizes) -> None:
-    """Kind A is built: names, shapes and dtype of its parameters. Its attention is not run here."""
+    """Kind A is built: names, shapes and dtype of its parameters; `whole_layer` has its numbers."""
     heads, groups, width = 4, 2, sizes.hidden // 4
     made = {"dtype": torch.bfloat16, "device": bench.device}
     if bench.wants_te:

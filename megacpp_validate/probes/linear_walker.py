@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -15,6 +16,7 @@ from torch.nn import functional
 from .bench import Bench
 from .bounds import Roundings
 from .emulation import EMULATED, emulated_linear, operand_roundings
+from .kept_weights import check_kept_weights, takes_microbatch
 from .references.linear import LinearReference, reference_linear
 from .references.steps import tf32_products
 from .references.walked_tree import EXPECTED, LISTED, SHARED, WIDTH, holder, hybrid_tree, no_hook
@@ -44,6 +46,8 @@ def probe(bench: Bench) -> None:
             bench.device == "cpu" and "delayed" in bench.order.target.recipes
         ):  # a real one reads pickles on request only
             _check_filled_state(bench, walker)
+        for recipe in bench.order.target.recipes:
+            _check_kept(bench, walker, recipe)
 
 
 def _is_te(module: Any) -> bool:
@@ -245,6 +249,9 @@ def _check_numbers(bench: Bench, walker: Any, case: _Case, precision: str, recip
     with bench.scope(path):
         bench.check("dtype", seen.out.dtype == dtype, str(seen.out.dtype))
         _compare(bench, case, precision, recipe, seen, wanted, native)
+    if precision == "bf16" and case.name == "bias":
+        again = partial(_run, layer, case, gradient=gradient, parts=parts, scope=scope)
+        bench.keeps_nothing(path, lambda: again(rows=rows.detach().clone().requires_grad_()))
 
 
 def _compare(
@@ -319,6 +326,19 @@ def _check_recipe(bench: Bench, walker: Any, recipe: str) -> None:
     for case in _cases(bench, pad):
         _check_numbers(bench, walker, case, "bf16", recipe)
     _check_unpadded(bench, walker, recipe)
+
+
+def _check_kept(bench: Bench, walker: Any, recipe: str) -> None:
+    """A swapped layer that is told the microbatch takes the weights of this step, in FP8, and no others."""
+    if recipe not in EMULATED:
+        return  # a failed check says so
+    case = _cases(bench)[0]
+    told, plain = (_swapped_layer(bench, walker, case, torch.bfloat16, recipe)[1] for _ in range(2))
+    if not takes_microbatch(told):  # a tree of linear layers never tells them: the block does, and its cell sees that
+        bench.check(f"{recipe}.microbatch", True, "not judged: the layer cannot be told; see native_block")
+        return
+    rows, gradient = _inputs(bench, case, torch.bfloat16)
+    check_kept_weights(bench, recipe, (told, plain), rows, gradient, lambda: _scope(bench, recipe))
 
 
 def _check_filled_state(bench: Bench, walker: Any) -> None:

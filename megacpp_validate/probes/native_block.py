@@ -14,12 +14,15 @@ from ..native.rope import apply_rope, rope_tables
 from .bench import Bench
 from .bounds import Roundings
 from .emulation import EMULATED
+from .kept_weights import check_kept_weights
+from .layers_in_low_precision import check_layers_in_low_precision, watching_layers
 from .native_block_samples import (
     EPS,
     HEADS,
     Case,
     Sample,
     emulated_step,
+    layer_inputs,
     layer_step,
     native_step,
     new_layer,
@@ -74,6 +77,8 @@ def probe(bench: Bench) -> None:
     _check_weights(bench, bridge)
     _check_shards(bench)
     _refusals(bench, bridge)
+    for recipe in bench.order.target.recipes if bench.wants_te else ():
+        _check_kept(bench, bridge, recipe)
 
 
 def _run(bench: Bench, bridge: Any, case: Case, dtype: str) -> None:
@@ -92,6 +97,8 @@ def _run(bench: Bench, bridge: Any, case: Case, dtype: str) -> None:
     with tf32_products() if tf32 else nullcontext():
         native = native_step(sample) if layer.choice.observed == "te" else None
     _compare(bench, path, sample, seen, native, precision_of(dtype, tf32=tf32))
+    if case is PLAIN and dtype == "bf16":
+        bench.layer_keeps_nothing(dtype, layer, sample.rows, rope=sample.rope)
 
 
 def _check_again(bench: Bench, bridge: Any) -> None:
@@ -148,21 +155,22 @@ def _run_recipe(bench: Bench, bridge: Any, recipe: Any) -> None:
     if recipe not in EMULATED:
         bench.check(f"fp8.{recipe}.reference", False, f"nothing emulates {recipe}: there is no bound to hold it to")
         return
-    fp8 = bench.bridge("fp8_scope")
-    enter = partial(
-        fp8.low_precision, target=bench.order.target.id, amax_reduction_group=fp8.SINGLE_OWNER, recipe=recipe
-    )
+    enter = _scope(bench, recipe)
     for case in (GATED,) if bench.quick else (GATED, PLAIN):
         # With branches as large as elsewhere, what each adds to the other's errors would widen FP8 bounds beyond use.
         sample = new_sample(bench, case, torch.bfloat16, branches=0.5)
         layer = new_layer(bench, bridge, sample)
         if recipe == "delayed":  # its scales come from the step before; see `emulation`
             layer_step(layer, sample, enter)
-        seen = layer_step(layer, sample, enter)
+        with watching_layers(_low_layers(layer)) as watched:
+            seen = layer_step(layer, sample, enter)
         path = f"fp8.{recipe}.{case.name}"
         bench.ran_on(f"native_block.{path}", layer.choice, seen["out"])
         native = emulated_step(sample, recipe)
         _compare(bench, path, sample, seen, native, precision_of("bf16", recipe=recipe))
+        check_layers_in_low_precision(bench, path, recipe, watched)
+        if case is GATED:
+            bench.layer_keeps_nothing(f"fp8.{recipe}", layer, sample.rows, enter=enter, rope=sample.rope)
     sample = new_sample(bench, ODD, torch.bfloat16)
     layer = new_layer(bench, bridge, sample)
     seen = layer_step(layer, sample, enter)
@@ -170,6 +178,31 @@ def _run_recipe(bench: Bench, bridge: Any, recipe: Any) -> None:
     _check_refused(bench, path, layer.choice, "fp8-alignment")
     bench.ran_on(f"native_block.{path}", layer.choice, seen["out"], wanted="native")
     _compare(bench, path, sample, seen, None, precision_of("bf16"))
+
+
+def _scope(bench: Bench, recipe: str) -> Any:
+    """What makes the low-precision scope of the target."""
+    fp8 = bench.bridge("fp8_scope")
+    return partial(
+        fp8.low_precision, target=bench.order.target.id, amax_reduction_group=fp8.SINGLE_OWNER, recipe=recipe
+    )
+
+
+def _low_layers(layer: Any) -> dict[str, Any]:
+    """The layers of the block that compute in low precision; none where it is made of plain ones."""
+    return {} if layer.te is None else {name: getattr(layer.te, name) for name in ("qkv", "out", "mlp")}
+
+
+def _check_kept(bench: Bench, bridge: Any, recipe: Any) -> None:
+    """Each layer of the block takes the weights of this step, in FP8, and no others."""
+    if recipe not in EMULATED:
+        return  # a failed check says so
+    sample = new_sample(bench, GATED, torch.bfloat16)
+    told, plain = (_low_layers(new_layer(bench, bridge, sample)) for _ in range(2))
+    for name, (rows, gradient) in layer_inputs(bench, sample).items():
+        if name in told:
+            pair = told[name], plain[name]
+            check_kept_weights(bench, f"fp8.{recipe}.{name}", pair, rows, gradient, _scope(bench, recipe))
 
 
 def _check_refused(bench: Bench, path: str, choice: Any, code: str) -> None:

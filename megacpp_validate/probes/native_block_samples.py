@@ -154,6 +154,18 @@ def layer_step(layer: Any, sample: Sample, enter: Enter) -> dict[str, Any]:
     return {"out": out, "rows": sample.rows.grad, **parts}
 
 
+def layer_inputs(bench: Bench, sample: Sample) -> dict[str, tuple[Any, Any]]:
+    """For each layer of the block alone: rows that it takes, and the gradient of what it gives."""
+    weights = sample.weights
+    widths = {"qkv": weights["qkv.weight"].shape, "out": weights["out.weight"].shape}
+    widths["mlp"] = 2 * weights["mlp.fc2_weight"].shape[:1]
+    shape, dtype = sample.rows.shape[:2], sample.rows.dtype
+    return {
+        name: (bench.randn(*shape, wide, dtype=dtype), bench.randn(*shape, out, dtype=dtype))
+        for name, (out, wide) in widths.items()
+    }
+
+
 def native_step(sample: Sample) -> dict[str, Any]:
     """The plain block in the same precision."""
     case, weights = sample.case, sample.weights

@@ -10,6 +10,7 @@ node that such a layer ends in is marked with the layer's class. It works with a
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -29,6 +30,13 @@ _BACKENDS: Final = (
     ("deep_gemm", "deep_gemm"),
     ("ScaledDotProduct", "sdpa"),
     ("GroupedMm", "grouped_mm"),
+)
+# Which of its kernels Transformer Engine's attention ran by: the layers behind DotProductAttention and their functions
+# (attention/dot_product_attention/backends.py and softmax.py; the same names in every release from 2.10.0 to 2.20.2).
+_KERNELS: Final = (
+    (re.compile(r"transformer_engine\..*\b(?:FusedAttention|FusedAttnFunc|AttnFuncWithCP)"), "cudnn"),
+    (re.compile(r"transformer_engine\..*\bFlashAttention$"), "flash"),
+    (re.compile(r"transformer_engine\..*\b(?:UnfusedDotProductAttention|Scaled\w*Softmax)$"), "unfused"),
 )
 
 
@@ -75,6 +83,15 @@ def observed_backends(*outputs: Any) -> tuple[str, ...]:
     """Which vendor backends the graph behind some outputs holds, sorted; ("native",) where there is none."""
     found = {_backend(name) for name in graph_nodes(*outputs)} - {""}
     return tuple(sorted(found)) or ("native",)
+
+
+def attention_kernels(*outputs: Any) -> tuple[str, ...]:
+    """The kernels by which Transformer Engine's attention ran: "cudnn", "flash", "unfused"; () where none is seen.
+
+    The names of its layers are there only where `marking_vendor_layers` was on.
+    """
+    names = graph_nodes(*outputs)
+    return tuple(kernel for pattern, kernel in _KERNELS if any(pattern.search(name) for name in names))
 
 
 def _name(node: Any) -> str:

@@ -19,6 +19,7 @@ from .permute_samples import (
     Case,
     Routed,
     check_claim,
+    check_dispatch_memory,
     check_numbers,
     exact,
     pick,
@@ -52,6 +53,7 @@ def probe(bench: Bench) -> None:
     _chunks(bench, bridge)
     _payloads(bench, bridge)
     _empty(bench, bridge)
+    check_dispatch_memory(bench, bridge)
     _refusals(bench, bridge)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
 
 from .bench import Bench
 from .bounds import Roundings
+from .memory import drop_gradients
 from .references.dispatch import Entry, count, entries
 
 EXPERTS: Final = 8
@@ -89,6 +91,36 @@ def width_of(bench: Bench, dtype: str) -> int:
     if bench.device == "cuda":
         return 33 if dtype == "fp32" else 256
     return 19 if dtype == "fp32" else 48
+
+
+def check_dispatch_memory(bench: Bench, bridge: Any) -> None:
+    """There and back leaves nothing behind, in both directions: by itself, with padding, and chunks sorted.
+
+    The widths and options are those of other cases: every further one is compiled for seconds on a GPU.
+    """
+    number, width = _tokens(bench), width_of(bench, "bf16")
+    order = torch.arange(number, device=bench.device)
+    routing_map = torch.zeros(number, EXPERTS, dtype=torch.bool, device=bench.device)
+    for choice in range(MIXED.top_k):
+        routing_map[order, (order + choice) % EXPERTS] = True
+
+    def new(*shape: int, dtype: Any = torch.bfloat16) -> Any:
+        return torch.ones(*shape, dtype=dtype, device=bench.device, requires_grad=True)
+
+    def there_and_back(dispatch: Any) -> None:
+        tokens, probs = new(number, width), new(number, EXPERTS, dtype=torch.float32)
+        sent = dispatch.permute(tokens, probs, routing_map)
+        back = dispatch.unpermute(sent.rows, sent.row_map)
+        drop_gradients((back, sent.row_probs), (tokens, probs))
+
+    def sorted_chunks(dispatch: Any) -> None:
+        rows, probs = new(13, width), new(13, dtype=torch.float32)
+        moved, moved_probs = dispatch.sort_chunks(rows, [3, 0, 5, 1, 4], [3, 0, 4, 1, 2], probs=probs)
+        drop_gradients((moved, moved_probs), (rows, probs))
+
+    bench.keeps_nothing("bf16", partial(there_and_back, bridge.Dispatch(EXPERTS)))
+    bench.keeps_nothing("bf16.aligned", partial(there_and_back, bridge.Dispatch(EXPERTS, align=16)))
+    bench.keeps_nothing("bf16.chunks", partial(sorted_chunks, bridge.Dispatch(EXPERTS)))
 
 
 def token_ids(routed: Routed) -> Any:

@@ -130,6 +130,12 @@ def say_cost(result: BisectResult) -> str:
     text = f"{count(result.environments, 'environment')}, {count(result.runs, 'run')}{again}; {result.seconds:.0f} s."
     if result.end in (SearchEnd.FOUND, SearchEnd.NARROWED):
         text += f" No search is sure to do with fewer than {result.best}."
+        once = (
+            ", and that a run is right (--flaky says how often not)"
+            if result.tier == "gpu" and not result.flaky
+            else ""
+        )
+        text += f" It is taken for granted that what is bad stays bad{once}."
     if result.flaky:
         flaky = sum(point.is_flaky for point in result.points)
         text += (
@@ -232,7 +238,7 @@ def _say_choices(result: BisectResult, choices: Sequence[str]) -> str:
 
 
 def _why(result: BisectResult, at: int) -> str:
-    return first_sentence(result.points[at].reason).rstrip(".") or "no reason given"
+    return first_sentence(result.points[at].reason).rstrip("., ") or "no reason given"
 
 
 def _say_runs(point: PointResult) -> str:

@@ -12,7 +12,7 @@ from megacpp_validate.evidence.upgrade import ENVIRONMENT, Culprit, ModuleChange
 
 from .junit import firewall_suite, static_suite
 from .junit_tree import add, add_properties, make, write
-from .upgrade_words import say_culprit, say_outcome, say_timing, say_version, summarize_step
+from .upgrade_words import say_cascades, say_culprit, say_outcome, say_timing, say_version, summarize_step
 
 
 def render_upgrade_junit(result: UpgradeResult) -> str:
@@ -70,5 +70,5 @@ def _case(suite: ET.Element, step: StepResult, name: str) -> ET.Element:
 def _tell(culprit: Culprit) -> str:
     lines = [culprit.summary, *culprit.evidence]
     if culprit.cascades:
-        lines.append(f"red because of this: {', '.join(culprit.cascades)}")
+        lines.append(say_cascades(culprit))
     return "\n".join([*lines, "", f"next: {culprit.next_step}"])

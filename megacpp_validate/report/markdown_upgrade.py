@@ -8,6 +8,7 @@ from .markdown_text import escape
 from .marks import mark_cell
 from .upgrade_words import (
     mark_change,
+    say_cascades,
     say_culprit,
     say_outcome,
     say_runs,
@@ -48,7 +49,7 @@ def tell_step(step: StepResult) -> list[str]:
         if culprit.entry_points:
             lines.append(f"  - Transformer Engine: {escape(', '.join(culprit.entry_points))}")
         if culprit.cascades:
-            lines.append(f"  - red because of this, not culprits of their own: {escape(', '.join(culprit.cascades))}")
+            lines.append(f"  - {escape(say_cascades(culprit))}")
         lines.append(f"  - next: {escape(culprit.next_step)}")
     lines += [f"- no evidence on {escape(cell)}: {escape(reason)}" for cell, reason in step.lost.items()]
     lines += [f"- changed too: {escape(say_version(row))}" for row in step.versions]

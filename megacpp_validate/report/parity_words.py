@@ -78,7 +78,7 @@ def say_fallback(backend: Backend) -> str:
     """One path that fell back, with every reason."""
     seen = f", seen {', '.join(backend.observed)}" if backend.observed else ""
     reasons = "; ".join(backend.reasons) or "no reason was recorded"
-    return f"{backend.path}: requested {backend.requested}, took {backend.claimed}{seen}. {reasons}"
+    return f"{backend.path}: requested {backend.requested}, took {backend.claimed or 'nothing'}{seen}. {reasons}"
 
 
 def say_next_step(receipt: Receipt) -> str:

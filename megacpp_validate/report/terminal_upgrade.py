@@ -22,6 +22,7 @@ from .upgrade_words import (
     find_problems,
     find_slower,
     mark_change,
+    say_cascades,
     say_culprit,
     say_outcome,
     say_runs,
@@ -90,7 +91,7 @@ def _print_step(step: StepResult, result: UpgradeResult, *, verbose: bool, conso
     console.print(title)
     print_indented(console, draw_sentence(summarize_step(step)), 2)
     for culprit in step.culprits:
-        _print_culprit(culprit, console)
+        _print_culprit(culprit, verbose=verbose, console=console)
     for row in find_slower(step) if not verbose else step.timings:
         print_labelled(console, "time", draw_sentence(f"{row.module}: {say_timing(row)}"), _LABEL)
     if step.timings and not verbose and not find_slower(step):
@@ -108,16 +109,15 @@ def _print_step(step: StepResult, result: UpgradeResult, *, verbose: bool, conso
             print_indented(console, mark + draw_sentence(told, "dim"), 4)
 
 
-def _print_culprit(culprit: Culprit, console: Console) -> None:
+def _print_culprit(culprit: Culprit, *, verbose: bool, console: Console) -> None:
     console.print()
     print_indented(console, Text("✗ " if console.encoding.lower().startswith("utf") else "X ", "bold red")
                    + draw_sentence(say_culprit(culprit), "bold"), 2)  # fmt: skip
     print_labelled(console, "seen", draw_sentence(culprit.summary), _LABEL)
-    for line in culprit.evidence:
+    for line in culprit.evidence if verbose or not culprit.is_slowdown else ():  # the times below tell it shorter
         print_labelled(console, "evidence", draw_sentence(line), _LABEL)
     if culprit.entry_points:
         print_labelled(console, "TE", draw_sentence(", ".join(culprit.entry_points), "cyan"), _LABEL)
     if culprit.cascades:
-        told = f"red because of this, not culprits of their own: {', '.join(culprit.cascades)}"
-        print_labelled(console, "cascade", draw_sentence(told), _LABEL)
+        print_labelled(console, "cascade", draw_sentence(say_cascades(culprit)), _LABEL)
     print_labelled(console, "next", draw_sentence(culprit.next_step, "green"), _LABEL)

@@ -54,6 +54,13 @@ def say_culprit(culprit: Culprit) -> str:
     return f"{who} ({culprit.cause.value}{component})"
 
 
+def say_cascades(culprit: Culprit) -> str:
+    """What is filed under a culprit; empty where nothing is."""
+    how = "slower" if culprit.is_slowdown else "red"
+    named = ", ".join(culprit.cascades)
+    return f"{how} because of this, not culprits of their own: {named}" if named else ""
+
+
 def summarize_step(step: StepResult) -> str:
     """The answer for one step in one sentence."""
     said = []

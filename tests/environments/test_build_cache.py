@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -179,3 +180,30 @@ def test_a_tool_that_there_is_not_is_told() -> None:
 
 def test_a_tool_that_does_it_gives_its_words() -> None:
     assert run("echo 3.12") == "3.12\n"
+
+
+HARMS: dict[str, Callable[[Path], object]] = {
+    "removed": lambda place: (place / "second").unlink(),
+    "cut-short": lambda place: (place / "second").write_text(""),
+    "added": lambda place: (place / "lib" / "third").write_text("3"),
+    "seal-cut-short": lambda place: (place / ".sealed.json").write_text("{"),
+}
+
+
+@pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS)
+def test_what_was_damaged_after_it_was_made_is_made_again(harm: Callable[[Path], object], tmp_path: Path) -> None:
+    """Its receipts would say that they are of a lock, and it is not what the lock says any more."""
+
+    def make(folder: Path) -> None:
+        make_whole(folder)
+        (folder / "lib").mkdir()
+
+    cache = BuildCache(tmp_path)
+    place = cache.build("venv-abc", make)
+    (place / "lib" / "__pycache__").mkdir()
+    (place / "lib" / "__pycache__" / "a.pyc").write_text("as Python writes there by itself")
+    assert cache.find("venv-abc") == place
+    harm(place)
+    assert cache.find("venv-abc") is None
+    assert is_whole(cache.build("venv-abc", make))
+    assert not (place / "lib" / "third").exists()

@@ -15,6 +15,7 @@ from megacpp_validate.environments.chosen import (
     Means,
     Spec,
     SpecInvalid,
+    is_same_release,
     make_environment,
     read_spec,
     resolve_environment,
@@ -106,3 +107,11 @@ def test_a_row_that_names_a_lock_or_an_image(tmp_path: Path, monkeypatch: pytest
     assert [(spec.name, spec.way) for spec in made] == [("a", "venv"), ("b", "venv"), ("b", "image"), ("c", "image")]
     assert made[0].value == str(tmp_path / "locks" / "a.txt")
     assert made[2].value == DIGEST
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [("2.12", "2.12.0", True), ("2.12.0+cu13", "2.12", True), ("2.12.0", "2.12.1", False), ("mine", "mine", False)],
+)
+def test_a_release_is_the_same_however_it_is_spelled(one: str, other: str, same: bool) -> None:
+    assert is_same_release(one, other) is same

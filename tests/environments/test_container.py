@@ -185,3 +185,36 @@ def test_a_digest_that_the_registry_has_not_is_told_in_dockers_words(image: str)
     absent = f"{image.partition('@')[0]}@sha256:{'0' * 64}"
     with pytest.raises(NoEnvironment, match=r"docker cannot pull .*It said: .*Likely cause.*docker load"):
         open_container(absent, os.environ, gpus=False)
+
+
+DOCKER = """#!/bin/sh
+case "$*" in
+"image inspect"*) echo "WARNING: [an option] is old"; echo '{"Id": "sha256:1", "Config": {"Env": ["PYTHONPATH=/a"]}}';;
+"rm --force"*) echo "$3" >> "$REMOVED";;
+*--gpus*) echo 'could not select device driver "" with capabilities: [[gpu]].' >&2; exit 125;;
+run*) echo megacpp-python=python3;;
+esac
+"""
+
+
+@pytest.fixture
+def docker(tmp_path: Path) -> dict[str, str]:
+    """Variables in which docker says what a test says."""
+    place = tmp_path / "bin" / "docker"
+    place.parent.mkdir()
+    place.write_text(DOCKER)
+    place.chmod(0o755)
+    return {"PATH": f"{place.parent}:/usr/bin:/bin", "REMOVED": str(tmp_path / "removed")}
+
+
+def test_a_warning_of_docker_is_no_answer_of_docker(docker: dict[str, str]) -> None:
+    made = open_container(IMAGE, docker, gpus=False)
+    assert (made.python, made.path, made.image_id) == ("python3", "/a", "sha256:1")
+    assert made.call("a").not_started == (125,)
+
+
+def test_an_engine_that_has_no_gpus_is_told_as_that(docker: dict[str, str], tmp_path: Path) -> None:
+    """And what was started to find out is removed: a client that fails may leave its container."""
+    with pytest.raises(NoEnvironment, match=r"no GPU.*NVIDIA Container Toolkit.*Next step"):
+        open_container(IMAGE, docker, gpus=True)
+    assert (tmp_path / "removed").read_text().startswith("megacpp-")

@@ -23,7 +23,7 @@ from megacpp_validate.catalog import Catalog
 from megacpp_validate.environments.doctor import judge
 from megacpp_validate.environments.doctor_seen import TE, Seen
 from megacpp_validate.evidence.doctor import Aspect, Difference, Weight
-from megacpp_validate.evidence.doctor_look import Behaviour, Extension, Headers, PackageLook, Wanted
+from megacpp_validate.evidence.doctor_look import Behaviour, Extension, Headers, PackageLook, Record, Wanted
 
 EVERY = ("imports", "attention", "linear_walker", "permute", "expert_gemm", "native_block", "layer_spec")
 OF_TORCH = Wanted("_ZN3c1010ValueErrorC1E", "c10::ValueError::ValueError()", "torch", lazy=True)
@@ -320,6 +320,27 @@ FAULTS: dict[str, tuple[Callable[[], Seen], Weight, Aspect, tuple[str, ...], str
         EVERY,
         "1.29.0",
     ),
+    "a patched file": (
+        lambda: te("2.20.2", record=Record(222, changed=("transformer_engine/pytorch/attention.py",))),
+        Weight.RISK,
+        Aspect.METADATA,
+        EVERY,
+        "again",
+    ),
+    "another release unpacked over it": (
+        lambda: te("2.18.0", record=Record(200, changed=("a.py",) * 47, gone=("b.py",) * 2)),
+        Weight.UNKNOWN,
+        Aspect.METADATA,
+        EVERY,
+        "again",
+    ),
+    "metadata of another folder": (
+        lambda: te("2.20.2", record=Record(elsewhere="/usr/lib/python3/dist-packages")),
+        Weight.RISK,
+        Aspect.METADATA,
+        EVERY,
+        "off the path",
+    ),
     "not the release in production": (lambda: host("2.19.0"), Weight.NOTE, Aspect.VERSION, (), "2.20.2"),
 }
 
@@ -361,8 +382,19 @@ def test_a_package_that_the_target_has_no_use_for_breaks_nothing(catalog: Catalo
     seen = host(deep_gemm=look("deep_gemm", ended="signal 11"), transformer_engine=PackageLook(TE, installed=False))
     found: tuple[Difference, ...] = judge(seen, rows(catalog, "cpu"))
     assert {one.weight for one in found} <= {Weight.NOTE}
+    torn = (extension(not_found=("libfoo.so.1",), wanted=(OF_TORCH,)),)
+    seen = deep_gemm(failure=failure("libfoo.so.1: cannot open"), extensions=torn, behaviours=(REFUSED, NOT_ASKED))
+    assert Weight.BREAKS in {one.weight for one in judge(seen, rows(catalog))}
+    assert {one.weight for one in judge(seen, rows(catalog, "cpu"))} == {Weight.NOTE}
+
+
+def test_a_target_without_a_gpu_asks_nothing_of_the_driver_nor_of_cuda(catalog: Catalog) -> None:
+    seen = with_path(te("2.12.0", runtimes=TWO_RUNTIMES), driver_cuda="12.8", ld_library_path="/usr/local/cuda-12")
+    assert Weight.BREAKS in {one.weight for one in judge(seen, rows(catalog))}
+    assert judge(seen, rows(catalog, "cpu")) == ()
 
 
 def test_a_stack_that_is_asked_for_must_be_there(catalog: Catalog) -> None:
-    found = judge(host("2.20.2"), rows(catalog, stack="te2.12.0"))
-    assert [(one.weight, one.breaks) for one in found if one.aspect is Aspect.VERSION] == [(Weight.BREAKS, EVERY)]
+    for seen in (host("2.20.2"), host(transformer_engine=PackageLook(TE, installed=False))):
+        found = judge(seen, rows(catalog, "cpu", "te2.12.0"))
+        assert [(one.weight, one.breaks) for one in found if one.aspect is Aspect.VERSION] == [(Weight.BREAKS, EVERY)]

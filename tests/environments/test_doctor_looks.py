@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from megacpp_validate.environments.environment import NoEnvironment
 from megacpp_validate.environments.interpreter import PACKAGE, InterpreterEnvironment
 from megacpp_validate.environments.overlay import put_over
 from megacpp_validate.environments.processes import Processes
-from megacpp_validate.evidence.doctor_look import PackageLook
+from megacpp_validate.evidence.doctor_look import PackageLook, Record
 
 TORCH = Path(str(find_spec("torch").origin)).parent  # type: ignore[union-attr]
 EXTENSION = TORCH / "lib" / "libaoti_custom_ops.so"
@@ -131,6 +133,54 @@ def test_a_file_that_the_loader_refuses_is_looked_at_all_the_same(
     assert (first.loaded, second.tag, bool(second.problem)) == (False, "cpython-399-x86_64-linux-gnu", True)
 
 
+def write_record(site: Path, name: str, version: str) -> None:
+    """Metadata of all files of a package as they are now, as pip leaves it."""
+    info = site / f"{name}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    lines = []
+    for file in sorted((site / name).rglob("*.py")):
+        digest = base64.urlsafe_b64encode(sha256(file.read_bytes()).digest()).decode().rstrip("=")
+        lines.append(f"{file.relative_to(site)},sha256={digest},{file.stat().st_size}\n")
+    (info / "RECORD").write_text("".join(lines))
+
+
+def test_files_that_are_not_those_of_the_metadata_are_seen(site: Path, environment: InterpreterEnvironment) -> None:
+    package = plant(site, "triton", "__version__ = '3.6.0'")
+    for name in ("one", "two", "three"):
+        (package / f"{name}.py").write_text("A = 1\n")
+    write_record(site, "triton", "3.6.0")
+    assert take(environment, "triton")["triton"].record == Record(4)
+    (package / "one.py").write_text("A = 2\n")  # of the same size
+    (package / "two.py").write_text("A = 1000\n")
+    (package / "three.py").unlink()
+    changed = ("triton/one.py", "triton/two.py")
+    assert take(environment, "triton")["triton"].record == Record(4, tuple(sorted(changed)), ("triton/three.py",))
+
+
+def test_metadata_of_another_folder_is_seen(site: Path, environment: InterpreterEnvironment, tmp_path: Path) -> None:
+    """The version that is told is not that of the copy that is loaded."""
+    other = tmp_path / "other"
+    plant(other, "triton", "")
+    write_record(other, "triton", "3.5.0")
+    plant(site, "triton", "")
+    look = take(put_over(environment, [site, other]), "triton")["triton"]
+    assert (look.version, look.record) == ("3.5.0", Record(elsewhere=os.path.realpath(other)))
+
+
+def test_an_emptied_folder_loads_nothing(site: Path, environment: InterpreterEnvironment) -> None:
+    """Python takes it for a namespace package, and imports it; one that has parts, as FlashAttention 4, is one."""
+    (site / "triton").mkdir()
+    (site / "triton" / "__init__.py").symlink_to("/not/there.py")
+    (site / "transformer_engine" / "pytorch").mkdir(parents=True)
+    (site / "flash_attn" / "cute").mkdir(parents=True)
+    (site / "flash_attn" / "cute" / "__init__.py").write_text("")
+    looks = take(environment, "triton", "transformer_engine.pytorch", "flash_attn")
+    failed = {name: look.failure.message for name, look in looks.items() if look.failure}
+    assert set(failed) == {"triton", "transformer_engine.pytorch"}
+    assert all("holds no code" in said for said in failed.values())
+
+
 def test_second_copies_and_second_runtimes_are_seen(
     site: Path, environment: InterpreterEnvironment, tmp_path: Path
 ) -> None:
@@ -206,3 +256,10 @@ def test_the_verb_says_by_its_exit_code_what_it_found(site: Path, tmp_path: Path
     assert "ImportError: damaged" in text
     assert run_cli("--python", "/bin/false")[0] == 5
     assert run_cli("--stack", "te0.0.0")[0] == 2
+    smi = tmp_path / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text("#!/bin/sh\necho 'NVIDIA L4, 8.9, 580.159.03, 23034'\n")
+    smi.chmod(0o755)
+    code, text = run_cli(*over, PATH=f"{smi.parent}:{os.environ['PATH']}")
+    assert code == 2, text  # a GPU that no row is of is not told as a clean host without one
+    assert "no target for NVIDIA L4 (sm_89)" in text

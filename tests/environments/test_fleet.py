@@ -82,6 +82,15 @@ def test_the_longest_is_started_first(tmp_path: Path) -> None:
     assert log.read_text().split() == ["+b", "-b", "+c", "-c", "+a", "-a"]
 
 
+def test_one_compiles_and_the_others_wait_for_it(tmp_path: Path) -> None:
+    log = tmp_path / "seen"
+    every = cells(tmp_path, WATCH.format(log=str(log)), *(("te1", probe) for probe in "abcd"))
+    run(every, [Need(0.0, 9.0, "same"), Need(0.0, 8.0, "same"), Need(0.0, 7.0, "same"), Need(0.0, 1.0)], Room(4))
+    words = log.read_text().split()
+    assert words.index("-a") < min(words.index("+b"), words.index("+c"))
+    assert words.index("+d") < words.index("-a")
+
+
 def stale(kind: str, place: Path) -> None:
     """Make a receipt one that answers another order."""
     data = json.loads(place.read_text())

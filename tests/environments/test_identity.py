@@ -154,3 +154,15 @@ def test_no_two_lists_of_parts_share_a_hash() -> None:
 def test_an_interpreter_that_cannot_be_started_has_no_identity(tmp_path: Path) -> None:
     with pytest.raises(NoEnvironment, match=r"does not say.*Next step"):
         _ = InterpreterEnvironment((str(tmp_path / "nothing"),), {}).identity
+
+
+def test_links_that_lead_back_are_walked_once(tmp_path: Path) -> None:
+    """Two of them double the walk at every level: without an end, as far as anybody waits."""
+    site = make_site(tmp_path)
+    before = over(site)
+    for name in ("one", "two"):
+        (site / "transformer_engine" / name).symlink_to(site, target_is_directory=True)
+    made = over(site)
+    assert made == over(site)
+    edit(site)
+    assert over(site) != made != before

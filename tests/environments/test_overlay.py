@@ -126,3 +126,13 @@ def test_a_folder_that_no_path_can_carry_is_told(tmp_path: Path) -> None:
     odd = make_te(tmp_path / "te:2", "2.12.0")
     with pytest.raises(NoEnvironment, match=r"rename it"):
         put_over(host(), [odd])
+
+
+def test_a_folder_by_way_of_another_is_that_folder(tmp_path: Path) -> None:
+    """Python takes the ".." off its path by the letters, and finds nothing behind a link."""
+    site = make_te(tmp_path / "far" / "te-2.12.0", "2.12.0")
+    (tmp_path / "far" / "other").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "other")
+    by_link = put_over(host(), [tmp_path / "link" / ".." / "te-2.12.0"])
+    assert say(by_link, "import transformer_engine; print(transformer_engine.VERSION)") == "2.12.0"
+    assert by_link.identity == put_over(host(), [site]).identity

@@ -17,7 +17,7 @@ import pytest
 
 from megacpp_validate.environments import guard
 from megacpp_validate.environments.environment import Call
-from megacpp_validate.environments.processes import Ended, Processes, Stopped
+from megacpp_validate.environments.processes import Ended, NotStarted, Processes, Stopped
 
 THIS = os.environ | {"LANG": "C.UTF-8"}
 
@@ -55,6 +55,47 @@ def test_a_process_that_leaves_a_child_behind_is_not_waited_for(tmp_path: Path) 
     assert (ended.how, ended.code, done) == ("exit", 0, "done")
     assert ended.seconds < 30
     assert within(5, lambda: not is_running(int(child)))
+
+
+LEAVES = """
+import os, subprocess, sys, time
+if sys.argv[1] == "daemon":  # whose parent is gone before the command is
+    subprocess.run([sys.executable, "-c", "import subprocess; subprocess.Popen(['setsid', 'sleep', '600'])"])
+worker = subprocess.Popen(["sleep", "600"], start_new_session=True)
+print(worker.pid, flush=True)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(("limit_s", "sleeps"), [(60.0, "0"), (2.0, "600")], ids=["ended", "killed"])
+@pytest.mark.parametrize("kind", ["worker", "daemon"])
+def test_what_left_the_process_group_is_killed_too(kind: str, limit_s: float, sleeps: str, tmp_path: Path) -> None:
+    """As a pool of compile workers with a session of its own, which would go on holding memory of the GPU."""
+    words = [sys.executable, "-c", LEAVES, kind, sleeps]
+    marked = Call(tuple(words), {**THIS, "MEGACPP_TEST_MARK": str(tmp_path)})
+    Processes().run(marked, folder=tmp_path, limit_s=limit_s, log=tmp_path / "log")
+    assert within(5, lambda: not find_marked(str(tmp_path)))
+
+
+def find_marked(mark: str) -> list[int]:
+    """Processes that run with a variable of a test."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"MEGACPP_TEST_MARK={mark}".encode() in (place / "environ").read_bytes().split(b"\0"):
+                found.append(int(place.name))
+        except OSError:
+            continue
+    return [pid for pid in found if is_running(pid)]
+
+
+def test_of_a_process_that_writes_without_end_the_last_words_are_kept(tmp_path: Path) -> None:
+    """All of it stays in the log; the tool must not hold it in memory."""
+    script = "import os\nfor _ in range(40): os.write(1, b'x' * 2**18)\nos.write(1, b'last')"
+    ended = run([sys.executable, "-c", script], tmp_path)
+    assert (tmp_path / "log").stat().st_size > 10 * 2**20
+    assert ended.words.endswith("xlast")
+    assert len(ended.words) <= 2**20
 
 
 def test_how_a_process_ended_that_was_stopped_is_not_told(tmp_path: Path) -> None:
@@ -164,8 +205,10 @@ def test_a_tool_that_is_killed_before_it_said_what_to_start_starts_nothing(said:
 
 
 def test_a_guard_that_is_killed_is_a_process_that_died(tmp_path: Path) -> None:
-    ended = run([sys.executable, "-c", "import os; os.kill(os.getppid(), 9)"], tmp_path)
+    script = "import os, time; print(os.getpid(), flush=True); os.kill(os.getppid(), 9); time.sleep(600)"
+    ended = run([sys.executable, "-c", script], tmp_path)
     assert (ended.how, ended.code) == ("signal 9", -9)
+    assert within(5, lambda: not is_running(int((tmp_path / "log").read_text())))
 
 
 def read_pids(log: Path) -> list[int]:
@@ -178,3 +221,11 @@ def within(seconds: float, holds: Callable[[], bool]) -> bool:
     while not holds() and time.monotonic() < end:
         time.sleep(0.02)
     return holds()
+
+
+def test_what_could_not_be_started_by_its_own_words_is_told_apart(tmp_path: Path) -> None:
+    """Docker's client ends with 125 where its engine is gone; that says nothing of the process."""
+    call = Call(("sh", "-c", "echo Cannot connect; exit 125"), THIS, not_started=(125,))
+    with pytest.raises(NotStarted, match="Cannot connect"):
+        Processes().run(call, folder=tmp_path, limit_s=60.0, log=tmp_path / "log")
+    assert run(["sh", "-c", "exit 125"], tmp_path).code == 125

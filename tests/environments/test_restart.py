@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.environments.restart import FolderTaken, find_done, own_folder, why_run
-from megacpp_validate.evidence.receipt import Check, Outcome, Receipt, Timing
+from megacpp_validate.evidence.receipt import Check, Failure, Outcome, Receipt, Timing
 from megacpp_validate.evidence.receipt_file import write_receipt
 from megacpp_validate.probes.order import Order, Target
 
@@ -30,6 +30,21 @@ STALE: dict[str, tuple[Order, Receipt, str]] = {
     "another-cell": (replace(ORDER, stack="te2"), DONE, "cell"),
     "of-no-known-environment": (replace(ORDER, environment=""), replace(DONE, environment=""), "nobody knows"),
     "not-run": (ORDER, replace(DONE, outcome=Outcome.NOT_RUN), "did not run"),
+    "killed-by-somebody-else": (
+        ORDER,
+        replace(DONE, outcome=Outcome.ERROR, failure=Failure("SIGKILL", "nothing")),
+        "SIGKILL",
+    ),
+    "a-batch-system-ended-it": (
+        ORDER,
+        replace(DONE, outcome=Outcome.ERROR, failure=Failure("SIGTERM", "nothing")),
+        "SIGTERM",
+    ),
+    "the-disk-was-full": (
+        ORDER,
+        replace(DONE, outcome=Outcome.ERROR, reason="OSError: [Errno 28] No space left on device: '/tmp/x'"),
+        "disk",
+    ),
     "not-timed": (replace(ORDER, times=True), DONE, "no timings"),
 }
 
@@ -44,6 +59,7 @@ ANSWERS: dict[str, tuple[Order, Receipt]] = {
     "bad": (ORDER, replace(DONE, outcome=Outcome.ERROR)),
     "timed": (replace(ORDER, times=True), replace(DONE, timings=(TIMED,))),
     "timed-and-nobody-asked": (ORDER, replace(DONE, timings=(TIMED,))),
+    "crashed": (ORDER, replace(DONE, outcome=Outcome.ERROR, failure=Failure("SIGSEGV", "nothing"))),
     "red-and-so-not-timed": (replace(ORDER, times=True), replace(DONE, outcome=Outcome.TIMEOUT)),
     "nothing-to-time": (
         replace(ORDER, probe="composed", times=True),

@@ -48,6 +48,25 @@ def test_which_cell_is_started(waiting: list[Need], running: list[Need], room: R
     assert choose_next(waiting, running, room) == chosen
 
 
+A, B, PLAIN = Need(0.0, 10.0, "a"), Need(0.0, 10.0, "b"), Need(0.0, 10.0)
+KERNELS: dict[str, tuple[list[Need], list[Need], set[str], int | None]] = {
+    "one-compiles": ([A], [A], set(), None),
+    "others-pass-it": ([A, B, PLAIN], [A, PLAIN], set(), 1),
+    "nothing-to-compile": ([PLAIN], [A, PLAIN], set(), 0),
+    "compiled": ([A], [A], {"a"}, 0),
+    "compiled-by-others": ([A, B], [A, B], {"b"}, 1),
+    "none-runs": ([A, A], [], set(), 0),
+}
+
+
+@pytest.mark.parametrize(("waiting", "running", "compiled", "chosen"), KERNELS.values(), ids=KERNELS)
+def test_kernels_are_compiled_by_one(
+    waiting: list[Need], running: list[Need], compiled: set[str], chosen: int | None
+) -> None:
+    assert choose_next(waiting, running, Room(8), compiled) == chosen
+    assert choose_next(waiting, running, Room(8, 100.0), compiled) == chosen
+
+
 MEMORY = st.one_of(st.integers(0, 3000), st.just(0)).map(float)
 NEEDS = st.lists(st.builds(Need, MEMORY, st.integers(0, 60).map(float)), max_size=40)
 ROOMS = st.builds(Room, st.integers(1, 16), st.one_of(st.none(), st.integers(0, 4000).map(float)))
@@ -128,11 +147,14 @@ def receipt(outcome: Outcome, seconds: float, peak: float, gpu: str = "NVIDIA H2
 def test_what_a_cell_takes_is_what_its_row_says_or_an_earlier_receipt(catalog: Catalog) -> None:
     row = next(module for module in catalog.modules if module.id == "permute")
     order = Order("permute", "te2", H200, "te")
-    assert expect_need(order, row, {}) == Need(row.gpu_memory_mib + CONTEXT_MIB, row.seconds)
+    kernels = "te2/permute"
+    assert expect_need(order, row, {}) == Need(row.gpu_memory_mib + CONTEXT_MIB, row.seconds, kernels)
     seen = {"permute": [receipt(Outcome.PASS, 99.0, 50.0), receipt(Outcome.FAIL, 10.0, 9000.0)], "imports": []}
-    assert expect_need(order, row, seen) == Need(9000.0 + CONTEXT_MIB, 99.0)
+    assert expect_need(order, row, seen) == Need(9000.0 + CONTEXT_MIB, 99.0, kernels)
     # How far a cell came that died, and what a process holds without a GPU, say nothing.
     little = {"permute": [receipt(Outcome.ERROR, 3.0, 1.0), receipt(Outcome.PASS, 50.0, 99999.0, gpu="")]}
-    assert expect_need(order, row, little) == Need(row.gpu_memory_mib + CONTEXT_MIB, 50.0)
+    assert expect_need(order, row, little) == Need(row.gpu_memory_mib + CONTEXT_MIB, 50.0, kernels)
+    plain = next(module for module in catalog.modules if module.id == "imports")
+    assert not expect_need(order, plain, {}).kernels
     again = Order("permute", "te2", H200, "te", only_times=True)
     assert expect_need(again, row, seen).seconds < 99.0

@@ -8,11 +8,13 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from places import make_probes
 
+from megacpp_validate.environments.environment import Call
 from megacpp_validate.environments.interpreter import InterpreterEnvironment
 from megacpp_validate.environments.processes import Processes
 from megacpp_validate.environments.session import Session
@@ -186,3 +188,23 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_runs(tmp_path: 
     (tmp_path / "receipts").write_text("")
     with pytest.raises(OSError, match="receipts"):
         run("write()", tmp_path)
+
+
+def test_a_disk_that_is_full_is_no_evidence_on_a_module(tmp_path: Path) -> None:
+    """What the probe saw could not be written; the reason says why it has to run again."""
+    environment = make_probes(tmp_path, "raise OSError(28, os.strerror(28), place)")
+    (receipt,) = Session(environment, tmp_path / "receipts", 30.0, 1).run(orders("one"), Processes())
+    assert receipt.outcome is Outcome.NOT_RUN
+    assert receipt.reason.startswith("No space left on device")
+
+
+def test_an_engine_that_is_gone_is_no_evidence_on_a_module(tmp_path: Path) -> None:
+    class Lost(InterpreterEnvironment):
+        def call(self, module: str, *arguments: str, shares: tuple[Path, ...] = ()) -> Call:
+            call = super().call(module, *arguments, shares=shares)
+            return replace(call, words=("sh", "-c", "echo Cannot connect to the daemon; exit 125"), not_started=(125,))
+
+    lost = Lost((sys.executable,), {"PATH": "/usr/bin:/bin"})
+    (receipt,) = Session(lost, tmp_path / "receipts", 30.0, 1).run(orders("one"), Processes())
+    assert receipt.outcome is Outcome.NOT_RUN
+    assert "Cannot connect to the daemon" in receipt.reason

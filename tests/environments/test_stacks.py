@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -156,3 +159,42 @@ def test_the_target_is_that_of_the_gpu(catalog: Catalog) -> None:
     assert choose_target(catalog, [LAPTOP]).id == "h200"  # the reference; it says then that there is no GPU
     with pytest.raises(UnknownTarget, match=r"sm_90, aarch64.*Next step"):
         choose_target(catalog, [H200_HOST.model_copy(update={"machine": "aarch64"})])
+
+
+def test_another_row_of_the_target_makes_old_receipts_no_answer(catalog: Catalog, tmp_path: Path) -> None:
+    """The row says what a probe is judged by; a matrix of one's own changes it without another commit."""
+    row = target_of(catalog, "h200")
+    other = row.model_copy(update={"deep_gemm": not row.deep_gemm})
+    asked, running = replace(ASKED, times=False), Running(tmp_path / "receipts", Room(2), 30.0)
+    one = stack(tmp_path, "te2.12.0", main="write()")
+    ran = [
+        len(run_stacks(catalog, target, [one], asked, running, Processes())[0].run.ran) for target in (row, row, other)
+    ]
+    assert ran == [2, 0, 2]
+
+
+INTERRUPTED = """
+import sys, time
+from megacpp_validate.environments.processes import Processes
+from megacpp_validate.environments.stacks import Wanted, prepare_stacks
+def make():
+    print("makes", flush=True)
+    time.sleep(600)
+prepare_stacks([Wanted("a", make), Wanted("b", make)], Processes())
+"""
+
+
+def test_an_interrupt_waits_for_no_environment_that_is_being_made(tmp_path: Path) -> None:
+    """uv and docker take minutes, and one that builds the same is waited for even longer."""
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED],
+        cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
+    ) as tool:  # fmt: skip
+        assert tool.stdout is not None
+        try:
+            assert tool.stdout.readline() == b"makes\n"
+            tool.send_signal(signal.SIGINT)
+            assert tool.wait(timeout=30) != 0
+        finally:
+            tool.kill()

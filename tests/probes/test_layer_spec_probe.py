@@ -59,15 +59,16 @@ def test_transformer_engine_passes_in_every_recipe(quick: bool) -> None:
 
 
 @pytest.mark.usefixtures("te_double")
-def test_attention_is_never_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = te.transformer_layer.require()
-
+def test_attention_that_cannot_run_is_met_after_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("cuDNN: set_attribute on a reshape operation")
 
-    monkeypatch.setattr(layer, "forward", broken)
     monkeypatch.setattr(te.dot_product_attention.require(), "forward", broken)
-    assert failed(run("te")) == set()
+    bench = Bench(Order("layer_spec", "stack", Target("cpu", "", recipes=RECIPES), "te", quick=True))
+    with pytest.raises(RuntimeError, match="reshape"):
+        probe(bench)
+    assert failed(bench) == set()
+    assert {"block.mlp.gelu.forward", "bf16.experts.forward"} <= {check.name for check in bench.checks}
 
 
 def test_te_requested_and_not_there_is_no_pass() -> None:

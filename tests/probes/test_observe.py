@@ -9,7 +9,12 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from megacpp_validate.probes.observe import graph_nodes, marking_vendor_layers, observed_backends
+from megacpp_validate.probes.observe import (
+    attention_kernels,
+    graph_nodes,
+    marking_vendor_layers,
+    observed_backends,
+)
 
 
 def function_of(module: str, name: str = "_Function") -> Any:
@@ -171,3 +176,39 @@ def test_a_vendor_layer_that_hands_on_its_input_marks_what_made_that(vendor_laye
     with marking_vendor_layers():
         Through()(before)
     assert observed_backends(before) == ("te",)
+
+
+# --- kernels of Transformer Engine's attention ------------------------------------------------------------
+
+BACKENDS = "transformer_engine.pytorch.attention.dot_product_attention.backends"
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "kernels"),
+    [
+        (BACKENDS, "FusedAttnFunc", ("cudnn",)),
+        (BACKENDS, "FusedAttnFunc_kvpacked", ("cudnn",)),  # up to 2.2
+        (BACKENDS, "FusedAttentionWithScoreModFunc", ("cudnn",)),
+        (BACKENDS.replace("backends", "context_parallel"), "AttnFuncWithCPAndKVP2P", ("cudnn",)),
+        (BACKENDS.replace("backends", "softmax"), "ScaledUpperTriangMaskedSoftmax", ("unfused",)),
+        (BACKENDS, "FP8EmulationFunc", ()),
+        ("transformer_engine.pytorch.module.linear", "_Linear", ()),
+        ("flash_attn_interface", "FlashAttnFunc", ()),  # called by nobody of Transformer Engine's
+        ("some_model.layers", "FusedAttnFunc", ()),
+    ],
+)
+def test_a_kernel_is_known_by_the_name_of_its_function(module: str, name: str, kernels: tuple[str, ...]) -> None:
+    assert attention_kernels(function_of(module, name).apply(leaf())) == kernels
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel"),
+    [("FusedAttention", "cudnn"), ("FlashAttention", "flash"), ("UnfusedDotProductAttention", "unfused")],
+)
+def test_a_kernel_is_known_by_the_layer_that_called_it(name: str, kernel: str) -> None:
+    layer = type(name, (Plain,), {"__module__": BACKENDS})()
+    assert attention_kernels(layer(leaf())) == ()
+    with marking_vendor_layers():
+        out = layer(leaf())
+    assert attention_kernels(out.view(-1).transpose(0, 0)) == (kernel,)
+    assert observed_backends(out) == ("te",)

@@ -48,7 +48,8 @@ TWO = tuple(PointResult(choices=("2.14.1", value), verdict=Verdict.GOOD, good=1)
 CASES: dict[str, tuple[BisectResult, list[str]]] = {
     "found": (
         result(SearchEnd.FOUND, culprit(turn("te", "2.15.0", "2.16.0"))),
-        ["attention breaks first with Transformer Engine 2.16.0; 2.15.0 is the last good one.", "2.15.0 2.16.0"],
+        ["attention breaks first with Transformer Engine 2.16.0; 2.15.0 is the last good one.", "2.15.0 2.16.0",
+         "taken for granted that what is bad stays bad, and that a run is right (--flaky says how often not)"],
     ),
     "narrowed": (
         result(

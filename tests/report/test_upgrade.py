@@ -156,6 +156,23 @@ def test_a_slow_use_is_told_with_the_noise_and_a_steady_one_is_counted() -> None
     assert "permute.bf16.backward" in flat(print_terminal(UPGRADE, verbose=True))
 
 
+def test_a_slowdown_is_told_once_and_nothing_is_called_red_by_it() -> None:
+    line = "permute permute.bf16.forward: 1 -> 1.5 ms, ratio 1.500; believed of noise: 1.040"
+    slower = {"module": "permute", "cause": Cause.PERFORMANCE, "component": "", "evidence": (line,),
+              "signature": "slower: permute.bf16.forward", "cascades": ("expert_gemm",)}  # fmt: skip
+    step = BROKEN.model_copy(update={"culprits": (CULPRIT.model_copy(update=slower),)})
+    result = UPGRADE.model_copy(update={"steps": (step,), "static": (), "firewall": None})
+    told = flat(print_terminal(result, verbose=False))
+    assert "slower because of this, not culprits of their own: expert_gemm" in told
+    assert "red because of this" not in told
+    assert line not in told
+    assert line in flat(print_terminal(result, verbose=True))
+    hangs = step.culprits[0].model_copy(update={"signature": "timeout"})
+    hung = result.model_copy(update={"steps": (step.model_copy(update={"culprits": (hangs,)}),)})
+    assert line in flat(print_terminal(hung, verbose=False))
+    assert "red because of this" in flat(print_terminal(hung, verbose=False))
+
+
 def test_sentences() -> None:
     assert summarize_step(BROKEN) == (
         "Breaks attention (environment: cuDNN), and with it native_block; no evidence on layer_spec."

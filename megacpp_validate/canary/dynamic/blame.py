@@ -16,6 +16,7 @@ from ...evidence.findings import Cause
 from ...evidence.receipt import Receipt
 from ...evidence.upgrade import Change
 from .compare import is_red
+from .entries import SharedPart
 from .explain import FIREWALL, WITNESSES, Link, explains, is_one_failure
 from .failed_checks import CheckKind, Precision
 from .red import Red
@@ -26,6 +27,7 @@ _SEEN_THROUGH: Final = re.compile(
     r"(?:fp8\.\w+\.(?:forward|dgrad|wgrad|bias|finite|blocks|backend)(?:\.applied)?|second-use)$"
 )
 _OTHERS_IN_LOW_PRECISION: Final = ("expert_gemm", "layer_spec")
+_MANY: Final = 3  # cases that are killed from outside, and are one
 _BELOW: Final = (Cause.ENVIRONMENT, Cause.BINARY)
 
 
@@ -50,11 +52,13 @@ class Case:
         first: the culprit; of what many share, the first in dependency order.
         others: what is filed under it, in dependency order.
         shared: the component that several modules met, each by itself; None for a case of one module.
+        part: of Transformer Engine, that layers of several modules run and is wrong in all; None for one module.
     """
 
     first: Red
     others: tuple[Red, ...] = ()
     shared: str | None = None
+    part: SharedPart | None = None
 
     @property
     def members(self) -> tuple[Red, ...]:
@@ -151,6 +155,10 @@ def share_cases(cases: Sequence[Case], order: Order) -> tuple[Case, ...]:
             continue
         left = [case for case in left if case not in mine]
         shared.append(merge_cases(mine, component, order))
+    killed = [case for case in left if _is_killed(case.first)]
+    if len(killed) >= _MANY:  # one by one they may be faults; so many are a host that ran out of something
+        left = [case for case in left if case not in killed]
+        shared.append(merge_cases(killed, "", order))
     return tuple(sorted((*left, *shared), key=lambda case: order.rank(case.first.module)))
 
 
@@ -160,6 +168,12 @@ def merge_cases(cases: Sequence[Case], component: str, order: Order) -> Case:
     # The first one that met it says what it is; one that was kept from running says nothing.
     first = next((red for red in members if _met(red, component)), members[0])
     return Case(first, tuple(red for red in members if red is not first), component)
+
+
+def _is_killed(red: Red) -> bool:
+    """Whether its process was ended from outside, and nothing says by what."""
+    died = red.raised is not None and red.raised.died and red.change is not Change.SAME_FAILURE
+    return died and red.diagnosis.cause is Cause.ENVIRONMENT and not red.diagnosis.component
 
 
 def _is_of(case: Case, component: str) -> bool:

@@ -57,13 +57,14 @@ class Rule:
 _LOADER: Final[tuple[Rule, ...]] = (
     Rule(r"undefined symbol:? [`']?(\w+)", Cause.BINARY, owned=True, seen="TE 2.14.1; DeepGEMM 0.2.1"),
     Rule(r"symbol lookup error.*?: [`']?(\w+)", Cause.BINARY, owned=True, seen="ld.so"),
-    Rule(r"cannot (?:import|load|find) symbol:? [`']?(\w+)", Cause.BINARY, owned=True, seen="ld.so"),
+    Rule(r"[Cc]annot (?:import|load|find) symbol:? [`']?(\w+)", Cause.BINARY, owned=True, seen="ld.so"),
     Rule(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object", Cause.ENVIRONMENT, owned=True, seen="ld.so"),
     Rule(r"(lib[\w.+-]+\.so[\w.]*): (?:file too short|invalid ELF header|cannot read)", Cause.BINARY, owned=True,
          seen="ld.so"),
     Rule(r"version [`']((?:GLIBC|GLIBCXX|CXXABI)_[\d.]+)' not found", Cause.BINARY, owned=True, seen="ld.so"),
     Rule(r"(\w+) shared object not found", Cause.ENVIRONMENT, owned=True, seen="transformer_engine/common/__init__.py"),
-    Rule(r"[Cc]ould not find shared object file", Cause.BINARY, seen="transformer_engine/common/__init__.py"),
+    Rule(r"[Cc]ould not find shared object file|package version mismatch\. Found", Cause.BINARY,
+         seen="transformer_engine/common/__init__.py"),
     Rule(r"Multiple lib\w+ libraries found", Cause.ENVIRONMENT, component="second CUDA runtime", seen="TE 2.12.0"),
     Rule(r"[Mm]odule was compiled against NumPy|numpy\.core\.multiarray failed to import|_ARRAY_API not found",
          Cause.BINARY, component="numpy", seen="numpy"),
@@ -104,7 +105,9 @@ _FOLLOWS: Final = frozenset(
 )
 _CRASHES: Final = re.compile(
     r"illegal memory access|misaligned address|unspecified launch failure|illegal instruction|invalid program counter|"
-    r"hardware stack error|invalid resource handle|CUDA_ERROR_ILLEGAL|Segmentation fault|Bus error"
+    r"hardware stack error|device-side assert|kernel image is invalid|invalid configuration argument|"
+    r"CUDA [Ee]rror: (?:invalid|unknown error|operation not|the launch timed out)|invalid resource handle|"
+    r"CUDA_ERROR_ILLEGAL|Segmentation fault|Bus error"
 )
 _MISSING: Final = re.compile(
     r"unexpected keyword argument '(\w+)'|missing \d+ required (?:positional|keyword-only) arguments?: '(\w+)'|"
@@ -156,6 +159,8 @@ def diagnose_checks(checks: Sequence[FailedCheck]) -> Diagnosis:
         return Diagnosis(Cause.SILENT_FALLBACK, component)
     if CheckKind.NUMBERS in kinds:
         return Diagnosis(Cause.SILENT_FALLBACK if _is_another_recipe(checks) else Cause.NUMERICS, component)
+    if CheckKind.MEMORY in kinds:
+        return Diagnosis(Cause.PERFORMANCE, component)
     return Diagnosis(Cause.API, component)
 
 
@@ -180,7 +185,9 @@ def _by_loader(raised: Raised) -> Diagnosis | None:
 def _of_rule(rule: Rule, found: re.Match[str]) -> Diagnosis:
     name = found[1] if found.re.groups else ""
     if rule.owned:
-        return Diagnosis(rule.cause, owner_of(name) or OWN, name)
+        owner = owner_of(name)
+        # A part of Transformer Engine itself that is not there: nothing around it is at fault.
+        return Diagnosis(Cause.BINARY if owner == OWN else rule.cause, owner or OWN, name)
     return Diagnosis(rule.cause, rule.component or OWN, name)
 
 
@@ -215,7 +222,9 @@ def _by_python(raised: Raised) -> Diagnosis | None:
 def _by_argument(raised: Raised) -> Diagnosis | None:
     if raised.kind not in _API:
         return None
-    return Diagnosis(Cause.API, framed_by(raised.vendor_frame), _missing(raised))
+    component = framed_by(raised.vendor_frame)
+    refuses = component and raised.kind in ("ValueError", "AssertionError", "NotImplementedError")
+    return Diagnosis(Cause.ENVIRONMENT if refuses else Cause.API, component, _missing(raised))
 
 
 def _by_crash(raised: Raised) -> Diagnosis | None:

@@ -47,9 +47,9 @@ COMPONENTS: Final[tuple[Component, ...]] = (
     ),
     Component(
         "cuDNN",
-        symbols=r"_?(?:lib)?cudnn(?!_frontend)",
+        symbols=r"_?(?:_ZNK?5)?(?:lib)?cudnn(?!_frontend)",
         says=r"cuDNN [Ee]rror|CUDNN_(?:STATUS|BACKEND|ATTR)\w*|libcudnn\w*\.so|\[cudnn_frontend\]|cuDNN version|"
-        r"No valid (?:execution )?plans? (?:built|found)",
+        r"No valid (?:execution )?plans? (?:built|found)|cudnn[A-Z]\w*Error\b|cu[Dd][Nn][Nn] [Vv]ersion mismatch",
         loaded=("libcudnn",),
         package="nvidia-cudnn-cu{cuda}",
         seen="TE 2.17.1 with cuDNN 9.14 mapped, H200, 2026-11-21; transformer_engine/common/cudnn_utils.h",
@@ -57,7 +57,8 @@ COMPONENTS: Final[tuple[Component, ...]] = (
     Component(
         "cuBLAS",
         symbols=r"_?(?:lib)?cublas(?:Lt|Mp)?",
-        says=r"cu(?:BLAS|blas)(?:Lt|Mp)? [Ee]rror|CUBLAS_STATUS_\w+|libcublas\w*\.so|cublas\w+ failed|cuBLAS version",
+        says=r"cu(?:BLAS|blas)(?:Lt|Mp)? [Ee]rror|CUBLAS_STATUS_\w+|libcublas\w*\.so|cublas\w+ failed|cuBLAS version|"
+        r"Unable to find (?:any )?suitable (?:cuBLAS \w+ )?algorithm",
         loaded=("libcublas", "libcublasLt"),
         package="nvidia-cublas{-cuda}",
         seen="TE 2.14.1 with cuBLAS 13.1.0, H200, 2026-11-21; transformer_engine/common/util/logging.h",
@@ -81,25 +82,38 @@ COMPONENTS: Final[tuple[Component, ...]] = (
         symbols=r"libcuda\.so|libnvidia|cu(?:Init|Mem|Ctx|Device|Stream|Tensor|Multicast|Launch)[A-Z]",
         says=r"driver version is insufficient|CUDA driver (?:error|initialization|version)|CUDA_ERROR_\w*DRIVER\w*|"
         r"unsupported toolchain|Found no NVIDIA driver|NVIDIA driver on your system is too old|CUDA_ERROR_NO_DEVICE|"
-        r"no CUDA-capable device|forward compatibility was attempted|CUDA-capable device\(s\) is/are busy",
+        r"no CUDA-capable device|No CUDA GPUs are available|unsupported display driver|PTX JIT compiler library|"
+        r"forward compatibility was attempted|CUDA-capable device\(s\) is/are busy",
         loaded=("driver",),
         seen="cuda_runtime_api.h, cudaError_t; torch/csrc/cuda/Module.cpp",
     ),
-    Component("GPU memory", says=r"CUDA out of memory|OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAlloc"
+    Component("GPU memory", says=r"CUDA out of memory|CUDA [Ee]rror: out of memory|\[CUDA\]: out of memory|"
+              r"OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAlloc"
               r"|CUBLAS_STATUS_ALLOC_FAILED", seen="torch.OutOfMemoryError"),
     Component("GPU architecture", says=r"no kernel image is available|invalid device function|"
               r"CUDA_ERROR_NO_BINARY_FOR_GPU|cudaErrorNoKernelImageForDevice|named symbol not found",
               seen="cudaErrorNoKernelImageForDevice: an extension without code for this GPU"),
+    Component("GPU hardware", says=r"uncorrectable ECC|NVLink error|fallen off the bus|cudaErrorECC",
+              seen="cudaError_t"),
+    Component("host memory", says=r"^MemoryError|std::bad_alloc|Cannot allocate memory|DefaultCPUAllocator",
+              seen="CPython, libstdc++, c10/core/CPUAllocator.cpp"),
+    Component("disk", says=r"No space left on device|Disk quota exceeded|Read-only file system|^PermissionError",
+              seen="errno: a JIT compiler's cache"),
+    Component("compiler", says=r"Failed to find (?:C compiler|Python\.h)|NVCC compilation failed|Ninja is required|"
+              r"'(?:[\w./-]*/)?(?:gcc|g\+\+|cc|c\+\+|clang|nvcc|ninja)'",
+              seen="triton/runtime/build.py; torch/utils/cpp_extension.py; DeepGEMM csrc/jit/compiler.hpp"),
     Component("CuTe DSL", r"(?:nvidia[-_])?cutlass|quack|tvm_ffi", r"\bcutlass\.(?:cute|base_dsl)|DSLRuntimeError|"
               r"nvidia-cutlass-dsl", r"(?:cutlass|quack)/", ("cutlass",), "nvidia-cutlass-dsl",
               seen="TE 2.17.1 with flash-attn-4 and no CuTe DSL, H200, 2026-11-21"),
-    Component("flash-attn", r"flash_attn|flash-attn|fa3_|libflash", r"flash_attn\w*\(\)|FlashAttention \d cannot|"
+    Component("flash-attn", r"flash_attn|flash-attn|fa3_|libflash", r"flash_attn\w*\(\)|"
+              r"FlashAttention(?:[- ]?\d)? (?:cannot|only supports|requires|is not)|"
               r"flash_attn_(?:varlen_|with_kvcache)?func", r"flash_attn", ("flash_attn", "flash_attn_interface",
               "flash_attn_3"), "flash-attn", seen="bridge/flash_attention.py"),
     Component("DeepGEMM", r"deep_gemm|deep-gemm", r"deep_gemm|DeepGEMM|dim == \S+ or dim == ", r"deep_gemm/",
               ("deep_gemm",), "deep-gemm", seen="sgl-deep-gemm 0.1.7: loads and reads tensors wrongly, 2026-11-21"),
     Component("triton", r"(?:lib)?triton|proton", r"Triton Error|\btriton\.(?:compiler|runtime|language|backends)|"
-              r"PTXASError|CompilationError|OutOfResources|ptxas", r"triton/", ("triton",), "triton",
+              r"PTXASError|CompilationError|OutOfResources|ptxas|PassManager::run failed|"
+              r"active drivers \(\[", r"triton/", ("triton",), "triton",
               seen="triton/compiler/errors.py, triton/runtime/errors.py"),
     Component("cuDNN frontend", r"cudnn_frontend|cudnn\b", frames=r"cudnn/", loaded=("cudnn",),
               package="nvidia-cudnn-frontend", seen="probes/fingerprint.py"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -12,13 +13,19 @@ from ...evidence.upgrade import ENVIRONMENT, Culprit, TimingChange
 from .blame import Case
 from .causes import Diagnosis
 from .entries import USES, entries_in
+from .explain import FIREWALL
+from .failed_checks import CheckKind
 from .next_steps import Facts, next_step, slow_step
 from .performance import Slow
 from .red import Red
+from .slowdown import HOST
 from .versions import second_copies, shorter, version_of
 
 _LISTED: Final = 3
 _LONGEST: Final = 600
+_QUOTED: Final = 200  # characters of an exception in the summary; the evidence has it whole
+# What NVTE_ERROR puts before its message (transformer_engine/common/util/logging.h); the evidence keeps it.
+_PLACE: Final = re.compile(r"^\S+\.\w+:\d+ in function [\w:~<>]+(?:\([^)]*\))?: ")
 # Where nothing that failed names what is at fault, and several libraries changed: what a module stands on first.
 _STANDS_ON: Final[dict[str, tuple[str, ...]]] = {
     "attention": ("cuDNN", "flash-attn", "torch"),
@@ -64,8 +71,10 @@ def tell_case(case: Case, sides: Sides) -> Culprit:
     if case.shared is not None:
         cause = diagnosis.cause if diagnosis.component == case.shared and not sides.changed else Cause.ENVIRONMENT
         diagnosis = Diagnosis(cause, case.shared, diagnosis.missing)
-    facts = replace(sides.facts, held=first.was_good, files=sides.files.get(first.module, ()))
     others = case.members if case.shared is not None else case.others
+    cascades = tuple(red.module for red in others)
+    files = sides.files.get(first.module, ())
+    facts = replace(sides.facts, held=first.was_good, files=files, cascades=cascades)
     return Culprit(
         module=first.module if case.shared is None else ENVIRONMENT,
         cause=diagnosis.cause,
@@ -73,15 +82,16 @@ def tell_case(case: Case, sides: Sides) -> Culprit:
         signature=str(first.signature),
         summary=_summary(case, diagnosis, sides),
         evidence=_evidence(first, diagnosis, sides),
-        entry_points=_entry_points(first),
+        entry_points=_entry_points(case),
         next_step=next_step(first, diagnosis, facts),
-        cascades=tuple(red.module for red in others),
+        cascades=cascades,
     )
 
 
 def tell_slow(slow: Slow, sides: Sides) -> Culprit:
     """A module that became slower by itself."""
-    worst = max(slow.changes, key=lambda row: row.ratio)
+    # Time on the host has that of the device in it, and is noisier.
+    worst = max(slow.changes, key=lambda row: (not row.name.endswith(HOST), row.ratio))
     slowest = f"{worst.ratio:.2f} times the time of `{worst.name}`"
     component = _slow_component(slow.module, sides)
     return Culprit(
@@ -91,10 +101,15 @@ def tell_slow(slow: Slow, sides: Sides) -> Culprit:
         signature=f"slower: {', '.join(sorted({row.name for row in slow.changes}))}",
         summary=f"{slow.module} takes {slowest} (it was {worst.before_ms:.3g} ms and is {worst.after_ms:.3g} ms)",
         evidence=tuple(say_timing(row) for row in slow.changes),
-        entry_points=USES.get(slow.module, ()),
-        next_step=slow_step(slow.module, replace(sides.facts, held=True), slowest),
+        entry_points=() if slow.module == FIREWALL else USES.get(slow.module, ()),
+        next_step=slow_step(slow.module, component, replace(sides.facts, held=True), slowest),
         cascades=(slow.module, *slow.others) if component else slow.others,
     )
+
+
+def cut(text: str, longest: int) -> str:
+    """A text, or as many whole words of it as fit."""
+    return text if len(text) <= longest else f"{text[: longest - 1].rsplit(' ', 1)[0]}…"
 
 
 def say_timing(row: TimingChange) -> str:
@@ -111,33 +126,61 @@ def _slow_component(module: str, sides: Sides) -> str:
 
 def _summary(case: Case, diagnosis: Diagnosis, sides: Sides) -> str:
     first = case.first
-    who = first.module if case.shared is None else f"{len(case.members)} modules ({first.module} first)"
+    many = case.shared is not None and len(case.members) > 1
+    who = f"{len(case.members)} modules ({first.module} first)" if many else first.module
     below = f" in {diagnosis.component}" if diagnosis.component else ""
     if first.module != first.receipt.probe:
         what = f"{first.module} does not compute as it is asked to, as the probe of {first.receipt.probe} sees it"
-    elif first.raised is None:
-        what = f"{who} fails {len(first.checks) or 'some'} of {len(first.receipt.checks) or 'its'} checks{below}"
-    elif first.raised.died:
+    elif first.raised is not None and first.raised.died:
         where = f" in {first.raised.frame}" if first.raised.frame else ""
         what = f"the process of {who} ended with {first.raised.kind}{where}"
+    elif first.raised is not None:
+        said = cut(_PLACE.sub("", " ".join(first.raised.text.split())), _QUOTED).rstrip(".")
+        what = f"{who} {'raise' if many else 'raises'} {first.raised.kind}{below}: {said}"
+    elif lost := [entry for check in first.checks if check.kind is CheckKind.ENTRY for entry in check.entries or ()]:
+        what = _say_lost_entries(lost, case)
     else:
-        what = f"{who} raises {first.raised.kind}{below}: {' '.join(first.raised.text.split())[:200]}"
-    return f"{what}. {_history(first, sides)}".strip()
+        failed, of_all = len(first.checks) or "some", len(first.receipt.checks) or "its"
+        of_first = f": of {first.module}" if many else ""
+        what = f"{who} {'fail' if many else 'fails'}{of_first} {failed} of {of_all} checks{below}"
+    end = "" if what.endswith("…") else "."
+    return f"{what}{end} {_say_part(case)}{_history(first, sides)}".strip()
+
+
+def _say_part(case: Case) -> str:
+    """What layers share, where that is at fault; empty where it is one module's own."""
+    if case.part is not None:
+        return (
+            f"Every layer that runs {case.part.name} ({case.part.where}) is wrong in the same way: it is at fault, or "
+            "what it calls, and no layer by itself. "
+        )
+    names = [check.name for check in case.first.checks] if case.first.raised is None else []
+    if case.first.module == FIREWALL and names and case.others and all(name.startswith("fp8.") for name in names):
+        return "The scope itself is as it should be: the rounding or the product that all layers have in FP8 is not. "
+    return ""
+
+
+def _say_lost_entries(lost: Sequence[str], case: Case) -> str:
+    """Entry points that are not there, and the modules that take them."""
+    names = ", ".join(f"`{name}`" for name in dict.fromkeys(lost))
+    takers = [module for module, uses in USES.items() if module != FIREWALL and set(lost) & set(uses)]
+    taken = f"; {', '.join(takers)} {'takes' if len(takers) == 1 else 'take'} {'it' if len(set(lost)) == 1 else 'them'}"
+    return f"{case.first.module} does not find {names} in Transformer Engine{taken if takers else ''}"
 
 
 def _history(red: Red, sides: Sides) -> str:
     """What is known of the module before: a failure that was hidden is not new to the release for sure."""
     if red.before is None or red.before.outcome is Outcome.NOT_RUN:
-        return f"Nothing was seen of it on {sides.facts.before}: this may not be new"
+        return f"Nothing was seen of it on {sides.facts.before}: this may not be new."
     if red.before.outcome is Outcome.BLOCKED:
-        return f"It was hidden on {sides.facts.before}, where {red.before.blocked_by or 'another cell'} blocked it"
-    return "" if red.was_good else f"On {sides.facts.before} it failed in another way"
+        return f"It was hidden on {sides.facts.before}, where {red.before.blocked_by or 'another cell'} blocked it."
+    return "" if red.was_good else f"On {sides.facts.before} it failed in another way."
 
 
 def _evidence(red: Red, diagnosis: Diagnosis, sides: Sides) -> tuple[str, ...]:
     lines: list[str] = []
     if red.raised is not None:
-        lines.append(red.raised.line[:_LONGEST])
+        lines.append(cut(red.raised.line, _LONGEST))
         if red.raised.frame:
             lines.append(f"innermost frame: {red.raised.frame}")
         if red.raised.bridge and red.raised.bridge[-1] != red.raised.frame:
@@ -146,8 +189,8 @@ def _evidence(red: Red, diagnosis: Diagnosis, sides: Sides) -> tuple[str, ...]:
     lines += [
         f"{row.path}: requested {row.requested}, claimed {row.claimed or 'none'}, "
         f"observed {', '.join(row.observed) or 'nothing'}{f' ({row.reasons[0]})' if row.reasons else ''}"
-        for row in red.receipt.backends
-        if diagnosis.cause is Cause.SILENT_FALLBACK and row.requested not in (row.claimed, *row.observed)
+        for row in red.fallbacks
+        if diagnosis.cause is Cause.SILENT_FALLBACK
     ][:_LISTED]
     if diagnosis.component:
         if version := version_of(diagnosis.component, red.receipt):
@@ -180,10 +223,11 @@ def _say_check(check: Check) -> str:
     return f"{check.name}: {said}"
 
 
-def _entry_points(red: Red) -> tuple[str, ...]:
+def _entry_points(case: Case) -> tuple[str, ...]:
     """Accessors of the bridge that the failure is about: named by it, else all that its module uses."""
-    if red.entries:
+    red = case.first
+    if named := case.part.shows if case.part is not None else red.entries:
         order = (*USES.get(red.module, ()), *(name for names in USES.values() for name in names))
-        return tuple(dict.fromkeys(name for name in order if name in red.entries))
+        return tuple(dict.fromkeys(name for name in order if name in named))
     said = entries_in(red.raised.text) if red.raised else ()
-    return said or (() if red.module == "imports" else USES.get(red.module, ()))
+    return said or (() if red.module == FIREWALL else USES.get(red.module, ()))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from ...evidence.receipt import Check
@@ -39,6 +40,7 @@ BLOCK_CHAIN: Final = USES[BLOCK]
 # Probe -> (pattern of a check's name, accessors), first match wins. What matches none is about all that it uses. Other
 # vendors stand beside them by the name of the bridge's file: their checks are about nothing of Transformer Engine.
 _CHECKS: Final[dict[str, tuple[tuple[str, tuple[str, ...]], ...]]] = {
+    "imports": ((r"^recompute\.", ("checkpoint",)),),
     "attention": ((r"(?:^|\.)fa[34]\.", ("flash_attention",)),),
     "permute": (
         (r"chunks", _CHUNKS),
@@ -50,15 +52,17 @@ _CHECKS: Final[dict[str, tuple[tuple[str, tuple[str, ...]], ...]]] = {
         (r"^(?:fp32|bf16)\.", ("grouped_linear",)),
     ),
     "native_block": (
-        (r"\.grad\.qkv\.", ("layernorm_linear",)),
-        (r"\.grad\.out\.", ("linear",)),
-        (r"\.grad\.mlp\.", ("layernorm_mlp",)),
+        (r"\.(?:grad\.qkv\.|qkv\.(?:renewed|kept)$)", ("layernorm_linear",)),
+        (r"\.(?:grad\.out\.|out\.(?:renewed|kept)$)", ("linear",)),
+        (r"\.(?:grad\.mlp\.|mlp\.(?:renewed|kept)$)", ("layernorm_mlp",)),
     ),
     "layer_spec": (
+        (r"(?:^|\.)whole\.", (*USES[BLOCK], "transformer_layer")),
         (r"(?:^|\.)norm\.|\.norm$", ("rmsnorm",)),
         (r"(?:^|\.)(?:mlp|MLP)(?:\.|$)", ("layernorm_mlp",)),
         (r"(?:^|\.)experts?(?:\.|$)|\.E$", ("grouped_linear", *_PADDING)),
-        (r"(?:^|\.)(?:in_projection|mixer|recurrent)(?:\.|$)|\.[MR]$", ("layernorm_linear", "rmsnorm")),
+        (r"^\w+\.in_projection(?:\.|$)", ("layernorm_linear",)),
+        (r"(?:^|\.)(?:mixer|recurrent)(?:\.|$)|\.[MR]$", ("layernorm_linear", "rmsnorm")),
         (r"^A\.|\.A$", ("transformer_layer",)),
     ),
 }
@@ -90,6 +94,35 @@ _FILES: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
         ("moe_permute_with_probs", "moe_unpermute", *_CHUNKS),
     ),
     (r"common/recipe|pytorch/quantization\.py|pytorch/fp8\.py", SCOPE),
+)
+
+
+@dataclass(frozen=True)
+class SharedPart:
+    """Code of Transformer Engine that several entry points run.
+
+    Attributes:
+        name: in a sentence.
+        where: file below transformer_engine/, or what calls it.
+        shows: accessors of all that run it; each has to be wrong.
+        may_show: accessors of those that run it by another way into the same file, and may be wrong.
+    """
+
+    name: str
+    where: str
+    shows: frozenset[str]
+    may_show: frozenset[str] = frozenset()
+
+
+# Read in the sources of 2.12.0, 2.17.1 and 2.20.2: who imports `general_gemm`, and who ends in `rmsnorm_fwd`.
+SHARED_PARTS: Final = (
+    SharedPart(
+        "the matrix product",
+        "pytorch/cpp_extensions/gemm.py",
+        frozenset({"linear", "layernorm_linear", "layernorm_mlp"}),
+        frozenset({"grouped_linear"}),
+    ),
+    SharedPart("the norm", "rmsnorm_fwd and rmsnorm_bwd", frozenset({"layernorm_linear", "layernorm_mlp", "rmsnorm"})),
 )
 
 

@@ -6,6 +6,7 @@ measured, else of numbers, over everything that its module uses.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,6 +20,7 @@ class CheckKind(StrEnum):
     """What a failed check means."""
 
     NUMBERS = "numbers"  # out of bounds, not finite, another dtype or shape
+    MEMORY = "memory"  # what calls keep on the device for good
     BACKEND = "backend"  # another path ran than was asked for
     ENTRY = "entry"  # an entry point that is not there
     RAISED = "raised"  # something was raised where nothing should be, or another class of it
@@ -102,20 +104,31 @@ def _kind(check: Check, words: list[str]) -> tuple[CheckKind, str]:
         return CheckKind.ENTRY, ""
     if not check.parts and (found := _RAISED.search(detail)):
         return CheckKind.RAISED, f"{found[1].rpartition('.')[2]}: {found[2]}"
-    if words[-1] in ("backend", "layers", "rounded") or re.match(r"scope\.\w+\.(?:on|recipe)$", name):
-        return CheckKind.BACKEND, ""
+    if _says_nothing_finite(check):
+        return CheckKind.NUMBERS, ""  # also where what failed asks which precision it was: NaN is in none
+    if words[-1] == "memory":
+        return CheckKind.MEMORY, ""
     failed = {part.name for part in check.parts if not part.passed}
-    if "low-precision-ran" in failed:
+    if words[-1] in ("backend", "layers", "rounded") or "low-precision-ran" in failed or _SCOPE.match(name):
         return CheckKind.BACKEND, ""
     if not check.parts and (words[0] == "spec" or words[-1] == "codes") and _BY_NATIVE.search(detail):
         return CheckKind.BACKEND, ""
-    if check.parts or (not _CONTRACT.match(name) and _TENSORS.intersection(words)) or words[0] == "amax":
-        return CheckKind.NUMBERS, ""
-    if name == "second-use":
+    measured = check.parts or words[0] == "amax" or name == "second-use"
+    if measured or (not _CONTRACT.match(name) and _TENSORS.intersection(words)):
         return CheckKind.NUMBERS, ""
     return CheckKind.CONTRACT, ""
 
 
+def _says_nothing_finite(check: Check) -> bool:
+    """Whether what was measured is no number: of a part, a receipt keeps None in place of NaN."""
+    if not check.parts:
+        return bool(_NO_NUMBER.search(check.detail))
+    failed = [part.observed for part in check.parts if not part.passed]
+    return bool(failed) and all(one is None or not math.isfinite(one) for one in failed)
+
+
+_SCOPE: Final = re.compile(r"scope\.\w+\.(?:on|recipe)$")
+_NO_NUMBER: Final = re.compile(r"\brelative error nan\b")
 _CONTRACT: Final = re.compile(r"(?:refuses|scope|support|availability|plan|swap|spec|weights|shards|checkpoints)\b")
 
 

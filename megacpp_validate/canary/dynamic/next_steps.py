@@ -22,6 +22,12 @@ from .needs import answering, find_need, package_of
 from .red import Red
 from .versions import cuda_major, release_of, second_copies, version_of
 
+# Raised in Transformer Engine's own code, these are faults of its own, not of what it was handed.
+_OWN_FAULT: Final = re.compile(
+    r"TypeError: .*(?:unexpected keyword|missing \d+ required|takes .* argument|incompatible function arguments)|"
+    r"AttributeError: (?!'NoneType')|"
+    r"NameError|UnboundLocalError"
+)
 # A stack that is a release and nothing else: "te" and a version as PEP 440 writes one.
 _RELEASE: Final = re.compile(r"te(\d+(?:\.\d+)*(?:(?:a|b|rc|\.post|\.dev)\d+)*(?:\+[a-z0-9]+(?:[._-][a-z0-9]+)*)?)")
 
@@ -36,6 +42,7 @@ class Facts:
         same_release: both sides have one release of Transformer Engine.
         versions: what else changed.
         files: of the bridge module: "bridge/attention.py".
+        cascades: modules that are red by the culprit.
         needs: what releases are known to need; None where that is not told.
     """
 
@@ -45,6 +52,7 @@ class Facts:
     same_release: bool = False
     versions: tuple[VersionChange, ...] = ()
     files: tuple[str, ...] = ()
+    cascades: tuple[str, ...] = ()
     needs: Needs | None = None
 
     @property
@@ -63,7 +71,7 @@ class Facts:
 
 def next_step(red: Red, diagnosis: Diagnosis, facts: Facts) -> str:
     """What to do about a culprit that is red."""
-    if facts.same_release and (moved := _moved(diagnosis.component, facts)) is not None:
+    if facts.same_release and not red.fits_no_call and (moved := _moved(diagnosis.component, facts)) is not None:
         back = f"put {moved.name} back to {moved.before} (it is {moved.after} now)"
         return f"{back}, or see what its new version changed: Transformer Engine itself is the same on both sides"
     if diagnosis.component not in _WHOLE_SENTENCES and facts.needs is not None and not facts.same_release:
@@ -126,6 +134,11 @@ def _environment(red: Red, diagnosis: Diagnosis, facts: Facts) -> str:
         steps.append(f"{left}pin {package} to {newer} (this Transformer Engine was built against another one)")
     elif component:
         steps.append(f"use the {component} that this release was made for{f', not {version}' if version else ''}")
+    steps += [
+        f"put {moved.name} back to {moved.before} (it is {moved.after} now) to tell it from the release"
+        for moved in facts.versions
+        if component and moved.before and moved.after and component in (loaded_as(moved.name), moved.name)
+    ][:1]
     if not steps:
         ended = red.raised.kind if red.raised else "it"
         steps.append(
@@ -191,14 +204,14 @@ def _api(red: Red, diagnosis: Diagnosis, facts: Facts) -> str:
     if diagnosis.component and diagnosis.component != TORCH:
         package = package_name(diagnosis.component, red.receipt)
         return f"pin {package} to the version that this release was made for, or {facts.way_back}"
-    if "unexpected keyword" in said:
-        return f"{file}: keyword `{name}` was renamed or removed{_of_whom(said)}: pass its new name; {static}"
-    if re.search(r"missing \d+ required", said):
-        return f"{file}: argument `{name}` is required now{_of_whom(said)}: pass it; {static}"
-    if red.raised is not None and red.raised.kind == "TypeError":
-        return f"{file}: the call no longer fits{_of_whom(said)}; {static}"
-    if name:
-        return f"{file}: `{name}` was moved, renamed or removed: take it from its new place; {static}"
+    if red.raised is not None and _OWN_FAULT.match(red.raised.line) and (frame := red.raised.frame_of_te):
+        return (
+            f"install all parts of {release_of({red.module: red.receipt}) or facts.after} anew as one (it is raised in "
+            f"{frame}, not by a call of the bridge), and report it to Transformer Engine if it stays; "
+            f"{facts.way_back} until then"
+        )
+    if change := _what_changed(red, name):
+        return f"{file}: {change}; {static}"
     if red.receipt.outcome is Outcome.IMPORT_ERROR:
         return (
             f"do what Transformer Engine asks for where it is imported (`{' '.join(said.split())[:120]}`), "
@@ -209,21 +222,44 @@ def _api(red: Red, diagnosis: Diagnosis, facts: Facts) -> str:
     return f"{file}: {about}; adapt the call; {static}"
 
 
-def _numerics(red: Red, _: Diagnosis, facts: Facts) -> str:
+def _what_changed(red: Red, name: str) -> str:
+    """What a call of the bridge meets that is not as it was, and what to do; empty where nothing tells."""
+    said = red.raised.text if red.raised else ""
+    if "unexpected keyword" in said:
+        return f"keyword `{name}` was renamed or removed{_of_whom(said)}: pass its new name"
+    if re.search(r"missing \d+ required", said):
+        return f"argument `{name}` is required now{_of_whom(said)}: pass it"
+    if re.search(r"'(?:tuple|NoneType)' object (?:has no|is not)|values? to unpack|cannot unpack", said):
+        return f"what a call gives back is something else now (`{' '.join(said.split())[:120]}`): take it as it comes"
+    if red.raised is not None and red.raised.kind == "TypeError":
+        return f"the call no longer fits{_of_whom(said)}"
+    return f"`{name}` was moved, renamed or removed: take it from its new place" if name else ""
+
+
+def _numerics(red: Red, diagnosis: Diagnosis, facts: Facts) -> str:
     check = next((one.name for one in red.checks if one.kind is CheckKind.NUMBERS), "the failed check")
+    paths = ", ".join(dict.fromkeys((red.module, *facts.cascades)))
+    whose = diagnosis.component or "Transformer Engine"
     return (
-        f"{facts.way_back}, or take the native path of {red.module}, until `{check}` is in its bounds again; report "
-        f"the check with its receipt to Transformer Engine{_search(red.module, facts)}"
+        f"{facts.way_back}, or take the native path of {paths}, until `{check}` is in its bounds again; report "
+        f"the check with its receipt to {whose}{'' if diagnosis.component else _search(red.module, facts)}"
     )
 
 
 def _silent_fallback(red: Red, _: Diagnosis, facts: Facts) -> str:
-    why = next((reason for row in red.receipt.backends if row.claimed != row.requested for reason in row.reasons), "")
-    seen = f"it was passed over because {why}" if why else "nothing says why another path ran"
+    why = next((reason for row in red.fallbacks for reason in row.reasons), "")
+    fell = {check.name for check in red.checks if check.kind is CheckKind.BACKEND}
+    said = next((" ".join(one.detail.split()) for one in red.receipt.checks if one.name in fell and one.detail), "")
+    seen = f"it was passed over because {why}" if why else said or "nothing says why another path ran"
     return f"do not rely on the speed or precision of {red.module}: {seen}. Mend that, or {facts.way_back}"
 
 
 def _performance(red: Red, _: Diagnosis, facts: Facts) -> str:
+    if kept := next((check.name for check in red.checks if check.kind is CheckKind.MEMORY), ""):
+        return (
+            f"{facts.way_back}, or take the native path of {red.module}, until `{kept}` is in its bound again: memory "
+            f"grows with every step, and a long run ends without any{_search(red.module, facts)}"
+        )
     where = f" (it was in {red.raised.frame})" if red.raised and red.raised.frame else ""
     return (
         f"run {red.receipt.cell} alone with a longer --limit to tell slow from hung{where}, and read the log beside "
@@ -231,8 +267,10 @@ def _performance(red: Red, _: Diagnosis, facts: Facts) -> str:
     )
 
 
-def slow_step(module: str, facts: Facts, slowest: str) -> str:
-    """What to do about a module that became slower."""
+def slow_step(module: str, component: str, facts: Facts, slowest: str) -> str:
+    """What to do about a module that became slower, or a component that slows it."""
+    if component and (moved := _moved(component, facts)) is not None:
+        return f"put {moved.name} back to {moved.before} (it is {moved.after} now), or accept {slowest}"
     return f"{facts.way_back}, or accept {slowest}{_search(module, facts)}"
 
 
@@ -276,6 +314,13 @@ _WHOLE_SENTENCES: Final[dict[str, Callable[[Red], str]]] = {
     "GPU memory": lambda _: (
         "run the cell with less beside it on the GPU (lower --jobs); nothing is known of the release"
     ),
+    "host memory": lambda _: "run the cell with less beside it on this host (lower --jobs)",
+    "GPU hardware": lambda _: "run the cell on another GPU: this one reports a fault of its own (nvidia-smi -q, dmesg)",
+    "disk": lambda _: (
+        "give the process caches that it can write, with room in them (HOME, TMPDIR, TRITON_CACHE_DIR, "
+        "TORCH_EXTENSIONS_DIR)"
+    ),
+    "compiler": lambda _: "install the compiler that is asked for: what compiles when it is run builds with it",
     "Linux libraries": lambda _: "use a newer base image, or build the extension on this one",
 }
 _STEPS: Final[dict[Cause, Callable[[Red, Diagnosis, Facts], str]]] = {

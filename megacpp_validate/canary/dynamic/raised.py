@@ -61,6 +61,16 @@ class Raised:
         return self.frame if re.split(r"[/.]", self.frame)[0] in VENDORS else ""
 
     @property
+    def frame_of_te(self) -> str:
+        """The innermost frame but those of torch, where it is Transformer Engine's; empty where it is not.
+
+        A call of the bridge that no longer fits ends in the bridge, or below it in torch's own `_call_impl`.
+        """
+        frames = [(below_the_path(found[1]), found[3]) for found in _FILE.finditer(self.traceback)]
+        own = [f"{file} in {function}" for file, function in frames if not file.startswith("torch/")]
+        return own[-1] if own and own[-1].startswith("transformer_engine/") else ""
+
+    @property
     def line(self) -> str:
         """In one line."""
         return " ".join(f"{self.kind}: {self.text}".split()) if self.text else self.kind

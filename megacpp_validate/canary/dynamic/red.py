@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
-from ...evidence.receipt import Outcome, Receipt
+from ...evidence.receipt import Backend, Outcome, Receipt
 from ...evidence.upgrade import Change
 from .causes import Diagnosis, diagnose
 from .entries import entries_in, of_module
@@ -13,6 +15,8 @@ from .failed_checks import CheckKind, FailedCheck, read_failed_checks
 from .parameters import odd_in_check, odd_parameters
 from .raised import Raised, read_raised
 from .signature import Signature, sign
+
+_CALL: Final = re.compile(r"^TypeError: .*(?:unexpected keyword argument|missing \d+ required|takes .* arguments?\b)")
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,19 @@ class Red:
         now = next((check for check in self.receipt.checks if check.name == name and not check.passed), None)
         known = () if self.before is None else self.before.checks
         return frozenset() if now is None else odd_in_check(now, next((c for c in known if c.name == name), None))
+
+    @property
+    def fallbacks(self) -> tuple[Backend, ...]:
+        """Paths that took another backend than was asked for, and did not do so before."""
+        known = () if self.before is None else tuple((row.path, row.claimed) for row in self.before.backends)
+        rows = (row for row in self.receipt.backends if row.requested not in (row.claimed, *row.observed))
+        return tuple(row for row in rows if (row.path, row.claimed) not in known)
+
+    @property
+    def fits_no_call(self) -> bool:
+        """Whether an entry point does not take what it is called with: its own code alone decides that."""
+        raised = self.raised
+        return raised is not None and bool(_CALL.search(raised.line)) and bool(entries_in(raised.text))
 
     @property
     def is_blocked(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ...evidence.receipt import Machine, Receipt, Timing
@@ -153,14 +153,19 @@ def split_slowness(changes: Sequence[TimingChange]) -> Slowness:
     """Take what all modules share out of what is slower: a clock that was lowered is none of their faults.
 
     Shared is a factor that at least three modules, and all but one at most, lie nearer to than to no change at all,
-    with every use of theirs. Device and host are looked at apart. What is slower than the shared factor by more than
-    its noise stays its module's own.
+    with every use of theirs. Device and host are looked at apart, but a time on the host has that on the device in it:
+    as much slower is explained by a slower device. What is slower than the shared factor by more than its noise stays
+    its module's own.
     """
-    shared = tuple(
-        found
-        for on_host in (False, True)
-        if (found := _find_shared([change for change in changes if change.name.endswith(HOST) is on_host]))
-    )
+    device, host = ([row for row in changes if row.name.endswith(HOST) is on_host] for on_host in (False, True))
+    on_device, on_host = _find_shared(device), _find_shared(host)
+    if on_device is not None and on_host is None:
+        apart = {row.module for row in device if row.noise >= 1.0} - set(on_device.modules)
+        waited = tuple(
+            row for row in host if row.slower and row.module not in apart and row.ratio <= on_device.factor * row.noise
+        )
+        on_device = replace(on_device, changes=(*on_device.changes, *waited))
+    shared = tuple(found for found in (on_device, on_host) if found is not None)
     explained = {(change.module, change.name) for one in shared for change in one.changes}
     own = tuple(change for change in changes if change.slower and (change.module, change.name) not in explained)
     return Slowness(own, shared)

@@ -18,6 +18,7 @@ from .culprits import Sides, component_of, say_timing, tell_case, tell_slow
 from .next_steps import Facts
 from .performance import file_slow
 from .red import Red
+from .shared_layers import share_layers
 from .slowdown import SharedSlowdown, split_slowness
 from .versions import changed_components, compare_versions, release_of
 from .witness import name_the_layer
@@ -122,15 +123,15 @@ def compare_stacks(
 
 
 def _cases(reds: Sequence[Red], order: Order, good: set[str], sides: Sides) -> tuple[Case, ...]:
-    """Red modules filed; what they share below Transformer Engine is one case."""
-    cases = share_cases(file_reds(reds, order, good), order)
+    """Red modules filed; what their layers share, in Transformer Engine or below it, is one case."""
+    cases = share_cases(share_layers(file_reds(reds, order, good), order), order)
     if not sides.changed:
         return cases
     # The release is the same and something below it is not: that is what broke them, whatever they say.
     groups: dict[str, list[Case]] = {}
     kept: list[Case] = []
     for case in cases:
-        if case.first.change in _NEW:
+        if case.first.change in _NEW and not case.first.fits_no_call:
             groups.setdefault(component_of(case.first, sides.changed), []).append(case)
         else:
             kept.append(case)

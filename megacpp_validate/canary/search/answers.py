@@ -30,6 +30,7 @@ class _Key(Frozen):
     module: str
     tier: str
     tool: str
+    conditions: str
     environment: str
     choices: dict[str, str]
     run: int
@@ -49,12 +50,14 @@ class Answers:
         folder: of the files; made when the first answer is kept.
         module, tier: of the question.
         tool: `digest_tool()`; an answer of other code is no answer.
+        conditions: whatever else an answer depends on beside its point: the target, the seed, what it is compared with.
     """
 
     folder: Path
     module: str
     tier: str
     tool: str
+    conditions: str = ""
 
     def find(self, choices: Mapping[str, str], environment: str, run: int) -> Answer | None:
         """What this run at this point gave, if it was kept and can be believed."""
@@ -80,7 +83,8 @@ class Answers:
             found = _read(path)
             if found is not None and found.key.run == 0 and found.answer.verdict.tells:
                 key = found.key
-                if (key.module, key.tier, key.tool) == (self.module, self.tier, self.tool):
+                asked = (self.module, self.tier, self.tool, self.conditions)
+                if (key.module, key.tier, key.tool, key.conditions) == asked:
                     yield key.choices, found.answer.verdict
 
     def _key(self, choices: Mapping[str, str], environment: str, run: int) -> _Key:
@@ -88,6 +92,7 @@ class Answers:
             module=self.module,
             tier=self.tier,
             tool=self.tool,
+            conditions=self.conditions,
             environment=environment,
             choices=dict(choices),
             run=run,

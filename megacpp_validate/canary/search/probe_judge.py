@@ -10,6 +10,7 @@ from ...catalog import BridgeModule
 from ...environments.environment import Environment, NoEnvironment
 from ...evidence.bisect import Answer, Verdict
 from ...evidence.receipt import Library, Outcome, Package, Receipt
+from ..dynamic.components import component_named
 from .judge import NotBuilt
 
 Make = Callable[[Mapping[str, str]], Environment]
@@ -30,6 +31,9 @@ _LOADED_AS: Final[dict[str, tuple[str, ...]]] = {
     "flash-attn": ("flash_attn", "flash_attn_3", "flash_attn_interface"),
     "deep-gemm": ("deep_gemm",),
 }
+
+_OF_MACHINE: Final = ("GPU memory", "GPU hardware", "host memory", "disk")  # what fails whichever release is there
+_FROM_OUTSIDE: Final = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"})  # sent by somebody else: see `restart`
 
 
 class ProbeJudge:
@@ -93,10 +97,17 @@ def judge_receipts(
     if own is None or own.outcome is Outcome.NOT_RUN:
         reason = "there is no receipt" if own is None else own.reason
         return Answer(verdict=Verdict.CANNOT_TELL, reason=f"{module} did not run: {reason}", lasting=False)
+    if own.requested != "te":
+        reason = f"{module} ran without Transformer Engine: {own.requested_because or own.requested}"
+        return Answer(verdict=Verdict.CANNOT_TELL, reason=reason)
     if other := "; ".join(filter(None, (_find_other(own, axis, value) for axis, value in choices.items()))):
         return Answer(verdict=Verdict.CANNOT_TELL, reason=other)
     if own.outcome.is_good:
         return Answer(verdict=Verdict.GOOD, reason=own.outcome.value)
+    if trouble := find_machine_trouble(own):
+        return Answer(
+            verdict=Verdict.CANNOT_TELL, reason=f"the machine failed ({trouble}): {own.reason}", lasting=False
+        )
     red = [name for name in below if name in by_probe and not by_probe[name].outcome.is_good]
     if own.outcome is Outcome.BLOCKED or (own.outcome is Outcome.IMPORT_ERROR and red):
         blocker = next((r for r in receipts if r.cell == own.blocked_by), by_probe[red[0]] if red else None)
@@ -104,6 +115,17 @@ def judge_receipts(
         return Answer(verdict=Verdict.CANNOT_TELL, reason=f"blocked by {said}")
     also = f"; {', '.join(red)}, which it stands on, red too" if red else ""
     return Answer(verdict=Verdict.BAD, reason=f"{own.outcome.value}{also}: {own.reason}")
+
+
+def find_machine_trouble(receipt: Receipt) -> str:
+    """What of the machine ended a probe; empty where nothing did. A probe takes 2 GiB, whichever release is there."""
+    if receipt.failure is None or receipt.outcome is not Outcome.ERROR:
+        return ""
+    if receipt.failure.type in _FROM_OUTSIDE:
+        return receipt.failure.type
+    text = f"{receipt.failure.type}: {receipt.failure.message}"
+    rows = (component for name in _OF_MACHINE if (component := component_named(name)) is not None)
+    return next((row.name for row in rows if row.says and re.search(row.says, text)), "")
 
 
 def _find_other(receipt: Receipt, axis: str, wanted: str) -> str:

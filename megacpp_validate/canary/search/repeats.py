@@ -35,7 +35,7 @@ class Trust:
         """Probability that the verdict with this lead is wrong, both being as likely beforehand."""
         return 0.0 if not self.flaky else 1 / (1 + ((1 - self.flaky) / self.flaky) ** lead)
 
-    def needed_lead(self, points: int) -> int:
+    def needed_lead(self, points: float) -> int:
         """Lead from which on a point is decided, so that `points` of them are all right but for `error`."""
         if not self.flaky:
             return 1

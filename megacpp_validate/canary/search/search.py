@@ -81,9 +81,11 @@ class _Search:
     trust: Trust
     patience: int
     seen: dict[Point, _Tally] = field(default_factory=dict)
+    shares: float = 1.0  # into which the allowed error is cut, one a point
 
     def run(self) -> Generator[Point, Answer, Conclusion]:
         count = len(self.moving)
+        self.shares = 2 * max(2, 3 * count - 2)  # half of it: one culprit shows itself at that many corners at most
         for moved, wanted, otherwise in (
             (0, Verdict.GOOD, SearchEnd.GOOD_IS_BAD),
             ((1 << count) - 1, Verdict.BAD, SearchEnd.BAD_IS_GOOD),
@@ -96,6 +98,7 @@ class _Search:
             if verdict is not wanted:
                 return self._conclude(otherwise)
         left, least = yield from self._find_axes()
+        self.shares = self._share_rest(least)
         culprits = []
         for axes in least:
             culprit = yield from self._find_turns(axes, left)
@@ -115,7 +118,7 @@ class _Search:
         if point in self.seen:
             return self.seen[point].verdict
         tally = self.seen[point] = _Tally()
-        needed = self.trust.needed_lead(self._plan_points())
+        needed = self.trust.needed_lead(self.shares)
         most = self.trust.most_runs(needed)
         while tally.lead < needed and tally.runs < most:
             answer = yield point
@@ -133,10 +136,21 @@ class _Search:
             )
         return tally.verdict
 
-    def _plan_points(self) -> int:
-        """Points that the answer is likely to rest on, among which the allowed error is shared out."""
-        longest = max(len(self.axes[number].values) for number in self.moving)
-        return 2 + 2 * (len(self.moving) - 1) + math.ceil(math.log2(longest))
+    def _share_rest(self, least: Sequence[int]) -> float:
+        """Cut what is left of the allowed error among the points that tell where along each axis it turns bad."""
+        sizes = [
+            len(self.axes[number].values)
+            for axes in least
+            for place, number in enumerate(self.moving)
+            if axes >> place & 1
+        ]
+        points = sum(math.ceil(math.log2(size)) for size in sizes)
+        rest = self.trust.error - self._chance_wrong()
+        return points * self.trust.error / rest
+
+    def _chance_wrong(self) -> float:
+        """Probability that one of the verdicts so far is wrong."""
+        return sum(self.trust.chance_wrong(tally.lead) for tally in self.seen.values() if tally.verdict.tells)
 
     def _corner(self, moved: int) -> Point:
         """The point at which the axes of a set are at the bad end, and the others at the good end."""
@@ -216,13 +230,12 @@ class _Search:
     def _conclude(
         self, end: SearchEnd, culprits: tuple[AxisCulprit, ...] = (), innocent: tuple[str, ...] = ()
     ) -> Conclusion:
-        wrong = sum(self.trust.chance_wrong(tally.lead) for tally in self.seen.values() if tally.verdict.tells)
         return Conclusion(
             end,
             tuple(self._tell_point(point, tally) for point, tally in self.seen.items()),
             culprits,
             innocent,
-            max(0.0, 1 - wrong),
+            max(0.0, 1 - self._chance_wrong()),
             tuple(
                 self._name(point)
                 for point, tally in self.seen.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.func import functional_call
@@ -71,6 +71,9 @@ def plain_convolutions() -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before
 
 
+_HELD_TO_MEMORY: Final = (".norm.unit", ".in_projection", ".mlp.swiglu")  # a layer of each kind
+
+
 @dataclass(frozen=True)
 class Trial:
     """One layer to run against its reference.
@@ -122,3 +125,5 @@ def try_layer(bench: Bench, trial: Trial) -> None:
             plain = native.grads[name] if native is not None else None
             rounded, scale = trial.roundings(name), wanted.scales.get(name)
             bench.compare(f"grad.{name}", seen.grads[name], value, roundings=rounded, native=plain, scale=scale)
+    if trial.rows.dtype is torch.bfloat16 and trial.path.endswith(_HELD_TO_MEMORY):
+        bench.layer_keeps_nothing(trial.path, trial.layer, trial.rows, enter=trial.scope)

@@ -1,9 +1,11 @@
-"""Faults in what a call gives: the same always, nothing, one item too few; and in what a table holds."""
+"""Faults in what a call gives: the same always, nothing, one item too few, kept for good; and in what a table holds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+import torch
 
 from ...evidence.selftest import Mutant
 from ..trace import PlantPointGone, Trace
@@ -34,6 +36,20 @@ def plant_skip(target: Any, mutant: Mutant, trace: Trace) -> Any:
             raise trace.is_gone(f"{mutant.at} has no argument {name!r}. Next step: see how it is called now.")
         trace.note_use()
         return call.arguments[name] if name else None
+
+    return around_calls(target, around)
+
+
+def plant_kept(target: Any, mutant: Mutant, trace: Trace) -> Any:  # noqa: ARG001 - every planter takes the same
+    """Whatever tensors it gives stay for good."""
+    kept: list[Any] = []
+
+    def around(call: Call) -> Any:
+        given = call.run()
+        items = given if isinstance(given, tuple | list) else (given,)
+        kept.extend(item.detach() for item in items if isinstance(item, torch.Tensor))
+        trace.note_use()
+        return given
 
     return around_calls(target, around)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...bridge.te_fp8 import te_scope, te_state
 from ...evidence.selftest import Mutant
 from ...native.rope import apply_rope
 from ..trace import Trace
@@ -102,6 +103,21 @@ class _Turned:
         out = self.attention(query, *others, **options)
         heads = out.view(query.shape).transpose(1, 2)
         return apply_rope(heads, *self.rope).transpose(1, 2).reshape(out.shape)
+
+
+def plant_scope_ignored(target: Any, mutant: Mutant, trace: Trace) -> Any:
+    """Compute as outside of every low-precision scope."""
+    del mutant
+
+    def around(call: Call) -> Any:
+        state = te_state()
+        if not state["enabled"]:
+            return call.run()
+        trace.note_use()
+        with te_scope(enabled=False, recipe=state["recipe"], amax_reduction_group=state["group"]):
+            return call.run()
+
+    return around_calls(target, around)
 
 
 def plant_parameters_cloned(target: Any, mutant: Mutant, trace: Trace) -> Any:

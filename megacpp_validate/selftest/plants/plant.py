@@ -8,7 +8,7 @@ from typing import Any, Final
 from ...evidence.selftest import Fault, Mutant
 from ..points import find_point
 from ..trace import Trace
-from .answers import plant_answer, plant_entry_lost, plant_item_lost, plant_skip
+from .answers import plant_answer, plant_entry_lost, plant_item_lost, plant_kept, plant_skip
 from .arguments import plant_in_argument, plant_mask_off_by_one
 from .layers import (
     plant_bias_dropped,
@@ -17,6 +17,7 @@ from .layers import (
     plant_parameters_cloned,
     plant_parameters_fresh,
     plant_rope_late,
+    plant_scope_ignored,
 )
 from .native_instead import plant_native_instead
 from .tensors import TENSOR_FAULTS, plant_in_tensor
@@ -35,11 +36,13 @@ PLANTERS: Final[dict[Fault, Planter]] = {
     Fault.HALVES_SWAPPED: plant_halves_swapped,
     Fault.EXPERTS_EXCHANGED: plant_experts_exchanged,
     Fault.ROPE_LATE: plant_rope_late,
+    Fault.SCOPE_IGNORED: plant_scope_ignored,
     Fault.PARAMETERS_CLONED: plant_parameters_cloned,
     Fault.PARAMETERS_FRESH: plant_parameters_fresh,
     Fault.ITEM_LOST: plant_item_lost,
     Fault.ANSWERS: plant_answer,
     Fault.SKIPPED: plant_skip,
+    Fault.OUTPUT_KEPT: plant_kept,
     Fault.NATIVE_INSTEAD: plant_native_instead,
     Fault.ENTRY_LOST: plant_entry_lost,
 }

@@ -72,6 +72,36 @@ RAISED: dict[str, tuple[Cause, str]] = {
     "AssertionError: FP8 grouped GEMM needs CUDA 12.9 or later": (Cause.ENVIRONMENT, "CUDA runtime"),
     "ImportError: Transformer Engine requires flash-attn >= 2.1.1": (Cause.ENVIRONMENT, "flash-attn"),
     "RuntimeError: requires PyTorch 2.12 or newer": (Cause.ENVIRONMENT, "torch"),
+    # As torch, cuDNN, Triton and TE write them.
+    "torch.AcceleratorError: CUDA error: out of memory": (Cause.ENVIRONMENT, "GPU memory"),
+    "RuntimeError: Triton Error [CUDA]: out of memory": (Cause.ENVIRONMENT, "GPU memory"),
+    "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered": (Cause.ENVIRONMENT, "GPU hardware"),
+    "RuntimeError: CUDA error: device-side assert triggered": (Cause.BINARY, ""),
+    "RuntimeError: /TE/common/transpose/cast.cu:50 in function f: CUDA Error: invalid argument": (Cause.BINARY, ""),
+    "RuntimeError: No CUDA GPUs are available": (Cause.ENVIRONMENT, "driver"),
+    "RuntimeError: Error 803: system has unsupported display driver / cuda driver combination":
+        (Cause.ENVIRONMENT, "driver"),
+    "cudnn._compiled_module.cudnnGraphNotSupportedError: No valid engine configs for Matmul":
+        (Cause.ENVIRONMENT, "cuDNN"),
+    "RuntimeError: cuDNN version mismatch: compiled against 9.20.0 but found runtime version 9.14.0":
+        (Cause.ENVIRONMENT, "cuDNN"),
+    "RuntimeError: Invalid handle. Cannot load symbol cudnnCreate": (Cause.BINARY, "cuDNN"),
+    "RuntimeError: libcudnn_engines_precompiled.so.9: undefined symbol: _ZN5cudnn7backend4Node":
+        (Cause.BINARY, "cuDNN"),
+    "RuntimeError: /TE/gemm/cublaslt_gemm.cu:7 in function g: Unable to find any suitable algorithms":
+        (Cause.ENVIRONMENT, "cuBLAS"),
+    "RuntimeError: PassManager::run failed": (Cause.ENVIRONMENT, "triton"),
+    "RuntimeError: 0 active drivers ([]). There should only be one.": (Cause.ENVIRONMENT, "triton"),
+    "RuntimeError: Failed to find C compiler. Please specify via CC": (Cause.ENVIRONMENT, "compiler"),
+    "subprocess.CalledProcessError: Command '['/usr/bin/gcc', '/tmp/x/main.c']' returned non-zero exit status 1.":
+        (Cause.ENVIRONMENT, "compiler"),
+    "OSError: [Errno 28] No space left on device": (Cause.ENVIRONMENT, "disk"),
+    "PermissionError: [Errno 13] Permission denied: '/root/.triton/cache'": (Cause.ENVIRONMENT, "disk"),
+    "MemoryError: ": (Cause.ENVIRONMENT, "host memory"),
+    "RuntimeError: FlashAttention only supports Ampere GPUs or newer.": (Cause.ENVIRONMENT, "flash-attn"),
+    "OSError: /x/libtransformer_engine.so: cannot open shared object file: No such file": (Cause.BINARY, ""),
+    "AssertionError: TransformerEngine package version mismatch. Found transformer_engine v2.20.2":
+        (Cause.BINARY, ""),
     "ValueError: FP8 execution requires 2D input matrices with height divisible by 8": (Cause.API, ""),
     "AssertionError: requires a torch.Tensor of 2 dimensions": (Cause.API, ""),
 }  # fmt: skip
@@ -98,6 +128,8 @@ def test_how_a_process_ended(signal: str, cause: Cause) -> None:
 def test_the_frame_tells_where_the_text_does_not() -> None:
     assert diagnose(raises("attention", "RuntimeError", "boom", "deep_gemm/jit.py:3 in build")).component == "DeepGEMM"
     assert diagnose(raises("attention", "ValueError", "no", "flash_attn/a.py:3 in b")).component == "flash-attn"
+    refused = raises("permute", "ValueError", "type fp8e4nv not supported", "triton/language/semantic.py:3 in cast")
+    assert (diagnose(refused).cause, diagnose(refused).component) == (Cause.ENVIRONMENT, "triton")
 
 
 def failed(probe: str, name: str, detail: str = "", *parts: str) -> Receipt:
@@ -132,6 +164,18 @@ def test_what_failed(receipt: Receipt, cause: Cause, component: str) -> None:
     assert receipt.outcome is Outcome.FAIL
     found = diagnose(receipt)
     assert (found.cause, found.component) == (cause, component)
+
+
+NOT_A_NUMBER = {
+    "of-a-part": Check("fp8.delayed.forward.applied", False, (Part("low-precision-ran", None, 0.02, False, ""),)),
+    "in-words": Check("fp8.delayed.all-busy.forward.rounded", False, detail="relative error nan; half of the recipe's"),
+}
+
+
+@pytest.mark.parametrize("check", NOT_A_NUMBER.values(), ids=NOT_A_NUMBER)
+def test_nan_is_wrong_numbers_whatever_was_asked_of_it(check: Check) -> None:
+    forward = Check("fp8.delayed.forward", False, (Part("finite", 16.0, 0.0, False, ""),))
+    assert diagnose(replace(fails("expert_gemm"), checks=(forward, check))).cause is Cause.NUMERICS
 
 
 def test_every_component_says_where_its_patterns_come_from() -> None:

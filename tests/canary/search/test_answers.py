@@ -27,10 +27,10 @@ def test_what_is_kept_is_found(answers: Answers) -> None:
     assert [path.name[:10] for path in answers.folder.iterdir()] == ["attention-"]
 
 
-@pytest.mark.parametrize("other", ["choices", "environment", "run", "module", "tier", "tool"])
+@pytest.mark.parametrize("other", ["choices", "environment", "run", "module", "tier", "tool", "conditions"])
 def test_an_answer_to_another_question_is_none(answers: Answers, other: str) -> None:
     answers.keep(HERE, "env", 0, BAD)
-    asked = replace(answers, **{other: "other"}) if other in {"module", "tier", "tool"} else answers
+    asked = replace(answers, **{other: "other"}) if hasattr(answers, other) else answers
     choices = HERE | ({"te": "2.16.1"} if other == "choices" else {})
     environment, run = ("env2" if other == "environment" else "env"), int(other == "run")
     assert asked.find(choices, environment, run) is None
@@ -74,6 +74,7 @@ def test_only_what_says_something_of_this_question_is_recalled(answers: Answers)
     answers.keep({"te": "2.18.0"}, "env", 0, Answer(verdict=Verdict.CANNOT_TELL))
     replace(answers, module="permute").keep(HERE, "env", 0, BAD)
     replace(answers, tool="older").keep({"te": "2.19.0"}, "env", 0, BAD)
+    replace(answers, conditions="target b200").keep({"te": "2.20.0"}, "env", 0, BAD)
     assert list(answers.recall()) == [(HERE, Verdict.BAD)]
 
 

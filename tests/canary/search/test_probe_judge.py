@@ -13,7 +13,7 @@ from megacpp_validate.canary.search.probe_judge import ProbeJudge, find_below, j
 from megacpp_validate.catalog import Catalog
 from megacpp_validate.environments.environment import Call, Environment, NoEnvironment
 from megacpp_validate.evidence.bisect import Verdict
-from megacpp_validate.evidence.receipt import Library, Outcome, Package, Receipt
+from megacpp_validate.evidence.receipt import Failure, Library, Outcome, Package, Receipt
 from megacpp_validate.evidence.store import read_receipts
 
 EVIDENCE = Path(__file__).parents[3] / "docs" / "evidence" / "h200"
@@ -77,6 +77,32 @@ def test_every_outcome_has_a_verdict(own: Outcome, below: Outcome, verdict: Verd
 def test_the_table_above_has_every_outcome() -> None:
     marks = test_every_outcome_has_a_verdict.pytestmark  # type: ignore[attr-defined]
     assert {row[0] for mark in marks for row in mark.args[1]} == set(Outcome)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.PASS, Outcome.FAIL])
+def test_what_ran_without_transformer_engine_says_nothing_of_it(outcome: Outcome) -> None:
+    own = receipt("attention", outcome, requested="native", requested_because="MEGACPP_DISABLE_TE=1 turns it off")
+    answer = judge_receipts("attention", (), [own], {"te": "2.17.1"})
+    assert answer.verdict is Verdict.CANNOT_TELL
+    assert "MEGACPP_DISABLE_TE=1" in answer.reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "verdict"),
+    [
+        ("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 64.00 MiB", Verdict.CANNOT_TELL),
+        ("OSError", "[Errno 28] No space left on device", Verdict.CANNOT_TELL),
+        ("SIGKILL", "nothing", Verdict.CANNOT_TELL),
+        ("SIGSEGV", "nothing", Verdict.BAD),
+        ("RuntimeError", "CUDA error: uncorrectable ECC error encountered", Verdict.CANNOT_TELL),
+        ("RuntimeError", "CUDA error: an illegal memory access was encountered", Verdict.BAD),
+        ("TypeError", "forward() got an unexpected keyword argument", Verdict.BAD),
+    ],
+)
+def test_what_the_machine_does_is_no_fault_of_a_release(kind: str, message: str, verdict: Verdict) -> None:
+    own = receipt("attention", Outcome.ERROR, failure=Failure(kind, message))
+    answer = judge_receipts("attention", (), [own], {"te": "2.17.1"})
+    assert (answer.verdict, answer.lasting) == (verdict, verdict is Verdict.BAD)
 
 
 def test_no_receipt_is_no_answer() -> None:

@@ -62,6 +62,17 @@ def test_the_answer_is_right_as_often_as_it_says(flaky: float) -> None:
     assert runs / 400 >= least_runs([30], trust)
 
 
+@pytest.mark.parametrize("flaky", [0.2, 0.3])
+@pytest.mark.parametrize("turns", [{0: 17, 1: 4}, {0: 17, 1: 4, 2: 9, 3: 22}])
+def test_axes_that_are_bad_together_are_told_with_the_error_that_was_allowed(
+    turns: dict[int, int], flaky: float
+) -> None:
+    """More points carry such an answer than one axis has, so each of them has to be surer."""
+    for seed in range(10):
+        found = find([30] * len(turns), Truth((turns,), flaky=flaky, seed=seed), Trust(flaky, 0.01))
+        assert found.confidence >= 0.99
+
+
 def test_a_point_whose_runs_disagree_is_told_with_its_counts() -> None:
     found = find([30], Truth(({0: 12},), flaky=0.2, seed=5), Trust(0.2))
     torn = [point for point in found.points if point.is_flaky]

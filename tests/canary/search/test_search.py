@@ -152,6 +152,17 @@ def test_a_long_row_without_an_answer_ends_the_search_with_the_range_that_it_has
     assert truth.runs <= 2 + 4 + math.ceil(math.log2(60))
 
 
+def test_rows_without_an_answer_cost_no_more_environments_than_promised() -> None:
+    size, most = 30, math.ceil(math.log2(30)) + 3
+    for turn in range(1, size):
+        for start in range(max(1, turn - 8), min(turn + 8, size - 1)):
+            for end in (min(start + length, size - 1) for length in (1, 3, 4, 8)):
+                dark = range(start, end)
+                truth = Truth(({0: turn},), lambda point, dark=dark: UNBUILT if point[0] in dark else None)
+                find([size], truth)
+                assert len([point for point in truth.asked if point[0] not in dark]) <= most, (turn, dark)
+
+
 def test_it_jumps_away_from_a_release_that_gives_no_answer() -> None:
     asked: list[int] = []
 

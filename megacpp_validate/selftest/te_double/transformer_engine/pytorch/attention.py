@@ -15,6 +15,26 @@ class FusedAttnFunc(Mark):
     """The name that the graph shows."""
 
 
+class ScaledUpperTriangMaskedSoftmax(Mark):
+    """The name that the graph shows of what is not fused."""
+
+
+class FusedAttention(torch.nn.Module):
+    """By cuDNN: what the graph shows of it."""
+
+    def forward(self, rows: Any) -> Any:
+        """Rows as they are."""
+        return FusedAttnFunc.apply(rows)
+
+
+class UnfusedDotProductAttention(torch.nn.Module):
+    """By matrix products and a softmax: what the graph shows of it."""
+
+    def forward(self, rows: Any) -> Any:
+        """Rows as they are."""
+        return ScaledUpperTriangMaskedSoftmax.apply(rows)
+
+
 def allowed(queries: int, keys: int, window: tuple[int, int], bottom_right: bool, device: Any) -> Any:
     """Which key [S] each query [T] sees: at most window[0] before it and window[1] after it, -1 is no limit."""
     place = torch.arange(queries, device=device)[:, None] + (keys - queries if bottom_right else 0)
@@ -57,8 +77,8 @@ class DotProductAttention(TransformerEngineBaseModule):
         return_max_logit: bool | None = False,
         name: str | None = None,
     ) -> None:
-        done = ("num_gqa_groups", "qkv_format", "attn_mask_type", "window_size", "bottom_right_diagonal", "softcap",
-                "softmax_scale", "layer_number", "name")  # fmt: skip
+        done = ("num_gqa_groups", "attention_dropout", "qkv_format", "attn_mask_type", "window_size",
+                "bottom_right_diagonal", "softcap", "softmax_scale", "layer_number", "name")  # fmt: skip
         only_defaults(DotProductAttention.__init__, locals(), done)
         super().__init__(num_gemms=0)
         self.heads = num_attention_heads
@@ -67,8 +87,14 @@ class DotProductAttention(TransformerEngineBaseModule):
             raise AssertionError("The number of attention heads must be divisible by the number of GQA groups!")
         width = kv_channels if isinstance(kv_channels, int) else kv_channels[0]
         self.softmax_scale = 1.0 / math.sqrt(width) if softmax_scale is None else softmax_scale
+        self.attention_dropout = attention_dropout
         self.qkv_format, self.attn_mask_type, self.softcap = qkv_format, attn_mask_type, softcap
         self.window_size, self.bottom_right_diagonal = window_size, bottom_right_diagonal
+        self.fused_attention, self.unfused_attention = FusedAttention(), UnfusedDotProductAttention()
+
+    def is_fused(self, query_layer: Any, key_layer: Any) -> bool:
+        """Whether cuDNN takes it: half precision, however many groups."""
+        return query_layer.dtype != torch.float32 and key_layer.dtype == query_layer.dtype
 
     def forward(
         self,
@@ -126,7 +152,8 @@ class DotProductAttention(TransformerEngineBaseModule):
         seen = allowed(query.shape[2], key.shape[2], window, corner, query.device)
         out = self._attend(query, key, value, seen, self.softcap if softcap is None else softcap)
         out = out.permute((0, 2, 1, 3) if form == "bshd" else (2, 0, 1, 3))
-        return FusedAttnFunc.apply(out.reshape(*out.shape[:2], -1))
+        kernel = self.fused_attention if self.is_fused(query_layer, key_layer) else self.unfused_attention
+        return kernel(out.reshape(*out.shape[:2], -1))
 
     def _attend(self, query: Any, key: Any, value: Any, seen: Any, softcap: float) -> Any:
         """[B, H, T, D], [B, G, S, D] -> [B, H, T, D]; scores and sums in fp32, weights in the dtype of the query."""
@@ -136,4 +163,5 @@ class DotProductAttention(TransformerEngineBaseModule):
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
         weights = scores.masked_fill(~seen, -math.inf).softmax(-1).nan_to_num(0.0)
+        weights = torch.nn.functional.dropout(weights, self.attention_dropout, training=self.training)
         return (weights.to(query.dtype).float() @ value).to(query.dtype)

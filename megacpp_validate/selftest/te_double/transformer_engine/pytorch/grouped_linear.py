@@ -79,7 +79,7 @@ class GroupedLinear(TransformerEngineBaseModule):
         rows = inp.reshape(-1, self.in_features)
         if sum(sizes) != rows.shape[0]:
             raise RuntimeError(f"split_sizes {sizes} do not sum to {rows.shape[0]} rows")
-        rounder, last = self.start(inp)
+        rounder, last = self.start(inp, is_first_microbatch)
         if rounder is not None and any(size % ALIGN for size in (*sizes, self.in_features, self.out_features)):
             raise ValueError(f"FP8 needs groups and features in multiples of {ALIGN}, not {sizes}")
         outs = [

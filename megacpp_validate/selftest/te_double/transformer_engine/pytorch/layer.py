@@ -40,7 +40,13 @@ class Float8Tensor(torch.nn.Parameter):
 
 
 class Rounder:
-    """Rounds the operands of one call of one layer by its recipe."""
+    """Rounds the operands of one call of one layer by its recipe.
+
+    Attributes:
+        kept: weights of past calls, rounded, by GEMM.
+        first: whether this is the first microbatch of a step: True rounds weights and keeps them, False takes what is
+            kept, None rounds and keeps nothing.
+    """
 
     def __init__(
         self, recipe: Recipe, forward: DelayedState | None, backward: DelayedState | None, kept_scale: Any
@@ -48,9 +54,18 @@ class Rounder:
         self.recipe = recipe
         self.forward, self.backward = forward, backward
         self.kept_scale = kept_scale  # of the forward pass that is being recomputed
+        self.kept: dict[int, tuple[Any, Any]] = {}
+        self.first: bool | None = None
 
     def round(self, tensor: Any, role: Role, gemm: int = 0) -> tuple[Any, Any]:
         """A matrix [M, N] rounded for use along its rows, and along its columns; fp32."""
+        if role != "weight" or self.first is None or isinstance(tensor, Float8Tensor):
+            return self._round(tensor, role, gemm)
+        if self.first or gemm not in self.kept:
+            self.kept[gemm] = self._round(tensor, role, gemm)
+        return self.kept[gemm]
+
+    def _round(self, tensor: Any, role: Role, gemm: int) -> tuple[Any, Any]:
         top = largest(self.recipe, forward=role != "grad")
         if self.recipe.float8_block_scaling():
             power = not getattr(self.recipe, "use_f32_scales", False)
@@ -83,8 +98,9 @@ class TransformerEngineBaseModule(torch.nn.Module):
 
     def __init__(self, num_gemms: int) -> None:
         super().__init__()
-        self.fp8_meta: dict[str, Any] = {"num_gemms": num_gemms, "recipe": None}
-        self._stash: deque[Any] = deque()
+        self.fp8_meta: dict[str, Any] = {"num_gemms": num_gemms, "recipe": None, "kept_scales": deque()}
+        self._kept_by: type[Recipe] | None = None
+        self._kept_weights: dict[int, tuple[Any, Any]] = {}
 
     def new_weight(self, rows: int, columns: int, dtype: Any, device: Any) -> Any:
         """A weight [rows, columns], normal with a deviation of 0.023."""
@@ -95,8 +111,16 @@ class TransformerEngineBaseModule(torch.nn.Module):
         rounded = round_tensor(data, largest(Manager.get_fp8_recipe(), forward=True)).to(data.dtype)
         return torch.Tensor._make_subclass(Float8Tensor, rounded, True)
 
-    def start(self, inp: Any) -> tuple[Rounder | None, bool]:
+    def start(self, inp: Any, is_first_microbatch: bool | None = None) -> tuple[Rounder | None, bool]:
         """How this call rounds (None: not at all), and whether its backward pass is the last of the scope."""
+        rounder, last = self._start(inp)
+        if rounder is not None:
+            if self._kept_by is not type(rounder.recipe):  # copies of another format
+                self._kept_by, self._kept_weights = type(rounder.recipe), {}
+            rounder.kept, rounder.first = self._kept_weights, is_first_microbatch
+        return rounder, last
+
+    def _start(self, inp: Any) -> tuple[Rounder | None, bool]:
         if inp.dtype not in DTYPES:
             raise KeyError(inp.dtype)  # as TE, which looks the dtype up in a table
         for name, parameter in self.named_parameters():
@@ -114,9 +138,9 @@ class TransformerEngineBaseModule(torch.nn.Module):
         forward, backward = self._delayed(recipe, inp.device)
         kept = None
         if Manager.phase == "forward":
-            self._stash.append(forward.scale.clone())
+            Manager.copy_forward_fp8_meta_tensors_for_recompute(self.fp8_meta)
         elif Manager.phase == "recompute":
-            kept = self._stash.popleft()
+            kept = Manager.get_old_fp8_meta_tensors_for_recompute(self.fp8_meta)
         return Rounder(recipe, forward, backward, kept), first
 
     def get_extra_state(self) -> Any:

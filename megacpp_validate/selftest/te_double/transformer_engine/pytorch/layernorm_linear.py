@@ -85,7 +85,7 @@ class LayerNormLinear(TransformerEngineBaseModule):
         only_defaults(LayerNormLinear.forward, locals(), ("is_first_microbatch",))
         if inp.shape[-1] != self.in_features:
             raise AssertionError("GEMM not possible")
-        rounder, last = self.start(inp)
+        rounder, last = self.start(inp, is_first_microbatch)
         weight = joined(self, self.weight_names)
         if rounder is not None:
             check_fp8_shape(inp, weight)

@@ -107,10 +107,9 @@ class LayerNormMLP(TransformerEngineBaseModule):
 
     def forward(self, inp: Any, is_first_microbatch: bool | None = None) -> Any:
         """[..., hidden] -> [..., hidden]."""
-        del is_first_microbatch  # weights are rounded anew each time
         if inp.shape[-1] != self.hidden_size:
             raise AssertionError("GEMM not possible")
-        rounder, last = self.start(inp)
+        rounder, last = self.start(inp, is_first_microbatch)
         if rounder is not None:
             check_fp8_shape(inp, self.fc1_weight, self.fc2_weight)
         biases = (self.fc1_bias, self.fc2_bias) if self.use_bias else (None, None)

@@ -121,6 +121,16 @@ class FP8GlobalStateManager:
                 state.update()
 
     @classmethod
+    def copy_forward_fp8_meta_tensors_for_recompute(cls, fp8_meta: dict[str, Any]) -> None:
+        """Keep the scales of a forward pass for when it is run again."""
+        fp8_meta["kept_scales"].append(fp8_meta["scaling_fwd"].scale.clone())
+
+    @classmethod
+    def get_old_fp8_meta_tensors_for_recompute(cls, fp8_meta: dict[str, Any]) -> Any:
+        """The scales that were kept first, and not taken yet."""
+        return fp8_meta["kept_scales"].popleft()
+
+    @classmethod
     def snapshot(cls) -> tuple[Any, ...]:
         """What a scope must put back."""
         return cls.enabled, cls.calibrating, cls.recipe, cls.group, cls.first_module

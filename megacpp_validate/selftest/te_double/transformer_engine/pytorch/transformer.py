@@ -18,7 +18,7 @@ class MultiheadAttention(torch.nn.Module):
 
     def __init__(
         self, hidden: int, heads: int, groups: int, width: int, eps: float, norm: str, bias: bool, fused: bool,
-        interleaved: bool, form: str, mask: str, dtype: Any, device: Any,
+        interleaved: bool, form: str, mask: str, dropout: float, dtype: Any, device: Any,
     ) -> None:  # fmt: skip
         super().__init__()
         self.heads, self.groups, self.width, self.interleaved = heads, groups, width, interleaved
@@ -28,7 +28,7 @@ class MultiheadAttention(torch.nn.Module):
             params_dtype=dtype, device=device,
         )  # fmt: skip
         self.core_attention = DotProductAttention(
-            heads, width, num_gqa_groups=groups, qkv_format=form, attn_mask_type=mask
+            heads, width, num_gqa_groups=groups, attention_dropout=dropout, qkv_format=form, attn_mask_type=mask
         )
         self.proj = Linear(heads * width, hidden, bias=bias, params_dtype=dtype, device=device)
 
@@ -80,12 +80,12 @@ class TransformerLayer(torch.nn.Module):
                 "normalization", "device", "attn_input_format", "name")  # fmt: skip
         only_defaults(TransformerLayer.__init__, locals(), done)
         super().__init__()
-        if hidden_dropout or attention_dropout:
-            raise NotImplementedError("the double of Transformer Engine has no dropout")
+        self.hidden_dropout = hidden_dropout
         self.self_attention = MultiheadAttention(
             hidden_size, num_attention_heads, num_gqa_groups or num_attention_heads,
             kv_channels or hidden_size // num_attention_heads, layernorm_epsilon, normalization, bias, fuse_qkv_params,
-            fuse_qkv_params and qkv_weight_interleaved, attn_input_format, self_attn_mask_type, params_dtype, device,
+            fuse_qkv_params and qkv_weight_interleaved, attn_input_format, self_attn_mask_type, attention_dropout,
+            params_dtype, device,
         )  # fmt: skip
         self.layernorm_mlp = LayerNormMLP(
             hidden_size, ffn_hidden_size, eps=layernorm_epsilon, bias=bias, normalization=normalization,
@@ -106,5 +106,9 @@ class TransformerLayer(torch.nn.Module):
     ) -> Any:  # fmt: skip
         """[B, T, hidden] -> [B, T, hidden]."""
         only_defaults(TransformerLayer.forward, locals(), ("is_first_microbatch", "fast_zero_fill"))
-        rows = hidden_states + self.self_attention(hidden_states, is_first_microbatch=is_first_microbatch)
-        return rows + self.layernorm_mlp(rows, is_first_microbatch=is_first_microbatch)
+        attended = self.self_attention(hidden_states, is_first_microbatch=is_first_microbatch)
+        rows = hidden_states + self._dropped(attended)
+        return rows + self._dropped(self.layernorm_mlp(rows, is_first_microbatch=is_first_microbatch))
+
+    def _dropped(self, rows: Any) -> Any:
+        return torch.nn.functional.dropout(rows, self.hidden_dropout, training=self.training)

@@ -1,0 +1,251 @@
+"""The FP8 copy of a weight kept between microbatches: right as it is, and each way to keep a wrong one shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="not-run: there is no torch")
+
+from megacpp_validate.bridge import fp8_scope  # noqa: E402
+from megacpp_validate.bridge import imports as te  # noqa: E402
+from megacpp_validate.canary.dynamic.failed_checks import CheckKind, read_failed_check  # noqa: E402
+from megacpp_validate.probes import linear_walker as walker_probe  # noqa: E402
+from megacpp_validate.probes import native_block as block_probe  # noqa: E402
+from megacpp_validate.probes.bench import Bench  # noqa: E402
+from megacpp_validate.probes.kept_weights import check_kept_weights, takes_microbatch  # noqa: E402
+from megacpp_validate.probes.order import Order, Target  # noqa: E402
+
+Patch = pytest.MonkeyPatch
+RECIPES = ("delayed", "current", "block")
+BF16 = {"params_dtype": torch.bfloat16, "device": "cpu"}
+pytestmark = pytest.mark.usefixtures("te_double")
+
+
+def bench_of(probe: str = "native_block", *recipes: str) -> Bench:
+    target = Target("cpu", "", recipes=recipes or RECIPES, production_recipe="delayed")
+    return Bench(Order(probe, "stack", target, "te", quick=True))
+
+
+def failed(bench: Bench) -> dict[str, set[str]]:
+    return {
+        check.name: {part.name for part in check.parts if not part.passed} for check in bench.checks if not check.passed
+    }
+
+
+def linear() -> Any:
+    return te.linear.require()(32, 48, **BF16)
+
+
+def mlp() -> Any:
+    return te.layernorm_mlp.require()(32, 48, bias=False, normalization="RMSNorm", activation="swiglu", **BF16)
+
+
+def split() -> Any:
+    parts = {"query": 16, "key": 16, "value": 16}
+    return te.layernorm_linear.require()(32, 48, bias=False, parameters_split=parts, **BF16)
+
+
+def grouped() -> Any:
+    return te.grouped_linear.require()(2, 32, 48, bias=False, **BF16)
+
+
+def run_grouped(layer: Any, rows: Any, first: bool | None) -> Any:
+    return layer(rows, [16, 16], is_first_microbatch=first)
+
+
+def judge(make: Callable[[], Any], recipe: str = "current", **options: Any) -> Bench:
+    bench = bench_of()
+    torch.manual_seed(0)
+    wide = 32 if make is mlp else 48
+    rows, gradient = bench.randn(32, 32, dtype=torch.bfloat16), bench.randn(32, wide, dtype=torch.bfloat16)
+    enter = partial(fp8_scope.low_precision, target="cpu", amax_reduction_group=fp8_scope.SINGLE_OWNER, recipe=recipe)
+    given = {"enter": enter, **({"run": run_grouped} if make is grouped else {}), **options}
+    check_kept_weights(bench, "fp8", (make(), make()), rows, gradient, **given)
+    return bench
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("make", [linear, mlp, split, grouped])
+def test_every_layer_keeps_the_right_copy(make: Callable[[], Any], recipe: str) -> None:
+    bench = judge(make, recipe)
+    assert [check.name for check in bench.checks] == ["fp8.renewed", "fp8.kept"]
+    assert failed(bench) == {}
+    assert {part.observed for check in bench.checks for part in check.parts if not part.at_least} == {0.0}
+
+
+def told_otherwise(patch: Patch, told: bool | None, instead: bool | None) -> None:
+    """Every layer takes one answer for another."""
+    from transformer_engine.pytorch.layer import TransformerEngineBaseModule as Layer
+
+    real = Layer.start
+    patch.setattr(Layer, "start", lambda self, inp, first=None: real(self, inp, instead if first is told else first))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("make", [linear, mlp, split, grouped])
+def test_a_copy_of_the_step_before_is_seen(monkeypatch: Patch, make: Callable[[], Any], recipe: str) -> None:
+    told_otherwise(monkeypatch, told=True, instead=False)
+    found = failed(judge(make, recipe))
+    assert {"forward", "grad.input"} <= found["fp8.renewed"]
+
+
+@pytest.mark.parametrize("instead", [True, None])
+def test_a_copy_that_is_never_taken_is_seen(monkeypatch: Patch, instead: bool | None) -> None:
+    told_otherwise(monkeypatch, told=False, instead=instead)
+    assert failed(judge(linear)).keys() == {"fp8.kept"}
+
+
+def test_a_new_copy_that_is_not_kept_is_seen(monkeypatch: Patch) -> None:
+    """The first microbatch is right, and all others take what was kept before."""
+    from transformer_engine.pytorch.layer import Rounder
+
+    def round_once(self: Any, tensor: Any, role: Any, gemm: int = 0) -> Any:
+        made = self._round(tensor, role, gemm)
+        if role == "weight" and self.first is not None:
+            return made if self.first else self.kept.setdefault(gemm, made)
+        return made
+
+    def round_first(self: Any, tensor: Any, role: Any, gemm: int = 0) -> Any:
+        made = round_once(self, tensor, role, gemm)
+        if role == "weight" and self.first:
+            self.kept.setdefault(gemm, made)
+        return made
+
+    monkeypatch.setattr(Rounder, "round", round_first)
+    assert failed(judge(linear)).keys() == {"fp8.kept"}
+
+
+@pytest.mark.parametrize("gemm", [0, 1])
+def test_each_of_two_weights_counts(monkeypatch: Patch, gemm: int) -> None:
+    from transformer_engine.pytorch.layer import Rounder
+
+    real = Rounder.round
+
+    def stale(self: Any, tensor: Any, role: Any, number: int = 0) -> Any:
+        if role == "weight" and self.first and number == gemm and number in self.kept:
+            return self.kept[number]
+        return real(self, tensor, role, number)
+
+    monkeypatch.setattr(Rounder, "round", stale)
+    for make in (mlp, grouped):
+        assert {"forward", "grad.input"} <= failed(judge(make))["fp8.renewed"]
+
+
+def test_a_transposed_copy_of_the_step_before_is_seen(monkeypatch: Patch) -> None:
+    """The output is right; the gradient of the input takes the old weights."""
+    from transformer_engine.pytorch.linear import _Linear
+
+    real = _Linear.forward
+    kept: dict[int, Any] = {}
+
+    def forward(ctx: Any, rows: Any, weight: Any, bias: Any, rounder: Any, *rest: Any) -> Any:
+        out = real(ctx, rows, weight, bias, rounder, *rest)
+        if rounder is not None and rounder.first is not None:
+            by_columns, rounded, bias = ctx.to_save
+            ctx.save_for_backward(by_columns, kept.setdefault(id(rounder.kept), rounded), bias)
+        return out
+
+    monkeypatch.setattr(_Linear, "forward", staticmethod(forward))
+    assert failed(judge(linear)) == {"fp8.renewed": {"grad.input"}, "fp8.kept": {"grad.input"}}
+
+
+def test_weights_that_never_count_are_seen(monkeypatch: Patch) -> None:
+    """Both layers take their first weights for good: they agree, and not with their weights."""
+    from transformer_engine.pytorch.layer import Rounder, TransformerEngineBaseModule
+
+    real, start = Rounder._round, TransformerEngineBaseModule.start
+
+    def started(self: Any, *given: Any) -> Any:
+        rounder, last = start(self, *given)
+        if rounder is not None:
+            rounder.for_good = self.__dict__.setdefault("for_good", {})
+        return rounder, last
+
+    def for_good(self: Any, tensor: Any, role: Any, gemm: int) -> Any:
+        made = real(self, tensor, role, gemm)
+        return self.for_good.setdefault(gemm, made) if role == "weight" else made
+
+    monkeypatch.setattr(TransformerEngineBaseModule, "start", started)
+    monkeypatch.setattr(Rounder, "_round", for_good)
+    assert failed(judge(linear)) == {"fp8.renewed": {"other-weights"}}
+
+
+def test_no_number_is_no_copy(monkeypatch: Patch) -> None:
+    from transformer_engine.pytorch.layer import Rounder
+
+    real = Rounder.round
+    monkeypatch.setattr(Rounder, "round", lambda *given: tuple(one * float("nan") for one in real(*given)))
+    bench = judge(linear)
+    assert failed(bench).keys() == {"fp8.renewed", "fp8.kept"}
+
+
+def test_what_the_scope_does_not_change_is_not_judged() -> None:
+    bench = judge(linear, enter=nullcontext)
+    assert [(check.name, check.passed) for check in bench.checks] == [("fp8.renewed", True)]
+    assert bench.checks[0].detail.startswith("not judged")
+
+
+def test_a_backward_pass_in_bf16_takes_the_weights_as_they_are(monkeypatch: Patch) -> None:
+    """It is for the checks of the rounding to tell: here only the output is judged."""
+    from transformer_engine.pytorch.linear import _Linear
+
+    real = _Linear.forward
+
+    def forward(ctx: Any, rows: Any, weight: Any, bias: Any, *rest: Any) -> Any:
+        out = real(ctx, rows, weight, bias, *rest)
+        ctx.rounder = None
+        ctx.save_for_backward(rows, weight, bias)
+        return out
+
+    monkeypatch.setattr(_Linear, "forward", staticmethod(forward))
+    bench = judge(linear)
+    assert failed(bench) == {}
+    assert [part.name for part in bench.checks[1].parts] == ["forward"]
+
+
+def test_a_failed_check_is_one_of_numbers(monkeypatch: Patch) -> None:
+    told_otherwise(monkeypatch, told=True, instead=False)
+    for check in judge(linear).checks:
+        assert read_failed_check("linear_walker", check).kind is CheckKind.NUMBERS
+
+
+def test_who_cannot_be_told() -> None:
+    layer = linear()
+    assert takes_microbatch(layer)
+    layer.forward = lambda inp: inp
+    assert not takes_microbatch(layer)
+    layer.forward = lambda inp, **options: (inp, options)
+    assert takes_microbatch(layer)
+    assert not takes_microbatch(torch.nn.Linear(2, 2))
+
+
+# --- in the probes ----------------------------------------------------------------------------------------
+
+
+def test_the_walker_judges_it_in_every_recipe(monkeypatch: Patch) -> None:
+    told_otherwise(monkeypatch, told=True, instead=False)
+    bench = bench_of("linear_walker")
+    walker_probe.probe(bench)
+    assert failed(bench).keys() == {f"{recipe}.{name}" for recipe in RECIPES for name in ("renewed", "kept")}
+
+
+def test_a_layer_that_cannot_be_told_is_for_the_block_to_tell(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(walker_probe, "takes_microbatch", lambda _: False)
+    bench = bench_of("linear_walker", "current")
+    walker_probe._check_kept(bench, bench.bridge(), "current")
+    assert [(check.name, check.passed) for check in bench.checks] == [("current.microbatch", True)]
+
+
+@pytest.mark.parametrize(("layer", "kind"), [("qkv", "layernorm_linear"), ("out", "linear"), ("mlp", "layernorm_mlp")])
+def test_the_block_judges_each_of_its_layers(monkeypatch: Patch, layer: str, kind: str) -> None:
+    told = getattr(te, kind).require()
+    real = told.start
+    monkeypatch.setattr(told, "start", lambda self, inp, first=None: real(self, inp, False if first else first))
+    bench = bench_of("native_block", "delayed")
+    block_probe._check_kept(bench, bench.bridge(), "delayed")
+    assert failed(bench).keys() == {f"fp8.delayed.{layer}.{name}" for name in ("renewed", "kept")}

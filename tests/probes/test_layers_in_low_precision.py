@@ -1,0 +1,151 @@
+"""Each layer of a block is seen to compute in low precision: one that does not, forward or backward, is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="not-run: there is no torch")
+
+from megacpp_validate.bridge import imports as te  # noqa: E402
+from megacpp_validate.canary.dynamic.failed_checks import CheckKind, FailedCheck, read_failed_check  # noqa: E402
+from megacpp_validate.probes import native_block as probe  # noqa: E402
+from megacpp_validate.probes.bench import Bench  # noqa: E402
+from megacpp_validate.probes.layers_in_low_precision import (  # noqa: E402
+    Watched,
+    check_layers_in_low_precision,
+    watching_layers,
+)
+from megacpp_validate.probes.native_block_samples import layer_step, new_layer, new_sample  # noqa: E402
+from megacpp_validate.probes.order import Order, Target  # noqa: E402
+
+Patch = pytest.MonkeyPatch
+RECIPES = ("delayed", "current", "block")
+KINDS = {"qkv": "layernorm_linear", "out": "linear", "mlp": "layernorm_mlp"}
+pytestmark = pytest.mark.usefixtures("te_double")
+
+
+def judge(recipe: str = "current") -> Bench:
+    """One step of the block, and what is said of its layers."""
+    target = Target("cpu", "", recipes=RECIPES, production_recipe="delayed")
+    bench = Bench(Order("native_block", "stack", target, "te", quick=True))
+    sample = new_sample(bench, probe.GATED, torch.bfloat16, branches=0.5)
+    layer = new_layer(bench, bench.bridge(), sample)
+    for _ in range(2):
+        with watching_layers(probe._low_layers(layer)) as watched:
+            layer_step(layer, sample, probe._scope(bench, recipe))
+    check_layers_in_low_precision(bench, "fp8", recipe, watched)  # type: ignore[arg-type]
+    return bench
+
+
+def failed(bench: Bench) -> dict[str, FailedCheck]:
+    return {check.name: read_failed_check("native_block", check) for check in bench.checks if not check.passed}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_layer_is_seen(recipe: str) -> None:
+    bench = judge(recipe)
+    assert failed(bench) == {}
+    parts = {check.name: {part.name for part in check.parts} for check in bench.checks}
+    both = {"forward", "grad.input"}
+    assert parts == {
+        "fp8.qkv.layers": both | {"grad.query_weight", "grad.key_weight", "grad.value_weight"},
+        "fp8.out.layers": both | {"grad.weight"},
+        "fp8.mlp.layers": both | {"grad.fc1_weight", "grad.fc2_weight"},
+    }
+    assert all(part.at_least for check in bench.checks for part in check.parts)
+
+
+@pytest.mark.parametrize("layer", KINDS)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_layer_in_bf16_is_named(monkeypatch: Patch, recipe: str, layer: str) -> None:
+    kind = te_class(layer)
+    start = kind.start
+    monkeypatch.setattr(kind, "start", lambda self, *given: (None, start(self, *given)[1]))
+    found = failed(judge(recipe))
+    assert found.keys() == {f"fp8.{layer}.layers"}
+    check = found[f"fp8.{layer}.layers"]
+    assert check.kind is CheckKind.BACKEND
+    assert check.entries == frozenset({KINDS[layer]})
+
+
+def te_class(layer: str) -> Any:
+    return getattr(te, KINDS[layer]).require()
+
+
+def test_split_weights_in_bf16_are_seen(monkeypatch: Patch) -> None:
+    """Only a layer with several weights: what another probe runs, with one, is as it should be."""
+    kind = te_class("qkv")
+    start = kind.start
+
+    def only_whole(self: Any, *given: Any) -> Any:
+        rounder, last = start(self, *given)
+        return (rounder if len(self.weight_names) == 1 else None), last
+
+    monkeypatch.setattr(kind, "start", only_whole)
+    bench = judge()
+    assert failed(bench).keys() == {"fp8.qkv.layers"}
+    first = bench.checks[0].parts[0]
+    assert (first.name, first.observed) == ("forward", 0.0)
+
+
+def test_a_backward_pass_in_bf16_is_seen(monkeypatch: Patch) -> None:
+    from transformer_engine.pytorch.layernorm_linear import _LayerNormLinear
+
+    real = _LayerNormLinear.forward
+
+    def forward(ctx: Any, rows: Any, weight: Any, bias: Any, *rest: Any) -> Any:
+        out = real(ctx, rows, weight, bias, *rest)
+        ctx.rounder = None
+        ctx.save_for_backward(rows, weight, bias)
+        return out
+
+    monkeypatch.setattr(_LayerNormLinear, "forward", staticmethod(forward))
+    bench = judge()
+    assert failed(bench).keys() == {"fp8.qkv.layers"}
+    wrong = {part.name for part in bench.checks[0].parts if not part.passed}
+    assert wrong == {"grad.input", "grad.query_weight", "grad.key_weight", "grad.value_weight"}
+
+
+def test_no_number_is_one_of_numbers(monkeypatch: Patch) -> None:
+    """It is in no precision: that another path ran must not be said of it."""
+    from transformer_engine.pytorch.layer import Rounder
+
+    real = Rounder.round
+    monkeypatch.setattr(Rounder, "round", lambda *given: tuple(one * float("nan") for one in real(*given)))
+    assert {check.kind for check in failed(judge()).values()} == {CheckKind.NUMBERS}
+
+
+def test_a_gradient_that_is_lost_is_one_of_numbers(monkeypatch: Patch) -> None:
+    from transformer_engine.pytorch.linear import _Linear
+
+    real = _Linear.backward
+
+    def backward(ctx: Any, grad: Any) -> Any:
+        to_rows, to_weight, *rest = real(ctx, grad)
+        return to_rows, to_weight * 0, *rest
+
+    monkeypatch.setattr(_Linear, "backward", staticmethod(backward))
+    assert {name: check.kind for name, check in failed(judge()).items()} == {"fp8.out.layers": CheckKind.NUMBERS}
+
+
+def test_a_layer_that_was_not_called_is_seen() -> None:
+    bench = Bench(Order("native_block", "stack", Target("cpu", "", recipes=RECIPES), "te"))
+    layer = te.linear.require()(16, 16, device="cpu")
+    check_layers_in_low_precision(bench, "fp8", "current", {"out": Watched(layer)})
+    assert failed(bench)["fp8.out.layers"].entries == frozenset({"linear"})
+
+
+def test_watching_changes_nothing() -> None:
+    target = Target("cpu", "", recipes=RECIPES, production_recipe="delayed")
+    bench = Bench(Order("native_block", "stack", target, "te", quick=True))
+    sample = new_sample(bench, probe.GATED, torch.bfloat16)
+    layer = new_layer(bench, bench.bridge(), sample)
+    plain = layer_step(layer, sample, probe._scope(bench, "current"))
+    plain = {name: tensor.clone() for name, tensor in plain.items()}
+    with watching_layers(probe._low_layers(layer)) as watched:
+        seen = layer_step(layer, sample, probe._scope(bench, "current"))
+    assert all(torch.equal(seen[name], plain[name]) for name in plain)
+    assert all(row.to_out is not None and row.to_rows is not None for row in watched.values())
+    assert not any(one._forward_hooks or one._forward_pre_hooks for one in layer.modules())

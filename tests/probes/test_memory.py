@@ -1,0 +1,158 @@
+"""What calls leave behind: a rise with every group of calls is seen, and what is made once is none."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="not-run: there is no torch")
+
+from megacpp_validate.probes.bench import Bench  # noqa: E402
+from megacpp_validate.probes.memory import CALLS, GROUPS, WARM_UP, bytes_kept, check_memory, use_of  # noqa: E402
+from megacpp_validate.probes.order import Order, Target  # noqa: E402
+
+CALLS_IN_ALL = WARM_UP + GROUPS * CALLS
+Keeps = Callable[[Any, Any], None]
+
+
+class Layer(torch.nn.Module):
+    """A product that hands its input and output to somebody."""
+
+    def __init__(self, keeps: Keeps) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(8, 8))
+        self.keeps = keeps
+
+    def forward(self, rows: Any) -> Any:
+        out = rows @ self.weight
+        self.keeps(rows, out)
+        return out
+
+
+def kept_by(keeps: Keeps) -> float:
+    return bytes_kept("cpu", use_of(Layer(keeps), (torch.ones(4, 8),), nullcontext, {}))
+
+
+def test_a_call_that_keeps_nothing() -> None:
+    assert kept_by(lambda rows, out: None) == 0.0
+
+
+def one_more(kept: list[Any], what: str) -> Keeps:
+    return {
+        "input": lambda rows, out: kept.append(rows.detach()),
+        "output": lambda rows, out: kept.append(out.detach()),
+        "graph": lambda rows, out: kept.append(out),
+        "cycle": lambda rows, out: kept.append([out.detach(), kept]),
+    }[what]
+
+
+@pytest.mark.parametrize("what", ["input", "output", "graph", "cycle"])
+def test_one_tensor_of_every_call_is_seen(what: str) -> None:
+    assert kept_by(one_more([], what)) >= 4 * 8 * 4
+
+
+def once_at(call: int, cache: dict[Any, Any]) -> Keeps:
+    """A workspace that is made in one call."""
+    calls: list[int] = []
+
+    def keep(rows: Any, out: Any) -> None:
+        calls.append(1)
+        if len(calls) == call:
+            cache["workspace"] = torch.empty(1000)
+
+    return keep
+
+
+@pytest.mark.parametrize("call", range(1, CALLS_IN_ALL + 1))
+def test_what_is_made_once_is_no_rise(call: int) -> None:
+    assert kept_by(once_at(call, {})) == 0.0
+
+
+def test_what_each_call_replaces_is_no_rise() -> None:
+    cache: dict[str, Any] = {}
+    assert kept_by(lambda rows, out: cache.update(last=out.detach())) == 0.0
+
+
+def test_a_cycle_of_one_call_is_collected() -> None:
+    def leave(rows: Any, out: Any) -> None:
+        ring: list[Any] = [out.detach()]
+        ring.append(ring)
+
+    assert kept_by(leave) == 0.0
+
+
+def test_a_view_counts_as_what_it_is_of() -> None:
+    kept: list[Any] = []
+    whole = torch.ones(64, 64)
+    assert kept_by(lambda rows, out: kept.append(whole[0])) == 0.0
+
+
+def test_the_collector_is_left_as_it_was() -> None:
+    assert gc.get_freeze_count() == 0
+    with pytest.raises(KeyError):
+        bytes_kept("cpu", lambda: {}[0])
+    assert gc.get_freeze_count() == 0
+
+
+class Allocator:
+    """Bytes that a CUDA allocator would count, one reading after another."""
+
+    def __init__(self, *readings: int) -> None:
+        self._readings = iter(readings)
+
+    def __call__(self) -> int:
+        return next(self._readings)
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("readings", "kept", "passed"),
+    [
+        ((0, 0, 0, 0), 0.0, True),
+        ((0, MIB, 2 * MIB, 3 * MIB), MIB / CALLS, False),
+        ((0, MIB, MIB, 2 * MIB), 0.0, True),  # one group without a rise
+        ((MIB, 0, MIB, 2 * MIB), 0.0, True),
+        ((0, 512, 1024, 1536), 512 / CALLS, True),  # a scale, not a tensor of the call
+        ((0, 8 * MIB, 8 * MIB + 12288, 9 * MIB), 12288 / CALLS, False),  # an amax history at least
+    ],
+)
+def test_on_a_gpu_the_allocator_counts(
+    monkeypatch: pytest.MonkeyPatch, readings: tuple[int, ...], kept: float, passed: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "memory_allocated", Allocator(*readings))
+    check = check_memory("bf16", "cuda", lambda: None)
+    assert (check.name, check.passed, check.parts[0].observed) == ("bf16.memory", passed, kept)
+    assert ("memory grows" in check.detail) is not passed
+
+
+def test_inputs_are_copies_and_gradients_go_to_all_that_is_trained() -> None:
+    seen: list[Any] = []
+    layer, rows = Layer(lambda given, out: seen.append(given)), torch.ones(4, 8)
+    layer.weight.register_hook(seen.append)
+    use_of(layer, (rows,), nullcontext, {})()
+    assert len(seen) == 2
+    assert seen[0] is not rows
+    assert seen[0].requires_grad
+    assert layer.weight.grad is None
+
+
+def test_a_layer_without_a_graph_is_no_error() -> None:
+    use_of(lambda rows: (rows.detach(), None), (torch.ones(2),), nullcontext, {})()
+
+
+def test_the_bench_takes_the_check() -> None:
+    bench = Bench(Order("attention", "stack", Target("cpu", ""), "native"))
+    kept: list[Any] = []
+    with bench.scope("mlp"):
+        bench.layer_keeps_nothing("bf16", Layer(lambda rows, out: None), torch.ones(4, 8))
+        bench.layer_keeps_nothing("fp8.delayed", Layer(lambda rows, out: kept.append(out.detach())), torch.ones(4, 8))
+    assert [(check.name, check.passed) for check in bench.checks] == [
+        ("mlp.bf16.memory", True),
+        ("mlp.fp8.delayed.memory", False),
+    ]
