@@ -145,6 +145,19 @@ def test_receipts_can_be_judged_again_elsewhere(host: Path, call: Callable[..., 
     assert "has no evidence of permute" in " ".join(out.split())
 
 
+def test_earlier_receipts_count_where_there_are_none(host: Path, call: Callable[..., Any], tmp_path: Path) -> None:
+    call(*HERE, "--faults", "attention-wrong", "--receipts", "first")
+    call(*HERE, "--faults", "permute-wrong", "--receipts", "second")
+    both = (*HERE, "--faults", "attention-wrong,permute-wrong", "--judge-only", "--receipts", "second")
+    code, out, _ = call(*both, "--format", "json")
+    assert verdicts(out) == {"attention-wrong": "not-run", "permute-wrong": "missed"}
+    code, out, err = call(*both, "--earlier", "first", "--format", "json")
+    assert (code, verdicts(out)) == (CLOSED, {"attention-wrong": "right", "permute-wrong": "missed"}), err
+    assert len(json.loads(out)["controls"]) == 2, "each folder has a clean pair of its own"
+    assert json.loads(out)["environment"].endswith("; receipts of first")
+    assert call(*both, "--earlier", "nowhere")[0] == WRONG
+
+
 def test_without_a_gpu_it_is_not_run(host: Path, call: Callable[..., Any]) -> None:
     code, out, _ = call("--target", "h200", "--matrix", "matrix")
     assert code == MISSING

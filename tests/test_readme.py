@@ -33,4 +33,5 @@ def test_there_is_something_to_hold_it_to() -> None:
         "docs/evidence/support.md",
         "docs/examples/te_canary_h200.txt",
         "docs/examples/blame_score.md",
+        "docs/examples/blame_score_held_out.md",
     }

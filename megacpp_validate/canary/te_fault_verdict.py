@@ -44,6 +44,15 @@ class Verdicts:
     faults: tuple[FaultResult, ...]
     controls: tuple[ControlResult, ...]
 
+    def joined(self, later: Verdicts) -> Verdicts:
+        """With those of a later run of the plan: of each fault the last that ran, and every clean pair that ran."""
+        rows = {row.fault: row for row in self.faults}
+        rows |= {row.fault: row for row in later.faults if row.was_judged or not rows[row.fault].was_judged}
+        both = (*self.controls, *later.controls)
+        ran = {row.name for row in both if not row.reason}
+        lacking = tuple(row for row in later.controls if row.name not in ran)
+        return Verdicts(tuple(rows.values()), (*(row for row in both if not row.reason), *lacking))
+
 
 def judge_plan(
     plan: Plan, seen: Mapping[str, Receipts], modules: Sequence[BridgeModule], troubles: Troubles

@@ -51,6 +51,7 @@ class Asked:
     target: str
     overlays: tuple[Path, ...]
     receipts: Path
+    earlier: tuple[Path, ...]
     copies: Path | None
     judge_only: bool
     seed: int
@@ -104,6 +105,10 @@ def run_blame_score(
     except OSError as fault:
         refuse_receipts(asked.receipts, fault)
     verdicts = judge_plan(plan, _read_runs(plan, folder, troubles), catalog.modules, troubles)
+    for place in reversed(asked.earlier):
+        runs = _read_runs(plan, place.absolute() / folder.name, Troubles())
+        verdicts = judge_plan(plan, runs, catalog.modules, Troubles()).joined(verdicts)
+    where += "".join(f"; receipts of {place}" for place in asked.earlier)
     score = BlameScore(
         tool=TOOL,
         target=target.id,

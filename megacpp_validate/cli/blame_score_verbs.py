@@ -30,6 +30,15 @@ def blame_score(
         ".megacpp/blame-score"
     ),
     copies: Annotated[Path | None, typer.Option("--copies", help="Folder for the copies with faults.")] = None,
+    earlier: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--earlier",
+            exists=True,
+            file_okay=False,
+            help="Receipts of earlier runs, which count where this one has none; oldest first.",
+        ),
+    ] = None,
     judge_only: Annotated[
         bool, typer.Option("--judge-only", help="Run nothing: judge the receipts there are.")
     ] = False,
@@ -46,14 +55,15 @@ def blame_score(
 ) -> None:
     """Is the right module blamed? Faults are planted in copies of Transformer Engine, and every probe is run on each.
 
-    Started again, it runs what has no receipt yet. Shards of one run may share a folder of receipts.
+    Started again, it runs what has no receipt yet. Shards of one run may share a folder of receipts, one after
+    the other.
     """
     from .blame_score_runs import Asked, run_blame_score
 
     names = tuple(name for text in faults or () for name in text.replace(",", " ").split())
     asked = Asked(
         faults=names, release=release, shard=shard, clean=clean, timed_clean=timed_clean, target=target,
-        overlays=tuple(overlays or ()), receipts=receipts, copies=copies, judge_only=judge_only, seed=seed, jobs=jobs,
-        limit_s=limit, python=python,
+        overlays=tuple(overlays or ()), receipts=receipts, earlier=tuple(earlier or ()), copies=copies,
+        judge_only=judge_only, seed=seed, jobs=jobs, limit_s=limit, python=python,
     )  # fmt: skip
     run_blame_score(read_catalog(matrix), matrix, asked, fmt, output, verbose=verbose)

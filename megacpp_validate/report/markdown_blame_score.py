@@ -35,9 +35,10 @@ def tell_blame_score(score: BlameScore) -> list[str]:
     lines += [
         f"- **{escape(row.name)}** ({escape(row.release)}): {escape(say_control(row))}" for row in find_loud(score)
     ]
-    lines += ["", "| fault | release | verdict | named |", "| --- | --- | --- | --- |"]
+    lines += ["", "<details><summary>Every fault, and who is named for it</summary>", ""]
+    lines += ["| fault | release | verdict | named |", "| --- | --- | --- | --- |"]
     lines += [
         f"| {escape(row.fault)} | {escape(row.release)} | {row.verdict.value} | {escape(say_culprits(row.culprits))} |"
         for row in score.faults
     ]
-    return lines
+    return [*lines, "", "</details>"]

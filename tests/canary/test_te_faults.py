@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from megacpp_validate.canary.te_fault_verdict import Troubles, judge_control, judge_fault, judge_plan
+from megacpp_validate.canary.te_fault_verdict import Troubles, Verdicts, judge_control, judge_fault, judge_plan
 from megacpp_validate.canary.te_faults import CLEAN, CLEAN_AGAIN, CLEAN_TIMED, Control, Plan, UnknownFault, plan_score
 from megacpp_validate.catalog import Catalog
 from megacpp_validate.catalog_faults import Edit, TeFault, read_te_faults
-from megacpp_validate.evidence.blame_score import BlameScore, FaultResult, Verdict
+from megacpp_validate.evidence.blame_score import BlameScore, ControlResult, FaultResult, Verdict
 from megacpp_validate.evidence.findings import Cause
 from megacpp_validate.evidence.receipt import Check, Failure, Machine, Outcome, Receipt, Timing, cell_id
 from megacpp_validate.evidence.upgrade import Culprit, StepResult
@@ -233,6 +233,22 @@ def test_troubles_are_told_as_what_they_are(catalog: Catalog) -> None:
     nothing = judge(catalog, plan, {}, Troubles(everything="not-run: no GPU"))
     assert {(row.verdict, row.reason) for row in nothing.faults} == {(Verdict.NOT_RUN, "not-run: no GPU")}
     assert nothing.controls[0].reason == "not-run: no GPU"
+
+
+def test_of_two_runs_the_later_counts_and_every_clean_pair() -> None:
+    def ran(verdict: Verdict, *reasons: str) -> Verdicts:
+        controls = tuple(ControlResult(name=str(index), release=RELEASE, seed=index, timed=False, reason=reason)
+                         for index, reason in enumerate(reasons))  # fmt: skip
+        return Verdicts((new_result(verdict),), controls)
+
+    def joined(first: Verdicts, later: Verdicts) -> tuple[Verdict, list[str]]:
+        both = first.joined(later)
+        return both.faults[0].verdict, [f"{row.name}{row.reason}" for row in both.controls]
+
+    assert joined(ran(Verdict.MISSED), ran(Verdict.RIGHT)) == (Verdict.RIGHT, [])
+    assert joined(ran(Verdict.RIGHT), ran(Verdict.MISSED)) == (Verdict.MISSED, []), "a later miss is not hidden"
+    assert joined(ran(Verdict.RIGHT, "", "?"), ran(Verdict.NOT_RUN, "", "?")) == (Verdict.RIGHT, ["0", "0", "1?"])
+    assert joined(ran(Verdict.NOT_RUN, "", "?"), ran(Verdict.NOT_RUN, "?", "")) == (Verdict.NOT_RUN, ["0", "1"])
 
 
 # --- the score --------------------------------------------------------------------------------------------
