@@ -310,3 +310,11 @@ def test_whoever_stops_reading_changes_no_exit_code(folders: dict[str, Path]) ->
         with os.fdopen(writer, "wb") as closed:
             said = subprocess.run([*words, *extra], stdout=closed, stderr=subprocess.PIPE, check=False)
         assert said.returncode == OPEN, said.stderr.decode()
+
+
+def test_whoever_stops_reading_what_is_refused_changes_no_exit_code() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "megacpp_validate.cli", "te-bisect", "2.17.1", "2.20.2", "--module", "nope"]
+    with os.fdopen(writer, "wb") as closed:
+        assert subprocess.run(words, stdout=closed, stderr=closed, check=False).returncode == WRONG

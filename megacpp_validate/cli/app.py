@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -52,7 +54,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Which part of the bridge to Transformer Engine does an upgrade break, and why.",
 )
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class _Errors(Console):
+    def on_broken_pipe(self) -> None:
+        """Say no more and go on: rich would end the process with 1, which says that a release broke."""
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+
+
+errors = _Errors(stderr=True, highlight=False, soft_wrap=True)
 
 
 def main() -> None:
@@ -82,8 +92,19 @@ def refuse(message: str, code: Exit) -> NoReturn:
     raise SystemExit(int(code))
 
 
+def refuse_full_disk(folder: Path, fault: OSError) -> None:
+    """End because a disk is full, where that is why; any other fault is for the caller to tell."""
+    if fault.errno in (errno.ENOSPC, errno.EDQUOT):
+        refuse(
+            f"the run was given up: {fault}. Likely cause: the disk of {folder} or of the folder for temporary files "
+            "is full. Next step: make room and start it again: it runs what is missing.",
+            Exit.INFRASTRUCTURE,
+        )
+
+
 def refuse_receipts(folder: Path, fault: OSError) -> NoReturn:
     """End because receipts cannot be written to their folder."""
+    refuse_full_disk(folder, fault)
     refuse(
         f"receipts cannot be written to {folder}: {fault.strerror or fault}. Likely cause: it is a file, or lies in a "
         "place that is not yours. Next step: give --receipts a folder that you can write.",

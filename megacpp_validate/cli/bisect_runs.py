@@ -21,7 +21,7 @@ from ..environments.restart import FolderTaken, own_folder
 from ..evidence.bisect import Answer, Axis, BisectResult, SearchEnd, Verdict
 from ..report.bisect_words import mark_point, say_axis
 from ..report.summaries import first_sentence
-from .app import TOOL, Exit, Format, errors, foreseen, refuse
+from .app import TOOL, Exit, Format, errors, foreseen, refuse, refuse_full_disk
 from .bisect_axes import AxisInvalid, order_releases, read_axes
 from .bisect_places import NotHere, Places
 from .telling import tell
@@ -178,6 +178,7 @@ def _run(asked: Asked, tier: str, conditions: str, axes: tuple[Axis, ...], judge
 
 
 def _refuse_answers(folder: Path, fault: OSError) -> NoReturn:
+    refuse_full_disk(folder, fault)
     refuse(
         f"answers cannot be kept in {folder}: {fault.strerror or fault}. Likely cause: it is a file, or lies in a "
         "place that is not yours. Next step: give --answers a folder that you can write.",

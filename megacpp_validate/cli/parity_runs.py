@@ -76,7 +76,11 @@ def show_support(catalog: Catalog, folders: Sequence[Path], fmt: Format, output:
     receipts = [receipt for folder in found for receipt in folder.found.values()]
     unreadable = {str(fault.file): fault.reason for folder in found for fault in folder.unreadable}
     if not receipts and not unreadable:
-        refuse(f"there is no receipt in {', '.join(map(str, folders))}", Exit.NOTHING_SELECTED)
+        refuse(
+            f"there is no receipt in {', '.join(map(str, folders))}. Likely cause: a typing error, or no run wrote "
+            "there. Next step: give folders of receipts, such as docs/evidence/h200/*/.",
+            Exit.NOTHING_SELECTED,
+        )
     tell(build_support(receipts, [module.id for module in catalog.modules], unreadable), fmt, output)
     raise typer.Exit(Exit.EVIDENCE_MISSING if unreadable else Exit.OPEN)
 

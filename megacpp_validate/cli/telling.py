@@ -49,7 +49,14 @@ def tell(result: Result, fmt: Format, output: Path | None, *, verbose: bool = Fa
                 sys.stdout.write(text if text.endswith("\n") else text + "\n")
             sys.stdout.flush()
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is flushed at the end goes there
+            _drop_output()
+        except OSError as fault:
+            _drop_output()
+            refuse(
+                f"the result cannot be written to standard output: {fault.strerror or fault}. Likely cause: the disk "
+                "that it is sent to is full. Next step: make room, or give --output a file elsewhere.",
+                Exit.INFRASTRUCTURE,
+            )
         return
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -64,6 +71,11 @@ def tell(result: Result, fmt: Format, output: Path | None, *, verbose: bool = Fa
             "that is not yours. Next step: give --output a file in a folder that you can write.",
             Exit.WRONG_ARGUMENTS,
         )
+
+
+def _drop_output() -> None:
+    """Python flushes what is left at the end, and would end with 120 if that failed."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Terminal(Console):

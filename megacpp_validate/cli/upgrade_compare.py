@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import typer
@@ -63,10 +64,20 @@ def compare_folders(catalog: Catalog, folders: Sequence[Path], matrix: Path | No
     Closed where somebody is to blame, and not open where evidence is lost.
     """
     started = time.monotonic()
+    for before, after in pairwise(folder.resolve() for folder in folders):
+        if before == after:
+            refuse(
+                f"{after} is given twice in a row: there is no step to judge. Next step: give two folders of receipts.",
+                Exit.WRONG_ARGUMENTS,
+            )
     found = [read_receipts(folder) for folder in folders]
     for folder, receipts in zip(folders, found, strict=True):
         if not receipts.found and not receipts.unreadable:
-            refuse(f"there is no receipt in {folder}", Exit.NOTHING_SELECTED)
+            refuse(
+                f"there is no receipt in {folder}. Likely cause: a typing error, or its run never began. Next step: "
+                "give the folder of one stack, as `te_canary` names it in its last lines.",
+                Exit.NOTHING_SELECTED,
+            )
     target = _one_of("target", (receipt.target for side in found for receipt in side.found.values()))
     sides = [_read_side(folder, side) for folder, side in zip(folders, found, strict=True)]
     again = next(filter(None, map(_again, folders)), {})

@@ -61,15 +61,16 @@ def read_tiers(text: str) -> tuple[str, ...]:
 def run_upgrade(catalog: Catalog, tiers: Sequence[str], asked: DynamicAsked, telling: Telling) -> None:
     """Run the tiers and tell one result; closed where any of them finds somebody to blame.
 
-    The tier that needs nothing comes first: what is wrong in the arguments is told before a GPU is touched.
+    What is wrong in the arguments is told before anything runs, and the tier that needs nothing comes first.
     """
+    releases = _find_releases(asked)
     seconds: dict[str, float] = {}
     static: tuple[StaticResult, ...] = ()
     firewall: FirewallResult | None = None
     dynamic: Dynamic | None = None
     if "static" in tiers:
         with _timed(seconds, "static"):
-            static = _run_static(catalog, asked, verbose=telling.verbose)
+            static = _run_static(catalog, releases, verbose=telling.verbose)
         if not (asked.releases[1:] or asked.environments or asked.every_installed):
             asked = replace(asked, releases=(static[0].old.version, static[0].new.version))
     if "firewall" in tiers:
@@ -103,10 +104,13 @@ def _exit_code(result: UpgradeResult, *, unmade: bool) -> Exit:
     return Exit.EVIDENCE_MISSING if result.lacks or firewall else Exit.OPEN
 
 
-def _run_static(catalog: Catalog, asked: DynamicAsked, *, verbose: bool) -> tuple[StaticResult, ...]:
-    releases = asked.releases or tuple(text.partition("=")[0] for text in asked.environments)
+def _find_releases(asked: DynamicAsked) -> tuple[str, ...]:
+    """The releases to judge, as they are named; a step takes two that differ."""
+    named = tuple(text.partition("=")[0] for text in asked.environments)
+    releases = asked.releases or named
     if asked.every_installed:
-        releases = find_installed(asked)
+        found = find_installed(asked)
+        releases = (*found, *(name for name in named if not find_twice((*found, name))))
         if len(releases) < 2:  # fewer would be judged against the index
             refuse(
                 f"this host has {releases[0] if releases else 'no release'}{' alone' if releases else ''}: there is no "
@@ -118,6 +122,10 @@ def _run_static(catalog: Catalog, asked: DynamicAsked, *, verbose: bool) -> tupl
             f"{twice} is asked for twice: there is no step to judge. Next step: give each release once.",
             Exit.WRONG_ARGUMENTS,
         )
+    return releases
+
+
+def _run_static(catalog: Catalog, releases: Sequence[str], *, verbose: bool) -> tuple[StaticResult, ...]:
     try:
         from .canary_runs import compare_sources
     except ImportError as fault:  # a GPU host need not have what reads sources

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -108,12 +107,6 @@ def run_dynamic(catalog: Catalog, asked: DynamicAsked) -> DynamicRun:
         try:
             found = run_stacks(catalog, target, stacks, for_all, running, processes)
         except OSError as fault:
-            if fault.errno in (errno.ENOSPC, errno.EDQUOT):
-                refuse(
-                    f"the run was given up: {fault}. Likely cause: the disk of {asked.receipts} or of the folder for "
-                    "temporary files is full. Next step: make room and start it again: it runs what is missing.",
-                    Exit.INFRASTRUCTURE,
-                )
             refuse_receipts(asked.receipts, fault)
     return DynamicRun(target, found, not reason and all(stack.environment is None for stack in stacks))
 

@@ -56,7 +56,7 @@ class BuildCache:
         place = self.root / key
         try:
             sealed = json.loads((place / _SEAL).read_bytes())["files"]
-            return place if sealed == _list_files(place) else None
+            return place if sealed == _hash_files(place) else None
         except (OSError, ValueError, LookupError, TypeError):
             return None
 
@@ -167,12 +167,12 @@ def run_tool(
 def _seal(folder: Path, key: str) -> None:
     with (folder / _SEAL).open("w", encoding="utf-8") as file:
         made = datetime.now(UTC).isoformat(timespec="seconds")
-        json.dump({"key": key, "made": made, "files": _list_files(folder)}, file)
+        json.dump({"key": key, "made": made, "files": _hash_files(folder)}, file)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _list_files(folder: Path) -> str:
+def _hash_files(folder: Path) -> str:
     """A hash over the name and the size of every file, but for the seal and what Python writes there by itself."""
     found: list[str] = []
     for place, folders, files in os.walk(folder):

@@ -132,9 +132,9 @@ def _say_death(order: Order, ended: Ended, limit_s: float) -> Receipt:
     elif ended.code < 0:
         outcome, kind = Outcome.ERROR, _name_signal(-ended.code)
         text = f"died of {kind}{where}; its last words: {said}"
-    elif (full := os.strerror(errno.ENOSPC)) in ended.words:  # nobody's fault but the disk's, and no evidence
+    elif (no_space := os.strerror(errno.ENOSPC)) in ended.words:  # nobody's fault but the disk's, and no evidence
         outcome, kind = Outcome.NOT_RUN, f"exit status {ended.code}"
-        text = f"{full}: it ended with {kind} and could not write a receipt; its last words: {said}"
+        text = f"{no_space}: it ended with {kind} and could not write a receipt; its last words: {said}"
     else:
         outcome, kind = Outcome.ERROR, f"exit status {ended.code}"
         text = f"ended with {kind} before it wrote a receipt; its last words: {said}"

@@ -8,7 +8,7 @@ cause, and then the command dies with its whole process group; a container, whic
 command that ends it. The same close is how a tool that lives says that time is up.
 
 What left that group (a daemon, a worker with a session of its own) falls to the guard when its parent ends, and is
-killed then, too. Should the guard itself be killed, the kernel kills the command. Both are of Linux alone.
+killed when the command ends. Should the guard itself be killed, the kernel kills the command. Both are of Linux alone.
 
 A script of the standard library: it is started by path, with nothing of this project on its own path.
 """

@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Final
 
 from ..catalog import PACKAGE_ROOT
-from ..evidence.receipt import Outcome, Receipt
+from ..evidence.receipt import FROM_OUTSIDE, Outcome, Receipt
 from ..evidence.store import ReceiptInvalid, read_receipt
 from ..probes.order import Order
 
 _LOCK: Final = ".lock"
-# No answer on a module, but on the machine at that moment: the memory killer, an administrator, a batch system.
-_FROM_OUTSIDE: Final = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"})
 _NO_SPACE: Final = os.strerror(errno.ENOSPC)
 
 
@@ -52,7 +50,7 @@ def why_run(order: Order, receipt: Receipt) -> str:
         return "nobody knows which environment its receipt is of"
     if receipt.outcome is Outcome.NOT_RUN:
         return "its receipt says that it did not run"
-    if receipt.failure is not None and receipt.failure.type in _FROM_OUTSIDE:
+    if receipt.failure is not None and receipt.failure.type in FROM_OUTSIDE:
         return f"its process was ended by {receipt.failure.type}, which somebody else has sent"
     if _NO_SPACE in receipt.reason:
         return "the disk was full"

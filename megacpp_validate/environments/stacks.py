@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from packaging.version import InvalidVersion, Version
-
 from ..catalog import Catalog
 from ..catalog import Target as TargetRow
 from ..evidence.receipt import Outcome, Receipt
@@ -22,6 +20,7 @@ from ..evidence.store import ReceiptInvalid, read_receipts
 from ..evidence.upgrade import StackRun
 from ..probes.order import Order
 from .cell import Cell
+from .chosen import is_same_release
 from .container import ContainerEnvironment
 from .environment import Environment, NoEnvironment
 from .facts import Facts, read_facts, require_torch
@@ -196,7 +195,7 @@ def _prepare(wanted: Wanted, processes: Processes) -> Stack:
         _ = environment.identity  # kept from here on; a folder of gigabytes is walked side by side with the others
     except NoEnvironment as fault:
         return Stack(wanted.name, problem=str(fault))
-    if wanted.release and not _is_release(facts.te, wanted.release):
+    if wanted.release and not is_same_release(facts.te, wanted.release):
         has = f"Transformer Engine {facts.te}" if facts.te else "no Transformer Engine whose metadata can be read"
         return Stack(
             wanted.name,
@@ -205,13 +204,6 @@ def _prepare(wanted: Wanted, processes: Processes) -> Stack:
             f"is there ({environment.because}).",
         )
     return Stack(wanted.name, environment, facts)
-
-
-def _is_release(found: str, wanted: str) -> bool:
-    try:
-        return Version(Version(found).public) == Version(Version(wanted).public)
-    except InvalidVersion:
-        return False
 
 
 def _with_target(stack: Stack, target: TargetRow) -> Stack:

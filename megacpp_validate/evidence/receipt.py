@@ -133,6 +133,10 @@ class Machine:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
 
 
+# What ends a process and says nothing of it: the memory killer, an administrator, a batch system.
+FROM_OUTSIDE: Final = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"})
+
+
 @dataclass(frozen=True)
 class Failure:
     """What was raised.

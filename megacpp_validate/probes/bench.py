@@ -17,6 +17,10 @@ from .observe import attention_kernels, observed_backends
 from .order import Order
 
 BRIDGE: Final = "megacpp_validate.bridge"
+# Recipe -> the question of `te_support` that it stands on.
+ASKED: Final = {
+    "delayed": "fp8", "current": "fp8", "block": "fp8_block_scaling", "mxfp8": "mxfp8", "nvfp4": "nvfp4",
+}  # fmt: skip
 VENDOR_BACKENDS: Final = frozenset({"te", "fa3", "fa4", "deep_gemm"})
 
 
@@ -34,6 +38,7 @@ class Bench:
     backends: list[Backend] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._recipes: tuple[Any, ...] | None = None
         self._device = "cpu" if self.order.target.id == "cpu" else "cuda"
         self._generator = torch.Generator(self._device).manual_seed(self.order.seed)
 
@@ -46,6 +51,24 @@ class Bench:
     def wants_te(self) -> bool:
         """Whether Transformer Engine is requested: then a native path is a failure."""
         return self.order.requested == "te"
+
+    @property
+    def recipes(self) -> tuple[Any, ...]:
+        """The target's recipes that Transformer Engine has in this environment, as far as it is wanted.
+
+        One that it refuses (FP8 block scaling wants CUDA 12.9, and Hopper before 2.9) is for the cell of `imports` to
+        fail; here a check tells that it is not judged, so that everything else still is.
+        """
+        asked = self.order.target.recipes
+        if self._recipes is None:
+            found = self.bridge("fp8_scope").te_support() if self.wants_te and asked else {}
+            answers = {one: found.get(ASKED.get(one, ""), (True, "")) for one in asked}
+            lacking = {one: reason for one, (supported, reason) in answers.items() if not supported}
+            for one, reason in lacking.items():
+                said = f"not judged: Transformer Engine refuses {one} here ({reason}); see imports"
+                self.check(f"fp8.{one}.supported", True, said)
+            self._recipes = tuple(one for one in asked if one not in lacking)
+        return self._recipes
 
     @property
     def quick(self) -> bool:

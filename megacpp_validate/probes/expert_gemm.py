@@ -68,7 +68,7 @@ def probe(bench: Bench) -> None:
             with bench.scope(f"{dtype}.{routing}"):
                 _plain(bench, bridge, dtype, routing)
     if bench.wants_te:
-        for recipe in bench.order.target.recipes:
+        for recipe in bench.recipes:
             for routing in IN_FP8[:1] if bench.quick else IN_FP8:
                 with bench.scope(f"fp8.{recipe}.{routing}"):
                     _low_precision(bench, bridge, recipe, routing)
@@ -183,7 +183,7 @@ def _is_rounded(bench: Bench, sample: Sample, seen: Seen, emulated: Seen) -> Non
 
 def _odd_width(bench: Bench, bridge: Any) -> None:
     """Widths that FP8 does not take: the call goes native, and says why."""
-    recipes = bench.order.target.recipes
+    recipes = bench.recipes
     if not recipes:
         return
     scopes = bench.bridge("fp8_scope")

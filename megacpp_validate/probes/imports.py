@@ -69,11 +69,11 @@ def probe(bench: Bench) -> None:
         _check_recipe_objects(bench)
     if bench.wants_te and is_judged(bench):
         check_high_precision(bench, _low(bench))
-        for recipe in bench.order.target.recipes:
+        for recipe in bench.recipes:
             check_recipe(bench, recipe, partial(_low(bench), recipe=recipe))
-        if "delayed" in bench.order.target.recipes:
+        if "delayed" in bench.recipes:
             check_amax(bench, partial(_low(bench), recipe="delayed"))
-        check_recompute(bench, {recipe: partial(_low(bench), recipe=recipe) for recipe in bench.order.target.recipes})
+        check_recompute(bench, {recipe: partial(_low(bench), recipe=recipe) for recipe in bench.recipes})
 
 
 def _low(bench: Bench) -> Callable[..., Any]:
@@ -204,7 +204,7 @@ def _check_recipes_in_scope(bench: Bench) -> None:
         _check_scope(bench, "production", opened, target.production_recipe)
     bench.check("scope.production.restored", _state(bench) == (False, "") and scope.current_scope() is None)
     bench.check("scope.production.recipe", (production or "") == target.production_recipe, str(production))
-    for recipe in target.recipes if bench.wants_te else ():
+    for recipe in bench.recipes if bench.wants_te else ():
         with low(recipe=recipe) as opened:
             _check_scope(bench, recipe, opened, recipe)
         bench.check(f"scope.{recipe}.restored", _state(bench) == (False, "") and scope.current_scope() is None)

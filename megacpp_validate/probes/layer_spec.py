@@ -77,7 +77,7 @@ def probe(bench: Bench) -> None:
     if bench.device == "cpu":
         with bench.scope("native"):
             check_native_layers(bench)
-    for recipe in bench.order.target.recipes if bench.wants_te else ():
+    for recipe in bench.recipes if bench.wants_te else ():
         _check_recipe(bench, spec, sizes, recipe)
     check_whole_layer(bench, spec)
 

@@ -40,13 +40,11 @@ def probe(bench: Bench) -> None:
         for case in _cases(bench):
             _check_numbers(bench, walker, case, name, None)
     if bench.wants_te:
-        for recipe in bench.order.target.recipes:
+        for recipe in bench.recipes:
             _check_recipe(bench, walker, recipe)
-        if (
-            bench.device == "cpu" and "delayed" in bench.order.target.recipes
-        ):  # a real one reads pickles on request only
+        if bench.device == "cpu" and "delayed" in bench.recipes:  # a real one reads pickles on request only
             _check_filled_state(bench, walker)
-        for recipe in bench.order.target.recipes:
+        for recipe in bench.recipes:
             _check_kept(bench, walker, recipe)
 
 

@@ -67,7 +67,7 @@ def probe(bench: Bench) -> None:
     for case in REFUSED:
         _run(bench, bridge, case, "bf16")
     if bench.wants_te:
-        for recipe in bench.order.target.recipes:
+        for recipe in bench.recipes:
             _run_recipe(bench, bridge, recipe)
     if bench.device == "cpu":  # plain Python decides it: no GPU need say it again
         _check_again(bench, bridge)
@@ -77,7 +77,7 @@ def probe(bench: Bench) -> None:
     _check_weights(bench, bridge)
     _check_shards(bench)
     _refusals(bench, bridge)
-    for recipe in bench.order.target.recipes if bench.wants_te else ():
+    for recipe in bench.recipes if bench.wants_te else ():
         _check_kept(bench, bridge, recipe)
 
 

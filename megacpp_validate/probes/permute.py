@@ -293,7 +293,7 @@ def _payloads(bench: Bench, bridge: Any) -> None:
                 check_claim(bench, dispatch, "sort.")
                 chunks = reordered(wanted.view(torch.uint8), sizes, list(reversed(range(EXPERTS)))).view(dtype)
                 exact(bench, "sorted", moved, chunks)
-    if bench.wants_te and bench.device == "cuda" and bench.order.target.recipes:
+    if bench.wants_te and bench.device == "cuda" and bench.recipes:
         _quantized_payload(bench, bridge)
 
 

@@ -1,4 +1,4 @@
-"""What calls leave behind: a rise with every group of calls is seen, and what is made once is none."""
+"""What calls leave behind: a rise with every call is seen, and what is made once is none."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
 from megacpp_validate.probes.bench import Bench  # noqa: E402
-from megacpp_validate.probes.memory import CALLS, GROUPS, WARM_UP, bytes_kept, check_memory, use_of  # noqa: E402
+from megacpp_validate.probes.memory import CALLS, WARM_UP, bytes_kept, check_memory, use_of  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
 
-CALLS_IN_ALL = WARM_UP + GROUPS * CALLS
+CALLS_IN_ALL = WARM_UP + CALLS
 Keeps = Callable[[Any, Any], None]
 
 
@@ -115,11 +115,11 @@ MIB = 2**20
     ("readings", "kept", "passed"),
     [
         ((0, 0, 0, 0), 0.0, True),
-        ((0, MIB, 2 * MIB, 3 * MIB), MIB / CALLS, False),
-        ((0, MIB, MIB, 2 * MIB), 0.0, True),  # one group without a rise
+        ((0, MIB, 2 * MIB, 3 * MIB), float(MIB), False),
+        ((0, MIB, MIB, 2 * MIB), 0.0, True),  # one call without a rise
         ((MIB, 0, MIB, 2 * MIB), 0.0, True),
-        ((0, 512, 1024, 1536), 512 / CALLS, True),  # a scale, not a tensor of the call
-        ((0, 8 * MIB, 8 * MIB + 12288, 9 * MIB), 12288 / CALLS, False),  # an amax history at least
+        ((0, 512, 1024, 1536), 512.0, True),  # a scale, not a tensor of the call
+        ((0, 8 * MIB, 8 * MIB + 12288, 9 * MIB), 12288.0, False),  # an amax history at least
     ],
 )
 def test_on_a_gpu_the_allocator_counts(
@@ -156,3 +156,10 @@ def test_the_bench_takes_the_check() -> None:
         ("mlp.bf16.memory", True),
         ("mlp.fp8.delayed.memory", False),
     ]
+
+
+def test_where_nothing_is_counted_nothing_is_green(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "0")
+    check = check_memory("bf16", "cuda", lambda: None)
+    assert not check.passed
+    assert "unset it" in check.detail

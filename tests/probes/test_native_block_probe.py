@@ -60,8 +60,19 @@ def test_te_passes_in_every_recipe_and_is_seen() -> None:
 
 
 @pytest.mark.usefixtures("te_double")
-def test_a_recipe_without_a_reference_is_no_success() -> None:
+def test_a_recipe_without_a_reference_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bench, "recipes", ("nvfp4",))  # the double has no such GPU
     assert failed(run("te", recipes=("nvfp4",))) == {"fp8.nvfp4.reference"}
+
+
+@pytest.mark.usefixtures("te_double")
+def test_a_recipe_that_this_release_refuses_is_the_firewalls_to_fail() -> None:
+    bench = run("te", recipes=("delayed", "nvfp4"))
+    assert failed(bench) == set()
+    said = {check.name: check.detail for check in bench.checks}
+    assert "not judged" in said["fp8.nvfp4.supported"]
+    assert "see imports" in said["fp8.nvfp4.supported"]
+    assert any(name.startswith("fp8.delayed.gqa4") for name in said)
 
 
 # --- faults in what a path computes ------------------------------------------------------------------------

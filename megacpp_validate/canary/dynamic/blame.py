@@ -27,7 +27,7 @@ _SEEN_THROUGH: Final = re.compile(
     r"(?:fp8\.\w+\.(?:forward|dgrad|wgrad|bias|finite|blocks|backend)(?:\.applied)?|second-use)$"
 )
 _OTHERS_IN_LOW_PRECISION: Final = ("expert_gemm", "layer_spec")
-_MANY: Final = 3  # cases that are killed from outside, and are one
+_MANY: Final = 3  # so many cases that were killed from outside are one
 _BELOW: Final = (Cause.ENVIRONMENT, Cause.BINARY)
 
 
@@ -51,7 +51,8 @@ class Case:
     Attributes:
         first: the culprit; of what many share, the first in dependency order.
         others: what is filed under it, in dependency order.
-        shared: the component that several modules met, each by itself; None for a case of one module.
+        shared: the component that several modules met, each by itself; "" where many were killed and nothing says by
+            what; None for a case of one module.
         part: of Transformer Engine, that layers of several modules run and is wrong in all; None for one module.
     """
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...evidence.findings import Cause
-from ...evidence.receipt import Outcome, Receipt
+from ...evidence.receipt import FROM_OUTSIDE, Outcome, Receipt
 from .components import OWN, TORCH, framed_by, owner_of, said_by
 from .failed_checks import CheckKind, FailedCheck, read_failed_checks
 from .raised import Raised, read_raised
@@ -238,7 +238,7 @@ def _by_end(raised: Raised) -> Diagnosis | None:
     component = framed_by(raised.frame)
     if raised.kind == "timeout":  # nothing is known to be wrong but that it takes too long
         return Diagnosis(Cause.PERFORMANCE, component)
-    if raised.kind in ("SIGKILL", "SIGTERM", "SIGXCPU", "no-receipt") or "SIGHUP" in raised.kind:
+    if raised.kind in FROM_OUTSIDE or raised.kind in ("SIGXCPU", "no-receipt"):
         return Diagnosis(Cause.ENVIRONMENT, component)  # ended from outside: memory, a scheduler, a full disk
     return Diagnosis(Cause.BINARY, component)
 

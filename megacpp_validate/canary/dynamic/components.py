@@ -97,10 +97,11 @@ COMPONENTS: Final[tuple[Component, ...]] = (
               seen="cudaError_t"),
     Component("host memory", says=r"^MemoryError|std::bad_alloc|Cannot allocate memory|DefaultCPUAllocator",
               seen="CPython, libstdc++, c10/core/CPUAllocator.cpp"),
-    Component("disk", says=r"No space left on device|Disk quota exceeded|Read-only file system|^PermissionError",
+    Component("disk", says=r"No space left on device|Disk quota exceeded|Read-only file system",
               seen="errno: a JIT compiler's cache"),
+    Component("file permissions", says=r"^PermissionError", seen="CPython: a device file, a package, a cache"),
     Component("compiler", says=r"Failed to find (?:C compiler|Python\.h)|NVCC compilation failed|Ninja is required|"
-              r"'(?:[\w./-]*/)?(?:gcc|g\+\+|cc|c\+\+|clang|nvcc|ninja)'",
+              r"(?:Command '\[|directory: |No module named )'(?:[\w./-]*/)?(?:gcc|g\+\+|cc|c\+\+|clang|nvcc|ninja)'",
               seen="triton/runtime/build.py; torch/utils/cpp_extension.py; DeepGEMM csrc/jit/compiler.hpp"),
     Component("CuTe DSL", r"(?:nvidia[-_])?cutlass|quack|tvm_ffi", r"\bcutlass\.(?:cute|base_dsl)|DSLRuntimeError|"
               r"nvidia-cutlass-dsl", r"(?:cutlass|quack)/", ("cutlass",), "nvidia-cutlass-dsl",

@@ -320,6 +320,10 @@ _WHOLE_SENTENCES: Final[dict[str, Callable[[Red], str]]] = {
         "give the process caches that it can write, with room in them (HOME, TMPDIR, TRITON_CACHE_DIR, "
         "TORCH_EXTENSIONS_DIR)"
     ),
+    "file permissions": lambda red: (
+        f"let the process read and write what it is refused (`{red.raised.line[:120] if red.raised else ''}`): its "
+        "owner, its mode, the groups of a device file, or HOME and TRITON_CACHE_DIR for a cache"
+    ),
     "compiler": lambda _: "install the compiler that is asked for: what compiles when it is run builds with it",
     "Linux libraries": lambda _: "use a newer base image, or build the extension on this one",
 }

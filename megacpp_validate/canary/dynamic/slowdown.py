@@ -160,7 +160,8 @@ def split_slowness(changes: Sequence[TimingChange]) -> Slowness:
     device, host = ([row for row in changes if row.name.endswith(HOST) is on_host] for on_host in (False, True))
     on_device, on_host = _find_shared(device), _find_shared(host)
     if on_device is not None and on_host is None:
-        apart = {row.module for row in device if row.noise >= 1.0} - set(on_device.modules)
+        compared = [row for row in device if row.noise >= 1.0]  # it is 0 where two runs could not be compared
+        apart = {row.module for row in compared} - set(on_device.modules)
         waited = tuple(
             row for row in host if row.slower and row.module not in apart and row.ratio <= on_device.factor * row.noise
         )

@@ -9,7 +9,7 @@ from typing import Final
 from ...catalog import BridgeModule
 from ...environments.environment import Environment, NoEnvironment
 from ...evidence.bisect import Answer, Verdict
-from ...evidence.receipt import Library, Outcome, Package, Receipt
+from ...evidence.receipt import FROM_OUTSIDE, Library, Outcome, Package, Receipt
 from ..dynamic.components import component_named
 from .judge import NotBuilt
 
@@ -33,7 +33,6 @@ _LOADED_AS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 _OF_MACHINE: Final = ("GPU memory", "GPU hardware", "host memory", "disk")  # what fails whichever release is there
-_FROM_OUTSIDE: Final = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"})  # sent by somebody else: see `restart`
 
 
 class ProbeJudge:
@@ -118,10 +117,10 @@ def judge_receipts(
 
 
 def find_machine_trouble(receipt: Receipt) -> str:
-    """What of the machine ended a probe; empty where nothing did. A probe takes 2 GiB, whichever release is there."""
+    """What of the machine ended a probe; empty where nothing did. What it takes is its own, not its release's."""
     if receipt.failure is None or receipt.outcome is not Outcome.ERROR:
         return ""
-    if receipt.failure.type in _FROM_OUTSIDE:
+    if receipt.failure.type in FROM_OUTSIDE:
         return receipt.failure.type
     text = f"{receipt.failure.type}: {receipt.failure.message}"
     rows = (component for name in _OF_MACHINE if (component := component_named(name)) is not None)

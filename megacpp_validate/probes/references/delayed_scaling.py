@@ -1,18 +1,115 @@
-"""The state of delayed scaling, step by step, as its recipe says: amax history and scale of one tensor.
+"""The state of delayed scaling, call by call, as its recipe says: amax histories and scales, in fp64.
 
-Source: Transformer Engine 2.12 to 2.20, `pytorch/quantization.py` (`_amax_and_scale_update`,
-`_default_sf_compute`), and Micikevicius et al. 2022, "FP8 Formats for Deep Learning", arXiv:2209.05433.
+Transformer Engine has two ways to bring the state up to date, which differ where nothing but zeros was seen:
+
+- "fused", what it takes by default: `kernel_bulk` of `common/recipe/delayed_scaling.cu`. Where the amax of the call is
+  zero it leaves the history as it is, and the scale too. A NaN in the history does not count (`fmaxf`). Read in the
+  public repository as of 2024; releases ship it compiled.
+- "python", with NVTE_UNFUSED_FP8_UPDATE=1: `_amax_and_scale_update` of `pytorch/quantization.py`, read in 2.12.0 and
+  2.20.2. A zero goes into the history like any other amax. A NaN in it stands for the whole of it.
+
+Both: the amax of the call joins the history as its newest row, row 0 is emptied for the next call, the oldest row drops
+out and counts for the last time, and the scale is largest / amax / 2^margin, not rounded to a power of two
+(`use_power_2_scales` belongs to current scaling). An amax of zero, or one that is not finite, leaves the scale as it
+was; one so small that the scale would overflow gives the largest fp32. In forward passes a call is one scope, in
+backward passes one backward pass: with gradient accumulation, each micro-batch is a call of its own.
+
+Micikevicius et al. 2022, "FP8 Formats for Deep Learning", arXiv:2209.05433.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import torch
+
+Algorithm = Literal["max", "most_recent"]
+Update = Literal["fused", "python"]
+
+LARGEST_FP32: Final = 3.4028234663852886e38
+
+
+@dataclass(frozen=True)
+class DelayedRule:
+    """What a recipe fixes of a direction.
+
+    Attributes:
+        largest: largest value of the format: 448 of E4M3, 57344 of E5M2.
+        algorithm: which amax of the history counts.
+        margin: powers of two that are kept free above it.
+        update: which of the two ways brings the state up to date.
+    """
+
+    largest: float
+    algorithm: Algorithm = "max"
+    margin: int = 0
+    update: Update = "fused"
+
+
+@dataclass(frozen=True)
+class DelayedTensors:
+    """The state of a layer's tensors in one direction.
+
+    Attributes:
+        history: [H, N] fp64; the newest call last, row 0 empty between calls.
+        scale: [N] fp64, each a value of fp32: what the next call multiplies by before the cast.
+    """
+
+    history: Any
+    scale: Any
+
+
+def new_state(length: int, tensors: int) -> DelayedTensors:
+    """The state before the first call: nothing seen, scales of 1.
+
+    Args:
+        length: H, calls that are remembered.
+        tensors: N.
+
+    Raises:
+        ValueError: a history that remembers nothing.
+    """
+    if length < 1:
+        raise ValueError(f"an amax history of {length} steps remembers nothing. Next step: 1 or more.")
+    return DelayedTensors(torch.zeros(length, tensors, dtype=torch.float64), torch.ones(tensors, dtype=torch.float64))
+
+
+def next_state(state: DelayedTensors, amax: Any, rule: DelayedRule) -> DelayedTensors:
+    """The state after a call.
+
+    Args:
+        state: before it.
+        amax: [N], largest absolute value of each tensor in the call, over all ranks that share the scale.
+        rule: of the recipe.
+    """
+    seen = state.history.clone()
+    seen[0] = amax.double()
+    if rule.algorithm == "most_recent":
+        top = seen[0]
+    elif rule.update == "fused":
+        top = torch.where(seen.isnan(), 0.0, seen).amax(dim=0)
+    else:
+        top = seen.amax(dim=0)
+    moved = seen.roll(-1, 0)
+    moved[0] = 0.0
+    if rule.update == "fused":
+        nothing = seen[0] == 0.0
+        moved = torch.where(nothing, state.history, moved)
+        top = torch.where(nothing, 0.0, top)
+    return DelayedTensors(moved, _scale(top, state.scale, rule))
+
+
+def _scale(amax: Any, before: Any, rule: DelayedRule) -> Any:
+    """[N] fp64, rounded to fp32: 53 bits are enough that a quotient rounded twice is the one rounded once."""
+    usable = amax.isfinite() & (amax > 0.0)
+    quotient = rule.largest * 2.0**-rule.margin / torch.where(usable, amax, 1.0)
+    return torch.where(usable, quotient.clamp_max(LARGEST_FP32).float().double(), before)
 
 
 @dataclass
 class DelayedReference:
-    """One tensor's state.
+    """One tensor's state under the algorithm "max", brought up to date the Python way.
 
     Attributes:
         largest: largest value of its format.
@@ -27,8 +124,7 @@ class DelayedReference:
     history: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if self.length < 1:
-            raise ValueError(f"an amax history of {self.length} steps remembers nothing. Next step: 1 or more.")
+        new_state(self.length, 1)
         self.history = self.history or [0.0] * self.length
 
     def end_step(self, amax: float) -> None:
@@ -37,8 +133,6 @@ class DelayedReference:
         The entry that drops out of the history no longer counts. A maximum of zero, or one that is not finite, leaves
         the scale as it was.
         """
-        seen = [amax, *self.history[1:]]
-        top = max(seen)
-        if top > 0 and math.isfinite(top):
-            self.scale = min(self.largest / top, 3.4028234663852886e38)
-        self.history = [0.0, *seen[2:], amax] if self.length > 1 else [0.0]
+        before = DelayedTensors(torch.tensor(self.history).double()[:, None], torch.tensor([self.scale]).double())
+        after = next_state(before, torch.tensor([amax]), DelayedRule(self.largest, update="python"))
+        self.history, self.scale = after.history[:, 0].tolist(), float(after.scale[0])

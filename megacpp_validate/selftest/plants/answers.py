@@ -40,8 +40,9 @@ def plant_skip(target: Any, mutant: Mutant, trace: Trace) -> Any:
     return around_calls(target, around)
 
 
-def plant_kept(target: Any, mutant: Mutant, trace: Trace) -> Any:  # noqa: ARG001 - every planter takes the same
+def plant_kept(target: Any, mutant: Mutant, trace: Trace) -> Any:
     """Whatever tensors it gives stay for good."""
+    del mutant
     kept: list[Any] = []
 
     def around(call: Call) -> Any:

@@ -96,7 +96,9 @@ RAISED: dict[str, tuple[Cause, str]] = {
     "subprocess.CalledProcessError: Command '['/usr/bin/gcc', '/tmp/x/main.c']' returned non-zero exit status 1.":
         (Cause.ENVIRONMENT, "compiler"),
     "OSError: [Errno 28] No space left on device": (Cause.ENVIRONMENT, "disk"),
-    "PermissionError: [Errno 13] Permission denied: '/root/.triton/cache'": (Cause.ENVIRONMENT, "disk"),
+    "PermissionError: [Errno 13] Permission denied: '/root/.triton/cache'": (
+        Cause.ENVIRONMENT, "file permissions",
+    ),
     "MemoryError: ": (Cause.ENVIRONMENT, "host memory"),
     "RuntimeError: FlashAttention only supports Ampere GPUs or newer.": (Cause.ENVIRONMENT, "flash-attn"),
     "OSError: /x/libtransformer_engine.so: cannot open shared object file: No such file": (Cause.BINARY, ""),
