@@ -184,7 +184,8 @@ WRONG_ARGUMENTS: dict[str, tuple[list[str], int, list[str]]] = {
     "no-such-probe": ([*GPU, "2.9.0", "2.20.2", "--probes", "atention"], WRONG, ["'atention'", "attention"]),
     "no-environment-spec": ([*GPU, "--environment", "te1=conda:x"], WRONG, ["conda", "overlay:"]),
     "one-name-twice": (
-        [*GPU, "--target", "cpu", "--environment", "a=python:x", "--environment", "a=python:y"], WRONG, ["a is asked for twice"],
+        [*GPU, "--target", "cpu", "--environment", "a=python:x", "--environment", "a=python:y"], WRONG,
+        ["a is asked for twice"],
     ),
     "one-release-twice": ([*GPU, "2.9.0", "te2.9.0"], WRONG, ["twice", "Next step"]),
     "one-release-twice-in-other-words": ([*GPU, "2.9", "te2.9.0"], WRONG, ["twice", "Next step"]),
