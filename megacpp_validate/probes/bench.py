@@ -12,7 +12,8 @@ import torch
 
 from ..evidence.receipt import Backend, Check
 from .bounds import Roundings, compare
-from .memory import Enter, check_memory, use_of
+from .low_precision import Enter
+from .memory import check_memory, use_of
 from .observe import attention_kernels, observed_backends
 from .order import Order
 

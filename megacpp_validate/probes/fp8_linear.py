@@ -8,7 +8,6 @@ of the output only.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,7 +16,7 @@ import torch
 
 from ..evidence.receipt import Check, Part
 from .bench import Bench
-from .bounds import SAFETY, Roundings, compare
+from .bounds import Roundings, compare
 from .emulation import (
     BLOCKS,
     DTYPES,
@@ -29,11 +28,10 @@ from .emulation import (
     emulated_linear,
     operand_roundings,
 )
+from .low_precision import Enter, low_precision_ran
 from .observe import observed_backends
 from .references.delayed_scaling import DelayedReference
 from .references.linear import reference_linear
-
-Enter = Callable[[], AbstractContextManager[Any]]
 
 PRODUCTS: Final[dict[Product, str]] = {"forward": "out", "dgrad": "rows", "wgrad": "weight"}
 # Largest value of an operand, times a power of two. Of a prime over 128, what a scale of 448 / amax makes of values in
@@ -212,17 +210,9 @@ def _applied(name: str, seen: Any, wanted: Any, plain: Any, roundings: Roundings
     """That this recipe ran and no other, and that low precision ran at all."""
     if seen is None or seen.shape != wanted.shape:
         return Check(name, False, detail="there is no such tensor, or it has another shape")
-    error, floor = _distance(seen, wanted, wanted), roundings.bound() / SAFETY / 2
     parts = (
         _part("same-values", _distance(seen, plain, wanted), _beside_the_operands(roundings)),
-        Part(
-            "low-precision-ran",
-            error,
-            floor,
-            error >= floor,
-            "half the error that the roundings must make",
-            at_least=True,
-        ),
+        low_precision_ran(_distance(seen, wanted, wanted), roundings),
     )
     return Check(name, all(part.passed for part in parts), parts)
 

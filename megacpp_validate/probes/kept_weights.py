@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, Final
 
 import torch
@@ -21,9 +21,9 @@ import torch
 from ..evidence.receipt import Check, Part
 from .bench import Bench
 from .bounds import RMS_OF_ROUNDING, unit_roundoff
+from .low_precision import Enter
 
 MICROBATCH: Final = "is_first_microbatch"
-Enter = Callable[[], AbstractContextManager[Any]]
 Run = Callable[[Any, Any, bool | None], Any]
 
 # The same values twice are the same bits. What is allowed is what cannot be another FP8 copy of any weight.

@@ -10,15 +10,14 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, Final
 
 import torch
 
 from ..evidence.receipt import Check, Part
-
-Enter = Callable[[], AbstractContextManager[Any]]
+from .low_precision import Enter
 
 # Set to anything at all, CUDACachingAllocator of c10 calls cudaMalloc and counts nothing, so nothing could rise.
 UNCOUNTED: Final = "PYTORCH_NO_CUDA_MEMORY_CACHING"

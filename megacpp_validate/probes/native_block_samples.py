@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,6 +14,7 @@ from ..native.norms import rms_norm
 from ..native.rope import apply_rope, rope_tables
 from .bench import Bench
 from .emulation import emulated_linear
+from .low_precision import Enter
 from .observe import marking_vendor_layers
 from .references.attention import visible
 from .references.block import Sizes
@@ -23,7 +22,6 @@ from .references.block import Sizes
 HEADS: Final = 8
 EPS: Final = 3e-5  # not the default of any layer: one that ignores what it is given shows
 SMALL: Final = 2.0**-8  # rows of this size have a mean square of about eps
-Enter = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)

@@ -7,19 +7,17 @@ are held to the very same layers without one, wherever these give the same bits 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
-from ..evidence.receipt import Check, Part
+from ..evidence.receipt import Check
 from .bench import Bench
-from .bounds import SAFETY
 from .emulation import EMULATED, Product, Recipe, operand_roundings
-
-Enter = Callable[[], AbstractContextManager[Any]]
+from .low_precision import Enter, low_precision_ran
 
 WAYS: Final = {"reentrant": True, "not-reentrant": False}
 STEPS: Final = (1.0, 3.0)  # another amax each step, so that scales of delayed scaling move between them
@@ -108,9 +106,8 @@ def _applied(sample: _Sample, seen: _Seen, recipe: Recipe) -> Check:
     for name, which in PRODUCTS:
         grad = seen.grads[-1][name]
         error = 0.0 if grad is None else float((grad.double() - wanted[name]).norm() / wanted[name].norm())
-        floor = operand_roundings(recipe, which, lengths[which]).bound() / SAFETY / 2
-        why = f"gradient of {name}: half the error that the roundings of its last product must make"
-        parts.append(Part("low-precision-ran", error, floor, error >= floor, why, at_least=True))
+        last = operand_roundings(recipe, which, lengths[which])
+        parts.append(low_precision_ran(error, last, f"gradient of {name}, of its last product alone"))
     return Check("grad.applied", all(part.passed for part in parts), tuple(parts))
 
 

@@ -5,22 +5,21 @@ It stands on the attention of the vendor, which has a cell of its own: where tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import torch
 
-from ..evidence.receipt import Check, Part
+from ..evidence.receipt import Check
 from ..native.attention import attention
 from ..native.block import ABlock
 from ..native.mlp import gated_activation
 from ..native.norms import rms_norm
 from .bench import Bench
-from .bounds import SAFETY
 from .emulation import EMULATED, emulated_linear, operand_roundings
+from .low_precision import Enter, low_precision_ran
 from .observe import graph_nodes, marking_vendor_layers
 from .references.attention import visible
 from .references.block import Sizes, block_step
@@ -28,7 +27,6 @@ from .references.block_roundings import block_roundings
 from .references.layer_roundings import Precision, precision_of
 from .references.steps import tf32_products
 
-Enter = Callable[[], AbstractContextManager[Any]]
 DTYPES: Final[dict[str, Any]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 HEADS: Final = 8
 GROUPS: Final = 2
@@ -149,12 +147,11 @@ def _low_precision_ran(name: str, seen: dict[str, Any], wanted: dict[str, Any], 
         recipe: which one.
         count: rows, which the gradient of a weight is a sum over.
     """
-    floor, parts = operand_roundings(recipe, "wgrad", count).bound() / SAFETY / 2, []
+    last, parts = operand_roundings(recipe, "wgrad", count), []
     for weight in ("qkv.weight", "out.weight", "mlp.fc1_weight", "mlp.fc2_weight"):
         grad, reference = seen[weight], wanted[weight]
         error = 0.0 if grad is None else float((grad.double() - reference).norm() / reference.norm())
-        why = f"{NAMES[weight]}: half the error that the roundings of its last product must make"
-        parts.append(Part("low-precision-ran", error, floor, error >= floor, why, at_least=True))
+        parts.append(low_precision_ran(error, last, f"{NAMES[weight]}, of its last product alone"))
     return Check(name, all(part.passed for part in parts), tuple(parts))
 
 

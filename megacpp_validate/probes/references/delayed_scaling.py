@@ -3,8 +3,8 @@
 Transformer Engine has two ways to bring the state up to date, which differ where nothing but zeros was seen:
 
 - "fused", what it takes by default: `kernel_bulk` of `common/recipe/delayed_scaling.cu`. Where the amax of the call is
-  zero it leaves the history as it is, and the scale too. A NaN in the history does not count (`fmaxf`). Read in the
-  public repository as of 2024; releases ship it compiled.
+  zero it leaves the history as it is, and the scale too. A NaN in the history does not count (`fmaxf`). Read in
+  NVIDIA/TransformerEngine at 6b71a0ad (2024); releases ship it compiled.
 - "python", with NVTE_UNFUSED_FP8_UPDATE=1: `_amax_and_scale_update` of `pytorch/quantization.py`, read in 2.12.0 and
   2.20.2. A zero goes into the history like any other amax. A NaN in it stands for the whole of it.
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 from ..bench import Bench
-
-Enter = Callable[[], AbstractContextManager[Any]]
+from ..low_precision import Enter
 
 
 def production_precisions(bench: Bench) -> dict[str, Enter]:
