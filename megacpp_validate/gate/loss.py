@@ -1,0 +1,193 @@
+"""The loss gate: may this FP8 recipe train in place of BF16? Curves in, verdict out.
+
+Same seeds and same data make the difference between an FP8 run and its BF16 twin far smaller than the difference
+between two seeds, so everything is judged on that *paired* gap, step by step:
+
+- `steps`: each planned step once, in order, finite. Anything else fails.
+- `gap.settled`: in the second half of the run, the smoothed gap of each seed, at its largest. Its bar is how far
+  another BF16 seed may be off (Student's t for so many seeds, times their spread), 0.01 nats at most: few seeds, or
+  seeds that differ much, never buy more room than that.
+- `gap.tail`: the bias over the last fifth, mean over seeds. Noise averages out there and a fault does not: the bar of
+  one seed, divided by the square root of their number.
+- `gap.learning`: the first half, where a delay of few steps already is a large gap. Bar: the spread of BF16 there.
+- `gradient_norm.matched`: the first twentieth, where FP8 and BF16 still have nearly the same weights, so that the
+  ratio of their gradient norms is that of the arithmetic. It sees what Adam hides from the loss: a scaled gradient.
+- `gradient_norm.later`: every tenth of the rest.
+
+A gap that is scaled up stays red, whatever else is in the curves: no bar is computed from the candidate.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from megacpp_validate.evidence.loss_curve import LossCurve
+from megacpp_validate.evidence.loss_gate import LossOutcome, LossVerdict, SeedSeries
+from megacpp_validate.evidence.receipt import Check, Part
+
+from .loss_pairs import REFERENCE, find_damage, find_refusals, pair_by_seed
+from .loss_statistics import log_ratios, smooth, spread_of_seeds, subtract, t_95
+
+CAP: Final = 0.01
+SMALLEST_SCALING: Final = 1.03
+LATER_NORM: Final = math.log(1.06)
+
+
+@dataclass(frozen=True)
+class Stretches:
+    """Stretches of a run of `planned` steps, in steps."""
+
+    planned: int
+
+    @property
+    def window(self) -> int:
+        """Length of a window of the smoothing."""
+        return self.planned // 20
+
+    @property
+    def half(self) -> int:
+        """First step of the second half."""
+        return self.planned // 2
+
+    @property
+    def tail(self) -> int:
+        """First step of the last fifth."""
+        return self.planned - self.planned // 5
+
+    @property
+    def matched(self) -> int:
+        """End of the first part, where weights are still nearly equal."""
+        return self.planned // 20
+
+
+Pairs = Sequence[tuple[LossCurve, LossCurve]]
+
+
+def decide_loss(reference: Sequence[LossCurve], candidate: Sequence[LossCurve]) -> LossVerdict:
+    """Decide on one FP8 recipe.
+
+    Args:
+        reference: BF16, at least three seeds.
+        candidate: the recipe, with the same seeds, data and number of planned steps.
+
+    Returns:
+        `REFUSED` with the reasons where the curves cannot be compared; `FAIL` where any check is out of its bound; else
+        `PASS`. It never raises for what is in a curve.
+    """
+    recipe = next((curve.recipe for curve in candidate), "")
+    if refusals := find_refusals(reference, candidate):
+        return LossVerdict(recipe=recipe, outcome=LossOutcome.REFUSED, refusals=refusals)
+    pairs = pair_by_seed(reference, candidate)
+    steps = tuple(_check_steps(curve) for curve in (*(pair[0] for pair in pairs), *(pair[1] for pair in pairs)))
+    if not all(check.passed for check in steps):
+        return LossVerdict(recipe=recipe, outcome=LossOutcome.FAIL, checks=steps)
+    at = Stretches(pairs[0][0].planned)
+    series = tuple(_smooth_pair(bf16, fp8, at) for bf16, fp8 in pairs)
+    smoothed = [each.reference for each in series]
+    split = at.half  # windows from here on lie in the second half as a whole
+    spread = spread_of_seeds([values[split:] for values in smoothed], at.window)
+    early_spread = spread_of_seeds([values[:split] for values in smoothed], at.window)
+    factor = t_95(len(pairs))
+    bar = min(CAP, factor * spread)
+    said = f"{factor:g} (Student's t, {len(pairs)} seeds) x the spread of {REFERENCE}, {spread:.3g} nats, {CAP} at most"
+    checks = (
+        *steps,
+        *_check_gap("gap.settled", series, slice(split, None), bar, f"{said}; windows of {at.window} steps"),
+        _check_tail(pairs, at, bar / math.sqrt(len(pairs)), f"over the root of {len(pairs)} seeds: {said}"),
+        *_check_gap("gap.learning", series, slice(0, split), max(bar, factor * early_spread), _say_early(early_spread)),
+        *_check_norms(pairs, at),
+    )
+    outcome = LossOutcome.PASS if all(check.passed for check in checks) else LossOutcome.FAIL
+    return LossVerdict(
+        recipe=recipe,
+        outcome=outcome,
+        checks=checks,
+        window=at.window,
+        bar=bar,
+        spread=_finite(spread),
+        series=series if all(math.isfinite(v) for each in series for v in (*each.reference, *each.gap)) else (),
+    )
+
+
+def _check_steps(curve: LossCurve) -> Check:
+    damage = find_damage(curve)
+    part = Part("faults", len(damage), 0, not damage, f"each of {curve.planned} steps once, in order and finite")
+    return Check(f"steps.{curve.recipe}.seed{curve.seed}", not damage, (part,), "; ".join(damage))
+
+
+def _smooth_pair(bf16: LossCurve, fp8: LossCurve, at: Stretches) -> SeedSeries:
+    return SeedSeries(
+        seed=bf16.seed,
+        steps=bf16.steps[at.window - 1 :],
+        reference=smooth(bf16.losses, at.window),
+        gap=smooth(subtract(fp8.losses, bf16.losses), at.window),
+    )
+
+
+def _check_gap(name: str, series: Sequence[SeedSeries], stretch: slice, bar: float, derivation: str) -> Iterator[Check]:
+    for each in series:
+        worst = _largest(each.gap[stretch])
+        sizes = [abs(value) for value in each.gap[stretch]]
+        where = each.steps[stretch][sizes.index(worst)] if worst in sizes else each.steps[stretch][0]
+        detail = f"largest in the window that ends at step {where}"
+        yield _check(f"{name}.seed{each.seed}", worst, bar, derivation, detail)
+
+
+def _check_tail(pairs: Pairs, at: Stretches, bar: float, derivation: str) -> Check:
+    gaps = [subtract(fp8.losses[at.tail :], bf16.losses[at.tail :]) for bf16, fp8 in pairs]
+    bias = sum(map(sum, gaps)) / sum(map(len, gaps))
+    return _check("gap.tail", abs(bias), bar, derivation, f"{bias:+.4f} nats over steps {at.tail} and later")
+
+
+def _check_norms(pairs: Pairs, at: Stretches) -> Iterator[Check]:
+    """Medians over steps and seeds: one spike, or the first step of delayed scaling, is not what is looked for."""
+    ratios = [log_ratios(fp8.gradient_norms, bf16.gradient_norms) for bf16, fp8 in pairs]
+
+    def median(start: int, stop: int) -> float:
+        return statistics.median([value for each in ratios for value in each[start:stop]])
+
+    matched = median(0, at.matched)
+    yield _check(
+        "gradient_norm.matched",
+        abs(matched),
+        math.log(SMALLEST_SCALING) / 2,
+        f"halfway between equal and scaled by {SMALLEST_SCALING}, as a logarithm",
+        f"FP8 over {REFERENCE}, median of the first {at.matched} steps: x {_times(matched)}",
+    )
+    starts = [at.matched + (at.planned - at.matched) * part // 10 for part in range(11)]
+    medians = [median(start, stop) for start, stop in pairwise(starts)]
+    worst = max(medians, key=abs)
+    yield _check(
+        "gradient_norm.later",
+        abs(worst),
+        LATER_NORM,
+        "twice the smallest scaling that is looked for: weights have drifted apart",
+        f"FP8 over {REFERENCE}, the worst median of ten parts: x {_times(worst)}",
+    )
+
+
+def _check(name: str, observed: float, bound: float, derivation: str, detail: str) -> Check:
+    passed = observed <= bound  # a NaN does not
+    return Check(name, passed, (Part("size", _finite(observed), _finite(bound), passed, derivation),), detail)
+
+
+def _finite(value: float) -> float | None:
+    """The value as JSON can have it: finite losses may have sums that are not."""
+    return value if math.isfinite(value) else None
+
+
+def _largest(values: Sequence[float]) -> float:
+    return math.nan if any(map(math.isnan, values)) else max(map(abs, values))
+
+
+def _times(logarithm: float) -> str:
+    return f"{math.exp(min(logarithm, 700)):.4f}"
+
+
+def _say_early(spread: float) -> str:
+    return f"the spread of {REFERENCE} in the first half, {spread:.3g} nats, times the same t"

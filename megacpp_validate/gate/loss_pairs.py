@@ -1,0 +1,103 @@
+"""Which loss curves can be compared: each FP8 run with the BF16 run of the same seed, data and length."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from megacpp_validate.evidence.loss_curve import LossCurve
+
+REFERENCE = "bf16"
+LEAST_SEEDS = 3  # two seeds make one difference, from which no spread can be told
+LEAST_STEPS = 100  # shorter runs leave fewer than five steps to a smoothing window
+
+
+def find_refusals(reference: Sequence[LossCurve], candidate: Sequence[LossCurve]) -> tuple[str, ...]:
+    """Why these curves cannot be compared; each says what to do. Empty if they can.
+
+    What is damaged in a curve (steps, numbers) is no reason to refuse it: it is a failure.
+    """
+    return (*_find_wrong_recipes(reference, candidate), *_find_wrong_seeds(reference, candidate)) or (
+        *_find_wrong_pairs(reference, candidate),
+    )
+
+
+def pair_by_seed(
+    reference: Sequence[LossCurve], candidate: Sequence[LossCurve]
+) -> tuple[tuple[LossCurve, LossCurve], ...]:
+    """The BF16 run and the FP8 run of each seed, in the order of seeds; for curves that were not refused."""
+    of_seed = {curve.seed: curve for curve in candidate}
+    return tuple((curve, of_seed[curve.seed]) for curve in sorted(reference, key=lambda curve: curve.seed))
+
+
+def find_damage(curve: LossCurve) -> tuple[str, ...]:
+    """What is wrong with the record of one run: steps missing, repeated or out of order, numbers not finite."""
+    said = []
+    counts = Counter(curve.steps)
+    wanted = range(curve.planned)
+    if missing := [step for step in wanted if step not in counts]:
+        said.append(f"{len(missing)} of {curve.planned} steps are missing, the first is step {missing[0]}")
+    if repeated := sorted(step for step, times in counts.items() if times > 1):
+        said.append(f"{len(repeated)} steps are repeated, the first is step {repeated[0]}")
+    if strange := sorted(step for step in counts if step not in wanted):
+        said.append(
+            f"{len(strange)} steps are none of the {curve.planned} planned ones, the first is step {strange[0]}"
+        )
+    backwards = [after for before, after in zip(curve.steps, curve.steps[1:], strict=False) if after < before]
+    if backwards:
+        said.append(f"steps are out of order, the first that comes after a later one is step {backwards[0]}")
+    for name, series in (("loss", curve.losses), ("gradient norm", curve.gradient_norms)):
+        if len(series) != len(curve.steps):
+            said.append(f"{len(curve.steps)} steps and {len(series)} values of the {name}")
+        elif not_finite := [step for step, value in zip(curve.steps, series, strict=True) if not math.isfinite(value)]:
+            said.append(f"the {name} of {len(not_finite)} steps is not finite, the first is step {not_finite[0]}")
+    if any(value < 0 for value in curve.gradient_norms):
+        said.append("a gradient norm is below 0")
+    return tuple(said)
+
+
+def _find_wrong_recipes(reference: Sequence[LossCurve], candidate: Sequence[LossCurve]) -> Iterator[str]:
+    if wrong := sorted({curve.recipe for curve in reference} - {REFERENCE}):
+        yield f"the reference has curves of {', '.join(wrong)}; next step: give it curves of {REFERENCE} alone"
+    recipes = sorted({curve.recipe for curve in candidate})
+    if len(recipes) > 1:
+        yield f"the candidate mixes {', '.join(recipes)}; next step: decide one recipe at a time"
+    if REFERENCE in recipes:
+        yield f"the candidate has curves of {REFERENCE}; next step: give it the curves of an FP8 recipe"
+
+
+def _find_wrong_seeds(reference: Sequence[LossCurve], candidate: Sequence[LossCurve]) -> Iterator[str]:
+    seeds = [Counter(curve.seed for curve in curves) for curves in (reference, candidate)]
+    for name, counted in zip(("reference", "candidate"), seeds, strict=True):
+        if twice := sorted(seed for seed, times in counted.items() if times > 1):
+            yield f"the {name} has seed {twice[0]} more than once; next step: give one curve a seed"
+    if len(seeds[0]) < LEAST_SEEDS:
+        yield (
+            f"the reference has {len(seeds[0])} seeds, {LEAST_SEEDS} at least are needed to tell their spread; "
+            f"next step: train {REFERENCE} with more seeds"
+        )
+    if lacking := sorted(seeds[0].keys() - seeds[1].keys()):
+        yield f"the candidate lacks seed {lacking[0]} of the reference; next step: train it with the same seeds"
+    if beyond := sorted(seeds[1].keys() - seeds[0].keys()):
+        yield f"the reference lacks seed {beyond[0]} of the candidate; next step: train it with the same seeds"
+
+
+def _find_wrong_pairs(reference: Sequence[LossCurve], candidate: Sequence[LossCurve]) -> Iterator[str]:
+    if len(lengths := sorted({curve.planned for curve in (*reference, *candidate)})) > 1:
+        yield f"runs of {' and '.join(map(str, lengths))} steps were planned; next step: train all for one length"
+    elif lengths[0] < LEAST_STEPS:
+        yield f"runs of {lengths[0]} steps, {LEAST_STEPS} at least are needed; next step: train longer"
+    for bf16, fp8 in pair_by_seed(reference, candidate):
+        if bf16.data != fp8.data:
+            yield (
+                f"seed {bf16.seed} saw other data in {fp8.recipe} ({fp8.data[:12]}) than in {REFERENCE} "
+                f"({bf16.data[:12]}); next step: train both on the same data in the same order"
+            )
+        if (bf16.steps, bf16.losses, bf16.gradient_norms) == (fp8.steps, fp8.losses, fp8.gradient_norms):
+            yield (
+                f"seed {bf16.seed} has the very same numbers in {fp8.recipe} as in {REFERENCE}: FP8 never ran, or a "
+                "curve was copied; next step: look at the quantizers that the recipe probe observed"
+            )
+    if len({curve.losses for curve in reference}) < len(reference):
+        yield f"two seeds of {REFERENCE} are the same curve: the seed is not used; next step: seed the weights"

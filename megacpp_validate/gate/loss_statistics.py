@@ -1,0 +1,59 @@
+"""The numbers that the loss gate looks at. Plain functions of finite series; none divides by what FP8 did.
+
+Each is monotone: gaps that are scaled up never make it smaller. A t-test has not that property: one seed far off raises
+the standard error, and with it the bar.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+# Student's t, two-sided 95%, by degrees of freedom; beyond the last one the last one is taken, which is the larger bar.
+_T_95: Final = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 15: 2.131, 20: 2.086}
+
+
+def smooth(values: Sequence[float], window: int) -> tuple[float, ...]:
+    """Means over each `window` values in a row: `len(values) - window + 1` of them."""
+    return tuple(sum(values[start : start + window]) / window for start in range(len(values) - window + 1))
+
+
+def subtract(values: Sequence[float], from_them: Sequence[float]) -> tuple[float, ...]:
+    """The differences, value by value."""
+    return tuple(a - b for a, b in zip(values, from_them, strict=True))
+
+
+def log_ratios(above: Sequence[float], below: Sequence[float]) -> tuple[float, ...]:
+    """The logarithms of the ratios of two series of norms; two zeros are equal, one zero is infinitely far off."""
+    return tuple(_log_ratio(a, b) for a, b in zip(above, below, strict=True))
+
+
+def spread_of_seeds(curves: Sequence[Sequence[float]], window: int) -> float:
+    """Sample standard deviation from seed to seed of the smoothed loss, as root mean square over windows side by side.
+
+    Args:
+        curves: the same stretch of each seed's smoothed loss.
+        window: of the smoothing: windows closer than that share steps.
+    """
+    variances = [_variance(column) for column in list(zip(*curves, strict=True))[::window]]
+    return math.sqrt(sum(variances) / len(variances))
+
+
+def t_95(seeds: int) -> float:
+    """How many sample standard deviations another seed may be off, at 95%, where `seeds` seeds gave that deviation."""
+    return _T_95[max(freedom for freedom in _T_95 if freedom <= max(seeds - 1, 2))]
+
+
+def _variance(values: Sequence[float]) -> float:
+    """The sample variance in plain floats: `statistics.variance` raises where it overflows, this is infinite."""
+    mean = sum(values) / len(values)
+    return sum((value - mean) * (value - mean) for value in values) / (len(values) - 1)
+
+
+def _log_ratio(above: float, below: float) -> float:
+    if above == below:
+        return 0.0
+    if above == 0 or below == 0:
+        return math.inf if below == 0 else -math.inf
+    return math.log(above) - math.log(below)

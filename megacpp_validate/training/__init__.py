@@ -1,0 +1,1 @@
+"""The hybrid smoke model, the language that it learns, and the loop that trains it."""

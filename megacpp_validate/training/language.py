@@ -1,0 +1,166 @@
+"""A synthetic language with structure to learn and a loss that nobody can beat, known in closed form.
+
+A token is a class and a word. The next class depends on the class before it; the next word on the word `lag` tokens
+back and the class before it: a Markov source of order `lag` (Shannon 1948). Each chain walks a cycle: it moves on by
+one of a few distances, drawn from one distribution p whatever its state, the words besides by a turn that the class
+before them makes. Distances, turns and what token stands for which class and word are drawn from the seed. So
+
+- the entropy of a token whose past is known is H(p of classes) + H(p of words), in every state;
+- uniform is stationary, so that a model that uses no context cannot do better than ln V;
+- the first `lag` words have no past and cost ln(words) each.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from .errors import WrongSize
+from .seeds import generator_of
+
+MOST_STEPS: Final = 4  # distances that a chain may move by
+DECAY: Final = 0.4  # each is as much less probable than the one before it
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """The numbers of a language.
+
+    Attributes:
+        classes, words: how many there are; V = classes * words.
+        lag: tokens between a word and the one that it depends on.
+
+    Raises:
+        WrongSize: numbers that are not whole, or below 2, or a lag below 1.
+    """
+
+    classes: int
+    words: int
+    lag: int
+
+    def __post_init__(self) -> None:
+        given = (self.classes, self.words, self.lag)
+        if any(not isinstance(n, int) or isinstance(n, bool) for n in given) or min(given[:2]) < 2 or self.lag < 1:
+            raise WrongSize(
+                f"a language of {self.classes!r} classes, {self.words!r} words and a lag of {self.lag!r}: there are 2 "
+                "or more of each, and the lag is 1 or more. Next step: pass such whole numbers."
+            )
+
+    @property
+    def vocabulary(self) -> int:
+        """V."""
+        return self.classes * self.words
+
+    def floor(self, length: int) -> float:
+        """Least expected loss, nats a prediction, over the T - 1 predictions of a sequence of `length` T.
+
+        Raises:
+            WrongSize: a sequence without a prediction.
+        """
+        if length < 2:
+            raise WrongSize(
+                f"a sequence of {length} token(s) has nothing to predict. Next step: make sequences of 2 or more."
+            )
+        unseen = min(self.lag, length) - 1  # predictions whose word has no past; position 0 is not predicted
+        per_class, per_word = entropy(step_probabilities(self.classes)), entropy(step_probabilities(self.words))
+        return per_class + (unseen * math.log(self.words) + (length - 1 - unseen) * per_word) / (length - 1)
+
+    def without_context(self) -> float:
+        """Least expected loss of a model that uses no context: ln V nats a prediction."""
+        return math.log(self.vocabulary)
+
+
+def step_probabilities(states: int) -> tuple[float, ...]:
+    """p of a chain of so many states: how probable each of its distances is, the most probable first."""
+    weights = [DECAY**place for place in range(min(MOST_STEPS, states))]
+    return tuple(weight / sum(weights) for weight in weights)
+
+
+def entropy(probabilities: tuple[float, ...]) -> float:
+    """-sum p ln p, in nats."""
+    return -sum(p * math.log(p) for p in probabilities)
+
+
+class Language:
+    """The language of one seed.
+
+    A batch depends on the seed and the number of its step alone: the order of a run is fixed, and a run that is resumed
+    at a step sees what it would have seen.
+
+    Args:
+        grammar: its numbers.
+        seed: of its tables, and of what is said in it.
+
+    Attributes:
+        grammar: its numbers.
+    """
+
+    def __init__(self, grammar: Grammar, *, seed: int) -> None:
+        self.grammar, self._seed = grammar, seed
+        drawn = generator_of(seed, "language", "tables")
+        self._class_steps = torch.randperm(grammar.classes, generator=drawn)[:MOST_STEPS]
+        self._word_steps = torch.randperm(grammar.words, generator=drawn)[:MOST_STEPS]
+        self._turns = torch.randint(grammar.words, (grammar.classes,), generator=drawn)
+        self._token_of = torch.randperm(grammar.vocabulary, generator=drawn)
+        self._place_of = self._token_of.argsort()
+
+    def batch(self, step: int, batch: int, length: int, *, device: Any = "cpu") -> Any:
+        """What is read in one step: [B, T] int64 from 0 to V - 1, drawn on the CPU and then moved.
+
+        Raises:
+            WrongSize: a step below 0, or nothing to read.
+        """
+        if step < 0 or batch < 1 or length < 1:
+            raise WrongSize(
+                f"step {step}, {batch} sequences of {length} tokens. Next step: count steps from 0, and read 1 or more."
+            )
+        grammar, lag = self.grammar, self.grammar.lag
+        drawn = generator_of(self._seed, "language", "step", step)
+        whole = -(-length // lag) * lag
+        classes = _moves(self._class_steps, grammar.classes, (batch, whole), 1, drawn).cumsum(1) % grammar.classes
+        moves = _moves(self._word_steps, grammar.words, (batch, whole), lag, drawn)
+        moves[:, lag:] += self._turns[classes[:, lag - 1 : -1]]
+        # Positions of one residue modulo the lag are a chain of their own.
+        words = moves.unflatten(1, (-1, lag)).cumsum(1).flatten(1) % grammar.words
+        classes, words = classes[:, :length], words[:, :length]
+        return self._token_of[classes * grammar.words + words].to(device, non_blocking=True)
+
+    def surprise(self, tokens: Any) -> Any:
+        """-ln of the true probability of each token after the first, given all before it; infinite if impossible.
+
+        Its mean over a batch is what a perfect model would score there: the floor with this batch's own luck in it.
+
+        Args:
+            tokens: [B, T] int64.
+
+        Returns:
+            [B, T - 1] fp64, nats, on the CPU.
+        """
+        grammar, lag = self.grammar, self.grammar.lag
+        places = self._place_of[tokens.cpu()]
+        classes, words = places // grammar.words, places % grammar.words
+        total = _surprise_of(self._class_steps, grammar.classes, classes[:, 1:] - classes[:, :-1])
+        moved = words[:, lag:] - words[:, :-lag] - self._turns[classes[:, lag - 1 : -1]]
+        told = _surprise_of(self._word_steps, grammar.words, moved)
+        total[:, : lag - 1] += math.log(grammar.words)
+        total[:, lag - 1 :] += told
+        return total
+
+
+def _moves(steps: Any, states: int, shape: tuple[int, int], starts: int, drawn: Any) -> Any:
+    """[B, T] int64: by how much chains move on at each position; the first `starts` are uniform, for the beginnings."""
+    probabilities = torch.tensor(step_probabilities(states), dtype=torch.float64)
+    choices = torch.multinomial(probabilities, shape[0] * shape[1], replacement=True, generator=drawn).reshape(shape)
+    moves = steps[choices]
+    moves[:, :starts] = torch.randint(states, (shape[0], starts), generator=drawn)
+    return moves
+
+
+def _surprise_of(steps: Any, states: int, moved: Any) -> Any:
+    """-ln p of moving by `moved` places, in fp64."""
+    table = torch.full((states,), math.inf, dtype=torch.float64)
+    table[steps] = -torch.tensor(step_probabilities(states), dtype=torch.float64).log()
+    return table[moved % states]

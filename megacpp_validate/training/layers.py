@@ -1,0 +1,180 @@
+"""The layers A, M and R of the hybrid model: each a step of the residual stream, built by the bridge.
+
+All layers are called alike, and give and take their weights under native names whatever they are made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..bridge.backends import Choice
+from ..bridge.errors import WeightMismatch
+from ..bridge.features import PRODUCTION, Features
+from ..bridge.layer_spec import build_mamba_mixer, native_layer_spec
+from ..bridge.native_block import NativeBlock
+from ..bridge.recipes import RecipeName
+from ..native.router import Routing
+from .sizes import Size
+
+
+@dataclass(frozen=True)
+class Build:
+    """How a model is built.
+
+    Attributes:
+        features: what may take Transformer Engine.
+        dtype: of the parameters; the router's is fp32.
+        device: where they lie.
+        recipe: the low precision that layers outside of the BF16 zones are to run in, if any; a layer whose widths do
+            not fit it stays native.
+    """
+
+    features: Features = PRODUCTION
+    dtype: Any = torch.float32
+    device: Any = "cpu"
+    recipe: RecipeName | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Stepped:
+    """What a layer gives.
+
+    Attributes:
+        rows: [B, T, hidden].
+        routing: of an E-layer; else None.
+    """
+
+    rows: Any
+    routing: Routing | None = None
+
+
+class AttentionLayer(nn.Module):
+    """A: the whole A-block of `bridge.native_block`, both residual connections in it."""
+
+    def __init__(self, size: Size, build: Build) -> None:
+        super().__init__()
+        self.block = NativeBlock(
+            hidden=size.hidden,
+            ffn_hidden=size.ffn_hidden,
+            num_heads=size.num_heads,
+            head_dim=size.head_dim,
+            num_gqa_groups=size.num_gqa_groups,
+            activation="swiglu",
+            eps=size.eps,
+            dtype=build.dtype,
+            device=build.device,
+            features=build.features,
+        )
+
+    def forward(self, rows: Any, rope: tuple[Any, Any]) -> Stepped:
+        """[B, T, hidden] -> [B, T, hidden]; `rope` is (cos, sin), each [at least T, D/2]."""
+        return Stepped(self.block(rows, rope=rope))
+
+    def choices(self) -> dict[str, Choice]:
+        """Part -> what the last call took; none before it."""
+        return {} if self.block.choice is None else {"block": self.block.choice}
+
+    def native_state_dict(self) -> dict[str, Any]:
+        """The weights under the names of `native.block.ABlock`."""
+        return self.block.native_state_dict()
+
+    def load_native_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take such weights, exactly."""
+        self.block.load_native_state_dict(state)
+
+
+class MambaLayer(nn.Module):
+    """M: the Mamba-2 mixer behind its norm, and the residual connection around it."""
+
+    def __init__(self, size: Size, build: Build) -> None:
+        super().__init__()
+        self.mixer = build_mamba_mixer(
+            size.hidden,
+            state=size.mamba_state,
+            head_dim=size.mamba_head_dim,
+            chunk=size.chunk,
+            eps=size.eps,
+            dtype=build.dtype,
+            device=build.device,
+            features=build.features,
+            recipe=build.recipe,
+        )
+
+    def forward(self, rows: Any, rope: tuple[Any, Any]) -> Stepped:  # noqa: ARG002 - every layer is called alike
+        """[B, T, hidden] -> [B, T, hidden]."""
+        return Stepped(rows + self.mixer(rows))
+
+    def choices(self) -> dict[str, Choice]:
+        """Part -> what it is made of."""
+        return {"in_projection": self.mixer.choice}
+
+    def native_state_dict(self) -> dict[str, Any]:
+        """The weights under the names of `native.mamba.Mamba2Mixer`."""
+        return copy_weights(self.mixer)
+
+    def load_native_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take such weights, exactly."""
+        take_weights(self.mixer, state)
+
+
+class RecurrentLayer(nn.Module):
+    """R: the matrix-state block, residual connection in it; native on every path."""
+
+    def __init__(self, size: Size, build: Build) -> None:
+        super().__init__()
+        self.block = native_layer_spec()["R"](
+            size.hidden,
+            num_heads=size.recurrent_heads,
+            key_dim=size.recurrent_key_dim,
+            value_dim=size.recurrent_value_dim,
+            chunk=size.chunk,
+            eps=size.eps,
+            dtype=build.dtype,
+            device=build.device,
+        )
+
+    def forward(self, rows: Any, rope: tuple[Any, Any]) -> Stepped:  # noqa: ARG002 - every layer is called alike
+        """[B, T, hidden] -> [B, T, hidden]."""
+        return Stepped(self.block(rows))
+
+    def choices(self) -> dict[str, Choice]:
+        """It has nothing to choose."""
+        return {}
+
+    def native_state_dict(self) -> dict[str, Any]:
+        """The weights under their own names."""
+        return copy_weights(self.block)
+
+    def load_native_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take such weights, exactly."""
+        take_weights(self.block, state)
+
+
+def copy_weights(module: Any) -> dict[str, Any]:
+    """The parameters, copied, without extra state of Transformer Engine."""
+    return {name: value.detach().clone() for name, value in module.named_parameters()}
+
+
+def take_weights(module: Any, state: Mapping[str, Any]) -> None:
+    """Copy every weight into the parameter of its name; what else a checkpoint of Transformer Engine has stays.
+
+    Raises:
+        WeightMismatch: other names, or another shape or dtype; all are named at once.
+    """
+    held = dict(module.named_parameters())
+    shown = {name: (tuple(weight.shape), weight.dtype) for name, weight in held.items()}
+    given = {name: (tuple(weight.shape), weight.dtype) for name, weight in state.items()}
+    if faults := sorted(name for name in shown.keys() | given.keys() if shown.get(name) != given.get(name)):
+        raise WeightMismatch(
+            f"weights that do not fit a {type(module).__name__}: "
+            f"{'; '.join(f'{name} is {given.get(name)}, wanted {shown.get(name)}' for name in faults)}. Likely cause: "
+            "a model of other sizes or another dtype. Next step: build it with the size and dtype of the weights."
+        )
+    with torch.no_grad():
+        for name, weight in held.items():
+            weight.copy_(state[name])

@@ -1,0 +1,138 @@
+"""AdamW on fp32 copies of low-precision parameters, with warm-up, decay and clipping.
+
+A parameter in bf16 has 8 bits: an update below 1/512 of a weight is lost when it is added to it. So the sum is kept in
+fp32 and the parameter is its rounded copy, as in Micikevicius et al. 2018, arXiv:1710.03740, section 3.1. A parameter
+in fp32 or fp64 is its own copy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from .errors import WrongSize
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a run is optimised.
+
+    Attributes:
+        steps: of the whole run, N.
+        learning_rate: the highest, reached after warm-up.
+        warm_up: steps over which it rises linearly from 0.
+        last: share of it that a cosine decays to at step N (Loshchilov & Hutter 2017, arXiv:1608.03983).
+        weight_decay: decoupled, of matrices; norms, biases and other vectors have none (arXiv:1711.05101).
+        beta1, beta2, eps: of Adam.
+        clip: largest norm of all gradients together.
+
+    Raises:
+        WrongSize: numbers that cannot be; all are named at once.
+    """
+
+    steps: int
+    learning_rate: float = 3e-3
+    warm_up: int = 20
+    last: float = 0.1
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        faults = [] if self.steps >= 1 else [f"steps is {self.steps}, and a run has 1 or more"]
+        if not 0 <= self.warm_up < max(self.steps, 1):
+            faults.append(f"warm_up is {self.warm_up}, and lies from 0 to below steps ({self.steps})")
+        above = {"learning_rate": self.learning_rate, "eps": self.eps, "clip": self.clip}
+        faults += [f"{name} is {value}, and is above 0" for name, value in above.items() if not 0 < value < math.inf]
+        shares = {"last": self.last, "beta1": self.beta1, "beta2": self.beta2, "weight_decay": self.weight_decay}
+        faults += [f"{name} is {value}, and lies from 0 to 1" for name, value in shares.items() if not 0 <= value <= 1]
+        if faults:
+            raise WrongSize(f"a run cannot be optimised so: {'; '.join(faults)}. Next step: change those numbers.")
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        if step < self.warm_up:
+            return self.learning_rate * (step + 1) / self.warm_up
+        done = min(1.0, (step - self.warm_up) / max(1, self.steps - self.warm_up))
+        return self.learning_rate * (self.last + (1 - self.last) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+class MasterAdamW:
+    """AdamW over fp32 copies.
+
+    Args:
+        named: names and parameters; a parameter that is there twice is taken once.
+        schedule: rates and the rest.
+    """
+
+    def __init__(self, named: Iterable[tuple[str, Any]], schedule: Schedule) -> None:
+        self.schedule = schedule
+        self._named: dict[str, Any] = {}
+        seen: set[int] = set()
+        for name, parameter in named:
+            if parameter.requires_grad and id(parameter) not in seen:
+                seen.add(id(parameter))
+                self._named[name] = parameter
+        self._masters = {name: _master_of(parameter) for name, parameter in self._named.items()}
+        matrices = [master for master in self._masters.values() if master.dim() > 1]
+        vectors = [master for master in self._masters.values() if master.dim() <= 1]
+        groups = [
+            {"params": matrices, "weight_decay": schedule.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        self._adam = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=schedule.learning_rate,
+            betas=(schedule.beta1, schedule.beta2),
+            eps=schedule.eps,
+            fused=True,  # one kernel for all weights, on the CPU and on CUDA: the loop of a small model is the host's
+        )
+
+    def take_gradients(self) -> Any:
+        """Move the gradients of the parameters to their copies; [] their norm together, before clipping.
+
+        A parameter without a gradient counts as one of zeros: a bank of experts that no token reached.
+        """
+        for name, parameter in self._named.items():
+            master, gradient = self._masters[name], parameter.grad
+            if master is not parameter:
+                master.grad = torch.zeros_like(master) if gradient is None else gradient.to(master.dtype)
+                parameter.grad = None
+            elif gradient is None:
+                parameter.grad = torch.zeros_like(parameter)
+        return nn.utils.get_total_norm([master.grad for master in self._masters.values()])
+
+    def not_finite(self) -> tuple[str, ...]:
+        """Names of the parameters whose gradient has a NaN or an Inf."""
+        return tuple(name for name, master in self._masters.items() if not bool(master.grad.isfinite().all()))
+
+    def drop_gradients(self) -> None:
+        """Forget what was taken: the weights stay as they are."""
+        self._adam.zero_grad(set_to_none=True)
+
+    def update(self, step: int, norm: Any) -> float:
+        """Clip what was taken, move the copies, round them into the parameters; returns the rate of the step."""
+        rate = self.schedule.rate(step)
+        for group in self._adam.param_groups:
+            group["lr"] = rate
+        nn.utils.clip_grads_with_norm_(self._masters.values(), self.schedule.clip, norm)
+        self._adam.step()
+        self.drop_gradients()
+        with torch.no_grad():
+            for name, parameter in self._named.items():
+                if self._masters[name] is not parameter:
+                    parameter.copy_(self._masters[name])
+        return rate
+
+
+def _master_of(parameter: Any) -> Any:
+    if parameter.dtype in (torch.float32, torch.float64):
+        return parameter
+    return nn.Parameter(parameter.detach().to(torch.float32))

@@ -1,0 +1,161 @@
+"""How large a hybrid model is, and what it is trained on at once.
+
+Widths and tokens are multiples of 16, so that every product of a block can run in every FP8 recipe of Hopper.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, Final
+
+from ..bridge.zones import Zones
+from .errors import UnknownSize, WrongSize
+from .language import Grammar
+from .pattern import Letter, read_pattern
+
+
+@dataclass(frozen=True)
+class Size:
+    """A hybrid model and its batches.
+
+    Attributes:
+        name: of the size.
+        pattern: one letter a layer, over A, M, E, R.
+        hidden: width of the residual stream.
+        ffn_hidden: width F of the MLP of an A-block.
+        num_heads, head_dim, num_gqa_groups: H, D and G of its attention.
+        num_experts, top_k, expert_width: of an E-block: experts, experts a token, width F of each.
+        aux_coefficient, z_coefficient: of the router's two losses.
+        mamba_head_dim, mamba_state: P and N of an M-block.
+        recurrent_heads, recurrent_key_dim, recurrent_value_dim: H, K and V of an R-block.
+        chunk: of both scans.
+        bf16_first, bf16_last: layers that stay out of the low-precision scope.
+        tied: whether the head is the embedding.
+        classes, words, lag: of the language; the vocabulary is classes * words.
+        batch, length: B and T of a step, which reads [B, T + 1] tokens and predicts B * T of them.
+
+    Raises:
+        WrongPattern: the pattern.
+        WrongSize: numbers that cannot be; all of them are named at once.
+        WrongZone: zones that overlap.
+    """
+
+    name: str
+    pattern: str
+    hidden: int
+    ffn_hidden: int
+    num_heads: int
+    head_dim: int
+    num_gqa_groups: int
+    num_experts: int
+    top_k: int
+    expert_width: int
+    mamba_head_dim: int
+    mamba_state: int
+    recurrent_heads: int
+    recurrent_key_dim: int
+    recurrent_value_dim: int
+    classes: int
+    words: int
+    lag: int
+    batch: int
+    length: int
+    chunk: int = 64
+    bf16_first: int = 1
+    bf16_last: int = 1
+    tied: bool = False
+    aux_coefficient: float = 1e-2
+    z_coefficient: float = 1e-3
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        _ = self.letters
+        faults = list(_faults(self))
+        if faults:
+            raise WrongSize(
+                f"the size {self.name!r} cannot be: {'; '.join(faults)}. Next step: change those numbers; SIZES has "
+                f"some that go together ({', '.join(SIZES)})."
+            )
+        _ = self.zones, self.grammar
+
+    @cached_property
+    def letters(self) -> tuple[Letter, ...]:
+        """The kind of each layer."""
+        return read_pattern(self.pattern)
+
+    @cached_property
+    def zones(self) -> Zones:
+        """Which layers stay in BF16."""
+        return Zones(len(self.letters), self.bf16_first, self.bf16_last)
+
+    @cached_property
+    def grammar(self) -> Grammar:
+        """The language's numbers."""
+        return Grammar(self.classes, self.words, self.lag)
+
+    @property
+    def floor(self) -> float:
+        """Least expected loss of a step, nats a prediction."""
+        return self.grammar.floor(self.length + 1)
+
+    @property
+    def vocabulary(self) -> int:
+        """V."""
+        return self.classes * self.words
+
+
+def _faults(size: Size) -> Any:
+    for field in fields(size):
+        value = getattr(size, field.name)
+        least = 0 if field.name in ("bf16_first", "bf16_last") else 1
+        if field.type == "int" and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+            yield f"{field.name} is {value!r}, which is no whole number from {least} up"
+        if field.type == "float" and not (isinstance(value, int | float) and 0 <= value < 1):
+            yield f"{field.name} is {value!r}, which is no number from 0 to below 1"
+    whole = (size.num_heads, size.num_gqa_groups, size.top_k, size.num_experts, size.mamba_head_dim, size.length)
+    if not all(isinstance(value, int) and value > 0 for value in whole):
+        return
+    if size.num_heads % size.num_gqa_groups:
+        yield f"num_gqa_groups {size.num_gqa_groups} does not divide num_heads {size.num_heads}"
+    if size.head_dim % 2:
+        yield f"head_dim {size.head_dim} is odd, and rotary embedding turns pairs"
+    if size.top_k > size.num_experts:
+        yield f"top_k is {size.top_k} of {size.num_experts} experts"
+    if 2 * size.hidden % size.mamba_head_dim:
+        yield f"mamba_head_dim {size.mamba_head_dim} does not divide the inner width {2 * size.hidden}"
+    if isinstance(size.lag, int) and size.length <= size.lag:
+        yield f"length {size.length} does not reach beyond the lag {size.lag} of the language"
+
+
+def read_size(name: str, **changes: Any) -> Size:
+    """A size by name, with single numbers changed.
+
+    Raises:
+        UnknownSize: there is no such size, or no such number.
+        WrongPattern, WrongSize, WrongZone: as `Size`.
+    """
+    if name not in SIZES:
+        raise UnknownSize(f"there is no size {name!r}. Next step: choose one of {', '.join(SIZES)}.")
+    known = {field.name for field in fields(Size)}
+    if unknown := sorted(set(changes) - known):
+        raise UnknownSize(
+            f"a size has no {', '.join(map(repr, unknown))}. Next step: change one of {', '.join(sorted(known))}."
+        )
+    return replace(SIZES[name], **changes)
+
+
+SIZES: Final[dict[str, Size]] = {}
+SIZES["tiny"] = Size(
+    "tiny", "AMEAR", hidden=32, ffn_hidden=64, num_heads=2, head_dim=16, num_gqa_groups=1,
+    num_experts=4, top_k=2, expert_width=32, mamba_head_dim=4, mamba_state=16,
+    recurrent_heads=2, recurrent_key_dim=16, recurrent_value_dim=16,
+    classes=4, words=8, lag=2, batch=8, length=32, chunk=16,
+)  # fmt: skip
+# Meant for one H200. The in-projection of M is 2192 = 16 * 137 wide.
+SIZES["small"] = Size(
+    "small", "AEMEAEMEAEMR", hidden=512, ffn_hidden=1536, num_heads=8, head_dim=64, num_gqa_groups=2,
+    num_experts=8, top_k=2, expert_width=512, mamba_head_dim=64, mamba_state=64,
+    recurrent_heads=4, recurrent_key_dim=64, recurrent_value_dim=128,
+    classes=16, words=64, lag=3, batch=16, length=512,
+)  # fmt: skip

@@ -1,0 +1,184 @@
+"""What the policy of low precision refuses: each rule by name, with its reason, waived or not."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import Any
+
+import pytest
+
+from megacpp_validate.catalog import Catalog
+from megacpp_validate.catalog_fp8 import Fp8Policy, LowParts, Preset, Waiver, read_fp8_policy
+from megacpp_validate.evidence.preset_decision import PresetDecision
+from megacpp_validate.gate.fp8_policy import decide_preset
+from megacpp_validate.report.preset_words import preset_lines
+
+TODAY = date(2026, 11, 21)
+OWNERS = {"amax": "somebody", "graphs": "somebody", "recompute": "somebody"}
+
+
+@pytest.fixture(scope="module")
+def policy(catalog: Catalog) -> Fp8Policy:
+    return read_fp8_policy(catalog.targets, TODAY)
+
+
+def low(*parts: str, recipe: str = "delayed", widths: tuple[int, ...] = (4096, 1024)) -> LowParts:
+    return LowParts.model_validate({"parts": list(parts), "recipe": recipe, "widths": list(widths)})
+
+
+def changed(policy: Fp8Policy, **fields: Any) -> Preset:
+    """The production preset with other fields, checked as a file's would be."""
+    production = policy.presets[0]
+    return Preset.model_validate({**dict(production), **fields})
+
+
+def decide(policy: Fp8Policy, preset: Preset, *waivers: Waiver, today: date = TODAY) -> PresetDecision:
+    return decide_preset(preset, policy.rules, waivers, today)
+
+
+def test_every_shipped_preset_is_let_through_today(catalog: Catalog) -> None:
+    """A waiver that expires closes this on the next day, and that is what it is for."""
+    policy = read_fp8_policy(catalog.targets, date.today())
+    for preset in policy.presets:
+        decision = decide_preset(preset, policy.rules, policy.waivers, date.today())
+        assert decision.is_allowed, preset_lines(decision)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "no-first-zone": ({"bf16_first": 0}, "every-layer", "the first 0 and the last 1"),
+    "no-last-zone": ({"bf16_last": 0}, "every-layer", "the first 1 and the last 0"),
+    "mamba-scan": ({"low": [low("mamba_scan")]}, "scan-heavy", "mamba_scan runs in delayed"),
+    "mamba-conv": ({"low": [low("mamba_conv", recipe="current")]}, "scan-heavy", "mamba_conv runs in current"),
+    "mamba-state": ({"low": [low("mamba_state")]}, "scan-heavy", "mamba_state"),
+    "recurrent-scan": ({"low": [low("recurrent_scan")]}, "scan-heavy", "recurrent_scan"),
+    "embedding": ({"low": [low("token_embedding")]}, "tied-embeddings", "token_embedding"),
+    "lm-head": ({"low": [low("lm_head")]}, "tied-embeddings", "lm_head"),
+    "mtp-head": ({"low": [low("mtp_head")]}, "auxiliary-heads", "mtp_head"),
+    "moe-router": ({"low": [low("moe_router")]}, "routers", "moe_router"),
+    "mod-router": ({"low": [low("mod_router")]}, "routers", "mod_router"),
+    "scores": ({"low": [low("score_projections")]}, "score-projections", "score_projections"),
+    "no-owners": ({"owners": {}}, "graphs-and-recompute-unowned", "amax, graphs, recompute"),
+    "one-owner-missing": (
+        {"owners": {**OWNERS, "graphs": " "}}, "graphs-and-recompute-unowned", "nobody is named for graphs",
+    ),
+    "no-history": ({"amax_history": 0}, "no-history", "amax_history is 0; at least 1"),
+    "mxfp8-on-hopper": (
+        {"low": [low("expert_products", recipe="mxfp8")]}, "recipe-of-the-target",
+        "h200 has no mxfp8 (it has delayed, current, block); b200 has it",
+    ),
+    "fp8-on-the-cpu": (
+        {"targets": ["cpu"], "low": [low("expert_products")]}, "recipe-of-the-target",
+        "cpu has no delayed (it has none); h200, b200 have it",
+    ),
+    "odd-width": (
+        {"low": [low("expert_products", widths=(4096, 1000))]}, "dimensions",
+        "width 1000; delayed takes multiples of 16",
+    ),
+    "odd-tokens": ({"tokens": 8190}, "dimensions", "8190 tokens; delayed takes multiples of 8"),
+    "odd-tokens-mxfp8": (
+        {"targets": ["b200"], "tokens": 8200, "low": [low("expert_products", recipe="mxfp8")]}, "dimensions",
+        "8200 tokens; mxfp8 takes multiples of 32",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "rule", "found"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_was_rolled_back_is_refused_by_name(
+    policy: Fp8Policy, fields: dict[str, Any], rule: str, found: str
+) -> None:
+    decision = decide(policy, changed(policy, **fields))
+    assert not decision.is_allowed
+    assert {refusal.rule for refusal in decision.refusals} == {rule}
+    assert found in decision.refusals[0].found
+    assert all(refusal.reason and refusal.next for refusal in decision.refusals)
+    lines = preset_lines(decision)
+    assert lines[0].startswith("preset production: refused, for ")
+    assert any(line.startswith("  refused: ") and f"[{rule}]" in line and found in line for line in lines)
+    assert any(decision.refusals[0].reason in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"graphs": False, "owners": {}},
+        {"recompute": "full", "owners": {}},
+        {"recompute": "none", "owners": {}},
+        {"low": [], "owners": {}, "bf16_first": 0, "bf16_last": 0, "amax_history": 0, "tokens": 7},
+        {"amax_history": 0, "low": [low("expert_products", recipe="current")]},
+        {"amax_history": 1, "bf16_first": 4, "bf16_last": 4},
+        {"targets": ["b200"], "low": [low("expert_products", recipe="mxfp8")]},
+        {"targets": ["h200", "b200"]},
+    ],
+)
+def test_what_no_rule_is_about_is_let_through(policy: Fp8Policy, fields: dict[str, Any]) -> None:
+    decision = decide(policy, changed(policy, **fields))
+    assert decision.refusals == ()
+    assert decision.is_allowed
+    assert preset_lines(decision) == ["preset production: allowed"]
+
+
+def test_fp8_everywhere_is_refused_for_every_reason_at_once(policy: Fp8Policy) -> None:
+    every = low(*(part.id for part in policy.rules.parts), recipe="mxfp8", widths=(4097,))
+    decision = decide(policy, changed(policy, low=[every], owners={}, bf16_first=0, bf16_last=0, tokens=1))
+    rules = {refusal.rule for refusal in decision.refusals}
+    assert rules == {rule.id for rule in policy.rules.rules} - {"no-history"}
+    parts = [refusal.found for refusal in decision.refusals if refusal.rule == "scan-heavy"]
+    assert len(parts) == 4
+    assert len(decision.standing) == len(decision.refusals)
+
+
+def waiver(expires: date, rule: str = "auxiliary-heads", preset: str = "production") -> Waiver:
+    return Waiver(
+        rule=rule, preset=preset, owner="somebody", reason="a trial", link="https://example.org/1", expires=expires
+    )
+
+
+def test_a_waiver_holds_a_refusal_off_and_does_not_hide_it(policy: Fp8Policy) -> None:
+    preset = changed(policy, low=[low("mtp_head")])
+    decision = decide(policy, preset, waiver(date(2026, 12, 1)))
+    assert decision.is_allowed
+    (refusal,) = decision.refusals
+    assert refusal.waived_until == date(2026, 12, 1)
+    lines = preset_lines(decision)
+    assert lines[0] == "preset production: allowed; 1 waived"
+    assert lines[1].startswith("  waived until 2026-12-01: FP8 in auxiliary heads [auxiliary-heads]: mtp_head")
+    assert any("the waiver of somebody (until 2026-12-01) holds: a trial" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("given", "today", "allowed"),
+    [
+        ([waiver(TODAY)], TODAY, True),
+        ([waiver(TODAY)], date(2026, 11, 22), False),
+        ([waiver(date(2026, 11, 1)), waiver(date(2026, 12, 1))], TODAY, True),
+        ([waiver(date(2026, 12, 1), rule="routers")], TODAY, False),
+        ([waiver(date(2026, 12, 1), preset="another")], TODAY, False),
+        ([], TODAY, False),
+    ],
+)
+def test_a_waiver_holds_for_its_rule_its_preset_and_its_days(
+    policy: Fp8Policy, given: list[Waiver], today: date, allowed: bool
+) -> None:
+    decision = decide(policy, changed(policy, low=[low("mtp_head")]), *given, today=today)
+    assert decision.is_allowed is allowed
+    assert len(decision.refusals) == 1
+
+
+def test_an_expired_waiver_is_told_with_the_refusal(policy: Fp8Policy) -> None:
+    decision = decide(policy, changed(policy, low=[low("mtp_head")]), waiver(date(2026, 11, 20)))
+    assert not decision.is_allowed
+    assert any("the waiver of somebody (until 2026-11-20) does not hold" in line for line in preset_lines(decision))
+
+
+@pytest.mark.parametrize("fields", [{"amax_history": 0}, {"tokens": 8190}, {"targets": ["gb10"]}])
+def test_what_does_not_run_at_all_is_not_waived(policy: Fp8Policy, fields: dict[str, Any]) -> None:
+    preset = changed(policy, **fields)
+    waivers = [waiver(date(2026, 12, 1), rule=rule.id) for rule in policy.rules.rules]
+    assert not decide(policy, preset, *waivers).is_allowed
+
+
+def test_one_waiver_of_two_refusals_is_not_enough(policy: Fp8Policy) -> None:
+    preset = changed(policy, low=[low("mtp_head", "lm_head")])
+    decision = decide(policy, preset, waiver(date(2026, 12, 1)))
+    assert [refusal.rule for refusal in decision.standing] == ["tied-embeddings"]
+    assert preset_lines(decision)[0] == "preset production: refused, for 1 reason; 1 waived"

@@ -1,0 +1,123 @@
+"""Each check just within and just beyond its bound, above and below, in one seed alone; on made-up curves."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from small_curves import STEPS, UNIT, make_candidate, make_pairs, make_reference
+
+from megacpp_validate.evidence.loss_gate import LossOutcome, LossVerdict
+from megacpp_validate.gate.loss import CAP, decide_loss
+from megacpp_validate.gate.loss_statistics import spread_of_seeds, t_95
+
+REFERENCE = [make_reference(seed) for seed in range(3)]
+HALF, TAIL, MATCHED = STEPS // 2, STEPS - STEPS // 5, STEPS // 20
+
+
+def decide(gaps: list[float], scale: float = 1.0, others: float = UNIT) -> LossVerdict:
+    """Seed 1 with these gaps; the other seeds with the gap `others` at each step."""
+    rest = [make_candidate(seed, [others] * STEPS, scale) for seed in (0, 2)]
+    return decide_loss(REFERENCE, [*rest, make_candidate(1, gaps, scale)])
+
+
+def failed(verdict: LossVerdict) -> list[str]:
+    return [check.name for check in verdict.checks if not check.passed]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_settled_gap_of_one_seed(sign: int) -> None:
+    """Five steps, which is one window, in the second half and before the tail."""
+
+    def bump(size: float) -> list[float]:
+        return [sign * size if HALF + 10 <= step < HALF + 15 else UNIT for step in range(STEPS)]
+
+    bar = decide(bump(0)).bar
+    assert bar == CAP
+    assert failed(decide(bump(0.99 * CAP))) == []
+    assert failed(decide(bump(1.01 * CAP))) == ["gap.settled.seed1"]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_bias_of_the_tail(sign: int) -> None:
+    def tail(size: float) -> list[float]:
+        return [sign * size if step >= TAIL else UNIT for step in range(STEPS)]
+
+    bound = CAP / math.sqrt(3)
+    assert failed(decide(tail(0.99 * bound), others=sign * 0.99 * bound)) == []
+    assert failed(decide(tail(1.01 * bound), others=sign * 1.01 * bound)) == ["gap.tail"]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_gap_while_learning(sign: int) -> None:
+    """The reference's seeds are 1/256 apart all along, so the bar of the first half is t times that."""
+    bound = t_95(3) / 256
+
+    def bump(size: float) -> list[float]:
+        return [sign * size if 10 <= step < 15 else UNIT for step in range(STEPS)]
+
+    assert failed(decide(bump(0.99 * bound))) == []
+    assert failed(decide(bump(1.01 * bound))) == ["gap.learning.seed1"]
+
+
+def test_seeds_that_lie_close_make_a_bar_below_the_cap() -> None:
+    reference = [
+        replace(curve, losses=tuple(loss - 15 * curve.seed / 4096 for loss in curve.losses)) for curve in REFERENCE
+    ]
+    candidate = [
+        replace(curve, recipe="delayed", losses=tuple(loss + 0.002 for loss in curve.losses)) for curve in reference
+    ]
+    verdict = decide_loss(reference, candidate)
+    assert verdict.spread == pytest.approx(1 / 4096)
+    assert verdict.bar == pytest.approx(t_95(3) / 4096)
+    assert verdict.outcome is LossOutcome.FAIL
+
+
+@pytest.mark.parametrize("scale", [1.03, 1 / 1.03, 0.5, 0.0, math.inf])
+def test_scaled_gradients_fail_where_the_loss_hides_them(scale: float) -> None:
+    verdict = decide([UNIT] * STEPS, scale if math.isfinite(scale) else 1e308)
+    assert "gradient_norm.matched" in failed(verdict)
+    assert not any(name.startswith("gap") for name in failed(verdict))
+
+
+@pytest.mark.parametrize("scale", [1.01, 1 / 1.01])
+def test_gradients_within_half_of_that_pass(scale: float) -> None:
+    assert failed(decide([UNIT] * STEPS, scale)) == []
+
+
+@pytest.mark.parametrize(
+    ("scale", "fails"), [(1.05, []), (1.07, ["gradient_norm.later"]), (0.0, ["gradient_norm.later"])]
+)
+def test_gradients_that_change_late_fail(scale: float, fails: list[str]) -> None:
+    bf16, fp8 = make_pairs()
+    late = [
+        replace(
+            curve, gradient_norms=tuple(n * scale if step >= 90 else n for step, n in enumerate(curve.gradient_norms))
+        )
+        for curve in fp8
+    ]
+    assert failed(decide_loss(bf16, late)) == fails
+
+
+def test_sums_that_overflow_are_red() -> None:
+    """Finite losses whose sums are not: Inf minus Inf is NaN, and a NaN is within no bound."""
+    huge = [(-1) ** (step // 2) * 1.7e308 for step in range(STEPS)]
+    candidate = [
+        replace(
+            make_candidate(seed, [0.0] * STEPS), losses=tuple((-1) ** step * loss for step, loss in enumerate(huge))
+        )
+        for seed in range(3)
+    ]
+    reference = [replace(curve, losses=tuple(loss * (1 - curve.seed / 8) for loss in huge)) for curve in REFERENCE]
+    verdict = decide_loss(reference, candidate)
+    assert verdict.outcome is LossOutcome.FAIL
+    assert "gap.tail" in failed(verdict)
+    assert verdict.series == ()
+    assert LossVerdict.model_validate_json(verdict.model_dump_json()) == verdict
+
+
+def test_the_spread_is_the_root_mean_square_over_windows() -> None:
+    apart = [[0.0, 0.0, 9.0, 9.0], [2.0, 2.0, 9.0, 9.0]]
+    assert spread_of_seeds(apart, 2) == pytest.approx(1.0)  # variances of 2 and 0
+    assert [t_95(seeds) for seeds in (3, 10, 12, 99)] == [4.303, 2.262, 2.262, 2.086]

@@ -1,0 +1,125 @@
+"""Which curves are refused, and which damage fails: small made-up curves, one fault each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from small_curves import DATA, make_pairs
+
+from megacpp_validate.evidence.loss_curve import LossCurve
+from megacpp_validate.evidence.loss_gate import LossOutcome
+from megacpp_validate.gate.loss import decide_loss
+
+Curves = list[LossCurve]
+
+
+def test_the_small_curves_pass_as_they_are() -> None:
+    assert decide_loss(*make_pairs()).outcome is LossOutcome.PASS
+
+
+def swap(values: Sequence[float], first: int, second: int) -> tuple[float, ...]:
+    changed = list(values)
+    changed[first], changed[second] = changed[second], changed[first]
+    return tuple(changed)
+
+
+DAMAGE: dict[str, tuple[Callable[[LossCurve], LossCurve], str]] = {
+    "a missing step": (
+        lambda c: replace(
+            c,
+            steps=c.steps[:5] + c.steps[6:],
+            losses=c.losses[:5] + c.losses[6:],
+            gradient_norms=c.gradient_norms[:5] + c.gradient_norms[6:],
+        ),
+        "1 of 100 steps are missing, the first is step 5",
+    ),
+    "a repeated step": (
+        lambda c: replace(
+            c,
+            steps=c.steps[:6] + c.steps[5:],
+            losses=c.losses[:6] + c.losses[5:],
+            gradient_norms=c.gradient_norms[:6] + c.gradient_norms[5:],
+        ),
+        "1 steps are repeated, the first is step 5",
+    ),
+    "out of order": (lambda c: replace(c, steps=swap(c.steps, 0, 7)), "out of order"),
+    "beyond the plan": (lambda c: replace(c, steps=(*c.steps[:-1], 100)), "none of the 100 planned ones"),
+    "below zero": (lambda c: replace(c, steps=(-1, *c.steps[1:])), "the first is step -1"),
+    "a loss that is NaN": (
+        lambda c: replace(c, losses=(*c.losses[:40], math.nan, *c.losses[41:])),
+        "the loss of 1 steps is not finite, the first is step 40",
+    ),
+    "a loss that is Inf": (lambda c: replace(c, losses=(math.inf, *c.losses[1:])), "the loss of 1 steps"),
+    "a norm that is Inf": (
+        lambda c: replace(c, gradient_norms=(*c.gradient_norms[:-1], math.inf)),
+        "the gradient norm of 1 steps is not finite, the first is step 99",
+    ),
+    "a norm below 0": (lambda c: replace(c, gradient_norms=(-1.0, *c.gradient_norms[1:])), "below 0"),
+    "a loss too few": (lambda c: replace(c, losses=c.losses[:-1]), "100 steps and 99 values of the loss"),
+    "nothing": (
+        lambda c: replace(c, steps=(), losses=(), gradient_norms=()),
+        "100 of 100 steps are missing",
+    ),
+}
+
+
+@pytest.mark.parametrize("side", [0, 1], ids=["bf16", "fp8"])
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_fails_on_either_side(name: str, side: int) -> None:
+    damage, said = DAMAGE[name]
+    curves = make_pairs()
+    curves[side][1] = damage(curves[side][1])
+    verdict = decide_loss(*curves)
+    assert verdict.outcome is LossOutcome.FAIL
+    (check,) = [check for check in verdict.checks if not check.passed]
+    assert check.name == f"steps.{curves[side][1].recipe}.seed1"
+    assert said in check.detail
+
+
+def shorten(curve: LossCurve) -> LossCurve:
+    return replace(
+        curve,
+        planned=90,
+        steps=curve.steps[:90],
+        losses=curve.losses[:90],
+        gradient_norms=curve.gradient_norms[:90],
+    )
+
+
+REFUSED: dict[str, tuple[Callable[[Curves, Curves], tuple[Curves, Curves]], str]] = {
+    "another length": (lambda b, f: (b, [shorten(f[0]), *f[1:]]), "runs of 90 and 100 steps were planned"),
+    "too short": (lambda b, f: ([*map(shorten, b)], [*map(shorten, f)]), "100 at least are needed"),
+    "other data": (lambda b, f: (b, [replace(f[0], data="b" * 64), *f[1:]]), "seed 0 saw other data"),
+    "a seed less": (lambda b, f: (b, f[1:]), "lacks seed 0 of the reference"),
+    "a seed more": (lambda b, f: (b, [*f, replace(f[0], seed=9)]), "lacks seed 9 of the candidate"),
+    "another seed": (lambda b, f: (b, [*f[:-1], replace(f[-1], seed=9)]), "lacks seed 2 of the reference"),
+    "a seed twice": (lambda b, f: (b, [*f, f[0]]), "has seed 0 more than once"),
+    "two seeds": (lambda b, f: (b[:2], f[:2]), "has 2 seeds, 3 at least"),
+    "no seed": (lambda b, f: ([], []), "has 0 seeds"),
+    "no candidate": (lambda b, f: (b, []), "the candidate lacks seed 0"),
+    "mixed recipes": (lambda b, f: (b, [replace(f[0], recipe="block"), *f[1:]]), "mixes block, delayed"),
+    "BF16 as FP8": (lambda b, f: (b, [replace(c, recipe="bf16") for c in f]), "curves of an FP8 recipe"),
+    "FP8 as BF16": (lambda b, f: ([replace(c, recipe="delayed") for c in b], f), "give it curves of bf16 alone"),
+    "FP8 never ran": (lambda b, f: (b, [replace(c, recipe="delayed") for c in b]), "FP8 never ran"),
+    "seed not used": (
+        lambda b, f: ([replace(c, losses=b[0].losses) for c in b], f),
+        "two seeds of bf16 are the same curve",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_compared_is_refused_with_a_next_step(name: str) -> None:
+    change, said = REFUSED[name]
+    verdict = decide_loss(*change(*make_pairs()))
+    assert verdict.outcome is LossOutcome.REFUSED
+    assert any(said in refusal for refusal in verdict.refusals), verdict.refusals
+    assert all("next step: " in refusal for refusal in verdict.refusals)
+    assert (verdict.checks, verdict.series) == ((), ())
+
+
+def test_the_small_curves_name_one_data() -> None:
+    assert {curve.data for curves in make_pairs() for curve in curves} == {DATA}
