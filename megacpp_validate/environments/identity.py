@@ -23,7 +23,9 @@ _ONLY_PLACES: Final = frozenset({
     "MEGACPP_ENVIRONMENTS", "MEGACPP_OVERLAYS", "MEGACPP_PYTHON", "MEGACPP_RECEIPTS", "PYTHONPYCACHEPREFIX",
     "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TORCH_HOME", "TRITON_CACHE_DIR", "TRITON_HOME",
 })  # fmt: skip
-_OURS_THERE: Final = ("bridge", "native", "probes", "evidence/receipt.py", "evidence/receipt_file.py")
+_OURS_THERE: Final = (
+    "bridge", "native", "probes", "evidence/receipt.py", "evidence/receipt_file.py", "evidence/whole_file.py",
+)  # fmt: skip
 # Read file by file wherever they lie: these are what a person patches in place.
 _VENDORS: Final = frozenset({
     "deep_gemm", "flash_attn", "flash_attn_3", "flash_attn_interface.py", "liger_kernel", "transformer_engine",

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
+
+from .whole_file import write_whole
 
 CURVE_SCHEMA_ID: Final = "megacpp-validate/loss-curve/1"
 
@@ -57,10 +58,4 @@ def write_curve(curve: LossCurve, path: Path) -> None:
     Raises:
         OSError: the place cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        aside.write_text(curve_text(curve), encoding="utf-8")
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+    write_whole(path, curve_text(curve))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .loss_curve import CURVE_SCHEMA_ID, LossCurve
+from .strict_json import refuse_what_json_hides
 
 _LONGEST_RUN: Final = 10_000_000
 
@@ -55,7 +55,7 @@ def parse_curve(text: str | bytes, source: str = "the text") -> LossCurve:
     """
     try:
         read = _CurveFile.model_validate_json(text)
-        _refuse_what_json_hides(text)
+        refuse_what_json_hides(text)
     except ValidationError as fault:
         said = (f"{'.'.join(map(str, error['loc'])) or 'the file'}: {error['msg']}" for error in fault.errors()[:5])
         raise CurveInvalid(source, "; ".join(said)) from fault
@@ -100,15 +100,3 @@ def _find_contradictions(read: _CurveFile) -> Iterator[str]:
             yield f"{len(read.steps)} steps and {len(series)} {name}"
     if any(value is not None and value < 0 for value in read.gradient_norms):
         yield "a gradient norm below 0"
-
-
-def _refuse_what_json_hides(text: str | bytes) -> None:
-    """A key that stands twice: readers differ in which one they take."""
-
-    def check(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        if twice := sorted({key for key in keys if keys.count(key) > 1}):
-            raise ValueError(f"the key {twice[0]!r} stands twice")
-        return dict(pairs)
-
-    json.loads(text, object_pairs_hook=check)

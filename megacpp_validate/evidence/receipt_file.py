@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from .receipt import Receipt
+from .whole_file import write_whole
 
 
 def receipt_text(receipt: Receipt) -> str:
@@ -30,13 +30,7 @@ def write_receipt(receipt: Receipt, path: Path) -> None:
     Raises:
         OSError: the place cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        aside.write_text(receipt_text(receipt), encoding="utf-8")
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+    write_whole(path, receipt_text(receipt))
 
 
 def _plain(value: Any) -> Any:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +10,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from .receipt import READABLE, SCHEMA_ID, Check, Outcome, Part, Receipt, cell_id
+from .strict_json import refuse_what_json_hides
 
 _RECEIPT: Final = TypeAdapter(Receipt)
 
@@ -55,7 +54,7 @@ def read_receipt(path: Path) -> Receipt:
     try:
         text = path.read_bytes()
         receipt = _RECEIPT.validate_json(text, strict=True)
-        _refuse_what_json_hides(text)
+        refuse_what_json_hides(text)
     except OSError as fault:
         raise ReceiptInvalid(path, f"it cannot be read: {fault.strerror or fault}") from fault
     except ValidationError as fault:
@@ -145,27 +144,3 @@ def _find_false_backends(receipt: Receipt) -> Iterator[str]:
             yield f"outcome pass, and the path {row.path} asked for te, {shown}"
         if receipt.requested == "native" and "te" in (row.requested, row.claimed, *row.observed):
             yield f"outcome pass where native was requested, and the path {row.path} asked for {row.requested}, {shown}"
-
-
-def _refuse_what_json_hides(text: bytes) -> None:
-    """Refuse a key that is there twice, of which one counts, and numbers that JSON does not have.
-
-    Raises:
-        ValueError: one of them, by name.
-    """
-    json.loads(text, object_pairs_hook=_once_each, parse_constant=_finite, parse_float=_finite)
-
-
-def _once_each(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"the key {key!r} is there twice in one object")
-        found[key] = value
-    return found
-
-
-def _finite(text: str) -> float:
-    if not math.isfinite(number := float(text)):
-        raise ValueError(f"the number {text} is none that a receipt holds")
-    return number

@@ -12,6 +12,7 @@ import torch
 from ..native.mlp import is_gated
 from ..native.rope import apply_rope, rope_tables
 from .bench import Bench
+from .block_comparison import check_layers_ran, compare_block
 from .bounds import Roundings
 from .emulation import EMULATED
 from .kept_weights import check_kept_weights
@@ -20,7 +21,6 @@ from .native_block_samples import (
     EPS,
     HEADS,
     Case,
-    Sample,
     emulated_step,
     layer_inputs,
     layer_step,
@@ -28,10 +28,9 @@ from .native_block_samples import (
     new_layer,
     new_sample,
 )
-from .observe import graph_nodes, marking_vendor_layers, recording_argument
-from .references.block import Sizes, attention_branch, block_step, mlp_branch
-from .references.block_roundings import block_roundings
-from .references.layer_roundings import Precision, precision_of
+from .observe import marking_vendor_layers, recording_argument
+from .references.block import Sizes, attention_branch, mlp_branch
+from .references.layer_roundings import precision_of
 from .references.rotation import rotary_tables, rotated
 from .references.steps import tf32_products
 
@@ -92,11 +91,11 @@ def _run(bench: Bench, bridge: Any, case: Case, dtype: str) -> None:
         _check_refused(bench, path, layer.choice, case.code)
     bench.ran_on(f"native_block.{path}", layer.choice, seen["out"], wanted="native" if case.code else "")
     if bench.wants_te and not case.code:
-        _check_layers(bench, path, seen["out"])
+        check_layers_ran(bench, path, seen["out"], LAYERS)
     tf32 = dtype == "fp32" and layer.choice.observed == "te" and bench.device == "cuda"
     with tf32_products() if tf32 else nullcontext():
         native = native_step(sample) if layer.choice.observed == "te" else None
-    _compare(bench, path, sample, seen, native, precision_of(dtype, tf32=tf32))
+    compare_block(bench, path, sample, seen, native, precision_of(dtype, tf32=tf32))
     if case is PLAIN and dtype == "bf16":
         bench.layer_keeps_nothing(dtype, layer, sample.rows, rope=sample.rope)
 
@@ -115,7 +114,7 @@ def _check_again(bench: Bench, bridge: Any) -> None:
         codes = [refusal.code for refusal in layer.choice.refusals]
         right = codes == [case.code] if bench.wants_te and case.code else not bench.wants_te or not codes
         bench.check(f"{path}.choice", right, f"{layer.choice.observed} took it; refused with {codes}")
-        _compare(bench, path, sample, again, None, precision_of("fp32"))
+        compare_block(bench, path, sample, again, None, precision_of("fp32"))
 
 
 def _check_microbatch(bench: Bench, bridge: Any) -> None:
@@ -143,13 +142,6 @@ def _check_rotation(bench: Bench) -> None:
         bench.compare(f"rotation.{name}.rows", apply_rope(rows, cos, sin, offset=offset), turned, roundings=exact)
 
 
-def _check_layers(bench: Bench, path: str, out: Any) -> None:
-    """Every layer of the block is Transformer Engine's: one that is not hides behind the others."""
-    ran = {name.rpartition(".")[2] for name in graph_nodes(out) if name.startswith("transformer_engine.")}
-    missing = [name for name in LAYERS if name not in ran]
-    bench.check(f"{path}.layers", not missing, f"not seen: {', '.join(missing)}" if missing else ", ".join(LAYERS))
-
-
 def _run_recipe(bench: Bench, bridge: Any, recipe: Any) -> None:
     """A gated and a plain block under one FP8 recipe."""
     if recipe not in EMULATED:
@@ -167,7 +159,7 @@ def _run_recipe(bench: Bench, bridge: Any, recipe: Any) -> None:
         path = f"fp8.{recipe}.{case.name}"
         bench.ran_on(f"native_block.{path}", layer.choice, seen["out"])
         native = emulated_step(sample, recipe)
-        _compare(bench, path, sample, seen, native, precision_of("bf16", recipe=recipe))
+        compare_block(bench, path, sample, seen, native, precision_of("bf16", recipe=recipe))
         check_layers_in_low_precision(bench, path, recipe, watched)
         if case is GATED:
             bench.layer_keeps_nothing(f"fp8.{recipe}", layer, sample.rows, enter=enter, rope=sample.rope)
@@ -177,7 +169,7 @@ def _run_recipe(bench: Bench, bridge: Any, recipe: Any) -> None:
     path = f"fp8.{recipe}.{ODD.name}"
     _check_refused(bench, path, layer.choice, "fp8-alignment")
     bench.ran_on(f"native_block.{path}", layer.choice, seen["out"], wanted="native")
-    _compare(bench, path, sample, seen, None, precision_of("bf16"))
+    compare_block(bench, path, sample, seen, None, precision_of("bf16"))
 
 
 def _scope(bench: Bench, recipe: str) -> Any:
@@ -208,49 +200,6 @@ def _check_kept(bench: Bench, bridge: Any, recipe: Any) -> None:
 def _check_refused(bench: Bench, path: str, choice: Any, code: str) -> None:
     codes = [refusal.code for refusal in choice.refusals]
     bench.check(f"{path}.refused", codes == [code], f"Transformer Engine refused with {codes}")
-
-
-def _compare(
-    bench: Bench, path: str, sample: Sample, seen: dict[str, Any], native: dict[str, Any] | None, precision: Precision
-) -> None:
-    """Output and every gradient against fp64."""
-    wanted = block_step(sample.rows, sample.weights, sample.gradient, sample.sizes, sample.seen(), sample.rope)
-    batch, length, hidden = sample.rows.shape
-    ffn, joint = sample.weights["mlp.fc2_weight"].shape[1], HEADS * sample.case.width
-    bounds = partial(
-        block_roundings,
-        shares=wanted.shares,
-        precision=precision,
-        length=max(joint, batch * length, hidden, ffn),
-        gated=is_gated(sample.case.activation),
-    )
-    smallest = batch * length * min(hidden, ffn, sample.case.groups * sample.case.width)
-    # What the rounded output moves in the scores' gradients is one number a query and head, <dO, O>.
-    independent = {"qkv.weight.query": batch * length * HEADS, "qkv.weight.key": batch * length * HEADS}
-    out = seen["out"]
-    bench.check(f"{path}.dtype", out.dtype == sample.rows.dtype, f"{out.dtype} from {sample.rows.dtype}")
-    reference = _parted({"out": wanted.out, **wanted.gradients}, sample)
-    seen, native = _parted(seen, sample), None if native is None else _parted(native, sample)
-    # The weight of a single key is 1, so its score has no gradient: what is left is small beside that of the values.
-    alone = float(reference["qkv.weight.value"].norm()) if length == 1 else None
-    for name, tensor in reference.items():
-        bench.compare(
-            f"{path}.forward" if name == "out" else f"{path}.grad.{name}",
-            seen[name],
-            tensor,
-            roundings=bounds(name, independent=independent.get(name, smallest)),
-            native=None if native is None else native[name],
-            scale=alone if name in ("qkv.weight.query", "qkv.weight.key") else None,
-        )
-
-
-def _parted(tensors: dict[str, Any], sample: Sample) -> dict[str, Any]:
-    """The gradient of the joint QKV weight in its three parts, each held to its own norm."""
-    joint = tensors["qkv.weight"]
-    width, groups = sample.case.width, sample.case.groups
-    parts = (None,) * 3 if joint is None else joint.split([HEADS * width, groups * width, groups * width])
-    rest = {name: tensor for name, tensor in tensors.items() if name != "qkv.weight"}
-    return rest | dict(zip((f"qkv.weight.{part}" for part in ("query", "key", "value")), parts, strict=True))
 
 
 # --- weights ----------------------------------------------------------------------------------------------
@@ -290,7 +239,7 @@ def _check_shards(bench: Bench) -> None:
         joined = bridge.join_native_state(shares, shape)
         bench.check(f"shards.{case.name}.joined", _same(joined, sample.weights), _listed(joined, sample.weights))
         rows, seen = sample.rows.detach(), sample.seen()
-        rope = sample.rope[0].double(), sample.rope[1].double()
+        rope = None if sample.rope is None else (sample.rope[0].double(), sample.rope[1].double())
         part = Sizes(HEADS // 2, case.groups // 2, case.width, case.activation, EPS)
         exact = Roundings((("fp64", 8),), 1024, sum_format="fp64", why="sums of two shares in fp64")
         whole = attention_branch(rows, sample.weights, sample.sizes, seen, rope)

@@ -1,4 +1,4 @@
-"""The tensors of the A-block's probe, and what the wrapper, plain torch and an emulated FP8 make of them."""
+"""The tensors of an A-block, and what the wrapper, plain torch and an emulated FP8 make of them."""
 
 from __future__ import annotations
 
@@ -61,21 +61,23 @@ class Sample:
         rows: [B, T, hidden], a leaf.
         weights: by native names.
         gradient: of the output.
-        rope: (cos, sin).
+        rope: (cos, sin); None without rotation.
         options: of the call.
+        eps: of both norms.
     """
 
     case: Case
     rows: Any
     weights: dict[str, Any]
     gradient: Any
-    rope: tuple[Any, Any]
+    rope: tuple[Any, Any] | None
     options: dict[str, Any] = field(default_factory=dict)
+    eps: float = EPS
 
     @property
     def sizes(self) -> Sizes:
         """What the reference needs besides the weights."""
-        return Sizes(HEADS, self.case.groups, self.case.width, self.case.activation, EPS)
+        return Sizes(HEADS, self.case.groups, self.case.width, self.case.activation, self.eps)
 
     def seen(self) -> Any:
         """[B, H, T, T]: which key each query sees."""
@@ -169,7 +171,7 @@ def native_step(sample: Sample) -> dict[str, Any]:
     case, weights = sample.case, sample.weights
     block = ABlock(
         weights["out.weight"].shape[0], weights["mlp.fc2_weight"].shape[1], HEADS, case.width, case.groups,
-        activation=case.activation, eps=EPS, dtype=sample.rows.dtype, device=sample.rows.device,
+        activation=case.activation, eps=sample.eps, dtype=sample.rows.dtype, device=sample.rows.device,
     )  # fmt: skip
     block.load_state_dict(weights)
     rows = sample.rows.detach().clone().requires_grad_()
@@ -183,14 +185,15 @@ def emulated_step(sample: Sample, recipe: Any) -> dict[str, Any]:
     case, width = sample.case, sample.case.width
     rows = sample.rows.detach().clone().requires_grad_()
     weights = {name: weight.detach().clone().requires_grad_() for name, weight in sample.weights.items()}
-    normed = rms_norm(rows, weights["qkv.layer_norm_weight"], eps=EPS)
+    normed = rms_norm(rows, weights["qkv.layer_norm_weight"], eps=sample.eps)
     mixed = emulated_linear(normed, weights["qkv.weight"], recipe)
     parts = mixed.split([HEADS * width, case.groups * width, case.groups * width], dim=-1)
     query, key, value = (part.unflatten(-1, (-1, width)).transpose(1, 2) for part in parts)
-    query, key = apply_rope(query, *sample.rope), apply_rope(key, *sample.rope)
+    if sample.rope is not None:
+        query, key = apply_rope(query, *sample.rope), apply_rope(key, *sample.rope)
     attended = attention(query, key, value).transpose(1, 2).flatten(2)
     stream = rows + emulated_linear(attended, weights["out.weight"], recipe)
-    normed = rms_norm(stream, weights["mlp.layer_norm_weight"], eps=EPS)
+    normed = rms_norm(stream, weights["mlp.layer_norm_weight"], eps=sample.eps)
     up = emulated_linear(normed, weights["mlp.fc1_weight"], recipe)
     acted = gated_activation(up, case.activation) if is_gated(case.activation) else activation(up, case.activation)
     out = stream + emulated_linear(acted, weights["mlp.fc2_weight"], recipe)

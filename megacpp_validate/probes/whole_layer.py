@@ -6,32 +6,25 @@ It stands on the attention of the vendor, which has a cell of its own: where tha
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import torch
 
 from ..evidence.receipt import Check
-from ..native.attention import attention
-from ..native.block import ABlock
-from ..native.mlp import gated_activation
-from ..native.norms import rms_norm
 from .bench import Bench
-from .emulation import EMULATED, emulated_linear, operand_roundings
+from .block_comparison import check_layers_ran, compare_block
+from .emulation import EMULATED, operand_roundings
 from .low_precision import Enter, low_precision_ran
-from .observe import graph_nodes, marking_vendor_layers
-from .references.attention import visible
-from .references.block import Sizes, block_step
-from .references.block_roundings import block_roundings
-from .references.layer_roundings import Precision, precision_of
+from .native_block_samples import HEADS, SMALL, Case, Sample, emulated_step, native_step
+from .observe import marking_vendor_layers
+from .references.layer_roundings import precision_of
 from .references.steps import tf32_products
 
 DTYPES: Final[dict[str, Any]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
-HEADS: Final = 8
 GROUPS: Final = 2
 EPS: Final = 1e-5  # the bridge leaves it at the default that both paths have
-SMALL: Final = 2.0**-8  # rows of this size have a mean square of about eps
 ACTIVATION: Final = "swiglu"
 LAYERS: Final = ("TransformerLayer", "LayerNormLinear", "DotProductAttention", "Linear", "LayerNormMLP")
 # Name in the native block -> in Transformer Engine's layer.
@@ -45,47 +38,8 @@ NAMES: Final = {
 }
 
 
-@dataclass(frozen=True)
-class _Case:
-    """One shape.
-
-    Attributes:
-        name: of the checks.
-        extra: tokens more than the bench takes.
-        small: whether rows are so small that eps counts in both norms.
-        branches: size of each branch beside the stream that it is added to, about.
-    """
-
-    name: str
-    extra: int = 0
-    small: bool = False
-    branches: float = 2.0
-
-
-PLAIN: Final = _Case("gqa4")
-SMALL_ROWS: Final = _Case("gqa4.small", extra=5, small=True)
-# With larger branches, what each adds to the other's errors would widen FP8 bounds beyond use.
-IN_FP8: Final = _Case("gqa4", branches=0.5)
-
-
-@dataclass(frozen=True)
-class _Sample:
-    """Rows [B, T, hidden], a leaf; weights by native names; the gradient of the output."""
-
-    rows: Any
-    weights: dict[str, Any]
-    gradient: Any
-
-    @property
-    def sizes(self) -> Sizes:
-        """What the reference needs besides the weights."""
-        return Sizes(HEADS, GROUPS, self.rows.shape[-1] // HEADS, ACTIVATION, EPS)
-
-    @property
-    def seen(self) -> Any:
-        """[B, H, T, T]: which key each query sees."""
-        batch, length, _ = self.rows.shape
-        return visible(batch, HEADS, length, device=self.rows.device)
+PLAIN: Final = Case("gqa4", ACTIVATION, GROUPS)
+SMALL_ROWS: Final = Case("gqa4.small", ACTIVATION, GROUPS, extra=5, small=True)
 
 
 def check_whole_layer(bench: Bench, spec: Any) -> None:
@@ -101,7 +55,7 @@ def check_whole_layer(bench: Bench, spec: Any) -> None:
         _check_recipe(bench, spec, recipe)
 
 
-def _check_case(bench: Bench, spec: Any, case: _Case, dtype: str) -> None:
+def _check_case(bench: Bench, spec: Any, case: Case, dtype: str) -> None:
     sample, path = _new_sample(bench, case, DTYPES[dtype]), f"{dtype}.whole.{case.name}"
     layer, choice = _new_layer(bench, spec, sample, path)
     if layer is None:
@@ -112,11 +66,11 @@ def _check_case(bench: Bench, spec: Any, case: _Case, dtype: str) -> None:
     # In training mode: what drops anything out gives other values each time. Backward passes may sum in any order.
     bench.same_bits(f"{path}.forward.repeated", [first["out"]], [seen["out"]])
     if bench.wants_te:
-        _check_layers(bench, path, seen["out"])
+        check_layers_ran(bench, path, seen["out"], LAYERS)
     tf32 = dtype == "fp32" and bench.wants_te and bench.device == "cuda"
     with tf32_products() if tf32 else nullcontext():
-        native = _native_step(sample) if bench.wants_te else None
-    _compare(bench, path, sample, seen, native, precision_of(dtype, tf32=tf32))
+        native = native_step(sample) if bench.wants_te else None
+    compare_block(bench, path, sample, seen, native, precision_of(dtype, tf32=tf32), shown=_shown)
 
 
 def _check_recipe(bench: Bench, spec: Any, recipe: Any) -> None:
@@ -124,7 +78,8 @@ def _check_recipe(bench: Bench, spec: Any, recipe: Any) -> None:
     enter = partial(
         fp8.low_precision, target=bench.order.target.id, amax_reduction_group=fp8.SINGLE_OWNER, recipe=recipe
     )
-    sample, path = _new_sample(bench, IN_FP8, torch.bfloat16), f"{recipe}.whole.{IN_FP8.name}"
+    # With larger branches, what each adds to the other's errors would widen FP8 bounds beyond use.
+    sample, path = _new_sample(bench, PLAIN, torch.bfloat16, branches=0.5), f"{recipe}.whole.{PLAIN.name}"
     layer, choice = _new_layer(bench, spec, sample, path)
     if layer is None:
         return
@@ -132,7 +87,8 @@ def _check_recipe(bench: Bench, spec: Any, recipe: Any) -> None:
         _step(layer, sample, enter)
     seen = _step(layer, sample, enter)
     bench.ran_on(path, choice, seen["out"])
-    wanted = _compare(bench, path, sample, seen, _emulated_step(sample, recipe), precision_of("bf16", recipe=recipe))
+    precision = precision_of("bf16", recipe=recipe)
+    wanted = compare_block(bench, path, sample, seen, emulated_step(sample, recipe), precision, shown=_shown)
     bench.checks.append(
         _low_precision_ran(f"{path}.grad.applied", seen, wanted, recipe, len(sample.rows.flatten(0, 1)))
     )
@@ -155,17 +111,10 @@ def _low_precision_ran(name: str, seen: dict[str, Any], wanted: dict[str, Any], 
     return Check(name, all(part.passed for part in parts), tuple(parts))
 
 
-def _check_layers(bench: Bench, path: str, out: Any) -> None:
-    """Every part is Transformer Engine's: one that is not hides behind the others."""
-    ran = {name.rpartition(".")[2] for name in graph_nodes(out) if name.startswith("transformer_engine.")}
-    missing = [name for name in LAYERS if name not in ran]
-    bench.check(f"{path}.layers", not missing, f"not seen: {', '.join(missing)}" if missing else ", ".join(LAYERS))
-
-
 # --- tensors ----------------------------------------------------------------------------------------------
 
 
-def _new_sample(bench: Bench, case: _Case, dtype: Any) -> _Sample:
+def _new_sample(bench: Bench, case: Case, dtype: Any, *, branches: float = 2.0) -> Sample:
     batch, length, hidden, ffn = (2, 128, 512, 1024) if bench.device == "cuda" else (1, 24, 64, 96)
     length, width, size = length + case.extra, hidden // HEADS, SMALL if case.small else 1.0
     qkv = bench.randn((HEADS + 2 * GROUPS) * width, hidden, scale=hidden**-0.5)
@@ -173,19 +122,22 @@ def _new_sample(bench: Bench, case: _Case, dtype: Any) -> _Sample:
     weights = {
         "qkv.layer_norm_weight": 1.0 + bench.randn(hidden, scale=0.2),
         "qkv.weight": qkv,
-        "out.weight": bench.randn(hidden, HEADS * width, scale=case.branches * hidden**-0.5 * size),
+        "out.weight": bench.randn(hidden, HEADS * width, scale=branches * hidden**-0.5 * size),
         "mlp.layer_norm_weight": 1.0 + bench.randn(hidden, scale=0.2),
         "mlp.fc1_weight": bench.randn(2 * ffn, hidden, scale=hidden**-0.5),
-        "mlp.fc2_weight": bench.randn(hidden, ffn, scale=case.branches * ffn**-0.5),
+        "mlp.fc2_weight": bench.randn(hidden, ffn, scale=branches * ffn**-0.5),
     }
-    return _Sample(
+    return Sample(
+        replace(case, width=width),
         bench.randn(batch, length, hidden, dtype=dtype, grad=True, scale=size),
         {name: weight.to(dtype) for name, weight in weights.items()},
         bench.randn(batch, length, hidden, dtype=dtype),
+        rope=None,
+        eps=EPS,
     )
 
 
-def _new_layer(bench: Bench, spec: Any, sample: _Sample, path: str) -> tuple[Any, Any]:
+def _new_layer(bench: Bench, spec: Any, sample: Sample, path: str) -> tuple[Any, Any]:
     """The layer as the bridge builds it, with the weights of a sample, and what was chosen.
 
     It is None where it has other parameters: a check has failed, and there is nothing to compare.
@@ -212,7 +164,7 @@ def _new_layer(bench: Bench, spec: Any, sample: _Sample, path: str) -> tuple[Any
     return layer.train(), choice
 
 
-def _interleaved(sample: _Sample) -> Any:
+def _interleaved(sample: Sample) -> Any:
     """For each row of the layer's QKV weight its row in the native one.
 
     The layer's rows lie by group: the queries of a group, its key, its value (Megatron-LM's order, which Transformer
@@ -229,7 +181,7 @@ def _interleaved(sample: _Sample) -> Any:
 # --- passes -----------------------------------------------------------------------------------------------
 
 
-def _step(layer: Any, sample: _Sample, enter: Enter) -> dict[str, Any]:
+def _step(layer: Any, sample: Sample, enter: Enter) -> dict[str, Any]:
     """Forward in the scope, backward outside: output and gradients by native names."""
     sample.rows.grad = None
     layer.zero_grad(set_to_none=True)
@@ -243,75 +195,6 @@ def _step(layer: Any, sample: _Sample, enter: Enter) -> dict[str, Any]:
             grads["qkv.weight"] = torch.empty_like(joint)
             grads["qkv.weight"][_interleaved(sample)] = joint
     return {"out": out, "rows": sample.rows.grad, **grads}
-
-
-def _native_step(sample: _Sample) -> dict[str, Any]:
-    """The plain block in the same precision."""
-    hidden, ffn = sample.weights["mlp.fc2_weight"].shape
-    block = ABlock(
-        hidden, ffn, HEADS, hidden // HEADS, GROUPS, eps=EPS, dtype=sample.rows.dtype, device=sample.rows.device
-    )
-    block.load_state_dict(sample.weights)
-    rows = sample.rows.detach().clone().requires_grad_()
-    out = block(rows)
-    out.backward(sample.gradient)
-    return {"out": out, "rows": rows.grad, **{name: weight.grad for name, weight in block.named_parameters()}}
-
-
-def _emulated_step(sample: _Sample, recipe: Any) -> dict[str, Any]:
-    """The plain block with the operands of its four linear layers rounded as the recipe rounds them."""
-    width = sample.sizes.width
-    rows = sample.rows.detach().clone().requires_grad_()
-    weights = {name: weight.detach().clone().requires_grad_() for name, weight in sample.weights.items()}
-    mixed = emulated_linear(rms_norm(rows, weights["qkv.layer_norm_weight"], eps=EPS), weights["qkv.weight"], recipe)
-    parts = mixed.split([HEADS * width, GROUPS * width, GROUPS * width], dim=-1)
-    query, key, value = (part.unflatten(-1, (-1, width)).transpose(1, 2) for part in parts)
-    attended = attention(query, key, value).transpose(1, 2).flatten(2)
-    stream = rows + emulated_linear(attended, weights["out.weight"], recipe)
-    normed = rms_norm(stream, weights["mlp.layer_norm_weight"], eps=EPS)
-    acted = gated_activation(emulated_linear(normed, weights["mlp.fc1_weight"], recipe), ACTIVATION)
-    out = stream + emulated_linear(acted, weights["mlp.fc2_weight"], recipe)
-    out.backward(sample.gradient)
-    return {"out": out, "rows": rows.grad, **{name: weight.grad for name, weight in weights.items()}}
-
-
-# --- comparison -------------------------------------------------------------------------------------------
-
-
-def _compare(
-    bench: Bench, path: str, sample: _Sample, seen: dict[str, Any], native: dict[str, Any] | None, precision: Precision
-) -> dict[str, Any]:
-    """Output and every gradient against fp64, which is given back by native names."""
-    wanted = block_step(sample.rows, sample.weights, sample.gradient, sample.sizes, sample.seen, None)
-    batch, length, hidden = sample.rows.shape
-    ffn = sample.weights["mlp.fc2_weight"].shape[1]
-    bounds = partial(
-        block_roundings, shares=wanted.shares, precision=precision, length=max(batch * length, hidden, ffn), gated=True
-    )
-    smallest = batch * length * GROUPS * sample.sizes.width
-    # What the rounded output moves in the scores' gradients is one number a query and head, <dO, O>.
-    independent = {"qkv.weight.query": batch * length * HEADS, "qkv.weight.key": batch * length * HEADS}
-    out = seen["out"]
-    bench.check(f"{path}.dtype", out.dtype == sample.rows.dtype, f"{out.dtype} from {sample.rows.dtype}")
-    seen, plain = _parted(seen, sample), None if native is None else _parted(native, sample)
-    found = {"out": wanted.out, **wanted.gradients}
-    for name, tensor in _parted(found, sample).items():
-        bench.compare(
-            f"{path}.forward" if name == "out" else f"{path}.grad.{_shown(name)}",
-            seen[name],
-            tensor,
-            roundings=bounds(name, independent=independent.get(name, smallest)),
-            native=None if plain is None else plain[name],
-        )
-    return found
-
-
-def _parted(tensors: dict[str, Any], sample: _Sample) -> dict[str, Any]:
-    """The gradient of the joint QKV weight in its three parts, each held to its own norm."""
-    joint, width = tensors["qkv.weight"], sample.sizes.width
-    parts = (None,) * 3 if joint is None else joint.split([HEADS * width, GROUPS * width, GROUPS * width])
-    rest = {name: tensor for name, tensor in tensors.items() if name != "qkv.weight"}
-    return rest | dict(zip((f"qkv.weight.{part}" for part in ("query", "key", "value")), parts, strict=True))
 
 
 def _shown(name: str) -> str:

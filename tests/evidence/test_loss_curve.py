@@ -71,7 +71,7 @@ def test_no_key_may_be_missing(key: str) -> None:
         (curve_text(CURVE)[:-20], "Invalid JSON"),
         (curve_text(CURVE).replace("2.5", "NaN"), "finite"),
         (curve_text(CURVE).replace("2.5", "1e999"), "finite"),
-        (curve_text(CURVE).replace('"seed": 3', '"seed": 3, "seed": 4'), "stands twice"),
+        (curve_text(CURVE).replace('"seed": 3', '"seed": 3, "seed": 4'), "the key 'seed' is there twice"),
         ("", "Invalid JSON"),
         ("[]", "the file"),
     ],

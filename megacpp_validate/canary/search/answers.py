@@ -7,7 +7,6 @@ question than its name says, is as good as none.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -19,6 +18,7 @@ from pydantic import ValidationError
 from ...catalog import PACKAGE_ROOT, matrix_folder
 from ...evidence.bisect import Answer, Verdict
 from ...evidence.findings import Frozen
+from ...evidence.whole_file import write_whole
 
 SCHEMA_ID: Final = "megacpp-validate/answer/1"
 _ROOMS: Final = ("bridge", "canary", "environments", "evidence", "native", "probes")  # that decide an answer
@@ -75,7 +75,7 @@ class Answers:
             return
         key = self._key(choices, environment, run)
         text = _File(schema_id=SCHEMA_ID, key=key, answer=answer).model_dump_json(indent=2)
-        _write_aside(self._place(key), f"{text}\n".encode())
+        write_whole(self._place(key), f"{text}\n")
 
     def recall(self) -> Iterator[tuple[dict[str, str], Verdict]]:
         """Every verdict on this module that lies here, whatever environment it was seen in; by file name."""
@@ -119,19 +119,6 @@ def _read(path: Path) -> _File | None:
     except (OSError, ValidationError):
         return None
     return found if found.schema_id == SCHEMA_ID else None
-
-
-def _write_aside(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with aside.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())  # a name without its contents is what a power cut leaves
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def _canonical(data: dict[str, Any]) -> str:

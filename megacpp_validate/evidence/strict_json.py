@@ -1,0 +1,32 @@
+"""What a JSON text may hide from a reader of its values: a key that is there twice, and numbers that JSON has not."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+
+def refuse_what_json_hides(text: str | bytes) -> None:
+    """Refuse a key that is there twice, of which one counts, and numbers that JSON does not have.
+
+    Raises:
+        ValueError: one of them, by name.
+    """
+    json.loads(text, object_pairs_hook=_once_each, parse_constant=_finite, parse_float=_finite)
+
+
+def _once_each(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r} is there twice in one object")
+        found[key] = value
+    return found
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"the number {text} is none that is finite")
+    return number
