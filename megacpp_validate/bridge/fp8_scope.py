@@ -65,6 +65,7 @@ __all__ = [
     "te_scope",
     "te_state",
     "te_support",
+    "why_recipe_is_refused",
 ]
 
 SWITCH: Final = "fp8_scope"  # MEGACPP_DISABLE_TE_FP8_SCOPE=1 keeps everything in high precision
@@ -105,14 +106,19 @@ def low_precision(
     reason = "; ".join(refusal.reason for refusal in choice.refusals)
     if name is None or choice.observed != "te":
         return PrecisionScope(Plan(name, choice, reason, True, _unchanged))
-    supported, why = te_support()[_SUPPORT[name]]
-    if not supported:
+    if refused := why_recipe_is_refused(name):
         raise WrongTarget(
-            f"Transformer Engine refuses the recipe {name} here: {why.rstrip('.')}. Likely cause: its release or "
+            f"Transformer Engine refuses the recipe {name} here: {refused.rstrip('.')}. Likely cause: its release or "
             f"the CUDA of this environment is older than the target {target} wants. Next step: upgrade that, or name "
             "another recipe."
         )
     return PrecisionScope(Plan(name, choice, "", True, partial(_te_turned_on, name, group, reduce_amax)))
+
+
+def why_recipe_is_refused(recipe: RecipeName) -> str:
+    """Why Transformer Engine, which must be there, has no such recipe in this environment; empty where it has."""
+    supported, why = te_support()[_SUPPORT[recipe]]
+    return "" if supported else why or "it does not say why"
 
 
 def high_precision(because: str) -> PrecisionScope:

@@ -18,10 +18,6 @@ from .observe import attention_kernels, observed_backends
 from .order import Order
 
 BRIDGE: Final = "megacpp_validate.bridge"
-# Recipe -> the question of `te_support` that it stands on.
-ASKED: Final = {
-    "delayed": "fp8", "current": "fp8", "block": "fp8_block_scaling", "mxfp8": "mxfp8", "nvfp4": "nvfp4",
-}  # fmt: skip
 VENDOR_BACKENDS: Final = frozenset({"te", "fa3", "fa4", "deep_gemm"})
 
 
@@ -62,9 +58,9 @@ class Bench:
         """
         asked = self.order.target.recipes
         if self._recipes is None:
-            found = self.bridge("fp8_scope").te_support() if self.wants_te and asked else {}
-            answers = {one: found.get(ASKED.get(one, ""), (True, "")) for one in asked}
-            lacking = {one: reason for one, (supported, reason) in answers.items() if not supported}
+            scope = self.bridge("fp8_scope")
+            answers = {one: scope.why_recipe_is_refused(one) for one in asked} if self.wants_te else {}
+            lacking = {one: reason for one, reason in answers.items() if reason}
             for one, reason in lacking.items():
                 said = f"not judged: Transformer Engine refuses {one} here ({reason}); see imports"
                 self.check(f"fp8.{one}.supported", True, said)

@@ -15,7 +15,7 @@ from .bench import Bench
 from .block_comparison import check_layers_ran, compare_block
 from .bounds import Roundings
 from .emulation import EMULATED
-from .kept_weights import check_kept_weights
+from .kept_weights import MICROBATCH, check_kept_weights
 from .layers_in_low_precision import check_layers_in_low_precision, watching_layers
 from .native_block_samples import (
     EPS,
@@ -38,7 +38,6 @@ DTYPES: Final[dict[str, Any]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 GATED: Final = Case("gqa4.d64.swiglu")
 PLAIN: Final = Case("gqa1.d64.gelu", "gelu", groups=8)
 ODD: Final = Case("gqa4.d64.odd", "geglu", extra=5)
-MICROBATCH: Final = "is_first_microbatch"
 LAYERS: Final = ("LayerNormLinear", "DotProductAttention", "Linear", "LayerNormMLP")
 CASES: Final = (
     GATED,
