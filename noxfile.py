@@ -123,6 +123,14 @@ def gb10_compat(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend=HOST)
+def fp8(session: nox.Session) -> None:
+    """FP8 on the host's own stack: recipes, ownership, lanes, the loss gate: fp8 -- [--probes NAME] [--target b200]."""
+    if session.venv_backend != "none":
+        _install(session)
+    _call(session, "fp8")
+
+
+@nox.session(venv_backend=HOST)
 def doctor(session: nox.Session) -> None:
     """What an interpreter loads, and what breaks by it: doctor -- [--python PATH] [--overlays DIR] [--target h200]."""
     if session.venv_backend != "none":

@@ -61,6 +61,33 @@ class BridgeModule(Row):
     compiles: bool = False
 
 
+class Fp8Cell(Row):
+    """A cell of FP8: what is looked at beyond single bridge modules.
+
+    Attributes:
+        id: its name in receipts and reports.
+        code: module below `probes` that looks.
+        title: what people call it.
+        stands_on: bridge modules that it reaches.
+        settings: what tells it from other cells of the same code.
+        needs_te: whether there is nothing to see without Transformer Engine.
+        once: a second use tells nothing, or would take too long.
+        seconds, gpu_memory_mib: as of a bridge module.
+        limit_s: seconds that it may take; 0 for what the session says.
+    """
+
+    id: str = Field(pattern=r"^fp8_[a-z0-9_]+$")
+    code: str = Field(pattern=r"^fp8\.[a-z0-9_]+$")
+    title: str = Field(min_length=1)
+    stands_on: list[str] = Field(min_length=1)
+    settings: dict[str, str] = Field(default_factory=dict)
+    needs_te: bool = True
+    once: bool = False
+    seconds: int = Field(default=30, ge=0)
+    gpu_memory_mib: int = Field(default=1024, ge=0)
+    limit_s: int = Field(default=0, ge=0)
+
+
 class Stack(Row):
     """What is pinned together.
 
@@ -110,6 +137,10 @@ class _BridgeFile(Row):
     module: list[BridgeModule] = Field(min_length=1)
 
 
+class _Fp8File(Row):
+    cell: list[Fp8Cell] = Field(min_length=1)
+
+
 class _StackFile(Row):
     pinned: str
     stack: list[Stack] = Field(min_length=1)
@@ -129,10 +160,12 @@ class Catalog(Row):
     Attributes:
         modules: bridge modules in dependency order.
         pinned: the stack that is in production.
+        fp8: cells of FP8, in the order in which they are told.
         mutants: what the suite's own score plants.
     """
 
     modules: tuple[BridgeModule, ...]
+    fp8: tuple[Fp8Cell, ...]
     stacks: tuple[Stack, ...]
     pinned: Stack
     targets: tuple[Target, ...]
@@ -157,19 +190,22 @@ def read_catalog(folder: Path | None = None) -> Catalog:
     root = folder or matrix_folder()
     faults: list[str] = []
     bridge, modules = _read(root / "bridge.toml", _BridgeFile, faults)
+    fp8, fp8_rows = _read(root / "fp8.toml", _Fp8File, faults)
     stacks, stack_rows = _read(root / "stacks.toml", _StackFile, faults)
     targets, target_rows = _read(root / "targets.toml", _TargetFile, faults)
     mutants, mutant_rows = _read(root / "mutants.toml", _MutantFile, faults)
     # Ids are looked at in the rows as they were written, so that a wrong type elsewhere hides nothing.
     faults += _module_faults(_rows(modules, "module"))
+    faults += _fp8_faults(_rows(fp8_rows, "cell"), _rows(modules, "module"))
     faults += _stack_faults(stack_rows, root.parent)
     faults += _target_faults(_rows(target_rows, "target"))
     faults += _mutant_faults(_rows(mutant_rows, "mutant"), _rows(modules, "module"))
-    if faults or not (bridge and stacks and targets and mutants):
+    if faults or not (bridge and fp8 and stacks and targets and mutants):
         raise MatrixInvalid(faults)
     pinned = next(stack for stack in stacks.stack if stack.id == stacks.pinned)
     return Catalog(
         modules=tuple(bridge.module),
+        fp8=tuple(fp8.cell),
         stacks=tuple(stacks.stack),
         pinned=pinned,
         targets=tuple(targets.target),
@@ -235,6 +271,21 @@ def _module_faults(modules: list[dict[str, Any]]) -> list[str]:
             if not (PACKAGE_ROOT / file).is_file()
         ]
         known.add(name)
+    return faults
+
+
+def _fp8_faults(cells: list[dict[str, Any]], modules: list[dict[str, Any]]) -> list[str]:
+    faults = _twice("fp8.toml", "cell", cells)
+    known = {module["id"] for module in modules}
+    for cell in cells:
+        faults += [
+            f"fp8.toml: cell {cell['id']}: stands_on names {other!r}, which there is not"
+            for other in _texts(cell, "stands_on")
+            if known and other not in known and not (PACKAGE_ROOT / "bridge" / f"{other}.py").is_file()
+        ]
+        code = cell.get("code")
+        if isinstance(code, str) and not (PACKAGE_ROOT / "probes" / f"{code.replace('.', '/')}.py").is_file():
+            faults.append(f"fp8.toml: cell {cell['id']}: there is no probe {code!r}")
     return faults
 
 

@@ -98,6 +98,11 @@ FAULTS: dict[str, tuple[str, str, str, list[str]]] = {
     "lock-out-of-the-house": (
         "stacks.toml", 'te = "2.12.0"', 'te = "2.12.0"\nlock = "/etc/lock.txt"', ["lock (te2.12.0)", "/etc/lock.txt"]
     ),
+    "double-cell": ("fp8.toml", 'id = "fp8_current"', 'id = "fp8_delayed"', ["fp8_delayed", "2 times"]),
+    "cell-without-a-probe": ("fp8.toml", '"fp8.graphs"', '"fp8.graph"', ["fp8_graphs", "no probe 'fp8.graph'"]),
+    "cell-on-nothing": ("fp8.toml", '"layer_spec"', '"layerspec"', ["fp8_loss", "stands_on names 'layerspec'"]),
+    "cell-with-a-name-of-its-own": ("fp8.toml", 'id = "fp8_loss"', 'id = "loss"', ["id (loss)"]),
+    "cell-without-bridge": ("fp8.toml", 'stands_on = ["linear_walker"]', "stands_on = []", ["stands_on (fp8_torchao)"]),
     "empty-id": ("stacks.toml", 'id = "te2.12.0"', 'id = ""', ["id"]),
     "a-string-for-a-list": ("bridge.toml", "depends_on = []", 'depends_on = "imports"', ["depends_on (imports)"]),
     "an-empty-list": ("bridge.toml", 'files = ["bridge/permute.py"]', "files = []", ["files (permute)"]),
@@ -134,7 +139,7 @@ def test_a_fault_is_told_with_its_file_and_row(
     assert fault.startswith(f"{file}: ")
 
 
-@pytest.mark.parametrize("file", ["bridge.toml", "stacks.toml", "targets.toml", "mutants.toml"])
+@pytest.mark.parametrize("file", ["bridge.toml", "fp8.toml", "stacks.toml", "targets.toml", "mutants.toml"])
 def test_a_missing_file_is_told_by_name(file: str, matrix: Path) -> None:
     (matrix / file).unlink()
     assert [fault.partition(":")[0] for fault in faults_of(matrix)] == [file]
@@ -148,7 +153,8 @@ def test_a_file_that_is_no_text_is_told_by_name(matrix: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "rows"), [("bridge", "module"), ("stacks", "stack"), ("targets", "target"), ("mutants", "mutant")]
+    ("file", "rows"),
+    [("bridge", "module"), ("fp8", "cell"), ("stacks", "stack"), ("targets", "target"), ("mutants", "mutant")],
 )
 def test_a_file_without_rows_is_refused(file: str, rows: str, matrix: Path) -> None:
     pinned = 'pinned = "te2.20.2"\n' if rows == "stack" else ""
@@ -157,7 +163,7 @@ def test_a_file_without_rows_is_refused(file: str, rows: str, matrix: Path) -> N
 
 
 def test_a_folder_without_a_matrix_is_refused(tmp_path: Path) -> None:
-    assert len(faults_of(tmp_path / "nowhere")) == 4
+    assert len(faults_of(tmp_path / "nowhere")) == 5
 
 
 @given(cut=st.floats(0, 1))

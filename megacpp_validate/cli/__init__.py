@@ -5,7 +5,17 @@ A verb's own imports are made when it is called: the one that runs on a GPU host
 
 from __future__ import annotations
 
-from . import bisect_verbs, blame_score_verbs, canary_verbs, doctor_verbs, parity_verbs, selftest_verbs, upgrade_verbs
+from . import (
+    bisect_verbs,
+    blame_score_verbs,
+    canary_verbs,
+    doctor_verbs,
+    fp8_faults_verbs,
+    fp8_verbs,
+    parity_verbs,
+    selftest_verbs,
+    upgrade_verbs,
+)
 from .app import main
 
 __all__ = [
@@ -13,6 +23,8 @@ __all__ = [
     "blame_score_verbs",
     "canary_verbs",
     "doctor_verbs",
+    "fp8_faults_verbs",
+    "fp8_verbs",
     "main",
     "parity_verbs",
     "selftest_verbs",

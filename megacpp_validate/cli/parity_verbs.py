@@ -39,7 +39,8 @@ def parity(
     One process a module, forward and every gradient against an fp64 reference. MEGACPP_DISABLE_TE=1 asks for the
     native paths.
     """
-    from .parity_runs import Asked, run_parity
+    from .parity_runs import run_parity
+    from .session_runs import Asked
 
     names = None if probes is None else tuple(name for text in probes for name in text.replace(",", " ").split())
     asked = Asked(target, names, seed, jobs, limit, receipts, python)

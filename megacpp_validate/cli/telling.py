@@ -15,6 +15,8 @@ from ..evidence.blame_score import BlameScore
 from ..evidence.doctor import DoctorResult
 from ..evidence.findings import StaticResult, Sweep
 from ..evidence.firewall import FirewallResult
+from ..evidence.fp8 import Fp8Result
+from ..evidence.fp8_faults import Fp8FaultScore
 from ..evidence.parity import ParityResult, SupportGrid
 from ..evidence.results import Result
 from ..evidence.selftest import SelftestResult
@@ -30,6 +32,7 @@ from ..report import (
     terminal_bisect,
     terminal_blame_score,
     terminal_doctor,
+    terminal_fp8_faults,
     terminal_parity,
     terminal_selftest,
     terminal_sweep,
@@ -92,14 +95,16 @@ def _print_table(result: Result, console: Console, *, verbose: bool) -> None:
             terminal_sweep.render_sweep(result, console=console)
         case FirewallResult():
             terminal.render_firewall(result, console=console)
-        case ParityResult():
-            terminal_parity.render_parity(result, verbose=verbose, console=console)
+        case ParityResult() | Fp8Result():
+            terminal_parity.render_session(result, verbose=verbose, console=console)
         case SupportGrid():
             terminal_parity.render_support(result, console=console)
         case SelftestResult():
             terminal_selftest.render_selftest(result, verbose=verbose, console=console)
         case BlameScore():
             terminal_blame_score.render_blame_score(result, verbose=verbose, console=console)
+        case Fp8FaultScore():
+            terminal_fp8_faults.render_fp8_faults(result, verbose=verbose, console=console)
         case BisectResult():
             terminal_bisect.render_bisect(result, console=console)
         case UpgradeResult():
@@ -127,16 +132,19 @@ _RENDERERS: Final[dict[tuple[Format, type[Result]], Callable[[Any], str]]] = {
     (Format.HTML, StaticResult): html.render_static_html,
     (Format.HTML, Sweep): html.render_sweep_html,
     (Format.HTML, FirewallResult): html.render_firewall_html,
-    (Format.HTML, ParityResult): html.render_parity_html,
+    (Format.HTML, ParityResult): html.render_session_html,
+    (Format.HTML, Fp8Result): html.render_session_html,
     (Format.HTML, UpgradeResult): html.render_upgrade_html,
     (Format.JUNIT, StaticResult): junit.render_static_junit,
     (Format.JUNIT, Sweep): junit.render_sweep_junit,
     (Format.JUNIT, FirewallResult): junit.render_firewall_junit,
-    (Format.JUNIT, ParityResult): junit_parity.render_parity_junit,
+    (Format.JUNIT, ParityResult): junit_parity.render_session_junit,
+    (Format.JUNIT, Fp8Result): junit_parity.render_session_junit,
     (Format.JUNIT, UpgradeResult): junit_upgrade.render_upgrade_junit,
     (Format.GITHUB, StaticResult): github.render_static_annotations,
     (Format.GITHUB, Sweep): github.render_sweep_annotations,
     (Format.GITHUB, FirewallResult): github.render_firewall_annotations,
-    (Format.GITHUB, ParityResult): github.render_parity_annotations,
+    (Format.GITHUB, ParityResult): github.render_session_annotations,
+    (Format.GITHUB, Fp8Result): github.render_session_annotations,
     (Format.GITHUB, UpgradeResult): github.render_upgrade_annotations,
 }

@@ -8,6 +8,7 @@ so.
 from __future__ import annotations
 
 import errno
+import glob
 import json
 import os
 import re
@@ -60,8 +61,8 @@ class Cell:
 
     def forget(self) -> None:
         """Remove what an earlier run left of it."""
-        self.place.unlink(missing_ok=True)
-        self.log.unlink(missing_ok=True)
+        for left in self.folder.glob(f"{glob.escape(self.order.cell)}.*"):
+            left.unlink()
 
     def run(self, work: Path, processes: Processes) -> Receipt:
         """Run it and write its receipt.
@@ -81,10 +82,19 @@ class Cell:
         started = datetime.now(UTC).isoformat(timespec="seconds")
         try:
             receipt = self._run(place, given, own, started, processes)
+            self._keep(work)
         finally:
             shutil.rmtree(work, ignore_errors=True)
         write_receipt(receipt, self.place)
         return receipt
+
+    def _keep(self, work: Path) -> None:
+        """Put what the probe left beside its receipt beside the one that is believed: whole files, or none."""
+        for left in sorted(work.glob(f"{glob.escape(self.order.cell)}.*")):
+            if left.name != self.place.name and left.is_file() and not left.is_symlink():
+                aside = self.folder / f".{left.name}.part"
+                shutil.copyfile(left, aside)
+                aside.replace(self.folder / left.name)
 
     def _run(self, place: Path, given: Path, own: Path, started: str, processes: Processes) -> Receipt:
         turnstile = (Path(self.order.turnstile).parent,) if self.order.turnstile else ()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from ..catalog import Catalog
+from ..catalog import Catalog, Fp8Cell
 from ..catalog import Target as TargetRow
 from ..evidence.receipt import Outcome, Receipt
 from ..probes.order import Order, Target
@@ -141,6 +141,56 @@ def plan_parity(
     Raises:
         UnknownTarget: a probe that there is not.
     """
+    blank = _blank_order(target, facts, variables, seed=seed, tool=tool, commit=commit)
+    return tuple(replace(blank, probe=probe) for probe in choose_probes(catalog, probes))
+
+
+def plan_fp8(
+    catalog: Catalog,
+    target: TargetRow,
+    facts: Facts,
+    cells: Sequence[str],
+    variables: Mapping[str, str],
+    *,
+    seed: int = 0,
+    tool: str = "",
+    commit: str = "",
+) -> tuple[Order, ...]:
+    """One order a cell of FP8, in the order of `matrix/fp8.toml`; arguments and errors as of `plan_parity`."""
+    blank = _blank_order(target, facts, variables, seed=seed, tool=tool, commit=commit)
+    return tuple(
+        replace(
+            blank,
+            probe=row.id,
+            code=row.code,
+            stands_on=tuple(row.stands_on),
+            settings=dict(row.settings),
+            needs_te=row.needs_te,
+            once=row.once,
+        )
+        for row in choose_fp8_cells(catalog, cells)
+    )
+
+
+def choose_fp8_cells(catalog: Catalog, wanted: Sequence[str]) -> tuple[Fp8Cell, ...]:
+    """The cells of FP8 to run, told by their ids with or without `fp8_`; all of them where none is named.
+
+    Raises:
+        UnknownTarget: one that there is not.
+    """
+    known = {row.id: row for row in catalog.fp8}
+    asked = {name: name if name.startswith("fp8_") else f"fp8_{name}" for name in wanted}
+    if unknown := [name for name, cell in asked.items() if cell not in known]:
+        raise UnknownTarget(
+            f"there is no cell {', '.join(map(repr, unknown))} of FP8. Next step: choose from {', '.join(known)}."
+        )
+    return tuple(row for row in catalog.fp8 if not wanted or row.id in asked.values())
+
+
+def _blank_order(
+    target: TargetRow, facts: Facts, variables: Mapping[str, str], *, seed: int, tool: str, commit: str
+) -> Order:
+    """What all orders of a session have in common."""
     request = choose_request(target, facts, variables)
     judged_by = Target(
         id=target.id,
@@ -150,20 +200,17 @@ def plan_parity(
         attention=tuple(target.attention),
         deep_gemm=target.deep_gemm,
     )
-    return tuple(
-        Order(
-            probe=probe,
-            stack=request.stack,
-            target=judged_by,
-            requested=request.backend,
-            requested_because=request.because,
-            seed=seed,
-            tool=tool,
-            commit=commit,
-            lock_hash=variables.get(LOCK_HASH, ""),
-            image_digest=variables.get(IMAGE_DIGEST, ""),
-        )
-        for probe in choose_probes(catalog, probes)
+    return Order(
+        probe="",
+        stack=request.stack,
+        target=judged_by,
+        requested=request.backend,
+        requested_because=request.because,
+        seed=seed,
+        tool=tool,
+        commit=commit,
+        lock_hash=variables.get(LOCK_HASH, ""),
+        image_digest=variables.get(IMAGE_DIGEST, ""),
     )
 
 

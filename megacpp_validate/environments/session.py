@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,14 @@ from .schedule import Need, Room
 
 Progress = Callable[[str, Receipt | None], None]
 """Called with a cell when it starts (None) and when it has ended, from one thread."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a cell is known to take: seconds, and the seconds that it is given at least."""
+
+    seconds: float = 0.0
+    limit_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -35,9 +43,19 @@ class Session:
     jobs: int
 
     def run(
-        self, orders: Sequence[Order], processes: Processes, progress: Progress = lambda *_: None
+        self,
+        orders: Sequence[Order],
+        processes: Processes,
+        progress: Progress = lambda *_: None,
+        expected: Mapping[str, Expected] | None = None,
     ) -> tuple[Receipt, ...]:
-        """Run every order, in their order; receipts in that order too.
+        """Run every order, the longest first; receipts in the order of the orders.
+
+        Args:
+            orders: the cells.
+            processes: that theirs are among.
+            progress: told what becomes of each.
+            expected: by probe, what it is known to take.
 
         Raises:
             OSError: the folder cannot be written.
@@ -48,6 +66,11 @@ class Session:
             progress(event.cell.order.cell, event.receipt)
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        cells = [(Cell(self.environment, order, self.folder, self.limit_s), Need(0.0, 0.0)) for order in orders]
+        rows = expected or {}
+        cells = []
+        for order in orders:
+            row = rows.get(order.probe, Expected())
+            limit = max(self.limit_s, row.limit_s)
+            cells.append((Cell(self.environment, order, self.folder, limit), Need(0.0, row.seconds)))
         ended = Fleet(Room(max(1, self.jobs)), progress=told).run(cells, processes)
         return tuple(receipt for receipt, _ in ended)

@@ -1,4 +1,4 @@
-"""What a parity session observed: one target, one stack, a receipt a probe; and the grid over many stacks."""
+"""What a session observed: one target, one stack, a receipt a probe; and the grid over many stacks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .findings import Frozen
 from .receipt import Machine, Outcome, Receipt
 
 
-class ParityResult(Frozen):
-    """One session.
+class SessionResult(Frozen):
+    """One session, whatever its probes look at.
 
     Attributes:
         target, stack: what was run where.
@@ -21,10 +21,9 @@ class ParityResult(Frozen):
         interpreter: that the probes ran in, and why it is that one.
         folder: of the receipts; empty where none was written.
         seconds: wall-clock time of the session.
-        receipts: in dependency order of the modules, one for every probe that was selected.
+        receipts: one for every probe that was selected, in their order in the matrix.
     """
 
-    schema_id: Literal["megacpp-validate/parity/1"] = "megacpp-validate/parity/1"
     tool: str
     target: str
     stack: str
@@ -45,6 +44,12 @@ class ParityResult(Frozen):
     def breaks(self) -> bool:
         """Whether anything ran and is not good; what did not run at all is lost evidence, not a breakage."""
         return any(not r.outcome.is_good and r.outcome is not Outcome.NOT_RUN for r in self.receipts)
+
+
+class ParityResult(SessionResult):
+    """A session of the seven bridge modules, in dependency order."""
+
+    schema_id: Literal["megacpp-validate/parity/1"] = "megacpp-validate/parity/1"
 
 
 class SupportCell(Frozen):

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-SCHEMA_ID: Final = "megacpp-validate/receipt/2"
-READABLE: Final = ("megacpp-validate/receipt/1", SCHEMA_ID)  # 1 has no timings and no environment
+SCHEMA_ID: Final = "megacpp-validate/receipt/3"
+# 1 has no timings and no environment, 2 no quantizers and no compilers.
+READABLE: Final = ("megacpp-validate/receipt/1", "megacpp-validate/receipt/2", SCHEMA_ID)
 
 
 class Outcome(StrEnum):
@@ -167,6 +168,44 @@ class JitCompiles:
 
 
 @dataclass(frozen=True)
+class Quantizer:
+    """What cast one operand of a path to low precision, as it was found on the object that ran.
+
+    Attributes:
+        path: which path of the probe: "fp8.delayed.linear".
+        tensor: which operand: "input", "weight", "gradient".
+        kind: class of the vendor's quantizer or tensor.
+        format: of the values: "float8_e4m3", "float8_e5m2".
+        block: values that share a scale: "tensor", "1x128", "128x128", "1x32".
+    """
+
+    path: str
+    tensor: str
+    kind: str
+    format: str
+    block: str
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """What compiles a library's kernels just in time.
+
+    Attributes:
+        library: whose kernels.
+        mode: by what: "nvcc", "nvrtc".
+        cache: folder that they are kept in.
+    """
+
+    library: str
+    mode: str
+    cache: str
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
+
+
+@dataclass(frozen=True)
 class Timing:
     """How long one use of a module took, alone on its device.
 
@@ -202,6 +241,8 @@ class Receipt:
         seconds: wall-clock time of the process, by phase.
         retries: of named infrastructure faults; a numeric failure is never retried.
         timings: a row a use that was timed.
+        quantizers: a row an operand that was cast to low precision.
+        compilers: of the libraries whose kernels were compiled just in time.
         environment: identity of the environment that it ran in; a receipt of another one is no answer to a later run.
     """
 
@@ -227,6 +268,8 @@ class Receipt:
     peak_memory_mib: float = 0.0
     retries: tuple[str, ...] = ()
     timings: tuple[Timing, ...] = ()
+    quantizers: tuple[Quantizer, ...] = ()
+    compilers: tuple[Compiler, ...] = ()
     environment: str = ""
     image_digest: str = ""
     lock_hash: str = ""

@@ -7,6 +7,8 @@ from .blame_score import BlameScore
 from .doctor import DoctorResult
 from .findings import StaticResult, Sweep
 from .firewall import FirewallResult
+from .fp8 import Fp8Result
+from .fp8_faults import Fp8FaultScore
 from .parity import ParityResult, SupportGrid
 from .selftest import SelftestResult
 from .upgrade import UpgradeResult
@@ -16,10 +18,12 @@ Result = (
     | Sweep
     | FirewallResult
     | ParityResult
+    | Fp8Result
     | SupportGrid
     | SelftestResult
     | UpgradeResult
     | BisectResult
     | BlameScore
+    | Fp8FaultScore
     | DoctorResult
 )

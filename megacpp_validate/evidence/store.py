@@ -102,8 +102,8 @@ def _find_contradictions(receipt: Receipt, path: Path) -> Iterator[str]:
     if path.stem != receipt.cell:
         yield f"it holds the cell {receipt.cell!r}, which its name does not say"
     failed = [check.name for check in receipt.checks if not check.passed]
-    if receipt.outcome is Outcome.PASS and (failed or not receipt.checks):
-        yield f"outcome pass with {'the failed check ' + failed[0] if failed else 'no check at all'}"
+    if receipt.outcome.is_good and (failed or not receipt.checks):
+        yield f"outcome {receipt.outcome} with {'the failed check ' + failed[0] if failed else 'no check at all'}"
     if receipt.outcome is Outcome.FAIL and not failed:
         yield "outcome fail without a failed check"
     if receipt.outcome is Outcome.BLOCKED and not receipt.blocked_by:

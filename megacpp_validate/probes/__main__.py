@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from ..evidence.receipt_file import write_receipt
@@ -33,7 +34,7 @@ def main() -> None:
         order = read_order(sys.stdin.read())
     except ValueError as fault:
         sys.exit(str(fault))
-    write_receipt(run_probe(order), path)
+    write_receipt(run_probe(replace(order, folder=str(path.parent))), path)
     sys.stdout.flush()
     sys.stderr.flush()
     # Compiled libraries that were loaded side by side crash in their teardown, or wait for a device that is gone: what

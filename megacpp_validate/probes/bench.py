@@ -6,11 +6,12 @@ import importlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from ..evidence.receipt import Backend, Check
+from ..evidence.receipt import Backend, Check, Compiler, Quantizer
 from .bounds import Roundings, compare
 from .low_precision import Enter
 from .memory import check_memory, use_of
@@ -21,18 +22,26 @@ BRIDGE: Final = "megacpp_validate.bridge"
 VENDOR_BACKENDS: Final = frozenset({"te", "fa3", "fa4", "deep_gemm"})
 
 
+class CannotRun(Exception):
+    """What a probe needs is not here; the text says what, and what to do. Nothing is known of the cell then."""
+
+
 @dataclass
 class Bench:
     """Collects what one probe saw.
 
     Attributes:
         order: the cell, the target and what is requested.
-        checks, backends: in the order they were made.
+        checks, backends, quantizers, compilers: in the order they were made.
+        unsupported: why the target has not what the cell is about; empty where it has.
     """
 
     order: Order
     checks: list[Check] = field(default_factory=list)
     backends: list[Backend] = field(default_factory=list)
+    quantizers: list[Quantizer] = field(default_factory=list)
+    compilers: list[Compiler] = field(default_factory=list)
+    unsupported: str = ""
 
     def __post_init__(self) -> None:
         self._recipes: tuple[Any, ...] | None = None
@@ -74,7 +83,43 @@ class Bench:
 
     def bridge(self, module: str | None = None) -> Any:
         """A bridge module by id; the probe's own without one."""
-        return importlib.import_module(f"{BRIDGE}.{module or self.order.probe}")
+        return importlib.import_module(f"{BRIDGE}.{module or self.order.bridge_modules[0]}")
+
+    def setting(self, name: str, default: str = "") -> str:
+        """What the cell's row sets under this name."""
+        return self.order.settings.get(name, default)
+
+    def artefact(self, name: str) -> Path:
+        """Where a file beside the receipt goes, as in CELL.bf16-0.curve.
+
+        Raises:
+            CannotRun: the order has no folder.
+        """
+        if not self.order.folder:
+            raise CannotRun("there is no folder for files beside the receipt. Next step: run it as a cell.")
+        return Path(self.order.folder, f"{self.order.cell}.{name}")
+
+    def saw_quantizer(self, path: str, tensor: str, kind: str, dtype: str, block: str) -> None:
+        """Record what cast an operand, as read from the object that ran; see `evidence.receipt.Quantizer`."""
+        self.quantizers.append(Quantizer(path, tensor, kind, dtype, block))
+
+    def saw_compiler(self, library: str, mode: str, cache: str) -> None:
+        """Record what compiles a library's kernels; see `evidence.receipt.Compiler`."""
+        row = Compiler(library, mode, cache)
+        if row not in self.compilers:
+            self.compilers.append(row)
+
+    def is_unsupported(self, reason: str) -> None:
+        """The target has not what the cell is about, and says so as it should: good where every check passed."""
+        self.unsupported = reason
+
+    def cannot_run(self, reason: str) -> None:
+        """End the probe: what it needs is not here. The cell is `not-run`, which is never good.
+
+        Raises:
+            CannotRun: always.
+        """
+        raise CannotRun(reason)
 
     def randn(self, *shape: int, dtype: Any = torch.float32, grad: bool = False, scale: float = 1.0) -> Any:
         """Normal values of this shape from the probe's own generator, rounded to `dtype`."""

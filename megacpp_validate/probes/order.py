@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..evidence.receipt import cell_id
@@ -39,6 +39,12 @@ class Order:
         turnstile: a file that the probes of one device lock: shared while they compute, alone while they time; empty
             where nothing else runs there.
         environment: identity of the environment, for the receipt.
+        code: module below `probes` that looks; without one the probe is named as its module is.
+        stands_on: bridge modules that the probe reaches, its own first; without them the one named as the probe.
+        settings: what tells this probe from others of the same code.
+        needs_te: whether there is nothing to see without Transformer Engine.
+        once: a second use tells nothing, or would take too long.
+        folder: where the receipt goes, and what lies beside it; empty where nothing is to be written.
     """
 
     probe: str
@@ -56,6 +62,17 @@ class Order:
     only_times: bool = False
     turnstile: str = ""
     environment: str = ""
+    code: str = ""
+    stands_on: tuple[str, ...] = ()
+    settings: dict[str, str] = field(default_factory=dict)
+    needs_te: bool = True
+    once: bool = False
+    folder: str = ""
+
+    @property
+    def bridge_modules(self) -> tuple[str, ...]:
+        """Bridge modules that the probe reaches, its own first."""
+        return self.stands_on or (self.probe,)
 
     @property
     def cell(self) -> str:
@@ -72,16 +89,17 @@ def read_order(text: str) -> Order:
     try:
         data: dict[str, Any] = json.loads(text)
         row = data.pop("target")
-        unknown = set(data) - {field.name for field in fields(Order)} | set(row) - {
-            field.name for field in fields(Target)
-        }
+        unknown = set(data) - {one.name for one in fields(Order)} | set(row) - {one.name for one in fields(Target)}
         if unknown:
             raise ValueError(f"unknown keys: {', '.join(sorted(unknown))}")
-        values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
-        target = Target(**values)
-        return Order(target=target, **data)
+        return Order(target=Target(**_with_tuples(row)), **_with_tuples(data))
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as fault:
         raise ValueError(
             f"the order of a probe cannot be read: {type(fault).__name__}: {fault}. Likely cause: host and environment "
             "have different versions of megacpp-validate. Next step: use one version on both sides."
         ) from fault
+
+
+def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows lists only."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}

@@ -18,7 +18,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from ..evidence.receipt import Backend, Check, Failure, JitCompiles, Machine, Outcome, Receipt, Timing, cell_id
+from ..evidence.receipt import (
+    Backend,
+    Check,
+    Compiler,
+    Failure,
+    JitCompiles,
+    Machine,
+    Outcome,
+    Quantizer,
+    Receipt,
+    Timing,
+    cell_id,
+)
 from . import jit
 from .fingerprint import read_libraries, read_machine, read_packages
 from .order import Order
@@ -49,8 +61,12 @@ class _Seen:
     blocked_by: str = ""
     checks: list[Check] = field(default_factory=list)
     backends: list[Backend] = field(default_factory=list)
+    quantizers: list[Quantizer] = field(default_factory=list)
+    compilers: list[Compiler] = field(default_factory=list)
     timings: tuple[Timing, ...] = ()
     note: str = ""  # what there is to say of a pass
+    lacking: str = ""  # what the probe needs and is not here
+    unsupported: str = ""  # why the target has not what the cell is about
     seconds: dict[str, float] = field(default_factory=dict)
     jit: JitCompiles = field(default_factory=JitCompiles)
     machine: Machine = field(default_factory=Machine)
@@ -106,19 +122,22 @@ def _run(order: Order, seen: _Seen) -> None:
     if reason := _why_not_here(order, torch):
         return seen.ended(Outcome.NOT_RUN, reason)
     with seen.phase("import-vendor"):
-        if order.requested == "te" and (reason := _why_te_is_missing()):
+        if order.requested == "te" and order.needs_te and (reason := _why_te_is_missing()):
             return _stopped_by_te(order, reason, seen)
-        try:
-            importlib.import_module(f"{BRIDGE}.{order.probe}")
-        except Exception as fault:
-            failure = describe(fault)
-            reason = f"{BRIDGE}.{order.probe} cannot be imported: {failure.type}: {failure.message}"
-            return seen.ended(Outcome.IMPORT_ERROR, _one_line(reason), failure)
+        for name in order.bridge_modules:
+            try:
+                importlib.import_module(f"{BRIDGE}.{name}")
+            except Exception as fault:
+                failure = describe(fault)
+                reason = f"{BRIDGE}.{name} cannot be imported: {failure.type}: {failure.message}"
+                return seen.ended(Outcome.IMPORT_ERROR, _one_line(reason), failure)
         jit.watch_triton(order.target.id != "cpu")
-    module = importlib.import_module(f"{PROBES}.{order.probe}")
+    module = importlib.import_module(f"{PROBES}.{order.code or order.probe}")
     with _in_turn(seen, order, computing):
         bench = _new_bench(order, torch)
-        seen.checks, seen.backends = bench.checks, bench.backends  # kept also where the probe raises half way
+        # Kept also where the probe raises half way.
+        seen.checks, seen.backends = bench.checks, bench.backends
+        seen.quantizers, seen.compilers = bench.quantizers, bench.compilers
         if not order.only_times:
             _observe(order, module.probe, bench, seen, torch)
         stopwatch = _new_stopwatch(order, bench, seen, torch)
@@ -138,14 +157,19 @@ def _run(order: Order, seen: _Seen) -> None:
 
 def _observe(order: Order, probe: Any, bench: Bench, seen: _Seen, torch: Any) -> None:
     """Run the probe and judge what it saw."""
+    from .bench import CannotRun
+
     before = jit.count_compiles()
     try:
         with seen.phase("probe"):
             _work(probe, bench, torch)
+    except CannotRun as lacking:
+        seen.lacking = str(lacking)
     finally:
         seen.jit = JitCompiles(warm_up=jit.compiled_since(before))
+        seen.unsupported = bench.unsupported
     _judge(seen)
-    if bench.device == "cuda" and seen.outcome is Outcome.PASS and not order.quick:
+    if bench.device == "cuda" and seen.outcome is Outcome.PASS and not (order.quick or order.once):
         with seen.phase("second-use"):
             _use_again(order, probe, seen, torch)
 
@@ -193,11 +217,15 @@ def _new_bench(order: Order, torch: Any) -> Bench:
 def _judge(seen: _Seen) -> None:
     """The outcome from the checks."""
     failed = [check.name for check in seen.checks if not check.passed]
-    if not seen.checks:
-        return seen.ended(Outcome.ERROR, "the probe checked nothing")
     if failed:
         listed = ", ".join(failed[:3]) + (", ..." if len(failed) > 3 else "")
         return seen.ended(Outcome.FAIL, f"{len(failed)} of {len(seen.checks)} checks failed: {listed}")
+    if seen.lacking:
+        return seen.ended(Outcome.NOT_RUN, seen.lacking)
+    if not seen.checks:
+        return seen.ended(Outcome.ERROR, "the probe checked nothing")
+    if seen.unsupported:
+        return seen.ended(Outcome.EXPECTED_UNSUPPORTED, seen.unsupported)
     return seen.ended(Outcome.PASS, seen.note)
 
 
@@ -306,6 +334,8 @@ def _receipt(order: Order, seen: _Seen, started: str) -> Receipt:
         seconds=dict(seen.seconds),
         peak_memory_mib=_peak_memory_mib(gpu),
         timings=seen.timings,
+        quantizers=tuple(seen.quantizers),
+        compilers=tuple(seen.compilers),
         environment=order.environment,
         image_digest=os.environ.get(IMAGE_DIGEST, order.image_digest),
         lock_hash=order.lock_hash,

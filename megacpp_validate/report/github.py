@@ -11,20 +11,30 @@ from typing import assert_never
 
 from megacpp_validate.evidence.findings import Finding, Impact, ModuleVerdict, SourceLine, StaticResult, Sweep
 from megacpp_validate.evidence.firewall import FirewallOutcome, FirewallResult
-from megacpp_validate.evidence.parity import ParityResult
+from megacpp_validate.evidence.loss_gate import LossOutcome
+from megacpp_validate.evidence.parity import SessionResult
 from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.evidence.upgrade import UpgradeResult
 
+from .loss_words import find_losses, say_loss
 from .markdown import render_step_summary
 from .marks import mark_cell
-from .parity_words import find_failed, find_fallbacks, say_cause, say_fallback, say_next_step, summarize_parity
+from .parity_words import (
+    find_failed,
+    find_fallbacks,
+    say_cause,
+    say_fallback,
+    say_next_step,
+    say_subject,
+    summarize_session,
+)
 from .summaries import first_sentence, summarize_static
 from .upgrade_words import say_culprit, say_step, summarize_step
 from .words import consequence, headline, headline_of_fault, next_step
 
 __all__ = [
     "render_firewall_annotations",
-    "render_parity_annotations",
+    "render_session_annotations",
     "render_static_annotations",
     "render_step_summary",
     "render_sweep_annotations",
@@ -76,7 +86,7 @@ def render_firewall_annotations(result: FirewallResult) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def render_parity_annotations(result: ParityResult) -> str:
+def render_session_annotations(result: SessionResult) -> str:
     """One command a probe that is not good: an error where it ran, a warning where it did not; then the answer."""
     where = f"{result.stack} on {result.target}"
     lines = []
@@ -90,7 +100,13 @@ def render_parity_annotations(result: ParityResult) -> str:
         message = f"{'. '.join(part.rstrip('.') for part in said)}. Next: {say_next_step(receipt)}"
         level = "warning" if receipt.outcome is Outcome.NOT_RUN else "error"
         lines.append(_command(level, message, f"{receipt.probe}: {mark_cell(receipt.outcome).word} ({where})"))
-    lines.append(_command("notice", summarize_parity(result), f"parity of {where}"))
+    for verdict in find_losses(result):
+        if verdict.outcome is LossOutcome.PASS:
+            lines.append(_command("debug", say_loss(verdict)))
+        else:
+            level = "error" if verdict.outcome is LossOutcome.FAIL else "warning"
+            lines.append(_command(level, say_loss(verdict), f"loss gate: {verdict.recipe or 'no recipe'} ({where})"))
+    lines.append(_command("notice", summarize_session(result), f"{say_subject(result)} of {where}"))
     return "".join(f"{line}\n" for line in lines)
 
 

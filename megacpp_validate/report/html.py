@@ -11,10 +11,10 @@ from markupsafe import Markup, escape
 
 from megacpp_validate.evidence.findings import Finding, Impact, ModuleVerdict, StaticResult, Sweep
 from megacpp_validate.evidence.firewall import FirewallResult
-from megacpp_validate.evidence.parity import ParityResult
+from megacpp_validate.evidence.parity import SessionResult
 from megacpp_validate.evidence.upgrade import UpgradeResult
 
-from . import parity_words, upgrade_words
+from . import loss_words, parity_words, upgrade_words
 from .marks import mark_cell, mark_impact, mark_outcome, mark_verdict
 from .sections import Section, arrange_modules, is_shown, sort_by_verdict
 from .summaries import (
@@ -54,8 +54,8 @@ def render_firewall_html(result: FirewallResult) -> str:
     return _render("firewall.html.j2", result=result, tone="good" if result.holds else "bad")
 
 
-def render_parity_html(result: ParityResult) -> str:
-    """A parity session as a page; each probe opens to its checks."""
+def render_session_html(result: SessionResult) -> str:
+    """A session as a page; each probe opens to its checks."""
     tone = "bad" if result.breaks else "good" if result.holds else "risk"
     return _render("parity.html.j2", result=result, tone=tone)
 
@@ -89,8 +89,12 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
     )
     environment.filters.update(sentence=_draw_sentence, breakable=_draw_breakable, place=place)
-    for module in (parity_words, upgrade_words):
-        words = (name for name in vars(module) if name.startswith(("find_", "say_", "summarize_", "mark_change")))
+    for module in (parity_words, loss_words, upgrade_words):
+        words = (
+            name
+            for name in vars(module)
+            if name.startswith(("find_", "say_", "summarize_", "mark_change", "mark_loss"))
+        )
         environment.globals.update({name: getattr(module, name) for name in words})
     environment.globals.update(
         LIMITS=LIMITS,

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as ET
 
-from megacpp_validate.evidence.parity import ParityResult
+from megacpp_validate.evidence.loss_gate import LossOutcome, LossVerdict
+from megacpp_validate.evidence.parity import SessionResult
 from megacpp_validate.evidence.receipt import Outcome, Receipt
 
 from .junit_tree import add, add_properties, make, write
+from .loss_words import find_failed_losses, find_losses, say_loss
 from .parity_words import (
     find_doubles,
     find_failed,
@@ -24,14 +26,17 @@ from .parity_words import (
     say_machine,
     say_next_step,
     say_parts,
+    say_subject,
     say_worst,
-    summarize_parity,
+    summarize_session,
 )
 
 
-def render_parity_junit(result: ParityResult) -> str:
+def render_session_junit(result: SessionResult) -> str:
     """The session as one suite."""
-    suite = make("testsuite", name=f"parity {result.stack} {result.target}", time=f"{result.seconds:.3f}")
+    suite = make(
+        "testsuite", name=f"{say_subject(result).lower()} {result.stack} {result.target}", time=f"{result.seconds:.3f}"
+    )
     properties = {
         "tool": result.tool,
         "requested": f"{result.requested}: {result.requested_because}",
@@ -41,13 +46,15 @@ def render_parity_junit(result: ParityResult) -> str:
     }
     add_properties(suite, properties)
     for receipt in result.receipts:
-        _add_case(suite, receipt)
-    add(suite, "system-out", "\n".join([summarize_parity(result), *find_doubles(result)]))
+        _add_case(suite, receipt, say_subject(result).lower())
+    for verdict in find_losses(result):
+        _add_loss(suite, result, verdict)
+    add(suite, "system-out", "\n".join([summarize_session(result), *find_doubles(result)]))
     return write([suite])
 
 
-def _add_case(suite: ET.Element, receipt: Receipt) -> None:
-    classname = f"parity.{receipt.stack.replace('.', '_')}.{receipt.target}"
+def _add_case(suite: ET.Element, receipt: Receipt, subject: str) -> None:
+    classname = f"{subject}.{receipt.stack.replace('.', '_')}.{receipt.target}"
     time = f"{receipt.seconds.get('total', 0.0):.3f}"
     case = add(suite, "testcase", name=receipt.probe, classname=classname, time=time)
     cause, text = say_cause(receipt), _tell(receipt)
@@ -59,6 +66,17 @@ def _add_case(suite: ET.Element, receipt: Receipt) -> None:
         add(case, "error", text, message=cause, type=receipt.outcome.value)
     lines = [f"requested: seen {say_backends(receipt)}", f"checks {say_checks(receipt)}", f"worst {say_worst(receipt)}"]
     add(case, "system-out", "\n".join([*lines, *map(say_fallback, find_fallbacks(receipt))]))
+
+
+def _add_loss(suite: ET.Element, result: SessionResult, verdict: LossVerdict) -> None:
+    classname = f"{say_subject(result).lower()}.{result.stack.replace('.', '_')}.{result.target}"
+    case = add(suite, "testcase", name=f"loss gate, {verdict.recipe or 'no recipe'}", classname=classname, time="0.000")
+    lines = [line for check in find_failed_losses(verdict) for line in (check.name, *say_parts(check))]
+    if verdict.outcome is LossOutcome.REFUSED:
+        add(case, "skipped", message=say_loss(verdict))
+    elif verdict.outcome is LossOutcome.FAIL:
+        add(case, "failure", "\n".join(lines), message=say_loss(verdict), type="fail")
+    add(case, "system-out", say_loss(verdict))
 
 
 def _tell(receipt: Receipt) -> str:

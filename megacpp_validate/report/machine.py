@@ -12,6 +12,7 @@ from megacpp_validate.evidence.bisect import BisectResult
 from megacpp_validate.evidence.doctor import DoctorResult
 from megacpp_validate.evidence.findings import StaticResult, Sweep
 from megacpp_validate.evidence.firewall import FirewallResult
+from megacpp_validate.evidence.fp8 import Fp8Result
 from megacpp_validate.evidence.parity import ParityResult, SupportGrid
 from megacpp_validate.evidence.results import Result
 from megacpp_validate.evidence.selftest import SelftestResult
@@ -25,6 +26,7 @@ _MODELS: Final[dict[str, type[Result]]] = {
     "megacpp-validate/sweep/1": Sweep,
     "megacpp-validate/firewall/1": FirewallResult,
     "megacpp-validate/parity/1": ParityResult,
+    "megacpp-validate/fp8/1": Fp8Result,
     "megacpp-validate/support/1": SupportGrid,
     "megacpp-validate/selftest/1": SelftestResult,
     "megacpp-validate/upgrade/1": UpgradeResult,

@@ -9,6 +9,8 @@ from megacpp_validate.evidence.blame_score import BlameScore
 from megacpp_validate.evidence.doctor import DoctorResult
 from megacpp_validate.evidence.findings import Finding, Impact, ModuleVerdict, StaticResult, Sweep
 from megacpp_validate.evidence.firewall import FirewallResult
+from megacpp_validate.evidence.fp8 import Fp8Result
+from megacpp_validate.evidence.fp8_faults import Fp8FaultScore
 from megacpp_validate.evidence.parity import ParityResult, SupportGrid
 from megacpp_validate.evidence.results import Result
 from megacpp_validate.evidence.selftest import SelftestResult
@@ -17,7 +19,8 @@ from megacpp_validate.evidence.upgrade import UpgradeResult
 from .markdown_bisect import tell_bisect
 from .markdown_blame_score import tell_blame_score
 from .markdown_doctor import tell_doctor
-from .markdown_parity import tell_parity, tell_support
+from .markdown_fp8_faults import tell_fp8_faults
+from .markdown_parity import tell_session, tell_support
 from .markdown_selftest import tell_selftest
 from .markdown_text import escape
 from .markdown_upgrade import tell_upgrade
@@ -44,8 +47,8 @@ def render_step_summary(result: Result) -> str:
             lines = [*_tell_sweep(result), "", *_tell_limits()]
         case FirewallResult():
             lines = _tell_firewall(result)
-        case ParityResult():
-            lines = tell_parity(result)
+        case ParityResult() | Fp8Result():
+            lines = tell_session(result)
         case SupportGrid():
             lines = tell_support(result)
         case SelftestResult():
@@ -54,6 +57,8 @@ def render_step_summary(result: Result) -> str:
             lines = tell_bisect(result)
         case BlameScore():
             lines = tell_blame_score(result)
+        case Fp8FaultScore():
+            lines = tell_fp8_faults(result)
         case UpgradeResult():
             lines = _tell_tiers(result)
         case DoctorResult():

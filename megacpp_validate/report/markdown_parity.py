@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from megacpp_validate.evidence.parity import ParityResult, SupportGrid
+from megacpp_validate.evidence.parity import SessionResult, SupportGrid
 
+from .loss_words import find_failed_losses, find_losses, mark_loss, say_loss
 from .markdown_text import escape
 from .marks import mark_cell
 from .parity_words import (
@@ -18,18 +19,19 @@ from .parity_words import (
     say_machine,
     say_next_step,
     say_parts,
+    say_subject,
     say_where,
     say_worst,
-    summarize_parity,
+    summarize_session,
     summarize_support,
 )
 from .summaries import first_sentence
 
 
-def tell_parity(result: ParityResult) -> list[str]:
+def tell_session(result: SessionResult) -> list[str]:
     """A session: a row a probe, then what is red."""
-    lines = [f"## Parity of {escape(result.stack)} on {escape(result.target)}", ""]
-    lines += [f"**{escape(summarize_parity(result))}**", ""]
+    lines = [f"## {say_subject(result)} of {escape(result.stack)} on {escape(result.target)}", ""]
+    lines += [f"**{escape(summarize_session(result))}**", ""]
     lines += [f"Requested: {escape(result.requested)}. {escape(result.requested_because)}.", ""]
     lines += [f"{escape(say_machine(find_machine(result)))}; seed {result.seed}.", ""]
     lines += [f"{escape(double)}\n" for double in find_doubles(result)]
@@ -55,6 +57,12 @@ def tell_parity(result: ParityResult) -> list[str]:
         lines += [f"- fell back: {escape(say_fallback(backend))}" for backend in fallbacks]
         if step := say_next_step(receipt):
             lines.append(f"- next: {escape(step)}")
+    for verdict in find_losses(result):
+        mark = mark_loss(verdict)
+        lines += ["", f"### loss gate, {escape(verdict.recipe or 'no recipe')}: {mark.symbol} {mark.word}", ""]
+        lines.append(f"{escape(say_loss(verdict))}.")
+        for check in find_failed_losses(verdict):
+            lines += [f"- **{escape(check.name)}**", *(f"  - {escape(line)}" for line in say_parts(check))]
     return lines
 
 

@@ -1,13 +1,15 @@
-"""The words of a parity session: what a receipt says, in sentences."""
+"""The words of a session: what a receipt says, in sentences."""
 
 from __future__ import annotations
 
 import math
 from typing import Final, NamedTuple, assert_never
 
-from megacpp_validate.evidence.parity import ParityResult, SupportGrid, SupportRow
+from megacpp_validate.evidence.fp8 import Fp8Result
+from megacpp_validate.evidence.parity import SessionResult, SupportGrid, SupportRow
 from megacpp_validate.evidence.receipt import Backend, Check, Machine, Outcome, Part, Receipt
 
+from .loss_words import find_red_losses
 from .marks import mark_cell
 from .summaries import count, first_sentence, split_reason
 
@@ -121,12 +123,12 @@ def say_machine(machine: Machine) -> str:
     return ", ".join(filter(None, parts)) or "no machine: nothing ran"
 
 
-def find_machine(result: ParityResult) -> Machine:
+def find_machine(result: SessionResult) -> Machine:
     """The machine of a session, from any probe that lived to tell it."""
     return next((receipt.machine for receipt in result.receipts if receipt.machine.python), Machine())
 
 
-def find_doubles(result: ParityResult) -> tuple[str, ...]:
+def find_doubles(result: SessionResult) -> tuple[str, ...]:
     """Packages and libraries of which a process saw more than one copy."""
     told: dict[str, None] = {}
     for receipt in result.receipts:
@@ -140,7 +142,12 @@ def find_doubles(result: ParityResult) -> tuple[str, ...]:
     return tuple(told)
 
 
-def summarize_parity(result: ParityResult) -> str:
+def say_subject(result: SessionResult) -> str:
+    """What a session is about, in a word."""
+    return "FP8" if isinstance(result, Fp8Result) else "Parity"
+
+
+def summarize_session(result: SessionResult) -> str:
     """The answer in one sentence."""
     if not result.receipts:
         return "No probe was selected: nothing is known."
@@ -148,7 +155,8 @@ def summarize_parity(result: ParityResult) -> str:
         outcome: [receipt.probe for receipt in result.receipts if receipt.outcome is outcome] for outcome in Outcome
     }
     if result.holds:
-        return f"Parity holds in {count(len(result.receipts), 'probe')} of {result.stack} on {result.target}."
+        probes = count(len(result.receipts), "probe")
+        return f"{say_subject(result)} holds in {probes} of {result.stack} on {result.target}."
     if len(by_outcome[Outcome.NOT_RUN]) == len(result.receipts):
         return f"Nothing ran: {first_sentence(say_cause(result.receipts[0])).rstrip('.')}."
     red = [
@@ -156,6 +164,7 @@ def summarize_parity(result: ParityResult) -> str:
         for outcome, probes in by_outcome.items()
         if probes and not outcome.is_good
     ]
+    red += find_red_losses(result)
     return f"{result.stack} on {result.target}: {'; '.join(red)}."
 
 
@@ -174,10 +183,11 @@ def say_where(row: SupportRow) -> str:
 
 
 def _next_step_of_failure(receipt: Receipt) -> str:
-    again = f"parity --target {receipt.target} --probes {receipt.probe} --seed {receipt.seed}"
+    verb = "fp8" if receipt.probe.startswith("fp8_") else "parity"
+    again = f"{verb} --target {receipt.target} --probes {receipt.probe} --seed {receipt.seed}"
     if find_fallbacks(receipt):
         return "mend what the reasons name, or turn the feature's flag off where the native path is wanted"
-    if receipt.requested == "te":
+    if receipt.requested == "te" and verb == "parity":
         return (
             f"run `MEGACPP_DISABLE_TE=1 megacpp-validate {again}`: if the native path holds there, the fault lies in "
             f"what {receipt.stack} computes; stay on the last stack whose receipt is good"

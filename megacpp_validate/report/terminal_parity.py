@@ -9,10 +9,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from megacpp_validate.evidence.parity import ParityResult, SupportGrid
+from megacpp_validate.evidence.loss_gate import LossVerdict
+from megacpp_validate.evidence.parity import SessionResult, SupportGrid
 from megacpp_validate.evidence.receipt import Check, Outcome, Receipt
 
 from .ink import draw_mark, draw_sentence, plain, print_indented, print_labelled
+from .loss_words import find_failed_losses, find_losses, mark_loss, say_loss
 from .marks import mark_cell
 from .parity_words import (
     find_doubles,
@@ -27,9 +29,10 @@ from .parity_words import (
     say_machine,
     say_next_step,
     say_parts,
+    say_subject,
     say_where,
     say_worst,
-    summarize_parity,
+    summarize_session,
     summarize_support,
 )
 from .summaries import count, first_sentence
@@ -38,11 +41,11 @@ _LABEL: Final = 10
 _MOST_FAILED: Final = 12  # checks of one probe that are told without --verbose
 
 
-def render_parity(result: ParityResult, *, verbose: bool = False, console: Console | None = None) -> None:
+def render_session(result: SessionResult, *, verbose: bool = False, console: Console | None = None) -> None:
     """Print one row a probe, and below it every red one in full; all checks where asked for."""
     console = console or Console()
-    console.print(Text(plain(f"Parity of {result.stack} on {result.target}"), "bold"))
-    print_indented(console, draw_sentence(summarize_parity(result)), 0)
+    console.print(Text(plain(f"{say_subject(result)} of {result.stack} on {result.target}"), "bold"))
+    print_indented(console, draw_sentence(summarize_session(result)), 0)
     print_indented(console, draw_sentence(f"requested: {result.requested}. {result.requested_because}.", "dim"), 0)
     print_indented(console, draw_sentence(f"{say_machine(find_machine(result))}; seed {result.seed}", "dim"), 0)
     for double in find_doubles(result):
@@ -53,6 +56,8 @@ def render_parity(result: ParityResult, *, verbose: bool = False, console: Conso
     for receipt in result.receipts[:1] if nothing_ran else result.receipts:
         if verbose or not receipt.outcome.is_good or find_fallbacks(receipt):
             _print_cell(receipt, verbose=verbose, console=console)
+    for verdict in find_losses(result):
+        _print_loss(verdict, verbose=verbose, console=console)
     console.print()
     end = f"{result.interpreter}; {result.seconds:.1f} s"
     print_indented(console, draw_sentence(end, "dim"), 0)
@@ -85,7 +90,7 @@ def render_support(grid: SupportGrid, *, console: Console | None = None) -> None
         print_indented(console, draw_sentence(f"not read: {file}: {reason}", "yellow"), 0)
 
 
-def _draw_table(result: ParityResult, console: Console) -> Table:
+def _draw_table(result: SessionResult, console: Console) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
     table.add_column("probe", no_wrap=True)
     table.add_column("outcome", no_wrap=True)
@@ -125,6 +130,14 @@ def _print_cell(receipt: Receipt, *, verbose: bool, console: Console) -> None:
         _print_details(receipt, console)
     if step := say_next_step(receipt):
         print_labelled(console, "next", draw_sentence(step, "green"), _LABEL)
+
+
+def _print_loss(verdict: LossVerdict, *, verbose: bool, console: Console) -> None:
+    console.print()
+    console.print(draw_mark(mark_loss(verdict), console, f"loss gate, {verdict.recipe or 'no recipe'}"))
+    print_labelled(console, "why", draw_sentence(say_loss(verdict)), _LABEL)
+    for check in verdict.checks if verbose else find_failed_losses(verdict):
+        _print_check(check, verbose=verbose, console=console)
 
 
 def _print_check(check: Check, *, verbose: bool, console: Console) -> None:

@@ -10,7 +10,7 @@ from places import H200, H200_HOST, LAPTOP, target_of
 
 from megacpp_validate.catalog import Catalog
 from megacpp_validate.environments.facts import Facts
-from megacpp_validate.environments.plan import UnknownTarget, find_target, plan_parity, why_not_here
+from megacpp_validate.environments.plan import UnknownTarget, find_target, plan_fp8, plan_parity, why_not_here
 from megacpp_validate.probes.order import read_order
 
 REQUESTS: dict[str, tuple[str, dict[str, str], dict[str, str], tuple[str, str], str]] = {
@@ -52,6 +52,24 @@ def test_every_module_is_a_cell_in_dependency_order(catalog: Catalog) -> None:
 def test_selected_probes_keep_the_order_and_come_once(catalog: Catalog) -> None:
     orders = plan_parity(catalog, target_of(catalog, "cpu"), LAPTOP, ("permute", "attention", "permute"), {})
     assert [order.probe for order in orders] == ["attention", "permute"]
+
+
+def test_the_cells_of_fp8_are_told_all_they_need(catalog: Catalog) -> None:
+    orders = plan_fp8(catalog, target_of(catalog, "h200"), H200_HOST, (), {}, seed=5)
+    assert [order.probe for order in orders] == [row.id for row in catalog.fp8]
+    first = orders[0]
+    assert (first.cell, first.code) == ("te2.20.2-h200-fp8_delayed", "fp8.recipe")
+    assert (first.settings, first.bridge_modules[0]) == ({"recipe": "delayed"}, "imports")
+    assert read_order(json.dumps(asdict(first))) == first
+    assert [order.probe for order in orders if not order.needs_te] == ["fp8_torchao"]
+
+
+def test_cells_of_fp8_are_chosen_by_their_short_names_too(catalog: Catalog) -> None:
+    target = target_of(catalog, "h200")
+    orders = plan_fp8(catalog, target, H200_HOST, ("loss", "fp8_block", "loss"), {})
+    assert [order.probe for order in orders] == ["fp8_block", "fp8_loss"]
+    with pytest.raises(UnknownTarget, match=r"'attention'.*Next step.*fp8_delayed"):
+        plan_fp8(catalog, target, H200_HOST, ("attention",), {})
 
 
 def test_a_probe_or_target_that_there_is_not_names_those_that_there_are(catalog: Catalog) -> None:

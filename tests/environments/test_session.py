@@ -17,7 +17,7 @@ from places import make_probes
 from megacpp_validate.environments.environment import Call
 from megacpp_validate.environments.interpreter import InterpreterEnvironment
 from megacpp_validate.environments.processes import Processes
-from megacpp_validate.environments.session import Session
+from megacpp_validate.environments.session import Expected, Session
 from megacpp_validate.evidence.receipt import Outcome, Receipt
 from megacpp_validate.evidence.store import read_receipt, read_receipts
 from megacpp_validate.probes.order import Order, Target
@@ -43,6 +43,31 @@ def test_a_probe_that_writes_its_receipt_is_believed(tmp_path: Path) -> None:
     assert receipt.outcome is Outcome.PASS
     assert read_receipt(tmp_path / "receipts" / "native-cpu-one.json") == receipt
     assert (tmp_path / "receipts" / "native-cpu-one.log").read_text() == "warning of a vendor\n"
+
+
+def test_what_a_probe_leaves_beside_its_receipt_is_kept_and_what_an_earlier_run_left_is_not(tmp_path: Path) -> None:
+    receipts = tmp_path / "receipts"
+    receipts.mkdir()
+    (receipts / "native-cpu-one.old.curve").write_text("of an earlier run")
+    (receipts / "native-cpu-one_more.curve").write_text("of another cell")
+    leave = (
+        "open(place[:-5] + '.seed0.curve', 'w').write('whole'); open(place + '.x', 'w').write('no');"
+        "os.symlink('/etc/passwd', place[:-5] + '.link'); open('here', 'w').write('junk'); write()"
+    )
+    (receipt,) = run(leave, tmp_path)
+    assert receipt.outcome is Outcome.PASS
+    left = {file.name for file in receipts.iterdir()}
+    assert {"native-cpu-one.seed0.curve", "native-cpu-one_more.curve", "native-cpu-one.json"} <= left
+    assert not {"native-cpu-one.old.curve", "native-cpu-one.link", "here"} & left
+    assert (receipts / "native-cpu-one.seed0.curve").read_text() == "whole"
+
+
+def test_a_cell_that_is_known_to_take_long_is_given_longer(tmp_path: Path) -> None:
+    environment = make_probes(tmp_path, "time.sleep(1.5); write()")
+    session = Session(environment, tmp_path / "receipts", 1.0, 2)
+    expected = {"long": Expected(seconds=100.0, limit_s=60.0)}
+    short, long = session.run(orders("short", "long"), Processes(), expected=expected)
+    assert (short.outcome, long.outcome) == (Outcome.TIMEOUT, Outcome.PASS)
 
 
 LIMIT_S = 4.0  # of what hangs: it has to be there first, on a machine that has much else to do

@@ -142,7 +142,7 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "unknown-key": (changed(colour="green"), "colour"),
     "another-cell": (changed(cell="te2.20.2-h200-permute"), "joined"),
     "another-stack": (changed(stack="te2.17.1"), "joined"),
-    "another-schema": (changed(schema_id="megacpp-validate/receipt/3"), "schema_id"),
+    "another-schema": (changed(schema_id="megacpp-validate/receipt/4"), "schema_id"),
     "a-number-as-text": (changed(seed="3"), "seed"),
     "a-truth-as-number": (lambda data: data["checks"][0].update(passed=1), "passed"),
     "part-over-its-bound": (part(observed=0.2), "check fine: its part relative-error passed, and 0.2 is beyond"),
@@ -242,12 +242,22 @@ def test_a_folder_is_read_with_what_is_unreadable_told_apart(tmp_path: Path) -> 
 
 def test_the_first_schema_stays_readable(tmp_path: Path) -> None:
     data = json.loads(receipt_text(FULL))
-    for key in ("timings", "environment"):
+    for key in ("timings", "environment", "quantizers", "compilers"):
         del data[key]
     data["schema_id"] = "megacpp-validate/receipt/1"
     (tmp_path / NAME).write_text(json.dumps(data))
     read = read_receipt(tmp_path / NAME)
     assert (read.timings, read.environment, read.checks) == ((), "", FULL.checks)
+
+
+def test_the_second_schema_stays_readable(tmp_path: Path) -> None:
+    data = json.loads(receipt_text(FULL))
+    for key in ("quantizers", "compilers"):
+        del data[key]
+    data["schema_id"] = "megacpp-validate/receipt/2"
+    (tmp_path / NAME).write_text(json.dumps(data))
+    read = read_receipt(tmp_path / NAME)
+    assert (read.quantizers, read.compilers, read.checks) == ((), (), FULL.checks)
 
 
 def test_the_published_schema_is_fresh() -> None:

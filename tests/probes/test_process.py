@@ -89,6 +89,68 @@ def test_a_fallback_where_te_is_requested_fails(plant: Plant, te_double: None) -
     assert receipt.backends[0].observed == ("native",)
 
 
+def test_what_the_target_lacks_is_good_where_every_check_of_it_holds(plant: Plant) -> None:
+    def probe(bench: Bench) -> None:
+        bench.check("refusal", bench.setting("fine") == "yes")
+        bench.is_unsupported("sm_90 has no such format")
+
+    plant(probe)
+    receipt = run_probe(replace(ORDER, settings={"fine": "yes"}))
+    assert (receipt.outcome, receipt.reason) == (Outcome.EXPECTED_UNSUPPORTED, "sm_90 has no such format")
+    assert run_probe(replace(ORDER, settings={"fine": "no"})).outcome is Outcome.FAIL
+    plant(lambda bench: bench.is_unsupported("nothing was looked at"))
+    assert run_probe(ORDER).outcome is Outcome.ERROR
+
+
+def test_what_a_probe_lacks_here_is_not_run_and_hides_no_failed_check(plant: Plant) -> None:
+    def probe(bench: Bench) -> None:
+        bench.check("before", bench.setting("fine", "yes") == "yes")
+        bench.cannot_run("there is one GPU. Next step: run it where there are two.")
+
+    plant(probe)
+    receipt = run_probe(ORDER)
+    assert (receipt.outcome, receipt.reason[:16]) == (Outcome.NOT_RUN, "there is one GPU")
+    assert run_probe(replace(ORDER, settings={"fine": "no"})).outcome is Outcome.FAIL
+
+
+def test_a_cell_of_another_code_reaches_its_bridge_modules_and_accuses_the_one_that_is_broken(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(lambda bench: bench.check("reached", bench.bridge().__name__ == "fake"))
+    order = replace(ORDER, probe="fp8_fake", code="fake", stands_on=("fake", "imports"))
+    assert run_probe(order).outcome is Outcome.PASS
+    monkeypatch.setitem(sys.modules, f"{process.BRIDGE}.broken", None)
+    receipt = run_probe(replace(order, stands_on=("fake", "broken")))
+    assert receipt.outcome is Outcome.IMPORT_ERROR
+    assert receipt.reason.startswith("megacpp_validate.bridge.broken cannot be imported")
+
+
+def test_only_what_needs_transformer_engine_is_blocked_without_it(plant: Plant) -> None:
+    plant(good)
+    order = replace(ORDER, requested="te", stack="te2")
+    assert run_probe(order).outcome is Outcome.BLOCKED
+    assert run_probe(replace(order, needs_te=False)).outcome is Outcome.PASS
+
+
+def test_quantizers_and_compilers_are_in_the_receipt_also_where_the_probe_raises(plant: Plant) -> None:
+    def probe(bench: Bench) -> None:
+        bench.saw_quantizer("fp8.delayed.linear", "input", "Float8Quantizer", "float8_e4m3", "tensor")
+        for _ in range(2):
+            bench.saw_compiler("deep_gemm", "nvrtc", "/cache")
+        raise RuntimeError("later")
+
+    plant(probe)
+    receipt = run_probe(ORDER)
+    assert [row.kind for row in receipt.quantizers] == ["Float8Quantizer"]
+    assert [(row.library, row.mode) for row in receipt.compilers] == [("deep_gemm", "nvrtc")]
+
+
+def test_a_file_beside_the_receipt_has_its_name_and_needs_a_folder(plant: Plant, tmp_path: Path) -> None:
+    plant(lambda bench: bench.check("at", bench.artefact("bf16-0.curve") == tmp_path / f"{ORDER.cell}.bf16-0.curve"))
+    assert run_probe(replace(ORDER, folder=str(tmp_path))).outcome is Outcome.PASS
+    assert run_probe(ORDER).outcome is Outcome.NOT_RUN
+
+
 def test_a_probe_that_checks_nothing_is_an_error(plant: Plant) -> None:
     plant(lambda bench: None)
     receipt = run_probe(ORDER)

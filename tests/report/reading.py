@@ -14,6 +14,7 @@ from rich.console import Console
 
 from megacpp_validate.evidence.findings import StaticResult, Sweep
 from megacpp_validate.evidence.firewall import FirewallResult
+from megacpp_validate.evidence.fp8 import Fp8Result
 from megacpp_validate.evidence.parity import ParityResult, SupportGrid
 from megacpp_validate.evidence.results import Result
 from megacpp_validate.evidence.upgrade import UpgradeResult
@@ -79,8 +80,8 @@ def print_terminal(result: Result, *, width: int = 10_000, verbose: bool = True,
             terminal.render_sweep(result, verbose=verbose, console=console)
         case FirewallResult():
             terminal.render_firewall(result, verbose=verbose, console=console)
-        case ParityResult():
-            terminal_parity.render_parity(result, verbose=verbose, console=console)
+        case ParityResult() | Fp8Result():
+            terminal_parity.render_session(result, verbose=verbose, console=console)
         case SupportGrid():
             terminal_parity.render_support(result, console=console)
         case UpgradeResult():
@@ -96,8 +97,8 @@ def write_html(result: Result) -> str:
             return pages.render_sweep_html(result)
         case FirewallResult():
             return pages.render_firewall_html(result)
-        case ParityResult():
-            return pages.render_parity_html(result)
+        case ParityResult() | Fp8Result():
+            return pages.render_session_html(result)
         case UpgradeResult():
             return pages.render_upgrade_html(result)
     raise TypeError(type(result))
@@ -111,8 +112,8 @@ def write_junit(result: Result) -> str:
             return junit.render_sweep_junit(result)
         case FirewallResult():
             return junit.render_firewall_junit(result)
-        case ParityResult():
-            return junit_parity.render_parity_junit(result)
+        case ParityResult() | Fp8Result():
+            return junit_parity.render_session_junit(result)
         case UpgradeResult():
             return junit_upgrade.render_upgrade_junit(result)
     raise TypeError(type(result))
@@ -126,8 +127,8 @@ def write_annotations(result: Result) -> str:
             return github.render_sweep_annotations(result)
         case FirewallResult():
             return github.render_firewall_annotations(result)
-        case ParityResult():
-            return github.render_parity_annotations(result)
+        case ParityResult() | Fp8Result():
+            return github.render_session_annotations(result)
         case UpgradeResult():
             return github.render_upgrade_annotations(result)
     raise TypeError(type(result))

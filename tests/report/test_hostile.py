@@ -29,6 +29,8 @@ from megacpp_validate.evidence.findings import (
     Sweep,
 )
 from megacpp_validate.evidence.firewall import FirewallCase, FirewallOutcome, FirewallResult
+from megacpp_validate.evidence.fp8 import Fp8Result
+from megacpp_validate.evidence.loss_gate import LossOutcome, LossVerdict
 from megacpp_validate.evidence.parity import ParityResult
 from megacpp_validate.evidence.receipt import (
     Backend,
@@ -149,12 +151,18 @@ def evil_parity() -> ParityResult:
     )
 
 
+def evil_fp8() -> Fp8Result:
+    loss = LossVerdict(recipe=evil("recipe"), outcome=LossOutcome.REFUSED, refusals=(evil("refusal"),))
+    return Fp8Result(**evil_parity().model_dump(exclude={"schema_id"}), loss=(loss,), loss_missing=evil("missing"))
+
+
 STATIC = evil_static()
 ALL: dict[str, Result] = {
     "static": STATIC,
     "sweep": Sweep(steps=(STATIC, STATIC), unreadable={evil("release"): evil("reason")}),
     "firewall": evil_firewall(),
     "parity": evil_parity(),
+    "fp8": evil_fp8(),
 }
 
 

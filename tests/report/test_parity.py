@@ -9,6 +9,8 @@ from xml.etree import ElementTree as ET
 import pytest
 from reading import READERS, flat, print_terminal, read_json, read_summary, write_annotations, write_html, write_junit
 
+from megacpp_validate.evidence.fp8 import Fp8Result
+from megacpp_validate.evidence.loss_gate import LossOutcome, LossVerdict
 from megacpp_validate.evidence.parity import ParityResult, SupportGrid, build_support
 from megacpp_validate.evidence.receipt import (
     Backend,
@@ -23,7 +25,7 @@ from megacpp_validate.evidence.receipt import (
 )
 from megacpp_validate.report import machine
 from megacpp_validate.report.github import render_step_summary
-from megacpp_validate.report.parity_words import find_worst, say_next_step, say_worst, summarize_parity
+from megacpp_validate.report.parity_words import find_worst, say_next_step, say_worst, summarize_session
 
 H200 = Machine(gpu="NVIDIA H200", capability="9.0", driver="580.159.03", cuda="13.0", torch="2.11.0", python="3.12.3")
 UNDEFINED = (
@@ -134,11 +136,43 @@ def test_a_clean_session_says_so(form: str) -> None:
         assert "Parity holds in 2 probes of te2.20.2 on h200." in text
 
 
+def fp8(*verdicts: LossVerdict, missing: str = "") -> Fp8Result:
+    return Fp8Result(**CLEAN.model_dump(exclude={"schema_id"}), loss=verdicts, loss_missing=missing)
+
+
+def verdict(recipe: str, outcome: LossOutcome, *failed: str, refusals: tuple[str, ...] = ()) -> LossVerdict:
+    checks = tuple(Check(name, False, (Part("size", 0.2, 0.01, False, "twice the spread"),)) for name in failed)
+    return LossVerdict(recipe=recipe, outcome=outcome, checks=checks, refusals=refusals)
+
+
+FOLLOWS = verdict("delayed", LossOutcome.PASS)
+STRAYS = verdict("current", LossOutcome.FAIL, "gap.settled.seed0")
+UNLIKE = verdict("block", LossOutcome.REFUSED, refusals=("seeds 0 and 1 have no twin",))
+
+
+@pytest.mark.parametrize("form", [form for form in READERS if form != "json"])
+def test_a_session_of_fp8_tells_every_verdict_on_what_was_trained(form: str) -> None:
+    text = READERS[form](fp8(FOLLOWS, STRAYS, UNLIKE))
+    assert "the loss gate fails current; the loss gate cannot compare block" in text
+    assert "current does not follow BF16: gap.settled.seed0 out of bounds" in text
+    assert "seeds 0 and 1 have no twin" in text
+    assert "FP8 holds in 2 probes of te2.20.2 on h200." in READERS[form](fp8(FOLLOWS))
+
+
+def test_fp8_holds_only_where_every_verdict_does() -> None:
+    assert fp8(FOLLOWS).holds
+    for result in (fp8(FOLLOWS, STRAYS), fp8(UNLIKE), fp8(missing="the curves were not written")):
+        assert not result.holds
+    assert fp8(FOLLOWS, STRAYS).breaks
+    assert not fp8(FOLLOWS, UNLIKE).breaks
+    assert "the curves were not written" in summarize_session(fp8(missing="the curves were not written"))
+
+
 @pytest.mark.parametrize("result", [ALL, NOTHING, session()], ids=["red", "not-run", "nothing"])
 def test_nothing_else_looks_like_success(result: ParityResult) -> None:
     assert not result.holds
     assert 'class="answer good"' not in write_html(result)
-    assert "Parity holds" not in summarize_parity(result)
+    assert "Parity holds" not in summarize_session(result)
     assert "Parity holds" not in write_annotations(result)
     cases = ET.fromstring(write_junit(result).encode()).findall(".//testcase")
     green = [case.get("name") for case in cases if not any(case.find(tag) is not None for tag in TAGS)]
@@ -167,7 +201,7 @@ def test_annotations_are_errors_for_reds_and_a_warning_for_what_did_not_run() ->
 
 def test_breaking_and_missing_evidence_are_told_apart() -> None:
     assert (ALL.breaks, NOTHING.breaks, CLEAN.breaks) == (True, False, False)
-    assert summarize_parity(NOTHING).startswith("Nothing ran: the target h200 wants sm_90")
+    assert summarize_session(NOTHING).startswith("Nothing ran: the target h200 wants sm_90")
     assert print_terminal(NOTHING, verbose=False).count("the target h200 wants sm_90") == 2  # not once a probe
 
 

@@ -1,0 +1,49 @@
+"""The verb of FP8: what it runs, and the exit code of each answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import typer
+
+from ..catalog import Catalog
+from ..environments.environment import NoEnvironment
+from ..environments.facts import Facts
+from ..environments.interpreter import read_commit
+from ..environments.plan import UnknownTarget, choose_fp8_cells, find_target, plan_fp8
+from ..environments.restart import FolderTaken
+from ..environments.session import Expected
+from ..evidence.fp8 import Fp8Result
+from ..probes.order import Order
+from .app import TOOL, Exit, Format, foreseen, refuse
+from .session_runs import Asked, run_session
+from .telling import tell
+
+
+@foreseen({
+    UnknownTarget: Exit.WRONG_ARGUMENTS, NoEnvironment: Exit.NO_ENVIRONMENT, FolderTaken: Exit.INFRASTRUCTURE,
+})  # fmt: skip
+def run_fp8(catalog: Catalog, asked: Asked, fmt: Format, output: Path | None, *, verbose: bool) -> None:
+    """A session; closed where anything is red, and not open where anything did not run."""
+    if asked.probes == ():
+        refuse("no cell is selected. Next step: name one, or leave --probes out for all.", Exit.NOTHING_SELECTED)
+    result = observe_fp8(catalog, asked)
+    tell(result, fmt, output, verbose=verbose)
+    if result.breaks:
+        raise typer.Exit(Exit.CLOSED)
+    raise typer.Exit(Exit.OPEN if result.holds else Exit.EVIDENCE_MISSING)
+
+
+def observe_fp8(catalog: Catalog, asked: Asked) -> Fp8Result:
+    """Run the cells, and judge the curves that training left beside their receipts. Raises as `run_session`."""
+    target = find_target(catalog, asked.target)
+
+    def plan(facts: Facts, variables: Mapping[str, str]) -> tuple[Order, ...]:
+        return plan_fp8(
+            catalog, target, facts, asked.probes or (), variables, seed=asked.seed, tool=TOOL, commit=read_commit()
+        )
+
+    rows = choose_fp8_cells(catalog, asked.probes or ())
+    session = run_session(target, asked, plan, {row.id: Expected(row.seconds, row.limit_s) for row in rows})
+    return Fp8Result(**session.model_dump(exclude={"schema_id"}))

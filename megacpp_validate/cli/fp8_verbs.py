@@ -1,0 +1,43 @@
+"""The verb of FP8: recipes, ownership, lanes and the loss gate on one machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..catalog import read_catalog
+from .app import Format, FormatOption, MatrixOption, OutputOption, app
+from .parity_verbs import ReceiptsOption
+from .seeds import LARGEST_SEED
+
+
+@app.command()
+def fp8(
+    target: Annotated[str, typer.Option("--target", help="A row of matrix/targets.toml: h200, b200.")] = "h200",
+    probes: Annotated[
+        list[str] | None, typer.Option("--probes", help="Cells to run, with commas or repeated; all without it.")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, max=LARGEST_SEED, help="Of weights and inputs; the same seed gives the same numbers.")
+    ] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="Cells at a time; 0: 8 on a GPU, 2 without.")] = 0,
+    limit: Annotated[float, typer.Option(min=1, help="Seconds that one cell may take, training apart.")] = 300.0,
+    receipts: ReceiptsOption = Path(".megacpp/fp8"),
+    python: Annotated[str, typer.Option(help="Interpreter of the stack; else MEGACPP_PYTHON, else the host's.")] = "",
+    verbose: Annotated[bool, typer.Option("--verbose", help="List every check with its bounds.")] = False,
+    fmt: FormatOption = Format.TABLE,
+    output: OutputOption = None,
+    matrix: MatrixOption = None,
+) -> None:
+    """Does FP8 do what its label says: recipes, their state, who owns it, and does training under it follow BF16?
+
+    The cells are the rows of matrix/fp8.toml. A recipe that the target lacks must be refused there, which is good.
+    """
+    from .fp8_runs import run_fp8
+    from .session_runs import Asked
+
+    names = None if probes is None else tuple(name for text in probes for name in text.replace(",", " ").split())
+    asked = Asked(target, names, seed, jobs, limit, receipts, python)
+    run_fp8(read_catalog(matrix), asked, fmt, output, verbose=verbose)

@@ -1,0 +1,32 @@
+"""What a session of FP8 observed: a receipt a cell, the loss gate's verdicts, and what the policy says of presets."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from .loss_gate import LossOutcome, LossVerdict
+from .parity import SessionResult
+
+
+class Fp8Result(SessionResult):
+    """One session.
+
+    Attributes:
+        loss: the loss gate's verdict on each recipe that was trained.
+        loss_missing: why there is none, where training was selected; empty where there is one.
+    """
+
+    schema_id: Literal["megacpp-validate/fp8/1"] = "megacpp-validate/fp8/1"
+    loss: tuple[LossVerdict, ...] = ()
+    loss_missing: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether every selected cell ran and is good, and so is every verdict on what was trained."""
+        verdicts = all(verdict.outcome is LossOutcome.PASS for verdict in self.loss)
+        return super().holds and verdicts and not self.loss_missing
+
+    @property
+    def breaks(self) -> bool:
+        """Whether anything ran and is not good; curves that cannot be compared are lost evidence."""
+        return super().breaks or any(verdict.outcome is LossOutcome.FAIL for verdict in self.loss)
