@@ -24,7 +24,8 @@ _ONLY_PLACES: Final = frozenset({
     "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TORCH_HOME", "TRITON_CACHE_DIR", "TRITON_HOME",
 })  # fmt: skip
 _OURS_THERE: Final = (
-    "bridge", "native", "probes", "evidence/receipt.py", "evidence/receipt_file.py", "evidence/whole_file.py",
+    "bridge", "native", "probes", "training", "evidence/loss_curve.py", "evidence/receipt.py",
+    "evidence/receipt_file.py", "evidence/whole_file.py",
 )  # fmt: skip
 # Read file by file wherever they lie: these are what a person patches in place.
 _VENDORS: Final = frozenset({

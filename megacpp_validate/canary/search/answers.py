@@ -21,7 +21,8 @@ from ...evidence.findings import Frozen
 from ...evidence.whole_file import write_whole
 
 SCHEMA_ID: Final = "megacpp-validate/answer/1"
-_ROOMS: Final = ("bridge", "canary", "environments", "evidence", "native", "probes")  # that decide an answer
+# That decide an answer.
+_ROOMS: Final = ("bridge", "canary", "environments", "evidence", "native", "probes", "training")
 
 
 class _Key(Frozen):
