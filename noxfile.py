@@ -131,6 +131,30 @@ def fp8(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend=HOST)
+def fp8_policy(session: nox.Session) -> None:
+    """Which presets may run in low precision, and why the others may not: fp8_policy -- [--preset NAME]."""
+    if session.venv_backend != "none":
+        _install(session)
+    _call(session, "fp8-policy")
+
+
+@nox.session(venv_backend=HOST)
+def fp8_faults(session: nox.Session) -> None:
+    """Faults planted in the FP8 of a real Transformer Engine, each caught by the check that should: fp8_faults."""
+    if session.venv_backend != "none":
+        _install(session)
+    _call(session, "fp8-faults")
+
+
+@nox.session(venv_backend=HOST)
+def loss_gate(session: nox.Session) -> None:
+    """The loss gate's verdict on a folder of curves: loss_gate -- FOLDER."""
+    if session.venv_backend != "none":
+        _install(session)
+    _call(session, "loss-gate")
+
+
+@nox.session(venv_backend=HOST)
 def doctor(session: nox.Session) -> None:
     """What an interpreter loads, and what breaks by it: doctor -- [--python PATH] [--overlays DIR] [--target h200]."""
     if session.venv_backend != "none":

@@ -133,6 +133,7 @@ class Preset(Row):
         recompute: which activations are computed again in the backward pass.
         owners: who reduces amax values, captures graphs, and recomputes.
         low: what runs in low precision; every other part stays in BF16.
+        refused_by: rules that must refuse it: it was rolled back, and stands here so that this is told and held to.
     """
 
     id: Name
@@ -147,6 +148,7 @@ class Preset(Row):
     recompute: Literal["none", "selective", "full"]
     owners: dict[Owned, Words] = Field(default_factory=dict)
     low: list[LowParts] = Field(default_factory=list)
+    refused_by: list[str] = Field(default_factory=list)
 
 
 class Waiver(Row):
@@ -206,12 +208,11 @@ class Fp8Policy:
 File = TypeVar("File", bound=Row)
 
 
-def read_fp8_policy(targets: Sequence[Target], today: date, folder: Path | None = None) -> Fp8Policy:
-    """The policy in `folder`. Whether it lets a preset through is for `gate.fp8_policy` to say.
+def read_fp8_policy(targets: Sequence[Target], folder: Path | None = None) -> Fp8Policy:
+    """The policy in `folder`. Whether it lets a preset through, and a waiver holds, is for `gate.fp8_policy` to say.
 
     Args:
         targets: of the matrix, which presets name.
-        today: on which no waiver may have expired.
         folder: of the matrix; the project's own without it.
 
     Raises:
@@ -233,7 +234,7 @@ def read_fp8_policy(targets: Sequence[Target], today: date, folder: Path | None 
             faults += [fault for preset in presets.preset for fault in find_preset_faults(preset, rules)]
     if waivers is not None:
         known = None if presets is None else {preset.id for preset in presets.preset}
-        faults += _find_waiver_faults(waivers.waiver, None if policy is None else policy.rule, known, today)
+        faults += _find_waiver_faults(waivers.waiver, None if policy is None else policy.rule, known)
     if faults or rules is None or presets is None or waivers is None:
         raise MatrixInvalid(faults)
     return Fp8Policy(rules, tuple(presets.preset), tuple(waivers.waiver))
@@ -281,6 +282,10 @@ def find_preset_faults(preset: Preset, rules: PolicyRules) -> Iterator[str]:
     for target in preset.targets:
         if target not in rules.recipes:
             yield f"{where}: targets names {target!r}, which there is not"
+    known = {rule.id for rule in rules.rules}
+    for rule in preset.refused_by:
+        if rule not in known:
+            yield f"{where}: refused_by names {rule!r}, which there is not"
     blocks = {part.id: part.block for part in rules.parts}
     named = Counter(part for low in preset.low for part in low.parts)
     for part, count in named.items():
@@ -298,7 +303,7 @@ def find_preset_faults(preset: Preset, rules: PolicyRules) -> Iterator[str]:
 
 
 def _find_waiver_faults(
-    waivers: Sequence[Waiver], rules: Sequence[Rule] | None, presets: set[str] | None, today: date
+    waivers: Sequence[Waiver], rules: Sequence[Rule] | None, presets: set[str] | None
 ) -> Iterator[str]:
     """A file that could not be read is told already: what a waiver names of it is not looked for."""
     waivable = None if rules is None else {rule.id: rule.waivable for rule in rules}
@@ -310,8 +315,6 @@ def _find_waiver_faults(
             yield f"{where}: this rule cannot be waived: what it refuses does not run at all"
         if presets is not None and waiver.preset not in presets:
             yield f"{where}: there is no such preset"
-        if waiver.expires < today:
-            yield f"{where}: expired on {waiver.expires}; {waiver.owner} answers for it. Mend the preset or renew it"
     counts = Counter((waiver.rule, waiver.preset) for waiver in waivers)
     for (rule, preset), count in counts.items():
         if count > 1:

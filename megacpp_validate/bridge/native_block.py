@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from ..native.block import ABlock
-from ..native.rope import apply_rope
 from . import imports as te
 from .attention import SINGLE, TE_DTYPES, check_heads
 from .attention_masks import Masks
@@ -21,6 +20,7 @@ from .errors import WrongDtype, WrongShape
 from .extra_state import tolerate_extra_state
 from .features import PRODUCTION, Features, why_not_te
 from .recipes import RecipeName
+from .rotation import turn_heads
 from .te_fp8 import te_state
 from .walk_plan import ALIGNMENT
 
@@ -372,4 +372,4 @@ def _why_not_made_of_te(features: Features, dtype: Any, device: Any) -> Refusal 
 
 def _turn(rows: Any, rope: tuple[Any, Any]) -> Any:
     """Rotary embedding over [B, T, H, D]; contiguous, because TE's attention does not look at strides."""
-    return apply_rope(rows.transpose(1, 2), rope[0], rope[1]).transpose(1, 2).contiguous()
+    return turn_heads(rows, rope[0], rope[1])

@@ -12,7 +12,9 @@ from . import (
     doctor_verbs,
     fp8_faults_verbs,
     fp8_verbs,
+    loss_gate_verbs,
     parity_verbs,
+    policy_verbs,
     selftest_verbs,
     upgrade_verbs,
 )
@@ -25,8 +27,10 @@ __all__ = [
     "doctor_verbs",
     "fp8_faults_verbs",
     "fp8_verbs",
+    "loss_gate_verbs",
     "main",
     "parity_verbs",
+    "policy_verbs",
     "selftest_verbs",
     "upgrade_verbs",
 ]

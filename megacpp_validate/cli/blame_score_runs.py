@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import typer
 
 from ..canary.te_fault_verdict import Troubles, judge_plan
-from ..canary.te_faults import CopyRun, Plan, UnknownFault, plan_score
+from ..canary.te_faults import Plan, UnknownFault, plan_score
 from ..catalog import Catalog
 from ..catalog import Target as TargetRow
-from ..catalog_faults import EditDoesNotFit, read_te_faults
+from ..catalog_faults import read_te_faults
 from ..environments.cell import Cell
-from ..environments.environment import Environment, NoEnvironment
-from ..environments.facts import Facts, read_facts
-from ..environments.faulty_overlay import NoClean, make_faulty
-from ..environments.fleet import Event, Fleet
-from ..environments.installed import find_environments, open_host
-from ..environments.interpreter import InterpreterEnvironment, read_commit
-from ..environments.overlay import put_over
+from ..environments.environment import NoEnvironment
+from ..environments.facts import read_facts
+from ..environments.faulty_overlay import NoClean
+from ..environments.fleet import Fleet
+from ..environments.installed import open_host
+from ..environments.interpreter import read_commit
 from ..environments.plan import UnknownTarget, find_target, plan_parity, why_not_here
 from ..environments.processes import Processes
 from ..environments.restart import FolderTaken, own_folder
@@ -32,11 +30,9 @@ from ..environments.room import count_cores, read_room, share_cores
 from ..environments.schedule import Need, expect_need, plan_jobs
 from ..evidence.blame_score import BlameScore
 from ..evidence.receipt import Receipt
-from ..evidence.store import ReceiptInvalid, read_receipts
-from .app import TOOL, Exit, Format, errors, foreseen, refuse_receipts
+from .app import TOOL, Exit, Format, foreseen, refuse_receipts
+from .faulty_copies import CopyHost, CopyProgress, find_clean, open_copies, read_run
 from .telling import tell
-
-_MAKERS = 8  # copies that are made at a time: it is the disk that they wait for
 
 
 @dataclass(frozen=True)
@@ -64,23 +60,6 @@ class Asked:
         """The shard as numbers; (0, 0), which there is not, where it has another form."""
         one, _, n = self.shard.partition("/")
         return (int(one), int(n)) if one.isdecimal() and n.isdecimal() else (0, 0)
-
-
-@dataclass(frozen=True)
-class _Host:
-    """Where copies run.
-
-    Attributes:
-        bare: the interpreter without overlays.
-        clean: the folder that is copied.
-        behind: site folders that stand behind it.
-        facts: of the clean stack.
-    """
-
-    bare: InterpreterEnvironment
-    clean: Path
-    behind: tuple[Path, ...]
-    facts: Facts
 
 
 @foreseen({
@@ -135,87 +114,37 @@ def _run(catalog: Catalog, target: TargetRow, plan: Plan, asked: Asked, folder: 
     if reason := why_not_here(target, facts := read_facts(bare, processes)):
         troubles.everything = f"not-run: {reason}"
         return troubles.everything
-    host = _find_clean(bare, plan.release, asked, variables, processes)
+    host = find_clean(bare, plan.release, asked.overlays, variables, asked.python, asked.copies, processes)
     with own_folder(folder):
         cells = list(_make_cells(catalog, target, plan, asked, host, folder, troubles))
         room = read_room(variables, gpu=bool(target.arch), jobs=asked.jobs)
-        fleet = Fleet(room, fresh=False, progress=_Progress(len(catalog.modules)))
+        fleet = Fleet(room, fresh=False, progress=CopyProgress(Counter(cell.folder for cell, _ in cells)))
         # What times waits for what computes to end: one after the other, nobody waits long.
         for timed in (False, True):
             fleet.run([(cell, need) for cell, need in cells if cell.order.times is timed], processes)
-    return f"{host.facts.executable}, Transformer Engine {plan.release} of {host.clean}, {facts.gpu and facts.gpu.name}"
-
-
-def _find_clean(
-    bare: InterpreterEnvironment, release: str, asked: Asked, variables: Mapping[str, str], processes: Processes
-) -> _Host:
-    """The folder of the release that copies are made of."""
-    every = find_environments(asked.overlays, variables, asked.python)
-    found = next((one for one in every if one.release == release and one.environment is not None), None)
-    if found is None or found.environment is None or not found.environment.folders:
-        there = ", ".join(sorted({one.release for one in every if one.environment is not None})) or "none"
-        raise NoEnvironment(
-            f"Transformer Engine {release} lies in no overlay folder of this host (releases that are there: {there}). "
-            "Likely cause: no --overlays and no MEGACPP_OVERLAYS, or it is installed into the interpreter itself, "
-            "which is not copied. Next step: name with --overlays the folder that holds it, as `pip install --target` "
-            "makes one."
-        )
-    clean, *behind = found.environment.folders
-    return _Host(bare, clean, tuple(behind), read_facts(found.environment, processes))
+    return f"{host}, {facts.gpu and facts.gpu.name}"
 
 
 def _make_cells(
-    catalog: Catalog, target: TargetRow, plan: Plan, asked: Asked, host: _Host, folder: Path, troubles: Troubles
+    catalog: Catalog, target: TargetRow, plan: Plan, asked: Asked, host: CopyHost, folder: Path, troubles: Troubles
 ) -> Iterator[tuple[Cell, Need]]:  # fmt: skip
     """The cells of every run whose copy can be made."""
     rows = {module.id: module for module in catalog.modules}
-    copies = asked.copies or Path(tempfile.gettempdir(), f"megacpp-te-copies-{os.getuid()}")
     turnstile = folder / "turnstile"
     orders = plan_parity(catalog, target, host.facts, (), host.bare.variables, tool=TOOL, commit=read_commit())
 
-    def make(run: CopyRun) -> tuple[Environment, str] | None:
-        try:
-            environment = _open(run, plan.release, host, copies)
-            return environment, environment.identity
-        except EditDoesNotFit as fault:
-            troubles.not_planted[run.name] = str(fault)
-        except (NoEnvironment, OSError) as fault:
-            troubles.not_run[run.name] = f"its copy cannot be made: {fault}"
-        return None
-
-    with ThreadPoolExecutor(_MAKERS) as pool:
-        made = list(pool.map(make, plan.runs))
-    for run, usable in zip(plan.runs, made, strict=True):
-        if usable is None:
+    opened = open_copies(host, [(run.name, run.fault, run.copied) for run in plan.runs], troubles)
+    for run in plan.runs:
+        if run.name not in opened:
             continue
+        copy = opened[run.name]
         for order in orders:
             own = replace(
                 order, seed=run.seed, quick=True, times=run.times, only_times=run.times,
-                turnstile=str(turnstile), environment=usable[1],
+                turnstile=str(turnstile), environment=copy.identity,
             )  # fmt: skip
-            cell = Cell(usable[0], own, folder / run.name, asked.limit_s)
+            cell = Cell(copy.environment, own, folder / run.name, asked.limit_s)
             yield cell, expect_need(own, rows[own.probe], {})
-
-
-def _open(run: CopyRun, release: str, host: _Host, copies: Path) -> InterpreterEnvironment:
-    place = make_faulty(host.clean, release, run.fault, copies) if run.copied else host.clean
-    return put_over(host.bare, (place, *host.behind), f"{run.name} of Transformer Engine {release}")
-
-
-@dataclass
-class _Progress:
-    """A line for each copy whose cells have all ended."""
-
-    cells_of_a_run: int
-    _ended: dict[Path, int] = field(default_factory=dict)
-
-    def __call__(self, event: Event) -> None:
-        if event.receipt is None:
-            return
-        folder = event.cell.folder
-        self._ended[folder] = self._ended.get(folder, 0) + 1
-        if self._ended[folder] == self.cells_of_a_run:
-            errors.print(f"{event.done:4} of {event.total} cells: {folder.name}", markup=False)
 
 
 # --- what came of it --------------------------------------------------------------------------------------
@@ -223,12 +152,4 @@ class _Progress:
 
 def _read_runs(plan: Plan, folder: Path, troubles: Troubles) -> dict[str, dict[str, Receipt]]:
     """Receipts of every run by probe; what an earlier run left is no answer where this one did not run at all."""
-    return {} if troubles.everything else {run.name: _read(folder / run.name) for run in plan.runs}
-
-
-def _read(folder: Path) -> dict[str, Receipt]:
-    """Receipts by probe; one that cannot be believed is one that there is not."""
-    try:
-        return {receipt.probe: receipt for receipt in read_receipts(folder).found.values()}
-    except ReceiptInvalid:
-        return {}
+    return {} if troubles.everything else {run.name: read_run(folder / run.name) for run in plan.runs}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
+from typing import Final
 
 import typer
 
-from ..catalog import Catalog
+from ..catalog import Catalog, read_catalog
 from ..environments.environment import NoEnvironment
 from ..environments.facts import Facts
 from ..environments.interpreter import read_commit
@@ -15,27 +17,34 @@ from ..environments.plan import UnknownTarget, choose_fp8_cells, find_target, pl
 from ..environments.restart import FolderTaken
 from ..environments.session import Expected
 from ..evidence.fp8 import Fp8Result
+from ..evidence.loss_gate import LossVerdict
+from ..evidence.parity import SessionResult
+from ..evidence.receipt import Outcome
+from ..gate.loss_folder import decide_curves
 from ..probes.order import Order
 from .app import TOOL, Exit, Format, foreseen, refuse
+from .policy_runs import decide_policy
 from .session_runs import Asked, run_session
 from .telling import tell
+
+_TRAINING: Final = "fp8_loss"
 
 
 @foreseen({
     UnknownTarget: Exit.WRONG_ARGUMENTS, NoEnvironment: Exit.NO_ENVIRONMENT, FolderTaken: Exit.INFRASTRUCTURE,
 })  # fmt: skip
-def run_fp8(catalog: Catalog, asked: Asked, fmt: Format, output: Path | None, *, verbose: bool) -> None:
+def run_fp8(matrix: Path | None, asked: Asked, fmt: Format, output: Path | None, *, verbose: bool) -> None:
     """A session; closed where anything is red, and not open where anything did not run."""
     if asked.probes == ():
         refuse("no cell is selected. Next step: name one, or leave --probes out for all.", Exit.NOTHING_SELECTED)
-    result = observe_fp8(catalog, asked)
+    result = observe_fp8(read_catalog(matrix), matrix, asked)
     tell(result, fmt, output, verbose=verbose)
     if result.breaks:
         raise typer.Exit(Exit.CLOSED)
     raise typer.Exit(Exit.OPEN if result.holds else Exit.EVIDENCE_MISSING)
 
 
-def observe_fp8(catalog: Catalog, asked: Asked) -> Fp8Result:
+def observe_fp8(catalog: Catalog, matrix: Path | None, asked: Asked) -> Fp8Result:
     """Run the cells, and judge the curves that training left beside their receipts. Raises as `run_session`."""
     target = find_target(catalog, asked.target)
 
@@ -46,4 +55,21 @@ def observe_fp8(catalog: Catalog, asked: Asked) -> Fp8Result:
 
     rows = choose_fp8_cells(catalog, asked.probes or ())
     session = run_session(target, asked, plan, {row.id: Expected(row.seconds, row.limit_s) for row in rows})
-    return Fp8Result(**session.model_dump(exclude={"schema_id"}))
+    verdicts, missing = _judge_losses(session)
+    return Fp8Result(
+        **dict(session),
+        loss=verdicts,
+        loss_missing=missing,
+        policy=decide_policy(matrix, date.today()),
+    )
+
+
+def _judge_losses(session: SessionResult) -> tuple[tuple[LossVerdict, ...], str]:
+    """The verdicts on the curves that this session's training left, and why there is none where there should be."""
+    trained = [receipt for receipt in session.receipts if receipt.probe.startswith(_TRAINING)]
+    passed = {receipt.cell for receipt in trained if receipt.outcome is Outcome.PASS}
+    if not passed:
+        return (), ""  # not selected, or a cell that is not good already
+    verdicts = tuple(verdict for verdict in decide_curves(Path(session.folder)) if verdict.of in passed)
+    silent = sorted(passed - {verdict.of for verdict in verdicts})
+    return verdicts, f"{', '.join(silent)} left no curve" if silent else ""

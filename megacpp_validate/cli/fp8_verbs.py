@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from ..catalog import read_catalog
 from .app import Format, FormatOption, MatrixOption, OutputOption, app
 from .parity_verbs import ReceiptsOption
 from .seeds import LARGEST_SEED
@@ -40,4 +39,4 @@ def fp8(
 
     names = None if probes is None else tuple(name for text in probes for name in text.replace(",", " ").split())
     asked = Asked(target, names, seed, jobs, limit, receipts, python)
-    run_fp8(read_catalog(matrix), asked, fmt, output, verbose=verbose)
+    run_fp8(matrix, asked, fmt, output, verbose=verbose)

@@ -17,16 +17,22 @@ from ..evidence.findings import StaticResult, Sweep
 from ..evidence.firewall import FirewallResult
 from ..evidence.fp8 import Fp8Result
 from ..evidence.fp8_faults import Fp8FaultScore
+from ..evidence.loss_gate import LossGateResult
 from ..evidence.parity import ParityResult, SupportGrid
+from ..evidence.preset_decision import PolicyResult
 from ..evidence.results import Result
 from ..evidence.selftest import SelftestResult
 from ..evidence.upgrade import UpgradeResult
 from ..report import (
     github,
+    github_policy,
     html,
+    html_policy,
     junit,
     junit_parity,
+    junit_policy,
     junit_upgrade,
+    loss_report,
     machine,
     terminal,
     terminal_bisect,
@@ -34,6 +40,7 @@ from ..report import (
     terminal_doctor,
     terminal_fp8_faults,
     terminal_parity,
+    terminal_policy,
     terminal_selftest,
     terminal_sweep,
     terminal_upgrade,
@@ -99,18 +106,30 @@ def _print_table(result: Result, console: Console, *, verbose: bool) -> None:
             terminal_parity.render_session(result, verbose=verbose, console=console)
         case SupportGrid():
             terminal_parity.render_support(result, console=console)
+        case SelftestResult() | BlameScore() | Fp8FaultScore():
+            _print_score(result, console, verbose=verbose)
+        case LossGateResult():
+            loss_report.render_losses(result, verbose=verbose, console=console)
+        case BisectResult():
+            terminal_bisect.render_bisect(result, console=console)
+        case PolicyResult():
+            terminal_policy.render_policy(result, console=console)
+        case UpgradeResult():
+            terminal_upgrade.render_upgrade(result, verbose=verbose, console=console)
+        case DoctorResult():
+            terminal_doctor.render_doctor(result, verbose=verbose, console=console)
+        case _:
+            assert_never(result)
+
+
+def _print_score(result: SelftestResult | BlameScore | Fp8FaultScore, console: Console, *, verbose: bool) -> None:
+    match result:
         case SelftestResult():
             terminal_selftest.render_selftest(result, verbose=verbose, console=console)
         case BlameScore():
             terminal_blame_score.render_blame_score(result, verbose=verbose, console=console)
         case Fp8FaultScore():
             terminal_fp8_faults.render_fp8_faults(result, verbose=verbose, console=console)
-        case BisectResult():
-            terminal_bisect.render_bisect(result, console=console)
-        case UpgradeResult():
-            terminal_upgrade.render_upgrade(result, verbose=verbose, console=console)
-        case DoctorResult():
-            terminal_doctor.render_doctor(result, verbose=verbose, console=console)
         case _:
             assert_never(result)
 
@@ -134,17 +153,23 @@ _RENDERERS: Final[dict[tuple[Format, type[Result]], Callable[[Any], str]]] = {
     (Format.HTML, FirewallResult): html.render_firewall_html,
     (Format.HTML, ParityResult): html.render_session_html,
     (Format.HTML, Fp8Result): html.render_session_html,
+    (Format.HTML, LossGateResult): loss_report.render_losses_html,
     (Format.HTML, UpgradeResult): html.render_upgrade_html,
     (Format.JUNIT, StaticResult): junit.render_static_junit,
     (Format.JUNIT, Sweep): junit.render_sweep_junit,
     (Format.JUNIT, FirewallResult): junit.render_firewall_junit,
     (Format.JUNIT, ParityResult): junit_parity.render_session_junit,
     (Format.JUNIT, Fp8Result): junit_parity.render_session_junit,
+    (Format.JUNIT, LossGateResult): loss_report.render_losses_junit,
     (Format.JUNIT, UpgradeResult): junit_upgrade.render_upgrade_junit,
     (Format.GITHUB, StaticResult): github.render_static_annotations,
     (Format.GITHUB, Sweep): github.render_sweep_annotations,
     (Format.GITHUB, FirewallResult): github.render_firewall_annotations,
     (Format.GITHUB, ParityResult): github.render_session_annotations,
     (Format.GITHUB, Fp8Result): github.render_session_annotations,
+    (Format.GITHUB, LossGateResult): loss_report.render_losses_annotations,
     (Format.GITHUB, UpgradeResult): github.render_upgrade_annotations,
+    (Format.HTML, PolicyResult): html_policy.render_policy_html,
+    (Format.JUNIT, PolicyResult): junit_policy.render_policy_junit,
+    (Format.GITHUB, PolicyResult): github_policy.render_policy_annotations,
 }

@@ -6,6 +6,7 @@ from typing import Literal
 
 from .loss_gate import LossOutcome, LossVerdict
 from .parity import SessionResult
+from .preset_decision import PolicyResult
 
 
 class Fp8Result(SessionResult):
@@ -14,19 +15,23 @@ class Fp8Result(SessionResult):
     Attributes:
         loss: the loss gate's verdict on each recipe that was trained.
         loss_missing: why there is none, where training was selected; empty where there is one.
+        policy: what the policy of low precision says of the presets.
     """
 
     schema_id: Literal["megacpp-validate/fp8/1"] = "megacpp-validate/fp8/1"
     loss: tuple[LossVerdict, ...] = ()
     loss_missing: str = ""
+    policy: PolicyResult | None = None
 
     @property
     def holds(self) -> bool:
         """Whether every selected cell ran and is good, and so is every verdict on what was trained."""
         verdicts = all(verdict.outcome is LossOutcome.PASS for verdict in self.loss)
-        return super().holds and verdicts and not self.loss_missing
+        policy = self.policy is None or self.policy.holds
+        return super().holds and verdicts and policy and not self.loss_missing
 
     @property
     def breaks(self) -> bool:
         """Whether anything ran and is not good; curves that cannot be compared are lost evidence."""
-        return super().breaks or any(verdict.outcome is LossOutcome.FAIL for verdict in self.loss)
+        policy = self.policy is not None and not self.policy.holds
+        return super().breaks or policy or any(verdict.outcome is LossOutcome.FAIL for verdict in self.loss)

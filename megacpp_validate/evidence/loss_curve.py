@@ -7,13 +7,56 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
 from .whole_file import write_whole
 
-CURVE_SCHEMA_ID: Final = "megacpp-validate/loss-curve/1"
+CURVE_SCHEMA_ID: Final = "megacpp-validate/loss-curve/2"
+FIRST_CURVE_SCHEMA_ID: Final = "megacpp-validate/loss-curve/1"  # has none of these:
+SINCE_SECOND: Final = frozenset({"part_losses", "part_norms", "quantizers", "histories", "made_with"})
+
+
+@dataclass(frozen=True)
+class QuantizerSeen:
+    """A quantizer as it was found on a layer that ran.
+
+    Attributes:
+        layer: its name in the model.
+        tensor: "input", "weight" or "gradient".
+        kind: class name of the quantizer.
+        format: "e4m3", "e5m2", or what it says otherwise.
+    """
+
+    layer: str
+    tensor: str
+    kind: str
+    format: str
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - pydantic's name and type
+
+
+@dataclass(frozen=True)
+class HistorySeen:
+    """How the state of delayed scaling moved in one step, compared with a re-computation.
+
+    Attributes:
+        step: which one.
+        tensors: how many were looked at.
+        not_rolled: histories that did not move on by one row.
+        not_collected: histories whose newest row is 0: nothing was measured.
+        scale_error: the largest relative difference of a scale from that of the recipe.
+    """
+
+    step: int
+    tensors: int
+    not_rolled: int
+    not_collected: int
+    scale_error: float
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
@@ -30,6 +73,11 @@ class LossCurve:
         steps: numbers of the steps, from 0; a whole run has 0 to `planned` - 1, each once.
         losses: mean loss of the step, in nats a token, before any scaling for backward.
         gradient_norms: L2 norm of all gradients of the step together, before clipping.
+        part_losses: part of the data -> its mean loss in each step.
+        part_norms: part of the model -> the L2 norm of its gradients in each step, before clipping.
+        quantizers: those of the last step that was looked at; none in BF16.
+        histories: of delayed scaling, at a few steps.
+        made_with: what trained it: "torch", "transformer_engine", "gpu".
     """
 
     recipe: str
@@ -39,6 +87,11 @@ class LossCurve:
     steps: tuple[int, ...]
     losses: tuple[float, ...]
     gradient_norms: tuple[float, ...]
+    part_losses: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    part_norms: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    quantizers: tuple[QuantizerSeen, ...] = ()
+    histories: tuple[HistorySeen, ...] = ()
+    made_with: dict[str, str] = field(default_factory=dict)
     schema_id: str = CURVE_SCHEMA_ID
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - pydantic's name and type
@@ -47,9 +100,17 @@ class LossCurve:
 def curve_text(curve: LossCurve) -> str:
     """The curve as JSON; the same text for the same curve. JSON has no NaN and no Inf: such a number becomes null."""
     fields = asdict(curve)
+    if curve.schema_id == FIRST_CURVE_SCHEMA_ID:
+        fields = {name: value for name, value in fields.items() if name not in SINCE_SECOND}
     for name in ("losses", "gradient_norms"):
-        fields[name] = [value if math.isfinite(value) else None for value in fields[name]]
+        fields[name] = _as_json(fields[name])
+    for name in {"part_losses", "part_norms"} & fields.keys():
+        fields[name] = {part: _as_json(values) for part, values in fields[name].items()}
     return json.dumps(fields, allow_nan=False) + "\n"
+
+
+def _as_json(values: Iterable[float]) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values]
 
 
 def write_curve(curve: LossCurve, path: Path) -> None:

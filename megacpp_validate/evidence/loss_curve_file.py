@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from .loss_curve import CURVE_SCHEMA_ID, LossCurve
+from .loss_curve import CURVE_SCHEMA_ID, FIRST_CURVE_SCHEMA_ID, HistorySeen, LossCurve, QuantizerSeen
 from .strict_json import refuse_what_json_hides
 
 _LONGEST_RUN: Final = 10_000_000
@@ -32,8 +33,8 @@ class CurveInvalid(ValueError):
         )
 
 
-class _CurveFile(BaseModel):
-    """A curve as JSON has it: null for a number that was not finite."""
+class _FirstCurveFile(BaseModel):
+    """A curve of the first schema as JSON has it: null for a number that was not finite."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -47,6 +48,17 @@ class _CurveFile(BaseModel):
     gradient_norms: list[float | None]
 
 
+class _CurveFile(_FirstCurveFile):
+    """A curve as it is written now."""
+
+    schema_id: Literal["megacpp-validate/loss-curve/2"]  # type: ignore[assignment]
+    part_losses: dict[str, list[float | None]]
+    part_norms: dict[str, list[float | None]]
+    quantizers: list[QuantizerSeen]
+    histories: list[HistorySeen]
+    made_with: dict[str, str]
+
+
 def parse_curve(text: str | bytes, source: str = "the text") -> LossCurve:
     """A curve from its JSON text. A null in a series is read as NaN, which no gate passes.
 
@@ -54,7 +66,7 @@ def parse_curve(text: str | bytes, source: str = "the text") -> LossCurve:
         CurveInvalid: it is none.
     """
     try:
-        read = _CurveFile.model_validate_json(text)
+        read = _model_of(text).model_validate_json(text)
         refuse_what_json_hides(text)
     except ValidationError as fault:
         said = (f"{'.'.join(map(str, error['loc'])) or 'the file'}: {error['msg']}" for error in fault.errors()[:5])
@@ -63,14 +75,25 @@ def parse_curve(text: str | bytes, source: str = "the text") -> LossCurve:
         raise CurveInvalid(source, str(fault)) from fault
     if contradictions := "; ".join(_find_contradictions(read)):
         raise CurveInvalid(source, contradictions)
+    parts: dict[str, Any] = {}
+    if isinstance(read, _CurveFile):
+        parts = {
+            "part_losses": {part: _numbers(values) for part, values in read.part_losses.items()},
+            "part_norms": {part: _numbers(values) for part, values in read.part_norms.items()},
+            "quantizers": tuple(read.quantizers),
+            "histories": tuple(read.histories),
+            "made_with": read.made_with,
+        }
     return LossCurve(
         recipe=read.recipe,
         seed=read.seed,
         data=read.data,
         planned=read.planned,
         steps=tuple(read.steps),
-        losses=tuple(math.nan if value is None else value for value in read.losses),
-        gradient_norms=tuple(math.nan if value is None else value for value in read.gradient_norms),
+        losses=_numbers(read.losses),
+        gradient_norms=_numbers(read.gradient_norms),
+        schema_id=read.schema_id,
+        **parts,
     )
 
 
@@ -94,9 +117,27 @@ def loss_curve_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": CURVE_SCHEMA_ID, **schema}
 
 
-def _find_contradictions(read: _CurveFile) -> Iterator[str]:
-    for name, series in (("losses", read.losses), ("gradient_norms", read.gradient_norms)):
+def _numbers(values: Iterable[float | None]) -> tuple[float, ...]:
+    return tuple(math.nan if value is None else value for value in values)
+
+
+def _model_of(text: str | bytes) -> type[_FirstCurveFile]:
+    """The schema that a text says it has; the newest where it says none that is known."""
+    try:
+        said = json.loads(text)
+    except ValueError:
+        return _CurveFile
+    first = isinstance(said, dict) and said.get("schema_id") == FIRST_CURVE_SCHEMA_ID
+    return _FirstCurveFile if first else _CurveFile
+
+
+def _find_contradictions(read: _FirstCurveFile) -> Iterator[str]:
+    losses, norms = {"losses": read.losses}, {"gradient_norms": read.gradient_norms}
+    if isinstance(read, _CurveFile):
+        losses |= {f"part_losses.{name}": values for name, values in read.part_losses.items()}
+        norms |= {f"part_norms.{name}": values for name, values in read.part_norms.items()}
+    for name, series in {**losses, **norms}.items():
         if len(series) != len(read.steps):
             yield f"{len(read.steps)} steps and {len(series)} {name}"
-    if any(value is not None and value < 0 for value in read.gradient_norms):
+    if any(value is not None and value < 0 for series in norms.values() for value in series):
         yield "a gradient norm below 0"

@@ -36,6 +36,7 @@ class LossVerdict(Frozen):
     """The gate's answer on one recipe.
 
     Attributes:
+        of: the cell whose curves were judged; empty where they came from none.
         recipe: of the candidate; empty where the curves do not agree on one.
         outcome: what holds.
         refusals: why the curves cannot be compared; empty otherwise.
@@ -47,6 +48,7 @@ class LossVerdict(Frozen):
     """
 
     schema_id: Literal["megacpp-validate/loss-verdict/1"] = "megacpp-validate/loss-verdict/1"
+    of: str = ""
     recipe: str
     outcome: LossOutcome
     refusals: tuple[str, ...] = ()
@@ -55,3 +57,28 @@ class LossVerdict(Frozen):
     bar: float | None = None
     spread: float | None = None
     series: tuple[SeedSeries, ...] = ()
+
+
+class LossGateResult(Frozen):
+    """What the gate decided about every recipe of a folder.
+
+    Attributes:
+        tool: that decided.
+        folder: whose curves were read.
+        verdicts: of each cell and recipe.
+    """
+
+    schema_id: Literal["megacpp-validate/loss-gate/1"] = "megacpp-validate/loss-gate/1"
+    tool: str
+    folder: str
+    verdicts: tuple[LossVerdict, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether there is a verdict, and every one is a pass."""
+        return bool(self.verdicts) and all(verdict.outcome is LossOutcome.PASS for verdict in self.verdicts)
+
+    @property
+    def breaks(self) -> bool:
+        """Whether a recipe failed; curves that cannot be compared are lost evidence."""
+        return any(verdict.outcome is LossOutcome.FAIL for verdict in self.verdicts)

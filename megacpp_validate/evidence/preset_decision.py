@@ -1,9 +1,36 @@
-"""Whether a preset of low precision is let through, as typed values: every refusal with its reason, waived or not."""
+"""Whether presets of low precision are let through, as typed values: every refusal with its reason, waived or not."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import date
+from enum import StrEnum
+from typing import Literal
+
+from .findings import Frozen
+
+
+class PresetOutcome(StrEnum):
+    """What becomes of a preset."""
+
+    ALLOWED = "allowed"  # no rule refuses anything of it
+    WAIVED = "waived"  # a waiver holds off whatever refuses it
+    ROLLED_BACK = "rolled-back"  # refused by the rules that must refuse it
+    REFUSED = "refused"  # refused, and it is meant to run
+    NOT_REFUSED = "not-refused"  # a rule that must refuse it does not
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the policy and the preset agree."""
+        return self not in (PresetOutcome.REFUSED, PresetOutcome.NOT_REFUSED)
+
+
+class WaiverState(StrEnum):
+    """What a waiver does on a day."""
+
+    HOLDS = "holds"  # lets its preset through
+    EXPIRED = "expired"  # lets nothing through any more
+    NOT_NEEDED = "not-needed"  # its rule refuses nothing of its preset
 
 
 @dataclass(frozen=True)
@@ -52,16 +79,38 @@ class PresetRefusal:
 
 
 @dataclass(frozen=True)
+class LowSeen:
+    """Parts of a preset that are to run in a recipe."""
+
+    parts: tuple[str, ...]
+    recipe: str
+
+
+@dataclass(frozen=True)
 class PresetDecision:
     """What the policy says of a preset on a day.
 
     Attributes:
+        says: what it is, for a person.
+        targets: that it is for.
+        low: what of it is to run in low precision.
+        bf16_first, bf16_last: how many of the first and of the last of its `layers` stay in BF16.
+        outcome: what becomes of it.
         refusals: all of them, the waived ones too.
+        not_refused_by: rules that must refuse it, and refuse nothing of it.
     """
 
     preset: str
     today: date
+    says: str
+    targets: tuple[str, ...]
+    low: tuple[LowSeen, ...]
+    layers: int
+    bf16_first: int
+    bf16_last: int
+    outcome: PresetOutcome
     refusals: tuple[PresetRefusal, ...]
+    not_refused_by: tuple[str, ...] = ()
 
     @property
     def standing(self) -> tuple[PresetRefusal, ...]:
@@ -72,3 +121,44 @@ class PresetDecision:
     def is_allowed(self) -> bool:
         """Whether the preset may run."""
         return not self.standing
+
+
+@dataclass(frozen=True)
+class WaiverStanding:
+    """A waiver, and what it does today.
+
+    Attributes:
+        rule, preset: what it holds off, and for whom.
+        owner: who answers for it.
+        expires: the last day on which it can hold.
+    """
+
+    rule: str
+    preset: str
+    owner: str
+    reason: str
+    link: str
+    expires: date
+    state: WaiverState
+
+
+class PolicyResult(Frozen):
+    """What the policy says of presets on a day.
+
+    Attributes:
+        rules: how many there are.
+        presets: each with what becomes of it.
+        waivers: of these presets, those too that do nothing.
+    """
+
+    schema_id: Literal["megacpp-validate/fp8-policy/1"] = "megacpp-validate/fp8-policy/1"
+    tool: str
+    today: date
+    rules: int
+    presets: tuple[PresetDecision, ...]
+    waivers: tuple[WaiverStanding, ...] = ()
+
+    @property
+    def holds(self) -> bool:
+        """Whether policy and presets agree in all of them."""
+        return all(decision.outcome.is_good for decision in self.presets)

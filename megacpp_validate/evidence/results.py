@@ -9,7 +9,9 @@ from .findings import StaticResult, Sweep
 from .firewall import FirewallResult
 from .fp8 import Fp8Result
 from .fp8_faults import Fp8FaultScore
+from .loss_gate import LossGateResult
 from .parity import ParityResult, SupportGrid
+from .preset_decision import PolicyResult
 from .selftest import SelftestResult
 from .upgrade import UpgradeResult
 
@@ -25,5 +27,7 @@ Result = (
     | BisectResult
     | BlameScore
     | Fp8FaultScore
+    | LossGateResult
     | DoctorResult
+    | PolicyResult
 )

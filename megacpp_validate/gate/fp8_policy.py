@@ -1,4 +1,4 @@
-"""Whether the policy of low precision lets a preset through: rules in, every refusal with its reason out."""
+"""Whether the policy of low precision lets presets through: rules in, every refusal with its reason out."""
 
 from __future__ import annotations
 
@@ -19,11 +19,19 @@ from ..catalog_fp8 import (
     Waiver,
     ZonesRule,
 )
-from ..evidence.preset_decision import PresetDecision, PresetRefusal, WaiverSeen
+from ..evidence.preset_decision import (
+    LowSeen,
+    PresetDecision,
+    PresetOutcome,
+    PresetRefusal,
+    WaiverSeen,
+    WaiverStanding,
+    WaiverState,
+)
 
 
 def decide_preset(preset: Preset, rules: PolicyRules, waivers: Sequence[Waiver], today: date) -> PresetDecision:
-    """What the rules refuse of a preset.
+    """What the rules refuse of a preset, and what becomes of it.
 
     A waiver hides nothing: a refusal that it holds off is among the others. One that has expired, or that is of a rule
     that cannot be waived, holds nothing off.
@@ -35,7 +43,57 @@ def decide_preset(preset: Preset, rules: PolicyRules, waivers: Sequence[Waiver],
         for rule in rules.rules
         for found in _find(rule, preset, rules)
     )
-    return PresetDecision(preset.id, today, refusals)
+    refused_by = {refusal.rule for refusal in refusals}
+    missed = tuple(rule for rule in preset.refused_by if rule not in refused_by)
+    return PresetDecision(
+        preset=preset.id,
+        today=today,
+        says=preset.says,
+        targets=tuple(preset.targets),
+        low=tuple(LowSeen(tuple(low.parts), low.recipe) for low in preset.low),
+        layers=len(preset.pattern),
+        bf16_first=preset.bf16_first,
+        bf16_last=preset.bf16_last,
+        outcome=_decide_outcome(preset, refusals, missed),
+        refusals=refusals,
+        not_refused_by=missed,
+    )
+
+
+def see_waivers(
+    waivers: Sequence[Waiver], decisions: Sequence[PresetDecision], today: date
+) -> tuple[WaiverStanding, ...]:
+    """What each waiver of these presets does."""
+    needed = {(refusal.rule, decision.preset) for decision in decisions for refusal in decision.refusals}
+    known = {decision.preset for decision in decisions}
+    return tuple(
+        WaiverStanding(
+            waiver.rule,
+            waiver.preset,
+            waiver.owner,
+            waiver.reason,
+            waiver.link,
+            waiver.expires,
+            _judge_waiver(waiver, today) if (waiver.rule, waiver.preset) in needed else WaiverState.NOT_NEEDED,
+        )
+        for waiver in waivers
+        if waiver.preset in known
+    )
+
+
+def _judge_waiver(waiver: Waiver, today: date) -> WaiverState:
+    return WaiverState.HOLDS if waiver.expires >= today else WaiverState.EXPIRED
+
+
+def _decide_outcome(preset: Preset, refusals: Sequence[PresetRefusal], missed: Sequence[str]) -> PresetOutcome:
+    """A rule that must refuse a preset and does not is told even where another one refuses it."""
+    if missed:
+        return PresetOutcome.NOT_REFUSED
+    if not refusals:
+        return PresetOutcome.ALLOWED
+    if all(refusal.waived_until is not None for refusal in refusals):
+        return PresetOutcome.WAIVED
+    return PresetOutcome.ROLLED_BACK if preset.refused_by else PresetOutcome.REFUSED
 
 
 def _waiver(rule: Rule, preset: Preset, waivers: Sequence[Waiver], today: date) -> WaiverSeen | None:

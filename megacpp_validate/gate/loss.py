@@ -5,14 +5,14 @@ between two seeds, so everything is judged on that *paired* gap, step by step:
 
 - `steps`: each planned step once, in order, finite. Anything else fails.
 - `gap.settled`: in the second half of the run, the smoothed gap of each seed, at its largest. Its bar is how far
-  another BF16 seed may be off (Student's t for so many seeds, times their spread), 0.01 nats at most: few seeds, or
-  seeds that differ much, never buy more room than that.
+  two BF16 seeds may lie apart by chance where they differ most: their spread there, times Student's t for so many
+  seeds, times the root of 2 for a difference of two runs; and 0.01 nats at most: few seeds, or seeds that differ much,
+  never buy more room than that.
 - `gap.tail`: the bias over the last fifth, mean over seeds. Noise averages out there and a fault does not: the bar of
   one seed, divided by the square root of their number.
 - `gap.learning`: the first half, where a delay of few steps already is a large gap. Bar: the spread of BF16 there.
-- `gradient_norm.matched`: the first twentieth, where FP8 and BF16 still have nearly the same weights, so that the
-  ratio of their gradient norms is that of the arithmetic. It sees what Adam hides from the loss: a scaled gradient.
-- `gradient_norm.later`: every tenth of the rest.
+- `gradient_norm`, `part_norm`: in `loss_norms`, what Adam hides from the loss.
+- `observed`: in `loss_observed`, what the layers held.
 
 A gap that is scaled up stays red, whatever else is in the curves: no bar is computed from the candidate.
 """
@@ -20,22 +20,20 @@ A gap that is scaled up stays red, whatever else is in the curves: no bar is com
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 from megacpp_validate.evidence.loss_curve import LossCurve
 from megacpp_validate.evidence.loss_gate import LossOutcome, LossVerdict, SeedSeries
 from megacpp_validate.evidence.receipt import Check, Part
 
+from .loss_norms import check_norms
+from .loss_observed import check_observed
 from .loss_pairs import REFERENCE, find_damage, find_refusals, pair_by_seed
-from .loss_statistics import log_ratios, smooth, spread_of_seeds, subtract, t_95
+from .loss_statistics import smooth, spread_of_seeds, subtract, t_95
 
 CAP: Final = 0.01
-SMALLEST_SCALING: Final = 1.03
-LATER_NORM: Final = math.log(1.06)
 
 
 @dataclass(frozen=True)
@@ -90,17 +88,21 @@ def decide_loss(reference: Sequence[LossCurve], candidate: Sequence[LossCurve]) 
     series = tuple(_smooth_pair(bf16, fp8, at) for bf16, fp8 in pairs)
     smoothed = [each.reference for each in series]
     split = at.half  # windows from here on lie in the second half as a whole
-    spread = spread_of_seeds([values[split:] for values in smoothed], at.window)
-    early_spread = spread_of_seeds([values[:split] for values in smoothed], at.window)
-    factor = t_95(len(pairs))
+    spread = spread_of_seeds([values[split:] for values in smoothed])
+    early_spread = spread_of_seeds([values[:split] for values in smoothed])
+    factor = t_95(len(pairs)) * math.sqrt(2)
     bar = min(CAP, factor * spread)
-    said = f"{factor:g} (Student's t, {len(pairs)} seeds) x the spread of {REFERENCE}, {spread:.3g} nats, {CAP} at most"
+    said = (
+        f"{factor:.3g} (Student's t of {len(pairs)} seeds x the root of 2, for a difference of two runs) x the largest "
+        f"spread of {REFERENCE} in a window, {spread:.3g} nats; {CAP} at most"
+    )
     checks = (
         *steps,
         *_check_gap("gap.settled", series, slice(split, None), bar, f"{said}; windows of {at.window} steps"),
         _check_tail(pairs, at, bar / math.sqrt(len(pairs)), f"over the root of {len(pairs)} seeds: {said}"),
         *_check_gap("gap.learning", series, slice(0, split), max(bar, factor * early_spread), _say_early(early_spread)),
-        *_check_norms(pairs, at),
+        *check_norms(pairs, at.planned, at.matched, factor),
+        *(check for _, fp8 in pairs for check in check_observed(fp8)),
     )
     outcome = LossOutcome.PASS if all(check.passed for check in checks) else LossOutcome.FAIL
     return LossVerdict(
@@ -144,33 +146,6 @@ def _check_tail(pairs: Pairs, at: Stretches, bar: float, derivation: str) -> Che
     return _check("gap.tail", abs(bias), bar, derivation, f"{bias:+.4f} nats over steps {at.tail} and later")
 
 
-def _check_norms(pairs: Pairs, at: Stretches) -> Iterator[Check]:
-    """Medians over steps and seeds: one spike, or the first step of delayed scaling, is not what is looked for."""
-    ratios = [log_ratios(fp8.gradient_norms, bf16.gradient_norms) for bf16, fp8 in pairs]
-
-    def median(start: int, stop: int) -> float:
-        return statistics.median([value for each in ratios for value in each[start:stop]])
-
-    matched = median(0, at.matched)
-    yield _check(
-        "gradient_norm.matched",
-        abs(matched),
-        math.log(SMALLEST_SCALING) / 2,
-        f"halfway between equal and scaled by {SMALLEST_SCALING}, as a logarithm",
-        f"FP8 over {REFERENCE}, median of the first {at.matched} steps: x {_times(matched)}",
-    )
-    starts = [at.matched + (at.planned - at.matched) * part // 10 for part in range(11)]
-    medians = [median(start, stop) for start, stop in pairwise(starts)]
-    worst = max(medians, key=abs)
-    yield _check(
-        "gradient_norm.later",
-        abs(worst),
-        LATER_NORM,
-        "twice the smallest scaling that is looked for: weights have drifted apart",
-        f"FP8 over {REFERENCE}, the worst median of ten parts: x {_times(worst)}",
-    )
-
-
 def _check(name: str, observed: float, bound: float, derivation: str, detail: str) -> Check:
     passed = observed <= bound  # a NaN does not
     return Check(name, passed, (Part("size", _finite(observed), _finite(bound), passed, derivation),), detail)
@@ -183,10 +158,6 @@ def _finite(value: float) -> float | None:
 
 def _largest(values: Sequence[float]) -> float:
     return math.nan if any(map(math.isnan, values)) else max(map(abs, values))
-
-
-def _times(logarithm: float) -> str:
-    return f"{math.exp(min(logarithm, 700)):.4f}"
 
 
 def _say_early(spread: float) -> str:

@@ -47,12 +47,15 @@ def find_damage(curve: LossCurve) -> tuple[str, ...]:
     backwards = [after for before, after in zip(curve.steps, curve.steps[1:], strict=False) if after < before]
     if backwards:
         said.append(f"steps are out of order, the first that comes after a later one is step {backwards[0]}")
-    for name, series in (("loss", curve.losses), ("gradient norm", curve.gradient_norms)):
+    recorded = [("loss", curve.losses), ("gradient norm", curve.gradient_norms)]
+    recorded += [(f"loss of {part}", values) for part, values in curve.part_losses.items()]
+    recorded += [(f"gradient norm of {part}", values) for part, values in curve.part_norms.items()]
+    for name, series in recorded:
         if len(series) != len(curve.steps):
             said.append(f"{len(curve.steps)} steps and {len(series)} values of the {name}")
         elif not_finite := [step for step, value in zip(curve.steps, series, strict=True) if not math.isfinite(value)]:
             said.append(f"the {name} of {len(not_finite)} steps is not finite, the first is step {not_finite[0]}")
-    if any(value < 0 for value in curve.gradient_norms):
+    if any(value < 0 for series in (curve.gradient_norms, *curve.part_norms.values()) for value in series):
         said.append("a gradient norm is below 0")
     return tuple(said)
 

@@ -29,15 +29,22 @@ def log_ratios(above: Sequence[float], below: Sequence[float]) -> tuple[float, .
     return tuple(_log_ratio(a, b) for a, b in zip(above, below, strict=True))
 
 
-def spread_of_seeds(curves: Sequence[Sequence[float]], window: int) -> float:
-    """Sample standard deviation from seed to seed of the smoothed loss, as root mean square over windows side by side.
+def spread_of_seeds(curves: Sequence[Sequence[float]]) -> float:
+    """The largest sample standard deviation from seed to seed of the smoothed loss, over all windows of a stretch.
+
+    A gap is held to this where it is largest, so it is compared with what seeds do where they differ most: their mean
+    over the stretch is small where all have ended at the same loss, and says nothing of the way there.
 
     Args:
         curves: the same stretch of each seed's smoothed loss.
-        window: of the smoothing: windows closer than that share steps.
     """
-    variances = [_variance(column) for column in list(zip(*curves, strict=True))[::window]]
-    return math.sqrt(sum(variances) / len(variances))
+    variances = [_variance(column) for column in zip(*curves, strict=True)]
+    return math.sqrt(max(variances)) if not any(map(math.isnan, variances)) else math.nan
+
+
+def sample_deviation(values: Sequence[float]) -> float:
+    """The sample standard deviation of two values or more; infinite where it overflows."""
+    return math.sqrt(_variance(values))
 
 
 def t_95(seeds: int) -> float:

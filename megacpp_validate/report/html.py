@@ -15,6 +15,7 @@ from megacpp_validate.evidence.parity import SessionResult
 from megacpp_validate.evidence.upgrade import UpgradeResult
 
 from . import loss_words, parity_words, upgrade_words
+from .loss_section import draw_loss_section
 from .marks import mark_cell, mark_impact, mark_outcome, mark_verdict
 from .sections import Section, arrange_modules, is_shown, sort_by_verdict
 from .summaries import (
@@ -104,6 +105,7 @@ def _environment() -> Environment:
         count=count,
         count_impacts=count_impacts,
         count_shown=_count_shown,
+        draw_loss_section=draw_loss_section,
         first_sentence=first_sentence,
         headline=headline,
         headline_of_fault=headline_of_fault,

@@ -38,7 +38,10 @@ def find_red_losses(result: SessionResult) -> list[str]:
     unknown = [verdict.recipe or "no recipe" for verdict in result.loss if verdict.outcome is LossOutcome.REFUSED]
     said = [f"the loss gate fails {', '.join(bad)}"] if bad else []
     said += [f"the loss gate cannot compare {', '.join(unknown)}"] if unknown else []
-    return [*said, *([f"no verdict on the loss: {result.loss_missing}"] if result.loss_missing else [])]
+    said += [f"no verdict on the loss: {result.loss_missing}"] if result.loss_missing else []
+    if result.policy is not None and not result.policy.holds:
+        said.append("the policy of low precision and its presets disagree (`fp8-policy` says where)")
+    return said
 
 
 def say_loss(verdict: LossVerdict) -> str:
@@ -70,3 +73,8 @@ def _say_gap(verdict: LossVerdict) -> str:
         f"the smoothed gap of {seeds} seeds is {max(gaps):.4f} nats at most over the second half, bar "
         f"{verdict.bar:.4f}; the seeds of BF16 spread by {verdict.spread:.4f}"
     )
+
+
+def say_loss_missing(result: SessionResult) -> str:
+    """Why a session that trained has no verdict; empty where it has one, or did not train."""
+    return result.loss_missing if isinstance(result, Fp8Result) else ""

@@ -13,7 +13,9 @@ from megacpp_validate.evidence.doctor import DoctorResult
 from megacpp_validate.evidence.findings import StaticResult, Sweep
 from megacpp_validate.evidence.firewall import FirewallResult
 from megacpp_validate.evidence.fp8 import Fp8Result
+from megacpp_validate.evidence.loss_gate import LossGateResult
 from megacpp_validate.evidence.parity import ParityResult, SupportGrid
+from megacpp_validate.evidence.preset_decision import PolicyResult
 from megacpp_validate.evidence.results import Result
 from megacpp_validate.evidence.selftest import SelftestResult
 from megacpp_validate.evidence.upgrade import UpgradeResult
@@ -27,11 +29,13 @@ _MODELS: Final[dict[str, type[Result]]] = {
     "megacpp-validate/firewall/1": FirewallResult,
     "megacpp-validate/parity/1": ParityResult,
     "megacpp-validate/fp8/1": Fp8Result,
+    "megacpp-validate/loss-gate/1": LossGateResult,
     "megacpp-validate/support/1": SupportGrid,
     "megacpp-validate/selftest/1": SelftestResult,
     "megacpp-validate/upgrade/1": UpgradeResult,
     "megacpp-validate/bisect/1": BisectResult,
     "megacpp-validate/doctor/1": DoctorResult,
+    "megacpp-validate/fp8-policy/1": PolicyResult,
 }
 
 

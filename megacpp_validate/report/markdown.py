@@ -11,7 +11,9 @@ from megacpp_validate.evidence.findings import Finding, Impact, ModuleVerdict, S
 from megacpp_validate.evidence.firewall import FirewallResult
 from megacpp_validate.evidence.fp8 import Fp8Result
 from megacpp_validate.evidence.fp8_faults import Fp8FaultScore
+from megacpp_validate.evidence.loss_gate import LossGateResult
 from megacpp_validate.evidence.parity import ParityResult, SupportGrid
+from megacpp_validate.evidence.preset_decision import PolicyResult
 from megacpp_validate.evidence.results import Result
 from megacpp_validate.evidence.selftest import SelftestResult
 from megacpp_validate.evidence.upgrade import UpgradeResult
@@ -20,7 +22,9 @@ from .markdown_bisect import tell_bisect
 from .markdown_blame_score import tell_blame_score
 from .markdown_doctor import tell_doctor
 from .markdown_fp8_faults import tell_fp8_faults
+from .markdown_loss import tell_losses
 from .markdown_parity import tell_session, tell_support
+from .markdown_policy import tell_policy
 from .markdown_selftest import tell_selftest
 from .markdown_text import escape
 from .markdown_upgrade import tell_upgrade
@@ -51,14 +55,14 @@ def render_step_summary(result: Result) -> str:
             lines = tell_session(result)
         case SupportGrid():
             lines = tell_support(result)
-        case SelftestResult():
-            lines = tell_selftest(result)
+        case SelftestResult() | BlameScore() | Fp8FaultScore():
+            lines = _tell_score(result)
         case BisectResult():
             lines = tell_bisect(result)
-        case BlameScore():
-            lines = tell_blame_score(result)
-        case Fp8FaultScore():
-            lines = tell_fp8_faults(result)
+        case LossGateResult():
+            lines = tell_losses(result)
+        case PolicyResult():
+            lines = tell_policy(result)
         case UpgradeResult():
             lines = _tell_tiers(result)
         case DoctorResult():
@@ -66,6 +70,18 @@ def render_step_summary(result: Result) -> str:
         case _:
             assert_never(result)
     return "\n".join(lines) + "\n"
+
+
+def _tell_score(result: SelftestResult | BlameScore | Fp8FaultScore) -> list[str]:
+    match result:
+        case SelftestResult():
+            return tell_selftest(result)
+        case BlameScore():
+            return tell_blame_score(result)
+        case Fp8FaultScore():
+            return tell_fp8_faults(result)
+        case _:
+            assert_never(result)
 
 
 def _tell_static(result: StaticResult, level: str) -> list[str]:

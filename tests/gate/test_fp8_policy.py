@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date
 from typing import Any
 
 import pytest
 
 from megacpp_validate.catalog import Catalog
-from megacpp_validate.catalog_fp8 import Fp8Policy, LowParts, Preset, Waiver, read_fp8_policy
-from megacpp_validate.evidence.preset_decision import PresetDecision
-from megacpp_validate.gate.fp8_policy import decide_preset
+from megacpp_validate.catalog_fp8 import Fp8Policy, LowParts, PartsRule, Preset, Waiver, read_fp8_policy
+from megacpp_validate.evidence.preset_decision import PresetDecision, PresetOutcome, WaiverState
+from megacpp_validate.gate.fp8_policy import decide_preset, see_waivers
 from megacpp_validate.report.preset_words import preset_lines
 
 TODAY = date(2026, 11, 21)
@@ -19,7 +20,7 @@ OWNERS = {"amax": "somebody", "graphs": "somebody", "recompute": "somebody"}
 
 @pytest.fixture(scope="module")
 def policy(catalog: Catalog) -> Fp8Policy:
-    return read_fp8_policy(catalog.targets, TODAY)
+    return read_fp8_policy(catalog.targets)
 
 
 def low(*parts: str, recipe: str = "delayed", widths: tuple[int, ...] = (4096, 1024)) -> LowParts:
@@ -36,12 +37,94 @@ def decide(policy: Fp8Policy, preset: Preset, *waivers: Waiver, today: date = TO
     return decide_preset(preset, policy.rules, waivers, today)
 
 
-def test_every_shipped_preset_is_let_through_today(catalog: Catalog) -> None:
+def test_policy_and_shipped_presets_agree_today(policy: Fp8Policy) -> None:
     """A waiver that expires closes this on the next day, and that is what it is for."""
-    policy = read_fp8_policy(catalog.targets, date.today())
     for preset in policy.presets:
         decision = decide_preset(preset, policy.rules, policy.waivers, date.today())
-        assert decision.is_allowed, preset_lines(decision)
+        assert decision.outcome.is_good, preset_lines(decision)
+
+
+def test_every_rule_has_a_preset_that_it_refuses_for_no_other_reason(policy: Fp8Policy) -> None:
+    """A rule that is taken out, or that loses a part, is missed by name."""
+    alone = set()
+    for preset in policy.presets:
+        decision = decide_preset(preset, policy.rules, (), TODAY)
+        assert {refusal.rule for refusal in decision.refusals} == set(preset.refused_by), preset.id
+        alone |= {rule for rule in preset.refused_by if len(preset.refused_by) == 1}
+    assert alone == {rule.id for rule in policy.rules.rules}
+
+
+def test_every_part_that_a_rule_names_is_in_a_preset_that_it_refuses(policy: Fp8Policy) -> None:
+    for rule in policy.rules.rules:
+        if isinstance(rule, PartsRule):
+            asked = {
+                part for row in policy.presets if rule.id in row.refused_by for low in row.low for part in low.parts
+            }
+            assert set(rule.parts) <= asked, rule.id
+
+
+# What the project has tried and rolled back, by the words of its plan: held here too, so that taking a preset and its
+# rule out together is seen.
+ROLLED_BACK = {
+    "every-layer": "FP8 for all layers",
+    "mamba-scan": "scan-heavy paths of Mamba",
+    "tied-embeddings": "tied embeddings",
+    "routers": "routers",
+    "score-projections": "score projections",
+    "graphs-and-recompute": "graphs and selective recompute, all at once, without named owners",
+}
+
+
+@pytest.mark.parametrize(("name", "words"), ROLLED_BACK.items(), ids=ROLLED_BACK.keys())
+def test_what_was_rolled_back_stands_in_the_matrix_and_is_refused(policy: Fp8Policy, name: str, words: str) -> None:
+    (preset,) = (preset for preset in policy.presets if preset.id == name)
+    decision = decide_preset(preset, policy.rules, policy.waivers, TODAY)
+    assert decision.outcome is PresetOutcome.ROLLED_BACK
+    assert any(words in refusal.refuses for refusal in decision.standing)
+
+
+def test_a_rule_that_is_taken_out_is_missed(policy: Fp8Policy) -> None:
+    """Also where another rule refuses the preset still, and where only one part is taken out."""
+    (preset,) = (preset for preset in policy.presets if preset.id == "mamba-scan")
+    kept = replace(policy.rules, rules=tuple(rule for rule in policy.rules.rules if rule.id != "scan-heavy"))
+    decision = decide_preset(preset, kept, (), TODAY)
+    assert decision.is_allowed
+    assert decision.outcome is PresetOutcome.NOT_REFUSED
+    assert decision.not_refused_by == ("scan-heavy",)
+    assert any("the rule scan-heavy must refuse this preset" in line for line in preset_lines(decision))
+    odd = preset.model_copy(update={"tokens": 7})
+    decision = decide_preset(odd, kept, (), TODAY)
+    assert not decision.is_allowed
+    assert decision.outcome is PresetOutcome.NOT_REFUSED
+
+
+@pytest.mark.parametrize(
+    ("refused_by", "expires", "outcome", "state"),
+    [
+        ([], None, PresetOutcome.REFUSED, None),
+        ([], TODAY, PresetOutcome.WAIVED, WaiverState.HOLDS),
+        ([], date(2026, 11, 20), PresetOutcome.REFUSED, WaiverState.EXPIRED),
+        (["auxiliary-heads"], None, PresetOutcome.ROLLED_BACK, None),
+        (["auxiliary-heads"], TODAY, PresetOutcome.WAIVED, WaiverState.HOLDS),
+        (["auxiliary-heads"], date(2026, 11, 20), PresetOutcome.ROLLED_BACK, WaiverState.EXPIRED),
+        (["routers"], TODAY, PresetOutcome.NOT_REFUSED, WaiverState.HOLDS),
+    ],
+)
+def test_what_becomes_of_a_preset(
+    policy: Fp8Policy, refused_by: list[str], expires: date | None, outcome: PresetOutcome, state: WaiverState | None
+) -> None:
+    waivers = [waiver(expires)] if expires else []
+    decision = decide(policy, changed(policy, low=[low("mtp_head")], refused_by=refused_by), *waivers)
+    assert decision.outcome is outcome
+    assert [row.state for row in see_waivers(waivers, [decision], TODAY)] == ([state] if state else [])
+
+
+def test_a_waiver_that_nothing_needs_is_told(policy: Fp8Policy) -> None:
+    decision = decide(policy, changed(policy))
+    waivers = [waiver(date(2026, 12, 1)), waiver(TODAY, preset="another")]
+    (row,) = see_waivers(waivers, [decision], TODAY)
+    assert row.state is WaiverState.NOT_NEEDED
+    assert decision.outcome is PresetOutcome.ALLOWED
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -142,7 +225,7 @@ def test_a_waiver_holds_a_refusal_off_and_does_not_hide_it(policy: Fp8Policy) ->
     lines = preset_lines(decision)
     assert lines[0] == "preset production: allowed; 1 waived"
     assert lines[1].startswith("  waived until 2026-12-01: FP8 in auxiliary heads [auxiliary-heads]: mtp_head")
-    assert any("the waiver of somebody (until 2026-12-01) holds: a trial" in line for line in lines)
+    assert any("waiver: of somebody, lets it through until 2026-12-01: a trial" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +250,7 @@ def test_a_waiver_holds_for_its_rule_its_preset_and_its_days(
 def test_an_expired_waiver_is_told_with_the_refusal(policy: Fp8Policy) -> None:
     decision = decide(policy, changed(policy, low=[low("mtp_head")]), waiver(date(2026, 11, 20)))
     assert not decision.is_allowed
-    assert any("the waiver of somebody (until 2026-11-20) does not hold" in line for line in preset_lines(decision))
+    assert any("of somebody, expired on 2026-11-20 and lets nothing" in line for line in preset_lines(decision))
 
 
 @pytest.mark.parametrize("fields", [{"amax_history": 0}, {"tokens": 8190}, {"targets": ["gb10"]}])

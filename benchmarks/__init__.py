@@ -1,0 +1,1 @@
+"""Speeds and sizes, measured side by side in one run."""

@@ -1,0 +1,280 @@
+"""torchao's Float8Linear: converted in its order, and in FP8 after torch.compile as before it.
+
+What a layer's class says is not taken for what ran: the operands of every FP8 product are seen by a dispatch mode in
+eager code, and every product of a converted layer must be among those that torch's profiler sees in compiled code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...evidence.receipt import Check
+from ..bench import Bench
+from ..bounds import Roundings
+from ..emulation import DTYPES, PRODUCTS_OF_AN_INSTRUCTION, ROUNDINGS_OF_AN_INSTRUCTION
+from ..low_precision import low_precision_ran
+from ..references.linear import reference_linear
+from .dequantizations import watching_dequantizations
+from .torchao_order import check_order, check_refusals
+from .torchao_tree import LAYERS, on_meta, one_rank, sharding
+
+ROWS: Final = 208  # a multiple of 16, and none of the widths: so each product of each layer has sizes of its own
+PRODUCTS: Final = {"forward": "out", "dgrad": "rows", "wgrad": "weight"}
+OPERANDS: Final = {
+    "forward": ("input", "weight, turned"),
+    "dgrad": ("gradient", "weight"),
+    "wgrad": ("gradient, turned", "input for wgrad"),
+}
+# Recipe, whether weights are gathered in FP8, compiler: each recipe once by the real one, which takes 5 s a graph.
+CASES: Final = (
+    ("tensorwise", False, "aot_eager"),
+    ("tensorwise", True, "inductor"),
+    ("rowwise", False, "inductor"),
+    ("rowwise_with_gw_hp", False, "inductor"),
+)
+
+
+def probe(bench: Bench) -> None:
+    """Refusals and the order; then each recipe, eager and compiled, under FSDP2 on one rank."""
+    vendor = bench.bridge("torchao")
+    if not vendor.is_torchao_available():
+        bench.cannot_run(vendor.why_torchao_is_unavailable())
+    with one_rank(bench.device) as mesh:
+        with bench.scope("refuses"):
+            check_refusals(bench)
+        with bench.scope("order"):
+            check_order(bench, mesh)
+        if bench.device == "cpu":
+            bench.cannot_run("torchao's FP8 products want an FP8 GPU. Next step: run this cell on one.")
+        for recipe, float8_all_gather, backend in CASES:
+            check_recipe(bench, mesh, recipe, backend, float8_all_gather=float8_all_gather)
+
+
+# --- each recipe ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """What goes into the tree and comes back: rows [R, K] and the gradient of the output [R, N], of each layer."""
+
+    rows: dict[str, Any]
+    gradients: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """What one side of an FP8 product was, as read from the tensor that went in.
+
+    Attributes:
+        kind: class of the tensor.
+        format: "e4m3" or "e5m2".
+        block: which values shared a scale, as the operand lay in [M, K] x [K, N].
+    """
+
+    kind: str
+    format: str
+    block: str
+
+
+class _Products(TorchDispatchMode):
+    """The operands of every FP8 product of eager code, and how many products reached the kernel."""
+
+    def __init__(self, read: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.read = read
+        self.seen: dict[tuple[int, int, int], tuple[Operand, Operand]] = {}
+        self.ran = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name()
+        if any(kind.__module__.partition(".")[0] == "torchao" for kind in types):
+            if name == "aten::mm":
+                first, second = (self.read(side) for side in args)
+                sizes = (int(args[0].shape[0]), int(args[1].shape[1]), int(args[0].shape[1]))
+                self.seen[sizes] = (_operand(first), _operand(second))
+            return NotImplemented  # torchao's tensors handle their operators, and what they call comes back here
+        self.ran += name.startswith("aten::_scaled_mm")
+        return func(*args, **(kwargs or {}))
+
+
+def _operand(read: Any) -> Operand:
+    """A payload in words; of what could not be read, why."""
+    return Operand(*(str(getattr(read, name, read)) for name in ("source", "format", "block")))
+
+
+def check_recipe(bench: Bench, mesh: Any, recipe: str, backend: str, *, float8_all_gather: bool) -> None:
+    """One recipe through the whole order; numbers, operands and products, eager and compiled."""
+    name = f"{recipe}.all-gather" if float8_all_gather else recipe
+    lanes, gemms, linear = (bench.bridge(one) for one in ("torchao_lane", "float8_gemms", "torchao_linear"))
+    with bench.scope(name):
+        lane = lanes.Float8Lane(on_meta(), recipe, device=bench.device, float8_all_gather=float8_all_gather)
+        lane.convert()
+        lane.fully_shard(sharding(mesh))
+        lane.materialise(partial(_write, bench))
+        case, weights = _new_case(bench), {one: _whole(layer.weight) for one, layer in lane.converted.items()}
+        with _Products(bench.bridge("quantized_tensor").read_payload) as products:
+            eager = _run(lane.model, case)
+        _check_operands(bench, name, recipe, products)
+        with watching_dequantizations(bench.bridge("quantized_tensor").saying) as watch:
+            _run(lane.model, case)
+        silent = "; ".join(f"{one.what} at {one.where}" for one in watch.silent)
+        bench.check("eager.silent", not watch.silent, silent or "nothing was dequantized")
+        compiled = lane.compile(backend=backend)
+        lane.require_ready()
+        for kind, model in (("eager", lane.model), ("compiled", compiled)):
+            seen = eager if model is lane.model else _run(model, case)
+            with bench.scope(kind):
+                _check_numbers(bench, recipe, case, weights, seen)
+        _check_gemms(bench, gemms, linear, lane, recipe, partial(_run, compiled, case))
+        if float8_all_gather:
+            _check_scales(bench, lane, partial(_run, compiled, case))
+
+
+def _write(bench: Bench, model: Any) -> None:
+    """Weights with values that bf16 holds, so that a cast of them rounds nothing."""
+    for parameter in model.parameters():
+        made = bench.randn(*parameter.shape, dtype=torch.bfloat16, scale=parameter.shape[1] ** -0.5)
+        parameter.to_local().copy_(made) if hasattr(parameter, "to_local") else parameter.copy_(made)
+
+
+def _new_case(bench: Bench) -> Case:
+    rows, gradients = {}, {}
+    for name, (inner, outer) in LAYERS.items():
+        rows[name] = bench.randn(ROWS, inner, dtype=torch.bfloat16)
+        gradients[name] = bench.randn(ROWS, outer, dtype=torch.bfloat16, scale=0.1)
+    return Case(rows, gradients)
+
+
+def _run(model: Any, case: Case) -> dict[str, dict[str, Any]]:
+    """One forward and backward pass: layer -> out, gradient of the rows, gradient of the weight."""
+    model.zero_grad(set_to_none=True)
+    leaves = {name: rows.detach().clone().requires_grad_() for name, rows in case.rows.items()}
+    outs = model(*leaves.values())
+    # Nothing goes back from the router, so that the rows' gradient is that of the one layer.
+    torch.autograd.backward(outs[:2], list(case.gradients.values()))
+    plain = getattr(model, "_orig_mod", model)
+    return {
+        name: {
+            "out": out.detach(),
+            "rows": leaves[name].grad,
+            "weight": _whole(plain.get_submodule(name).weight.grad),
+        }
+        for name, out in zip(LAYERS, outs[:2], strict=True)
+    }
+
+
+def _whole(tensor: Any) -> Any:
+    """A sharded tensor as a plain one."""
+    if tensor is None:
+        return None
+    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return getattr(whole, "_tensor", whole).detach().clone()
+
+
+def _check_operands(bench: Bench, path: str, recipe: str, products: _Products) -> None:
+    """Formats and scales of what really went into each FP8 product; and that there were as many as there should."""
+    wanted = 6 if recipe != "rowwise_with_gw_hp" else 4
+    bench.check("eager.products", products.ran == wanted, f"{products.ran} FP8 products in eager code, {wanted} wanted")
+    for name, (inner, outer) in LAYERS.items():
+        sizes = {"forward": (ROWS, outer, inner), "dgrad": (ROWS, inner, outer), "wgrad": (outer, inner, ROWS)}
+        for product, (left, right) in _expected(recipe).items():
+            seen = products.seen.get(sizes[product])
+            said = "was no FP8 product" if seen is None else f"{seen[0]} x {seen[1]}"
+            right_one = seen is not None and [(one.format, one.block) for one in seen] == [left, right]
+            bench.check(f"eager.{name}.{product}.operands", right_one, said)
+            for tensor, operand in zip(OPERANDS[product], seen or (), strict=False):
+                bench.saw_quantizer(
+                    f"torchao.{path}.{name}", tensor, operand.kind, f"float8_{operand.format}", operand.block
+                )
+
+
+def _expected(recipe: str) -> dict[str, tuple[tuple[str, str], tuple[str, str]]]:
+    """Format and scales of both operands of each FP8 product: torchao's float8/config.py."""
+    if recipe == "tensorwise":
+        narrow, wide = ("e4m3", "tensor"), ("e5m2", "tensor")
+        return {"forward": (narrow, narrow), "dgrad": (wide, narrow), "wgrad": (wide, narrow)}
+    left, right = ("e4m3", "row"), ("e4m3", "column")
+    if recipe == "rowwise":
+        return dict.fromkeys(PRODUCTS, (left, right))
+    return {"forward": (left, right), "dgrad": (left, ("e4m3", "tensor"))}
+
+
+def _check_numbers(bench: Bench, recipe: str, case: Case, weights: Any, seen: dict[str, dict[str, Any]]) -> None:
+    for name, given in seen.items():
+        inner, outer = LAYERS[name]
+        lengths = {"forward": inner, "dgrad": outer, "wgrad": ROWS}
+        reference = reference_linear(case.rows[name], weights[name], None, case.gradients[name])
+        for product, tensor in PRODUCTS.items():
+            roundings = _roundings(recipe, product, lengths[product])
+            wanted, found = getattr(reference, tensor), given[tensor]
+            bench.compare(f"{name}.{product}", found, wanted, roundings=roundings)
+            if found is None or roundings.steps[0][0] == "bf16":
+                continue
+            error = float((found.double() - wanted).norm() / wanted.norm())
+            part = low_precision_ran(error, _operands_only(roundings))
+            bench.checks.append(Check(f"{name}.{product}.in-fp8", part.passed, (part,)))
+
+
+def _roundings(recipe: str, product: str, k: int) -> Roundings:
+    """What is rounded on the way to one product: torchao's float8/config.py and float8_ops.py."""
+    if recipe == "rowwise_with_gw_hp" and product == "wgrad":
+        return Roundings((("bf16", 1),), k, why="the weight's gradient stays in bf16 in this recipe")
+    gradient = "e5m2" if recipe == "tensorwise" else "e4m3"
+    operands = (("e4m3", 2),) if product == "forward" else ((gradient, 1), ("e4m3", 1))
+    fast = product == "forward"  # use_fast_accum of the output's GEMM alone
+    cut, cuts = ROUNDINGS_OF_AN_INSTRUCTION
+    summed = -(-(k if fast else min(k, 128)) // PRODUCTS_OF_AN_INSTRUCTION)
+    why = (
+        f"both operands of {product} rounded by {recipe}; Hopper's FP8 accumulator, 4 roundings to 11 bits for each 32"
+    )
+    return Roundings((*operands, (cut, cuts * summed), ("bf16", 1)), k, why=why)
+
+
+def _operands_only(roundings: Roundings) -> Roundings:
+    """Those roundings that must have been made; an accumulator may well be better than Hopper's."""
+    return Roundings(tuple(step for step in roundings.steps if step[0] in DTYPES), 0)
+
+
+def _check_gemms(bench: Bench, gemms: Any, linear: Any, lane: Any, recipe: str, run: Callable[[], Any]) -> None:
+    """After compiling: compiled code ran, and every product of every converted layer ran in what the recipe says."""
+    seen = gemms.see_gemms(run)
+    narrow = [gemm for gemm in seen.gemms if gemm.in_fp8]
+    kernels = sorted({kernel for gemm in narrow for kernel in gemm.kernels})
+    bench.check("compiled.regions", seen.compiled_regions > 0, f"{seen.compiled_regions} compiled regions were entered")
+    missing = gemms.find_missing(LAYERS, ROWS, linear.IN_FP8[recipe], seen)
+    said = "; ".join(one.say() for one in missing)
+    bench.check("compiled.products", not missing, said or f"{len(narrow)} FP8 products by {', '.join(kernels)[:600]}")
+    classes = {name: type(layer).__name__ for name, layer in lane.converted.items()}
+    bench.check("compiled.classes", set(classes.values()) == {"Float8Linear"}, f"{classes}")
+
+
+def _check_scales(bench: Bench, lane: Any, run: Callable[[], Any]) -> None:
+    """A scale that was not computed anew after the optimizer's step is reported; the hook computes it."""
+    optimizer = torch.optim.SGD(lane.model.parameters(), lr=1.0)
+    bench.check("scales.before", not lane.stale_scales(), f"{lane.stale_scales()}")
+
+    def step() -> int:
+        run()
+        optimizer.step()
+        return len(lane.stale_scales())
+
+    stale = step()
+    bench.check("scales.missed", stale == len(LAYERS), f"{stale} stale scales after a step without after_step")
+    lane.after_step()
+    bench.check("scales.after", not lane.stale_scales(), f"{lane.stale_scales()}")
+    handle = lane.attach(optimizer)
+    bench.check("scales.hook", step() == 0, f"{lane.stale_scales()} after a step with the hook")
+    handle.remove()
+    reminders = lane.remind(optimizer)
+    step()
+    bench.refuses("scales.forgotten", bench.bridge("torchao_lane").WrongOrder, optimizer.step)
+    for reminder in reminders:
+        reminder.remove()
+    gathered = {name: type(layer.weight._local_tensor).__name__ for name, layer in lane.converted.items()}
+    bench.check("scales.gathered", set(gathered.values()) == {"WeightWithDynamicFloat8CastTensor"}, f"{gathered}")

@@ -1,0 +1,284 @@
+"""Tensors that say bf16 and store FP8 hand over payload and scale together, and nothing is dequantized in silence.
+
+The tensors are Transformer Engine's own, made by the quantizers of a layer that ran under each recipe, and torchao's.
+What is handed over must be, bit by bit, what the tensor itself says when it is dequantized; and while it is handed
+over, and while it is multiplied, nobody may dequantize without saying so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from operator import methodcaller
+from typing import Any, Final
+
+import torch
+
+from ...evidence.receipt import Check, Part
+from ..bench import Bench
+from ..bounds import Roundings
+from ..emulation import PRODUCTS_OF_AN_INSTRUCTION, ROUNDINGS_OF_AN_INSTRUCTION
+from .dequantizations import watching_dequantizations
+
+ROWS, INNER, OUTER = 256, 512, 384
+# Class name and scales of what a recipe's quantizers make: of rows and gradients, and of weights.
+KINDS: Final = {
+    "delayed": ("Float8Tensor", "tensor", "tensor"),
+    "current": ("Float8Tensor", "tensor", "tensor"),
+    "block": ("Float8BlockwiseQTensor", "1x128", "128x128"),
+    "mxfp8": ("MXFP8Tensor", "1x32", "1x32"),
+}
+TURNED: Final = {"tensor": "tensor", "1x128": "128x1", "128x128": "128x128", "1x32": "32x1"}
+
+
+def probe(bench: Bench) -> None:
+    """Transformer Engine's tensors under each recipe of the target, then torchao's."""
+    recipes = [recipe for recipe in bench.recipes if recipe in KINDS]
+    for recipe in recipes:
+        with bench.scope(recipe):
+            check_te(bench, recipe)
+    if not bench.bridge("torchao").is_torchao_available():
+        bench.cannot_run(bench.bridge("torchao").why_torchao_is_unavailable())
+    with bench.scope("torchao"):
+        check_torchao(bench)
+    if not recipes:
+        bench.cannot_run("no recipe of Transformer Engine is here. Next step: run this cell on an FP8 GPU.")
+
+
+# --- one tensor -------------------------------------------------------------------------------------------------------
+
+
+def check_tensor(bench: Bench, name: str, tensor: Any, block: str, own: Callable[[], Any] | None = None) -> Any:
+    """That a tensor hands over payload and scale, in silence and whole: they give what it gives itself, bit by bit.
+
+    Args:
+        tensor: quantized.
+        block: which of its values share a scale.
+        own: how its vendor dequantizes it; its `dequantize` to fp32 without it.
+
+    Returns:
+        What was handed over; None where nothing was.
+    """
+    bridge = bench.bridge("quantized_tensor")
+    with watching_dequantizations(bridge.saying) as watch:
+        payload = bridge.read_payload(tensor)
+    bench.check(f"{name}.reads-nothing", not watch.seen, _said(watch.seen) or "nothing was dequantized")
+    handed = isinstance(payload, bridge.ScaledPayload)
+    said = (
+        f"{payload.source}, {payload.format}, {payload.block}, scales {payload.convention}" if handed else str(payload)
+    )
+    bench.check(f"{name}.handed-over", handed and payload.block == block, said)
+    if not handed:
+        return None
+    right = payload.logical_shape == tuple(tensor.shape) and payload.logical_dtype == tensor.dtype
+    bench.check(f"{name}.logical", right, f"{payload.logical_dtype} {payload.logical_shape}")
+    wanted = (own or partial(tensor.dequantize, dtype=torch.float32))()  # fp32 hides no bit of a scale
+    pair = (payload.values(wanted.dtype), payload.values())
+    bench.same_bits(f"{name}.parity", pair, (wanted, wanted.to(tensor.dtype)))
+    scale = payload.multiplier()
+    telling = bool(((scale - 1).abs() > 0.01).any()) and bool(torch.isfinite(scale).all())
+    bench.check(f"{name}.scale-matters", telling, f"{scale.numel()} scales from {scale.min():.3g} to {scale.max():.3g}")
+    bench.saw_quantizer(f"wrappers.{name}", name, payload.source, f"float8_{payload.format}", payload.block)
+    return payload
+
+
+def _said(seen: Any) -> str:
+    return "; ".join(f"{one.what} at {one.where}{f' because {one.because}' if one.because else ''}" for one in seen)
+
+
+# --- Transformer Engine -----------------------------------------------------------------------------------------------
+
+
+def check_te(bench: Bench, recipe: str) -> None:
+    """Rows, weight and gradient as the recipe quantizes them, in both directions; then who multiplies them."""
+    kind, of_rows, of_weight = KINDS[recipe]
+    layer, run, enter = _trained_layer(bench, recipe)
+    made = dict(_quantized(bench, layer))
+    for name, tensor in made.items():
+        block = of_weight if name.startswith("weight") else of_rows
+        bench.check(f"{name}.class", type(tensor).__name__ == kind, type(tensor).__name__)
+        if name.endswith(".turned"):
+            twin = made[name.removesuffix(".turned")]
+            check_tensor(bench, name, tensor, TURNED[block], partial(_own_of_turned, tensor, twin))
+        else:
+            check_tensor(bench, name, tensor, block)
+    check_control(bench, made["rows"])
+    _check_products(bench, recipe, made)
+    stored = _stored_layer(bench, enter.recipe)
+    bench.check("stored.class", type(stored.weight).__name__ == kind, type(stored.weight).__name__)
+    for name, one in (("layer", layer), ("stored", stored)):
+        with watching_dequantizations(bench.bridge("quantized_tensor").saying) as watch:
+            run(one)
+        bench.check(
+            f"{name}.silent", not watch.silent, _said(watch.silent) or "forward and backward dequantized nothing"
+        )
+
+
+def _own_of_turned(tensor: Any, twin: Any) -> Any:
+    """What a tensor with turned storage alone says itself; of one with one scale its twin, up to 2.18."""
+    try:
+        return tensor.dequantize(dtype=torch.float32)
+    except NotImplementedError:  # "Casting back from the transpose not implemented yet!" (2.12.0)
+        return twin.dequantize(dtype=torch.float32)
+
+
+class _Enter:
+    """The recipe's scope anew for each step, and the recipe itself."""
+
+    def __init__(self, bench: Bench, recipe: str) -> None:
+        scope = bench.bridge("fp8_scope")
+        made = {
+            "delayed": partial(scope.te_delayed_scaling, reduce_amax=False),
+            "current": scope.te_current_scaling,
+            "block": scope.te_block_scaling,
+            "mxfp8": scope.te_mxfp8,
+        }
+        self.recipe = made[recipe]()
+        self._scope = scope
+
+    def __call__(self) -> Any:
+        return self._scope.te_scope(enabled=True, recipe=self.recipe, amax_reduction_group=None)
+
+
+def _new_layer(bench: Bench) -> Any:
+    return bench.bridge("imports").linear.require()(
+        INNER, OUTER, bias=False, params_dtype=torch.bfloat16, device=bench.device
+    )
+
+
+def _stored_layer(bench: Bench, recipe: Any) -> Any:
+    """A layer whose weight is kept in FP8 alone."""
+    with bench.bridge("fp8_scope").te_quantized_weights(enabled=True, recipe=recipe):
+        return _new_layer(bench)
+
+
+def _trained_layer(bench: Bench, recipe: str) -> tuple[Any, Callable[[Any], None], _Enter]:
+    """A layer that ran two steps under a recipe, so that delayed scaling has scales of its own; and one such step."""
+    layer, enter = _new_layer(bench), _Enter(bench, recipe)
+    rows, gradient = bench.randn(ROWS, INNER, dtype=torch.bfloat16, scale=3.0), bench.randn(ROWS, OUTER, scale=0.01)
+
+    def run(one: Any) -> None:
+        leaf = rows.detach().clone().requires_grad_()
+        with enter():
+            out = one(leaf)
+        out.backward(gradient.to(out.dtype))
+
+    for _ in range(2):
+        run(layer)
+    return layer, run, enter
+
+
+def _quantized(bench: Bench, layer: Any) -> Iterator[tuple[str, Any]]:
+    """Tensors by the quantizers that the layer ran with: as they are, and where it can, with turned storage alone."""
+    plain = {
+        "rows": (layer.quantizers["scaling_fwd"][0], bench.randn(ROWS, INNER, dtype=torch.bfloat16, scale=3.0)),
+        "weight": (layer.quantizers["scaling_fwd"][1], layer.weight.detach()),
+        "gradient": (layer.quantizers["scaling_bwd"][0], bench.randn(ROWS, OUTER, dtype=torch.bfloat16, scale=0.01)),
+    }
+    for name, (old, values) in plain.items():
+        quantizer = old.copy()
+        quantizer.internal = False
+        for ending, by_row in (("", True), (".turned", False)):
+            quantizer.set_usage(
+                rowwise=True, columnwise=not by_row
+            )  # no quantizer of one scale makes turned bytes alone
+            with torch.no_grad():
+                made = quantizer(values)
+            made.update_usage(rowwise_usage=by_row, columnwise_usage=not by_row)
+            yield f"{name}{ending}", made
+
+
+def check_control(bench: Bench, tensor: Any) -> None:
+    """That the watch sees what it is for: a method, an operator that knows no such tensor, a cast of the payload."""
+    bridge = bench.bridge("quantized_tensor")
+    payload = bridge.read_payload(tensor)
+    deeds: dict[str, Callable[[Any], Any]] = {
+        "method": methodcaller("dequantize"),
+        "operator": lambda one: one * 1.0,
+        "cast": lambda _: payload.payload.to(torch.float32),
+    }
+    for name, deed in deeds.items():
+        with watching_dequantizations(bridge.saying) as watch, torch.no_grad():
+            deed(tensor)
+        bench.check(f"control.{name}", len(watch.silent) >= 1, _said(watch.seen) or "the watch saw nothing")
+    with watching_dequantizations(bridge.saying) as watch:
+        said = bridge.dequantize(tensor, "a probe wants to see it said").because
+    bench.check("control.said", bool(watch.seen) and not watch.silent, f"{said}; {_said(watch.seen)}")
+
+
+def _check_products(bench: Bench, recipe: str, made: dict[str, Any]) -> None:
+    """The tensors in a consumer's hands: FP8 where it takes them, and said where it does not."""
+    bridge, consumer = bench.bridge("quantized_tensor"), bench.bridge("scaled_mm")
+    with watching_dequantizations(bridge.saying) as watch:
+        product = consumer.multiply(made["rows"], made["weight"])
+    takes = recipe in ("delayed", "current")
+    bench.check("scaled_mm.ran", product.ran == ("fp8" if takes else "dequantized"), f"{product.ran} {product.because}")
+    bench.check("scaled_mm.silent", not watch.silent, _said(watch.silent) or f"{len(watch.seen)} were said")
+    bench.check("scaled_mm.said", bool(product.because) is not takes and bool(watch.seen) is not takes, product.because)
+    _compare_product(bench, "scaled_mm", product.values, made["rows"], made["weight"])
+    if recipe == "block":
+        _check_deep_gemm(bench, made)
+
+
+def _check_deep_gemm(bench: Bench, made: dict[str, Any]) -> None:
+    """Transformer Engine's blocks in DeepGEMM's hands, without a cast or a copy of the payload."""
+    bridge, consumer, vendor = (bench.bridge(one) for one in ("quantized_tensor", "scaled_mm", "deep_gemm"))
+    if not vendor.is_deep_gemm_available():
+        bench.check("deep_gemm", True, f"not judged: {vendor.why_deep_gemm_is_unavailable()}")
+        return
+    with watching_dequantizations(bridge.saying) as watch:
+        rows = bridge.hand_over(made["rows"], consumer.DEEP_GEMM_ROWS)
+        weight = bridge.hand_over(made["weight"], consumer.DEEP_GEMM_WEIGHTS)
+        handed = all(isinstance(side, bridge.ScaledPayload) for side in (rows, weight))
+        if handed:
+            values, scales = consumer.as_deep_gemm(weight)
+            out = torch.empty(ROWS, OUTER, dtype=torch.bfloat16, device=bench.device)
+            groups = torch.zeros(ROWS, dtype=torch.int32, device=bench.device)
+            pair = (values[None], scales[None].contiguous())
+            vendor.grouped_fp8_gemm.require()(consumer.as_deep_gemm(rows), pair, out, groups)
+    said = ", ".join(f"{side.source} {getattr(side, 'block', 'dequantized')}" for side in (rows, weight))
+    bench.check("deep_gemm.handed-over", handed and not watch.seen, _said(watch.seen) or said)
+    if handed:
+        _compare_product(bench, "deep_gemm", out, made["rows"], made["weight"])
+
+
+def _compare_product(bench: Bench, name: str, product: Any, rows: Any, weight: Any) -> None:
+    """A product of two quantized tensors beside that of what they hold, in fp64."""
+    left, right = (side.dequantize(dtype=torch.float32).double() for side in (rows, weight))
+    cut, cuts = ROUNDINGS_OF_AN_INSTRUCTION
+    steps = ((cut, cuts * math.ceil(INNER / PRODUCTS_OF_AN_INSTRUCTION)), ("bf16", 3))
+    why = "operands as they are, or rounded to bf16 each; Hopper's FP8 accumulator; rounded to bf16"
+    bench.compare(f"{name}.product", product, left @ right.t(), roundings=Roundings(steps, INNER, why=why))
+
+
+# --- torchao ----------------------------------------------------------------------------------------------------------
+
+
+def check_torchao(bench: Bench) -> None:
+    """The tensors of its training: scales that divide, one in all, one a row, one a column, and turned."""
+    layer = bench.bridge("torchao").cast_to_float8.require()
+    values = bench.randn(ROWS, INNER, dtype=torch.bfloat16, scale=3.0)
+    powers = torch.exp2(bench.randint(9, INNER).float() - 3)  # torchao divides in bf16: these it divides by exactly
+    one = torch.tensor(8.0, device=bench.device)
+    scales = {"tensor": one, "row": powers[:ROWS, None], "column": powers[None, :]}
+    for name, scale in scales.items():
+        made = layer(values, scale, torch.float8_e4m3fn, axiswise_dim=None if name == "tensor" else -1)
+        own = made.to_original_precision
+        check_tensor(bench, name, made, name, own)
+        flat = {"tensor": "tensor", "row": "column", "column": "row"}[name]
+        turned = made.t()
+        check_tensor(bench, f"{name}.turned", turned, flat, turned.to_original_precision)
+    _check_scale_of_torchao(bench, layer, values)
+
+
+def _check_scale_of_torchao(bench: Bench, layer: Any, values: Any) -> None:
+    """With a scale that is no power of two: what is handed over is exact to one rounding, whatever torchao does."""
+    made = layer(values, torch.tensor(137.3, device=bench.device), torch.float8_e4m3fn)
+    payload = bench.bridge("quantized_tensor").read_payload(made)
+    exact = payload.payload.double() / payload.scale.double()
+    worst = float(((payload.values().double() - exact).abs() / exact.abs().clamp_min(1e-30)).max())
+    own = float(((made.to_original_precision().double() - exact).abs() / exact.abs().clamp_min(1e-30)).max())
+    bound = 2.0**-8 + 2.0**-22
+    why = f"one rounding to bf16, and one of the quotient to fp32; torchao's own way is off by {own:.3g}"
+    bench.checks.append(Check("odd-scale", worst <= bound, (Part("relative", worst, bound, worst <= bound, why),)))

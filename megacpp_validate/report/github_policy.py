@@ -1,0 +1,42 @@
+"""What the policy of low precision says of presets, as annotations."""
+
+from __future__ import annotations
+
+from megacpp_validate.evidence.preset_decision import PolicyResult, PresetDecision, PresetOutcome, WaiverState
+
+from .github import _command as command
+from .preset_words import (
+    find_faults,
+    group_refusals,
+    mark_preset,
+    say_waiver,
+    say_waiver_row,
+    say_why,
+    summarize_policy,
+)
+
+
+def render_policy_annotations(result: PolicyResult) -> str:
+    """An error a preset on which policy and matrix disagree, a warning a waiver that holds or is of no use."""
+    lines = [_annotate(decision) for decision in result.presets]
+    lines += [
+        command("warning", say_waiver_row(waiver), f"waiver of {waiver.rule} for {waiver.preset}")
+        for waiver in result.waivers
+        if waiver.state is not WaiverState.HOLDS
+    ]
+    lines.append(command("notice", summarize_policy(result), f"FP8 policy on {result.today}"))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _annotate(decision: PresetDecision) -> str:
+    said = find_faults(decision)
+    for refusal, refused in group_refusals(decision):
+        waiver = f" Waiver {say_waiver(refusal)}." if refusal.waiver is not None else ""
+        said.append(f"{refused}. Why: {say_why(refusal)}.{waiver} Next: {refusal.next}")
+    message = "\n".join(said) or decision.says
+    title = f"preset {decision.preset}: {mark_preset(decision).word}"
+    if not decision.outcome.is_good:
+        return command("error", message, title)
+    if decision.outcome is PresetOutcome.WAIVED:
+        return command("warning", message, title)
+    return command("debug", f"{title}. {message}")

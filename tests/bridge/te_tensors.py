@@ -1,0 +1,127 @@
+"""Tensors as Transformer Engine stores them, with its own way to dequantize written out block by block.
+
+Layouts are those of 2.12.0 and 2.20.2: `pytorch/tensor/storage/*.py`.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+FORMATS = {"kFloat8E4M3": torch.float8_e4m3fn, "kFloat8E5M2": torch.float8_e5m2}
+
+
+class Wrapped(torch.Tensor):
+    """A wrapper that says bf16, and dequantizes for whoever does not know it."""
+
+    @staticmethod
+    def __new__(cls, shape: Any, **parts: Any) -> Any:
+        made = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bfloat16)
+        for name, value in parts.items():
+            setattr(made, name, value)
+        return made
+
+    def __init__(self, shape: Any, **parts: Any) -> None:
+        pass
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return args[0]
+        plain = [one.dequantize() if isinstance(one, Wrapped) else one for one in args]
+        return func(*plain, **(kwargs or {}))
+
+    def _fp8(self, data: Any) -> Any:
+        return data.view(FORMATS[self._fp8_dtype.name])
+
+    def __repr__(self) -> str:
+        return type(self).__name__
+
+
+class Float8Tensor(Wrapped):
+    def dequantize(self, *, dtype: Any = torch.bfloat16) -> Any:
+        if self._data is None:
+            raise NotImplementedError("Casting back from the transpose not implemented yet!")
+        return (self._fp8(self._data).float() * self._scale_inv).to(dtype)
+
+
+class Float8BlockwiseQTensor(Wrapped):
+    def dequantize(self, *, dtype: Any = torch.bfloat16) -> Any:
+        turned = self._rowwise_data is None
+        data = self._columnwise_data if turned else self._rowwise_data
+        scale = self._columnwise_scale_inv if turned else self._rowwise_scale_inv
+        out = self._fp8(data).float()
+        for row in range(out.shape[0]):
+            for block in range(-(-out.shape[1] // 128)):
+                one = scale[row // 128, block] if self._is_2D_scaled else scale[block, row]
+                out[row, block * 128 : block * 128 + 128] *= one
+        return (out.t() if turned else out).to(dtype)
+
+
+class MXFP8Tensor(Wrapped):
+    def dequantize(self, *, dtype: Any = torch.bfloat16) -> Any:
+        by_row = self._rowwise_data is not None
+        data = self._rowwise_data if by_row else self._columnwise_data
+        scale = self._rowwise_scale_inv if by_row else self._columnwise_scale_inv
+        out = self._fp8(data).float()
+        for row in range(out.shape[0]):
+            for column in range(out.shape[1]):
+                at = (row, column // 32) if by_row else (row // 32, column)
+                out[row, column] *= 2.0 ** (int(scale[at]) - 127)
+        return out.to(dtype)
+
+
+class NVFP4Tensor(Wrapped):
+    def dequantize(self, *, dtype: Any = torch.bfloat16) -> Any:
+        return torch.ones(self.shape, dtype=dtype)
+
+
+for _kind in (Float8Tensor, Float8BlockwiseQTensor, MXFP8Tensor, NVFP4Tensor):
+    _kind.__module__ = "transformer_engine.pytorch.tensor"
+
+
+def _bytes(*shape: int, seed: int = 0, dtype: Any = torch.float8_e4m3fn) -> Any:
+    values = torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * 20
+    return values.to(dtype).view(torch.uint8)
+
+
+def _scales(*shape: int, seed: int = 1) -> Any:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed)) * 3 + 0.1
+
+
+def _format(name: str = "kFloat8E4M3") -> Any:
+    return SimpleNamespace(name=name)
+
+
+def one_scale(rows: int = 48, columns: int = 32, *, turned: bool = False, gradient: bool = False) -> Any:
+    name = "kFloat8E5M2" if gradient else "kFloat8E4M3"
+    data = _bytes(rows, columns, dtype=FORMATS[name])
+    parts = {"_data": None if turned else data, "_transpose": data.t().contiguous() if turned else None}
+    return Float8Tensor(
+        (rows, columns), _scale_inv=_scales(1), _transpose_invalid=not turned, _fp8_dtype=_format(name), **parts
+    )
+
+
+def blocks(rows: int, columns: int, *, square: bool, turned: bool = False) -> Any:
+    """Scales of 1 x 128 lie [blocks along K, rows padded to 4], of 128 x 128 [blocks of rows, blocks of K padded]."""
+    high, wide = (columns, rows) if turned else (rows, columns)
+    along = -(-wide // 128)
+    shape = (-(-high // 128), -(-along // 4) * 4) if square else (along, -(-high // 4) * 4)
+    kind = "columnwise" if turned else "rowwise"
+    parts = dict.fromkeys(f"_{one}_{what}" for one in ("rowwise", "columnwise") for what in ("data", "scale_inv"))
+    parts |= {f"_{kind}_data": _bytes(high, wide), f"_{kind}_scale_inv": _scales(*shape)}
+    return Float8BlockwiseQTensor((rows, columns), _is_2D_scaled=square, _fp8_dtype=_format(), **parts)
+
+
+def exponents(rows: int = 48, columns: int = 96, *, turned: bool = False, swizzled: bool = False) -> Any:
+    """Scales padded to 128 x 4, or 4 x 128 where they run down the columns."""
+    wide = (-(-rows // 32), columns) if turned else (rows, -(-columns // 32))
+    pads = (4, 128) if turned else (128, 4)
+    shape = tuple(-(-size // pad) * pad for size, pad in zip(wide, pads, strict=True))
+    scale = torch.randint(122, 130, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
+    kind = "columnwise" if turned else "rowwise"
+    parts = dict.fromkeys(f"_{one}_{what}" for one in ("rowwise", "columnwise") for what in ("data", "scale_inv"))
+    parts |= {f"_{kind}_data": _bytes(rows, columns), f"_{kind}_scale_inv": scale}
+    return MXFP8Tensor((rows, columns), _with_gemm_swizzled_scales=swizzled, _fp8_dtype=_format(), **parts)

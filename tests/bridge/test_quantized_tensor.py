@@ -1,0 +1,282 @@
+"""Payload and scale of every quantized tensor go together, and what cannot be handed over is said."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="not-run: there is no torch")
+
+import te_tensors as te  # noqa: E402
+
+from megacpp_validate.bridge import quantized_tensor, scaled_mm  # noqa: E402
+from megacpp_validate.bridge.backends import Refusal, forget_choices, recorded_choices  # noqa: E402
+from megacpp_validate.bridge.errors import WrongDtype, WrongOption, WrongShape  # noqa: E402
+from megacpp_validate.bridge.quantized_tensor import Accepts, Dequantized, hand_over, read_payload  # noqa: E402
+from megacpp_validate.bridge.scaled_payload import ScaledPayload  # noqa: E402
+
+Make = Callable[[], Any]
+
+TENSORS: dict[str, tuple[Make, str]] = {
+    "one scale": (te.one_scale, "tensor"),
+    "one scale, E5M2": (lambda: te.one_scale(gradient=True), "tensor"),
+    "rows of 128": (lambda: te.blocks(10, 256, square=False), "1x128"),
+    "rows of 128, odd": (lambda: te.blocks(7, 200, square=False), "1x128"),
+    "rows of 128, turned": (lambda: te.blocks(200, 10, square=False, turned=True), "128x1"),
+    "squares": (lambda: te.blocks(256, 384, square=True), "128x128"),
+    "squares, odd": (lambda: te.blocks(130, 520, square=True), "128x128"),
+    "squares, turned": (lambda: te.blocks(520, 130, square=True, turned=True), "128x128"),
+    "exponents": (te.exponents, "1x32"),
+    "exponents, odd": (lambda: te.exponents(33, 64), "1x32"),
+    "exponents, turned": (lambda: te.exponents(64, 48, turned=True), "32x1"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    forget_choices()
+    yield
+    forget_choices()
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_payload_and_scale_are_what_the_tensor_says_itself(name: str) -> None:
+    make, block = TENSORS[name]
+    tensor = make()
+    payload = read_payload(tensor)
+    assert isinstance(payload, ScaledPayload)
+    assert (payload.block, payload.convention) == (block, "multiply")
+    assert (payload.logical_shape, payload.logical_dtype) == (tuple(tensor.shape), torch.bfloat16)
+    assert payload.format == ("e5m2" if "E5M2" in name else "e4m3")
+    assert torch.equal(payload.values(), tensor.dequantize())
+
+
+def test_turned_storage_of_one_scale_is_the_same_tensor() -> None:
+    payload = read_payload(te.one_scale(turned=True))
+    assert isinstance(payload, ScaledPayload)
+    assert torch.equal(payload.values(), te.one_scale().dequantize())
+
+
+@pytest.mark.parametrize("name", TENSORS)
+@pytest.mark.parametrize("fault", ["lost", "inverted", "of another block"])
+def test_a_scale_that_is_not_its_own_gives_other_numbers(name: str, fault: str) -> None:
+    tensor = TENSORS[name][0]()
+    payload = read_payload(tensor)
+    assert isinstance(payload, ScaledPayload)
+    scale = payload.multiplier()
+    wrong = {
+        "lost": torch.ones_like(scale),
+        "inverted": scale.reciprocal(),
+        "of another block": scale.roll(1, -1) if scale.shape[-1:] > (1,) else scale * 1.1,
+    }[fault]
+    bad = ScaledPayload(payload.payload, wrong, "multiply", payload.block, torch.bfloat16, "planted")
+    assert not torch.equal(bad.values(), tensor.dequantize())
+
+
+def test_a_payload_is_not_made_without_a_scale_that_fits() -> None:
+    payload = torch.ones(4, 256).to(torch.float8_e4m3fn)
+    with pytest.raises(WrongOption, match="without its scale"):
+        ScaledPayload(payload, None, "multiply", "tensor", torch.bfloat16, "planted")
+    with pytest.raises(WrongShape, match=r"wants \(4, 2\) of them, and has \(2, 4\)"):
+        ScaledPayload(payload, torch.ones(2, 4), "multiply", "1x128", torch.bfloat16, "planted")
+    with pytest.raises(WrongDtype, match=r"uint8.*Next step"):
+        ScaledPayload(payload.view(torch.uint8), torch.ones(()), "multiply", "tensor", torch.bfloat16, "planted")
+
+
+@pytest.mark.parametrize(
+    ("make", "code"),
+    [
+        (lambda: te.exponents(swizzled=True), "swizzled"),
+        (lambda: te.NVFP4Tensor((4, 4)), "kind"),
+        (lambda: _without(te.one_scale(), "_scale_inv"), "no-data"),
+        (lambda: _without(te.one_scale(), "_data"), "no-data"),
+        (lambda: _without(te.blocks(8, 128, square=False), "_rowwise_scale_inv"), "no-data"),
+        (lambda: _without(te.exponents(), "_rowwise_data"), "no-data"),
+    ],
+)
+def test_what_has_no_payload_says_why(make: Make, code: str) -> None:
+    found = read_payload(make())
+    assert isinstance(found, Refusal)
+    assert found.code == code
+
+
+def _without(tensor: Any, part: str) -> Any:
+    setattr(tensor, part, None)
+    return tensor
+
+
+def test_a_transpose_that_is_stale_is_not_read() -> None:
+    tensor = te.one_scale(turned=True)
+    tensor._transpose_invalid = True
+    found = read_payload(tensor)
+    assert isinstance(found, Refusal)
+    assert "no data that is valid" in found.reason
+
+
+def test_a_plain_tensor_is_refused() -> None:
+    assert not quantized_tensor.is_quantized(torch.ones(2))
+    with pytest.raises(WrongDtype, match=r"no payload and no scale.*Next step"):
+        read_payload(torch.ones(2))
+
+
+def test_a_consumer_that_takes_it_gets_it_whole() -> None:
+    payload = hand_over(te.one_scale(), scaled_mm.SCALED_MM)
+    assert isinstance(payload, ScaledPayload)
+    (choice,) = recorded_choices()
+    assert (choice.requested, choice.observed, choice.fell_back) == ("payload", "payload", False)
+
+
+def test_a_consumer_that_does_not_gets_it_dequantized_and_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    tensor = te.blocks(8, 128, square=False)
+    with caplog.at_level(logging.WARNING):
+        found = hand_over(tensor, scaled_mm.SCALED_MM)
+    assert isinstance(found, Dequantized)
+    assert found.because == "dequantized because its scales are 1x128; torch._scaled_mm takes row, tensor"
+    assert torch.equal(found.values, tensor.dequantize())
+    (choice,) = recorded_choices()
+    assert choice.fell_back
+    assert "quantized_tensor takes dequantized instead of payload" in caplog.text
+
+
+def test_a_format_that_is_not_taken_is_said() -> None:
+    found = hand_over(te.one_scale(gradient=True), Accepts("somebody", frozenset({"tensor"})))
+    assert isinstance(found, Dequantized)
+    assert "it is e5m2; somebody takes e4m3" in found.because
+
+
+def test_a_dequantization_wants_a_reason() -> None:
+    with pytest.raises(WrongOption, match="silent"):
+        quantized_tensor.dequantize(te.one_scale(), "  ")
+
+
+def test_what_nothing_here_reads_is_dequantized_by_its_vendor() -> None:
+    found = quantized_tensor.dequantize(te.NVFP4Tensor((4, 4)), "a test asks")
+    assert torch.equal(found.values, torch.ones(4, 4, dtype=torch.bfloat16))
+
+
+def test_what_its_vendor_cannot_dequantize_is_read_here() -> None:
+    found = quantized_tensor.dequantize(te.one_scale(turned=True), "a test asks")
+    assert torch.equal(found.values, te.one_scale().dequantize())
+
+
+def test_it_is_announced_while_it_runs_and_not_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    plain = ScaledPayload.values
+
+    def listen(self: Any, **options: Any) -> Any:
+        said.append(quantized_tensor.saying())
+        return plain(self, **options)
+
+    monkeypatch.setattr(ScaledPayload, "values", listen)
+    quantized_tensor.dequantize(te.one_scale(), "a test asks")
+    assert said == ["a test asks"]
+    assert quantized_tensor.saying() == ""
+
+
+# --- torchao ----------------------------------------------------------------------------------------------------------
+
+
+def _training(
+    scale: Any, module: str = "torchao.float8.float8_training_tensor", name: str = "Float8TrainingTensor"
+) -> Any:
+    """As torchao stores it, under the class name of a release."""
+    made = type(name, (te.Wrapped,), {"__module__": module})
+    return made((48, 32), _data=te.one_scale()._data.view(torch.float8_e4m3fn), _scale=scale)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("torchao.float8.float8_training_tensor", "Float8TrainingTensor"),  # since 0.13
+        ("torchao.float8.float8_tensor", "Float8Tensor"),  # before
+    ],
+)
+@pytest.mark.parametrize(("shape", "block"), [((), "tensor"), ((48, 1), "row"), ((1, 32), "column")])
+def test_torchaos_scales_of_training_divide_under_either_name(module: str, name: str, shape: Any, block: str) -> None:
+    scale = torch.full(shape, 5.0)
+    payload = read_payload(_training(scale, module, name))
+    assert isinstance(payload, ScaledPayload)
+    assert (payload.block, payload.convention) == (block, "divide")
+    assert torch.equal(payload.values(), (payload.payload.float() / 5).to(torch.bfloat16))
+    assert torch.allclose(payload.multiplier(), torch.tensor(0.2))
+
+
+def test_a_scale_of_no_known_block_is_said() -> None:
+    found = read_payload(_training(torch.ones(3, 7)))
+    assert isinstance(found, Refusal)
+    assert found.code == "scale-shape"
+
+
+def test_a_dequantized_tensor_of_training_is_exact_to_one_rounding() -> None:
+    tensor = _training(torch.tensor(137.3))
+    found = quantized_tensor.dequantize(tensor, "a test asks")
+    exact = tensor._data.double() / tensor._scale.double()
+    assert torch.equal(found.values, exact.to(torch.bfloat16))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("granularity", ["PerTensor", "PerRow"])
+def test_torchaos_scales_of_inference_multiply(granularity: str) -> None:
+    quantization = pytest.importorskip("torchao.quantization", reason="not-run: there is no torchao")
+    from torchao.quantization.quantize_.workflows import Float8Tensor
+
+    values = torch.randn(48, 32, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    tensor = Float8Tensor.from_hp(values, granularity=getattr(quantization, granularity)())
+    payload = read_payload(tensor)
+    assert isinstance(payload, ScaledPayload)
+    assert (payload.block, payload.convention) == ("tensor" if granularity == "PerTensor" else "row", "multiply")
+    assert torch.equal(payload.values(), tensor.dequantize())
+
+
+def test_a_weight_that_will_be_cast_is_none_yet() -> None:
+    weight = type("WeightWithDynamicFloat8CastTensor", (te.Wrapped,), {"__module__": "torchao.float8.fsdp_utils"})(
+        (4, 4)
+    )
+    assert not quantized_tensor.is_quantized(weight)
+
+
+# --- consumers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_scaled_mm_multiplies_payloads(gradient: bool) -> None:
+    rows, weight = te.one_scale(48, 32, gradient=gradient), te.one_scale(64, 32)
+    product = scaled_mm.multiply(rows, weight)
+    exact = read_payload(rows).values().double() @ read_payload(weight).values().double().t()  # type: ignore[union-attr]
+    assert (product.ran, product.because) == ("fp8", "")
+    assert float((product.values.double() - exact).norm() / exact.norm()) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("rows", "weight", "words"),
+    [
+        (lambda: te.one_scale(48, 40), lambda: te.one_scale(64, 40), "no multiple of 16"),
+        (lambda: te.one_scale(48, 32, gradient=True), lambda: te.one_scale(64, 32, gradient=True), "beside E5M2"),
+        (lambda: te.one_scale(48, 128), lambda: te.blocks(128, 128, square=True), "the weight beside it had to be"),
+        (lambda: te.blocks(48, 128, square=False), lambda: te.one_scale(64, 128), "the rows beside it had to be"),
+    ],
+)
+def test_what_scaled_mm_cannot_take_is_multiplied_in_bf16_and_said(rows: Make, weight: Make, words: str) -> None:
+    left, right = rows(), weight()
+    product = scaled_mm.multiply(left, right)
+    exact = left.dequantize().double() @ right.dequantize().double().t()
+    assert product.ran == "dequantized"
+    assert words in product.because
+    assert product.because.count("dequantized because") == 2
+    assert float((product.values.double() - exact).norm() / exact.norm()) < 0.01
+
+
+def test_shapes_without_a_product_are_refused() -> None:
+    with pytest.raises(WrongShape, match="Next step"):
+        scaled_mm.multiply(te.one_scale(48, 32), te.one_scale(64, 48))
+
+
+def test_deep_gemm_gets_values_and_scales_that_multiply() -> None:
+    tensor = te.blocks(8, 256, square=False)
+    payload = hand_over(tensor, scaled_mm.DEEP_GEMM_ROWS)
+    assert isinstance(payload, ScaledPayload)
+    values, scales = scaled_mm.as_deep_gemm(payload)
+    assert (values.dtype, tuple(scales.shape), scales.dtype) == (torch.float8_e4m3fn, (8, 2), torch.float32)
