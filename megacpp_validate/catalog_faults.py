@@ -1,4 +1,6 @@
-"""The faults by which the blame is scored: `matrix/te_faults.toml` as typed values, and one edit done to one text.
+"""Faults that are planted in copies of Transformer Engine: rows of the matrix as typed values, and one edit of a text.
+
+`matrix/te_faults.toml` has those by which the blame is scored; `catalog_fp8_faults` reads others of the same kind.
 
 A file is refused as a whole, with every fault in it named at once, as `catalog` does it.
 """
@@ -6,9 +8,9 @@ A file is refused as a whole, with every fault in it named at once, as `catalog`
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Generic, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -65,34 +67,42 @@ class Edit(Row):
         return text.replace(self.old, self.new)
 
 
-class TeFault(Row):
+class PlantedFault(Row):
     """A fault that is planted in a copy of Transformer Engine.
 
     Attributes:
         id: short and stable.
-        module: the bridge module that must be blamed: the first in dependency order whose probe can see it.
-        cause: the class that must be named.
-        accepts: classes that are right as well, where the message of a failure leaves it open.
-        also: names that are right as well; "environment" where all modules share it.
         releases: of Transformer Engine that it is written for.
-        times: seen in timings only, so the modules are timed.
-        says: what it is, and why that module sees it first.
+        says: what it is.
         edit: what is changed, in order.
     """
 
     id: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")
-    module: str
-    cause: StrictCause
-    accepts: list[StrictCause] = Field(default_factory=list)
-    also: list[str] = Field(default_factory=list)
     releases: list[Release] = Field(min_length=1)
-    times: bool = False
     says: str = Field(min_length=1)
     edit: list[Edit] = Field(min_length=1)
 
     def edits_for(self, release: str) -> tuple[Edit, ...]:
         """Those for one release, in order."""
         return tuple(edit for edit in self.edit if not edit.releases or release in edit.releases)
+
+
+class TeFault(PlantedFault):
+    """A fault by which the blame is scored. What it `says` tells why its module sees it first, too.
+
+    Attributes:
+        module: the bridge module that must be blamed: the first in dependency order whose probe can see it.
+        cause: the class that must be named.
+        accepts: classes that are right as well, where the message of a failure leaves it open.
+        also: names that are right as well; "environment" where all modules share it.
+        times: seen in timings only, so the modules are timed.
+    """
+
+    module: str
+    cause: StrictCause
+    accepts: list[StrictCause] = Field(default_factory=list)
+    also: list[str] = Field(default_factory=list)
+    times: bool = False
 
     @property
     def names(self) -> frozenset[str]:
@@ -105,8 +115,13 @@ class TeFault(Row):
         return frozenset({self.cause, *self.accepts})
 
 
-class _File(Row):
-    fault: list[TeFault] = Field(min_length=1)
+Fault = TypeVar("Fault", bound=PlantedFault)
+
+
+class FaultFile(Row, Generic[Fault]):
+    """A file of rows of one kind."""
+
+    fault: list[Fault] = Field(min_length=1)
 
 
 def read_te_faults(modules: Iterable[str], folder: Path | None = None) -> tuple[TeFault, ...]:
@@ -120,15 +135,38 @@ def read_te_faults(modules: Iterable[str], folder: Path | None = None) -> tuple[
         MatrixInvalid: with every fault of the file.
     """
     path = (folder or matrix_folder()) / FILE
+    known = frozenset(modules)
+    return read_fault_file(path, FaultFile[TeFault], lambda fault: _find_wrong(fault, known))
+
+
+def read_fault_file(
+    path: Path, model: type[FaultFile[Fault]], find_wrong: Callable[[Fault], Iterable[str]]
+) -> tuple[Fault, ...]:
+    """The faults of one file in their order.
+
+    Args:
+        path: of the file.
+        model: what a row of it is.
+        find_wrong: what else is wrong with a row, in words.
+
+    Raises:
+        MatrixInvalid: with every fault of the file.
+    """
     try:
         data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
-        raise MatrixInvalid([f"{FILE}: cannot be read: {fault}"]) from fault
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as unreadable:
+        raise MatrixInvalid([f"{path.name}: cannot be read: {unreadable}"]) from unreadable
     try:
-        faults = _File.model_validate(data).fault
+        faults = model.model_validate(data).fault
     except ValidationError as invalid:
-        raise MatrixInvalid(_say(data, invalid)) from invalid
-    if wrong := list(_find_wrong(faults, frozenset(modules))):
+        raise MatrixInvalid(f"{path.name}: {line}" for line in _say(data, invalid)) from invalid
+    seen: set[str] = set()
+    wrong = []
+    for fault in faults:
+        said = [*(["is there more than once"] if fault.id in seen else []), *find_wrong(fault), *_find_unfit(fault)]
+        wrong += [f"{path.name}: fault {fault.id}: {what}" for what in said]
+        seen.add(fault.id)
+    if wrong:
         raise MatrixInvalid(wrong)
     return tuple(faults)
 
@@ -141,28 +179,25 @@ def _say(data: dict[str, Any], invalid: ValidationError) -> Iterator[str]:
         index = error["loc"][1] if len(error["loc"]) > 1 else None
         row = rows[index] if isinstance(rows, list) and isinstance(index, int) and index < len(rows) else None
         named = f" ({row['id']})" if isinstance(row, dict) and "id" in row else ""
-        yield f"{FILE}: {where}{named}: {error['msg']} (found {error['input']!r:.60})"
+        yield f"{where}{named}: {error['msg']} (found {error['input']!r:.60})"
 
 
-def _find_wrong(faults: list[TeFault], modules: frozenset[str]) -> Iterator[str]:
-    seen: set[str] = set()
-    for fault in faults:
-        name = f"{FILE}: fault {fault.id}"
-        if fault.id in seen:
-            yield f"{name}: is there more than once"
-        seen.add(fault.id)
-        for other in sorted(fault.names - modules - {ENVIRONMENT}):
-            yield f"{name}: names {other!r}, which is no bridge module"
-        if fault.module == ENVIRONMENT:
-            yield f"{name}: names a module, or nobody could say where it is seen first"
-        for edit in fault.edit:
-            yield from (f"{name}: {edit.file}: {what}" for what in _why_no_edit(edit, fault))
-        for release in fault.releases:
-            if not fault.edits_for(release):
-                yield f"{name}: has no edit for {release}"
+def _find_wrong(fault: TeFault, modules: frozenset[str]) -> Iterator[str]:
+    """Who is named that there is not."""
+    for other in sorted(fault.names - modules - {ENVIRONMENT}):
+        yield f"names {other!r}, which is no bridge module"
+    if fault.module == ENVIRONMENT:
+        yield "names a module, or nobody could say where it is seen first"
 
 
-def _why_no_edit(edit: Edit, fault: TeFault) -> Iterator[str]:
+def _find_unfit(fault: PlantedFault) -> Iterator[str]:
+    """Edits that cannot be done, and releases that nothing is edited in."""
+    for edit in fault.edit:
+        yield from (f"{edit.file}: {what}" for what in _why_no_edit(edit, fault))
+    yield from (f"has no edit for {release}" for release in fault.releases if not fault.edits_for(release))
+
+
+def _why_no_edit(edit: Edit, fault: PlantedFault) -> Iterator[str]:
     deeds = [bool(edit.old), bool(edit.append), edit.delete, bool(edit.rename)]
     if sum(deeds) != 1:
         yield "an edit does one thing: old and new, append, delete or rename"

@@ -102,7 +102,9 @@ FAULTS: dict[str, tuple[str, str, str, list[str]]] = {
     "cell-without-a-probe": ("fp8.toml", '"fp8.graphs"', '"fp8.graph"', ["fp8_graphs", "no probe 'fp8.graph'"]),
     "cell-on-nothing": ("fp8.toml", '"layer_spec"', '"layerspec"', ["fp8_loss", "stands_on names 'layerspec'"]),
     "cell-with-a-name-of-its-own": ("fp8.toml", 'id = "fp8_loss"', 'id = "loss"', ["id (loss)"]),
-    "cell-without-bridge": ("fp8.toml", 'stands_on = ["linear_walker"]', "stands_on = []", ["stands_on (fp8_torchao)"]),
+    "cell-without-bridge": (
+        "fp8.toml", 'stands_on = ["layer_spec", "fp8_scope"]', "stands_on = []", ["stands_on (fp8_loss)"]
+    ),
     "empty-id": ("stacks.toml", 'id = "te2.12.0"', 'id = ""', ["id"]),
     "a-string-for-a-list": ("bridge.toml", "depends_on = []", 'depends_on = "imports"', ["depends_on (imports)"]),
     "an-empty-list": ("bridge.toml", 'files = ["bridge/permute.py"]', "files = []", ["files (permute)"]),

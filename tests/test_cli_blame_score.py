@@ -18,7 +18,7 @@ from site_folders import make_te
 
 from megacpp_validate.catalog import matrix_folder
 from megacpp_validate.catalog_faults import FILE
-from megacpp_validate.cli import blame_score_runs, main
+from megacpp_validate.cli import blame_score_runs, faulty_copies, main
 from megacpp_validate.environments.installed import Found
 from megacpp_validate.environments.overlay import put_over
 
@@ -94,8 +94,9 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (clean / "transformer_engine" / "__init__.py").write_text("WRONG = ''\n")
     found = Found("2.20.2", str(clean), put_over(bare, (clean,)))
     monkeypatch.setattr(blame_score_runs, "open_host", lambda *_: bare)
-    monkeypatch.setattr(blame_score_runs, "read_facts", lambda *_: LAPTOP)
-    monkeypatch.setattr(blame_score_runs, "find_environments", lambda *_: (found,))
+    for module in (blame_score_runs, faulty_copies):
+        monkeypatch.setattr(module, "read_facts", lambda *_: LAPTOP)
+    monkeypatch.setattr(faulty_copies, "find_environments", lambda *_: (found,))
     shutil.copytree(matrix_folder(), tmp_path / "matrix")
     (tmp_path / "matrix" / FILE).write_text(ROWS)
     return runs
@@ -188,7 +189,7 @@ def test_wrong_arguments_are_told(arguments: tuple[str, ...], said: str, host: P
 def test_a_release_that_lies_in_no_folder_is_told(
     host: Path, call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blame_score_runs, "find_environments", lambda *_: ())
+    monkeypatch.setattr(faulty_copies, "find_environments", lambda *_: ())
     code, _, err = call(*HERE)
     assert code == NO_ENVIRONMENT
     assert "lies in no overlay folder" in err

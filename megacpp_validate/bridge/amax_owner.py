@@ -29,6 +29,10 @@ class AmaxGroupMissing(BridgeError, ValueError):
     """The reduction group of a shard's amax was not given by its owner, or is none of this rank's."""
 
 
+class AmaxGroupChanged(BridgeError, RuntimeError):
+    """The amax of a layer is to be reduced over another group than before, which Transformer Engine would not do."""
+
+
 def reduction_of(owner: Any) -> tuple[Any, bool]:
     """The process group to reduce over, and whether to reduce at all.
 

@@ -10,7 +10,9 @@ every tensor ("dim == 2 or dim == 3"); 0.2.1 and later do not load.
 
 from __future__ import annotations
 
-from typing import Any, Final
+import os
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
 
 from .vendor import Vendor, explain_plainly
 
@@ -49,19 +51,19 @@ def grouped_fp8_gemm() -> Any:
 
 
 @DEEP_GEMM.entry(required=True)
-def cast_rows() -> Any:
-    """[R, K] -> E4M3 [R, K] and fp32 scales [R, K / 128]."""
-    from deep_gemm import per_token_cast_to_fp8  # type: ignore[import-not-found, unused-ignore]
+def masked_fp8_gemm() -> Any:
+    """Rows [E, M, K] x weights [E, N, K], of each expert as many rows as a count on the device says, into [E, M, N]."""
+    from deep_gemm import fp8_m_grouped_gemm_nt_masked  # type: ignore[import-not-found, unused-ignore]
 
-    return per_token_cast_to_fp8
+    return fp8_m_grouped_gemm_nt_masked
 
 
 @DEEP_GEMM.entry(required=True)
-def cast_blocks() -> Any:
-    """[N, K] -> E4M3 [N, K] and fp32 scales [N / 128, K / 128]."""
-    from deep_gemm import per_block_cast_to_fp8  # type: ignore[import-not-found, unused-ignore]
+def fp8_gemm() -> Any:
+    """[M, K] x [N, K], each with its scales, into bf16 [M, N]."""
+    from deep_gemm import fp8_gemm_nt  # type: ignore[import-not-found, unused-ignore]
 
-    return per_block_cast_to_fp8
+    return fp8_gemm_nt
 
 
 @DEEP_GEMM.entry(required=True)
@@ -70,3 +72,22 @@ def rows_alignment() -> Any:
     from deep_gemm import get_mk_alignment_for_contiguous_layout  # type: ignore[import-not-found, unused-ignore]
 
     return get_mk_alignment_for_contiguous_layout
+
+
+class Compiler(NamedTuple):
+    """What compiles the library's kernels when they are first called, and where they are kept.
+
+    Attributes:
+        mode: "nvcc" of the CUDA toolkit, or the driver-side "nvrtc".
+        cache: the folder that holds `cache/kernel.NAME.HASH`; it is not locked, and kernels of both modes lie in it.
+    """
+
+    mode: Literal["nvcc", "nvrtc"]
+    cache: Path
+
+
+def compiler() -> Compiler:
+    """What the library reads from the environment when it compiles its first kernel (csrc/jit/compiler.hpp, 0.1.3)."""
+    asked = os.environ.get("DG_JIT_USE_NVRTC", "").strip()
+    cache = os.environ.get("DG_JIT_CACHE_DIR", "")
+    return Compiler("nvrtc" if asked.strip("0") else "nvcc", Path(cache) if cache else Path.home() / ".deep_gemm")

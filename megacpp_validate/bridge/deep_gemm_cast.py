@@ -2,7 +2,8 @@
 
 DeepGEMM's own casts are written in torch and pass over memory several times; with them a grouped product in FP8 is
 slower than one in bf16. Here one pass makes every copy of a tensor. Scales are DeepGEMM's: fp32 amax / 448, not below
-1e-4 / 448, and values are multiplied by the rounded reciprocal (deep_gemm/utils/math.py, 0.1.3), bit for bit.
+1e-4 / 448, and values are multiplied by the rounded reciprocal (deep_gemm/utils/math.py, 0.1.3), bit for bit as on a
+GPU, where torch divides by a number as it multiplies by its reciprocal.
 
 | copy               | of                     | scales                   | read by                        |
 |--------------------|------------------------|--------------------------|--------------------------------|
@@ -289,7 +290,7 @@ def _shifted(words: Any, by: int) -> Any:
 
 
 def cast_masked(tokens: Any, counts: Any, *, power_of_two: bool = False) -> tuple[Any, Any]:
-    """Round rows [E, M, D] of which each expert has its first `counts[e]`: E4M3, and fp32 scales [E, M, D / 128].
+    """Round rows [E, M, D] of which each expert has its first `counts[e]`: E4M3, and a scale for each 1 x 128.
 
     Args:
         tokens: bf16; rows past an expert's own are not read, and their copies are zeros.
@@ -297,24 +298,32 @@ def cast_masked(tokens: Any, counts: Any, *, power_of_two: bool = False) -> tupl
         power_of_two: as for `cast_tokens`.
 
     Returns:
-        Values, and scales that lie [E, D / 128, M'] with M' a multiple of 4: what the kernel's copies want.
+        Values [E, M', D], and fp32 scales [E, M', D / 128] that lie [E, D / 128, M']. M' is M in whole tiles of 128:
+        the kernel stores whole tiles, and where they end in the rows of the next expert, both write there.
     """
     experts, capacity, width = tokens.shape
-    aligned = -(-capacity // 4) * 4
+    padded = -(-capacity // TILE) * TILE
     if tokens.device.type != "cuda":
-        there = torch.arange(capacity, device=counts.device) < counts[:, None]
-        blocks = tokens.float().where(there[..., None], 0.0).view(experts, capacity, width // TILE, TILE)
-        scales = _scale_of(blocks.abs().amax(3), power_of_two)
-        return _round(blocks, scales[..., None]).view_as(tokens), scales
+        return _cast_masked_reference(tokens, counts, padded, power_of_two)
     tokens = tokens.contiguous()
-    values = tokens.new_empty(experts, capacity, width, dtype=torch.float8_e4m3fn)
-    scales = tokens.new_empty(experts, width // TILE, aligned, dtype=torch.float32)
-    grid = (experts, -(-capacity // MASKED_TILE), width // TILE)
-    kernels.require().cast_masked_kernel[grid](
-        tokens, counts, values, scales, capacity, aligned, width,
+    values = tokens.new_empty(experts, padded, width, dtype=torch.float8_e4m3fn)
+    scales = tokens.new_empty(experts, width // TILE, padded, dtype=torch.float32)
+    kernels.require().cast_masked_kernel[(experts, padded // MASKED_TILE, width // TILE)](
+        tokens, counts, values, scales, capacity, padded, width,
         height=MASKED_TILE, power_of_two=power_of_two, num_warps=WARPS // 2,
     )  # fmt: skip
-    return values, scales.transpose(1, 2)[:, :capacity]
+    return values, scales.transpose(1, 2)
+
+
+def _cast_masked_reference(tokens: Any, counts: Any, padded: int, power_of_two: bool) -> tuple[Any, Any]:
+    experts, capacity, width = tokens.shape
+    there = torch.arange(capacity, device=counts.device) < counts[:, None]
+    real = torch.where(there[..., None], tokens.float(), 0.0)
+    filled = torch.nn.functional.pad(real, (0, 0, 0, padded - capacity))
+    blocks = filled.view(experts, padded, width // TILE, TILE)
+    scales = _scale_of(blocks.abs().amax(3), power_of_two)
+    values = _round(blocks, scales[..., None]).view(experts, padded, width)
+    return values, scales.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _launch_weight(
@@ -336,7 +345,7 @@ def _put(into: Any, given: Any, where: Any) -> None:
 
 
 def _scale_of(amax: Any, power_of_two: bool) -> Any:
-    scale = amax.clamp(min=SMALLEST_AMAX) / LARGEST
+    scale = amax.clamp(min=SMALLEST_AMAX) * (1.0 / LARGEST)
     if not power_of_two:
         return scale
     bits = scale.view(torch.int32)

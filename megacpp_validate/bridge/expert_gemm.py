@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from numbers import Integral
 from typing import Any, Final, Literal, get_args
 
 import torch
@@ -14,11 +13,19 @@ from ..native.autocast import without_autocast
 from ..native.grouped_gemm import ExpertBank, grouped_gemm
 from . import imports as te
 from .backends import Candidate, Choice, Refusal, choose
-from .deep_gemm_product import BACKWARD, QuantizedWeight, deep_gemm_grouped, quantize_weight, why_not_deep_gemm
-from .errors import TokenCountMismatch, UnknownName, WeightMismatch, WrongDtype, WrongOption, WrongShape, WrongTarget
+from .deep_gemm_cast import QuantizedWeight
+from .deep_gemm_product import (
+    deep_gemm_grouped,
+    deep_gemm_masked,
+    quantize_weight,
+    renewed_weight,
+    why_not_deep_gemm,
+)
+from .deep_gemm_rule import When, read_when, why_bf16_is_faster
+from .errors import UnknownName, WeightMismatch, WrongDtype
+from .expert_checks import check_masked, check_rows, check_sizes
 from .features import PRODUCTION, Features, why_not_te
 from .permute import TePadding
-from .row_map import whole_numbers
 from .te_fp8 import te_state
 
 Backend = Literal["te", "deep_gemm", "native"]
@@ -69,13 +76,14 @@ class ExpertGemm(nn.Module):
     parameter an expert, the other two share one of [E, N, K]. Single calls that it cannot take go to "native" with the
     same parameters, and the reason is recorded: no rows at all, or widths that FP8 does not take.
 
-    | backend     | computes in                                            | gradients                              |
-    |-------------|--------------------------------------------------------|----------------------------------------|
-    | "te"        | the dtype of the rows, or the FP8 scope's recipe       | the same                               |
-    | "deep_gemm" | block-scaled FP8, in an FP8 scope or not; bf16 in, out | native, in bf16, from unrounded tensors |
-    | "native"    | the dtype of the rows                                  | the same                               |
+    | backend     | computes in, forward and backward                      |
+    |-------------|--------------------------------------------------------|
+    | "te"        | the dtype of the rows, or the FP8 scope's recipe       |
+    | "deep_gemm" | block-scaled FP8, in an FP8 scope or not; bf16 in, out |
+    | "native"    | the dtype of the rows                                  |
 
-    "deep_gemm" rounds to FP8 whatever the scope says, so it is asked only where it is named. An expert without rows
+    "deep_gemm" rounds to FP8 whatever the scope says, so it is asked only where it is named, and calls with so few rows
+    that bf16 was measured to be faster go native, where that is named too (`deep_gemm_rule`). An expert without rows
     gets a gradient of zeros, never None, on every backend.
 
     Args:
@@ -84,6 +92,8 @@ class ExpertGemm(nn.Module):
         dtype, device: of the parameters.
         features: whether Transformer Engine may be taken.
         backends: which may be asked, in this order.
+        fp8_when: "always" asks "deep_gemm" however few the rows; the environment variable MEGACPP_DEEP_GEMM_WHEN says
+            it where nothing is given.
 
     Attributes:
         choice: of the last call; before the first, who holds the parameters.
@@ -93,7 +103,7 @@ class ExpertGemm(nn.Module):
         WrongShape: a size below 1.
         WrongOption: a size that is not whole.
         WrongDtype: a dtype without fractions.
-        UnknownName: a backend that there is not.
+        UnknownName: a backend that there is not, or another word for when FP8 is taken.
         NoBackend: every backend that may be asked refuses.
     """
 
@@ -107,16 +117,17 @@ class ExpertGemm(nn.Module):
         device: Any = None,
         features: Features = PRODUCTION,
         backends: Sequence[Backend] = ("te", "native"),
+        fp8_when: When | None = None,
     ) -> None:
         super().__init__()
-        _check_sizes(num_experts, in_features, out_features)
+        check_sizes(num_experts, in_features, out_features)
         _check_backends(backends)
         self.num_experts, self.in_features, self.out_features = num_experts, in_features, out_features
         dtype = dtype if dtype is not None else torch.get_default_dtype()
         if not dtype.is_floating_point:
             raise WrongDtype(f"experts of {dtype} cannot be trained. Next step: make them in a floating dtype.")
         device = torch.device(device) if device is not None else torch.get_default_device()
-        self.features, self.backends = features, tuple(backends)
+        self.features, self.backends, self.fp8_when = features, tuple(backends), read_when(fp8_when)
         self._refused = {name: self._why_not_held(name, dtype, device) for name in self.backends}
         made = choose("expert_gemm", [(name, partial(self._refused.get, name)) for name in self.backends])
         self.choice: Choice = made
@@ -144,7 +155,8 @@ class ExpertGemm(nn.Module):
             rows: [R, K], sorted by expert, in the dtype of the parameters; R may be 0.
             rows_per_expert: E numbers that sum to R; on the host, because a tensor of another device is waited for.
             is_first_microbatch: as in Transformer Engine: True rounds the weights to FP8 and keeps them, False takes
-                the kept ones, None rounds them for this call.
+                the kept ones, None rounds them for this call. "deep_gemm" compares the kept ones with the weights
+                either time, and rounds again what was changed meanwhile.
 
         Returns:
             [R, N] in the dtype of `rows`, also inside an autocast region.
@@ -155,21 +167,59 @@ class ExpertGemm(nn.Module):
             NoBackend: every backend that may be asked refuses.
         """
         counts = self._check(rows, rows_per_expert)
-        taken = choose("expert_gemm", self._candidates(rows))
+        kept = is_first_microbatch is not None
+        taken = choose("expert_gemm", self._candidates(rows, counts, kept))
+        self.__dict__["choice"] = taken  # past nn.Module, whose own assignment costs more than the choice does
         if taken.observed == "te":
-            self.__dict__["choice"] = taken  # past nn.Module, whose own assignment costs more than the choice does
             with without_autocast(rows):
                 return self._on_te(rows, counts, is_first_microbatch)
         if taken.observed == "deep_gemm":
-            self.__dict__["choice"] = Choice(taken.module, taken.requested, "deep_gemm", (*taken.refusals, BACKWARD))
-            weight = self._quantized_weight(is_first_microbatch)
-            return deep_gemm_grouped(rows, self.bank.weight, counts, quantized=weight)
-        self.__dict__["choice"] = taken
+            if kept:
+                self._quantized = renewed_weight(self._quantized, self.bank.weight)
+            return deep_gemm_grouped(rows, self.bank.weight, counts, quantized=self._quantized if kept else None)
         if isinstance(self.bank, TeExpertBank):
             pieces = rows.split(list(counts))
             with without_autocast(rows):
                 return torch.cat([piece @ weight.t() for piece, weight in zip(pieces, self._weights(), strict=True)])
         return grouped_gemm(rows, self.bank.weight, counts)
+
+    def forward_masked(
+        self, rows: Any, counts: Any, *, expected_rows: int | None = None, weight: QuantizedWeight | None = None
+    ) -> Any:
+        """Each expert's first `counts[e]` rows times its weight^T, without gradients: for decoding.
+
+        The counts stay on the device and nothing waits for them, so a CUDA graph may hold the call and be replayed
+        with other counts and rows.
+
+        Args:
+            rows: [E, M, K]; what lies past an expert's own rows is not read.
+            counts: int32 [E] on the device of the rows, at most M each.
+            expected_rows: about how many rows an expert has, by which "deep_gemm" chooses its kernel; M without it.
+            weight: what `quantized_weight` gave, where the weights stay as they are; "deep_gemm" rounds them in every
+                call without it, and in every replay.
+
+        Returns:
+            [E, M, N], zeros past an expert's own rows.
+
+        Raises:
+            WrongOption: gradients are wanted.
+            WrongShape, WrongDtype, WrongTarget, TokenCountMismatch: as in `forward`.
+            NoBackend: every backend that may be asked refuses.
+        """
+        check_masked(rows, counts, self.num_experts, self.in_features, next(self.bank.parameters()))
+        taken = choose("expert_gemm", self._masked_candidates(rows))
+        self.__dict__["choice"] = taken
+        if taken.observed == "deep_gemm":
+            weight = weight if weight is not None else quantize_weight(self.bank.weight, turn=False)
+            return deep_gemm_masked(rows, weight, counts, expected_rows=expected_rows or rows.shape[1])
+        there = torch.arange(rows.shape[1], device=rows.device) < counts[:, None]
+        with without_autocast(rows):
+            out = torch.bmm(rows, torch.stack(list(self._weights())).transpose(1, 2))
+        return out.where(there[..., None], 0.0)
+
+    def quantized_weight(self) -> QuantizedWeight:
+        """The weights as they are now, in block-scaled FP8, for `forward_masked`; later changes do not reach it."""
+        return quantize_weight(self.bank.weight, turn=False)
 
     def native_state_dict(self) -> dict[str, Any]:
         """The parameters as the native bank names them: `weight` [E, N, K], a copy whoever holds them."""
@@ -199,7 +249,6 @@ class ExpertGemm(nn.Module):
         with torch.no_grad():
             for into, given in zip(self._weights(), state["weight"].unbind(0), strict=True):
                 into.copy_(given)
-        self._quantized = None
 
     def extra_repr(self) -> str:
         """Sizes and backends, for print()."""
@@ -222,11 +271,11 @@ class ExpertGemm(nn.Module):
             return why_not_deep_gemm(device, dtype, self.in_features, self.out_features)
         return None
 
-    def _candidates(self, rows: Any) -> list[Candidate]:
+    def _candidates(self, rows: Any, counts: tuple[int, ...], kept: bool) -> list[Candidate]:
         """Who is asked for a call: those passed over when the bank was made, its holder, and then native."""
         asked: list[Candidate] = []
         for name in self.backends:
-            asked.append((name, partial(self._why_not_now, name, rows)))
+            asked.append((name, partial(self._why_not_now, name, rows, counts, kept)))
             if name == self._held_by:
                 break
         may_be_native = "native" in self.backends or not rows.shape[0]  # nothing is computed for no rows
@@ -234,7 +283,7 @@ class ExpertGemm(nn.Module):
             asked.append(("native", _never))
         return asked
 
-    def _why_not_now(self, backend: Backend, rows: Any) -> Refusal | None:
+    def _why_not_now(self, backend: Backend, rows: Any, counts: tuple[int, ...], kept: bool) -> Refusal | None:
         """Why this backend cannot take a call; a bank may have been moved since it was made."""
         refused = self._refused[backend] or self._why_not_held(backend, rows.dtype, rows.device)
         if refused is not None or backend == "native":
@@ -245,7 +294,24 @@ class ExpertGemm(nn.Module):
         if backend == "te" and odd and te_state()["enabled"]:
             widths = f"{self.in_features} -> {self.out_features} features"
             return Refusal("te", "fp8-width", f"{widths}: an FP8 product takes multiples of {FP8_WIDTH}")
+        if backend == "deep_gemm" and self.fp8_when == "faster" and "native" in self.backends:
+            return why_bf16_is_faster(counts, kept=kept)
         return None
+
+    def _masked_candidates(self, rows: Any) -> list[Candidate]:
+        """Who is asked for a call in the masked layout, which Transformer Engine does not have."""
+        asked: list[Candidate] = []
+        for name in self.backends:
+            if name == "te":
+                asked.append((name, partial(Refusal, "te", "masked", "Transformer Engine has no masked layout")))
+            else:
+                asked.append((name, partial(self._why_not_masked, name, rows)))
+        return asked
+
+    def _why_not_masked(self, backend: Backend, rows: Any) -> Refusal | None:
+        if backend == "deep_gemm" and isinstance(self.bank, TeExpertBank):
+            return Refusal("deep_gemm", "held-by-te", "the weights lie apart, as Transformer Engine holds them")
+        return self._why_not_held(backend, rows.dtype, rows.device)
 
     def _on_te(self, rows: Any, counts: tuple[int, ...], is_first_microbatch: bool | None) -> Any:
         rows = rows.contiguous()  # its kernels read the bytes of a matrix, not its strides
@@ -262,56 +328,14 @@ class ExpertGemm(nn.Module):
         out = self.bank(padded, padded_counts, is_first_microbatch=is_first_microbatch)
         return padding.unpad(out, counts)
 
-    def _quantized_weight(self, is_first_microbatch: bool | None) -> QuantizedWeight | None:
-        """The kept weights in FP8, or None where the call is to round them for itself."""
-        if is_first_microbatch is None:
-            return None
-        if is_first_microbatch or self._quantized is None:
-            self._quantized = quantize_weight(self.bank.weight)
-        return self._quantized
-
     def _check(self, rows: Any, rows_per_expert: Sequence[int] | Any) -> tuple[int, ...]:
         """The numbers of rows as a tuple, after shapes, dtypes, devices and numbers are found right."""
-        if rows.dim() != 2 or rows.shape[1] != self.in_features:
-            raise WrongShape(
-                f"rows are {list(rows.shape)}; wanted [R, {self.in_features}]. Likely cause: batch and time are not "
-                "flattened, or the rows are another layer's. Next step: pass rows as permute gives them."
-            )
         held = next(self.bank.parameters())
-        if rows.dtype != held.dtype:
-            raise WrongDtype(
-                f"rows are {rows.dtype} and the experts {held.dtype}. Next step: cast the rows, or make the experts in "
-                f"{rows.dtype}."
-            )
-        if rows.device != held.device:
-            raise WrongTarget(
-                f"rows lie on {rows.device} and the experts on {held.device}. Next step: move them to one device."
-            )
-        counts = whole_numbers(rows_per_expert)
-        if len(counts) != self.num_experts or min(counts) < 0 or sum(counts) != rows.shape[0]:
-            raise TokenCountMismatch(
-                f"{len(counts)} numbers of rows that sum to {sum(counts)}, the least {min(counts, default=0)}, for "
-                f"{self.num_experts} experts and {rows.shape[0]} rows. Likely cause: the numbers are of all ranks, or "
-                "taken before tokens were dropped. Next step: pass rows and numbers of the same permute."
-            )
-        return counts
+        return check_rows(rows, rows_per_expert, self.num_experts, self.in_features, held)
 
 
 def _never() -> None:
     return None
-
-
-def _check_sizes(num_experts: int, in_features: int, out_features: int) -> None:
-    if not all(isinstance(size, Integral) for size in (num_experts, in_features, out_features)):
-        raise WrongOption(
-            f"{num_experts!r} experts of {in_features!r} -> {out_features!r} features: each must be a whole number. "
-            "Next step: read them from the model's configuration."
-        )
-    if min(num_experts, in_features, out_features) < 1:
-        raise WrongShape(
-            f"{num_experts} experts of {in_features} -> {out_features} features: each must be 1 or more. Next step: "
-            "read them from the model's configuration, divided among the ranks."
-        )
 
 
 def _check_backends(backends: Sequence[Backend]) -> None:

@@ -3,7 +3,8 @@
 A second entry is refused, not nested: what it would do to scales and amax histories differs by release, recipe and
 depth, and shows as drift weeks later. Each thread has scopes of its own; but the state of Transformer Engine belongs to
 the process: a scope of low precision that turns it on, and any other scope, are refused in one thread while the other
-kind is open in another, or each would compute in the other's precision without a word.
+kind is open in another, or each would compute in the other's precision without a word. A backward pass runs in threads
+of autograd's while the thread that asked for it waits: those two are one program, not two.
 """
 
 from __future__ import annotations
@@ -17,9 +18,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Literal
 
+import torch
+
 from .backends import Choice
 from .errors import BridgeError, ScopeEnteredTwice
+from .pending_amax import pending_amax_kept
 from .recipes import RecipeName
+from .recompute_owner import refuse_scope_in_recompute
 
 
 @dataclass(frozen=True)
@@ -86,8 +91,11 @@ class PrecisionScope:
         Raises:
             ScopeEnteredTwice: low precision is asked for inside another scope, or beside a scope of another thread
                 that wants the process's state otherwise; the text names both places.
+            WrongRecomputeOwner: low precision is asked for in what a checkpoint runs, and will run again.
         """
         plan, place = self.plan, _place_of_entry()
+        if plan.exclusive:
+            refuse_scope_in_recompute(place)
         if self.scope is not None:
             raise _twice(self.scope.entered_at, place, "it is the same scope object")
         stack = _threads.stack
@@ -97,8 +105,11 @@ class PrecisionScope:
             raise _twice(outer.scope.entered_at if outer.scope else "", place, why)
         _claim(self, stack, place)
         try:
-            turned = plan.turn(place)
-            turned.__enter__()
+            with contextlib.ExitStack() as entered:
+                if plan.turns_on and plan.recipe == "delayed" and not torch.is_grad_enabled():
+                    entered.enter_context(pending_amax_kept())
+                entered.enter_context(plan.turn(place))
+                turned = entered.pop_all()
         except BaseException:
             _release(self)
             raise
@@ -152,7 +163,7 @@ class _Claim:
     """An open scope that wants something of the state of Transformer Engine; a stack is one thread's."""
 
     place: str
-    thread: str
+    thread: threading.Thread
     stack: list[PrecisionScope]
     turns_on: bool
 
@@ -179,13 +190,30 @@ def _claim(scope: PrecisionScope, stack: list[PrecisionScope], place: str) -> No
     with _lock:
         for other in list(_claims.values()):
             if other.stack is not stack and (plan.turns_on or other.turns_on):
+                if plan.keeps_off and _waits_for_this(other):
+                    continue
                 raise _twice(
                     other.place,
                     place,
-                    f"that was in the thread {other.thread}, and all threads share its state",
+                    f"that was in the thread {other.thread.name}, and all threads share its state",
                     "low" if plan.turns_on else "high",
                 )
-        _claims[id(scope)] = _Claim(place, threading.current_thread().name, stack, plan.turns_on)
+        _claims[id(scope)] = _Claim(place, threading.current_thread(), stack, plan.turns_on)
+
+
+def _waits_for_this(claim: _Claim) -> bool:
+    """Whether this is a thread of a backward pass, and the claim's thread does nothing but wait for one to end.
+
+    So it is where a layer that is recomputed keeps a part of itself in high precision, and the backward pass was begun
+    inside the low scope. What is turned off here is on again before the other thread goes on.
+    """
+    if torch._C._current_graph_task_id() == -1:
+        return False
+    frame = sys._current_frames().get(claim.thread.ident or -1)
+    return frame is not None and frame.f_code is _RUN_BACKWARD
+
+
+_RUN_BACKWARD: Final = torch.autograd.graph._engine_run_backward.__code__  # nothing of Python's runs below it
 
 
 def _release(scope: PrecisionScope) -> None:

@@ -63,11 +63,12 @@ def recipe_for(target: str, name: str | None = None) -> RecipeName | None:
     if name is None:
         return row.production
     if name not in row.recipes:
-        others = ", ".join(other.id for other in TARGETS.values() if name in other.recipes)
+        others = [other.id for other in TARGETS.values() if name in other.recipes]
+        whose = f"{' and '.join(others)} {'has' if len(others) == 1 else 'have'} it"
         have = f"take one of {', '.join(row.recipes)}" if row.recipes else "stay in bf16 (name no recipe)"
         raise WrongTarget(
             f"the target {row.id}{f' ({row.arch})' if row.arch else ''} has no recipe {name}. Likely cause: it was "
-            f"chosen for another machine; {others} has it. Next step: {have}."
+            f"chosen for another machine; {whose}. Next step: {have}."
         )
     return name
 

@@ -1,4 +1,4 @@
-"""Transformer Engine's side of the low-precision scope: its scopes, recipes, support, state, recompute and graphs.
+"""Transformer Engine's side of the low-precision scope: its scopes, recipes, support, state and recompute.
 
 Transformer Engine renamed the scope in 2.9 (`fp8_autocast(fp8_recipe=, fp8_group=)` became
 `autocast(recipe=, amax_reduction_group=)`); the bridge takes the new name where there is one.
@@ -6,11 +6,12 @@ Transformer Engine renamed the scope in 2.9 (`fp8_autocast(fp8_recipe=, fp8_grou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 from . import imports as te
+from .errors import WrongOption
 
 FormatName = Literal["E4M3", "E5M2", "HYBRID"]
 
@@ -51,7 +52,16 @@ def te_delayed_scaling(*, amax_history_len: int = 16, reduce_amax: bool = True) 
     Args:
         amax_history_len: steps whose amax is remembered.
         reduce_amax: False where this rank alone owns its shard, so that no other rank's amax is taken in.
+
+    Raises:
+        WrongOption: a history that remembers nothing.
     """
+    if isinstance(amax_history_len, bool) or not isinstance(amax_history_len, int) or amax_history_len < 1:
+        raise WrongOption(
+            f"an amax history of {amax_history_len!r} steps remembers nothing, and the scale would never follow. "
+            "Likely cause: a configuration that means current scaling by it. Next step: 1 or more, 16 in production; "
+            "for scales of the tensor at hand name the recipe current."
+        )
     return te.delayed_scaling.require()(
         margin=0,
         fp8_format=te_format("HYBRID"),
@@ -133,30 +143,4 @@ def te_recompute(function: Callable[..., Any], *tensors: Any, use_reentrant: boo
     """Run `function(*tensors)` and recompute it in the backward pass, FP8 state kept right."""
     return te.checkpoint.require()(
         function, *tensors, use_reentrant=use_reentrant, distribute_saved_activations=False, tp_group=tp_group
-    )
-
-
-def te_graphed(
-    modules: Any, sample_args: Sequence[Any], *, enabled: bool, recipe: Any, amax_reduction_group: Any, warmup: int
-) -> Any:
-    """CUDA-graphed versions of `modules`, FP8 state kept right."""
-    capture = te.make_graphed_callables.require()
-    if te.autocast() is not None:
-        return capture(
-            modules,
-            sample_args,
-            num_warmup_iters=warmup,
-            enabled=enabled,
-            recipe=recipe,
-            amax_reduction_group=amax_reduction_group,
-            cache_quantized_params=False,
-        )
-    return capture(
-        modules,
-        sample_args,
-        num_warmup_iters=warmup,
-        fp8_enabled=enabled,
-        fp8_recipe=recipe,
-        fp8_group=amax_reduction_group,
-        fp8_weight_caching=False,
     )

@@ -21,7 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from ..catalog_faults import Edit, EditDoesNotFit, TeFault
+from ..catalog_faults import Edit, EditDoesNotFit, PlantedFault
 
 PACKAGE: Final = "transformer_engine"
 STAMP: Final = ".megacpp-fault.json"
@@ -42,7 +42,7 @@ class _Stamp:
     edits: str
 
 
-def make_faulty(clean: Path, release: str, fault: TeFault | None, scratch: Path) -> Path:
+def make_faulty(clean: Path, release: str, fault: PlantedFault | None, scratch: Path) -> Path:
     """A site folder with a copy of `clean`, changed as the fault says; one that is there already is taken.
 
     Made aside and renamed, so that it is whole or not there.

@@ -52,6 +52,32 @@ def grouped_gemm_loop(rows: Any, weight: Any, rows_per_expert: Sequence[int]) ->
     return _loop(rows, weight, rows_per_expert)
 
 
+@torch.no_grad()
+def grouped_weight_gradient(gradient: Any, rows: Any, weight: Any, rows_per_expert: Sequence[int]) -> Any:
+    """gradient[e]^T rows[e] of each expert: what `grouped_gemm` gives a weight, for who makes the output otherwise.
+
+    Args:
+        gradient: of the output, [R, N].
+        rows: [R, K], by expert.
+        weight: [E, N, K] in the same dtype; its values are not read.
+        rows_per_expert: as for `grouped_gemm`.
+
+    Returns:
+        [E, N, K], outside any graph; zeros for an idle expert.
+    """
+    _check(rows, weight, rows_per_expert)
+    if grouped_mm_refusal(rows, weight):
+        out = torch.zeros_like(weight, memory_format=torch.contiguous_format)
+        pieces = zip(out.unbind(0), gradient.split(rows_per_expert), rows.split(rows_per_expert), strict=True)
+        for into, of_output, of_rows in pieces:
+            if of_rows.shape[0]:
+                torch.mm(of_output.t(), of_rows, out=into)
+        return out
+    ends = _ends(rows_per_expert, rows.device)
+    idle = [index for index, count in enumerate(rows_per_expert) if count == 0]
+    return _fused_weight_gradient(_packed(gradient), _packed(rows), ends, idle)
+
+
 def grouped_mm_refusal(rows: Any, weight: Any) -> str:
     """Why the fused path cannot be taken for rows [R, K] and weights [E, N, K]; empty where it can.
 
@@ -117,7 +143,7 @@ class _FusedGroupedGemm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Any, weight: Any, rows_per_expert: tuple[int, ...]) -> Any:
-        ends = torch.tensor(list(accumulate(rows_per_expert)), dtype=torch.int32, device=rows.device)
+        ends = _ends(rows_per_expert, rows.device)
         rows, weight = _packed(rows), _packed(weight)
         ctx.save_for_backward(rows, weight, ends)
         ctx.idle = [index for index, count in enumerate(rows_per_expert) if count == 0]
@@ -130,10 +156,20 @@ class _FusedGroupedGemm(torch.autograd.Function):
         grad = _packed(grad)
         needs_rows, needs_weight, _ = ctx.needs_input_grad
         rows_grad = _grouped_mm(grad, weight, ends) if needs_rows else None
-        weight_grad = _grouped_mm(grad.t(), rows, ends) if needs_weight else None
-        if weight_grad is not None and ctx.idle:
-            weight_grad[torch.tensor(ctx.idle, device=weight_grad.device)] = 0
+        weight_grad = _fused_weight_gradient(grad, rows, ends, ctx.idle) if needs_weight else None
         return rows_grad, weight_grad, None
+
+
+def _ends(rows_per_expert: Sequence[int], device: Any) -> Any:
+    """The end of each expert's rows on the device; the host goes on meanwhile, which `device=` would not let it."""
+    return torch.tensor(list(accumulate(rows_per_expert)), dtype=torch.int32).to(device, non_blocking=True)
+
+
+def _fused_weight_gradient(grad: Any, rows: Any, ends: Any, idle: list[int]) -> Any:
+    weight_grad = _grouped_mm(grad.t(), rows, ends)
+    if idle:
+        weight_grad[torch.tensor(idle, device=weight_grad.device)] = 0
+    return weight_grad
 
 
 def _grouped_mm(left: Any, right: Any, ends: Any) -> Any:

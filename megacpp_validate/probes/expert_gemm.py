@@ -17,7 +17,8 @@ from .bounds import Roundings
 from .emulation import EMULATED, Product, emulated_grouped, operand_roundings
 from .expert_uses import check_expert_uses
 from .observe import recording_argument
-from .references.experts import reference_experts, round_rows, round_weights
+from .references.deep_gemm import block_scaled_experts
+from .references.experts import reference_experts
 
 DTYPES: Final[dict[str, Any]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -219,28 +220,27 @@ def _deep_gemm(bench: Bench, bridge: Any) -> None:
 
 
 def _in_blocks(bench: Bench, bridge: Any, routing: str) -> None:
-    """Forward in block-scaled FP8, held to fp64 and to the product of the very operands that its casts give."""
+    """Block-scaled FP8, held to fp64 and to the products of the very operands that its casts give."""
     sample = _sample(bench, torch.bfloat16, routing)
-    layer = _layer(bench, bridge, sample.weights, backends=("deep_gemm", "native"))
+    layer = _layer(bench, bridge, sample.weights, backends=("deep_gemm", "native"), fp8_when="always")
     seen = _run(layer, sample)
     bench.ran_on("expert_gemm", layer.choice, seen.out, wanted="deep_gemm")
     power_of_two = bench.order.target.arch != "sm_90"
-    x, w = round_rows(sample.rows, power_of_two=power_of_two), round_weights(sample.weights, power_of_two=power_of_two)
-    rounded = reference_experts(x, w, sample.counts, sample.gradient).out
+    rounded = block_scaled_experts(
+        sample.rows, sample.weights, sample.counts, sample.gradient, power_of_two=power_of_two
+    )
     bench.compare(
         "forward.of-rounded-operands",
         seen.out,
-        rounded,
+        rounded.out,
         roundings=_accumulated(0, "E4M3 operands are taken as they are, which a product in bf16 would miss"),
     )
-
-    def bound(product: Product, length: int) -> Roundings:
-        if product != "forward":
-            return _bf16(product, length)
-        return _accumulated(2, "rows by 1 x 128 and weights by 128 x 128 rounded to E4M3")
-
-    native = _native(sample)
-    _compare(bench, sample, seen, Seen(rounded.bfloat16(), native.rows, native.weights), bound)
+    native = Seen(
+        rounded.out.bfloat16(), rounded.rows.bfloat16(), tuple(weight.bfloat16() for weight in rounded.weights)
+    )
+    _compare(
+        bench, sample, seen, native, lambda product, _: _accumulated(2, f"operands of {product} rounded in blocks")
+    )
 
 
 def _weights(bench: Bench, bridge: Any) -> None:
@@ -304,11 +304,13 @@ def _sample(bench: Bench, dtype: Any, routing: str, *, times: int = 1, strided: 
     return Sample(rows.requires_grad_(), weights, counts, bench.randn(total, outputs, dtype=dtype))
 
 
-def _layer(bench: Bench, bridge: Any, weights: Any, backends: Sequence[str] = ("te", "native")) -> Any:
+def _layer(
+    bench: Bench, bridge: Any, weights: Any, backends: Sequence[str] = ("te", "native"), fp8_when: str = "faster"
+) -> Any:
     experts, outputs, inputs = weights.shape
     layer = bridge.ExpertGemm(
         num_experts=experts, in_features=inputs, out_features=outputs, dtype=weights.dtype, device=bench.device,
-        backends=backends,
+        backends=backends, fp8_when=fp8_when,
     )  # fmt: skip
     layer.load_native_state_dict({"weight": weights})
     return layer
@@ -378,7 +380,7 @@ def _bf16(product: Product, length: int) -> Roundings:
 
 
 def _accumulated(operands: int, why: str) -> Roundings:
-    """DeepGEMM's forward: 128 products at a time in Hopper's FP8 accumulator, which are then added in fp32."""
+    """DeepGEMM's products: 128 products at a time in Hopper's FP8 accumulator, which are then added in fp32."""
     steps = (("e4m3", operands), ("tf32", 4 * 4), ("bf16", 1)) if operands else (("tf32", 4 * 4), ("bf16", 1))
     cut = (
         "the accumulator keeps about 14 bits (arXiv:2412.19437, section 3.3.2): 4 roundings to 11 bits for each of the "

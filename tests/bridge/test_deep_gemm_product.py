@@ -1,76 +1,26 @@
-"""What DeepGEMM's kernel is handed, held to one in torch that asserts as the real one does; and both gradients."""
+"""What DeepGEMM's kernels are handed, held to kernels in torch that assert as the real ones do; and both gradients."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.bridge import deep_gemm, deep_gemm_product  # noqa: E402
+from deep_gemm_double import install  # noqa: E402
+
+from megacpp_validate.bridge import deep_gemm_product  # noqa: E402
+from megacpp_validate.bridge.deep_gemm_product import deep_gemm_grouped, deep_gemm_masked, quantize_weight  # noqa: E402
 from megacpp_validate.bridge.expert_gemm import ExpertGemm  # noqa: E402
-from megacpp_validate.bridge.vendor import Verdict  # noqa: E402
 from megacpp_validate.native.grouped_gemm import grouped_gemm_loop  # noqa: E402
-from megacpp_validate.probes.references.experts import reference_experts, round_rows, round_weights  # noqa: E402
-
-ALIGN = 128
-
-
-def cast_rows(rows: torch.Tensor, use_ue8m0: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    return cast(rows, 1, use_ue8m0)
-
-
-def cast_blocks(weight: torch.Tensor, use_ue8m0: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    return cast(weight, 128, use_ue8m0)
-
-
-def cast(values: torch.Tensor, high: int, use_ue8m0: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    assert not use_ue8m0
-    rows, width = values.shape
-    blocks = values.float().view(rows // high, high, width // 128, 128)
-    scales = blocks.abs().amax(dim=(1, 3), keepdim=True).clamp(1e-4) / 448.0
-    rounded = (blocks * (1.0 / scales)).to(torch.float8_e4m3fn).view(rows, width)
-    return rounded, scales.view(rows // high, width // 128)
-
-
-def multiply(a, b, out: torch.Tensor, groups: torch.Tensor) -> None:
-    """As `m_grouped_fp8_gemm_nt_contiguous` on sm_90, its assertions included; skipped rows keep what was there."""
-    (rows, row_scales), (weights, weight_scales) = a, b
-    count, inputs = rows.shape
-    experts, outputs, _ = weights.shape
-    assert rows.dtype == weights.dtype == torch.float8_e4m3fn
-    assert row_scales.dtype == weight_scales.dtype == torch.float32
-    assert row_scales.shape == (count, inputs // 128)
-    assert weight_scales.shape == (experts, outputs // 128, inputs // 128)
-    assert weight_scales.is_contiguous()
-    assert out.shape == (count, outputs)
-    assert out.dtype == torch.bfloat16
-    assert groups.shape == (count,)
-    assert groups.dtype == torch.int32
-    assert groups.is_contiguous()
-    assert count % ALIGN == 0
-    x = rows.double() * row_scales.double().repeat_interleave(128, 1)
-    w = weights.double() * weight_scales.double().repeat_interleave(128, 1).repeat_interleave(128, 2)
-    out.fill_(float("nan"))
-    for block in range(0, count, ALIGN):
-        here = groups[block : block + ALIGN]
-        assert len(set(here.tolist()) - {-1}) == 1, "one expert a block"
-        expert = int(here[0])
-        real = here >= 0
-        out[block : block + ALIGN][real] = (x[block : block + ALIGN][real] @ w[expert].T).to(torch.bfloat16)
+from megacpp_validate.probes.references.deep_gemm import block_scaled_experts  # noqa: E402
+from megacpp_validate.probes.references.experts import reference_experts  # noqa: E402
 
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DeepGEMM's five functions in torch, on a CPU that passes for sm_90."""
-    monkeypatch.setattr(deep_gemm.DEEP_GEMM, "_verdict", Verdict(True, ""))
-    for entry, function in (
-        (deep_gemm.grouped_fp8_gemm, multiply),
-        (deep_gemm.cast_rows, cast_rows),
-        (deep_gemm.cast_blocks, cast_blocks),
-        (deep_gemm.rows_alignment, lambda: ALIGN),
-    ):
-        monkeypatch.setattr(entry, "_found", (function, ""))
-    monkeypatch.setattr(deep_gemm_product, "_architecture", lambda device: 9)
+    install(monkeypatch)
 
 
 def sample(counts: tuple[int, ...], seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -80,48 +30,94 @@ def sample(counts: tuple[int, ...], seed: int = 0) -> tuple[torch.Tensor, torch.
     return rows, weights, torch.randn(sum(counts), 128).bfloat16()
 
 
-@pytest.mark.parametrize("counts", [(3, 0, 130, 1), (0, 0, 5, 0), (128, 128, 0, 0), (0, 1, 2, 3)])
+COUNTS = [(3, 0, 130, 1), (0, 0, 5, 0), (128, 128, 0, 0), (0, 1, 2, 3), (4, 4, 100, 1)]
+
+
+@pytest.mark.parametrize("counts", COUNTS)
 @pytest.mark.usefixtures("kernel")
-def test_forward_is_the_product_of_the_rounded_operands_and_backward_that_of_the_plain_ones(
-    counts: tuple[int, ...],
-) -> None:
+def test_all_three_products_are_those_of_the_rounded_operands(counts: tuple[int, ...]) -> None:
     rows, weights, gradient = sample(counts)
-    out = deep_gemm_product.deep_gemm_grouped(rows, weights, counts)
+    out = deep_gemm_grouped(rows, weights, counts)
     out.backward(gradient)
-    forward = reference_experts(round_rows(rows), round_weights(weights), counts, gradient).out
-    backward = reference_experts(rows, weights, counts, gradient)
-    torch.testing.assert_close(out.double(), forward, rtol=2**-8, atol=1e-6)
-    torch.testing.assert_close(rows.grad.double(), backward.rows, rtol=2**-7, atol=1e-5)
-    torch.testing.assert_close(weights.grad.double(), torch.stack(backward.weights), rtol=2**-7, atol=1e-5)
+    wanted = block_scaled_experts(rows, weights, counts, gradient)
+    torch.testing.assert_close(out.double(), wanted.out, rtol=2**-8, atol=1e-6)
+    torch.testing.assert_close(rows.grad.double(), wanted.rows, rtol=2**-8, atol=1e-6)
+    torch.testing.assert_close(weights.grad.double(), torch.stack(wanted.weights), rtol=2**-8, atol=1e-6)
     idle = [expert for expert, count in enumerate(counts) if not count]
     assert not weights.grad[idle].any()
 
 
 @pytest.mark.usefixtures("kernel")
+def test_the_gradient_of_the_weights_may_be_made_in_bf16() -> None:
+    rows, weights, gradient = sample((3, 0, 130, 1))
+    deep_gemm_grouped(rows, weights, (3, 0, 130, 1), weight_gradient="bf16").backward(gradient)
+    wanted = reference_experts(rows, weights, (3, 0, 130, 1), gradient)
+    torch.testing.assert_close(weights.grad.double(), torch.stack(wanted.weights), rtol=2**-7, atol=1e-5)
+    rounded = block_scaled_experts(rows, weights, (3, 0, 130, 1), gradient)
+    torch.testing.assert_close(rows.grad.double(), rounded.rows, rtol=2**-8, atol=1e-6)
+
+
+@pytest.mark.usefixtures("kernel")
+def test_gradients_that_are_expanded_or_strided() -> None:
+    rows, weights, gradient = sample((3, 0, 4))
+    for given in (gradient[:1].expand(7, 128), gradient[:, :1].expand(7, 128), gradient.t().contiguous().t()):
+        out = deep_gemm_grouped(rows, weights, (3, 0, 4))
+        seen = torch.autograd.grad(out, (rows, weights), given)
+        out = deep_gemm_grouped(rows, weights, (3, 0, 4))
+        wanted = torch.autograd.grad(out, (rows, weights), given.contiguous())
+        assert all(torch.equal(one, other) for one, other in zip(seen, wanted, strict=True))
+
+
+@pytest.mark.usefixtures("kernel")
 def test_frozen_weights_and_frozen_rows() -> None:
     rows, weights, gradient = sample((3, 0, 4))
-    deep_gemm_product.deep_gemm_grouped(rows, weights.detach(), (3, 0, 4)).backward(gradient)
+    deep_gemm_grouped(rows, weights.detach(), (3, 0, 4)).backward(gradient)
     assert rows.grad is not None
     rows.grad = None
-    deep_gemm_product.deep_gemm_grouped(rows.detach(), weights, (3, 0, 4)).backward(gradient)
-    assert rows.grad is None
-    assert weights.grad.shape == weights.shape
+    for kind in ("fp8", "bf16"):
+        weights.grad = None
+        deep_gemm_grouped(rows.detach(), weights, (3, 0, 4), weight_gradient=kind).backward(gradient)
+        assert rows.grad is None
+        assert weights.grad.shape == weights.shape
+
+
+@pytest.mark.usefixtures("kernel")
+def test_a_weight_changed_between_forward_and_backward_is_refused_as_autograd_refuses_it() -> None:
+    rows, weights, gradient = sample((3, 0, 4))
+    out = deep_gemm_grouped(rows, weights, (3, 0, 4))
+    with torch.no_grad():
+        weights.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward(gradient)
+
+
+@pytest.mark.usefixtures("kernel")
+def test_masked_rows_past_the_count_are_not_read_and_come_out_as_zeros() -> None:
+    torch.manual_seed(0)
+    counts = torch.tensor([3, 0, 200], dtype=torch.int32)
+    rows, weights = torch.randn(3, 200, 256).bfloat16(), (torch.randn(3, 128, 256) / 16).bfloat16()
+    rows[0, 3:], rows[1] = float("nan"), float("inf")
+    out = deep_gemm_masked(rows, quantize_weight(weights, turn=False), counts, expected_rows=70)
+    own = torch.cat([rows[0, :3], rows[2]])
+    wanted = block_scaled_experts(own, weights, (3, 0, 200), torch.zeros(203, 128)).out
+    torch.testing.assert_close(torch.cat([out[0, :3], out[2]]).double(), wanted, rtol=2**-8, atol=1e-6)
+    assert not out[0, 3:].any()
+    assert not out[1].any()
 
 
 def bank(**more: object) -> ExpertGemm:
     sizes = {"num_experts": 3, "in_features": 256, "out_features": 128, "dtype": torch.bfloat16, "device": "cpu"}
-    return ExpertGemm(**{**sizes, "backends": ("deep_gemm", "native"), **more})
+    return ExpertGemm(**{**sizes, "backends": ("deep_gemm", "native"), "fp8_when": "always", **more})
 
 
 @pytest.mark.usefixtures("kernel")
-def test_the_bank_takes_it_where_it_is_named_and_says_how_gradients_are_made() -> None:
+def test_the_bank_takes_it_where_it_is_named() -> None:
     rows, weights, _ = sample((3, 0, 4))
     layer = bank()
     layer.load_native_state_dict({"weight": weights})
     out = layer(rows, (3, 0, 4))
     assert layer.choice.observed == "deep_gemm"
-    assert [refusal.code for refusal in layer.choice.refusals] == ["backward-native"]
-    assert not layer.choice.fell_back
+    assert layer.choice.refusals == ()
     plain = grouped_gemm_loop(rows, weights, (3, 0, 4))
     error = float((out - plain).detach().norm() / plain.detach().norm())
     assert 0.02 < error < 0.06, "FP8, and no less"
@@ -131,20 +127,66 @@ def test_the_bank_takes_it_where_it_is_named_and_says_how_gradients_are_made() -
     assert [refusal.code for refusal in layer.choice.refusals] == ["no-rows"]
 
 
+def in_place(weight: torch.Tensor) -> None:
+    with torch.no_grad():
+        weight.mul_(-2)
+
+
+def by_data(weight: torch.Tensor) -> None:
+    weight.data.mul_(-2)
+
+
+def by_an_optimizer(weight: torch.Tensor) -> None:
+    weight.grad = weight.detach().clone()
+    torch.optim.SGD([weight], lr=3.0).step()
+
+
+def behind_its_back(weight: torch.Tensor) -> None:
+    bytes_of_it = torch.from_numpy(weight.detach().view(torch.int16).numpy())  # another tensor of the same memory
+    bytes_of_it.bitwise_xor_(-32768)
+
+
+def one_value(weight: torch.Tensor) -> None:
+    weight.data[1, 77, 200] += 1
+
+
+def two_values_swapped(weight: torch.Tensor) -> None:
+    weight.data[0, [3, 9], 5] = weight.data[0, [9, 3], 5]
+
+
+@pytest.mark.parametrize("change", [in_place, by_data, by_an_optimizer, behind_its_back, one_value, two_values_swapped])
+@pytest.mark.parametrize("first", [True, False])
 @pytest.mark.usefixtures("kernel")
-def test_weights_are_rounded_once_a_step_where_microbatches_are_said() -> None:
-    rows, weights, _ = sample((3, 0, 4))
+def test_a_kept_weight_is_never_stale_whoever_changed_the_weight(
+    change: Callable[[torch.Tensor], None], first: bool
+) -> None:
+    rows, weights, gradient = sample((3, 4, 4))
     layer = bank()
     layer.load_native_state_dict({"weight": weights})
-    first = layer(rows, (3, 0, 4), is_first_microbatch=True)
-    with torch.no_grad():
-        layer.bank.weight.mul_(2)
-    assert torch.equal(layer(rows, (3, 0, 4), is_first_microbatch=False), first)
-    assert not torch.equal(layer(rows, (3, 0, 4)), first)
-    renewed = layer(rows, (3, 0, 4), is_first_microbatch=True)
-    assert torch.equal(renewed, layer(rows, (3, 0, 4)))
-    layer.load_native_state_dict({"weight": weights})
-    assert torch.equal(layer(rows, (3, 0, 4), is_first_microbatch=False), first), "loaded weights are rounded anew"
+    before = layer(rows, (3, 4, 4), is_first_microbatch=True)
+    change(layer.bank.weight)
+    kept = layer(rows, (3, 4, 4), is_first_microbatch=first)
+    fresh = layer(rows, (3, 4, 4))
+    assert not torch.equal(kept, before)
+    assert torch.equal(kept, fresh)
+    seen, wanted = (torch.autograd.grad(out, (rows, layer.bank.weight), gradient) for out in (kept, fresh))
+    assert all(torch.equal(one, other) for one, other in zip(seen, wanted, strict=True))
+
+
+@pytest.mark.usefixtures("kernel")
+def test_weights_are_rounded_once_a_step_where_microbatches_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, _, _ = sample((3, 0, 4))
+    layer, made = bank(), []
+    whole = deep_gemm_product.cast_weight
+    monkeypatch.setattr(deep_gemm_product, "cast_weight", lambda *a, **k: made.append(1) or whole(*a, **k))
+    layer(rows, (3, 0, 4), is_first_microbatch=True)
+    kept = layer._quantized
+    for first in (False, False, True):
+        layer(rows, (3, 0, 4), is_first_microbatch=first)
+    assert len(made) == 1
+    assert layer._quantized is kept, "renewed in place: what a CUDA graph reads stays where it is"
+    layer(rows, (3, 0, 4))
+    assert len(made) == 2
 
 
 @pytest.mark.parametrize(
@@ -169,8 +211,7 @@ def test_without_a_gpu_it_refuses_by_the_device_and_asks_no_import() -> None:
 
 
 @pytest.mark.parametrize(("major", "code"), [(8, "arch"), (12, "arch"), (10, None)])
-@pytest.mark.usefixtures("kernel")
 def test_only_hopper_and_blackwell(monkeypatch: pytest.MonkeyPatch, major: int, code: str | None) -> None:
-    monkeypatch.setattr(deep_gemm_product, "_architecture", lambda device: major)
+    install(monkeypatch, major)
     refusal = deep_gemm_product.why_not_deep_gemm("cpu", torch.bfloat16, 128, 128)
     assert (refusal.code if refusal else None) == code

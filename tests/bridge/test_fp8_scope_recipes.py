@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from megacpp_validate.bridge import recipes
-from megacpp_validate.bridge.errors import UnknownName, WrongTarget
+from megacpp_validate.bridge.errors import UnknownName, WrongOption, WrongTarget
 from megacpp_validate.bridge.recipes import RECIPES, TARGETS, detect_target, recipe_for
+from megacpp_validate.bridge.te_fp8 import te_delayed_scaling
 
 MATRIX = Path(__file__).resolve().parents[2] / "matrix" / "targets.toml"
 
@@ -61,7 +63,7 @@ def test_the_recipe_follows_the_target(gpu, arch: str, target: str, name: str | 
         ("sm_90", "h200", "mxfp8", WrongTarget, ("b200 has it", "take one of delayed, current, block")),
         ("sm_90", "b200", None, WrongTarget, ("b200 wants sm_100", "this GPU is sm_90")),
         ("", "h200", None, WrongTarget, ("sees no CUDA device",)),
-        ("", "cpu", "delayed", WrongTarget, ("cpu has no recipe delayed", "h200, b200 has it", "stay in bf16")),
+        ("", "cpu", "delayed", WrongTarget, ("cpu has no recipe delayed", "h200 and b200 have it", "stay in bf16")),
         ("sm_121", "gb10", "delayed", WrongTarget, ("gb10 (sm_121)", "stay in bf16")),
         ("sm_90", "h100", None, UnknownName, ("'h100'", "h200, b200, gb10, cpu", "sm_90, sm_100, sm_121")),
         ("sm_90", "", None, UnknownName, ("''",)),
@@ -90,3 +92,9 @@ def test_a_gpu_that_is_no_target_is_refused(gpu) -> None:
     gpu("sm_80")
     with pytest.raises(WrongTarget, match=r"sm_80.*Next step: run on one of h200 \(sm_90\)"):
         detect_target()
+
+
+@pytest.mark.parametrize("length", [0, -1, True, 1.5, None])
+def test_a_history_that_remembers_nothing_is_refused(length: Any) -> None:
+    with pytest.raises(WrongOption, match=rf"history of {length!r} steps.*Likely cause.*Next step"):
+        te_delayed_scaling(amax_history_len=length)

@@ -10,6 +10,7 @@ import pytest
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.bridge.attention import TeAttention
 from megacpp_validate.bridge.expert_gemm import TeExpertBank
+from megacpp_validate.bridge.graph_capture import te_capture
 from megacpp_validate.bridge.layer_spec import te_attention_layer, te_layer_spec, te_mamba_in_projection, te_norm
 from megacpp_validate.bridge.linear_walker import TeLinear
 from megacpp_validate.bridge.native_block import TeBlock
@@ -25,7 +26,6 @@ from megacpp_validate.bridge.te_fp8 import (
     te_block_scaling,
     te_current_scaling,
     te_delayed_scaling,
-    te_graphed,
     te_mxfp8,
     te_nvfp4,
     te_quantized_weights,
@@ -159,6 +159,8 @@ def test_quantized_weights_and_graphs() -> None:
         assert type(TeLinear(native, name="x").inner.weight).__name__ == "Float8Tensor"
     layer = TeLinear(torch.nn.Linear(HIDDEN, HIDDEN, device="cuda", dtype=torch.bfloat16), name="y").inner
     given = rows(128, HIDDEN, grad=True)
-    graphed = te_graphed(layer, (given,), enabled=True, recipe=asked, amax_reduction_group=None, warmup=3)
+    graphed = te_capture(
+        (layer,), ((given,),), enabled=True, recipe=asked, amax_reduction_group=None, warmup=3, cache_weights=False
+    )[0]
     with te_scope(enabled=True, recipe=asked, amax_reduction_group=None):
         assert graphed(given).isfinite().all()

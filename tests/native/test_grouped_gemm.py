@@ -13,7 +13,13 @@ import pytest
 import torch
 
 from megacpp_validate.native import grouped_gemm as module
-from megacpp_validate.native.grouped_gemm import ExpertBank, grouped_gemm, grouped_gemm_loop, grouped_mm_refusal
+from megacpp_validate.native.grouped_gemm import (
+    ExpertBank,
+    grouped_gemm,
+    grouped_gemm_loop,
+    grouped_mm_refusal,
+    grouped_weight_gradient,
+)
 from megacpp_validate.probes.bounds import Roundings, compare
 
 SPLITS = [[3, 0, 4], [0, 0, 7], [7, 0, 0], [0, 0, 0], [1, 0, 0], [2, 2, 3]]
@@ -47,6 +53,23 @@ def test_each_row_meets_the_weight_of_its_expert(split: list[int], function: Any
         torch.testing.assert_close(weight.grad[expert], grad[mine].t() @ rows[mine])
     for row, expert in enumerate(expert_of):
         torch.testing.assert_close(rows.grad[row], grad[row] @ weight[expert])
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("by_grouped_mm", [False, True])
+def test_the_gradient_of_the_weight_alone(
+    monkeypatch: pytest.MonkeyPatch, split: list[int], by_grouped_mm: bool
+) -> None:
+    rows, weight = make(split, torch.bfloat16)
+    grad = torch.randn(sum(split), N).bfloat16()
+    if by_grouped_mm and sum(split):
+        monkeypatch.setattr(module, "grouped_mm_refusal", lambda *_: "")
+    seen = grouped_weight_gradient(grad, rows, weight, split)
+    out = grouped_gemm_loop(rows, weight, split)
+    (wanted,) = torch.autograd.grad(out, weight, grad)
+    torch.testing.assert_close(seen, wanted, rtol=2**-6, atol=1e-2)
+    idle = [expert for expert, count in enumerate(split) if not count]
+    assert not seen[idle].any()
 
 
 def test_gradients_are_right() -> None:

@@ -9,7 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.bridge import deep_gemm, deep_gemm_product, expert_gemm, fp8_scope  # noqa: E402
+from deep_gemm_double import install  # noqa: E402
+
+from megacpp_validate.bridge import deep_gemm_product, expert_gemm, fp8_scope  # noqa: E402
 from megacpp_validate.bridge.backends import Refusal  # noqa: E402
 from megacpp_validate.bridge.features import read_features  # noqa: E402
 from megacpp_validate.native.grouped_gemm import grouped_gemm, grouped_gemm_loop  # noqa: E402
@@ -262,24 +264,19 @@ def test_an_absent_deep_gemm_is_said_and_is_no_failure(monkeypatch: pytest.Monke
     assert bench.backends[0].observed == ()
 
 
-def in_blocks(monkeypatch: pytest.MonkeyPatch, product: Callable[..., Any]) -> Bench:
-    """DeepGEMM's part alone, with a product of the test's own in its place."""
-    monkeypatch.setattr(deep_gemm.DEEP_GEMM, "_verdict", (True, ""))
-    monkeypatch.setattr(deep_gemm.DEEP_GEMM, "is_available", lambda: True)
-    monkeypatch.setattr(deep_gemm, "is_deep_gemm_available", lambda: True)
-    monkeypatch.setattr(deep_gemm_product, "_architecture", lambda device: 9)
-    monkeypatch.setattr(deep_gemm_product, "quantize_weight", lambda weight: weight)
-    monkeypatch.setattr(deep_gemm_product, "_multiply", product)
+def in_blocks(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """DeepGEMM's part alone, with kernels in torch in its place."""
+    install(monkeypatch)
     sizes = probe_module._sample
 
     def whole_blocks(bench: Bench, dtype: Any, routing: str, **more: Any) -> Any:
         made = sizes(bench, dtype, routing, **more)
-        inputs, outputs, total = 256, 128, sum(made.counts)
+        inputs, outputs, counts = 256, 128, tuple(count * 19 for count in made.counts)
         return probe_module.Sample(
-            bench.randn(total, inputs, dtype=dtype, grad=True),
-            bench.randn(len(made.counts), outputs, inputs, dtype=dtype, scale=inputs**-0.5),
-            made.counts,
-            bench.randn(total, outputs, dtype=dtype),
+            bench.randn(sum(counts), inputs, dtype=dtype, grad=True),
+            bench.randn(len(counts), outputs, inputs, dtype=dtype, scale=inputs**-0.5),
+            counts,
+            bench.randn(sum(counts), outputs, dtype=dtype),
         )
 
     monkeypatch.setattr(probe_module, "_sample", whole_blocks)
@@ -288,38 +285,50 @@ def in_blocks(monkeypatch: pytest.MonkeyPatch, product: Callable[..., Any]) -> B
     return bench
 
 
-def exact_blocks(rows: Any, weights: Any, counts: Any) -> Any:
-    x, w = probe_module.round_rows(rows), probe_module.round_weights(weights)
-    return grouped_gemm_loop(x, w, counts).to(rows.dtype)
-
-
 def test_deep_gemm_passes_where_it_rounds_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = in_blocks(monkeypatch, exact_blocks)
+    bench = in_blocks(monkeypatch)
     assert failed(bench) == set()
     assert {row.observed for row in bench.backends} == {("deep_gemm",)}
-    assert any("native" in reason for row in bench.backends for reason in row.reasons), "how gradients are made is said"
 
 
-DEEP_FAULTS: dict[str, Callable[..., Any]] = {
-    "bf16 in its place": grouped_gemm_loop,
-    "one scale for all": lambda rows, weights, counts: grouped_gemm_loop(
-        rows.to(torch.float8_e4m3fn).to(rows.dtype), weights, counts
-    ),
-    "weights of another expert": lambda rows, weights, counts: exact_blocks(rows, weights.roll(1, 0), counts),
-    **{
-        kind: lambda rows, weights, counts, fault=fault: fault(exact_blocks(rows, weights, counts))
-        for kind, fault in VALUES.items()
-    },
+def on_product(fault: Callable[[Any], Any]) -> Callable[[pytest.MonkeyPatch], None]:
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        original = deep_gemm_product._multiply
+        monkeypatch.setattr(deep_gemm_product, "_multiply", lambda *given: fault(original(*given)))
+
+    return plant
+
+
+def on_weight(fault: Callable[[Any], Any]) -> Callable[[pytest.MonkeyPatch], None]:
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        original = deep_gemm_product.cast_weight
+        monkeypatch.setattr(deep_gemm_product, "cast_weight", lambda weight, **how: original(fault(weight), **how))
+
+    return plant
+
+
+def bf16_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def product(rows: Any, weights: Any, counts: Any, **_: Any) -> Any:
+        return grouped_gemm_loop(rows, weights, counts)
+
+    monkeypatch.setattr(expert_gemm, "deep_gemm_grouped", product)
+
+
+DEEP_FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "bf16 in its place": bf16_in_its_place,
+    "one scale for all": on_weight(lambda weight: weight.to(torch.float8_e4m3fn).to(weight.dtype)),
+    "weights of another expert": on_weight(lambda weight: weight.roll(1, 0)),
+    **{kind: on_product(fault) for kind, fault in VALUES.items()},
 }
 
 
 @pytest.mark.parametrize("name", DEEP_FAULTS)
 def test_faults_of_deep_gemm(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    found = failed(in_blocks(monkeypatch, DEEP_FAULTS[name]))
-    assert "deep_gemm.middle-idle.forward.of-rounded-operands" in found
+    DEEP_FAULTS[name](monkeypatch)
+    assert "deep_gemm.middle-idle.forward.of-rounded-operands" in failed(in_blocks(monkeypatch))
 
 
 def test_faults_of_its_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     original = deep_gemm_product._weight_gradient
     monkeypatch.setattr(deep_gemm_product, "_weight_gradient", lambda *given: original(*given).roll(1, 0))
-    assert "deep_gemm.middle-idle.grad.weight0" in failed(in_blocks(monkeypatch, exact_blocks))
+    assert "deep_gemm.middle-idle.grad.weight0" in failed(in_blocks(monkeypatch))

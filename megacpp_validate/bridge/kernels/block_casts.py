@@ -1,7 +1,7 @@
 """Triton kernels that round to E4M3 with block scales, as DeepGEMM's own casts in torch do, in one pass over memory.
 
 One program reads a tile of 128 x 128 values once and writes every copy that is made of it. Bits equal those of
-`deep_gemm_cast`'s references: the division is IEEE's, and `cvt.rn.satfinite.e4m3x2` rounds to the nearest, ties to
+`deep_gemm_cast`'s references: reciprocals are IEEE's, and `cvt.rn.satfinite.e4m3x2` rounds to the nearest, ties to
 even, as torch does.
 """
 
@@ -17,7 +17,7 @@ import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
 
 TILE = tl.constexpr(128)
 HALF = tl.constexpr(64)
-LARGEST = tl.constexpr(448.0)
+ONE_OF_LARGEST = tl.constexpr(1.0 / 448.0)
 SMALLEST_AMAX = tl.constexpr(1e-4)
 MIX_WORD = tl.constexpr(0x9E3779B1)
 MIX_PLACE = tl.constexpr(0x85EBCA77)
@@ -28,7 +28,7 @@ MIX_TWICE = tl.constexpr(0x27D4EB2F)
 @triton.jit
 def _scale_of(amax, power_of_two: tl.constexpr) -> Any:
     """fp32 scales of blocks: amax / 448, not below 1e-4 / 448; up to the next power of two where it must be one."""
-    scale = tl.div_rn(tl.maximum(amax, SMALLEST_AMAX), tl.full(amax.shape, LARGEST, tl.float32))
+    scale = tl.maximum(amax, SMALLEST_AMAX) * ONE_OF_LARGEST
     if power_of_two:
         bits = scale.to(tl.int32, bitcast=True)
         exponent = ((bits >> 23) & 0xFF) + ((bits & 0x7FFFFF) != 0).to(tl.int32)
@@ -138,15 +138,18 @@ def cast_weight_kernel(
     if changed:
         inside = row[:, None] * width + tl.arange(0, TILE)[None, :]
         x = tl.load(weight + corner + inside).to(tl.float32)
-        scale = _scale_of(_all_alike(tl.max(tl.abs(x), axis=0)), power_of_two)
-        rounded = _round(x, scale[None, :])
-        tl.store(values + corner + inside, rounded)
+        size = tl.abs(x)
+        scale = _scale_of(_all_alike(tl.max(size, axis=1)), power_of_two)
+        tl.store(values + corner + inside, _round(x, scale[:, None]))
         tl.store(scales + tall * (width // TILE) + block, tl.max(scale, axis=0))
         if turn:
             expert = tall // (height // TILE)
             down = tall % (height // TILE)
             across = turned + expert.to(tl.int64) * height * width + (block * TILE).to(tl.int64) * height + down * TILE
-            tl.store(across + (row[:, None] * height + tl.arange(0, TILE)[None, :]), tl.trans(rounded))
+            # Rounded once more, from the same scale: where the bytes of the first are stored both ways, the PTX that
+            # Triton 3.6.0 makes has halves of registers undefined, and on an H200 the transposed bytes were wrong.
+            again = _round(x, _scale_of(_all_alike(tl.max(size, axis=0)), power_of_two)[None, :])
+            tl.store(across + (row[:, None] * height + tl.arange(0, TILE)[None, :]), tl.trans(again))
             place = (expert * (width // TILE) + block) * (height // TILE) + down
             tl.store(turned_scales + place, tl.max(scale, axis=0))
         if keep:
@@ -170,10 +173,10 @@ def _fingerprint(words) -> Any:
 def cast_masked_kernel(
     source,  # bf16 [E, M, D]
     counts,  # int32 [E], on the device
-    values,  # E4M3 [E, M, D]
+    values,  # E4M3 [E, M', D]
     scales,  # fp32 [E, D / 128, M']
     capacity,  # M
-    aligned,  # M'
+    padded,  # M', M in whole tiles
     width,  # D
     height: tl.constexpr,
     power_of_two: tl.constexpr,
@@ -184,11 +187,11 @@ def cast_masked_kernel(
     block = tl.program_id(2)
     row = tile * height + tl.arange(0, height)
     column = block * TILE + tl.arange(0, TILE)
-    at = (expert * capacity + row).to(tl.int64)[:, None] * width + column[None, :]
-    inside = row < capacity
-    there = row < tl.load(counts + expert)
     # Rows past the count are zeros: the product covers whole tiles, and what lies there may be NaN.
-    x = tl.load(source + at, mask=(inside & there)[:, None], other=0.0).to(tl.float32)
+    there = (row < tl.load(counts + expert)) & (row < capacity)
+    at = (expert * capacity + row).to(tl.int64)[:, None] * width + column[None, :]
+    x = tl.load(source + at, mask=there[:, None], other=0.0).to(tl.float32)
     scale = _scale_of(tl.max(tl.abs(x), axis=1), power_of_two)
-    tl.store(values + at, _round(x, scale[:, None]), mask=inside[:, None])
-    tl.store(scales + (expert * (width // TILE) + block).to(tl.int64) * aligned + row, scale, mask=inside)
+    at = (expert * padded + row).to(tl.int64)[:, None] * width + column[None, :]
+    tl.store(values + at, _round(x, scale[:, None]))
+    tl.store(scales + (expert * (width // TILE) + block).to(tl.int64) * padded + row, scale)

@@ -22,7 +22,10 @@ from .failed_checks import CheckKind, Precision
 from .red import Red
 
 _TELLING: Final = 12  # characters of a text that two failures do not share by chance
-_SCOPE_FILES: Final = ("bridge/fp8_scope.py", "bridge/te_fp8.py", "bridge/zones.py", "bridge/recipes.py")
+_SCOPE_FILES: Final = (
+    "bridge/fp8_scope.py", "bridge/graph_capture.py", "bridge/layer_watch.py", "bridge/open_scopes.py",
+    "bridge/pending_amax.py", "bridge/recipes.py", "bridge/recompute", "bridge/te_fp8.py", "bridge/zones.py",
+)  # fmt: skip
 _SEEN_THROUGH: Final = re.compile(
     r"(?:fp8\.\w+\.(?:forward|dgrad|wgrad|bias|finite|blocks|backend)(?:\.applied)?|second-use)$"
 )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from torch.utils.checkpoint import checkpoint as recompute
-from torch.utils.checkpoint import set_checkpoint_early_stop
+from torch.autograd.graph import saved_tensors_hooks
 
 from .quantization import FP8GlobalStateManager as Manager
 from .quantization import autocast
@@ -27,6 +26,17 @@ def activation_recompute_forward(phase: Literal["forward", "recompute"], first_m
         Manager.phase = before
 
 
+@contextmanager
+def _drawing(state: Any) -> Iterator[None]:
+    """Random numbers from this state on; afterwards those that were to come."""
+    before = torch.get_rng_state()
+    torch.set_rng_state(state)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
+
+
 class _CheckpointFunction(torch.autograd.Function):
     """The reentrant kind: no graph the first time; the second time one of its own."""
 
@@ -37,6 +47,7 @@ class _CheckpointFunction(torch.autograd.Function):
         ctx.fp8 = Manager.is_fp8_enabled()
         ctx.recipe = Manager.get_fp8_recipe() if ctx.fp8 else None
         ctx.save_for_backward(*args)
+        ctx.drawn_from = torch.get_rng_state()
         with torch.no_grad(), activation_recompute_forward("forward", ctx.first_module):
             return function(*args, **kwargs)
 
@@ -46,12 +57,41 @@ class _CheckpointFunction(torch.autograd.Function):
         leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in ctx.saved_tensors]
         with (
             torch.enable_grad(),
+            _drawing(ctx.drawn_from),
             activation_recompute_forward("recompute", ctx.first_module),
             autocast(enabled=ctx.fp8, recipe=ctx.recipe),
         ):
             out = ctx.function(*leaves, **ctx.kwargs)
         torch.autograd.backward(out, grads)
         return (None, None, *(leaf.grad for leaf in leaves))
+
+
+class _Frame:
+    """The other kind: what layers keep for their backward pass is thrown away, and made again when it is asked for."""
+
+    def __init__(self, again: Callable[[], Any]) -> None:
+        self.again, self.count = again, 0
+        self.made: list[Any] = []
+
+    def drop(self, _: Any) -> int:
+        """Of the first pass: a number stands for the tensor."""
+        self.count += 1
+        return self.count - 1
+
+    def make(self, index: int) -> Any:
+        """That tensor, from the second pass."""
+        if not self.made:
+            with saved_tensors_hooks(self._keep, _as_it_is):
+                self.again()
+        return self.made[index]
+
+    def _keep(self, tensor: Any) -> Any:
+        self.made.append(tensor.detach())
+        return tensor.detach()
+
+
+def _as_it_is(tensor: Any) -> Any:
+    return tensor
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -65,15 +105,17 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if reentrant:
         return _CheckpointFunction.apply(function, kwargs, *args)
     first_module, fp8 = Manager.first_module, Manager.is_fp8_enabled()
-    recipe = Manager.get_fp8_recipe() if fp8 else None
+    recipe, drawn_from = Manager.get_fp8_recipe() if fp8 else None, torch.get_rng_state()
 
-    @contextmanager
-    def again() -> Iterator[None]:
-        with activation_recompute_forward("recompute", first_module), autocast(enabled=fp8, recipe=recipe):
-            yield
+    def again() -> None:
+        with (
+            torch.enable_grad(),
+            _drawing(drawn_from),
+            activation_recompute_forward("recompute", first_module),
+            autocast(enabled=fp8, recipe=recipe),
+        ):
+            function(*args, **kwargs)
 
-    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return activation_recompute_forward("forward", first_module), again()
-
-    with set_checkpoint_early_stop(False):
-        return recompute(function, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+    frame = _Frame(again)
+    with saved_tensors_hooks(frame.drop, frame.make), activation_recompute_forward("forward", first_module):
+        return function(*args, **kwargs)

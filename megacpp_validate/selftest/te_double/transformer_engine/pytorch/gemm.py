@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
+from .cpp_extensions import gemm as extension
 from .layer import Rounder
 from .quantization import FP8GlobalStateManager as Manager
+from .quantized import operand
 
 
 class Gemm(torch.autograd.Function):
@@ -24,9 +26,10 @@ class Gemm(torch.autograd.Function):
             return torch.nn.functional.linear(rows, weight, bias)
         by_rows, by_columns = rounder.round(rows, "input", gemm)
         rounded, _ = rounder.round(weight, "weight", gemm)
+        ctx.casts = rounder.cast(rows, "input", gemm), rounder.cast(weight, "weight", gemm)
         ctx.save_for_backward(by_columns, rounded, bias)
         ctx.dtypes = rows.dtype, weight.dtype
-        out = by_rows @ rounded.t()
+        out = extension.tex.generic_gemm(operand(rounded, ctx.casts[1]), True, operand(by_rows, ctx.casts[0]), False)
         return (out if bias is None else out + bias.float()).to(rows.dtype)
 
     @staticmethod
@@ -37,8 +40,10 @@ class Gemm(torch.autograd.Function):
             to_rows, to_weight = grad @ weight, grad.t() @ rows
         else:
             by_rows, by_columns = ctx.rounder.round(grad, "grad", ctx.gemm)
-            to_rows = (by_rows @ weight).to(ctx.dtypes[0])
-            to_weight = (by_columns.t() @ rows).to(ctx.dtypes[1])
+            cast, of_weight = ctx.rounder.cast(grad, "grad", ctx.gemm), operand(weight, ctx.casts[1])
+            to_rows = extension.tex.generic_gemm(of_weight, False, operand(by_rows, cast), False).to(ctx.dtypes[0])
+            given = operand(rows, ctx.casts[0]), False, operand(by_columns, cast), True
+            to_weight = extension.tex.generic_gemm(*given).to(ctx.dtypes[1])
         to_bias = None if bias is None else grad.float().sum(0).to(bias.dtype)
         if ctx.last_of_scope:
             Manager.reduce_and_update_fp8_tensors(forward=False)

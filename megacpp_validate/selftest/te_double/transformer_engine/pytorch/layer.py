@@ -14,6 +14,7 @@ import torch
 
 from ..recipes import DelayedScaling, Format, Recipe
 from .quantization import FP8GlobalStateManager as Manager
+from .quantized import Cast, cast_of
 from .scaling import BLOCK, DelayedState, largest, round_blocks, round_scaled, round_tensor
 
 DTYPES = torch.float32, torch.float16, torch.bfloat16  # what TE's kernels take
@@ -64,6 +65,17 @@ class Rounder:
         if self.first or gemm not in self.kept:
             self.kept[gemm] = self._round(tensor, role, gemm)
         return self.kept[gemm]
+
+    def cast(self, tensor: Any, role: Role, gemm: int) -> Cast:
+        """What casts an operand [M, N]: to be asked right after it was rounded."""
+        state, index = self.forward, 3 * gemm + (role == "weight")
+        if role == "grad":
+            state, index = self.backward, 2 * gemm
+        scale = None if state is None else state.scale[index]
+        if role != "grad" and self.kept_scale is not None:
+            scale = self.kept_scale[index]
+        top = largest(self.recipe, forward=role != "grad")
+        return cast_of(tensor, self.recipe, top, scale, is_weight=role == "weight")
 
     def _round(self, tensor: Any, role: Role, gemm: int) -> tuple[Any, Any]:
         top = largest(self.recipe, forward=role != "grad")
@@ -134,6 +146,7 @@ class TransformerEngineBaseModule(torch.nn.Module):
         recipe = Manager.get_fp8_recipe()
         first = Manager.is_first_fp8_module() and torch.is_grad_enabled()
         if not isinstance(recipe, DelayedScaling):
+            self.fp8_meta["recipe"] = recipe
             return Rounder(recipe, None, None, None), first
         forward, backward = self._delayed(recipe, inp.device)
         kept = None
@@ -146,7 +159,7 @@ class TransformerEngineBaseModule(torch.nn.Module):
     def get_extra_state(self) -> Any:
         """Scales and amax histories of delayed scaling as bytes; empty where there are none."""
         meta = self.fp8_meta
-        if meta["recipe"] is None:
+        if not isinstance(meta["recipe"], DelayedScaling):
             return torch.empty(0, dtype=torch.uint8)
         kept: dict[str, Any] = {"recipe": {**asdict(meta["recipe"]), "fp8_format": meta["recipe"].fp8_format.name}}
         for key in ("scaling_fwd", "scaling_bwd"):

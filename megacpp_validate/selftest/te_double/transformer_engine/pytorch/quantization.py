@@ -34,7 +34,21 @@ def check_nvfp4_support() -> tuple[bool, str]:
     return False, f"Device compute capability 10.0 or higher required for NVFP4 execution: {_NONE}."
 
 
-class FP8GlobalStateManager:
+class _Buffers(type):
+    """What Transformer Engine keeps in lists beside the layers' own states."""
+
+    states: list[tuple[bool, DelayedState, DelayedScaling, Any]]
+
+    @property
+    def global_amax_buffer(cls) -> dict[str, list[Any]]:
+        """The row of each history that collects, by direction."""
+        found: dict[str, list[Any]] = {"forward_": [], "backward_": []}
+        for forward, state, _, _ in cls.states:
+            found["forward_" if forward else "backward_"].append(state.amax_history[0])
+        return found
+
+
+class FP8GlobalStateManager(metaclass=_Buffers):
     """The low-precision state of this process."""
 
     enabled = False

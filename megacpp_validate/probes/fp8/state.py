@@ -16,11 +16,11 @@ from typing import Any, Final
 
 import torch
 
-from ..evidence.receipt import Check, Part
-from .bench import Bench
-from .emulation import LARGEST
-from .low_precision import Enter
-from .references.delayed_scaling import Algorithm, DelayedRule, DelayedTensors, Update, new_state, next_state
+from ...evidence.receipt import Check, Part
+from ..bench import Bench
+from ..emulation import LARGEST
+from ..low_precision import Enter
+from ..references.delayed_scaling import Algorithm, DelayedRule, DelayedTensors, Update, new_state, next_state
 
 ROWS: Final = 32  # of the input; FP8 products take multiples of 16
 MICRO_BATCHES: Final = 3
@@ -214,7 +214,7 @@ class _Follower:
         if history != right and not found.history:
             found.history = f"call {found.calls}: seen {_shown(history)}, wanted {_shown(right)}"
         scale, exact = float(seen.scale[operand.index]), float(wanted.scale[operand.index])
-        off = _ulps(scale, exact)
+        off = ulps(scale, exact)
         if not off <= found.ulps:
             found.ulps = off
             found.scale = f"call {found.calls}: seen {scale:.9g}, wanted {exact:.9g}"
@@ -232,7 +232,7 @@ class _Follower:
         return made
 
 
-def _ulps(seen: float, wanted: float) -> float:
+def ulps(seen: float, wanted: float) -> float:
     """How many values of fp32 lie between two of them; infinite where one is none."""
     unit = float(torch.nextafter(torch.tensor(wanted).float(), torch.tensor(torch.inf))) - wanted
     off = abs(seen - wanted) / unit

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from imports_bench import DOUBLE, Patch, failed, new_bench
+from recipe_bench import DOUBLE, Patch, failed, new_bench
 
 from megacpp_validate.bridge import fp8_scope
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.probes.bench import Bench
-from megacpp_validate.probes.fp8_shares import check_shares
-from megacpp_validate.probes.fp8_state import check_delayed_state, default_update
+from megacpp_validate.probes.fp8.shares import check_shares, check_shares_of_a_cast
+from megacpp_validate.probes.fp8.state import check_delayed_state, default_update
 from megacpp_validate.probes.references.delayed_scaling import DelayedRule, DelayedTensors, new_state, next_state
 
 PHASES = ["first", "normal", "spike", "after-spike", "zero", "after-zero", "accumulated", "accumulated-late"]
@@ -39,7 +39,7 @@ def state_checks(seed: int = 0, recipe: dict[str, Any] | None = None, **expected
 
 def share_checks(seed: int = 0, recipe: dict[str, Any] | None = None) -> Bench:
     bench = new_bench(seed=seed)
-    check_shares(bench, new_layer(128, 128), enter(**(recipe or {})))
+    check_shares(bench, lambda: new_layer(128, 128), enter(**(recipe or {})))
     return bench
 
 
@@ -267,7 +267,7 @@ def test_which_update_is_expected(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_shares_are_those_of_the_distribution(te_double: None, seed: int) -> None:
     bench = share_checks(seed)
     assert failed(bench) == []
-    assert len(bench.checks) == 12
+    assert len(bench.checks) == 18
     shares = {check.name: check.parts[0].observed or 0.0 for check in bench.checks}
     assert shares["shares.spike.input.overflowed"] > 0.1
     assert shares["shares.shrunk.gradient.underflowed"] > 0.01
@@ -305,6 +305,8 @@ SHARES: dict[str, tuple[Callable[[Patch], None], str]] = {
     "current-scale": (current_scale, "shares.spike.input.overflowed"),
     "spike-forgotten": (most_recent, "shares.shrunk.gradient.underflowed"),
     "four-times": (four_times, "shares.steady.input.overflowed"),
+    "weight-frozen": (frozen, "shares.steady.weight.underflowed"),
+    "weight-spike-forgotten": (most_recent, "shares.shrunk.weight.underflowed"),
     "not-cast-at-all": (not_cast_at_all, "shares.shrunk.input.underflowed"),
 }
 
@@ -316,14 +318,21 @@ def test_a_fault_of_the_shares(te_double: None, plant: Callable[[Patch], None], 
         assert caught in failed(share_checks())
 
 
-def test_what_does_not_come_out_is_told(te_double: None) -> None:
-    bench, layer = new_bench(), new_layer(32, 32)
+def without_a_number(width: int, out: int) -> Any:
+    layer = new_layer(width, out)
     plain = layer.forward
     layer.forward = lambda rows: plain(rows) * float("nan")
-    check_shares(bench, layer, contextlib.nullcontext)
+    return layer
+
+
+def test_what_does_not_come_out_is_told(te_double: None) -> None:
+    bench = new_bench()
+    check_shares(bench, lambda: without_a_number(32, 32), contextlib.nullcontext)
     assert failed(bench)
     with pytest.raises(ValueError, match="Next step"):
-        check_shares(bench, new_layer(32, 48), contextlib.nullcontext)
+        check_shares(bench, lambda: new_layer(32, 48), contextlib.nullcontext)
+    with pytest.raises(ValueError, match="wider than 128"):
+        check_shares_of_a_cast(bench, lambda: new_layer(128, 128), contextlib.nullcontext, "block")
 
 
 @pytest.mark.parametrize(

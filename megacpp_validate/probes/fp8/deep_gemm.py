@@ -1,0 +1,338 @@
+"""The expert bank in block-scaled FP8 by DeepGEMM: every product, layout, cast and kept weight, held to fp64.
+
+Forward, the gradient of the rows and that of the weights are held to fp64 by bounds that follow from the roundings, to
+the exact products of the very operands that block scaling gives, to bf16, and to Transformer Engine's block scaling.
+What the kernels are handed is read off the calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+from ...native.grouped_gemm import grouped_gemm_loop
+from ..bench import Bench
+from ..bounds import Roundings
+from ..low_precision import low_precision_ran
+from ..references.deep_gemm import block_scaled_experts
+from ..references.experts import reference_experts
+from .deep_gemm_casts import check_casts
+from .deep_gemm_kept import check_kept
+from .deep_gemm_samples import BF16, SMALL, Sample, Seen, new_layer, new_sample, run, watching_kernels
+
+# Rows of each expert: padded and not, none at all, one alone, and as many for all, which is one launch.
+ROUTINGS: Final[dict[str, tuple[int, ...]]] = {
+    "uneven": (130, 57, 301, 64),
+    "idle": (0, 256, 0, 95),
+    "one-busy": (0, 0, 300, 0),
+    "one-row": (0, 1, 0, 0),
+    "even": (200, 140, 129, 256),
+}
+QUICK: Final = ("uneven", "even")
+FEW: Final = (3, 0, 17, 1)
+PRODUCTS: Final = ("forward", "grad.rows", "grad.weight")
+# Hopper's FP8 accumulator keeps about 14 bits, and is added to fp32 every 4 instructions of 32 products (DeepSeek-V3,
+# arXiv:2412.19437, section 3.3.2): 4 roundings to 11 bits an instruction, as in `emulation`.
+CUTS: Final = ("tf32", 4 * 4)
+SUM: Final = 128
+
+
+def probe(bench: Bench) -> None:
+    """Run it."""
+    if not bench.order.target.deep_gemm:
+        _check_lacking(bench)
+        return
+    bridge = bench.bridge("deep_gemm")
+    if not bridge.is_deep_gemm_available():
+        bench.cannot_run(bridge.why_deep_gemm_is_unavailable())
+    for part in PARTS.values():
+        part(bench)
+    _check_compiler(bench)
+
+
+def _check_lacking(bench: Bench) -> None:
+    """A target whose row has no DeepGEMM: the bridge refuses it there, and says why."""
+    refusal = bench.bridge("deep_gemm_product").why_not_deep_gemm(bench.device, BF16, *SMALL)
+    surprise = f"surprise: DeepGEMM can be used here, and the row of {bench.order.target.id} has it not"
+    said = surprise if refusal is None else refusal.reason
+    bench.check("bridge-refuses", refusal is not None, said)
+    bench.is_unsupported(f"the row of {bench.order.target.id} has no DeepGEMM: {said}")
+
+
+def _contiguous(bench: Bench) -> None:
+    for name in QUICK if bench.quick else ROUTINGS:
+        with bench.scope(f"contiguous.{name}"):
+            _check_products(bench, name)
+
+
+def _masked(bench: Bench) -> None:
+    with bench.scope("masked"):
+        _check_masked(bench)
+
+
+def _casts(bench: Bench) -> None:
+    with bench.scope("casts"):
+        check_casts(bench, ROUTINGS["uneven"])
+
+
+def _kept(bench: Bench) -> None:
+    with bench.scope("kept"):
+        check_kept(bench, FEW)
+
+
+def _memory(bench: Bench) -> None:
+    sample = new_sample(bench, ROUTINGS["uneven"])
+    bench.layer_keeps_nothing("deep_gemm", new_layer(bench, sample.weights), sample.rows, sample.counts)
+
+
+# --- rows sorted by expert ----------------------------------------------------------------------------------------
+
+
+def _check_products(bench: Bench, name: str) -> None:
+    sample = new_sample(bench, ROUTINGS[name])
+    layer = new_layer(bench, sample.weights)
+    with watching_kernels(bench) as calls:
+        seen = run(layer, sample)
+    bench.ran_on("expert_gemm", layer.choice, seen.out, wanted="deep_gemm")
+    _check_operands(bench, name, calls)
+    power_of_two = bench.order.target.arch != "sm_90"
+    exact = Seen(*_fp64(reference_experts, sample))
+    rounded = Seen(*_fp64(partial(block_scaled_experts, power_of_two=power_of_two), sample))
+    emulated = rounded.to(BF16)
+    _compare(bench, "", sample, seen, exact, 2, emulated)
+    _compare(bench, ".of-rounded-operands", sample, seen, rounded, 0, None)
+    _check_rounded(bench, seen, exact)
+    leaf = sample.as_leaves()
+    plain = grouped_gemm_loop(leaf.rows, leaf.weights, leaf.counts)
+    of_rows, of_weights = torch.autograd.grad(plain, (leaf.rows, leaf.weights), leaf.gradient)
+    in_bf16 = Seen(plain.detach().double(), of_rows.double(), of_weights.double())
+    _compare(bench, ".against-bf16", sample, seen, in_bf16, 2, None, more=(("bf16", 1),))
+    if name in QUICK:
+        _against_te(bench, sample, seen, exact)
+
+
+def _fp64(reference: Callable[..., Any], sample: Sample) -> tuple[Any, Any, Any]:
+    made = reference(sample.rows, sample.weights, sample.counts, sample.gradient)
+    return made.out, made.rows, torch.stack(made.weights)
+
+
+def _roundings(operands: int, independent: int | None, more: tuple[tuple[str, int], ...]) -> Roundings:
+    steps = (*((("e4m3", operands),) if operands else ()), CUTS, ("bf16", 1), *more)
+    taken = "rounded to E4M3 in blocks" if operands else "taken as E4M3 has them, which a product in bf16 would miss"
+    why = (
+        f"both operands {taken}; the accumulator keeps about 14 bits, 4 roundings to 11 bits for each of the 4 "
+        "instructions of 32 products between two additions in fp32 (arXiv:2412.19437, section 3.3.2); rounded to bf16"
+    )
+    return Roundings(steps, SUM, why=why, independent=independent)
+
+
+def _compare(
+    bench: Bench,
+    suffix: str,
+    sample: Sample,
+    seen: Seen,
+    wanted: Seen,
+    operands: int,
+    native: Seen | None,
+    more: tuple[tuple[str, int], ...] = (),
+) -> None:
+    """Output, gradient of the rows, and gradient of each expert's weight."""
+    for product in PRODUCTS[:2]:
+        other = None if native is None else native[product]
+        bound = _roundings(operands, None, more)
+        bench.compare(f"{product}{suffix}", seen[product], wanted[product], roundings=bound, native=other)
+    for expert, count in enumerate(sample.counts):
+        other = None if native is None else native.weights[expert]
+        few = count * min(sample.weights.shape[1:]) or None  # values of the smaller operand of an outer product
+        bench.compare(
+            f"grad.weight{expert}{suffix}", seen.weights[expert], wanted.weights[expert],
+            roundings=_roundings(operands, few, more), native=other,
+        )  # fmt: skip
+
+
+def _check_rounded(bench: Bench, seen: Seen, exact: Seen) -> None:
+    """An error far below that of E4M3 is no success: the product was computed in something else."""
+    for product in PRODUCTS:
+        error = float((seen[product].detach().double() - exact[product]).norm() / exact[product].norm())
+        part = low_precision_ran(error, Roundings((("e4m3", 2),), 1))
+        bench.check(f"{product}.rounded", part.passed, f"relative error {error:.3g}, at least {part.bound:.3g} wanted")
+
+
+def _check_operands(bench: Bench, name: str, calls: list[Any]) -> None:
+    """What the kernels were handed: E4M3 everywhere, and the blocks that the design says."""
+    wanted = {
+        "forward": ("1x128", "128x128"),
+        "grad.rows": ("1x128", "128x128"),
+        "grad.weight": ("1x128", "128x128"),
+    }
+    kinds = {"forward": ("input", "weight"), "grad.rows": ("gradient", "weight"), "grad.weight": ("gradient", "input")}
+    found: dict[str, set[tuple[str, str]]] = {}
+    dtypes = set()
+    for call in calls:
+        found.setdefault(call.product, set()).add((call.left.block, call.right.block))
+        dtypes |= {call.left.dtype, call.right.dtype}
+        for kind, operand in zip(kinds[call.product], (call.left, call.right), strict=True):
+            if name == "uneven":
+                path = f"fp8.deep_gemm.{call.product}"
+                bench.saw_quantizer(path, kind, operand.made_by, operand.dtype, operand.block)
+    same = {product: {blocks} for product, blocks in wanted.items()} == found
+    bench.check("operands.blocks", same, f"{ {product: sorted(seen) for product, seen in sorted(found.items())} }")
+    bench.check("operands.e4m3", dtypes == {"float8_e4m3"}, f"dtypes {', '.join(sorted(dtypes)) or 'of no call'}")
+
+
+def _against_te(bench: Bench, sample: Sample, seen: Seen, exact: Seen) -> None:
+    """As exact as Transformer Engine's block scaling on the same tensors, whose scales are powers of two."""
+    if not bench.wants_te or "block" not in bench.recipes:
+        bench.check("te-block.judged", True, "not judged: Transformer Engine's block scaling is not to be had here")
+        return
+    scopes = bench.bridge("fp8_scope")
+    layer = bench.bridge("expert_gemm").ExpertGemm(**sample.sizes(), device=bench.device, backends=("te",))
+    layer.load_native_state_dict({"weight": sample.weights.detach()})
+
+    def enter() -> AbstractContextManager[Any]:
+        return scopes.low_precision(
+            target=bench.order.target.id, recipe="block", amax_reduction_group=scopes.SINGLE_OWNER
+        )
+
+    te = run(layer, sample, enter)
+    bench.ran_on("te-block.expert_gemm", layer.choice, te.out, wanted="te")
+    _compare(bench, ".beside-te-block", sample, seen, exact, 2, te)
+    _compare(bench, ".against-te-block", sample, seen, te.to(torch.float64), 4, None, more=(("bf16", 1),))
+
+
+# --- rows in the masked layout ------------------------------------------------------------------------------------
+
+
+def _check_masked(bench: Bench) -> None:
+    """Counts on the device: the first rows of each expert, zeros past them, whatever lies there."""
+    capacity, counts = 160, (3, 0, 160, 65)
+    sample = new_sample(bench, (capacity,) * len(counts))
+    layer = new_layer(bench, sample.weights)
+    rows = sample.rows.detach().view(len(counts), capacity, -1).clone()
+    on_device = torch.tensor(counts, dtype=torch.int32, device=bench.device)
+    past = torch.arange(capacity, device=bench.device) >= on_device[:, None]
+    rows[past] = float("nan")
+    with torch.no_grad(), watching_kernels(bench) as calls:
+        out = layer.forward_masked(rows, on_device, expected_rows=64)
+        kept = layer.forward_masked(rows, on_device, expected_rows=64, weight=layer.quantized_weight())
+    bench.check("claimed", layer.choice.observed == "deep_gemm", f"claimed {layer.choice.observed}")
+    bench.check("kernel", [call.product for call in calls] == ["masked"] * 2, f"{len(calls)} calls of the kernel")
+    real = Sample(rows[~past], sample.weights, counts, sample.gradient[: sum(counts)])
+    power_of_two = bench.order.target.arch != "sm_90"
+    rounded = block_scaled_experts(real.rows, real.weights, counts, real.gradient, power_of_two=power_of_two)
+    exact = reference_experts(real.rows, real.weights, counts, real.gradient)
+    bench.compare("forward", out[~past], exact.out, roundings=_roundings(2, None, ()), native=rounded.out.to(BF16))
+    bench.compare("forward.of-rounded-operands", out[~past], rounded.out, roundings=_roundings(0, None, ()))
+    bench.check("past-the-count", not bool(out[past].any()), "zeros, where the rows hold NaN")
+    bench.same_bits("kept", [out], [kept])
+    if bench.device == "cuda":
+        _check_graph(bench, layer, rows, on_device)
+
+
+def _check_graph(bench: Bench, layer: Any, rows: Any, counts: Any) -> None:
+    """A graph that holds the call takes other rows and counts at each replay."""
+    weight = layer.quantized_weight()
+    with torch.no_grad():
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            held = layer.forward_masked(rows, counts, expected_rows=64, weight=weight)
+        for turn in range(3):
+            rows.copy_(bench.randn(*rows.shape, dtype=BF16))
+            counts.copy_(counts.roll(1))
+            graph.replay()
+            eager = layer.forward_masked(rows, counts, expected_rows=64, weight=weight)
+            bench.same_bits(f"graph{turn}", [held], [eager])
+
+
+def _check_stream(bench: Bench) -> None:
+    """On a stream of its own every kernel waits for what that stream is still making."""
+    if bench.device != "cuda":
+        return
+    sample = new_sample(bench, ROUTINGS["uneven"])
+    layer = new_layer(bench, sample.weights)
+    rows = torch.zeros_like(sample.rows)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.no_grad():
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(20_000_000)  # about 10 ms, longer than the host takes to launch the rest
+            rows.copy_(sample.rows)
+            seen = layer(rows, sample.counts)
+        stream.synchronize()
+        bench.same_bits("stream", [seen], [layer(sample.rows, sample.counts)])
+
+
+# --- what is not a number, who is chosen, what is refused ---------------------------------------------------------
+
+
+def _check_not_a_number(bench: Bench) -> None:
+    """A NaN comes out where it goes in, and nowhere else: a cast that saturates would hide it."""
+    sample = new_sample(bench, FEW)
+    layer = new_layer(bench, sample.weights)
+    for value in (float("nan"), float("inf")):
+        with torch.no_grad():
+            rows = sample.rows.detach().clone()
+            rows[1, 5] = value
+            out = layer(rows, sample.counts)
+        lost = (~torch.isfinite(out)).all(dim=1).nonzero().flatten().tolist()
+        found = (~torch.isfinite(out)).any(dim=1).nonzero().flatten().tolist()
+        bench.check(f"not-a-number.{value}", lost == found == [1], f"not finite in rows {found}, wholly in {lost}")
+
+
+def _check_choice(bench: Bench) -> None:
+    """Few rows stay in bf16, and the reason is recorded; always asked for, they do not."""
+    sample = new_sample(bench, FEW)
+    for when, wanted, codes in (("faster", "native", ["few-rows"]), ("always", "deep_gemm", [])):
+        layer = new_layer(bench, sample.weights, fp8_when=when)
+        out = layer(sample.rows, sample.counts)
+        seen = [refusal.code for refusal in layer.choice.refusals]
+        bench.check(f"choice.{when}", seen == codes, f"{layer.choice.observed}, refused by {', '.join(seen) or 'none'}")
+        bench.ran_on(f"choice.{when}", layer.choice, out, wanted=wanted)
+
+
+def _check_refusals(bench: Bench) -> None:
+    errors, backends = bench.bridge("errors"), bench.bridge("backends")
+    sample = new_sample(bench, FEW)
+    layer = new_layer(bench, sample.weights)
+    rows = sample.rows.detach().new_zeros(len(FEW), 8, sample.rows.shape[1])
+    counts = torch.zeros(len(FEW), dtype=torch.int32, device=bench.device)
+    bank = bench.bridge("expert_gemm").ExpertGemm
+    odd = {**sample.sizes(), "in_features": 200, "device": bench.device, "backends": ("deep_gemm",)}
+    bench.refuses("refuses.masked-gradients", errors.WrongOption, lambda: layer.forward_masked(rows, counts))
+    with torch.no_grad():
+        bench.refuses("refuses.counts", errors.TokenCountMismatch, lambda: layer.forward_masked(rows, counts.long()))
+        bench.refuses("refuses.sorted", errors.WrongShape, lambda: layer.forward_masked(sample.rows, counts))
+    bench.refuses("refuses.word", errors.UnknownName, lambda: bank(**{**odd, "in_features": 256, "fp8_when": "now"}))
+    try:
+        bank(**odd)
+    except backends.NoBackend as refusal:
+        bench.check("refuses.width", "whole blocks of 128" in str(refusal), str(refusal))
+    else:
+        bench.check("refuses.width", False, "nothing was raised for 200 features")
+
+
+def _check_compiler(bench: Bench) -> None:
+    """What compiled the kernels, and that its cache holds them."""
+    made = bench.bridge("deep_gemm").compiler()
+    bench.saw_compiler("deep_gemm", made.mode, str(made.cache))
+    if bench.device != "cuda":
+        return  # nothing is compiled for a CPU
+    found = sorted({path.name.rpartition(".")[0] for path in made.cache.glob("cache/kernel.*")})
+    bench.check("compiler.cache", bool(found), f"{made.mode} into {made.cache}: {', '.join(found) or 'nothing'}")
+
+
+PARTS: Final[dict[str, Callable[[Bench], None]]] = {
+    "contiguous": _contiguous,
+    "masked": _masked,
+    "stream": _check_stream,
+    "casts": _casts,
+    "kept": _kept,
+    "not-a-number": _check_not_a_number,
+    "choice": _check_choice,
+    "refuses": _check_refusals,
+    "memory": _memory,
+}

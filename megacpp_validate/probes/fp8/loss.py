@@ -1,0 +1,173 @@
+"""Training step by step: BF16 and FP8 recipes with the same data and seeds, each run a curve beside the receipt.
+
+Runs are processes that share the device: what a step of a small model costs is its launches, not its arithmetic. Here
+is checked that every run ended, on what it ran, and what cast; whether FP8 follows BF16 is for the loss gate, on the
+host, which judges the curves.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ..bench import Bench
+
+REFERENCE: Final = "bf16"
+PROCESS: Final = "megacpp_validate.training.gate_process"
+# Recipe -> the values that share a scale: of inputs and gradients, and of weights.
+BLOCKS: Final = {"delayed": ("tensor", "tensor"), "current": ("tensor", "tensor"), "block": ("1x128", "128x128")}
+QUICK_STEPS: Final = 30
+_LAST_WORDS: Final = 2000
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: what it is told, and where its curve goes."""
+
+    recipe: str
+    seed: int
+    order: dict[str, Any]
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """As its checks are named."""
+        return f"{self.recipe}.seed{self.seed}"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended: its exit status, what it said of itself, and the end of what it wrote besides."""
+
+    status: int
+    said: dict[str, Any]
+    words: str
+
+
+Train = Callable[[Sequence[Job]], list[Ended]]
+
+
+def probe(bench: Bench) -> None:
+    """Train all runs at once, and look at what each left."""
+    jobs = plan_jobs(bench)
+    check_runs(bench, jobs, train_side_by_side(jobs))
+
+
+def plan_jobs(bench: Bench) -> list[Job]:
+    """BF16 and each recipe with every seed; seeds by seed, so that what is cut short lacks a seed of all."""
+    recipes = (REFERENCE, *bench.setting("recipes", "delayed current").split())
+    seeds = [int(seed) for seed in bench.setting("seeds", "0 1 2").split()]
+    steps = int(bench.setting("steps", "1000"))
+    if bench.quick:
+        seeds, steps = seeds[:1], QUICK_STEPS
+    jobs = []
+    for seed in seeds:
+        for recipe in recipes:
+            path = bench.artefact(f"{recipe}-{seed}.curve")
+            order = {
+                "recipe": recipe,
+                "seed": seed,
+                "steps": steps,
+                "target": bench.order.target.id,
+                "size": bench.setting("size", "gate"),
+                "device": bench.device,
+                "data_seed": bench.order.seed,
+                "path": str(path),
+            }
+            jobs.append(Job(recipe, seed, order, path))
+    return jobs
+
+
+def train_side_by_side(jobs: Sequence[Job]) -> list[Ended]:
+    """Start every run, and wait for all; what is left of an earlier session is removed first."""
+    with tempfile.TemporaryDirectory(prefix="megacpp-loss-") as folder:
+        running = []
+        try:
+            for number, job in enumerate(jobs):
+                job.path.unlink(missing_ok=True)
+                running.append(_start(job, Path(folder, str(number))))
+            while any(process.poll() is None for process in running):
+                time.sleep(0.2)
+        finally:
+            for process in running:
+                process.kill()
+        return [_end(process, Path(folder, str(number))) for number, process in enumerate(running)]
+
+
+def check_runs(bench: Bench, jobs: Sequence[Job], ended: Sequence[Ended]) -> None:
+    """What every run left: a whole curve, on the backends that were asked for, with the casts that it shows."""
+    for job, end in zip(jobs, ended, strict=True):
+        said = f"{end.said.get('seconds', 0):.0f} s, {end.said.get('peak_mib', 0):.0f} MiB"
+        bench.check(
+            f"{job.name}.ended", end.status == 0, said if end.status == 0 else f"exit {end.status}: {end.words}"
+        )
+        curve = _read(job.path)
+        if curve is None:
+            bench.check(f"{job.name}.curve", False, "the run left no curve")
+            continue
+        _check_curve(bench, job, curve)
+        _check_backends(bench, job, end.said.get("backends", {}))
+        if job.recipe != REFERENCE and job.seed == jobs[0].seed:
+            _see_casts(bench, job, curve)
+
+
+def _start(job: Job, place: Path) -> subprocess.Popen[str]:
+    with place.with_suffix(".out").open("w") as out, place.with_suffix(".err").open("w") as words:
+        command = [sys.executable, "-m", PROCESS]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=words, text=True)
+    if process.stdin is not None:
+        process.stdin.write(json.dumps(job.order))
+        process.stdin.close()
+    return process
+
+
+def _end(process: subprocess.Popen[str], place: Path) -> Ended:
+    words = place.with_suffix(".err").read_text(encoding="utf-8", errors="replace").strip()
+    try:
+        said = json.loads(place.with_suffix(".out").read_text(encoding="utf-8").strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        said = {}
+    return Ended(process.wait(), said if isinstance(said, dict) else {}, words[-_LAST_WORDS:])
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """The curve as it was written; the host reads it strictly."""
+    try:
+        curve = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return curve if isinstance(curve, dict) else None
+
+
+def _check_curve(bench: Bench, job: Job, curve: dict[str, Any]) -> None:
+    planned = job.order["steps"]
+    whole = curve["steps"] == list(range(planned))
+    finite = all(value is not None and math.isfinite(value) for value in (*curve["losses"], *curve["gradient_norms"]))
+    said = f"{len(curve['steps'])} of {planned} steps{'' if finite else ', one of them not finite'}"
+    bench.check(f"{job.name}.curve", whole and finite, said)
+
+
+def _check_backends(bench: Bench, job: Job, backends: dict[str, str]) -> None:
+    """Every part that has a choice took what was asked for, as it says itself."""
+    wanted = bench.order.requested
+    native = sorted(part for part, taken in backends.items() if (taken == "te") is not (wanted == "te"))
+    said = f"{len(backends)} parts; not on {wanted}: {', '.join(native) or 'none'}"
+    bench.check(f"{job.name}.backends", bool(backends) and not native, said)
+
+
+def _see_casts(bench: Bench, job: Job, curve: dict[str, Any]) -> None:
+    rows, weight = BLOCKS.get(job.recipe, ("", ""))
+    for seen in curve["quantizers"]:
+        block = weight if seen["tensor"] == "weight" else rows
+        bench.saw_quantizer(
+            f"loss.{job.recipe}.{seen['layer']}", seen["tensor"], seen["kind"], f"float8_{seen['format']}", block
+        )
+    bench.check(f"{job.name}.casts", bool(curve["quantizers"]), f"{len(curve['quantizers'])} casts were seen")

@@ -1,0 +1,145 @@
+"""`LayerNormMLP` and `GroupedLinear` under a recipe: forward and every gradient, and what each product was given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+from ...evidence.receipt import Check
+from ...native.mlp import gated_activation
+from ...native.norms import rms_norm
+from ..bench import Bench
+from ..emulation import FORMATS, Product, Recipe, emulated_grouped, emulated_linear, operand_roundings
+from ..low_precision import Enter, low_precision_ran
+from ..references import layer_roundings as counted
+from ..references import layers as reference
+from ..references.experts import reference_experts
+from ..references.layers import Parameters
+from ..references.steps import Trial, layer_step, try_layer
+from .quantizers import check_operands, watching_operands
+
+EPS: Final = 1e-5
+# Rows of each expert, in multiples of 16, which every recipe takes; one is idle, as in training.
+COUNTS: Final = (48, 0, 112, 96)
+TIMES_ON_GPU: Final = 2
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    rows: int
+    hidden: int
+    ffn: int
+
+
+def _sizes(bench: Bench) -> _Sizes:
+    """Multiples of 128, which every recipe takes."""
+    return _Sizes(128, 128, 128) if bench.quick or bench.device == "cpu" else _Sizes(512, 384, 512)
+
+
+def check_mlp(bench: Bench, recipe: Recipe, enter: Enter) -> None:
+    """Norm and gated MLP as one layer; the checks are `fp8.RECIPE.mlp.*`."""
+    sizes, path = _sizes(bench), f"fp8.{recipe}.mlp"
+    layer = bench.bridge("imports").layernorm_mlp.require()(
+        hidden_size=sizes.hidden, ffn_hidden_size=sizes.ffn, eps=EPS, bias=False, normalization="RMSNorm",
+        activation="swiglu", params_dtype=torch.bfloat16, device=bench.device,
+    )  # fmt: skip
+    with torch.no_grad():
+        for value in layer.parameters():
+            mean, deviation = (1.0, 0.2) if value.dim() == 1 else (0.0, value.shape[-1] ** -0.5)
+            value.copy_(mean + bench.randn(*value.shape, scale=deviation))
+    rows = (bench.randn(sizes.rows, sizes.hidden) + 0.5).bfloat16().requires_grad_()
+    precision = replace(counted.precision_of("bf16", recipe=recipe), smallest=sizes.hidden * min(sizes.rows, sizes.ffn))
+    with enter() as opened:
+        choice = opened.choice
+    try_layer(bench, Trial(
+        path, layer, choice, rows,
+        partial(reference.mlp, gated=True, eps=EPS),
+        partial(counted.mlp_roundings, precision=precision, length=sizes.ffn, gated=True),
+        partial(_emulated_mlp, recipe=recipe), scope=enter, steps=2,  # delayed scales come from the step before
+    ))  # fmt: skip
+    with watching_operands() as seen:
+        layer_step(layer, rows, bench.randn(*rows.shape, dtype=torch.bfloat16), enter)
+    check_operands(bench, path, recipe, seen, dict.fromkeys(FORMATS, 2))
+
+
+def _emulated_mlp(rows: Any, given: Parameters, *, recipe: Recipe) -> Any:
+    up = emulated_linear(rms_norm(rows, given["layer_norm_weight"], eps=EPS), given["fc1_weight"], recipe)
+    return emulated_linear(gated_activation(up, "swiglu"), given["fc2_weight"], recipe)
+
+
+@dataclass(frozen=True)
+class _Bank:
+    """Operands of a bank: rows [R, K], weights E of [N, K], gradient of the output [R, N], rows of each expert."""
+
+    rows: Any
+    weights: Sequence[Any]
+    gradient: Any
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _BankStep:
+    out: Any
+    rows: Any
+    weights: tuple[Any, ...]
+
+
+def check_experts(bench: Bench, recipe: Recipe, enter: Enter) -> None:
+    """A bank of experts, one of them idle; the checks are `fp8.RECIPE.experts.*`."""
+    on_gpu, path = bench.device == "cuda" and not bench.quick, f"fp8.{recipe}.experts"
+    width, out = (256, 384) if on_gpu else (128, 128)
+    counts = tuple(count * (TIMES_ON_GPU if on_gpu else 1) for count in COUNTS)
+    bank = _Bank(
+        bench.randn(sum(counts), width, dtype=torch.bfloat16),
+        [bench.randn(out, width, dtype=torch.bfloat16, scale=width**-0.5) for _ in counts],
+        bench.randn(sum(counts), out, dtype=torch.bfloat16),
+        counts,
+    )
+    layer = bench.bridge("imports").grouped_linear.require()(
+        len(counts), width, out, bias=False, params_dtype=torch.bfloat16, device=bench.device
+    )
+    with torch.no_grad():
+        for into, given in zip(layer.parameters(), bank.weights, strict=True):
+            into.copy_(given)
+    for _ in range(2):  # delayed scales come from the step before
+        with watching_operands() as seen:
+            step = _run(layer, bank, enter)
+    with enter() as opened:
+        bench.ran_on(path, opened.choice, step.out)
+    _compare(bench, path, recipe, bank, step)
+    check_operands(bench, path, recipe, seen, dict.fromkeys(FORMATS, len(counts)))
+
+
+def _run(layer: Any, bank: _Bank, enter: Enter) -> _BankStep:
+    layer.zero_grad(set_to_none=True)
+    leaf = bank.rows.clone().requires_grad_()
+    with enter():
+        out = layer(leaf, list(bank.counts))
+    out.backward(bank.gradient)
+    return _BankStep(out, leaf.grad, tuple(weight.grad for weight in layer.parameters()))
+
+
+def _compare(bench: Bench, path: str, recipe: Recipe, bank: _Bank, step: _BankStep) -> None:
+    """Output, gradient of the rows, and of each expert's weight; that of an idle one is zeros."""
+    wanted = reference_experts(bank.rows, torch.stack(list(bank.weights)), bank.counts, bank.gradient)
+    leaf = bank.rows.clone().requires_grad_()
+    leaves = [weight.clone().requires_grad_() for weight in bank.weights]
+    out = emulated_grouped(leaf, leaves, bank.counts, recipe)
+    rows, *weights = torch.autograd.grad(out, (leaf, *leaves), bank.gradient)
+
+    def hold(name: str, product: Product, length: int, seen: Any, exact: Any, plain: Any) -> None:
+        roundings = operand_roundings(recipe, product, length)
+        bench.compare(f"{path}.{name}", seen, exact, roundings=roundings, native=plain)
+        if seen is not None and bool(exact.any()):
+            part = low_precision_ran(float((seen.double() - exact).norm() / exact.norm()), roundings)
+            bench.checks.append(Check(f"{path}.{name}.applied", part.passed, (part,)))
+
+    hold("forward", "forward", bank.rows.shape[1], step.out.detach(), wanted.out, out.detach())
+    hold("dgrad", "dgrad", bank.gradient.shape[1], step.rows, wanted.rows, rows)
+    for expert, count in enumerate(bank.counts):
+        found = step.weights[expert]
+        hold(f"wgrad{expert}", "wgrad", max(1, count), found, wanted.weights[expert], weights[expert])

@@ -1,0 +1,222 @@
+"""Small stacks of Transformer Engine's layers that are trained for some steps, and what is kept of each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, Literal
+
+import torch
+from torch import nn
+
+from ...native.rope import rope_tables
+from ..bench import Bench
+from ..low_precision import Enter
+
+HEAD_DIM: Final = 64
+LEARNING_RATE: Final = 1 / 32  # of the largest value of a weight: enough that each step has other weights
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Rows, width of the residual stream, width of the MLP; multiples of 128, which every recipe takes."""
+
+    rows: int
+    hidden: int
+    inner: int
+
+
+def shape_of(bench: Bench) -> Shape:
+    """Smallest on a CPU and where only the smallest is wanted."""
+    return Shape(128, 128, 128) if bench.quick or bench.device == "cpu" else Shape(256, 512, 1024)
+
+
+class Block(nn.Module):
+    """Norm, linear, linear, and an MLP with its own norm, one after the other: [R, hidden] -> [R, hidden]."""
+
+    def __init__(self, bench: Bench, shape: Shape) -> None:
+        super().__init__()
+        bridge = bench.bridge("imports")
+        made = {"bias": False, "params_dtype": torch.bfloat16, "device": bench.device}
+        self.up = bridge.layernorm_linear.require()(shape.hidden, shape.inner, normalization="RMSNorm", **made)
+        self.down = bridge.linear.require()(shape.inner, shape.hidden, **made)
+        self.mlp = bridge.layernorm_mlp.require()(
+            shape.hidden, shape.inner, normalization="RMSNorm", activation="swiglu", **made
+        )
+
+    def forward(self, rows: Any, is_first_microbatch: bool | None = None) -> Any:
+        """[R, hidden] -> [R, hidden]."""
+        told = {"is_first_microbatch": is_first_microbatch}
+        return self.mlp(self.down(self.up(rows, **told), **told), **told)
+
+
+class AttentionBlock(nn.Module):
+    """The bridge's A-block on two sequences: [R, hidden] -> [R, hidden]."""
+
+    def __init__(self, bench: Bench, shape: Shape) -> None:
+        super().__init__()
+        self.block = bench.bridge("native_block").NativeBlock(
+            hidden=shape.hidden,
+            ffn_hidden=shape.inner,
+            num_heads=shape.hidden // HEAD_DIM,
+            head_dim=HEAD_DIM,
+            num_gqa_groups=2,
+            dtype=torch.bfloat16,
+            device=bench.device,
+        )
+        self.rope = rope_tables(shape.rows // 2, HEAD_DIM, device=bench.device)
+
+    def forward(self, rows: Any, is_first_microbatch: bool | None = None) -> Any:
+        """[R, hidden] -> [R, hidden]."""
+        sequences = rows.view(2, -1, rows.shape[-1])
+        return self.block(sequences, rope=self.rope, is_first_microbatch=is_first_microbatch).reshape(rows.shape)
+
+
+Kind = Literal["plain", "attention"]
+
+
+def new_stack(bench: Bench, depth: int, like: nn.ModuleList | None = None, kind: Kind = "plain") -> nn.ModuleList:
+    """Blocks that have never run; with the weights of another stack of this kind where one is given."""
+    make = Block if kind == "plain" else AttentionBlock
+    stack = nn.ModuleList(make(bench, shape_of(bench)) for _ in range(depth))
+    with torch.no_grad():
+        for index, weight in enumerate(stack.parameters()):
+            if like is not None:
+                weight.copy_(list(like.parameters())[index])
+            elif weight.dim() > 1:
+                weight.copy_(bench.randn(*weight.shape, scale=weight.shape[1] ** -0.5))
+    return stack
+
+
+def te_layers(model: Any) -> dict[str, Any]:
+    """Its layers with weights and low-precision state, by name."""
+    return {
+        name: layer
+        for name, layer in model.named_modules()
+        if hasattr(layer, "fp8_meta") and next(layer.parameters(), None) is not None
+    }
+
+
+def delayed_states(bench: Bench, model: Any) -> dict[str, Any]:
+    """Amax histories [H, N] and scales [N] of every layer that has run under delayed scaling, copied."""
+    read = bench.bridge("fp8_scope").te_amax_state
+    found: dict[str, Any] = {}
+    for name, layer in te_layers(model).items():
+        for direction in ("forward", "backward"):
+            history, scale = read(layer, forward=direction == "forward")
+            found |= {f"{name}.{direction}.history": history.clone(), f"{name}.{direction}.scale": scale.clone()}
+    return found
+
+
+def scope_of(bench: Bench, recipe: str, group: Any = None) -> Enter:
+    """Makes the bridge's low-precision scope of a recipe."""
+    return partial(
+        bench.bridge("fp8_scope").low_precision,
+        target=bench.order.target.id,
+        amax_reduction_group=group,
+        recipe=recipe,
+    )
+
+
+@dataclass
+class Seen:
+    """What a step gave.
+
+    Attributes:
+        outs: of each micro-batch.
+        grads: by name: of the inputs ("rows0") and of each weight.
+        states: as `delayed_states`.
+        evaluated: what an evaluation after it gave, by the precision it was in.
+    """
+
+    outs: list[Any] = field(default_factory=list)
+    grads: dict[str, Any] = field(default_factory=dict)
+    states: dict[str, Any] = field(default_factory=dict)
+    evaluated: dict[str, Any] = field(default_factory=dict)
+
+
+def train_step(
+    stack: Any,
+    enter: Enter,
+    batches: Sequence[tuple[Any, Any]],
+    *,
+    told: bool = False,
+    around: Callable[[Any, Any], Any] | None = None,
+    late: bool = False,
+) -> Seen:
+    """One step of training, its micro-batches one after the other; then the weights are moved.
+
+    Args:
+        stack: blocks, run one after the other.
+        enter: the scope of each forward pass.
+        batches: rows [R, hidden] and the gradient of the output, a micro-batch each.
+        told: whether blocks are told which micro-batch is the first.
+        around: (block, rows) -> output, how a block is called; as it is without.
+        late: all forward passes before the first backward one, as a pipeline runs them.
+    """
+    seen = Seen()
+    stack.zero_grad(set_to_none=True)
+    waiting: list[tuple[Any, Any, Any]] = []
+    for number, (rows, gradient) in enumerate(batches):
+        leaf = rows.detach().clone().requires_grad_()
+        options = {"is_first_microbatch": number == 0} if told else {}
+        with enter():
+            out = leaf
+            for block in stack:
+                out = around(block, out) if around is not None else block(out, **options)
+        seen.outs.append(out.detach().clone())
+        waiting.append((leaf, out, gradient))
+        if not late:
+            _run_backward(waiting, seen)
+    _run_backward(waiting, seen)
+    seen.grads |= {name: weight.grad.clone() for name, weight in stack.named_parameters() if weight.grad is not None}
+    _move(stack)
+    return seen
+
+
+def _run_backward(waiting: list[tuple[Any, Any, Any]], seen: Seen) -> None:
+    for leaf, out, gradient in waiting:
+        out.backward(gradient)
+        # Copied: what a graph gives for its inputs is overwritten by its next replay.
+        seen.grads[f"rows{len(seen.grads)}"] = None if leaf.grad is None else leaf.grad.clone()
+    waiting.clear()
+
+
+def evaluate(stack: Any, enter: Enter, rows: Any) -> Any:
+    """Output in evaluation mode, without gradients; then training mode again."""
+    stack.eval()
+    with torch.no_grad(), enter():
+        out = rows
+        for block in stack:
+            out = block(out)
+    stack.train()
+    return out.clone()
+
+
+def different(some: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Names of tensors that are missing on one side, or have other values; a NaN is like no other."""
+    names = [*some, *(name for name in other if name not in some)]
+    pairs = {name: (some.get(name), other.get(name)) for name in names}
+    alike = {name: pair for name, pair in pairs.items() if _may_be_compared(*pair)}
+    # One answer for all, so that the device is waited for once.
+    equal = torch.stack([torch.eq(*pair).all() for pair in alike.values()]).tolist() if alike else []
+    held = {name for name, is_equal in zip(alike, equal, strict=True) if is_equal}
+    return [name for name in names if name not in held]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two tensors are there, with the same values."""
+    return not different({"": one}, {"": other})
+
+
+def _may_be_compared(one: Any, other: Any) -> bool:
+    return one is not None and other is not None and one.shape == other.shape and one.dtype == other.dtype
+
+
+def _move(stack: Any) -> None:
+    with torch.no_grad():
+        for weight in stack.parameters():
+            if weight.grad is not None:
+                largest = weight.grad.abs().amax().clamp_min(torch.finfo(torch.float32).tiny)
+                weight.sub_(weight.grad / largest * weight.abs().amax() * LEARNING_RATE)

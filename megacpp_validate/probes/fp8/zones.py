@@ -1,0 +1,314 @@
+"""BF16 zones, heads and groups, as they ran: what each layer's products were given, not what was configured.
+
+A stack of blocks with two heads runs as a model does: neighbouring layers of one precision in one scope of the group
+helper. Each layer of Transformer Engine is then judged twice. By what its products got: FP8 tensors, or bf16 ones. And
+by its numbers: alone and outside of every scope, on the very tensors of the run, a layer of a zone gives the same bits,
+and one between the zones must not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import Any, Final
+
+import torch
+
+from ...training.layers import Build
+from ...training.model import HybridModel
+from ...training.sizes import read_size
+from ..bench import Bench
+from ..layers_in_low_precision import Watched, check_layers_in_low_precision, watching_layers
+from ..low_precision import Enter
+from .quantizers import Operand, watching_operands
+from .stacks import different, new_stack, same, scope_of, shape_of, te_layers
+
+LAYERS: Final = 5
+FIRST: Final = 1
+LAST: Final = 1
+HEADS: Final = ("lm_head", "mtp")
+PRODUCTS: Final = ("forward", "dgrad", "wgrad")
+
+
+def probe(bench: Bench) -> None:
+    """Each recipe: where low precision ran and where not; then groups, and scopes that are left in other ways."""
+    for recipe in bench.recipes:
+        model = _Model(bench)
+        enter = scope_of(bench, recipe)
+        with bench.scope(f"zones.{recipe}"):
+            _check_places(bench, model, enter, recipe)
+            _check_hybrid(bench, enter, recipe)
+        with bench.scope(f"groups.{recipe}"):
+            _check_groups(bench, enter)
+        with bench.scope(f"scope.{recipe}"):
+            _check_scope(bench, enter)
+
+
+class _Model(torch.nn.Module):
+    """Blocks and two heads on the same rows."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__()
+        self.blocks = new_stack(bench, LAYERS)
+        shape = shape_of(bench)
+        made = {"bias": False, "params_dtype": torch.bfloat16, "device": bench.device}
+        linear = bench.bridge("imports").linear.require()
+        self.heads = torch.nn.ModuleDict({name: linear(shape.hidden, shape.hidden, **made) for name in HEADS})
+        with torch.no_grad():
+            for head in self.heads.values():
+                head.weight.copy_(bench.randn(*head.weight.shape, scale=shape.hidden**-0.5))
+
+    def run(self, bench: Bench, rows: Any, enter: Enter) -> tuple[Any, ...]:
+        """Output of each head: groups of neighbouring layers of one precision, then the heads, each by itself."""
+        scope = bench.bridge("fp8_scope")
+        zones = scope.Zones(LAYERS, first=FIRST, last=LAST)
+        for _, group in groupby(range(LAYERS), zones.is_bf16):
+            places = list(group)
+            with scope.group_scope(places, zones, [enter] * len(places)):
+                for place in places:
+                    rows = self.blocks[place](rows)
+        outs = []
+        for name, head in self.heads.items():
+            with scope.group_scope((name,), zones, (enter,)):
+                outs.append(head(rows))
+        return tuple(outs)
+
+    def places(self) -> dict[str, dict[str, Any]]:
+        """Place -> its layers of Transformer Engine by name."""
+        found: dict[str, dict[str, Any]] = {}
+        for name, layer in te_layers(self).items():
+            kind, place, *_ = name.split(".")
+            found.setdefault(place if kind == "heads" else f"layer{place}", {})[name] = layer
+        return found
+
+
+def _is_bf16(place: str) -> bool:
+    """What the zones of this model are, told anew: the bridge's own answer is what is looked at."""
+    return place in HEADS or int(place.removeprefix("layer")) in (*range(FIRST), *range(LAYERS - LAST, LAYERS))
+
+
+# --- where low precision ran ------------------------------------------------------------------------------
+
+
+def _check_places(bench: Bench, model: _Model, enter: Enter, recipe: str) -> None:
+    layers = te_layers(model)
+    for _ in range(2):  # delayed scaling has scales of its own from the second step on
+        model.zero_grad(set_to_none=True)
+        rows, gradients = _rows(bench).requires_grad_(), [_rows(bench) for _ in HEADS]
+        with watching_layers(layers) as watched, operands_of(layers) as operands:
+            outs = model.run(bench, rows, enter)
+            torch.autograd.backward(outs, gradients)
+    for place, held in model.places().items():
+        of_place = {name: operands[name] for name in held}
+        for tensor, kind, form, block in dict.fromkeys(
+            (one.tensor, one.kind, one.format, one.block) for name in held for one in operands[name] if one.block
+        ):
+            bench.saw_quantizer(f"zones.{recipe}.{place}", tensor, kind, form, block)
+        wrong = wrong_operands(of_place, is_bf16=_is_bf16(place), sees_bf16=bench.device == "cuda")
+        wanted = "bf16" if _is_bf16(place) else "FP8"
+        bench.check(f"{place}.operands", not wrong, "; ".join(wrong[:3]) or f"every product of {place} got {wanted}")
+        if _is_bf16(place):
+            changed = [f"{name}: {part}" for name in held for part in _changed_outside(watched[name])]
+            said = "the same bits outside of every scope" if not changed else f"other bits outside: {changed[0]}"
+            bench.check(f"{place}.in-bf16", not changed, said)
+        else:
+            check_layers_in_low_precision(bench, place, recipe, {name: watched[name] for name in held})  # type: ignore[arg-type]
+
+
+@contextmanager
+def operands_of(layers: Mapping[str, Any]) -> Iterator[dict[str, list[Operand]]]:
+    """What the products of each layer get in the step that is run inside, forward and backward."""
+    found: dict[str, list[Operand]] = {name: [] for name in layers}
+    with watching_operands() as seen:
+        ledger = _Ledger(seen, found)
+        handles = []
+        for name, layer in layers.items():
+            handles.append(layer.register_forward_pre_hook(partial(ledger.before_forward, name)))
+            handles.append(layer.register_forward_hook(partial(ledger.after_forward, name)))
+        try:
+            yield found
+        finally:
+            ledger.turn("")
+            for handle in handles:
+                handle.remove()
+
+
+@dataclass
+class _Ledger:
+    """Whose the products are: of the layer that runs, or whose output has got its gradient last."""
+
+    seen: list[Operand]
+    found: dict[str, list[Operand]]
+    owner: str = ""
+    start: int = 0
+
+    def turn(self, owner: str) -> None:
+        """What was seen so far is the owner's of so far; what comes is this one's, or nobody's."""
+        if self.owner:
+            self.found[self.owner] += self.seen[self.start :]
+        self.owner, self.start = owner, len(self.seen)
+
+    def before_forward(self, name: str, _: Any, _given: Any) -> None:
+        self.turn(name)
+
+    def after_forward(self, name: str, _: Any, _given: Any, given: Any) -> None:
+        self.turn("")
+        out = given[0] if isinstance(given, tuple) else given
+        if out.requires_grad:
+            out.register_hook(lambda _: self.turn(name))
+
+
+def wrong_operands(operands: Mapping[str, list[Operand]], *, is_bf16: bool, sees_bf16: bool) -> list[str]:
+    """What layers' products got that they should not have, or did not get; [] where all is right.
+
+    Args:
+        operands: of each layer.
+        is_bf16: whether they lie in a zone.
+        sees_bf16: whether products in bf16 are seen at all: then a layer without any has not run.
+    """
+    wrong = []
+    for name, seen in operands.items():
+        low = [one for one in seen if one.format.startswith(("float8", "float4"))]
+        if is_bf16:
+            wrong += [f"{one.tensor} of {name}, {one.product}: {one.format}" for one in low[:1]]
+            wrong += [f"{name}: no product was seen"] if sees_bf16 and not seen else []
+            continue
+        high = [one for one in seen if one not in low]
+        wrong += [f"{one.tensor} of {name}, {one.product}: {one.format}" for one in high[:1]]
+        missing = [product for product in PRODUCTS if product not in {one.product for one in low}]
+        wrong += [f"{name}: no FP8 product seen for {', '.join(missing)}"] if missing else []
+    return wrong
+
+
+def _changed_outside(watched: Watched) -> list[str]:
+    """What differs when the layer runs alone, outside of every scope, on the same: output and gradients."""
+    if watched.out is None or watched.to_out is None:
+        return ["it did not run"]
+    layer, rows = watched.layer, watched.rows.requires_grad_()
+    inside = {"output": watched.out, "gradient of the input": watched.to_rows}
+    inside |= {f"gradient of {name}": weight.grad for name, weight in layer.named_parameters()}
+    layer.zero_grad(set_to_none=True)
+    out = layer(rows, *watched.others, **watched.options)
+    out.backward(watched.to_out)
+    outside = {"output": out.detach(), "gradient of the input": rows.grad}
+    outside |= {f"gradient of {name}": weight.grad for name, weight in layer.named_parameters()}
+    return different(inside, outside)
+
+
+def _check_hybrid(bench: Bench, enter: Enter, recipe: str) -> None:
+    """The hybrid model that is trained: one step, its layers by what their products got."""
+    smaller = {"batch": 2, "length": 128, "hidden": 256, "ffn_hidden": 512, "num_heads": 4, "num_experts": 4}
+    size = read_size("tiny") if bench.device == "cpu" else read_size("small", pattern="AMEREA", **smaller)
+    build = Build(dtype=torch.bfloat16, device=bench.device, recipe=recipe)  # type: ignore[arg-type]
+    model = HybridModel(size, build, seed=bench.order.seed)
+    layers = te_layers(model)
+    with operands_of(layers) as operands:
+        tokens = bench.randint(size.vocabulary, size.batch, size.length + 1)
+        model.losses(tokens, scope=enter).total.backward()
+    zones = (*range(size.bf16_first), *range(len(size.letters) - size.bf16_last, len(size.letters)))
+    in_fp8 = 0
+    for place, letter in enumerate(size.letters):
+        held = {name: operands[name] for name in layers if name.startswith(f"layers.{place}.")}
+        wrong = wrong_operands(held, is_bf16=place in zones, sees_bf16=bench.device == "cuda")
+        in_fp8 += place not in zones and bool(held)
+        said = f"{len(held)} layers of Transformer Engine in {'bf16' if place in zones else 'FP8'}"
+        bench.check(f"model.{place}{letter}.operands", not wrong, "; ".join(wrong[:3]) or said)
+    bench.check("model.fp8-layers", in_fp8 > 0, f"{in_fp8} layers between the zones hold some of Transformer Engine's")
+    rest = [name for name in layers if not name.startswith("layers.") and name.partition(".")[0] != "norm"]
+    head = model.head.weight.dtype is torch.bfloat16 and not rest
+    bench.check("model.head", head, f"{type(model.head).__name__} in {model.head.weight.dtype}, outside of every scope")
+
+
+def _rows(bench: Bench) -> Any:
+    shape = shape_of(bench)
+    return bench.randn(shape.rows, shape.hidden, dtype=torch.bfloat16)
+
+
+# --- groups -----------------------------------------------------------------------------------------------
+
+
+def _check_groups(bench: Bench, enter: Enter) -> None:
+    scope = bench.bridge("fp8_scope")
+    zones = scope.Zones(LAYERS, first=FIRST, last=LAST)
+    twice = bench.bridge("errors").ScopeEnteredTwice
+    asked: list[int] = []
+
+    def factory(place: int) -> AbstractContextManager[Any]:
+        asked.append(place)
+        return enter()
+
+    def group(*places: Any) -> AbstractContextManager[Any]:
+        return scope.group_scope(places, zones, [partial(factory, number) for number in range(len(places))])
+
+    for name, places, once in (("between", (1, 2, 3), [0]), ("with-the-first", (0, 1, 2), []),
+                               ("with-the-last", (3, 4), []), ("with-a-head", (3, "mtp"), [])):  # fmt: skip
+        asked.clear()
+        with group(*places) as opened:
+            is_on = scope.te_state()["enabled"]
+        right = asked == once and is_on is bool(once) and opened.is_low is bool(once)
+        bench.check(name, right, f"asked the factories {asked} for a scope, wanted {once}; low precision on: {is_on}")
+
+    def low_inside() -> None:
+        with group(1, 2), enter():
+            pass
+
+    def group_inside() -> None:
+        with group(1, 2, 3), group(2):
+            pass
+
+    bench.refuses("layer-enters-again", twice, low_inside)
+    bench.refuses("group-in-a-group", twice, group_inside)
+    with group(1, 2), group(4):
+        off = not scope.te_state()["enabled"]
+    bench.check("zone-in-a-group", off, f"low precision is {'off' if off else 'on'} for a layer of a zone")
+
+
+# --- scopes that are left in other ways -------------------------------------------------------------------
+
+
+def _check_scope(bench: Bench, enter: Enter) -> None:
+    """Exceptions inside of it, and backward passes inside and after it."""
+    scope = bench.bridge("fp8_scope")
+    like, (rows, gradient) = new_stack(bench, 1), (_rows(bench), _rows(bench))
+
+    def fails(block: Any) -> None:
+        with enter():
+            block(rows)
+            raise _Planted
+
+    def run(*, backward_inside: bool) -> dict[str, Any]:
+        block = new_stack(bench, 1, like=like)[0]
+        leaf = rows.detach().clone().requires_grad_()
+        with enter():
+            out = block(leaf)
+            if backward_inside:
+                out.backward(gradient)
+        if not backward_inside:
+            out.backward(gradient)
+        return {"out": out.detach(), "rows": leaf.grad, **{name: one.grad for name, one in block.named_parameters()}}
+
+    after = run(backward_inside=False)
+    wrong = different(after, run(backward_inside=True))
+    bench.check("backward-inside", not wrong, f"other bits than after it: {', '.join(wrong[:3]) or 'none'}")
+    _expecting_the_plant(fails, new_stack(bench, 1, like=like)[0])
+    off = not scope.te_state()["enabled"] and scope.current_scope() is None
+    bench.check("after-an-exception", off, "low precision is off" if off else "low precision was left on")
+    if not off:  # every later scope would be refused
+        return
+    again = run(backward_inside=False)
+    bench.check("after-an-exception.next", same(after["out"], again["out"]) and not different(after, again),
+                "a fresh block gives the same bits as before it")  # fmt: skip
+
+
+class _Planted(Exception):
+    pass
+
+
+def _expecting_the_plant(call: Callable[[Any], None], block: Any) -> None:
+    try:
+        call(block)
+    except _Planted:
+        return

@@ -1,0 +1,1 @@
+"""Where Transformer Engine takes its products from."""

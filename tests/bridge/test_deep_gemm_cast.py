@@ -1,0 +1,128 @@
+"""Block-scaled casts: what the plain-torch reference gives, worked out by hand and by DeepGEMM's own formulas."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="not-run: there is no torch")
+
+from megacpp_validate.bridge import deep_gemm_cast as casts  # noqa: E402
+from megacpp_validate.probes.references.deep_gemm import round_blocks  # noqa: E402
+
+COUNTS = (130, 0, 5, 128)
+
+
+def dequantized(values: torch.Tensor, scales: torch.Tensor, high: int) -> torch.Tensor:
+    wide = scales.double().repeat_interleave(high, -2).repeat_interleave(128, -1)
+    return values.double() * wide
+
+
+def test_tiles_hold_rows_of_one_expert_each() -> None:
+    tiles = casts.plan_tiles(COUNTS, "cpu")
+    first, real, expert, start, padded = tiles.table.tolist()
+    assert first == [0, 128, 130, 135]
+    assert real == [128, 2, 5, 128]
+    assert expert == [0, 0, 2, 3]
+    assert start == [0, 0, 256, 384]
+    assert padded == [256, 256, 128, 128]
+    assert tiles.padded == (256, 0, 128, 128)
+    assert tiles.starts == [0, 256, 256, 384, 512]
+    assert (tiles.rows, tiles.number) == (512, 4)
+    assert tiles.table.dtype == torch.int32
+
+
+@pytest.mark.parametrize("power_of_two", [False, True])
+def test_rows_and_columns_are_the_rounded_tokens(power_of_two: bool) -> None:
+    torch.manual_seed(0)
+    tokens = torch.randn(sum(COUNTS), 256).bfloat16()
+    tiles = casts.plan_tiles(COUNTS, "cpu")
+    rows, vectors = casts.cast_tokens(tokens, tiles, columns="vectors", power_of_two=power_of_two)
+    _, blocks = casts.cast_tokens(tokens, tiles, columns="blocks", power_of_two=power_of_two)
+    assert rows.groups.tolist() == [0] * 130 + [-1] * 126 + [2] * 5 + [-1] * 123 + [3] * 128
+    assert rows.scales.stride() == (1, tiles.rows), "side by side along the rows, as the kernel's copies want them"
+    seen = dequantized(rows.values, rows.scales, 1)
+    assert torch.equal(seen[rows.groups >= 0], round_blocks(tokens, 1, power_of_two))
+    assert not seen[rows.groups < 0].any()
+    done = 0
+    for expert, count in enumerate(COUNTS):
+        own, (first, last) = tokens[done : done + count], tiles.starts[expert : expert + 2]
+        done += count
+        for cast, wanted in (
+            (vectors, round_blocks(own.T, 1, power_of_two)),
+            (blocks, round_blocks(own, 128, power_of_two).T),
+        ):
+            values = cast.values[first * 256 : last * 256].view(256, last - first)
+            scales = cast.scales[first // 128 : last // 128].T
+            seen = dequantized(values, scales, 1 if cast is vectors else 128)
+            assert torch.equal(seen[:, :count], wanted)
+            assert not seen[:, count:].any()
+
+
+def test_only_what_is_asked_for_is_made() -> None:
+    tokens, tiles = torch.randn(5, 128).bfloat16(), casts.plan_tiles((5,), "cpu")
+    assert casts.cast_tokens(tokens, tiles)[1] is None
+    assert casts.cast_tokens(tokens, tiles, rows=False, columns="blocks")[0] is None
+
+
+@pytest.mark.parametrize("power_of_two", [False, True])
+def test_a_turned_weight_is_the_weight_turned(power_of_two: bool) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(2, 256, 384).bfloat16()
+    made = casts.cast_weight(weight, power_of_two=power_of_two)
+    seen = dequantized(made.values, made.scales, 128)
+    assert torch.equal(seen, torch.stack([round_blocks(one, 128, power_of_two) for one in weight]))
+    assert torch.equal(dequantized(made.turned, made.turned_scales, 128), seen.transpose(1, 2))
+    again = casts.cast_weight(weight.transpose(1, 2).contiguous(), power_of_two=power_of_two)
+    assert torch.equal(again.values.view(torch.uint8), made.turned.view(torch.uint8)), "no second rounding"
+    alone = casts.cast_weight(weight, turn=False, power_of_two=power_of_two)
+    assert alone.turned is None
+    assert torch.equal(alone.scales, made.scales)
+
+
+def test_powers_of_two_are_not_below_the_scale_that_they_stand_for() -> None:
+    plain = torch.tensor([448.0, 449.0, 448.0 * 2**-5, 1e-9])
+    rounded = casts._scale_of(plain, True)
+    assert rounded[:3].tolist() == [1.0, 2.0, 2**-5]
+    assert bool((rounded >= casts._scale_of(plain, False)).all())
+
+
+def test_every_single_value_has_its_say_in_the_fingerprint() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(1, 128, 128).bfloat16()
+    before = casts.fingerprint_reference(weight)
+    assert before.shape == (1, 1, 1, 2)
+    seen = {tuple(before.flatten().tolist())}
+    for place in range(0, 128 * 128, 61):
+        other = weight.clone()
+        other.view(torch.int16).view(-1)[place] ^= 1 << (place % 16)
+        found = tuple(casts.fingerprint_reference(other).flatten().tolist())
+        assert found not in seen
+        seen.add(found)
+
+
+def test_what_is_swapped_negated_or_moved_has_another_fingerprint() -> None:
+    weight = torch.zeros(1, 128, 128).bfloat16()
+    weight[0, 3, 5], weight[0, 9, 5] = 1.0, 2.0
+    others = [weight.clone() for _ in range(4)]
+    others[0][0, [3, 9], 5] = weight[0, [9, 3], 5]
+    others[1].neg_()
+    others[2] = weight.roll(1, 2)
+    others[3][0, 3, 6], others[3][0, 3, 5] = weight[0, 3, 5], 0.0
+    prints = [casts.fingerprint_reference(one).flatten().tolist() for one in (weight, *others)]
+    assert len({half[0] for half in prints}) == len({half[1] for half in prints}) == len(prints)
+
+
+def test_without_triton_the_module_still_imports() -> None:
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "from megacpp_validate.bridge import deep_gemm_cast as casts\n"
+        "print(casts.TRITON.is_available(), casts.TRITON.why_unavailable())"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("False")
+    assert "Next step" in done.stdout

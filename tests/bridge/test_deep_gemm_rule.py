@@ -1,0 +1,78 @@
+"""Where the dispatcher stays in bf16: by what was measured, by word, and by the environment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="not-run: there is no torch")
+
+from megacpp_validate.bridge.deep_gemm_rule import SOURCE, SWITCH, read_when, why_bf16_is_faster
+from megacpp_validate.bridge.errors import UnknownName
+
+ROOT = Path(__file__).parents[2]
+FIGURES = (ROOT / SOURCE).with_suffix(".json")
+
+
+@pytest.mark.parametrize(
+    ("counts", "code"),
+    [
+        ((1024,) * 8, None),
+        ((1024, 0, 1024, 0), None),
+        ((16,) * 8, "few-rows"),
+        ((1,), "few-rows"),
+        ((0, 0, 100, 0), "few-rows"),
+    ],
+)
+def test_few_rows_stay_in_bf16(counts: tuple[int, ...], code: str | None) -> None:
+    refusal = why_bf16_is_faster(counts)
+    assert (refusal and refusal.code) == code
+    assert refusal is None or (SOURCE in refusal.reason and SWITCH in refusal.reason)
+
+
+def test_kept_weights_win_earlier() -> None:
+    assert why_bf16_is_faster((512,) * 8) is not None
+    assert why_bf16_is_faster((512,) * 8, kept=True) is None
+    assert why_bf16_is_faster((256,) * 8, kept=True) is not None
+
+
+def test_much_padding_stays_in_bf16() -> None:
+    assert why_bf16_is_faster((4096, 1, 1, 1)) is None, "three tiles of padding beside thirty-two"
+    refusal = why_bf16_is_faster((4096, *[1] * 4, 0), kept=True)
+    assert refusal is None
+    refusal = why_bf16_is_faster((8200, *[1] * 9))
+    assert refusal is None
+    assert why_bf16_is_faster((9000, *[1] * 30), kept=True).code == "few-rows"
+
+
+def test_the_word_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SWITCH, raising=False)
+    assert read_when(None) == "faster"
+    monkeypatch.setenv(SWITCH, " Always ")
+    assert read_when(None) == "always"
+    assert read_when("faster") == "faster", "what is written in the code goes first"
+    monkeypatch.setenv(SWITCH, "sometimes")
+    with pytest.raises(UnknownName, match="faster, always"):
+        read_when(None)
+
+
+@pytest.mark.skipif(not FIGURES.exists(), reason="not-run: there are no figures")
+def test_the_rule_is_what_was_measured() -> None:
+    """FP8 is taken where it wins, weights rounded in every call; where it is not, it wins nothing worth having."""
+    for table in json.loads(FIGURES.read_text(encoding="utf-8"))["tables"]:
+        gains = {row["path"]: row["step"]["gain"] for row in table["paths"]}
+        gain = gains["DeepGEMM, weights each call"]
+        if why_bf16_is_faster(table["counts"]) is None:
+            assert gain >= 1.0, table["what"]
+        else:
+            assert gain < 1.15, table["what"]
+
+
+@pytest.mark.skipif(not FIGURES.exists(), reason="not-run: there are no figures")
+def test_the_page_is_that_of_the_figures() -> None:
+    from benchmarks.expert_gemm_page import write_page
+
+    page = write_page(json.loads(FIGURES.read_text(encoding="utf-8")))
+    assert page == FIGURES.with_suffix(".md").read_text(encoding="utf-8")

@@ -1,0 +1,266 @@
+"""Captured modules: they replay where that is right, and refuse what Transformer Engine replays without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from scope_paths import low, off_by, on_path
+
+from megacpp_validate.bridge import graph_capture
+from megacpp_validate.bridge import imports as te
+from megacpp_validate.bridge.errors import WrongShape
+from megacpp_validate.bridge.fp8_scope import high_precision, te_amax_state, te_state
+from megacpp_validate.bridge.graph_capture import GraphMisused, capture_graphs
+from megacpp_validate.bridge.layer_watch import watch_layers
+
+
+@pytest.fixture
+def on_te(te_double: None) -> Iterator[None]:
+    """The double of Transformer Engine."""
+    with on_path("te"):
+        yield
+
+
+class Pair(torch.nn.Module):  # type: ignore[misc]
+    """Two layers, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (te.linear.require()(16, 16, bias=False, device="cpu") for _ in range(2))
+
+    def forward(self, rows: Any, is_first_microbatch: bool | None = None) -> Any:
+        between = self.first(rows, is_first_microbatch=is_first_microbatch)
+        return self.second(between, is_first_microbatch=is_first_microbatch)
+
+
+def rows(count: int = 16, dtype: Any = torch.float32) -> Any:
+    return torch.ones(count, 16, dtype=dtype, requires_grad=True)
+
+
+def captured(scope: Any = None, **options: Any) -> Pair:
+    pair = Pair()
+    choice = capture_graphs([pair], [(rows(),)], scope or low(), warmup=1, **options)
+    assert choice.observed == "te"
+    return pair
+
+
+def test_the_modules_stay_what_they_are_and_replay(on_te: None) -> None:
+    plain = Pair()
+    pair = captured()
+    pair.load_state_dict(plain.state_dict(), strict=False)
+    outs, states = [], []
+    for module in (plain, pair):
+        with low():
+            outs.append(module(rows()))
+        outs[-1].sum().backward()
+        states.append([tensor.clone() for tensor in te_amax_state(module.first, forward=True)])
+    assert torch.equal(*outs)
+    assert all(map(torch.equal, *states))
+    assert torch.equal(plain.first.weight.grad, pair.first.weight.grad)
+    assert "Graphed" in type(outs[1].grad_fn).__name__
+
+
+def test_the_capture_takes_recipe_and_group_from_the_scope(on_te: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+    real = graph_capture.te_capture
+
+    def capture(*given: Any, **more: Any) -> Any:
+        seen.append(more)
+        return real(*given, **dict(more))
+
+    monkeypatch.setattr(graph_capture, "te_capture", capture)
+    captured(low(recipe="block"), cache_weights=True)
+    assert type(seen[0].pop("recipe")).__name__ == "Float8BlockScaling"
+    assert seen == [{"enabled": True, "amax_reduction_group": None, "warmup": 1, "cache_weights": True}]
+    assert te_state()["enabled"] is False
+
+
+def test_the_capture_moves_no_amax_history(on_te: None) -> None:
+    pair = Pair()
+    with low():
+        pair(rows()).sum().backward()
+    before = [tensor.clone() for tensor in te_amax_state(pair.first, forward=True)]
+    capture_graphs([pair], [(rows(),)], low(), warmup=2)
+    assert all(map(torch.equal, before, te_amax_state(pair.first, forward=True)))
+
+
+def test_an_evaluation_in_the_scope_or_without_one_is_let_through(on_te: None) -> None:
+    pair = captured().eval()
+    for scope in (low(), high_precision("evaluation in bf16")):
+        with torch.no_grad(), scope:
+            assert pair(rows(8)).shape == (8, 16)
+    pair(rows(4))
+    pair.train()
+    with low():
+        pair(rows())
+
+
+def test_the_zone_s_graph_runs_in_high_precision(on_te: None) -> None:
+    pair = captured(high_precision("the first layer"))
+    pair(rows()).sum().backward()
+    with low(), high_precision("the first layer"):
+        pair(rows())
+    with low(), pytest.raises(GraphMisused, match=r"captured in high precision, and runs in the scope of .*py:\d+"):
+        pair(rows())
+
+
+def test_outside_of_the_scope_nothing_is_replayed(on_te: None) -> None:
+    pair = captured()
+    with pytest.raises(GraphMisused, match=r"DelayedScaling.*no low-precision scope.*Next step"):
+        pair(rows())
+    with low(), high_precision("inside"), pytest.raises(GraphMisused):
+        pair(rows())
+
+
+def test_another_recipe_is_refused_in_training_and_evaluation(on_te: None) -> None:
+    pair = captured()
+    for module in (pair, pair.eval()):
+        with low(recipe="current"), pytest.raises(GraphMisused, match="another recipe or reduction group"):
+            module(rows())
+
+
+@pytest.mark.parametrize("given", [(1, torch.float32), (8, torch.float32), (16, torch.bfloat16)])
+def test_another_shape_or_dtype_is_refused(on_te: None, given: tuple[int, Any]) -> None:
+    pair = captured()
+    with low(), pytest.raises(WrongShape, match=r"captured for \[16, 16\].*Likely cause: a last batch.*Next step"):
+        pair(rows(*given))
+
+
+def replace_weight(pair: Pair) -> None:
+    pair.second.weight = torch.nn.Parameter(pair.second.weight.detach().clone())
+
+
+def move_weight(pair: Pair) -> None:
+    pair.second.weight.data = pair.second.weight.detach().clone()
+
+
+def replace_state(pair: Pair) -> None:
+    state = pair.second.fp8_meta["scaling_bwd"]
+    state.amax_history = state.amax_history.clone()
+
+
+def replace_all(pair: Pair) -> None:
+    del pair.second.fp8_meta["scaling_fwd"]
+
+
+def replace_quantizers(pair: Pair) -> None:
+    pair.first.quantizers["scaling_fwd"] = []
+
+
+def replace_cast_weight(pair: Pair) -> None:
+    pair.first._fp8_workspaces.clear()
+
+
+@pytest.mark.parametrize(("replace", "name"), [
+    (replace_weight, "second.weight"),
+    (move_weight, "second.weight"),
+    (replace_state, "second.fp8_meta.scaling_bwd.amax_history"),
+    (replace_all, "second.fp8_meta.scaling_fwd"),
+    (replace_quantizers, "first.quantizers.scaling_fwd"),
+    (replace_cast_weight, "first._fp8_workspaces.weight"),
+])  # fmt: skip
+def test_what_the_graph_uses_may_not_be_replaced(on_te: None, replace: Callable[[Pair], None], name: str) -> None:
+    """Planted one by one; the last two as Transformer Engine has them, and the double has not."""
+    pair = Pair()
+    pair.first.quantizers = {"scaling_fwd": [object()]}
+    pair.first._fp8_workspaces = {"weight": torch.ones(())}
+    capture_graphs([pair], [(rows(),)], low(), warmup=1)
+    with low():
+        pair(rows())
+    replace(pair)
+    with low(), pytest.raises(GraphMisused, match=rf"{name}.*not what its graph uses.*Next step: capture it again"):
+        pair(rows())
+
+
+def test_weights_may_move_in_place(on_te: None) -> None:
+    pair = captured()
+    with torch.no_grad():
+        pair.first.weight.mul_(2)
+    pair.load_state_dict(Pair().state_dict(), strict=False)
+    with low():
+        pair(rows())
+
+
+class Static(torch.autograd.Function):  # type: ignore[misc]
+    """As a replay before 2.19: the gradient of the weight is one buffer for ever, overwritten by each pass."""
+
+    buffer = torch.zeros(16, 16)
+
+    @staticmethod
+    def forward(ctx: Any, given: Any, weight: Any) -> Any:
+        ctx.save_for_backward(given)
+        return given @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        (given,) = ctx.saved_tensors
+        Static.buffer.copy_(gradient.t() @ given)
+        return None, Static.buffer.detach()
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_gradients_of_micro_batches_add_up(on_te: None, monkeypatch: pytest.MonkeyPatch, copies: bool) -> None:
+    """Planted: with a release that is thought to copy, twice the last gradient is what is left."""
+
+    def capture(modules: Any, *_: Any, **__: Any) -> Any:
+        (module,) = modules
+        module.forward = lambda given: Static.apply(given, module.first.weight)
+        return modules
+
+    def capture_2_19(modules: Any, *given: Any, clone_param_grads_on_return: bool = True, **more: Any) -> Any:
+        return capture(modules, *given, **more)
+
+    monkeypatch.setattr(te.make_graphed_callables, "_found", (capture_2_19 if copies else capture, ""))
+    pair = captured()
+    for factor in (1.0, 2.0):
+        with low():
+            pair(rows() * factor).sum().backward()
+    assert float(pair.first.weight.grad[0, 0]) == (64.0 if copies else 48.0)
+
+
+def test_what_cannot_be_captured_is_refused(on_te: None) -> None:
+    pair = captured()
+    with pytest.raises(GraphMisused, match="captured already"):
+        capture_graphs([pair], [(rows(),)], low())
+    with pytest.raises(GraphMisused, match="evaluation mode"):
+        capture_graphs([Pair().eval()], [(rows(),)], low())
+    with pytest.raises(GraphMisused, match="2 modules and sample arguments of 1"):
+        capture_graphs([Pair(), Pair()], [(rows(),)], low())
+
+
+def test_watched_layers_are_watched_afterwards(on_te: None) -> None:
+    layer = te.linear.require()(16, 16, bias=False, device="cpu")
+    watch_layers(layer)
+    capture_graphs([layer], [(rows(),)], low(), warmup=1)
+    assert len(layer._forward_pre_hooks) == 1
+
+
+def test_without_transformer_engine_modules_stay_as_they_are() -> None:
+    module = torch.nn.Linear(16, 16)
+    choice = capture_graphs([module], [(rows(),)], low())
+    assert (choice.observed, choice.refusals[0].code) == ("native", "not-low")
+    assert "forward" not in module.__dict__
+    choice = capture_graphs([module], [(rows(),)], high_precision("bf16"))
+    assert (choice.observed, choice.refusals[0].code) == ("native", "te-unavailable")
+
+
+def test_what_is_switched_off_is_not_captured(on_te: None) -> None:
+    with off_by("MEGACPP_DISABLE_TE_FP8_SCOPE"):
+        choice = capture_graphs([Pair()], [(rows(),)], low())
+    assert (choice.observed, choice.refusals[0].code) == ("native", "not-low")
+    assert "MEGACPP_DISABLE_TE_FP8_SCOPE" in choice.refusals[0].reason
+
+
+def test_the_names_before_2_9_are_served(on_te: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(te.autocast, "_found", (None, "renamed in 2.9"))
+    monkeypatch.setattr(te.make_graphed_callables, "_found", (lambda *_, **more: seen.append(more), ""))
+    graph_capture.te_capture(
+        (), (), enabled=True, recipe="r", amax_reduction_group="g", warmup=2, cache_weights=False
+    )  # fmt: skip
+    assert seen == [
+        {"num_warmup_iters": 2, "fp8_enabled": True, "fp8_recipe": "r", "fp8_group": "g", "fp8_weight_caching": False}
+    ]

@@ -1,0 +1,93 @@
+"""Watched layers: the amax group that a layer began with is the one that it goes on with."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from scope_paths import on_path
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from megacpp_validate.bridge import imports as te
+from megacpp_validate.bridge.amax_owner import AmaxGroupChanged
+from megacpp_validate.bridge.fp8_scope import SINGLE_OWNER, low_precision
+from megacpp_validate.bridge.layer_watch import unwatched, watch_layers
+
+
+@pytest.fixture
+def world(te_double: None) -> Iterator[Any]:
+    """Two ranks of torch's fake backend, and the double of Transformer Engine."""
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        with on_path("te"):
+            yield torch.distributed.group.WORLD
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def new_layer() -> Any:
+    layer = te.linear.require()(16, 16, bias=False, device="cpu")
+    watch_layers(layer)
+    return layer
+
+
+def run(layer: Any, group: Any, recipe: str = "delayed") -> None:
+    with low_precision(target="cpu", amax_reduction_group=group, recipe=recipe):
+        layer(torch.ones(16, 16))
+
+
+def test_the_same_group_is_taken_on_and_on(world: Any) -> None:
+    layer = new_layer()
+    for _ in range(3):
+        run(layer, world)
+
+
+@pytest.mark.parametrize(("first", "then", "said"), [
+    ("alone", "world", r"this rank alone so far.*over ranks \[0, 1\] now"),
+    ("world", "alone", r"ranks \[0, 1\] so far.*over this rank alone now"),
+    ("world", "another", r"ranks \[0, 1\] so far.*over ranks \[0, 1\] now"),
+])  # fmt: skip
+def test_another_group_is_refused(world: Any, first: str, then: str, said: str) -> None:
+    groups = {"alone": SINGLE_OWNER, "world": world, "another": torch.distributed.new_group([0, 1])}
+    layer = new_layer()
+    run(layer, groups[first])
+    with pytest.raises(AmaxGroupChanged, match=said + r".*Likely cause: a first pass.*Next step"):
+        run(layer, groups[then])
+
+
+def test_only_delayed_scaling_has_a_group_to_keep(world: Any) -> None:
+    layer = new_layer()
+    run(layer, SINGLE_OWNER, "current")
+    run(layer, world, "block")
+    run(layer, world)
+
+
+def test_an_evaluation_begins_nothing(world: Any) -> None:
+    layer = new_layer()
+    with torch.no_grad():
+        run(layer, SINGLE_OWNER)
+    run(layer, world)
+
+
+def test_a_watched_layer_can_be_copied_and_pickled(world: Any) -> None:
+    layer = new_layer()
+    other = copy.deepcopy(layer)
+    run(layer, world)
+    run(other, SINGLE_OWNER)  # is a layer of its own
+    with pytest.raises(AmaxGroupChanged):
+        run(other, world)
+    hooks = pickle.loads(pickle.dumps(layer._forward_pre_hooks))
+    assert list(hooks.values()) == list(layer._forward_pre_hooks.values())
+
+
+def test_the_look_is_taken_away_for_a_while(world: Any) -> None:
+    layer, other = new_layer(), torch.nn.Linear(16, 16)
+    handle = other.register_forward_pre_hook(lambda *_: None)
+    with unwatched((layer, other)):
+        assert (len(layer._forward_pre_hooks), len(other._forward_pre_hooks)) == (0, 1)
+    assert (len(layer._forward_pre_hooks), len(other._forward_pre_hooks)) == (1, 1)
+    handle.remove()

@@ -1,0 +1,95 @@
+"""An evaluation in the scope leaves no amax behind for the next training step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from scope_paths import low, on_path
+
+from megacpp_validate.bridge import imports as te
+from megacpp_validate.bridge.fp8_scope import te_amax_state
+from megacpp_validate.bridge.pending_amax import pending_amax_kept
+
+
+@pytest.fixture
+def on_te(te_double: None) -> Iterator[None]:
+    """The double of Transformer Engine."""
+    with on_path("te"):
+        yield
+
+
+def new_layer() -> Any:
+    return te.linear.require()(16, 16, bias=False, device="cpu")
+
+
+def run(layer: Any, amax: float) -> None:
+    with low():
+        layer(torch.full((16, 16), amax))
+
+
+def amaxes(layer: Any) -> list[float]:
+    """Of its input: the collecting row first, the newest last."""
+    return [float(value) for value in te_amax_state(layer, forward=True)[0][:, 0]]
+
+
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+def test_an_evaluation_leaves_no_trace(on_te: None, off: Any) -> None:
+    layer = new_layer()
+    run(layer, 1.0)
+    with off():
+        run(layer, 99.0)
+    assert amaxes(layer)[0] == 0.0
+    run(layer, 2.0)
+    assert amaxes(layer)[-2:] == [1.0, 2.0]
+    assert float(te_amax_state(layer, forward=True)[1][0]) == 224.0
+
+
+def test_a_layer_that_is_evaluated_first_has_seen_nothing(on_te: None) -> None:
+    layer = new_layer()
+    with torch.no_grad():
+        run(layer, 99.0)
+    assert set(amaxes(layer)) == {0.0}
+
+
+def test_what_was_noted_before_it_is_kept(on_te: None) -> None:
+    """A weight that is stored in FP8 notes its amax in the optimizer's step, before the next scope."""
+    layer = new_layer()
+    run(layer, 1.0)
+    te_amax_state(layer, forward=True)[0][0, 1] = 7.0
+    with torch.no_grad():
+        run(layer, 99.0)
+    assert te_amax_state(layer, forward=True)[0][0].tolist() == [0.0, 7.0, 0.0]
+
+
+def test_it_is_put_back_after_an_exception(on_te: None) -> None:
+    layer = new_layer()
+    run(layer, 1.0)
+    with pytest.raises(KeyError), torch.no_grad(), low():  # noqa: PT012 - what is left behind is tested
+        layer(torch.full((16, 16), 99.0))
+        raise KeyError
+    assert amaxes(layer)[0] == 0.0
+
+
+def test_training_takes_its_own_amax_in(on_te: None) -> None:
+    layer = new_layer()
+    run(layer, 3.0)
+    assert amaxes(layer)[-1] == 3.0
+
+
+def test_both_homes_of_the_buffers_are_known(on_te: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the manager itself before 2.15, on its state since; none of them is no error."""
+    history = torch.ones(4, 3)
+    buffers = {"forward_recipe": [history[0]], "backward_recipe": [torch.ones(2)]}
+    for manager in (SimpleNamespace(global_amax_buffer=buffers),
+                    SimpleNamespace(quantization_state=SimpleNamespace(global_amax_buffer=buffers)),
+                    SimpleNamespace()):  # fmt: skip
+        with monkeypatch.context() as patch:
+            patch.setattr(te.fp8_state_manager, "_found", (manager, ""))
+            with pending_amax_kept():
+                history[0] = 9.0
+        assert history[0, 0] == (1.0 if vars(manager) else 9.0)
+    assert torch.equal(buffers["backward_recipe"][0], torch.ones(2))

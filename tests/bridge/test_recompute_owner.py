@@ -1,0 +1,162 @@
+"""Whose checkpoint recomputes FP8 layers: torch's is refused in the forward pass, and so is a scope inside of any."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from scope_paths import low, on_path
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
+
+from megacpp_validate.bridge import imports as te
+from megacpp_validate.bridge.errors import ScopeEnteredTwice
+from megacpp_validate.bridge.fp8_scope import current_scope, high_precision, te_recompute, te_state
+from megacpp_validate.bridge.layer_watch import watch_layers
+from megacpp_validate.bridge.recompute_owner import WrongRecomputeOwner, recompute_owners
+
+WAYS = [True, False]
+
+
+@pytest.fixture
+def on_te(te_double: None) -> Iterator[None]:
+    """The double of Transformer Engine."""
+    with on_path("te"):
+        yield
+
+
+def new_layer() -> Any:
+    return te.linear.require()(16, 16, bias=False, device="cpu")
+
+
+def rows() -> Any:
+    return torch.ones(16, 16, requires_grad=True)
+
+
+@pytest.mark.parametrize("reentrant", WAYS)
+def test_a_watched_layer_refuses_torch_s_checkpoint_in_the_forward_pass(on_te: None, reentrant: bool) -> None:
+    layer = new_layer()
+    assert watch_layers(layer) == ("",)
+    with low(), pytest.raises(WrongRecomputeOwner, match=r"Linear computes in low.*Next step.*te_recompute"):
+        torch_checkpoint(layer, rows(), use_reentrant=reentrant)
+
+
+@pytest.mark.parametrize("reentrant", WAYS)
+def test_transformer_engine_s_own_is_let_in(on_te: None, reentrant: bool) -> None:
+    layer = new_layer()
+    watch_layers(layer)
+    with low():
+        out = te_recompute(layer, rows(), use_reentrant=reentrant)
+        out.sum().backward()
+    assert layer.weight.grad is not None
+
+
+@pytest.mark.parametrize("reentrant", WAYS)
+def test_both_around_each_other_are_refused(on_te: None, reentrant: bool) -> None:
+    layer = new_layer()
+    watch_layers(layer)
+
+    def inner(given: Any) -> Any:
+        return te_recompute(layer, given, use_reentrant=reentrant)
+
+    with low(), pytest.raises(WrongRecomputeOwner):
+        torch_checkpoint(inner, rows(), use_reentrant=reentrant)
+
+
+@pytest.mark.parametrize("reentrant", WAYS)
+def test_torch_s_checkpoint_may_recompute_what_is_in_high_precision(on_te: None, reentrant: bool) -> None:
+    layer = new_layer()
+    watch_layers(layer)
+    with low(), high_precision("a layer of the zone"):
+        out = torch_checkpoint(layer, rows(), use_reentrant=reentrant)
+    out.sum().backward()
+    torch_checkpoint(layer, rows(), use_reentrant=reentrant).sum().backward()
+
+
+@pytest.mark.parametrize("path", ["native", "te"])
+@pytest.mark.parametrize("reentrant", WAYS)
+def test_a_scope_in_what_is_run_again_is_refused(request: pytest.FixtureRequest, path: str, reentrant: bool) -> None:
+    """Also on a laptop: what is an error on the GPU is one there."""
+    if path == "te":
+        request.getfixturevalue("te_double")
+
+    def scoped(given: Any) -> Any:
+        with low():
+            return given * 2
+
+    calls: list[Callable[..., Any]] = [torch_checkpoint]
+    with on_path(path):
+        for call in [*calls, te_recompute] if path == "te" else calls:
+            with pytest.raises(WrongRecomputeOwner, match=r"test_recompute_owner.py:\d+.*Next step.*outside"):
+                call(scoped, rows(), use_reentrant=reentrant)
+        assert current_scope() is None
+
+
+def test_high_precision_in_what_is_run_again_is_none_of_its_business() -> None:
+    def kept(given: Any) -> Any:
+        with high_precision("stays"):
+            return given * 2
+
+    torch_checkpoint(kept, rows(), use_reentrant=False).sum().backward()
+
+
+@pytest.mark.parametrize("reentrant", WAYS)
+def test_owners_are_seen_in_both_passes(on_te: None, reentrant: bool) -> None:
+    seen: list[tuple[str, ...]] = []
+
+    def look(given: Any) -> Any:
+        seen.append(recompute_owners())
+        return torch.sin(given)
+
+    for call in (torch_checkpoint, te_recompute):
+        call(look, rows(), use_reentrant=reentrant).sum().backward()
+    assert seen == [("torch",), ("torch",), ("te",), ("te",)]
+    assert recompute_owners() == ()
+
+
+def test_nothing_of_transformer_engine_is_imported_to_look() -> None:
+    assert recompute_owners() == ()
+    assert "transformer_engine" not in sys.modules
+
+
+def test_a_second_watch_changes_nothing(on_te: None) -> None:
+    model = torch.nn.Sequential(new_layer(), torch.nn.Linear(16, 16), new_layer())
+    assert watch_layers(model) == watch_layers(model) == ("0", "2")
+    assert [len(layer._forward_pre_hooks) for layer in model] == [1, 0, 1]
+
+
+def test_high_precision_in_a_backward_thread_beside_the_scope_that_waits_for_it(
+    on_te: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU the second pass runs in a thread of autograd's; on a CPU one is made, and where the first one waits."""
+    engine = SimpleNamespace(f_code=torch.autograd.graph._engine_run_backward.__code__)
+    elsewhere = SimpleNamespace(f_code=threading.Thread.join.__code__)
+
+    def in_a_thread(task: int, first_thread: Any) -> Any:
+        found: list[Any] = []
+
+        def second_pass() -> None:
+            try:
+                with high_precision("a projection that stays"):
+                    found.append(te_state()["enabled"])
+            except ScopeEnteredTwice as refusal:
+                found.append(refusal)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(torch._C, "_current_graph_task_id", lambda: task)
+            patch.setattr(sys, "_current_frames", lambda: {threading.main_thread().ident: first_thread})
+            thread = threading.Thread(target=second_pass)
+            thread.start()
+            thread.join()
+        return found[0]
+
+    with low():
+        assert in_a_thread(7, engine) is False
+        assert te_state()["enabled"] is True
+        assert isinstance(in_a_thread(-1, engine), ScopeEnteredTwice)  # no thread of a backward pass
+        assert isinstance(in_a_thread(7, elsewhere), ScopeEnteredTwice)  # the first one may go on with layers
+    assert te_state()["enabled"] is False

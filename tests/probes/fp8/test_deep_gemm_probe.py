@@ -1,0 +1,256 @@
+"""The DeepGEMM probe passes on kernels that do what DeepGEMM's do, and every planted fault fails the right check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="not-run: there is no torch")
+
+from deep_gemm_double import install  # noqa: E402
+
+from megacpp_validate.bridge import deep_gemm, deep_gemm_cast, deep_gemm_product, expert_gemm  # noqa: E402
+from megacpp_validate.native.grouped_gemm import grouped_gemm_loop  # noqa: E402
+from megacpp_validate.probes.bench import Bench, CannotRun  # noqa: E402
+from megacpp_validate.probes.fp8 import deep_gemm as probed  # noqa: E402
+from megacpp_validate.probes.order import Order, Target  # noqa: E402
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def run(requested: str = "native", seed: int = 0, quick: bool = True, **target: Any) -> Bench:
+    held = Target("cpu", "sm_90", **{"recipes": (), "deep_gemm": True, **target})
+    order = Order("fp8_deep_gemm", "stack", held, requested, seed=seed, quick=quick, stands_on=("expert_gemm",))
+    bench = Bench(order)
+    probed.probe(bench)
+    return bench
+
+
+def only(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    """Leave the other parts of the probe out."""
+    monkeypatch.setattr(probed, "PARTS", {part: probed.PARTS[part]})
+
+
+def failed(bench: Bench) -> set[str]:
+    return {check.name for check in bench.checks if not check.passed}
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_it_passes_where_everything_is_right(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    install(monkeypatch)
+    bench = run(seed=seed, quick=seed > 0)
+    assert failed(bench) == set()
+    assert {(row.tensor, row.format, row.block) for row in bench.quantizers} == {
+        ("input", "float8_e4m3", "1x128"),
+        ("weight", "float8_e4m3", "128x128"),
+        ("gradient", "float8_e4m3", "1x128"),
+        ("input", "float8_e4m3", "128x128"),
+    }
+    assert [row.library for row in bench.compilers] == ["deep_gemm"]
+
+
+@pytest.mark.usefixtures("te_double")
+def test_beside_the_block_scaling_of_te(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    bench = run("te", recipes=("block",))
+    assert failed(bench) == set()
+    assert any(check.name == "contiguous.even.grad.weight0.beside-te-block" for check in bench.checks)
+
+
+def test_without_the_library_it_is_not_run() -> None:
+    with pytest.raises(CannotRun, match="pip install sgl-deep-gemm"):
+        run()
+
+
+def test_a_target_without_it_refuses_it_as_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = run(deep_gemm=False)
+    assert failed(bench) == set()
+    assert "has no kernels" in bench.unsupported
+    install(monkeypatch)
+    assert failed(run(deep_gemm=False)) == {"bridge-refuses"}, "support that the row does not know of is a surprise"
+
+
+def patched(module: Any, name: str, make: Callable[..., Any]) -> Plant:
+    """A plant that puts `make(original)` in a function's place."""
+    return lambda patch: patch.setattr(module, name, make(getattr(module, name)))
+
+
+def after(module: Any, name: str, fault: Callable[[Any], Any]) -> Plant:
+    """A plant that does something to what a function gives."""
+    return patched(module, name, lambda whole: lambda *given, **more: fault(whole(*given, **more)))
+
+
+def before(module: Any, name: str, fault: Callable[[Any], Any]) -> Plant:
+    """A plant that does something to a function's first argument."""
+    return patched(module, name, lambda whole: lambda first, *given, **more: whole(fault(first), *given, **more))
+
+
+def in_bf16(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        expert_gemm, "deep_gemm_grouped", lambda rows, weight, counts, **_: grouped_gemm_loop(rows, weight, counts)
+    )
+
+
+def scales_of_tensors(whole: Any) -> Any:
+    """One scale for all blocks: what the format of gradients is too narrow for."""
+
+    def cast(tokens: Any, tiles: Any, **how: Any) -> Any:
+        rows, columns = whole(tokens, tiles, **how)
+        if rows is not None:
+            scale = rows.scales.max()
+            plain = rows.values.double() * rows.scales.double().repeat_interleave(128, 1)
+            rows = rows._replace(values=(plain / scale.double()).to(torch.float8_e4m3fn))
+            rows = rows._replace(scales=torch.full_like(rows.scales, float(scale)))
+        return rows, columns
+
+    return cast
+
+
+def e5m2(whole: Any) -> Any:
+    """Values as E5M2 holds them."""
+
+    def cast(*given: Any, **how: Any) -> Any:
+        rows, columns = whole(*given, **how)
+        return tuple(
+            None
+            if one is None
+            else one._replace(values=one.values.float().to(torch.float8_e5m2).to(torch.float8_e4m3fn))
+            for one in (rows, columns)
+        )
+
+    return cast
+
+
+def kept_without_a_look(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(deep_gemm_product, "renew_weight", lambda kept, weight, **_: None)
+
+
+def kept_by_version(patch: pytest.MonkeyPatch) -> None:
+    """As a cache keyed on the tensor's version does it."""
+    versions: dict[int, int] = {}
+    whole = deep_gemm_product.renew_weight
+
+    def renew(kept: Any, weight: Any, **how: Any) -> None:
+        if versions.get(id(kept)) != weight._version:
+            whole(kept, weight, **how)
+        versions[id(kept)] = weight._version
+
+    patch.setattr(deep_gemm_product, "renew_weight", renew)
+
+
+def kept_by_sum(patch: pytest.MonkeyPatch) -> None:
+    """A fingerprint that does not know places."""
+    whole = deep_gemm_cast.fingerprint_reference
+    patch.setattr(
+        deep_gemm_cast,
+        "fingerprint_reference",
+        lambda weight: (
+            torch.zeros_like(whole(weight))
+            + weight.view(torch.int16).int().view(weight.shape[0], 1, 1, -1).sum(-1, keepdim=True, dtype=torch.int32)
+        ),
+    )
+
+
+def halves(tensor: Any) -> Any:
+    return tensor * 0.5
+
+
+def rolled(weight: Any) -> Any:
+    return weight.roll(1, 0)
+
+
+def turned_scales(cast: Any) -> Any:
+    return cast._replace(turned_scales=cast.turned_scales.flip(1) if cast.turned_scales is not None else None)
+
+
+def no_zeros_past(patch: pytest.MonkeyPatch) -> None:
+    whole = deep_gemm_product.cast_masked
+    everything = lambda rows, counts, **how: whole(rows.nan_to_num(1.0), torch.full_like(counts, rows.shape[1]), **how)  # noqa: E731
+    patch.setattr(deep_gemm_product, "cast_masked", everything)
+
+
+def nan_to_zero(whole: Any) -> Any:
+    return lambda tokens, *given, **how: whole(tokens.nan_to_num(0.0), *given, **how)
+
+
+def a_bit_off(made: Any) -> Any:
+    return made and made._replace(scales=made.scales * 1.001)
+
+
+def _bf16_weight_gradient(whole: Any) -> Any:
+    return SimpleNamespace(apply=lambda *given: whole.apply(*given[:4], "bf16"))
+
+
+FAULTS: dict[str, tuple[Plant, str]] = {
+    "bf16 in its place": (in_bf16, "contiguous.uneven.forward.rounded"),
+    "output halved": (after(deep_gemm_product, "_multiply", halves), "contiguous.uneven.forward"),
+    "gradient of the weights halved": (
+        after(deep_gemm_product, "_weight_gradient", halves), "contiguous.even.grad.weight0",
+    ),
+    "gradient of the weights in bf16": (
+        patched(deep_gemm_product, "_GroupedFp8", _bf16_weight_gradient),
+        "contiguous.even.grad.weight.rounded",
+    ),
+    "experts rolled": (before(deep_gemm_product, "cast_weight", rolled), "contiguous.even.forward"),
+    "one scale for all rows": (
+        patched(deep_gemm_product, "cast_tokens", scales_of_tensors), "contiguous.uneven.forward.of-rounded-operands",
+    ),
+    "E5M2": (patched(deep_gemm_product, "cast_tokens", e5m2), "contiguous.uneven.grad.rows"),
+    "scales of the turned weight flipped": (
+        after(deep_gemm_product, "cast_weight", turned_scales), "contiguous.even.grad.rows.of-rounded-operands",
+    ),
+    "kept weights never looked at": (kept_without_a_look, "kept.optimizer.changed.False"),
+    "kept weights by version": (kept_by_version, "kept.data.changed.False"),
+    "kept weights by sum": (kept_by_sum, "kept.two-swapped.changed.False"),
+    "rows past the count": (no_zeros_past, "masked.past-the-count"),
+    "a NaN that is lost": (patched(deep_gemm_product, "cast_tokens", nan_to_zero), "not-a-number.nan"),
+    "a cast that is a bit off": (
+        after(deep_gemm_cast, "cast_tokens", lambda made: (a_bit_off(made[0]), made[1])),
+        "casts.plain.tokens.none",
+    ),
+    "a weight cast a bit off": (
+        after(deep_gemm_cast, "cast_weight", a_bit_off), "casts.plain.weight",
+    ),
+    "a renewal of everything": (
+        patched(deep_gemm_cast, "renew_weight", lambda _: _renew_all), "casts.plain.renewed.left-alone",
+    ),
+    "a rule that is not asked": (
+        patched(expert_gemm, "why_bf16_is_faster", lambda _: lambda counts, **_: None), "choice.faster",
+    ),
+}  # fmt: skip
+
+
+def _renew_all(kept: Any, weight: Any, **how: Any) -> None:
+    for into, given in zip(kept, deep_gemm_cast.cast_weight_reference(weight, keep=True, **how), strict=True):
+        into.copy_(given)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_planted_faults(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    plant, check = FAULTS[name]
+    install(monkeypatch)
+    plant(monkeypatch)
+    only(monkeypatch, check.partition(".")[0])
+    assert check in failed(run())
+
+
+def test_a_fallback_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    monkeypatch.setattr(expert_gemm, "why_not_deep_gemm", lambda *_: expert_gemm.Refusal("deep_gemm", "planted", "no"))
+    only(monkeypatch, "contiguous")
+    found = failed(run())
+    assert "contiguous.uneven.expert_gemm.backend" in found
+    assert "contiguous.uneven.operands.e4m3" in found
+
+
+def test_where_kernels_are_compiled_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DG_JIT_USE_NVRTC", raising=False)
+    monkeypatch.delenv("DG_JIT_CACHE_DIR", raising=False)
+    made = deep_gemm.compiler()
+    assert (made.mode, made.cache.name) == ("nvcc", ".deep_gemm")
+    monkeypatch.setenv("DG_JIT_USE_NVRTC", "1")
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", "/kernels")
+    assert (deep_gemm.compiler().mode, str(deep_gemm.compiler().cache)) == ("nvrtc", "/kernels")

@@ -1,0 +1,136 @@
+"""The probe of training: what each run leaves is looked at, and a run that dies, stops or falls back is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megacpp_validate.probes.bench import Bench
+from megacpp_validate.probes.fp8 import loss
+from megacpp_validate.probes.fp8.loss import Ended, Job, check_runs, plan_jobs, train_side_by_side
+from megacpp_validate.probes.order import Order, Target
+from megacpp_validate.training.gate_process import train_to_file
+from megacpp_validate.training.gate_run import GateRun
+
+DOUBLE = Target("cpu", "", ("delayed", "current", "block"), "delayed")
+
+
+def new_bench(folder: Path, requested: str = "te", **settings: str) -> Bench:
+    given = {"recipes": "delayed", "seeds": "0 1", "size": "tiny", **settings}
+    return Bench(
+        Order(
+            "fp8_loss", "double", DOUBLE, requested, quick=True, code="fp8.loss",
+            stands_on=("layer_spec", "fp8_scope"), settings=given, folder=str(folder),
+        )
+    )  # fmt: skip
+
+
+def failed(bench: Bench) -> list[str]:
+    return [check.name for check in bench.checks if not check.passed]
+
+
+def train_here(jobs: Sequence[Job]) -> list[Ended]:
+    """As the processes do it, in this one, which has the double."""
+    ended = []
+    for job in jobs:
+        order = {name: value for name, value in job.order.items() if name != "path"}
+        _, trained = train_to_file(GateRun(**order), job.path)
+        ended.append(Ended(0, asdict(trained), ""))
+    return ended
+
+
+def aligned(ended: list[Ended]) -> list[Ended]:
+    """The in-projection of `tiny` is no multiple of 16 wide, and rightly native; that of `gate` is."""
+    for end in ended:
+        end.said["backends"].pop("layers.1.in_projection")
+    return ended
+
+
+def test_plans_every_recipe_and_seed(tmp_path: Path) -> None:
+    bench = new_bench(tmp_path, recipes="delayed current", seeds="0 1 2", steps="1000")
+    object.__setattr__(bench.order, "quick", False)
+    jobs = plan_jobs(bench)
+    assert [job.name for job in jobs] == [f"{r}.seed{s}" for s in (0, 1, 2) for r in ("bf16", "delayed", "current")]
+    assert {job.order["steps"] for job in jobs} == {1000}
+    assert jobs[1].path == tmp_path / "double-cpu-fp8_loss.delayed-0.curve"
+
+
+@pytest.mark.usefixtures("te_double")
+def test_every_run_leaves_a_whole_curve_on_transformer_engine(tmp_path: Path) -> None:
+    bench = new_bench(tmp_path)
+    jobs = plan_jobs(bench)
+    check_runs(bench, jobs, aligned(train_here(jobs)))
+    # The double's layers do not show their quantizers, and that is told.
+    assert failed(bench) == ["delayed.seed0.casts"]
+    assert [check.name for check in bench.checks if check.name.startswith("bf16")] == [
+        f"bf16.seed0.{what}" for what in ("ended", "curve", "backends")
+    ]
+
+
+def rewrite(change: Callable[[dict[str, Any]], None]) -> Callable[[Job], None]:
+    def apply(job: Job) -> None:
+        curve = json.loads(job.path.read_text())
+        change(curve)
+        job.path.write_text(json.dumps(curve))
+
+    return apply
+
+
+FAULTS: dict[str, tuple[Callable[[Job], None], str]] = {
+    "no curve": (lambda job: job.path.unlink(), "curve"),
+    "half a curve": (lambda job: job.path.write_text(job.path.read_text()[:-50]), "curve"),
+    "steps missing": (rewrite(lambda curve: curve["steps"].pop()), "curve"),
+    "a step twice": (rewrite(lambda curve: curve["steps"].__setitem__(3, 2)), "curve"),
+    "not finite": (rewrite(lambda curve: curve["losses"].__setitem__(3, None)), "curve"),
+}
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> tuple[Bench, list[Job], list[Ended]]:
+    bench = new_bench(tmp_path, requested="native", recipes="", seeds="0")
+    jobs = plan_jobs(bench)
+    return bench, jobs, train_here(jobs)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_is_wrong_with_a_run_is_told(trained: tuple[Bench, list[Job], list[Ended]], name: str) -> None:
+    bench, jobs, ended = trained
+    damage, check = FAULTS[name]
+    damage(jobs[0])
+    check_runs(bench, jobs, ended)
+    assert failed(bench) == [f"bf16.seed0.{check}"]
+
+
+def test_a_run_that_died_and_one_that_fell_back_are_told(trained: tuple[Bench, list[Job], list[Ended]]) -> None:
+    bench, jobs, ended = trained
+    check_runs(bench, jobs, [Ended(-9, ended[0].said, "killed")])
+    assert failed(bench) == ["bf16.seed0.ended"]
+    bench.checks.clear()
+    object.__setattr__(bench.order, "requested", "te")
+    check_runs(bench, jobs, ended)
+    assert failed(bench) == ["bf16.seed0.backends"]
+
+
+def test_runs_are_processes_that_are_waited_for(tmp_path: Path) -> None:
+    bench = new_bench(tmp_path, requested="native", recipes="", seeds="0")
+    jobs = plan_jobs(bench)
+    jobs.append(Job("bf16", 1, {**jobs[0].order, "seed": 1, "size": "none"}, tmp_path / "second.curve"))
+    jobs[1].path.write_text("of an earlier session")
+    ended = train_side_by_side(jobs)
+    assert [end.status == 0 for end in ended] == [True, False]
+    assert "there is no size 'none'" in ended[1].words
+    check_runs(bench, jobs, ended)
+    assert failed(bench) == ["bf16.seed1.ended", "bf16.seed1.curve"]
+
+
+def test_the_probe_trains_what_it_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss, "train_side_by_side", train_here)
+    bench = new_bench(tmp_path, requested="native", recipes="", seeds="3")
+    loss.probe(bench)
+    assert failed(bench) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["double-cpu-fp8_loss.bf16-3.curve"]
