@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "environments"))
-from places import make_probes
+from places import make_h200_host
 
 from megacpp_validate.cli import main
 from megacpp_validate.cli.seeds import LARGEST_SEED
@@ -65,18 +65,7 @@ def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pa
     """An interpreter on a host with an H200 and Transformer Engine 2.17.1, whose probes do what a test says."""
 
     def make(main: str) -> Path:
-        make_probes(tmp_path, main)
-        host = tmp_path / "host"
-        info = host / "transformer_engine-2.17.1.dist-info"
-        info.mkdir(parents=True)
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: transformer-engine\nVersion: 2.17.1\n")
-        (host / "nvidia-smi").write_text("#!/bin/sh\necho 'NVIDIA H200, 9.0, 580.159.03, 143771'\n")
-        (host / "python3").write_text(
-            f'#!/bin/sh\ncase "$*" in *identify*) export PYTHONPATH="{host}:$PYTHONPATH";; '
-            f'*) export PYTHONPATH="{tmp_path / "fake"}";; esac\nexec {sys.executable} "$@"\n'
-        )
-        for name in ("nvidia-smi", "python3"):
-            (host / name).chmod(0o755)
+        host = make_h200_host(tmp_path, main)
         monkeypatch.setenv("PATH", f"{host}:/usr/bin:/bin")
         return host / "python3"
 

@@ -5,7 +5,11 @@ kernels when they are first called, about 2 s each, so it wants a CUDA toolkit b
 `which nvcc` where neither CUDA_HOME nor CUDA_PATH is set, and fails with an empty AssertionError where none is found.
 
 What was seen with torch 2.11 on sm_90 (2026-11-21): sgl-deep-gemm 0.1.3 works; 0.1.7 and 0.2.0 load and then refuse
-every tensor ("dim == 2 or dim == 3"); 0.2.1 and later do not load.
+every tensor ("dim == 2 or dim == 3"); 0.2.1 and later do not load. In 0.1.3 there is no k-grouped FP8 kernel (only
+`k_grouped_bf16_gemm_tn_contiguous`), the `nn` layouts are refused ("major_b == cute::UMMA::Major::K"), and with the
+headers of CUDA 13.0 NVRTC compiles nothing: it is not told of include/cccl, and given that it lacks
+`cudaGridDependencySynchronize`. So kernels are compiled by NVCC, and the gradient of the weights is made by the kernels
+that there are (`deep_gemm_product`).
 """
 
 from __future__ import annotations

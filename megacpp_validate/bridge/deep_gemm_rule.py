@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Final, Literal, get_args
 
 from .backends import Refusal
-from .deep_gemm_cast import TILE
 from .errors import UnknownName
 
 When = Literal["faster", "always"]
@@ -26,7 +25,6 @@ SOURCE: Final = "docs/benchmarks/expert_gemm.md"
 # the first microbatch, which pays for the rounding.
 LEAST_ROWS: Final = 768
 LEAST_ROWS_KEPT: Final = 512
-MOST_PADDING: Final = 0.25  # of the rows that are computed
 
 
 def read_when(given: When | None) -> When:
@@ -51,14 +49,11 @@ def why_bf16_is_faster(counts: Sequence[int], *, kept: bool = False) -> Refusal 
     """
     busy = [count for count in counts if count]
     mean = sum(busy) / len(busy)
-    padded = sum(-(-count // TILE) * TILE for count in busy)
-    padding = 1.0 - sum(busy) / padded
-    how = f"as {SOURCE} shows. Next step: none; {SWITCH}=always takes FP8 all the same"
     least = LEAST_ROWS_KEPT if kept else LEAST_ROWS
-    if mean < least:
-        reason = f"{mean:.0f} rows an expert, of {len(busy)}: bf16 is faster below {least}, {how}"
-        return Refusal("deep_gemm", "few-rows", reason)
-    if padding > MOST_PADDING:
-        reason = f"{padding:.0%} of the rows would be padding to {TILE}: bf16 is faster above {MOST_PADDING:.0%}, {how}"
-        return Refusal("deep_gemm", "padding", reason)
-    return None
+    if mean >= least:
+        return None
+    reason = (
+        f"{mean:.0f} rows an expert, of {len(busy)}: bf16 is faster below {least}, as {SOURCE} shows. Next step: none; "
+        f"{SWITCH}=always takes FP8 all the same"
+    )
+    return Refusal("deep_gemm", "few-rows", reason)

@@ -15,6 +15,8 @@ from . import imports as te
 from .backends import Candidate, Choice, Refusal, choose
 from .deep_gemm_cast import QuantizedWeight
 from .deep_gemm_product import (
+    WEIGHT_GRADIENT_IN_BF16,
+    choose_weight_gradient,
     deep_gemm_grouped,
     deep_gemm_masked,
     quantize_weight,
@@ -174,6 +176,9 @@ class ExpertGemm(nn.Module):
             with without_autocast(rows):
                 return self._on_te(rows, counts, is_first_microbatch)
         if taken.observed == "deep_gemm":
+            if choose_weight_gradient(counts) == "bf16":
+                said = (*taken.refusals, WEIGHT_GRADIENT_IN_BF16)
+                self.__dict__["choice"] = Choice(taken.module, taken.requested, "deep_gemm", said)
             if kept:
                 self._quantized = renewed_weight(self._quantized, self.bank.weight)
             return deep_gemm_grouped(rows, self.bank.weight, counts, quantized=self._quantized if kept else None)

@@ -33,7 +33,10 @@ RECIPE_NAMES: Final[dict[str, RecipeName]] = {
     "MXFP8BlockScaling": "mxfp8",
     "NVFP4BlockScaling": "nvfp4",
 }
-FP8_TOKENS: Final = 8
+# The products of the weights' gradients sum over the tokens, in multiples of 16: with 8 or 24 rows 2.12.0 and 2.20.2
+# take the forward pass and raise in the backward one (H200, 2026-11-21). It holds without gradients too, where 8 would
+# do: a reentrant recomputation runs its first pass without them, and both passes must take the same path.
+FP8_TOKENS: Final = 16
 MXFP8_TOKENS: Final = ALIGNMENT["mxfp8"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum, StrEnum
 from pathlib import Path
@@ -110,6 +110,11 @@ def refuse_receipts(folder: Path, fault: OSError) -> NoReturn:
         "place that is not yours. Next step: give --receipts a folder that you can write.",
         Exit.WRONG_ARGUMENTS,
     )
+
+
+def split_names(texts: Iterable[str]) -> tuple[str, ...]:
+    """Names given with commas, with spaces, or in options of their own."""
+    return tuple(name for text in texts for name in text.replace(",", " ").split())
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..catalog import read_catalog
-from .app import Format, FormatOption, MatrixOption, OutputOption, app
+from .app import Format, FormatOption, MatrixOption, OutputOption, app, split_names
 from .canary_options import Limit
 from .seeds import LARGEST_SEED
 
@@ -60,10 +60,9 @@ def blame_score(
     """
     from .blame_score_runs import Asked, run_blame_score
 
-    names = tuple(name for text in faults or () for name in text.replace(",", " ").split())
     asked = Asked(
-        faults=names, release=release, shard=shard, clean=clean, timed_clean=timed_clean, target=target,
-        overlays=tuple(overlays or ()), receipts=receipts, earlier=tuple(earlier or ()), copies=copies,
+        faults=split_names(faults or ()), release=release, shard=shard, clean=clean, timed_clean=timed_clean,
+        target=target, overlays=tuple(overlays or ()), receipts=receipts, earlier=tuple(earlier or ()), copies=copies,
         judge_only=judge_only, seed=seed, jobs=jobs, limit_s=limit, python=python,
     )  # fmt: skip
     run_blame_score(read_catalog(matrix), matrix, asked, fmt, output, verbose=verbose)

@@ -9,7 +9,7 @@ import typer
 
 from ..catalog import Catalog, read_catalog
 from . import canary_options as options
-from .app import Exit, Format, FormatOption, MatrixOption, OutputOption, app, refuse
+from .app import Exit, Format, FormatOption, MatrixOption, OutputOption, app, refuse, split_names
 
 if TYPE_CHECKING:
     from .canary_telling import Telling
@@ -63,7 +63,7 @@ def te_canary(
         overlays=tuple(overlays or ()),
         python=python,
         target=target,
-        probes=_words(probes),
+        probes=split_names(probes or ()),
         receipts=receipts,
         jobs=jobs,
         gpu_memory_mib=gpu_memory,
@@ -103,11 +103,6 @@ def _judge_sources(
         walk_releases(catalog, (old, new), first_bad_in, telling)
     else:
         judge_step(catalog, (old, new), telling)
-
-
-def _words(texts: list[str] | None) -> tuple[str, ...]:
-    """Names given with commas, with spaces, or in options of their own."""
-    return tuple(name for text in texts or () for name in text.replace(",", " ").split())
 
 
 @app.command()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import date
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 import typer
 
-from ..catalog import Catalog, read_catalog
+from ..catalog import Catalog, Fp8Cell, read_catalog
 from ..environments.environment import NoEnvironment
 from ..environments.facts import Facts
 from ..environments.interpreter import read_commit
@@ -23,7 +22,7 @@ from ..evidence.receipt import Outcome
 from ..gate.loss_folder import decide_curves
 from ..probes.order import Order
 from .app import TOOL, Exit, Format, foreseen, refuse
-from .policy_runs import decide_policy
+from .policy_runs import decide_policy, read_today
 from .session_runs import Asked, run_session
 from .telling import tell
 
@@ -54,22 +53,24 @@ def observe_fp8(catalog: Catalog, matrix: Path | None, asked: Asked) -> Fp8Resul
         )
 
     rows = choose_fp8_cells(catalog, asked.probes or ())
+    policy = decide_policy(matrix, read_today())  # first: a file of the matrix that is wrong must not cost a session
     session = run_session(target, asked, plan, {row.id: Expected(row.seconds, row.limit_s) for row in rows})
-    verdicts, missing = _judge_losses(session)
-    return Fp8Result(
-        **dict(session),
-        loss=verdicts,
-        loss_missing=missing,
-        policy=decide_policy(matrix, date.today()),
-    )
+    verdicts, missing = _judge_losses(session, rows)
+    return Fp8Result(**dict(session), loss=verdicts, loss_missing=missing, policy=policy)
 
 
-def _judge_losses(session: SessionResult) -> tuple[tuple[LossVerdict, ...], str]:
+def _judge_losses(session: SessionResult, rows: Iterable[Fp8Cell]) -> tuple[tuple[LossVerdict, ...], str]:
     """The verdicts on the curves that this session's training left, and why there is none where there should be."""
-    trained = [receipt for receipt in session.receipts if receipt.probe.startswith(_TRAINING)]
-    passed = {receipt.cell for receipt in trained if receipt.outcome is Outcome.PASS}
-    if not passed:
+    asked = {row.id: row.settings.get("recipes", "").split() for row in rows}
+    trained = {
+        receipt.cell: asked[receipt.probe]
+        for receipt in session.receipts
+        if receipt.probe.startswith(_TRAINING) and receipt.outcome is Outcome.PASS
+    }
+    if not trained:
         return (), ""  # not selected, or a cell that is not good already
-    verdicts = tuple(verdict for verdict in decide_curves(Path(session.folder)) if verdict.of in passed)
-    silent = sorted(passed - {verdict.of for verdict in verdicts})
-    return verdicts, f"{', '.join(silent)} left no curve" if silent else ""
+    verdicts = tuple(verdict for verdict in decide_curves(Path(session.folder)) if verdict.of in trained)
+    judged = {(verdict.of, verdict.recipe) for verdict in verdicts}
+    silent = {cell: [recipe for recipe in recipes if (cell, recipe) not in judged] for cell, recipes in trained.items()}
+    missing = [f"{cell} left no curve of {', '.join(recipes)}" for cell, recipes in silent.items() if recipes]
+    return verdicts, "; ".join(missing)

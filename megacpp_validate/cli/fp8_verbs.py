@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from .app import Format, FormatOption, MatrixOption, OutputOption, app
-from .parity_verbs import ReceiptsOption
-from .seeds import LARGEST_SEED
+from .app import Format, FormatOption, MatrixOption, OutputOption, app, split_names
+from .session_options import PythonOption, ReceiptsOption, SeedOption, VerboseOption
 
 
 @app.command()
@@ -18,14 +17,12 @@ def fp8(
     probes: Annotated[
         list[str] | None, typer.Option("--probes", help="Cells to run, with commas or repeated; all without it.")
     ] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, max=LARGEST_SEED, help="Of weights and inputs; the same seed gives the same numbers.")
-    ] = 0,
+    seed: SeedOption = 0,
     jobs: Annotated[int, typer.Option(min=0, help="Cells at a time; 0: 8 on a GPU, 2 without.")] = 0,
     limit: Annotated[float, typer.Option(min=1, help="Seconds that one cell may take, training apart.")] = 300.0,
     receipts: ReceiptsOption = Path(".megacpp/fp8"),
-    python: Annotated[str, typer.Option(help="Interpreter of the stack; else MEGACPP_PYTHON, else the host's.")] = "",
-    verbose: Annotated[bool, typer.Option("--verbose", help="List every check with its bounds.")] = False,
+    python: PythonOption = "",
+    verbose: VerboseOption = False,
     fmt: FormatOption = Format.TABLE,
     output: OutputOption = None,
     matrix: MatrixOption = None,
@@ -37,6 +34,6 @@ def fp8(
     from .fp8_runs import run_fp8
     from .session_runs import Asked
 
-    names = None if probes is None else tuple(name for text in probes for name in text.replace(",", " ").split())
+    names = None if probes is None else split_names(probes)
     asked = Asked(target, names, seed, jobs, limit, receipts, python)
     run_fp8(matrix, asked, fmt, output, verbose=verbose)

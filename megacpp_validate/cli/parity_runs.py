@@ -13,7 +13,7 @@ from ..environments.facts import Facts
 from ..environments.interpreter import read_commit
 from ..environments.plan import UnknownTarget, find_target, plan_parity
 from ..environments.restart import FolderTaken
-from ..evidence.parity import build_support
+from ..evidence.parity import ParityResult, build_support
 from ..evidence.store import ReceiptInvalid, read_receipts
 from ..probes.order import Order
 from .app import TOOL, Exit, Format, foreseen, refuse
@@ -35,7 +35,7 @@ def run_parity(catalog: Catalog, asked: Asked, fmt: Format, output: Path | None,
             catalog, target, facts, asked.probes or (), variables, seed=asked.seed, tool=TOOL, commit=read_commit()
         )
 
-    result = run_session(target, asked, plan)
+    result = ParityResult(**dict(run_session(target, asked, plan)))
     tell(result, fmt, output, verbose=verbose)
     if result.breaks:
         raise typer.Exit(Exit.CLOSED)

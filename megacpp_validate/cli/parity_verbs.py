@@ -10,10 +10,8 @@ from typing import Annotated
 import typer
 
 from ..catalog import read_catalog
-from .app import Format, FormatOption, MatrixOption, OutputOption, app
-from .seeds import LARGEST_SEED
-
-ReceiptsOption = Annotated[Path, typer.Option("--receipts", help="Folder for the receipts and logs.")]
+from .app import Format, FormatOption, MatrixOption, OutputOption, app, split_names
+from .session_options import PythonOption, ReceiptsOption, SeedOption, VerboseOption
 
 
 @app.command()
@@ -22,14 +20,12 @@ def parity(
     probes: Annotated[
         list[str] | None, typer.Option("--probes", help="Probes to run, with commas or repeated; all without it.")
     ] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, max=LARGEST_SEED, help="Of weights and inputs; the same seed gives the same numbers.")
-    ] = 0,
+    seed: SeedOption = 0,
     jobs: Annotated[int, typer.Option(min=0, help="Probes at a time; 0: 8 on a GPU, 2 without.")] = 0,
     limit: Annotated[float, typer.Option(min=1, help="Seconds that one probe may take.")] = 300.0,
     receipts: ReceiptsOption = Path(".megacpp/receipts"),
-    python: Annotated[str, typer.Option(help="Interpreter of the stack; else MEGACPP_PYTHON, else the host's.")] = "",
-    verbose: Annotated[bool, typer.Option("--verbose", help="List every check with its bounds.")] = False,
+    python: PythonOption = "",
+    verbose: VerboseOption = False,
     fmt: FormatOption = Format.TABLE,
     output: OutputOption = None,
     matrix: MatrixOption = None,
@@ -42,7 +38,7 @@ def parity(
     from .parity_runs import run_parity
     from .session_runs import Asked
 
-    names = None if probes is None else tuple(name for text in probes for name in text.replace(",", " ").split())
+    names = None if probes is None else split_names(probes)
     asked = Asked(target, names, seed, jobs, limit, receipts, python)
     run_parity(read_catalog(matrix), asked, fmt, output, verbose=verbose)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import typer
@@ -30,6 +30,11 @@ def run_policy(
     result = decide_policy(matrix, today, presets)
     tell(result, fmt, output)
     raise typer.Exit(Exit.OPEN if result.holds else Exit.CLOSED)
+
+
+def read_today() -> date:
+    """The day on which waivers are held to their expiry: the same one wherever it is asked for."""
+    return datetime.now(UTC).date()
 
 
 def decide_policy(matrix: Path | None, today: date, presets: Sequence[str] | None = None) -> PolicyResult:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime
+from datetime import datetime
 from typing import Annotated
 
 import typer
 
-from .app import Format, FormatOption, MatrixOption, OutputOption, app
+from .app import Format, FormatOption, MatrixOption, OutputOption, app, split_names
 
 
 @app.command()
@@ -27,11 +27,7 @@ def fp8_policy(
     Exit code 0: presets that are meant to run are let through, and those that were rolled back are refused by the rules
     that must refuse them. 1: one of them is not so. 2: a file of the matrix, or an argument, is wrong.
     """
-    from .policy_runs import run_policy
+    from .policy_runs import read_today, run_policy
 
-    names = None if preset is None else tuple(name for text in preset for name in text.replace(",", " ").split())
-    run_policy(matrix, _day(today), names, fmt, output)
-
-
-def _day(given: datetime | None) -> date:
-    return (given or datetime.now(UTC)).date()
+    names = None if preset is None else split_names(preset)
+    run_policy(matrix, today.date() if today else read_today(), names, fmt, output)

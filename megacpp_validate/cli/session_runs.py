@@ -20,7 +20,7 @@ from ..environments.processes import Processes
 from ..environments.restart import own_folder
 from ..environments.room import share_cores
 from ..environments.session import Expected, Session
-from ..evidence.parity import ParityResult
+from ..evidence.parity import SessionResult
 from ..evidence.receipt import Outcome, Receipt
 from ..probes.order import Order
 from ..report.marks import mark_cell
@@ -49,7 +49,7 @@ Plan = Callable[[Facts, Mapping[str, str]], tuple[Order, ...]]
 
 def run_session(
     target: TargetRow, asked: Asked, plan: Plan, expected: Mapping[str, Expected] | None = None
-) -> ParityResult:
+) -> SessionResult:
     """Run what `plan` gives on the host's interpreter, or say why not here.
 
     Raises:
@@ -75,7 +75,7 @@ def run_session(
             session = Session(environment, folder, asked.limit_s, jobs)
             receipts = _run_orders(orders, session, processes, expected)
     request = choose_request(target, facts, variables)
-    return ParityResult(
+    return SessionResult(
         tool=TOOL,
         target=target.id,
         stack=request.stack,

@@ -12,6 +12,18 @@ from .loss_curve_file import CurveInvalid, read_curve
 SUFFIX: Final = ".curve"
 
 
+class NoFolder(CurveInvalid):
+    """A folder of curves that is not there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.source, self.reason = str(folder), "there is no such folder"
+        ValueError.__init__(
+            self,
+            f"{folder} is no folder. Likely cause: a typing error, or no session wrote there. Next step: give the "
+            "folder of receipts of a session of `fp8`.",
+        )
+
+
 @dataclass(frozen=True)
 class CurveSet:
     """The curves that were trained together.
@@ -36,10 +48,10 @@ def read_curves(folder: Path) -> tuple[CurveSet, ...]:
     """Every curve of a folder, a set a cell; files that are not called `[CELL.]RECIPE-SEED.curve` are left alone.
 
     Raises:
-        CurveInvalid: there is no such folder.
+        NoFolder: there is no such folder.
     """
     if not folder.is_dir():
-        raise CurveInvalid(str(folder), "there is no such folder")
+        raise NoFolder(folder)
     curves: dict[str, list[LossCurve]] = {}
     unreadable: dict[str, list[CurveInvalid]] = {}
     for path in sorted(folder.glob(f"*{SUFFIX}")):

@@ -42,7 +42,8 @@ class LossVerdict(Frozen):
         refusals: why the curves cannot be compared; empty otherwise.
         checks: each with its observed value, its bound and where that comes from; empty if refused.
         window: number of steps of the smoothing.
-        bar: what the smoothed gap of each seed may be at most, in nats.
+        bar: what the smoothed gap of each seed may be at most in the second half, in nats.
+        early_bar: the same in the first half.
         spread: the seed-to-seed spread of BF16 that the bar comes from, in nats; None where it overflows.
         series: smoothed curves of each seed; empty where a curve is damaged, or its sums overflow.
     """
@@ -55,6 +56,7 @@ class LossVerdict(Frozen):
     checks: tuple[Check, ...] = ()
     window: int | None = None
     bar: float | None = None
+    early_bar: float | None = None
     spread: float | None = None
     series: tuple[SeedSeries, ...] = ()
 

@@ -10,7 +10,8 @@ between two seeds, so everything is judged on that *paired* gap, step by step:
   never buy more room than that.
 - `gap.tail`: the bias over the last fifth, mean over seeds. Noise averages out there and a fault does not: the bar of
   one seed, divided by the square root of their number.
-- `gap.learning`: the first half, where a delay of few steps already is a large gap. Bar: the spread of BF16 there.
+- `gap.learning`: the same in the first half, where a delay of few steps already is a large gap, and seeds differ more;
+  0.01 nats at most there too.
 - `gradient_norm`, `part_norm`: in `loss_norms`, what Adam hides from the loss.
 - `observed`: in `loss_observed`, what the layers held.
 
@@ -45,7 +46,7 @@ class Stretches:
     @property
     def window(self) -> int:
         """Length of a window of the smoothing."""
-        return self.planned // 20
+        return self.planned // 10
 
     @property
     def half(self) -> int:
@@ -91,16 +92,17 @@ def decide_loss(reference: Sequence[LossCurve], candidate: Sequence[LossCurve]) 
     spread = spread_of_seeds([values[split:] for values in smoothed])
     early_spread = spread_of_seeds([values[:split] for values in smoothed])
     factor = t_95(len(pairs)) * math.sqrt(2)
-    bar = min(CAP, factor * spread)
+    bar, early_bar = min(CAP, factor * spread), min(CAP, max(factor * early_spread, factor * spread))
     said = (
         f"{factor:.3g} (Student's t of {len(pairs)} seeds x the root of 2, for a difference of two runs) x the largest "
-        f"spread of {REFERENCE} in a window, {spread:.3g} nats; {CAP} at most"
+        f"spread of {REFERENCE} in a window of {at.window} steps of the {{}} half, {{:.3g}} nats; {CAP} at most"
     )
+    settled = said.format("second", spread)
     checks = (
         *steps,
-        *_check_gap("gap.settled", series, slice(split, None), bar, f"{said}; windows of {at.window} steps"),
-        _check_tail(pairs, at, bar / math.sqrt(len(pairs)), f"over the root of {len(pairs)} seeds: {said}"),
-        *_check_gap("gap.learning", series, slice(0, split), max(bar, factor * early_spread), _say_early(early_spread)),
+        *_check_gap("gap.settled", series, slice(split, None), bar, settled),
+        _check_tail(pairs, at, bar / math.sqrt(len(pairs)), f"over the root of {len(pairs)} seeds: {settled}"),
+        *_check_gap("gap.learning", series, slice(0, split), early_bar, said.format("first", early_spread)),
         *check_norms(pairs, at.planned, at.matched, factor),
         *(check for _, fp8 in pairs for check in check_observed(fp8)),
     )
@@ -111,6 +113,7 @@ def decide_loss(reference: Sequence[LossCurve], candidate: Sequence[LossCurve]) 
         checks=checks,
         window=at.window,
         bar=bar,
+        early_bar=early_bar,
         spread=_finite(spread),
         series=series if all(math.isfinite(v) for each in series for v in (*each.reference, *each.gap)) else (),
     )
@@ -158,7 +161,3 @@ def _finite(value: float) -> float | None:
 
 def _largest(values: Sequence[float]) -> float:
     return math.nan if any(map(math.isnan, values)) else max(map(abs, values))
-
-
-def _say_early(spread: float) -> str:
-    return f"the spread of {REFERENCE} in the first half, {spread:.3g} nats, times the same t"

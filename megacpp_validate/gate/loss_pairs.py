@@ -10,7 +10,7 @@ from megacpp_validate.evidence.loss_curve import LossCurve
 
 REFERENCE = "bf16"
 LEAST_SEEDS = 3  # two seeds make one difference, from which no spread can be told
-LEAST_STEPS = 100  # shorter runs leave fewer than five steps to a smoothing window
+LEAST_STEPS = 100  # shorter runs leave fewer than ten steps to a smoothing window
 
 
 def find_refusals(reference: Sequence[LossCurve], candidate: Sequence[LossCurve]) -> tuple[str, ...]:

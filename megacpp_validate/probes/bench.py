@@ -76,6 +76,26 @@ class Bench:
             self._recipes = tuple(one for one in asked if one not in lacking)
         return self._recipes
 
+    def require_recipes(self) -> tuple[Any, ...]:
+        """`recipes`, for a cell that has nothing to look at without them, or without the one that production runs.
+
+        Raises:
+            CannotRun: Transformer Engine was not requested, or refuses what the target's row has.
+        """
+        if not self.wants_te:
+            self.cannot_run(
+                "recipes run in Transformer Engine only, which was not requested. Next step: request it, or leave this "
+                "cell out."
+            )
+        asked, production = self.order.target.recipes, self.order.target.production_recipe
+        found = self.recipes
+        if not found or (production in asked and production not in found):
+            lacking = ", ".join(one for one in asked if one not in found) or "every recipe"
+            self.cannot_run(
+                f"not judged: {lacking} cannot be had here. Next step: look at the cells of the recipes, which say why."
+            )
+        return found
+
     @property
     def quick(self) -> bool:
         """Whether only the smallest shapes are wanted."""

@@ -16,7 +16,7 @@ from megacpp_validate.evidence.parity import SessionResult
 from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.evidence.upgrade import UpgradeResult
 
-from .loss_words import find_losses, say_loss
+from .loss_words import find_losses, say_loss, say_loss_missing
 from .markdown import render_step_summary
 from .marks import mark_cell
 from .parity_words import (
@@ -25,6 +25,7 @@ from .parity_words import (
     say_cause,
     say_fallback,
     say_next_step,
+    say_red_policy,
     say_subject,
     summarize_session,
 )
@@ -49,20 +50,20 @@ def render_static_annotations(result: StaticResult) -> str:
     for finding in result.unchanged_faults:
         message = f"{headline_of_fault(finding)}. Failing in {result.old.version} already: not this step's doing."
         title = f"{finding.module} already fails ({step})"
-        lines.append(_command("warning", message, title, _first(finding)))
+        lines.append(write_command("warning", message, title, _first(finding)))
     lines += [
-        _command("error", f"filed under {row.under}: not a culprit", f"{row.module} breaks too ({step})")
+        write_command("error", f"filed under {row.under}: not a culprit", f"{row.module} breaks too ({step})")
         for row in result.modules
         if row.verdict is ModuleVerdict.CASCADE
     ]
-    lines.append(_command("notice", summarize_static(result), step))
+    lines.append(write_command("notice", summarize_static(result), step))
     return "\n".join(lines) + "\n"
 
 
 def render_sweep_annotations(sweep: Sweep) -> str:
     """The annotations of every step, and a warning for each release that could not be read."""
     steps = "".join(render_static_annotations(step) for step in sweep.steps)
-    unread = (_command("warning", why, f"TE {release} not read") for release, why in sweep.unreadable.items())
+    unread = (write_command("warning", why, f"TE {release} not read") for release, why in sweep.unreadable.items())
     return steps + "".join(f"{line}\n" for line in unread)
 
 
@@ -74,13 +75,13 @@ def render_firewall_annotations(result: FirewallResult) -> str:
         match case.outcome:
             case FirewallOutcome.FAIL:
                 message = f"{problems or 'not as expected'}. Damage: {case.damage}. Reason given: {case.reason}"
-                lines.append(_command("error", message, f"import firewall: {case.case}"))
+                lines.append(write_command("error", message, f"import firewall: {case.case}"))
             case FirewallOutcome.NOT_RUN:
                 message = f"not run: {problems or case.reason or 'no reason given'}"
-                lines.append(_command("warning", message, f"import firewall: {case.case}"))
+                lines.append(write_command("warning", message, f"import firewall: {case.case}"))
             case FirewallOutcome.PASS:
                 message = f"holds: {first_sentence(case.reason) or case.damage}"
-                lines.append(_command("debug", f"import firewall: {case.case} {message}"))
+                lines.append(write_command("debug", f"import firewall: {case.case} {message}"))
             case _:
                 assert_never(case.outcome)
     return "".join(f"{line}\n" for line in lines)
@@ -92,21 +93,27 @@ def render_session_annotations(result: SessionResult) -> str:
     lines = []
     for receipt in result.receipts:
         if receipt.outcome.is_good:
-            lines.append(_command("debug", f"{receipt.cell}: {mark_cell(receipt.outcome).word}"))
+            lines.append(write_command("debug", f"{receipt.cell}: {mark_cell(receipt.outcome).word}"))
             continue
         said = [say_cause(receipt), *map(say_fallback, find_fallbacks(receipt))]
         if failed := find_failed(receipt):
             said.append(f"Out of bounds: {', '.join(check.name for check in failed)}")
         message = f"{'. '.join(part.rstrip('.') for part in said)}. Next: {say_next_step(receipt)}"
         level = "warning" if receipt.outcome is Outcome.NOT_RUN else "error"
-        lines.append(_command(level, message, f"{receipt.probe}: {mark_cell(receipt.outcome).word} ({where})"))
+        lines.append(write_command(level, message, f"{receipt.probe}: {mark_cell(receipt.outcome).word} ({where})"))
     for verdict in find_losses(result):
         if verdict.outcome is LossOutcome.PASS:
-            lines.append(_command("debug", say_loss(verdict)))
+            lines.append(write_command("debug", say_loss(verdict)))
         else:
             level = "error" if verdict.outcome is LossOutcome.FAIL else "warning"
-            lines.append(_command(level, say_loss(verdict), f"loss gate: {verdict.recipe or 'no recipe'} ({where})"))
-    lines.append(_command("notice", summarize_session(result), f"{say_subject(result)} of {where}"))
+            lines.append(
+                write_command(level, say_loss(verdict), f"loss gate: {verdict.recipe or 'no recipe'} ({where})")
+            )
+    if missing := say_loss_missing(result):
+        lines.append(write_command("warning", f"no verdict on the loss: {missing}", f"loss gate ({where})"))
+    if refused := say_red_policy(result):
+        lines.append(write_command("error", refused, f"policy of low precision ({where})"))
+    lines.append(write_command("notice", summarize_session(result), f"{say_subject(result)} of {where}"))
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -120,11 +127,13 @@ def render_upgrade_annotations(result: UpgradeResult) -> str:
         where = f"{say_step(step)} on {step.target}"
         for culprit in step.culprits:
             message = f"{culprit.summary.rstrip('.')}. {'. '.join(culprit.evidence)} Next: {culprit.next_step}"
-            lines.append(_command("error", message, f"{say_culprit(culprit)} ({where})"))
-        lines += [_command("warning", reason, f"no evidence: {cell} ({where})") for cell, reason in step.lost.items()]
-        lines.append(_command("notice", summarize_step(step), where))
+            lines.append(write_command("error", message, f"{say_culprit(culprit)} ({where})"))
+        lines += [
+            write_command("warning", reason, f"no evidence: {cell} ({where})") for cell, reason in step.lost.items()
+        ]
+        lines.append(write_command("notice", summarize_step(step), where))
     lines += [
-        _command("warning", stack.problem, f"{stack.stack} could not be made usable")
+        write_command("warning", stack.problem, f"{stack.stack} could not be made usable")
         for stack in result.stacks
         if stack.problem
     ]
@@ -136,13 +145,13 @@ def _annotate(finding: Finding, result: StaticResult, step: str) -> str:
     site = _first(finding)
     match finding.impact:
         case Impact.BREAKING:
-            return _command("error", message, f"{finding.module} breaks ({step})", site)
+            return write_command("error", message, f"{finding.module} breaks ({step})", site)
         case Impact.RISK:
             level = "notice" if finding.follows else "warning"
-            return _command(level, message, f"{finding.module} at risk ({step})", site)
+            return write_command(level, message, f"{finding.module} at risk ({step})", site)
         case Impact.HARMLESS:
             # A run shows ten annotations of a sort; these would only push others out. The log has them.
-            return _command("debug", f"{finding.module}: {message}")
+            return write_command("debug", f"{finding.module}: {message}")
         case _:
             assert_never(finding.impact)
 
@@ -151,7 +160,8 @@ def _first(finding: Finding) -> SourceLine | None:
     return finding.call_sites[0] if finding.call_sites else None
 
 
-def _command(level: str, message: str, title: str = "", site: SourceLine | None = None) -> str:
+def write_command(level: str, message: str, title: str = "", site: SourceLine | None = None) -> str:
+    """One workflow command, escaped."""
     properties = {}
     if site is not None:
         properties = {"file": site.file, "line": str(max(site.line, 1))}

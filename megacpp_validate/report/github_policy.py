@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from megacpp_validate.evidence.preset_decision import PolicyResult, PresetDecision, PresetOutcome, WaiverState
 
-from .github import _command as command
+from .github import write_command
 from .preset_words import (
     find_faults,
     group_refusals,
@@ -20,11 +20,11 @@ def render_policy_annotations(result: PolicyResult) -> str:
     """An error a preset on which policy and matrix disagree, a warning a waiver that holds or is of no use."""
     lines = [_annotate(decision) for decision in result.presets]
     lines += [
-        command("warning", say_waiver_row(waiver), f"waiver of {waiver.rule} for {waiver.preset}")
+        write_command("warning", say_waiver_row(waiver), f"waiver of {waiver.rule} for {waiver.preset}")
         for waiver in result.waivers
         if waiver.state is not WaiverState.HOLDS
     ]
-    lines.append(command("notice", summarize_policy(result), f"FP8 policy on {result.today}"))
+    lines.append(write_command("notice", summarize_policy(result), f"FP8 policy on {result.today}"))
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -36,7 +36,7 @@ def _annotate(decision: PresetDecision) -> str:
     message = "\n".join(said) or decision.says
     title = f"preset {decision.preset}: {mark_preset(decision).word}"
     if not decision.outcome.is_good:
-        return command("error", message, title)
+        return write_command("error", message, title)
     if decision.outcome is PresetOutcome.WAIVED:
-        return command("warning", message, title)
-    return command("debug", f"{title}. {message}")
+        return write_command("warning", message, title)
+    return write_command("debug", f"{title}. {message}")

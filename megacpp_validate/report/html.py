@@ -14,7 +14,7 @@ from megacpp_validate.evidence.firewall import FirewallResult
 from megacpp_validate.evidence.parity import SessionResult
 from megacpp_validate.evidence.upgrade import UpgradeResult
 
-from . import loss_words, parity_words, upgrade_words
+from . import check_words, loss_words, parity_words, upgrade_words
 from .loss_section import draw_loss_section
 from .marks import mark_cell, mark_impact, mark_outcome, mark_verdict
 from .sections import Section, arrange_modules, is_shown, sort_by_verdict
@@ -36,7 +36,7 @@ _BREAK: Final = re.compile(r"(?<=[/.])(?=[^/.\s])|(?<=[A-Za-z0-9]_)(?=[A-Za-z0-9
 
 def render_static_html(result: StaticResult) -> str:
     """The static tier's answer for one pair as a page."""
-    return _render("static.html.j2", result=result, sections=arrange_modules(result), tone=_judge(result))
+    return render_page("static.html.j2", result=result, sections=arrange_modules(result), tone=_judge(result))
 
 
 def render_sweep_html(sweep: Sweep) -> str:
@@ -47,25 +47,25 @@ def render_sweep_html(sweep: Sweep) -> str:
     if sweep.unreadable or not sweep.steps:
         tones.add("risk")  # what was not compared is never good
     tone = next(tone for tone in ("bad", "risk", "good") if tone in tones)
-    return _render("sweep.html.j2", sweep=sweep, steps=steps, modules=modules, tone=tone)
+    return render_page("sweep.html.j2", sweep=sweep, steps=steps, modules=modules, tone=tone)
 
 
 def render_firewall_html(result: FirewallResult) -> str:
     """What the bridge made of each damaged install as a page."""
-    return _render("firewall.html.j2", result=result, tone="good" if result.holds else "bad")
+    return render_page("firewall.html.j2", result=result, tone="good" if result.holds else "bad")
 
 
 def render_session_html(result: SessionResult) -> str:
     """A session as a page; each probe opens to its checks."""
     tone = "bad" if result.breaks else "good" if result.holds else "risk"
-    return _render("parity.html.j2", result=result, tone=tone)
+    return render_page("parity.html.j2", result=result, tone=tone)
 
 
 def render_upgrade_html(result: UpgradeResult) -> str:
     """The upgrade canary's answer over all its tiers as a page."""
     tone = "bad" if result.breaks else "risk" if result.lacks else "good"
     statics = [(static, arrange_modules(static)) for static in result.static]
-    return _render("upgrade.html.j2", result=result, statics=statics, tone=tone)
+    return render_page("upgrade.html.j2", result=result, statics=statics, tone=tone)
 
 
 def _judge(result: StaticResult) -> str:
@@ -75,7 +75,8 @@ def _judge(result: StaticResult) -> str:
     return "risk" if ModuleVerdict.RISK in verdicts else "good"
 
 
-def _render(template: str, **values: Any) -> str:
+def render_page(template: str, **values: Any) -> str:
+    """A page from a template, free of control characters."""
     page = _environment().get_template(template).render(**values)
     return _CONTROL.sub("", page)
 
@@ -90,7 +91,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
     )
     environment.filters.update(sentence=_draw_sentence, breakable=_draw_breakable, place=place)
-    for module in (parity_words, loss_words, upgrade_words):
+    for module in (check_words, parity_words, loss_words, upgrade_words):
         words = (
             name
             for name in vars(module)

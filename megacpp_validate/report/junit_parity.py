@@ -12,8 +12,9 @@ from megacpp_validate.evidence.loss_gate import LossOutcome, LossVerdict
 from megacpp_validate.evidence.parity import SessionResult
 from megacpp_validate.evidence.receipt import Outcome, Receipt
 
+from .check_words import say_parts
 from .junit_tree import add, add_properties, make, write
-from .loss_words import find_failed_losses, find_losses, say_loss
+from .loss_words import find_failed_losses, find_losses, say_loss, say_loss_missing
 from .parity_words import (
     find_doubles,
     find_failed,
@@ -25,7 +26,7 @@ from .parity_words import (
     say_fallback,
     say_machine,
     say_next_step,
-    say_parts,
+    say_red_policy,
     say_subject,
     say_worst,
     summarize_session,
@@ -49,6 +50,7 @@ def render_session_junit(result: SessionResult) -> str:
         _add_case(suite, receipt, say_subject(result).lower())
     for verdict in find_losses(result):
         _add_loss(suite, result, verdict)
+    _add_what_is_lacking(suite, result)
     add(suite, "system-out", "\n".join([summarize_session(result), *find_doubles(result)]))
     return write([suite])
 
@@ -77,6 +79,17 @@ def _add_loss(suite: ET.Element, result: SessionResult, verdict: LossVerdict) ->
     elif verdict.outcome is LossOutcome.FAIL:
         add(case, "failure", "\n".join(lines), message=say_loss(verdict), type="fail")
     add(case, "system-out", say_loss(verdict))
+
+
+def _add_what_is_lacking(suite: ET.Element, result: SessionResult) -> None:
+    """What keeps a session from being good and is of no cell: else its suite would be green."""
+    subject = say_subject(result).lower()
+    if missing := say_loss_missing(result):
+        case = add(suite, "testcase", name="loss gate", classname=subject, time="0.000")
+        add(case, "skipped", message=f"no verdict on the loss: {missing}")
+    if refused := say_red_policy(result):
+        case = add(suite, "testcase", name="policy of low precision", classname=subject, time="0.000")
+        add(case, "failure", refused, message=refused, type="fail")
 
 
 def _tell(receipt: Receipt) -> str:

@@ -91,16 +91,19 @@ def _draw_losses(verdict: LossVerdict, top: float) -> Iterator[str]:
 
 
 def _draw_gaps(verdict: LossVerdict, top: float) -> Iterator[str]:
-    bar = verdict.bar if verdict.bar is not None and math.isfinite(verdict.bar) else None
-    panel = _place(verdict, top, [*(each.gap for each in verdict.series), (bar or 0.0, -(bar or 0.0))])
+    steps = verdict.series[0].steps
+    split = min((steps[-1] + 1) // 2, len(steps) - 1)  # the windows from here on lie in the second half
+    bars = [(verdict.early_bar, steps[0], steps[max(split - 1, 0)]), (verdict.bar, steps[split], steps[-1])]
+    shown = [(bar, first, last) for bar, first, last in bars if bar is not None and math.isfinite(bar)]
+    most = max((bar for bar, _, _ in shown), default=0.0)
+    panel = _place(verdict, top, [*(each.gap for each in verdict.series), (most, -most)])
     yield from _draw_frame(panel, f"gap, nats: smoothed loss of {_plain(verdict.recipe)} minus BF16, the same seed")
     yield _line(panel, (panel.first, panel.last), (0.0, 0.0), "", "no gap", width=0.5)
-    if bar is not None:
-        steps = verdict.series[0].steps
-        settled = (steps[(steps[-1] + 1) // 2] if len(steps) > (steps[-1] + 1) // 2 else panel.first, panel.last)
+    for bar, first, last in shown:
         for side in (bar, -bar):
-            yield _line(panel, settled, (side, side), "", f"bar {side:+.4f}", width=2.5)
-        yield _text(panel.x(settled[0]), panel.y(-bar) + 15, f"bar ±{bar:.4f}, from step {settled[0]}", "bold")
+            yield _line(panel, (first, last), (side, side), "", f"bar {side:+.4f}", width=2.5)
+        beside = -5 if bar == most else 15  # the widest bar stands at the frame
+        yield _text(panel.x(first) + 4, panel.y(-bar) + beside, f"bar ±{bar:.4f}, from step {first}", "bold")
     spots = _spread_labels([panel.y(_last_finite(each.gap)) for each in verdict.series])
     for number, (each, spot) in enumerate(zip(verdict.series, spots, strict=True)):
         yield _line(panel, each.steps, each.gap, _DASHES[number % len(_DASHES)], f"gap, seed {each.seed}")

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from markupsafe import Markup
 from rich.console import Console
 from rich.text import Text
 
-from megacpp_validate.evidence.loss_gate import LossGateResult, LossOutcome, LossVerdict
+from megacpp_validate.evidence.loss_gate import LossGateResult, LossOutcome
 
-from .github import _command as command
-from .html import _render as render
+from .check_words import say_check
+from .github import write_command
+from .html import render_page
 from .ink import draw_mark, draw_sentence, print_indented, print_labelled
 from .junit_tree import add, add_properties, make, write
-from .loss_curves import draw_loss_curves
-from .loss_gate_words import name_loss, say_size, summarize_losses
-from .loss_words import find_failed_losses, mark_loss, say_loss
+from .loss_words import find_failed_losses, mark_loss, name_loss, say_loss, summarize_losses
 
 _LABEL: Final = 9
 
@@ -31,17 +29,14 @@ def render_losses(result: LossGateResult, *, verbose: bool = False, console: Con
         console.print(draw_mark(mark_loss(verdict), console, name_loss(verdict)))
         print_labelled(console, "why", draw_sentence(say_loss(verdict)), _LABEL)
         for check in verdict.checks if verbose else find_failed_losses(verdict):
-            said, style = say_size(check), "" if check.passed else "red"
+            said, style = say_check(check), "" if check.passed else "red"
             print_labelled(console, "holds" if check.passed else "fails", draw_sentence(said, style), _LABEL)
 
 
 def render_losses_html(result: LossGateResult) -> str:
     """The verdicts with their curves as a page; no sign is a colour alone."""
     tone = "bad" if result.breaks else "good" if result.holds else "risk"
-    drawn = [(verdict, name_loss(verdict), mark_loss(verdict), _draw(verdict)) for verdict in result.verdicts]
-    return render(
-        "loss.html.j2", result=result, drawn=drawn, tone=tone, summary=summarize_losses(result), say_size=say_size
-    )
+    return render_page("loss.html.j2", result=result, tone=tone)
 
 
 def render_losses_junit(result: LossGateResult) -> str:
@@ -53,8 +48,8 @@ def render_losses_junit(result: LossGateResult) -> str:
         if verdict.outcome is LossOutcome.REFUSED:
             add(case, "skipped", message=say_loss(verdict))
         elif verdict.outcome is LossOutcome.FAIL:
-            add(case, "failure", "\n".join(map(say_size, find_failed_losses(verdict))), message=say_loss(verdict))
-        add(case, "system-out", "\n".join([say_loss(verdict), *map(say_size, verdict.checks)]))
+            add(case, "failure", "\n".join(map(say_check, find_failed_losses(verdict))), message=say_loss(verdict))
+        add(case, "system-out", "\n".join([say_loss(verdict), *map(say_check, verdict.checks)]))
     add(suite, "system-out", summarize_losses(result))
     return write([suite])
 
@@ -63,12 +58,8 @@ def render_losses_annotations(result: LossGateResult) -> str:
     """An error a recipe that fails, a warning one that cannot be compared; then the answer."""
     levels = {LossOutcome.PASS: "debug", LossOutcome.FAIL: "error", LossOutcome.REFUSED: "warning"}
     lines = [
-        command(levels[verdict.outcome], say_loss(verdict), f"loss gate: {name_loss(verdict)}")
+        write_command(levels[verdict.outcome], say_loss(verdict), f"loss gate: {name_loss(verdict)}")
         for verdict in result.verdicts
     ]
-    lines.append(command("notice", summarize_losses(result), f"loss gate on {result.folder}"))
+    lines.append(write_command("notice", summarize_losses(result), f"loss gate on {result.folder}"))
     return "".join(f"{line}\n" for line in lines)
-
-
-def _draw(verdict: LossVerdict) -> Markup:
-    return Markup(draw_loss_curves(verdict))  # noqa: S704 - drawn here, and its texts are escaped there

@@ -11,9 +11,9 @@ from markupsafe import Markup
 from megacpp_validate.evidence.loss_gate import LossVerdict
 from megacpp_validate.evidence.receipt import Check
 
+from .check_words import say_parts
 from .loss_curves import draw_loss_curves
-from .loss_words import mark_loss, say_loss
-from .parity_words import say_parts
+from .loss_words import mark_loss, name_loss, say_loss
 from .summaries import count
 
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -56,12 +56,13 @@ def _draw_figure(verdict: LossVerdict) -> Markup:
     mark = mark_loss(verdict)
     # The drawing escapes what it shows; its viewBox gives it the width of whatever holds it.
     svg = Markup(draw_loss_curves(verdict))  # noqa: S704
-    label = f"Loss curves of {verdict.recipe or 'no recipe'} and of BF16, and the gap between them"
+    label = f"Loss curves of {name_loss(verdict)} and of BF16, and the gap between them"
+    said = f"{verdict.of}: {say_loss(verdict)}" if verdict.of else say_loss(verdict)
     return _FIGURE.format(
         tone=mark.tone,
         symbol=mark.symbol,
         word=mark.word,
-        said=_plain(say_loss(verdict)),
+        said=_plain(said),
         label=_plain(label),
         svg=svg,
         checks=_draw_checks(verdict.checks),

@@ -1,15 +1,16 @@
-"""What the loss gate says of the recipes that were trained, in sentences."""
+"""What the loss gate says of recipes, of a session or of a folder of curves, in sentences."""
 
 from __future__ import annotations
 
 from typing import assert_never
 
 from megacpp_validate.evidence.fp8 import Fp8Result
-from megacpp_validate.evidence.loss_gate import LossOutcome, LossVerdict
+from megacpp_validate.evidence.loss_gate import LossGateResult, LossOutcome, LossVerdict
 from megacpp_validate.evidence.parity import SessionResult
 from megacpp_validate.evidence.receipt import Check, Outcome
 
 from .marks import Mark, mark_cell
+from .summaries import count
 
 
 def mark_loss(verdict: LossVerdict) -> Mark:
@@ -23,6 +24,21 @@ def mark_loss(verdict: LossVerdict) -> Mark:
             return mark_cell(Outcome.NOT_RUN)
         case _:
             assert_never(verdict.outcome)
+
+
+def name_loss(verdict: LossVerdict) -> str:
+    """The cell and the recipe of a verdict."""
+    return f"{verdict.of} {verdict.recipe or 'no recipe'}".strip()
+
+
+def summarize_losses(result: LossGateResult) -> str:
+    """The answer in one sentence."""
+    if not result.verdicts:
+        return "There is no curve: nothing is known of any recipe."
+    parts = []
+    for outcome, words in ((LossOutcome.FAIL, "does not follow BF16"), (LossOutcome.REFUSED, "cannot be compared")):
+        parts += [f"{name_loss(verdict)} {words}" for verdict in result.verdicts if verdict.outcome is outcome]
+    return f"{'; '.join(parts)}." if parts else f"{count(len(result.verdicts), 'recipe')} of FP8: all follow BF16."
 
 
 def find_losses(result: SessionResult) -> tuple[LossVerdict, ...]:
@@ -39,9 +55,12 @@ def find_red_losses(result: SessionResult) -> list[str]:
     said = [f"the loss gate fails {', '.join(bad)}"] if bad else []
     said += [f"the loss gate cannot compare {', '.join(unknown)}"] if unknown else []
     said += [f"no verdict on the loss: {result.loss_missing}"] if result.loss_missing else []
-    if result.policy is not None and not result.policy.holds:
-        said.append("the policy of low precision and its presets disagree (`fp8-policy` says where)")
     return said
+
+
+def say_loss_missing(result: SessionResult) -> str:
+    """Why a session that trained has no verdict; empty where it has one, or did not train."""
+    return result.loss_missing if isinstance(result, Fp8Result) else ""
 
 
 def say_loss(verdict: LossVerdict) -> str:
@@ -73,8 +92,3 @@ def _say_gap(verdict: LossVerdict) -> str:
         f"the smoothed gap of {seeds} seeds is {max(gaps):.4f} nats at most over the second half, bar "
         f"{verdict.bar:.4f}; the seeds of BF16 spread by {verdict.spread:.4f}"
     )
-
-
-def say_loss_missing(result: SessionResult) -> str:
-    """Why a session that trained has no verdict; empty where it has one, or did not train."""
-    return result.loss_missing if isinstance(result, Fp8Result) else ""

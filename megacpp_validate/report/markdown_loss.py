@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from megacpp_validate.evidence.loss_gate import LossGateResult
 
-from .loss_gate_words import name_loss, say_size, summarize_losses
-from .loss_words import find_failed_losses, mark_loss, say_loss
+from .check_words import say_check
+from .loss_words import find_failed_losses, mark_loss, name_loss, say_loss, summarize_losses
 from .markdown_text import escape
 
 
@@ -22,6 +22,6 @@ def tell_losses(result: LossGateResult) -> list[str]:
                 "",
                 f"### {escape(name_loss(verdict))}",
                 "",
-                *(f"- {escape(say_size(check))}" for check in failed),
+                *(f"- {escape(say_check(check))}" for check in failed),
             ]
     return lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from megacpp_validate.evidence.parity import SessionResult, SupportGrid
 
+from .check_words import say_parts
 from .loss_words import find_failed_losses, find_losses, mark_loss, say_loss
 from .markdown_text import escape
 from .marks import mark_cell
@@ -18,7 +19,6 @@ from .parity_words import (
     say_fallback,
     say_machine,
     say_next_step,
-    say_parts,
     say_subject,
     say_where,
     say_worst,

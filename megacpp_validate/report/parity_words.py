@@ -58,13 +58,6 @@ def find_failed(receipt: Receipt) -> tuple[Check, ...]:
     return tuple(check for check in receipt.checks if not check.passed)
 
 
-def say_parts(check: Check, *, all_parts: bool = False) -> list[str]:
-    """What was seen and allowed in a check, and where that comes from; of a red one only what is red."""
-    shown = [part for part in check.parts if all_parts or not part.passed]
-    lines = [f"{part.name} {_number(part.observed)}, {_say_bound(part)} = {part.derivation}" for part in shown]
-    return lines + ([check.detail] if check.detail else [])
-
-
 def find_fallbacks(receipt: Receipt) -> tuple[Backend, ...]:
     """Paths that took something else than what was requested; of native paths, those that a check says so of."""
     failed = tuple(check.name for check in find_failed(receipt))
@@ -147,6 +140,13 @@ def say_subject(result: SessionResult) -> str:
     return "FP8" if isinstance(result, Fp8Result) else "Parity"
 
 
+def say_red_policy(result: SessionResult) -> str:
+    """What of the policy of low precision closes a session; empty where nothing does."""
+    if isinstance(result, Fp8Result) and result.policy is not None and not result.policy.holds:
+        return "the policy of low precision and its presets disagree (`fp8-policy` says where)"
+    return ""
+
+
 def summarize_session(result: SessionResult) -> str:
     """The answer in one sentence."""
     if not result.receipts:
@@ -157,14 +157,16 @@ def summarize_session(result: SessionResult) -> str:
     if result.holds:
         probes = count(len(result.receipts), "probe")
         return f"{say_subject(result)} holds in {probes} of {result.stack} on {result.target}."
+    refused = [said] if (said := say_red_policy(result)) else []
     if len(by_outcome[Outcome.NOT_RUN]) == len(result.receipts):
-        return f"Nothing ran: {first_sentence(say_cause(result.receipts[0])).rstrip('.')}."
+        why = first_sentence(say_cause(result.receipts[0])).rstrip(".")
+        return f"Nothing ran: {'; '.join([why, *refused])}."
     red = [
         f"{mark_cell(outcome).word} in {', '.join(probes)}"
         for outcome, probes in by_outcome.items()
         if probes and not outcome.is_good
     ]
-    red += find_red_losses(result)
+    red += [*find_red_losses(result), *refused]
     return f"{result.stack} on {result.target}: {'; '.join(red)}."
 
 
@@ -203,11 +205,3 @@ def _ratio(part: Part) -> float:
     if part.at_least:
         return math.inf if part.observed == 0.0 else part.bound / part.observed
     return part.observed / part.bound
-
-
-def _say_bound(part: Part) -> str:
-    return f"{'at least' if part.at_least else 'bound'} {_number(part.bound)}"
-
-
-def _number(value: float | None) -> str:
-    return "not a number" if value is None else f"{value:.3g}"

@@ -13,6 +13,7 @@ from megacpp_validate.evidence.loss_gate import LossVerdict
 from megacpp_validate.evidence.parity import SessionResult, SupportGrid
 from megacpp_validate.evidence.receipt import Check, Outcome, Receipt
 
+from .check_words import say_parts
 from .ink import draw_mark, draw_sentence, plain, print_indented, print_labelled
 from .loss_words import find_failed_losses, find_losses, mark_loss, say_loss
 from .marks import mark_cell
@@ -28,7 +29,6 @@ from .parity_words import (
     say_fallback,
     say_machine,
     say_next_step,
-    say_parts,
     say_subject,
     say_where,
     say_worst,

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from ..bridge.amax_health import Fp8Guard
+from ..bridge.amax_health import NotFinite as WrongRows
 from ..evidence.loss_curve import LossCurve
 from .errors import TrainingError, WrongSize
 from .language import Language
@@ -68,6 +70,7 @@ class Trainer:
         self.optimizer = MasterAdamW(model.named_parameters(), schedule)
         self.records: list[StepRecord] = []
         self._scope, self._keep = scope, keep
+        self._guard = None if scope is None else Fp8Guard(model)
         self._data = hashlib.sha256()
 
     def step(self) -> StepRecord:
@@ -85,7 +88,7 @@ class Trainer:
         size = self.model.size
         device = self.model.embedding.weight.device
         read = self.language.batch(number, size.batch, size.length + 1)
-        self._data.update(_bytes_of(read))
+        self._data.update(bytes_of(read))
         tokens = read.to(device, non_blocking=True)
         losses = self.model.losses(tokens, scope=self._scope)
         losses.total.backward()  # outside of the scope, as the bridge wants it
@@ -93,14 +96,15 @@ class Trainer:
         perfect = float(self.language.surprise(read).mean())  # on the host, while the device computes
         numbers = torch.stack([losses.language.detach(), (losses.aux + losses.z).detach(), norm]).tolist()
         loss, aux, gradient = numbers
-        fine = all(map(math.isfinite, numbers))
+        given = self._ask_what_layers_were_given(number)
+        fine = all(map(math.isfinite, numbers)) and not given
         rate = self.optimizer.update(number, norm) if fine else self.schedule.rate(number)
         record = StepRecord(number, loss, perfect, aux, gradient, rate, time.perf_counter() - started)
         self.records.append(record)
         if self._keep is not None:
             self._keep(record)
         if not fine:
-            raise self._not_finite(record)
+            raise self._not_finite(record, given)
         return record
 
     def run(self) -> tuple[StepRecord, ...]:
@@ -125,7 +129,16 @@ class Trainer:
             gradient_norms=tuple(record.grad_norm for record in self.records),
         )
 
-    def _not_finite(self, record: StepRecord) -> NotFinite:
+    def _ask_what_layers_were_given(self, step: int) -> str:
+        """What was not finite in front of a cast to low precision; it need not show in the loss."""
+        try:
+            if self._guard is not None:
+                self._guard.end_step(step)
+        except WrongRows as fault:
+            return str(fault)
+        return ""
+
+    def _not_finite(self, record: StepRecord, given: str) -> NotFinite:
         values = {"loss": record.loss, "aux_loss": record.aux_loss}
         tensors = tuple(name for name, value in values.items() if not math.isfinite(value))
         tensors += self.optimizer.not_finite()
@@ -133,9 +146,9 @@ class Trainer:
         shown = ", ".join(tensors[:4]) + (f" and {len(tensors) - 4} more" if len(tensors) > 4 else "")
         return NotFinite(
             f"step {record.step}: loss {record.loss}, gradient norm {record.grad_norm}; not finite: "
-            f"{shown or 'the norm alone, which overflowed'}. Likely cause: a layer that overflowed, a scale that did "
-            "not follow, or a learning rate too high. Next step: the weights are those from before this step; run its "
-            "batch again layer by layer.",
+            f"{shown or ('what a layer was given' if given else 'the norm alone, which overflowed')}. Likely cause: a "
+            "layer that overflowed, a scale that did not follow, or a learning rate too high. Next step: the weights "
+            f"are those from before this step; run its batch again layer by layer.{given and f' {given}'}",
             tuple(self.records),
             tensors,
         )
@@ -156,7 +169,7 @@ def train(
     return Trainer(model, language, schedule, scope=scope, keep=keep).run()
 
 
-def _bytes_of(tokens: Any) -> bytes:
+def bytes_of(tokens: Any) -> bytes:
     """The bytes of a tensor on the CPU; a GPU host need not have numpy."""
     whole = tokens.contiguous()
     return ctypes.string_at(whole.data_ptr(), whole.numel() * whole.element_size())

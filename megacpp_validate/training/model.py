@@ -16,6 +16,7 @@ from ..bridge.backends import Choice
 from ..bridge.errors import WeightMismatch
 from ..bridge.fp8_scope import group_scope
 from ..bridge.layer_spec import build_norm
+from ..bridge.layer_watch import watch_layers
 from ..bridge.open_scopes import Scope
 from ..native.norms import INIT_STD
 from ..native.rope import rope_tables
@@ -96,8 +97,16 @@ class HybridModel(nn.Module):
         cos, sin = rope_tables(size.length, size.head_dim, device=build.device)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
+        watch_layers(self)
 
-    def trunk(self, tokens: Any, *, scope: ScopeFactory | None = None) -> Trunk:
+    def trunk(
+        self,
+        tokens: Any,
+        *,
+        scope: ScopeFactory | None = None,
+        rows: Any = None,
+        before: Mapping[int, Callable[[Any], Any]] | None = None,
+    ) -> Trunk:
         """What the layers make of tokens.
 
         Neighbouring layers that may run in low precision share one scope, entered once; layers of the BF16 zones run
@@ -106,17 +115,20 @@ class HybridModel(nn.Module):
         Args:
             tokens: [B, T] int64, T up to the size's length.
             scope: makes the low-precision scope of this pass; None leaves precision as it is.
+            rows: [B, T, hidden] that the first layer gets, where they are not the embedding of the tokens.
+            before: place of a layer -> what is done to the stream [B, T, hidden] ahead of it, in its precision.
 
         Raises:
             WrongTokens: tokens of another shape or dtype.
             ScopeEnteredTwice: the factory's scope is open already.
         """
         self._check(tokens)
-        rows = self.embedding(tokens)
-        routings = []
+        rows = self.embedding(tokens) if rows is None else rows
+        routings, ahead = [], before or {}
         for places, context in self._groups(scope):
             with context:
                 for place in places:
+                    rows = ahead[place](rows) if place in ahead else rows
                     step = self.layers[place](rows, (self.cos, self.sin))
                     rows = step.rows
                     routings += [step.routing] if step.routing is not None else []

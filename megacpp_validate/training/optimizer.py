@@ -8,7 +8,7 @@ in fp32 or fp64 is its own copy.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +81,9 @@ class MasterAdamW:
                 seen.add(id(parameter))
                 self._named[name] = parameter
         self._masters = {name: _master_of(parameter) for name, parameter in self._named.items()}
+        self._room = {
+            name: torch.empty_like(master) for name, master in self._masters.items() if master is not self._named[name]
+        }
         matrices = [master for master in self._masters.values() if master.dim() > 1]
         vectors = [master for master in self._masters.values() if master.dim() <= 1]
         groups = [
@@ -100,14 +103,34 @@ class MasterAdamW:
 
         A parameter without a gradient counts as one of zeros: a bank of experts that no token reached.
         """
+        wide, narrow = [], []
         for name, parameter in self._named.items():
             master, gradient = self._masters[name], parameter.grad
-            if master is not parameter:
-                master.grad = torch.zeros_like(master) if gradient is None else gradient.to(master.dtype)
-                parameter.grad = None
-            elif gradient is None:
-                parameter.grad = torch.zeros_like(parameter)
+            if master is parameter:
+                parameter.grad = torch.zeros_like(parameter) if gradient is None else gradient
+                continue
+            master.grad, parameter.grad = self._room[name], None
+            if gradient is None:
+                master.grad.zero_()
+            else:
+                wide.append(master.grad)
+                narrow.append(gradient)
+        if wide:
+            torch._foreach_copy_(wide, narrow)  # one launch for all: a step of a small model is its launches
         return nn.utils.get_total_norm([master.grad for master in self._masters.values()])
+
+    def norms_by(self, part_of: Callable[[str], str]) -> dict[str, Any]:
+        """Part -> [] the norm of the gradients that were taken for its parameters, before clipping.
+
+        Args:
+            part_of: which part a parameter belongs to, by its name.
+        """
+        parts = [part_of(name) for name in self._masters]
+        names = list(dict.fromkeys(parts))
+        squares = torch.stack(torch._foreach_norm([master.grad for master in self._masters.values()])).square()
+        places = torch.tensor([names.index(part) for part in parts]).to(squares.device, non_blocking=True)
+        sums = torch.zeros(len(names), dtype=squares.dtype, device=squares.device).index_add(0, places, squares)
+        return dict(zip(names, sums.sqrt(), strict=True))
 
     def not_finite(self) -> tuple[str, ...]:
         """Names of the parameters whose gradient has a NaN or an Inf."""
@@ -125,10 +148,10 @@ class MasterAdamW:
         nn.utils.clip_grads_with_norm_(self._masters.values(), self.schedule.clip, norm)
         self._adam.step()
         self.drop_gradients()
-        with torch.no_grad():
-            for name, parameter in self._named.items():
-                if self._masters[name] is not parameter:
-                    parameter.copy_(self._masters[name])
+        copied = [(parameter, self._masters[name]) for name, parameter in self._named.items() if name in self._room]
+        if copied:
+            with torch.no_grad():
+                torch._foreach_copy_(*map(list, zip(*copied, strict=True)))
         return rate
 
 

@@ -159,3 +159,11 @@ SIZES["small"] = Size(
     recurrent_heads=4, recurrent_key_dim=64, recurrent_value_dim=128,
     classes=16, words=64, lag=3, batch=16, length=512,
 )  # fmt: skip
+# What the loss gate trains: as small as it can be with healthy FP8 well below the cap of the gate, and every product a
+# multiple of 16. The routers have no losses of their own: those would drown the gradients of the quiet half.
+SIZES["gate"] = Size(
+    "gate", "AMEAR", hidden=256, ffn_hidden=512, num_heads=4, head_dim=64, num_gqa_groups=2,
+    num_experts=4, top_k=2, expert_width=256, mamba_head_dim=32, mamba_state=64,
+    recurrent_heads=4, recurrent_key_dim=32, recurrent_value_dim=64,
+    classes=4, words=8, lag=2, batch=16, length=256, aux_coefficient=0.0, z_coefficient=0.0,
+)  # fmt: skip

@@ -33,6 +33,9 @@ class Wrapped(torch.Tensor):
         plain = [one.dequantize() if isinstance(one, Wrapped) else one for one in args]
         return func(*plain, **(kwargs or {}))
 
+    def clone(self) -> Any:
+        return type(self)(self.shape, **{key: _copied(value) for key, value in vars(self).items()})
+
     def _fp8(self, data: Any) -> Any:
         return data.view(FORMATS[self._fp8_dtype.name])
 
@@ -40,7 +43,35 @@ class Wrapped(torch.Tensor):
         return type(self).__name__
 
 
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
 class Float8Tensor(Wrapped):
+    """What only moves bytes about keeps them, and the scale; see `moved`, which faults are planted in."""
+
+    def view(self, *shape: int) -> Any:
+        return self.moved(self._data.view(*shape))
+
+    def reshape(self, *shape: int) -> Any:
+        return self.moved(self._data.reshape(*shape))
+
+    def clone(self) -> Any:
+        return self.moved(self._data.clone())
+
+    def moved(self, data: Any) -> Any:
+        parts = {"_scale_inv": self._scale_inv, "_transpose": None, "_transpose_invalid": True}
+        return Float8Tensor(data.shape, _data=data, _fp8_dtype=self._fp8_dtype, **parts)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        aten = torch.ops.aten
+        if func in (aten.view.default, aten.slice.Tensor, aten.select.int):
+            return args[0].moved(func(args[0]._data, *args[1:]))
+        if func is aten.detach.default and args[0]._data is not None:
+            return args[0].moved(args[0]._data)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
     def dequantize(self, *, dtype: Any = torch.bfloat16) -> Any:
         if self._data is None:
             raise NotImplementedError("Casting back from the transpose not implemented yet!")
@@ -48,16 +79,21 @@ class Float8Tensor(Wrapped):
 
 
 class Float8BlockwiseQTensor(Wrapped):
+    def view(self, *shape: int) -> Any:
+        if shape[-1] != self.shape[-1] or (self._is_2D_scaled and shape[-2] != self.shape[-2]):
+            raise RuntimeError("does not support view the last dimension")
+        return type(self)(shape, **{**vars(self), "_rowwise_data": self._rowwise_data.view(shape)})
+
     def dequantize(self, *, dtype: Any = torch.bfloat16) -> Any:
         turned = self._rowwise_data is None
         data = self._columnwise_data if turned else self._rowwise_data
         scale = self._columnwise_scale_inv if turned else self._rowwise_scale_inv
-        out = self._fp8(data).float()
+        out = self._fp8(data).float().reshape(-1, data.shape[-1])
         for row in range(out.shape[0]):
             for block in range(-(-out.shape[1] // 128)):
                 one = scale[row // 128, block] if self._is_2D_scaled else scale[block, row]
                 out[row, block * 128 : block * 128 + 128] *= one
-        return (out.t() if turned else out).to(dtype)
+        return (out.t() if turned else out.view(data.shape)).to(dtype)
 
 
 class MXFP8Tensor(Wrapped):

@@ -58,6 +58,20 @@ def test_the_gradient_of_the_weights_may_be_made_in_bf16() -> None:
 
 
 @pytest.mark.usefixtures("kernel")
+def test_many_experts_with_unequal_rows_get_the_gradient_of_the_weights_in_bf16_and_it_is_said() -> None:
+    counts = (129, *[1] * 17)
+    rows, weights, gradient = sample(counts)
+    layer = bank(num_experts=len(counts))
+    layer.load_native_state_dict({"weight": weights})
+    (seen,) = torch.autograd.grad(layer(rows, counts), layer.bank.weight, gradient)
+    assert [refusal.code for refusal in layer.choice.refusals] == ["weight-gradient-bf16"]
+    wanted = reference_experts(rows, weights, counts, gradient)
+    torch.testing.assert_close(seen.double(), torch.stack(wanted.weights), rtol=2**-7, atol=1e-5)
+    assert deep_gemm_product.choose_weight_gradient((5,) * 64) == "fp8", "as many tiles for each: one launch"
+    assert deep_gemm_product.choose_weight_gradient((129, 1, 0)) == "fp8"
+
+
+@pytest.mark.usefixtures("kernel")
 def test_gradients_that_are_expanded_or_strided() -> None:
     rows, weights, gradient = sample((3, 0, 4))
     for given in (gradient[:1].expand(7, 128), gradient[:, :1].expand(7, 128), gradient.t().contiguous().t()):

@@ -102,8 +102,14 @@ def test_what_te_refuses_runs_on_its_parameters_without_it(te_double: None, call
 
 @pytest.mark.parametrize(
     ("length", "changes", "taken"),
-    [(12, {}, "te"), (13, {}, "native"), (12, {"ffn_hidden": 56}, "native"), (12, {"head_dim": 12}, "te")],
-    ids=["fits", "tokens", "mlp", "heads"],
+    [
+        (16, {}, "te"),
+        (12, {}, "native"),
+        (13, {}, "native"),
+        (16, {"ffn_hidden": 56}, "native"),
+        (16, {"head_dim": 12}, "te"),
+    ],
+    ids=["fits", "tokens-of-a-forward-pass", "tokens", "mlp", "heads"],
 )
 def test_what_fp8_cannot_take_falls_back_inside_its_scope_only(
     te_double: None, length: int, changes: dict[str, Any], taken: str
@@ -122,7 +128,7 @@ def low(recipe: str = "current") -> PrecisionScope:
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-@pytest.mark.parametrize(("length", "taken"), [(12, "te"), (13, "native")])
+@pytest.mark.parametrize(("length", "taken"), [(16, "te"), (12, "native"), (13, "native")])
 def test_a_recomputation_takes_the_path_of_its_forward_pass(
     te_double: None, use_reentrant: bool, length: int, taken: str
 ) -> None:
@@ -143,7 +149,7 @@ def test_a_recomputation_takes_the_path_of_its_forward_pass(
     assert torch.equal(first.grad, second.grad)
 
 
-@pytest.mark.parametrize(("length", "taken"), [(12, "te"), (13, "native")])
+@pytest.mark.parametrize(("length", "taken"), [(16, "te"), (12, "native"), (13, "native")])
 def test_a_scope_that_somebody_else_entered_counts(te_double: None, length: int, taken: str) -> None:
     block = make()
     with te_scope(enabled=True, recipe=te_current_scaling(), amax_reduction_group=None):

@@ -1,10 +1,10 @@
-"""Made-up curves whose arithmetic is exact: every number is a multiple of 2^-20, and windows are of 5 steps."""
+"""Made-up curves whose arithmetic is exact: every number is a multiple of 2^-20, and windows are of 10 steps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megacpp_validate.evidence.loss_curve import LossCurve
+from megacpp_validate.evidence.loss_curve import FIRST_CURVE_SCHEMA_ID, LossCurve
 
 DATA = "a" * 64
 STEPS = 100
@@ -12,7 +12,10 @@ UNIT = 2.0**-20
 
 
 def make_curve(recipe: str, seed: int, losses: Sequence[float], norms: Sequence[float]) -> LossCurve:
-    return LossCurve(recipe, seed, DATA, len(losses), tuple(range(len(losses))), tuple(losses), tuple(norms))
+    steps = tuple(range(len(losses)))
+    return LossCurve(
+        recipe, seed, DATA, len(losses), steps, tuple(losses), tuple(norms), schema_id=FIRST_CURVE_SCHEMA_ID
+    )
 
 
 def make_reference(seed: int) -> LossCurve:

@@ -28,10 +28,10 @@ def failed(verdict: LossVerdict) -> list[str]:
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_settled_gap_of_one_seed(sign: int) -> None:
-    """Five steps, which is one window, in the second half and before the tail."""
+    """Ten steps, which is one window, in the second half and before the tail."""
 
     def bump(size: float) -> list[float]:
-        return [sign * size if HALF + 10 <= step < HALF + 15 else UNIT for step in range(STEPS)]
+        return [sign * size if HALF + 10 <= step < HALF + 20 else UNIT for step in range(STEPS)]
 
     bar = decide(bump(0)).bar
     assert bar == CAP
@@ -51,14 +51,32 @@ def test_the_bias_of_the_tail(sign: int) -> None:
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_gap_while_learning(sign: int) -> None:
-    """The reference's seeds are 1/256 apart all along, so the bar of the first half is t times that."""
-    bound = t_95(3) / 256
+    """The cap holds there too: the reference's seeds are 1/256 apart, which would make a bar of 0.024."""
 
     def bump(size: float) -> list[float]:
-        return [sign * size if 10 <= step < 15 else UNIT for step in range(STEPS)]
+        return [sign * size if 10 <= step < 20 else UNIT for step in range(STEPS)]
 
-    assert failed(decide(bump(0.99 * bound))) == []
-    assert failed(decide(bump(1.01 * bound))) == ["gap.learning.seed1"]
+    assert failed(decide(bump(0.99 * CAP))) == []
+    assert failed(decide(bump(1.01 * CAP))) == ["gap.learning.seed1"]
+
+
+@pytest.mark.parametrize(("gap", "fails"), [(0.99, False), (1.01, True)])
+def test_the_gap_while_learning_is_held_to_what_seeds_do_there(gap: float, fails: bool) -> None:
+    """Seeds 1/2048 apart in the first half and a quarter of that in the second: each half has a bar of its own."""
+    apart = [1 / 2048 if step < HALF else 1 / 8192 for step in range(STEPS)]
+    reference = [
+        replace(REFERENCE[0], seed=seed, losses=tuple(map(lambda a, b: a + seed * b, REFERENCE[0].losses, apart)))
+        for seed in range(3)
+    ]
+    size = gap * t_95(3) * math.sqrt(2) / 2048
+    gaps = [size if 10 <= step < 20 else UNIT for step in range(STEPS)]
+    candidate = [
+        replace(curve, recipe="delayed", losses=tuple(map(lambda a, b: a + b, curve.losses, gaps)))
+        for curve in reference
+    ]
+    verdict = decide_loss(reference, candidate)
+    assert verdict.bar == pytest.approx(t_95(3) * math.sqrt(2) / 8192)
+    assert {name.partition(".seed")[0] for name in failed(verdict)} == ({"gap.learning"} if fails else set())
 
 
 def test_seeds_that_lie_close_make_a_bar_below_the_cap() -> None:
@@ -70,7 +88,7 @@ def test_seeds_that_lie_close_make_a_bar_below_the_cap() -> None:
     ]
     verdict = decide_loss(reference, candidate)
     assert verdict.spread == pytest.approx(1 / 4096)
-    assert verdict.bar == pytest.approx(t_95(3) / 4096)
+    assert verdict.bar == pytest.approx(t_95(3) * math.sqrt(2) / 4096)
     assert verdict.outcome is LossOutcome.FAIL
 
 
@@ -117,7 +135,7 @@ def test_sums_that_overflow_are_red() -> None:
     assert LossVerdict.model_validate_json(verdict.model_dump_json()) == verdict
 
 
-def test_the_spread_is_the_root_mean_square_over_windows() -> None:
+def test_the_spread_is_the_largest_of_all_windows() -> None:
     apart = [[0.0, 0.0, 9.0, 9.0], [2.0, 2.0, 9.0, 9.0]]
-    assert spread_of_seeds(apart, 2) == pytest.approx(1.0)  # variances of 2 and 0
+    assert spread_of_seeds(apart) == pytest.approx(math.sqrt(2))
     assert [t_95(seeds) for seeds in (3, 10, 12, 99)] == [4.303, 2.262, 2.262, 2.086]

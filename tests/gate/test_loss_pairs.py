@@ -58,6 +58,18 @@ DAMAGE: dict[str, tuple[Callable[[LossCurve], LossCurve], str]] = {
         "the gradient norm of 1 steps is not finite, the first is step 99",
     ),
     "a norm below 0": (lambda c: replace(c, gradient_norms=(-1.0, *c.gradient_norms[1:])), "below 0"),
+    "a part's loss that is NaN": (
+        lambda c: replace(c, part_losses={"quiet": (*c.losses[:7], math.nan, *c.losses[8:])}),
+        "the loss of quiet of 1 steps is not finite, the first is step 7",
+    ),
+    "a part's norm too few": (
+        lambda c: replace(c, part_norms={"lane": c.gradient_norms[:-1]}),
+        "100 steps and 99 values of the gradient norm of lane",
+    ),
+    "a part's norm below 0": (
+        lambda c: replace(c, part_norms={"lane": (-1.0, *c.gradient_norms[1:])}),
+        "below 0",
+    ),
     "a loss too few": (lambda c: replace(c, losses=c.losses[:-1]), "100 steps and 99 values of the loss"),
     "nothing": (
         lambda c: replace(c, steps=(), losses=(), gradient_norms=()),

@@ -101,3 +101,16 @@ def test_text_of_others_stays_text() -> None:
     assert not list(ET.fromstring(svg).iter(f"{SVG}script"))
     assert "<script" not in svg
     svg.encode("utf-8")
+
+
+def test_each_half_has_the_bar_that_holds_there() -> None:
+    svg = draw_loss_curves(VERDICT.model_copy(update={"early_bar": 0.02}))
+    drawn = lines(svg)
+    assert {"bar +0.0200", "bar -0.0200", "bar +0.0100", "bar -0.0100"} <= set(drawn)
+
+    def ends(name: str) -> list[float]:
+        return [float(point.split(",")[0]) for point in (drawn[name].get("points") or "").split()]
+
+    assert ends("bar +0.0200")[1] <= ends("bar +0.0100")[0]
+    assert ends("bar +0.0200")[0] < ends("bar +0.0200")[1]
+    assert {"bar ±0.0200, from step 4", "bar ±0.0100, from step 504"} <= set(texts(svg))

@@ -8,9 +8,11 @@ from xml.etree import ElementTree as ET
 import pytest
 from reading import Page, flat
 
-from megacpp_validate.evidence.loss_gate import LossOutcome, LossVerdict, SeedSeries
+from megacpp_validate.evidence.loss_gate import LossGateResult, LossOutcome, LossVerdict, SeedSeries
 from megacpp_validate.evidence.receipt import Check, Part
+from megacpp_validate.report.loss_report import render_losses_annotations, render_losses_html, render_losses_junit
 from megacpp_validate.report.loss_section import draw_loss_section
+from megacpp_validate.report.markdown_loss import tell_losses
 
 STEPS = tuple(range(4, 200))
 HELD = Check("gap.tail", True, (Part("size", 0.001, 0.005, True, "the spread of BF16"),))
@@ -90,3 +92,32 @@ def test_nothing_of_a_name_is_obeyed() -> None:
     assert "\x1b" not in page
     assert "\u202e" not in page
     ET.fromstring(page)
+
+
+def test_a_page_of_a_folder_shows_the_same_figures_and_whose_they_are() -> None:
+    cells = ("te2.12.0-h200-fp8_loss", "te2.20.2-h200-fp8_loss", "<b onload=z>\u202e")
+    verdicts = tuple(PASS.model_copy(update={"of": cell}) for cell in cells)
+    page = render_losses_html(LossGateResult(tool="tool", folder="<i>curves", verdicts=verdicts))
+    words = flat(Page(page).text)
+    assert page.count("<figure ") == 3
+    for cell in cells[:2]:
+        assert f"{cell}: delayed follows BF16" in words
+        assert f'aria-label="Loss curves of {cell} delayed and of BF16' in page
+    assert "<b onload" not in page
+    assert "<i>curves" not in page
+    assert "\u202e" not in page
+
+
+@pytest.mark.parametrize("verdicts", [(), (PASS, FAIL, REFUSED)])
+def test_a_folder_s_answer_is_told_in_every_form(verdicts: tuple[LossVerdict, ...]) -> None:
+    result = LossGateResult(tool="tool", folder="curves", verdicts=verdicts)
+    said = (
+        ["current does not follow BF16", "block cannot be compared"] if verdicts else ["nothing is known of any recipe"]
+    )
+    for text in (
+        Page(render_losses_html(result)).text,
+        render_losses_junit(result),
+        render_losses_annotations(result),
+        "\n".join(tell_losses(result)),
+    ):
+        assert all(words in flat(text) for words in said)

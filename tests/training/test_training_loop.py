@@ -11,8 +11,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
 from megacpp_validate.bridge.features import PRESETS, PRODUCTION  # noqa: E402
 from megacpp_validate.bridge.fp8_scope import low_precision  # noqa: E402
+from megacpp_validate.bridge.recompute_owner import WrongRecomputeOwner  # noqa: E402
 from megacpp_validate.evidence.loss_curve import curve_text  # noqa: E402
 from megacpp_validate.evidence.loss_curve_file import parse_curve  # noqa: E402
 from megacpp_validate.training.errors import WrongSize  # noqa: E402
@@ -115,6 +118,46 @@ def test_a_loss_that_is_no_number_ends_the_run() -> None:
         run.run()
     assert refused.value.tensors[0] == "loss"
     assert len(refused.value.records) == 1
+
+
+@pytest.mark.usefixtures("te_double")
+@pytest.mark.filterwarnings("default")
+def test_an_infinity_in_front_of_a_cast_ends_the_run_with_layer_and_step_though_no_loss_shows_it() -> None:
+    def scope() -> Any:
+        return low_precision(target="cpu", amax_reduction_group=None, recipe="delayed")
+
+    run = trainer(6, build=Build(PRODUCTION, torch.bfloat16, recipe="delayed"), scope=scope)
+    run.step()
+    before = run.model.native_state_dict()
+
+    def flood(_module: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        rows = given[0].clone()
+        rows.view(-1)[5] = math.inf
+        return (rows, *given[1:])
+
+    name, layer = next(
+        (name, layer) for name, layer in run.model.named_modules() if type(layer).__name__ == "GroupedLinear"
+    )
+    layer.register_forward_pre_hook(flood, prepend=True)
+    with pytest.raises(NotFinite, match=rf"step 1: .*{name.replace('.', '[.]')}.*step 1") as refused:
+        run.step()
+    assert [record.step for record in refused.value.records] == [0, 1]
+    after = run.model.native_state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.usefixtures("te_double")
+@pytest.mark.filterwarnings("default")
+def test_torchs_checkpoint_around_a_layer_in_low_precision_is_refused() -> None:
+    def scope() -> Any:
+        return low_precision(target="cpu", amax_reduction_group=None, recipe="delayed")
+
+    run = trainer(3, build=Build(PRODUCTION, torch.bfloat16, recipe="delayed"), scope=scope)
+    layer = run.model.layers[2]
+    plain = layer.forward
+    layer.forward = lambda *given: checkpoint(plain, *given, use_reentrant=False)
+    with pytest.raises(WrongRecomputeOwner, match="Next step"):
+        run.step()
 
 
 def test_a_run_goes_on_where_it_stands_and_no_further() -> None:

@@ -34,7 +34,7 @@ EVALUATED: Final = {3: "fp8", 4: "bf16", 9: "bf16", 10: "fp8", 15: "fp8"}  # aft
 
 def probe(bench: Bench) -> None:
     """Each recipe, with weights cast at each call, and once a step under gradient accumulation; then misuse."""
-    for recipe in bench.recipes:
+    for recipe in bench.require_recipes():
         enter = scope_of(bench, recipe)
         for name, cached in (("", False), (".cached", True)):
             with bench.scope(f"graphs.{recipe}{name}"):

@@ -134,7 +134,9 @@ def _read(product: Product, tensor: Tensor, operand: Any) -> Operand:
     name = str(getattr(dtype, "name", dtype))
     scale = getattr(operand, "_scale_inv", None)
     kept = scale.detach().clone() if scale is not None and scale.numel() == 1 else None
-    return Operand(product, tensor, kind, FORMAT_NAMES.get(name, name), _block(operand), kept, _amax(operand, name, kept))
+    return Operand(
+        product, tensor, kind, FORMAT_NAMES.get(name, name), _block(operand), kept, _amax(operand, name, kept)
+    )
 
 
 def _amax(operand: Any, name: str, scale_inverse: Any) -> Any:

@@ -23,6 +23,8 @@ from ..references.delayed_scaling import Update
 from .quantizers import Operand, check_operands, watching_operands
 from .recipe_layers import check_experts, check_mlp
 from .refusals import check_refusals
+from .resumed import check_resumed
+from .scopes import check_scopes
 from .shares import check_shares, check_shares_of_a_cast
 from .state import check_delayed_state, default_update, ulps
 
@@ -114,6 +116,8 @@ def _check_recipe(bench: Bench, name: str, enter: Enter) -> None:
             bench, _new_linear(bench, 64, 96), enter, length=HISTORY, update=update, name="fp8.delayed.state"
         )
         check_shares(bench, square, enter, update=update, name="fp8.delayed.shares")
+        check_scopes(bench, enter, update=update, name="fp8.delayed.scopes", length=HISTORY)
+        check_resumed(bench, enter, name="fp8.delayed.resumed")
         return
     check_shares_of_a_cast(bench, square, enter, recipe, name=f"fp8.{recipe}.shares")
     if recipe == "current":

@@ -20,6 +20,7 @@ from ..bench import Bench
 from ..bounds import Roundings
 from ..emulation import PRODUCTS_OF_AN_INSTRUCTION, ROUNDINGS_OF_AN_INSTRUCTION
 from .dequantizations import watching_dequantizations
+from .derived import check_derived
 
 ROWS, INNER, OUTER = 256, 512, 384
 # Class name and scales of what a recipe's quantizers make: of rows and gradients, and of weights.
@@ -103,6 +104,7 @@ def check_te(bench: Bench, recipe: str) -> None:
             check_tensor(bench, name, tensor, TURNED[block], partial(_own_of_turned, tensor, twin))
         else:
             check_tensor(bench, name, tensor, block)
+            check_derived(bench, f"{name}.derived", tensor)
     check_control(bench, made["rows"])
     _check_products(bench, recipe, made)
     stored = _stored_layer(bench, enter.recipe)

@@ -35,7 +35,7 @@ PRODUCTS: Final = ("forward", "dgrad", "wgrad")
 
 def probe(bench: Bench) -> None:
     """Each recipe: where low precision ran and where not; then groups, and scopes that are left in other ways."""
-    for recipe in bench.recipes:
+    for recipe in bench.require_recipes():
         model = _Model(bench)
         enter = scope_of(bench, recipe)
         with bench.scope(f"zones.{recipe}"):

@@ -17,7 +17,9 @@ from torchao_ready import torch
 from megacpp_validate.bridge import quantized_tensor, scaled_mm, torchao
 from megacpp_validate.bridge.scaled_payload import ScaledPayload
 from megacpp_validate.probes.bench import Bench, CannotRun
+from megacpp_validate.probes.fp8 import derived as derive
 from megacpp_validate.probes.fp8 import wrappers
+from megacpp_validate.probes.fp8.derived import check_derived
 from megacpp_validate.probes.order import Order, Target
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -206,3 +208,101 @@ def test_torchaos_scale_that_multiplies_fails(monkeypatch: Patch) -> None:
     bench = new_bench()
     wrappers.check_torchao(bench)
     assert {"tensor.parity", "row.parity", "column.turned.parity"} <= failed(bench)
+
+
+# --- derived ----------------------------------------------------------------------------------------------------------
+
+
+def derived(tensor: Any = None) -> Bench:
+    bench = new_bench()
+    check_derived(bench, "derived", te.one_scale() if tensor is None else tensor)
+    return bench
+
+
+@pytest.mark.parametrize(
+    "make",
+    [te.one_scale, lambda: te.one_scale(gradient=True), lambda: te.blocks(256, 384, square=True),
+     lambda: te.blocks(64, 256, square=False), te.exponents],
+    ids=["one-scale", "gradient", "squares", "rows", "exponents"],
+)  # fmt: skip
+def test_what_is_derived_passes(make: Any) -> None:
+    bench = derived(make())
+    assert failed(bench) == set()
+    assert len(bench.checks) == len(derive.deeds(8, 8)) + 1
+
+
+def moving(change: Any, *places: str) -> Any:
+    """change(new tensor, old one) after `moved`, where it is called by one of these."""
+
+    def plant(patch: Patch) -> None:
+        plain = te.Float8Tensor.moved
+
+        def moved(self: Any, data: Any) -> Any:
+            made = plain(self, data)
+            if sys._getframe(1).f_code.co_name in places:
+                change(made, self)
+            return made
+
+        patch.setattr(te.Float8Tensor, "moved", moved)
+
+    return plant
+
+
+def forget_scale(made: Any, _: Any) -> None:
+    made._scale_inv = torch.ones_like(made._scale_inv)
+
+
+def round_scale(made: Any, _: Any) -> None:
+    made._scale_inv = made._scale_inv.bfloat16().float()
+
+
+def lose_scale(made: Any, _: Any) -> None:
+    made._scale_inv = None
+
+
+def other_format(made: Any, _: Any) -> None:
+    made._fp8_dtype = SimpleNamespace(name="kFloat8E5M2")
+
+
+def from_the_start(made: Any, old: Any) -> None:
+    made._data = old._data.flatten()[: made._data.numel()].view(made._data.shape)
+
+
+def in_place(made: Any, old: Any) -> None:
+    old._scale_inv.mul_(2.0)
+
+
+DISPATCH = "__torch_dispatch__"
+DERIVED = {
+    "view-forgets-the-scale": (moving(forget_scale, "view"), "derived.view"),
+    "reshape-forgets-the-scale": (moving(forget_scale, "reshape"), "derived.reshape"),
+    "operator-forgets-the-scale": (moving(forget_scale, DISPATCH), "derived.slice"),
+    "clone-rounds-the-scale": (moving(round_scale, "clone"), "derived.clone"),
+    "clone-of-a-view": (moving(round_scale, "clone"), "derived.clone-of-view"),
+    "detach-loses-the-scale": (moving(lose_scale, DISPATCH), "derived.detach"),
+    "view-in-another-format": (moving(other_format, "view"), "derived.view-back"),
+    "slice-of-the-start": (moving(from_the_start, DISPATCH), "derived.select"),
+    "view-changes-its-source": (moving(in_place, "view"), "derived.left-alone"),
+}
+
+
+@pytest.mark.parametrize("fault", DERIVED)
+def test_what_is_derived_wrong_fails(fault: str, monkeypatch: Patch) -> None:
+    plant, caught = DERIVED[fault]
+    plant(monkeypatch)
+    assert caught in failed(derived())
+
+
+def test_a_kept_deed_that_is_refused_fails(monkeypatch: Patch) -> None:
+    def refuse(self: Any, *shape: int) -> Any:
+        raise NotImplementedError("no views")
+
+    monkeypatch.setattr(te.Float8Tensor, "view", refuse)
+    bad = failed(derived())
+    assert "derived.view" in bad
+    assert "derived.view-back" not in bad  # a chain that ends in a refusal is loud
+
+
+def test_a_view_that_is_dequantized_in_silence_fails(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(te.Float8Tensor, "view", lambda self, *shape: self.dequantize().view(*shape))
+    assert "derived.view" in failed(derived())

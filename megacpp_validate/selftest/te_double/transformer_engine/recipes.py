@@ -23,6 +23,13 @@ class Format(Enum):
     HYBRID = _Largest(448, 57344)
 
 
+@dataclass(frozen=True)
+class MMParams:
+    """How a product accumulates."""
+
+    use_split_accumulator: bool = True
+
+
 class Recipe:
     """How tensors are scaled into a low precision."""
 
@@ -76,6 +83,9 @@ class Float8CurrentScaling(Recipe):
 
     use_power_2_scales: bool = False
     fp8_format: Format = Format.HYBRID
+    fp8_gemm_fprop: MMParams = MMParams(use_split_accumulator=False)
+    fp8_gemm_dgrad: MMParams = MMParams(use_split_accumulator=True)
+    fp8_gemm_wgrad: MMParams = MMParams(use_split_accumulator=True)
     fp8_dpa: bool = False
     fp8_mha: bool = False
     backward_override: str | None = None
@@ -90,6 +100,9 @@ class Float8BlockScaling(Recipe):
     x_block_scaling_dim: int = 1
     w_block_scaling_dim: int = 2
     grad_block_scaling_dim: int = 1
+    fp8_gemm_fprop: MMParams = MMParams(use_split_accumulator=True)
+    fp8_gemm_dgrad: MMParams = MMParams(use_split_accumulator=True)
+    fp8_gemm_wgrad: MMParams = MMParams(use_split_accumulator=True)
     fp8_dpa: bool = False
     fp8_mha: bool = False
     backward_override: str | None = None

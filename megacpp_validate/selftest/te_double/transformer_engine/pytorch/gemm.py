@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from .cpp_extensions import gemm as extension
 from .layer import Rounder
 from .quantization import FP8GlobalStateManager as Manager
-from .quantized import operand
+from .quantized import Cast, operand
+
+ROWS = 16  # of the sum of a weight's gradient; the forward pass takes multiples of 8
+_Product = Literal["fprop", "dgrad", "wgrad"]
+# Which products accumulate in two stages under a recipe that does not say it itself.
+_2X_ACC_FPROP = False
+_2X_ACC_DGRAD = True
+_2X_ACC_WGRAD = True
+
+
+def _split(recipe: Any, product: _Product) -> bool:
+    else_said = {"fprop": _2X_ACC_FPROP, "dgrad": _2X_ACC_DGRAD, "wgrad": _2X_ACC_WGRAD}
+    said = getattr(recipe, f"fp8_gemm_{product}", None)
+    return else_said[product] if said is None else bool(said.use_split_accumulator)
+
+
+def _product(recipe: Any, product: _Product, first: tuple[Any, Cast, bool], second: tuple[Any, Cast, bool]) -> Any:
+    """Of two operands, each its rounded values, what cast them, and whether they are transposed."""
+    return extension.tex.generic_gemm(
+        operand(*first[:2]), first[2], operand(*second[:2]), second[2], use_split_accumulator=_split(recipe, product)
+    )
 
 
 class Gemm(torch.autograd.Function):
@@ -29,7 +49,7 @@ class Gemm(torch.autograd.Function):
         ctx.casts = rounder.cast(rows, "input", gemm), rounder.cast(weight, "weight", gemm)
         ctx.save_for_backward(by_columns, rounded, bias)
         ctx.dtypes = rows.dtype, weight.dtype
-        out = extension.tex.generic_gemm(operand(rounded, ctx.casts[1]), True, operand(by_rows, ctx.casts[0]), False)
+        out = _product(rounder.recipe, "fprop", (rounded, ctx.casts[1], True), (by_rows, ctx.casts[0], False))
         return (out if bias is None else out + bias.float()).to(rows.dtype)
 
     @staticmethod
@@ -39,11 +59,13 @@ class Gemm(torch.autograd.Function):
         if ctx.rounder is None:
             to_rows, to_weight = grad @ weight, grad.t() @ rows
         else:
+            if grad.shape[0] % ROWS:
+                raise RuntimeError(f"the double of Transformer Engine: leading dimension requirement: {grad.shape[0]}")
             by_rows, by_columns = ctx.rounder.round(grad, "grad", ctx.gemm)
-            cast, of_weight = ctx.rounder.cast(grad, "grad", ctx.gemm), operand(weight, ctx.casts[1])
-            to_rows = extension.tex.generic_gemm(of_weight, False, operand(by_rows, cast), False).to(ctx.dtypes[0])
-            given = operand(rows, ctx.casts[0]), False, operand(by_columns, cast), True
-            to_weight = extension.tex.generic_gemm(*given).to(ctx.dtypes[1])
+            cast, recipe = ctx.rounder.cast(grad, "grad", ctx.gemm), ctx.rounder.recipe
+            to_rows = _product(recipe, "dgrad", (weight, ctx.casts[1], False), (by_rows, cast, False))
+            to_weight = _product(recipe, "wgrad", (rows, ctx.casts[0], False), (by_columns, cast, True))
+            to_rows, to_weight = to_rows.to(ctx.dtypes[0]), to_weight.to(ctx.dtypes[1])
         to_bias = None if bias is None else grad.float().sum(0).to(bias.dtype)
         if ctx.last_of_scope:
             Manager.reduce_and_update_fp8_tensors(forward=False)

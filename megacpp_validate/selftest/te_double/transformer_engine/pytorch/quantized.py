@@ -61,6 +61,12 @@ class Float8TensorStorage:
         self.values, self._quantizer, self._fp8_dtype = values, cast.quantizer, cast.quantizer.dtype
         self._scale_inv = cast.scale_inverse
 
+    @property
+    def _data(self) -> Any:
+        """The values as bytes of the format [M, N], as a product takes them."""
+        kind = torch.float8_e4m3fn if self._fp8_dtype is DType.kFloat8E4M3 else torch.float8_e5m2
+        return (self.values / self._scale_inv).to(kind).view(torch.uint8)
+
 
 class Float8BlockwiseQTensorStorage:
     """Values [M, N] fp32 with one scale a block."""

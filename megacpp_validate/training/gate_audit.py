@@ -1,0 +1,124 @@
+"""What the layers of Transformer Engine hold while they train: quantizers as they are, and how delayed scaling moves.
+
+Nothing here is configured: quantizers and states are read off the very layers that the steps ran through.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from ..bridge.fp8_scope import te_amax_state
+from ..evidence.loss_curve import HistorySeen, QuantizerSeen
+
+# Names of the tensors that the quantizers of one product are for, in Transformer Engine's order (`FP8FwdTensors`,
+# `FP8BwdTensors` of `pytorch/constants.py`, 2.12 to 2.20); a layer with more products has them one after the other.
+FORWARD: Final = ("input", "weight", "output")
+BACKWARD: Final = ("gradient", "input gradient")
+USED: Final = {"input", "weight", "gradient"}  # the others stay in high precision
+_LARGEST: Final = {"e4m3": 448.0, "e5m2": 57344.0}
+
+
+class _State(NamedTuple):
+    """History [L, n] and scales [n] of one layer and direction, on the CPU."""
+
+    history: Any
+    scale: Any
+
+
+def low_layers(model: Any) -> dict[str, Any]:
+    """Name -> layer of Transformer Engine whose products ran in low precision."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if _has_weights(module) and _quantizers(module, forward=True) and _quantizers(module, forward=False)
+    }
+
+
+def see_quantizers(model: Any) -> tuple[QuantizerSeen, ...]:
+    """Every quantizer of a tensor that is cast, layer by layer; equal ones of the experts of a bank are one row."""
+    rows: dict[QuantizerSeen, None] = {}
+    for name, layer in low_layers(model).items():
+        for forward, names in ((True, FORWARD), (False, BACKWARD)):
+            for index, quantizer in enumerate(_quantizers(layer, forward=forward)):
+                tensor = names[index % len(names)]
+                if tensor in USED and quantizer is not None:
+                    rows[QuantizerSeen(name, tensor, type(quantizer).__name__, format_of(quantizer))] = None
+    return tuple(rows)
+
+
+def format_of(quantizer: Any) -> str:
+    """The format that a quantizer casts to: "e4m3", "e5m2", or what it says otherwise."""
+    dtype = getattr(quantizer, "dtype", "")
+    said = str(getattr(dtype, "name", dtype)).lower()
+    return next((name for name in _LARGEST if name in said), said or "unknown")
+
+
+class HistoryWatch:
+    """Compares the state of delayed scaling after a step with that after the next one.
+
+    Args:
+        model: whose layers are watched.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._before: dict[tuple[str, bool], _State] = {}
+
+    def remember(self) -> None:
+        """Keep the state as it is after a step."""
+        self._before = dict(self._read())
+
+    def compare(self, step: int) -> HistorySeen | None:
+        """How the state moved in `step`, the one after what was kept; None where no layer has any."""
+        tensors = not_rolled = not_collected = 0
+        worst = 0.0
+        for key, after in self._read():
+            before = self._before.get(key)
+            if before is None or before.history.shape != after.history.shape:
+                continue
+            names = FORWARD if key[1] else BACKWARD
+            quantizers = _quantizers(self._model.get_submodule(key[0]), forward=key[1])
+            for index in range(after.history.shape[1]):
+                if names[index % len(names)] not in USED:
+                    continue
+                tensors += 1
+                old, new = before.history[:, index], after.history[:, index]
+                moved = torch.equal(new[1:-1], old[2:]) and float(new[0]) == 0
+                not_rolled += not moved
+                not_collected += not float(new[-1]) > 0
+                largest = _LARGEST.get(format_of(quantizers[index]), math.nan)
+                # The maximum is taken before the oldest row, old[1], leaves.
+                amax = max(float(new[1:].max()), float(old[1]))
+                worst = max(worst, _error(float(after.scale[index]), float(before.scale[index]), amax, largest))
+        return HistorySeen(step, tensors, not_rolled, not_collected, worst) if tensors else None
+
+    def _read(self) -> Iterator[tuple[tuple[str, bool], _State]]:
+        for name, layer in low_layers(self._model).items():
+            for forward in (True, False):
+                state = layer.fp8_meta.get("scaling_fwd" if forward else "scaling_bwd")
+                if getattr(state, "amax_history", None) is not None:
+                    history, scale = te_amax_state(layer, forward=forward)
+                    yield (name, forward), _State(history.detach().cpu().clone(), scale.detach().cpu().clone())
+
+
+def _error(scale: float, before: float, amax: float, largest: float) -> float:
+    """Relative error of a scale against that of the recipe, margin 0; an amax of 0 leaves the scale as it was."""
+    wanted = largest / amax if amax > 0 else before
+    error = abs(scale / wanted - 1) if wanted else math.inf
+    return error if math.isfinite(error) else 1e9  # JSON has no Inf; no bound is that wide
+
+
+def _has_weights(module: Any) -> bool:
+    """Attention has quantizers and no weights: its products are in low precision in other recipes than these."""
+    return next(iter(module.parameters(recurse=False)), None) is not None
+
+
+def _quantizers(module: Any, *, forward: bool) -> list[Any]:
+    found = getattr(module, "quantizers", None)
+    if not isinstance(found, dict) or not hasattr(module, "fp8_meta"):
+        return []
+    return list(found.get("scaling_fwd" if forward else "scaling_bwd") or [])

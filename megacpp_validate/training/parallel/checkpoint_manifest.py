@@ -1,0 +1,111 @@
+"""What a checkpoint says of itself, and in what it differs from a model that would take it."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from ..errors import TrainingError
+
+_SHOWN: Final = 6
+_CHUNK: Final = 1 << 22
+
+
+class WrongCheckpoint(TrainingError, ValueError):
+    """A checkpoint that is not there, damaged, or of another model.
+
+    Attributes:
+        faults: all of them.
+    """
+
+    def __init__(self, text: str, faults: tuple[str, ...]) -> None:
+        super().__init__(text)
+        self.faults = faults
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.faults)  # it goes from rank to rank
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint says of itself.
+
+    Attributes:
+        step: steps that were done.
+        world: ranks that wrote it.
+        identity: of the model.
+        tensors: name -> dtype and whole shape, as in "float32[4, 8]".
+        plain: values beside the tensors.
+        files: name -> [bytes, CRC-32].
+    """
+
+    step: int
+    world: int
+    identity: Mapping[str, Any]
+    tensors: Mapping[str, str]
+    plain: Mapping[str, Any]
+    files: Mapping[str, list[int]]
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read it.
+
+    Raises:
+        WrongCheckpoint: it is not there, cut short, or no manifest.
+    """
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(given, dict) or given.keys() != {field.name for field in fields(Manifest)}:
+            raise ValueError("other fields than a manifest's")
+    except (OSError, ValueError) as fault:
+        raise WrongCheckpoint(
+            f"the manifest {path} cannot be read: {fault}. Likely cause: a copy that was cut short, or a folder that "
+            "is no checkpoint. Next step: copy it again, or take an older checkpoint.",
+            (str(fault),),
+        ) from fault
+    return Manifest(**given)
+
+
+def describe_tensors(state: Mapping[str, Any]) -> dict[str, str]:
+    """Name -> dtype and whole shape; of a DTensor that of all its parts."""
+    dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in sorted(state.items())}
+    return {name: f"{dtype}{list(state[name].shape)}" for name, dtype in dtypes.items()}
+
+
+def find_differences(manifest: Manifest, identity: Mapping[str, Any], tensors: Mapping[str, str]) -> list[str]:
+    """In what a checkpoint is of another model: in its identity first, then in its tensors; the first of each."""
+    given = json.loads(json.dumps(dict(identity)))  # a tuple is a list in the file
+    return _differences("", manifest.identity, given) + _differences("tensor ", manifest.tensors, tensors)
+
+
+def _differences(kind: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    found = [
+        f"{kind}{name} is {saved.get(name, 'missing')} in the checkpoint and {wanted.get(name, 'missing')} here"
+        for name in sorted(saved.keys() | wanted.keys())
+        if saved.get(name, "missing") != wanted.get(name, "missing")
+    ]
+    return found[:_SHOWN] + ([f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else [])
+
+
+def find_damage(path: Path, wanted: list[int]) -> str:
+    """What is wrong with a file that has the given bytes and CRC-32; empty where nothing is."""
+    try:
+        seen = measure_file(path)
+    except OSError as fault:
+        return f"{path.name} cannot be read ({fault.strerror})"
+    if seen[0] != wanted[0]:
+        return f"{path.name} has {seen[0]} bytes of {wanted[0]}"
+    return "" if seen == wanted else f"{path.name} has other bytes than were written"
+
+
+def measure_file(path: Path) -> list[int]:
+    """[bytes, CRC-32]."""
+    size = crc = 0
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            size, crc = size + len(chunk), zlib.crc32(chunk, crc)
+    return [size, crc]
