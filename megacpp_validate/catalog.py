@@ -10,7 +10,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -61,6 +61,9 @@ class BridgeModule(Row):
     compiles: bool = False
 
 
+Recipe = Literal["delayed", "current", "block", "mxfp8", "nvfp4"]
+
+
 class Fp8Cell(Row):
     """A cell of FP8: what is looked at beyond single bridge modules.
 
@@ -80,7 +83,7 @@ class Fp8Cell(Row):
     code: str = Field(pattern=r"^fp8\.[a-z0-9_]+$")
     title: str = Field(min_length=1)
     stands_on: list[str] = Field(min_length=1)
-    settings: dict[str, str] = Field(default_factory=dict)
+    settings: dict[Literal["recipe", "recipes", "seeds", "steps", "size"], str] = Field(default_factory=dict)
     needs_te: bool = True
     once: bool = False
     seconds: int = Field(default=30, ge=0)
@@ -109,7 +112,7 @@ class Target(Row):
     id: str = Field(min_length=1)
     arch: str = Field(pattern=r"^(sm_\d+)?$")
     machine: Literal["x86_64", "aarch64", ""]
-    recipes: list[Literal["delayed", "current", "block", "mxfp8", "nvfp4"]]
+    recipes: list[Recipe]
     production_recipe: str = ""
     attention: list[Literal["te", "fa3", "fa4", "sdpa"]]
     deep_gemm: bool
@@ -286,6 +289,13 @@ def _fp8_faults(cells: list[dict[str, Any]], modules: list[dict[str, Any]]) -> l
         code = cell.get("code")
         if isinstance(code, str) and not (PACKAGE_ROOT / "probes" / f"{code.replace('.', '/')}.py").is_file():
             faults.append(f"fp8.toml: cell {cell['id']}: there is no probe {code!r}")
+        settings = cell.get("settings")
+        named = [settings.get(key, "") for key in ("recipe", "recipes")] if isinstance(settings, dict) else []
+        faults += [
+            f"fp8.toml: cell {cell['id']}: settings name the recipe {recipe!r}, which there is not"
+            for recipe in " ".join(text for text in named if isinstance(text, str)).split()
+            if recipe not in get_args(Recipe)
+        ]
     return faults
 
 

@@ -105,6 +105,15 @@ FAULTS: dict[str, tuple[str, str, str, list[str]]] = {
     "cell-without-bridge": (
         "fp8.toml", 'stands_on = ["layer_spec", "fp8_scope"]', "stands_on = []", ["stands_on (fp8_loss)"]
     ),
+    "cell-with-a-setting-that-nothing-reads": (
+        "fp8.toml", '{ recipe = "current" }', '{ recipies = "current" }', ["(fp8_current)", "recipies"]
+    ),
+    "cell-of-no-recipe": (
+        "fp8.toml", 'settings = { recipe = "current" }', 'settings = { recipe = "curent" }', ["fp8_current", "'curent'"]
+    ),
+    "cell-that-trains-no-recipe": (
+        "fp8.toml", 'recipes = "delayed current"', 'recipes = "delayed,current"', ["fp8_loss", "'delayed,current'"]
+    ),
     "empty-id": ("stacks.toml", 'id = "te2.12.0"', 'id = ""', ["id"]),
     "a-string-for-a-list": ("bridge.toml", "depends_on = []", 'depends_on = "imports"', ["depends_on (imports)"]),
     "an-empty-list": ("bridge.toml", 'files = ["bridge/permute.py"]', "files = []", ["files (permute)"]),

@@ -20,9 +20,10 @@ from small_curves import make_pairs
 from megacpp_validate.catalog import matrix_folder
 from megacpp_validate.catalog_fp8 import PRESETS
 from megacpp_validate.cli import main
+from megacpp_validate.environments.restart import own_folder
 from megacpp_validate.evidence.loss_curve import write_curve
 
-OPEN, CLOSED, WRONG, NOTHING, MISSING, NO_ENVIRONMENT = 0, 1, 2, 3, 4, 5
+OPEN, CLOSED, WRONG, NOTHING, MISSING, NO_ENVIRONMENT, INFRASTRUCTURE = 0, 1, 2, 3, 4, 5, 6
 CELL = "te2.17.1-h200-fp8_loss"
 
 
@@ -127,6 +128,12 @@ def test_a_receipts_folder_that_is_a_file(run: Run, stack: Stack, tmp_path: Path
     assert "a-file: File exists" in said.err
 
 
+def test_two_sessions_do_not_share_a_folder(run: Run, stack: Stack, tmp_path: Path) -> None:
+    stack("write()")
+    with own_folder(tmp_path / ".megacpp" / "fp8"):
+        assert run("--probes", "delayed").code == INFRASTRUCTURE
+
+
 def test_a_session_that_is_good_is_open(run: Run, stack: Stack, curves: Path) -> None:
     stack(leave(curves))
     said = run("--format", "json")
@@ -152,6 +159,13 @@ def test_a_recipe_that_left_no_curve_is_missing(run: Run, stack: Stack, curves: 
     said = run("--probes", "loss")
     assert said.code == MISSING
     assert f"{CELL} left no curve of current" in " ".join(said.out.split())
+
+
+def test_curves_of_a_training_that_failed_are_drawn_all_the_same(run: Run, stack: Stack, curves: Path) -> None:
+    stack(leave(curves).replace("write()", "write(outcome='fail', checks=[dict(name='one', passed=False)])"))
+    said = run("--probes", "loss", "--format", "html")
+    assert said.code == CLOSED
+    assert said.out.count("<svg ") == 2
 
 
 def test_curves_of_an_earlier_run_are_not_this_run_s(run: Run, stack: Stack, curves: Path) -> None:

@@ -62,15 +62,14 @@ def observe_fp8(catalog: Catalog, matrix: Path | None, asked: Asked) -> Fp8Resul
 def _judge_losses(session: SessionResult, rows: Iterable[Fp8Cell]) -> tuple[tuple[LossVerdict, ...], str]:
     """The verdicts on the curves that this session's training left, and why there is none where there should be."""
     asked = {row.id: row.settings.get("recipes", "").split() for row in rows}
-    trained = {
-        receipt.cell: asked[receipt.probe]
-        for receipt in session.receipts
-        if receipt.probe.startswith(_TRAINING) and receipt.outcome is Outcome.PASS
-    }
-    if not trained:
-        return (), ""  # not selected, or a cell that is not good already
+    trained = {receipt.cell: receipt for receipt in session.receipts if receipt.probe.startswith(_TRAINING)}
+    if not any(receipt.outcome in (Outcome.PASS, Outcome.FAIL) for receipt in trained.values()):
+        return (), ""  # not selected, or it did not come to an end: the cell says so
     verdicts = tuple(verdict for verdict in decide_curves(Path(session.folder)) if verdict.of in trained)
     judged = {(verdict.of, verdict.recipe) for verdict in verdicts}
-    silent = {cell: [recipe for recipe in recipes if (cell, recipe) not in judged] for cell, recipes in trained.items()}
-    missing = [f"{cell} left no curve of {', '.join(recipes)}" for cell, recipes in silent.items() if recipes]
+    missing = []
+    for cell, receipt in trained.items():
+        silent = [recipe for recipe in asked[receipt.probe] if (cell, recipe) not in judged]
+        if silent and receipt.outcome is Outcome.PASS:
+            missing.append(f"{cell} left no curve of {', '.join(silent)}")
     return verdicts, "; ".join(missing)

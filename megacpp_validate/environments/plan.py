@@ -164,7 +164,7 @@ def plan_fp8(
             probe=row.id,
             code=row.code,
             stands_on=tuple(row.stands_on),
-            settings=dict(row.settings),
+            settings={str(key): value for key, value in row.settings.items()},
             needs_te=row.needs_te,
             once=row.once,
         )

@@ -17,6 +17,7 @@ from megacpp_validate.evidence.upgrade import UpgradeResult
 from . import check_words, loss_words, parity_words, upgrade_words
 from .loss_section import draw_loss_section
 from .marks import mark_cell, mark_impact, mark_outcome, mark_verdict
+from .plain_text import strip_control
 from .sections import Section, arrange_modules, is_shown, sort_by_verdict
 from .summaries import (
     count,
@@ -30,7 +31,6 @@ from .summaries import (
 )
 from .words import LIMITS, consequence, headline, headline_of_fault, next_step, next_step_of_fault, place
 
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _BREAK: Final = re.compile(r"(?<=[/.])(?=[^/.\s])|(?<=[A-Za-z0-9]_)(?=[A-Za-z0-9])")
 
 
@@ -78,7 +78,7 @@ def _judge(result: StaticResult) -> str:
 def render_page(template: str, **values: Any) -> str:
     """A page from a template, free of control characters."""
     page = _environment().get_template(template).render(**values)
-    return _CONTROL.sub("", page)
+    return strip_control(page)
 
 
 @cache

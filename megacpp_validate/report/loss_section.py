@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -14,9 +13,9 @@ from megacpp_validate.evidence.receipt import Check
 from .check_words import say_parts
 from .loss_curves import draw_loss_curves
 from .loss_words import mark_loss, name_loss, say_loss
+from .plain_text import strip_control
 from .summaries import count
 
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _SECTION: Final = Markup(
     '<section class="losses" aria-labelledby="loss-gate">\n<h2 id="loss-gate">Loss gate</h2>\n'
     '<p class="note">Each recipe trains the same model on the same data from the same seeds as BF16. Lines differ in '
@@ -49,7 +48,7 @@ def draw_loss_section(verdicts: Sequence[LossVerdict], missing: str = "") -> Mar
     if not verdicts and not missing:
         return Markup("")
     figures = Markup("").join(_draw_figure(verdict) for verdict in verdicts)
-    return _SECTION.format(verdicts=figures + (_MISSING.format(why=_plain(missing)) if missing else Markup("")))
+    return _SECTION.format(verdicts=figures + (_MISSING.format(why=strip_control(missing)) if missing else Markup("")))
 
 
 def _draw_figure(verdict: LossVerdict) -> Markup:
@@ -62,8 +61,8 @@ def _draw_figure(verdict: LossVerdict) -> Markup:
         tone=mark.tone,
         symbol=mark.symbol,
         word=mark.word,
-        said=_plain(said),
-        label=_plain(label),
+        said=strip_control(said),
+        label=strip_control(label),
         svg=svg,
         checks=_draw_checks(verdict.checks),
     )
@@ -75,15 +74,11 @@ def _draw_checks(checks: Sequence[Check]) -> Markup:
     rows = Markup("").join(
         _CHECK.format(
             held="held" if check.passed else "out",
-            name=_plain(check.name),
+            name=strip_control(check.name),
             lines=Markup("").join(
-                Markup("<div>{}</div>").format(_plain(line)) for line in say_parts(check, all_parts=True)
+                Markup("<div>{}</div>").format(strip_control(line)) for line in say_parts(check, all_parts=True)
             ),
         )
         for check in checks
     )
     return _CHECKS.format(number=count(len(checks), "check"), rows=rows)
-
-
-def _plain(text: str) -> str:
-    return _CONTROL.sub("", text)

@@ -155,9 +155,11 @@ def summarize_session(result: SessionResult) -> str:
         outcome: [receipt.probe for receipt in result.receipts if receipt.outcome is outcome] for outcome in Outcome
     }
     if result.holds:
-        probes = count(len(result.receipts), "probe")
-        return f"{say_subject(result)} holds in {probes} of {result.stack} on {result.target}."
-    refused = [said] if (said := say_red_policy(result)) else []
+        lacking = by_outcome[Outcome.EXPECTED_UNSUPPORTED]
+        held = count(len(result.receipts) - len(lacking), "probe")
+        said = f"{say_subject(result)} holds in {held} of {result.stack} on {result.target}"
+        return f"{said}; unsupported there, as expected: {', '.join(lacking)}." if lacking else f"{said}."
+    refused = [policy] if (policy := say_red_policy(result)) else []
     if len(by_outcome[Outcome.NOT_RUN]) == len(result.receipts):
         why = first_sentence(say_cause(result.receipts[0])).rstrip(".")
         return f"Nothing ran: {'; '.join([why, *refused])}."

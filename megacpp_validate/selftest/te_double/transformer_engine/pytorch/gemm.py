@@ -11,7 +11,6 @@ from .layer import Rounder
 from .quantization import FP8GlobalStateManager as Manager
 from .quantized import Cast, operand
 
-ROWS = 16  # of the sum of a weight's gradient; the forward pass takes multiples of 8
 _Product = Literal["fprop", "dgrad", "wgrad"]
 # Which products accumulate in two stages under a recipe that does not say it itself.
 _2X_ACC_FPROP = False
@@ -59,8 +58,6 @@ class Gemm(torch.autograd.Function):
         if ctx.rounder is None:
             to_rows, to_weight = grad @ weight, grad.t() @ rows
         else:
-            if grad.shape[0] % ROWS:
-                raise RuntimeError(f"the double of Transformer Engine: leading dimension requirement: {grad.shape[0]}")
             by_rows, by_columns = ctx.rounder.round(grad, "grad", ctx.gemm)
             cast, recipe = ctx.rounder.cast(grad, "grad", ctx.gemm), ctx.rounder.recipe
             to_rows = _product(recipe, "dgrad", (weight, ctx.casts[1], False), (by_rows, cast, False))
