@@ -157,7 +157,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         {"low": [low("expert_products", widths=(4096, 1000))]}, "dimensions",
         "width 1000; delayed takes multiples of 16",
     ),
-    "odd-tokens": ({"tokens": 8190}, "dimensions", "8190 tokens; delayed takes multiples of 8"),
+    "odd-tokens": ({"tokens": 8190}, "dimensions", "8190 tokens; delayed takes multiples of 16"),
     "odd-tokens-mxfp8": (
         {"targets": ["b200"], "tokens": 8200, "low": [low("expert_products", recipe="mxfp8")]}, "dimensions",
         "8200 tokens; mxfp8 takes multiples of 32",

@@ -57,13 +57,18 @@ Train = Callable[[Sequence[Job]], list[Ended]]
 
 def probe(bench: Bench) -> None:
     """Train all runs at once, and look at what each left."""
+    if not bench.wants_te and _recipes(bench):
+        bench.cannot_run(
+            "FP8 recipes train in Transformer Engine only, which was not requested. Next step: request it, or leave "
+            "this cell out."
+        )
     jobs = plan_jobs(bench)
     check_runs(bench, jobs, train_side_by_side(jobs))
 
 
 def plan_jobs(bench: Bench) -> list[Job]:
     """BF16 and each recipe with every seed; seeds by seed, so that what is cut short lacks a seed of all."""
-    recipes = (REFERENCE, *bench.setting("recipes", "delayed current").split())
+    recipes = (REFERENCE, *_recipes(bench))
     seeds = [int(seed) for seed in bench.setting("seeds", "0 1 2").split()]
     steps = int(bench.setting("steps", "1000"))
     if bench.quick:
@@ -84,6 +89,10 @@ def plan_jobs(bench: Bench) -> list[Job]:
             }
             jobs.append(Job(recipe, seed, order, path))
     return jobs
+
+
+def _recipes(bench: Bench) -> list[str]:
+    return bench.setting("recipes", "delayed current").split()
 
 
 def train_side_by_side(jobs: Sequence[Job]) -> list[Ended]:

@@ -71,7 +71,10 @@ def _check_lacking(bench: Bench, recipe: str, enter: Callable[..., Any]) -> None
     named = [target for target in having if target in said]
     bench.check(f"fp8.{recipe}.bridge-names-targets", bool(having) and named == having, said)
     if not bench.wants_te:
-        return bench.is_unsupported(f"the target {bench.order.target.id} has no recipe {recipe}")
+        bench.cannot_run(
+            f"whether {recipe} is refused is for Transformer Engine to say, and it was not requested. Next step: "
+            "request it, or leave this cell out."
+        )
     scope = bench.bridge("fp8_scope")
     reason = scope.why_recipe_is_refused(recipe)
     surprise = f"surprise: Transformer Engine has {recipe} here, and the row of {bench.order.target.id} has not"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from megacpp_validate.probes.bench import Bench
+from megacpp_validate.probes.bench import Bench, CannotRun
 from megacpp_validate.probes.fp8 import loss
 from megacpp_validate.probes.fp8.loss import Ended, Job, check_runs, plan_jobs, train_side_by_side
 from megacpp_validate.probes.order import Order, Target
@@ -126,6 +126,11 @@ def test_runs_are_processes_that_are_waited_for(tmp_path: Path) -> None:
     assert "there is no size 'none'" in ended[1].words
     check_runs(bench, jobs, ended)
     assert failed(bench) == ["bf16.seed1.ended", "bf16.seed1.curve"]
+
+
+def test_recipes_are_not_trained_natively(tmp_path: Path) -> None:
+    with pytest.raises(CannotRun, match="train in Transformer Engine only"):
+        loss.probe(new_bench(tmp_path, requested="native"))
 
 
 def test_the_probe_trains_what_it_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
