@@ -140,5 +140,6 @@ def te_double(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         assert te.is_te_available(), te.why_te_is_unavailable()
         assert str(sys.modules["transformer_engine"].__file__).startswith(str(FOLDER))
         yield
+        monkeypatch.undo()  # what the test patched of the double is not put back after it
     set_aside()
     sys.modules.update(real)

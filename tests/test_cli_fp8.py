@@ -6,7 +6,6 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "environments"))
 sys.path.insert(0, str(Path(__file__).parent / "gate"))
 from places import make_h200_host
-from small_curves import make_pairs
+from small_curves import as_recipe, make_pairs
 
 from megacpp_validate.catalog import matrix_folder
 from megacpp_validate.catalog_fp8 import PRESETS
@@ -78,7 +77,7 @@ def curves(tmp_path: Path) -> Path:
     folder = tmp_path / "trained"
     folder.mkdir()
     bf16, delayed = make_pairs()
-    for curve in (*bf16, *delayed, *(replace(curve, recipe="current") for curve in delayed)):
+    for curve in (*bf16, *delayed, *(as_recipe(curve, "current") for curve in delayed)):
         write_curve(curve, folder / f"{CELL}.{curve.recipe}-{curve.seed}.curve")
     return folder
 

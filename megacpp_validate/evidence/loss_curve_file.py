@@ -138,6 +138,6 @@ def _find_contradictions(read: _FirstCurveFile) -> Iterator[str]:
         norms |= {f"part_norms.{name}": values for name, values in read.part_norms.items()}
     for name, series in {**losses, **norms}.items():
         if len(series) != len(read.steps):
-            yield f"{len(read.steps)} steps and {len(series)} {name}"
+            yield f"{len(read.steps)} step{'' if len(read.steps) == 1 else 's'} and {len(series)} {name}"
     if any(value is not None and value < 0 for series in norms.values() for value in series):
         yield "a gradient norm below 0"

@@ -3,7 +3,7 @@
 Same seeds and same data make the difference between an FP8 run and its BF16 twin far smaller than the difference
 between two seeds, so everything is judged on that *paired* gap, step by step:
 
-- `steps`: each planned step once, in order, finite. Anything else fails.
+- `steps`: each planned step once, in order, finite. Anything else fails; in BF16 it refuses, see `loss_records`.
 - `gap.settled`: in the second half of the run, the smoothed gap of each seed, at its largest. Its bar is how far
   two BF16 seeds may lie apart by chance where they differ most: their spread there, times Student's t for so many
   seeds, times the root of 2 for a difference of two runs; and 0.01 nats at most: few seeds, or seeds that differ much,
@@ -13,7 +13,7 @@ between two seeds, so everything is judged on that *paired* gap, step by step:
 - `gap.learning`: the same in the first half, where a delay of few steps already is a large gap, and seeds differ more;
   0.01 nats at most there too.
 - `gradient_norm`, `part_norm`: in `loss_norms`, what Adam hides from the loss.
-- `observed`: in `loss_observed`, what the layers held.
+- `observed`: in `loss_observed`, what the layers held, and which layers did.
 
 A gap that is scaled up stays red, whatever else is in the curves: no bar is computed from the candidate.
 """
@@ -30,8 +30,9 @@ from megacpp_validate.evidence.loss_gate import LossOutcome, LossVerdict, SeedSe
 from megacpp_validate.evidence.receipt import Check, Part
 
 from .loss_norms import check_norms
-from .loss_observed import check_observed
+from .loss_observed import check_observed, hold
 from .loss_pairs import REFERENCE, find_damage, find_refusals, pair_by_seed
+from .loss_records import find_wrong_records
 from .loss_statistics import smooth, spread_of_seeds, subtract, t_95
 
 CAP: Final = 0.01
@@ -67,19 +68,22 @@ class Stretches:
 Pairs = Sequence[tuple[LossCurve, LossCurve]]
 
 
-def decide_loss(reference: Sequence[LossCurve], candidate: Sequence[LossCurve]) -> LossVerdict:
+def decide_loss(
+    reference: Sequence[LossCurve], candidate: Sequence[LossCurve], others: Sequence[LossCurve] = ()
+) -> LossVerdict:
     """Decide on one FP8 recipe.
 
     Args:
         reference: BF16, at least three seeds.
         candidate: the recipe, with the same seeds, data and number of planned steps.
+        others: runs of other FP8 recipes that trained the same model; layers that cast there must cast here.
 
     Returns:
-        `REFUSED` with the reasons where the curves cannot be compared; `FAIL` where any check is out of its bound; else
-        `PASS`. It never raises for what is in a curve.
+        `REFUSED` with the reasons where the curves cannot be compared, or BF16 is damaged or none; `FAIL` where any
+        check is out of its bound; else `PASS`. It never raises for what is in a curve.
     """
     recipe = next((curve.recipe for curve in candidate), "")
-    if refusals := find_refusals(reference, candidate):
+    if refusals := (*find_refusals(reference, candidate), *find_wrong_records(reference, candidate)):
         return LossVerdict(recipe=recipe, outcome=LossOutcome.REFUSED, refusals=refusals)
     pairs = pair_by_seed(reference, candidate)
     steps = tuple(_check_steps(curve) for curve in (*(pair[0] for pair in pairs), *(pair[1] for pair in pairs)))
@@ -98,13 +102,14 @@ def decide_loss(reference: Sequence[LossCurve], candidate: Sequence[LossCurve]) 
         f"spread of {REFERENCE} in a window of {at.window} steps of the {{}} half, {{:.3g}} nats; {CAP} at most"
     )
     settled = said.format("second", spread)
+    held = hold([*candidate, *others])
     checks = (
         *steps,
         *_check_gap("gap.settled", series, slice(split, None), bar, settled),
         _check_tail(pairs, at, bar / math.sqrt(len(pairs)), f"over the root of {len(pairs)} seeds: {settled}"),
         *_check_gap("gap.learning", series, slice(0, split), early_bar, said.format("first", early_spread)),
         *check_norms(pairs, at.planned, at.matched, factor),
-        *(check for _, fp8 in pairs for check in check_observed(fp8)),
+        *(check for _, fp8 in pairs for check in check_observed(fp8, held)),
     )
     outcome = LossOutcome.PASS if all(check.passed for check in checks) else LossOutcome.FAIL
     return LossVerdict(

@@ -40,7 +40,8 @@ def decide_set(curves: CurveSet) -> tuple[LossVerdict, ...]:
         if faults := [*lost.get(REFERENCE, ()), *lost.get(recipe, ())]:
             verdicts.append(_refuse(curves.of, recipe, faults))
             continue
-        verdict = decide_loss(held.get(REFERENCE, []), held[recipe])
+        others = [curve for curve in curves.curves if curve.recipe not in (REFERENCE, recipe)]
+        verdict = decide_loss(held.get(REFERENCE, []), held[recipe], others)
         verdicts.append(verdict.model_copy(update={"of": curves.of}))
     return tuple(verdicts)
 

@@ -1,38 +1,79 @@
-"""What the layers held while they trained: the casts of each recipe, and how delayed scaling moved.
+"""What the layers held while they trained: the casts of each recipe, which layers made them, and how delayed scaling
+moved.
 
 These checks stand beside those of the curves, and take nothing from them: a cast that is right and a loss that is off
-fails, and so does a loss that follows while the wrong format ran.
+fails, and so does a loss that follows while the wrong format ran, or ran in too few layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
-from megacpp_validate.evidence.loss_curve import FIRST_CURVE_SCHEMA_ID, LossCurve
+from megacpp_validate.evidence.loss_curve import LossCurve
 from megacpp_validate.evidence.receipt import Check, Part
 
-# Recipe -> class of its quantizers, and the formats of inputs and weights, and of gradients.
+# Recipe -> class of its quantizers, and the formats of inputs and weights, and of gradients. NVFP4's is as Transformer
+# Engine calls its dtype.
 CASTS: Final[dict[str, tuple[str, str, str]]] = {
     "delayed": ("Float8Quantizer", "e4m3", "e5m2"),
     "current": ("Float8CurrentScalingQuantizer", "e4m3", "e5m2"),
     "block": ("Float8BlockQuantizer", "e4m3", "e4m3"),
+    "mxfp8": ("MXFP8Quantizer", "e4m3", "e4m3"),
+    "nvfp4": ("NVFP4Quantizer", "kfloat4e2m1", "kfloat4e2m1"),
 }
 TENSORS: Final = frozenset({"input", "weight", "gradient"})
+LANE: Final = "lane"  # the part of the gate's model in front of its layers in low precision
 # A scale is one division in fp32, and so is its re-computation: two roundings of 2^-24, doubled.
 SCALE_ERROR: Final = 2.0**-22
 
 
-def check_observed(curve: LossCurve) -> Iterator[Check]:
-    """Checks of what one FP8 run recorded of its layers; none of a file that is older than such records."""
-    if curve.schema_id == FIRST_CURVE_SCHEMA_ID:
-        return
+class Cast(NamedTuple):
+    """One tensor of one layer."""
+
+    layer: str
+    tensor: str
+
+
+@dataclass(frozen=True)
+class Held:
+    """What runs of one model held together: what each of them should have held.
+
+    Attributes:
+        casts: every tensor that one of them cast.
+        histories: the most that were looked at in one step.
+    """
+
+    casts: frozenset[Cast]
+    histories: int
+
+
+def hold(curves: Sequence[LossCurve]) -> Held:
+    """What these runs held together; they are of one model, with any seeds and FP8 recipes."""
+    casts = frozenset(Cast(row.layer, row.tensor) for curve in curves for row in curve.quantizers)
+    return Held(casts, max((row.tensors for curve in curves for row in curve.histories), default=0))
+
+
+def check_observed(curve: LossCurve, held: Held) -> Iterator[Check]:
+    """Checks of what one FP8 run recorded of its layers.
+
+    Args:
+        curve: the run.
+        held: what it and its fellows held together.
+    """
     name = f"{curve.recipe}.seed{curve.seed}"
-    wrong = [*_find_wrong_casts(curve)]
-    part = Part("wrong casts", len(wrong), 0, not wrong, f"class and format of every cast as {curve.recipe} has them")
-    yield Check(f"observed.casts.{name}", not wrong, (part,), "; ".join(wrong[:5]) or f"{len(curve.quantizers)} casts")
+    wanted = f"class and format of every cast as {curve.recipe} has them"
+    yield _tell(f"observed.casts.{name}", "wrong casts", [*_find_wrong_casts(curve)], wanted, curve)
+    wanted = "all that other seeds and recipes cast; some of every layer outside of the BF16 zones, none inside"
+    yield _tell(f"observed.layers.{name}", "layers amiss", [*_find_wrong_layers(curve, held)], wanted, curve)
     if curve.recipe == "delayed":
-        yield _check_histories(curve, name)
+        yield _check_histories(curve, name, max(held.histories, len(curve.quantizers)))
+
+
+def _tell(name: str, what: str, wrong: Sequence[str], derivation: str, curve: LossCurve) -> Check:
+    part = Part(what, len(wrong), 0, not wrong, derivation)
+    return Check(name, not wrong, (part,), "; ".join(wrong[:5]) or f"{len(curve.quantizers)} casts")
 
 
 def _find_wrong_casts(curve: LossCurve) -> Iterator[str]:
@@ -46,6 +87,7 @@ def _find_wrong_casts(curve: LossCurve) -> Iterator[str]:
         if lacking := sorted(TENSORS - tensors):
             yield f"{layer} casts no {', '.join(lacking)}"
     if curve.recipe not in CASTS:
+        yield f"the casts of {curve.recipe!r} are not known"
         return
     kind, forward, backward = CASTS[curve.recipe]
     for row in curve.quantizers:
@@ -54,13 +96,46 @@ def _find_wrong_casts(curve: LossCurve) -> Iterator[str]:
             yield f"{row.layer}: {row.tensor} is cast by {row.kind} to {row.format}, wanted {kind} to {wanted}"
 
 
-def _check_histories(curve: LossCurve, name: str) -> Check:
+def _find_wrong_layers(curve: LossCurve, held: Held) -> Iterator[str]:
+    own = hold([curve]).casts
+    for layer, tensor in sorted(held.casts - own):
+        yield f"{layer} does not cast its {tensor}, and does with another seed or recipe"
+    low = _low_parts(curve)
+    if not low:
+        yield "the parts of the model are not on record, so that nobody knows which of its layers must cast"
+        return
+    for part in sorted(low - {_part_of(cast.layer) for cast in own}):
+        yield f"no layer of {part} casts, which is outside of the BF16 zones"
+    for layer in sorted({cast.layer for cast in own if _part_of(cast.layer) not in low}):
+        yield f"{layer} casts, which is to stay in BF16"
+
+
+def _low_parts(curve: LossCurve) -> frozenset[str]:
+    """Parts of the gate's model that run in low precision: its lane, and its layers but the first and the last one.
+
+    Empty where the run did not record enough parts to tell.
+    """
+    numbers = sorted(int(part[7:]) for part in curve.part_norms if part.startswith("layers.") and part[7:].isdecimal())
+    whole = numbers == list(range(len(numbers))) and len(numbers) > 2 and LANE in curve.part_norms
+    return frozenset({LANE, *(f"layers.{number}" for number in numbers[1:-1])}) if whole else frozenset()
+
+
+def _part_of(layer: str) -> str:
+    """The part of the model that a layer belongs to, by its name: "hybrid.layers.2.up" -> "layers.2"."""
+    first, *rest = layer.removeprefix("hybrid.").split(".")
+    return f"{first}.{rest[0]}" if first == "layers" and rest else first
+
+
+def _check_histories(curve: LossCurve, name: str, wanted: int) -> Check:
     rows = curve.histories
     still = sum(row.not_rolled for row in rows)
     empty = sum(row.not_collected for row in rows)
     worst = max((row.scale_error for row in rows), default=0.0)
+    fewest = min((row.tensors for row in rows), default=0)
+    all_of_them = "a history for each cast, and as many in each step and seed"
     parts = (
         Part("steps looked at", len(rows), 1, bool(rows), "histories were looked at in some step", at_least=True),
+        Part("histories", fewest, wanted, fewest >= wanted, all_of_them, at_least=True),
         Part("histories that stood still", still, 0, not still, "every history moves on by one row a step"),
         Part("histories without an amax", empty, 0, not empty, "every cast leaves its amax"),
         Part("scale", worst, SCALE_ERROR, worst <= SCALE_ERROR, "against largest / max(history), two fp32 divisions"),

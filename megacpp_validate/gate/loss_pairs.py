@@ -37,12 +37,15 @@ def find_damage(curve: LossCurve) -> tuple[str, ...]:
     counts = Counter(curve.steps)
     wanted = range(curve.planned)
     if missing := [step for step in wanted if step not in counts]:
-        said.append(f"{len(missing)} of {curve.planned} steps are missing, the first is step {missing[0]}")
+        said.append(
+            f"{len(missing)} of {_count(curve.planned, 'step')} {_be(missing)} missing, the first is step {missing[0]}"
+        )
     if repeated := sorted(step for step, times in counts.items() if times > 1):
-        said.append(f"{len(repeated)} steps are repeated, the first is step {repeated[0]}")
+        said.append(f"{_count(len(repeated), 'step')} {_be(repeated)} repeated, the first is step {repeated[0]}")
     if strange := sorted(step for step in counts if step not in wanted):
         said.append(
-            f"{len(strange)} steps are none of the {curve.planned} planned ones, the first is step {strange[0]}"
+            f"{_count(len(strange), 'step')} {_be(strange)} none of the {curve.planned} planned, the first is step "
+            f"{strange[0]}"
         )
     backwards = [after for before, after in zip(curve.steps, curve.steps[1:], strict=False) if after < before]
     if backwards:
@@ -52,9 +55,11 @@ def find_damage(curve: LossCurve) -> tuple[str, ...]:
     recorded += [(f"gradient norm of {part}", values) for part, values in curve.part_norms.items()]
     for name, series in recorded:
         if len(series) != len(curve.steps):
-            said.append(f"{len(curve.steps)} steps and {len(series)} values of the {name}")
+            said.append(f"{_count(len(curve.steps), 'step')} and {_count(len(series), 'value')} of the {name}")
         elif not_finite := [step for step, value in zip(curve.steps, series, strict=True) if not math.isfinite(value)]:
-            said.append(f"the {name} of {len(not_finite)} steps is not finite, the first is step {not_finite[0]}")
+            said.append(
+                f"the {name} of {_count(len(not_finite), 'step')} is not finite, the first is step {not_finite[0]}"
+            )
     if any(value < 0 for series in (curve.gradient_norms, *curve.part_norms.values()) for value in series):
         said.append("a gradient norm is below 0")
     return tuple(said)
@@ -77,8 +82,8 @@ def _find_wrong_seeds(reference: Sequence[LossCurve], candidate: Sequence[LossCu
             yield f"the {name} has seed {twice[0]} more than once; next step: give one curve a seed"
     if len(seeds[0]) < LEAST_SEEDS:
         yield (
-            f"the reference has {len(seeds[0])} seeds, {LEAST_SEEDS} at least are needed to tell their spread; "
-            f"next step: train {REFERENCE} with more seeds"
+            f"the reference has {_count(len(seeds[0]), 'seed')}, {LEAST_SEEDS} at least are needed to tell their "
+            f"spread; next step: train {REFERENCE} with more seeds"
         )
     if lacking := sorted(seeds[0].keys() - seeds[1].keys()):
         yield f"the candidate lacks seed {lacking[0]} of the reference; next step: train it with the same seeds"
@@ -90,7 +95,7 @@ def _find_wrong_pairs(reference: Sequence[LossCurve], candidate: Sequence[LossCu
     if len(lengths := sorted({curve.planned for curve in (*reference, *candidate)})) > 1:
         yield f"runs of {' and '.join(map(str, lengths))} steps were planned; next step: train all for one length"
     elif lengths[0] < LEAST_STEPS:
-        yield f"runs of {lengths[0]} steps, {LEAST_STEPS} at least are needed; next step: train longer"
+        yield f"runs of {_count(lengths[0], 'step')}, {LEAST_STEPS} at least are needed; next step: train longer"
     for bf16, fp8 in pair_by_seed(reference, candidate):
         if bf16.data != fp8.data:
             yield (
@@ -104,3 +109,11 @@ def _find_wrong_pairs(reference: Sequence[LossCurve], candidate: Sequence[LossCu
             )
     if len({curve.losses for curve in reference}) < len(reference):
         yield f"two seeds of {REFERENCE} are the same curve: the seed is not used; next step: seed the weights"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _be(steps: Sequence[int]) -> str:
+    return "is" if len(steps) == 1 else "are"

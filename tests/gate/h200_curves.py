@@ -45,8 +45,8 @@ def pack(folder: Path, target: Path = PACKED) -> None:
             "histories": [list(asdict(row).values()) for row in curve.histories],
         }
     (data,) = {curve.data for curve in curves.values() if len(curve.steps) == curve.planned}
-    made_with = next(curve.made_with for curve in curves.values() if curve.made_with)
-    text = json.dumps({"data": data, "made_with": made_with, "curves": rows}, separators=(",", ":"))
+    (made_with,) = {tuple(sorted(curve.made_with.items())) for curve in curves.values() if curve.made_with}
+    text = json.dumps({"data": data, "made_with": dict(made_with), "curves": rows}, separators=(",", ":"))
     target.write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
 
 

@@ -3,18 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from megacpp_validate.evidence.loss_curve import FIRST_CURVE_SCHEMA_ID, LossCurve
+from megacpp_validate.evidence.loss_curve import HistorySeen, LossCurve, QuantizerSeen
+from megacpp_validate.gate.loss_observed import CASTS
 
 DATA = "a" * 64
 STEPS = 100
 UNIT = 2.0**-20
+PARTS = ("letters", *(f"layers.{place}" for place in range(5)), "norm", "head", "quiet", "lane")
+LAYERS = ("hybrid.layers.1.mixer", "hybrid.layers.2.up", "hybrid.layers.2.down", "hybrid.layers.3.qkv", "lane.neck")
+MADE_WITH = {"gpu": "made up", "torch": "9.9", "transformer_engine": "9.9"}
+COLUMNS = {"input": 1, "weight": 1, "gradient": 2}  # of `CASTS`
 
 
 def make_curve(recipe: str, seed: int, losses: Sequence[float], norms: Sequence[float]) -> LossCurve:
+    """A whole run, whose layers held what those of the recipe do."""
     steps = tuple(range(len(losses)))
-    return LossCurve(
-        recipe, seed, DATA, len(losses), steps, tuple(losses), tuple(norms), schema_id=FIRST_CURVE_SCHEMA_ID
+    parts = dict.fromkeys(PARTS, (1.0,) * len(losses))
+    curve = LossCurve(
+        recipe, seed, DATA, len(losses), steps, tuple(losses), tuple(norms), part_norms=parts, made_with=MADE_WITH
+    )
+    return as_recipe(curve, recipe)
+
+
+def as_recipe(curve: LossCurve, recipe: str) -> LossCurve:
+    """The curve as a run of another recipe would have left it."""
+    quantizers = make_casts(recipe) if recipe in CASTS else ()
+    rows = tuple(HistorySeen(step, len(quantizers), 0, 0, 2.0**-24) for step in (2, 25))
+    return replace(curve, recipe=recipe, quantizers=quantizers, histories=rows if recipe == "delayed" else ())
+
+
+def make_casts(recipe: str) -> tuple[QuantizerSeen, ...]:
+    """Every cast of every layer in low precision, as the recipe has them."""
+    return tuple(
+        QuantizerSeen(layer, tensor, CASTS[recipe][0], CASTS[recipe][column])
+        for layer in LAYERS
+        for tensor, column in COLUMNS.items()
+    )
+
+
+def cut_to(curve: LossCurve, steps: int) -> LossCurve:
+    """The curve of a run that ended early."""
+    kept = slice(0, steps)
+    return replace(
+        curve,
+        steps=curve.steps[kept],
+        losses=curve.losses[kept],
+        gradient_norms=curve.gradient_norms[kept],
+        part_norms={part: norms[kept] for part, norms in curve.part_norms.items()},
     )
 
 

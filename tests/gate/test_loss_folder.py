@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from small_curves import make_pairs
+from small_curves import as_recipe, cut_to, make_pairs
 from typer.testing import CliRunner
 
 from megacpp_validate.cli.app import Format, app
@@ -28,7 +28,7 @@ def put(folder: Path, curve: LossCurve, cell: str = CELL, name: str = "") -> Pat
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     bf16, delayed = make_pairs()
-    for curve in (*bf16, *delayed, *(replace(curve, recipe="current") for curve in delayed)):
+    for curve in (*bf16, *delayed, *(as_recipe(curve, "current") for curve in delayed)):
         put(tmp_path, curve)
     (tmp_path / f"{CELL}.json").write_text("{}")  # the receipt is not the gate's
     return tmp_path
@@ -92,9 +92,7 @@ def leave(_: Path) -> None:
 
 def drop_steps(folder: Path) -> None:
     _, delayed = make_pairs()
-    kept = slice(0, -10)
-    cut = {name: getattr(delayed[1], name)[kept] for name in ("steps", "losses", "gradient_norms")}
-    put(folder, replace(delayed[1], **cut))
+    put(folder, cut_to(delayed[1], 90))
 
 
 def change_data(folder: Path) -> None:

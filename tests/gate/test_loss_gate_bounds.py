@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from small_curves import STEPS, UNIT, make_candidate, make_pairs, make_reference
+from small_curves import STEPS, UNIT, as_recipe, make_candidate, make_pairs, make_reference
 
 from megacpp_validate.evidence.loss_gate import LossOutcome, LossVerdict
 from megacpp_validate.gate.loss import CAP, decide_loss
@@ -71,7 +71,7 @@ def test_the_gap_while_learning_is_held_to_what_seeds_do_there(gap: float, fails
     size = gap * t_95(3) * math.sqrt(2) / 2048
     gaps = [size if 10 <= step < 20 else UNIT for step in range(STEPS)]
     candidate = [
-        replace(curve, recipe="delayed", losses=tuple(map(lambda a, b: a + b, curve.losses, gaps)))
+        as_recipe(replace(curve, losses=tuple(map(lambda a, b: a + b, curve.losses, gaps))), "delayed")
         for curve in reference
     ]
     verdict = decide_loss(reference, candidate)
@@ -84,7 +84,7 @@ def test_seeds_that_lie_close_make_a_bar_below_the_cap() -> None:
         replace(curve, losses=tuple(loss - 15 * curve.seed / 4096 for loss in curve.losses)) for curve in REFERENCE
     ]
     candidate = [
-        replace(curve, recipe="delayed", losses=tuple(loss + 0.002 for loss in curve.losses)) for curve in reference
+        as_recipe(replace(curve, losses=tuple(loss + 0.002 for loss in curve.losses)), "delayed") for curve in reference
     ]
     verdict = decide_loss(reference, candidate)
     assert verdict.spread == pytest.approx(1 / 4096)

@@ -28,7 +28,11 @@ def healthy(recipe: str) -> tuple[LossCurve, ...]:
 
 def failed(verdict: LossVerdict) -> set[str]:
     """Names of the checks that failed, without recipe and seed."""
-    return {check.name.partition(".delayed")[0].partition(".seed")[0] for check in verdict.checks if not check.passed}
+    return {
+        check.name.partition(".delayed")[0].partition(".current")[0].partition(".seed")[0]
+        for check in verdict.checks
+        if not check.passed
+    }
 
 
 def faulty(fault: str, seed: int) -> LossCurve:
@@ -41,7 +45,10 @@ def faulty(fault: str, seed: int) -> LossCurve:
             return curve_of("delayed", fault, seed)
 
 
-@pytest.mark.parametrize("recipe", ["delayed", "current"])
+RECIPES = ("delayed", "current")
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_healthy_recipes_pass_well_within_their_bars(recipe: str) -> None:
     verdict = decide_loss(healthy("bf16"), healthy(recipe))
     assert (verdict.outcome, failed(verdict)) == (LossOutcome.PASS, set())
@@ -53,6 +60,41 @@ def test_healthy_recipes_pass_well_within_their_bars(recipe: str) -> None:
         assert part.bound is not None
         # Delayed scaling loses the steps after the spike, which is a delay of a fifth of a step.
         assert part.observed < part.bound * (0.6 if "learning" in name else 0.3), name
+
+
+def planted(curves: tuple[LossCurve, ...], **changes: object) -> list[LossCurve]:
+    """The second of three, changed."""
+    return [*curves[:1], replace(curves[1], **changes), *curves[2:]]  # type: ignore[arg-type]
+
+
+def without(curve: LossCurve, layer: str) -> LossCurve:
+    return replace(curve, quantizers=tuple(row for row in curve.quantizers if row.layer != layer))
+
+
+LAYERS = tuple(dict.fromkeys(row.layer for row in curve_of("current", "none", 0).quantizers))
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_that_did_not_cast_fails_whichever_it_is(layer: str) -> None:
+    bf16, current, delayed = map(healthy, ("bf16", "current", "delayed"))
+    fewer = [without(curve, layer) for curve in current]
+    assert failed(decide_loss(bf16, [current[0], fewer[1], current[2]])) == {"observed.layers"}
+    assert failed(decide_loss(bf16, fewer, delayed)) == {"observed.layers"}
+
+
+def test_layers_are_those_of_the_gate_s_model_outside_of_its_zones() -> None:
+    assert len(LAYERS) == 9
+    for recipe in RECIPES:
+        for curve in healthy(recipe):
+            assert {row.layer for row in curve.quantizers} == {*LAYERS}
+
+
+def test_real_curves_are_refused_where_bf16_cast_or_another_machine_trained() -> None:
+    bf16, current, delayed = map(healthy, ("bf16", "current", "delayed"))
+    cast = planted(bf16, quantizers=current[0].quantizers)
+    other = planted(delayed, made_with={**delayed[1].made_with, "gpu": "NVIDIA B200"})
+    for verdict in (decide_loss(cast, delayed), decide_loss(bf16, other)):
+        assert verdict.outcome is LossOutcome.REFUSED
 
 
 # What sees each fault: by the loss, by the norms of gradients, by what the layers held.
