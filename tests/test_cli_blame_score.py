@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty_host import make_host
 
-sys.path.insert(0, str(Path(__file__).parent / "environments"))
-from places import LAPTOP, make_probes
-from site_folders import make_te
-
-from megacpp_validate.catalog import matrix_folder
 from megacpp_validate.catalog_faults import FILE
-from megacpp_validate.cli import blame_score_runs, faulty_copies, main
-from megacpp_validate.environments.installed import Found
-from megacpp_validate.environments.overlay import put_over
+from megacpp_validate.cli import faulty_copies, main
 
 OPEN, CLOSED, WRONG, MISSING, NO_ENVIRONMENT = 0, 1, 2, 4, 5
 ROWS = """
@@ -87,19 +79,7 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A host with one release, whose probes tell what they import; gives the file in which they write that they ran."""
-    runs = tmp_path / "runs"
-    bare = make_probes(tmp_path, PROBE.format(runs=runs))
-    bare = replace(bare, variables={**bare.variables, "PYTHONDONTWRITEBYTECODE": "1"})
-    clean = make_te(tmp_path / "overlays" / "te-2.20.2", "2.20.2")
-    (clean / "transformer_engine" / "__init__.py").write_text("WRONG = ''\n")
-    found = Found("2.20.2", str(clean), put_over(bare, (clean,)))
-    monkeypatch.setattr(blame_score_runs, "open_host", lambda *_: bare)
-    for module in (blame_score_runs, faulty_copies):
-        monkeypatch.setattr(module, "read_facts", lambda *_: LAPTOP)
-    monkeypatch.setattr(faulty_copies, "find_environments", lambda *_: (found,))
-    shutil.copytree(matrix_folder(), tmp_path / "matrix")
-    (tmp_path / "matrix" / FILE).write_text(ROWS)
-    return runs
+    return make_host(tmp_path, PROBE, {FILE: ROWS}, monkeypatch)
 
 
 HERE = ("--target", "cpu", "--matrix", "matrix", "--timed-clean", "0", "--clean", "1", "--copies", "copies")

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty_host import make_host
 
-sys.path.insert(0, str(Path(__file__).parent / "environments"))
-from places import LAPTOP, make_probes
-from site_folders import make_te
-
-from megacpp_validate.catalog import matrix_folder
 from megacpp_validate.catalog_fp8_faults import FILE, HELD_OUT
-from megacpp_validate.cli import faulty_copies, fp8_faults_runs, main
-from megacpp_validate.environments.installed import Found
-from megacpp_validate.environments.overlay import put_over
+from megacpp_validate.cli import faulty_copies, main
 
-OPEN, CLOSED, WRONG, MISSING, NO_ENVIRONMENT = 0, 1, 2, 4, 5
+OPEN, CLOSED, WRONG, NOTHING_SELECTED, MISSING, NO_ENVIRONMENT = range(6)
 HEAD = """
 [[fault]]
 id = "{name}"
@@ -76,20 +68,12 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A host with one release, whose probes tell what they import; gives the file in which they write that they ran."""
-    runs = tmp_path / "runs"
-    bare = make_probes(tmp_path, PROBE.format(runs=runs))
-    bare = replace(bare, variables={**bare.variables, "PYTHONDONTWRITEBYTECODE": "1"})
-    clean = make_te(tmp_path / "overlays" / "te-2.20.2", "2.20.2")
-    (clean / "transformer_engine" / "__init__.py").write_text("WRONG = ''\n")
-    monkeypatch.setattr(fp8_faults_runs, "open_host", lambda *_: bare)
-    for module in (fp8_faults_runs, faulty_copies):
-        monkeypatch.setattr(module, "read_facts", lambda *_: LAPTOP)
-    found = Found("2.20.2", str(clean), put_over(bare, (clean,)))
-    monkeypatch.setattr(faulty_copies, "find_environments", lambda *_: (found,))
-    shutil.copytree(matrix_folder(), tmp_path / "matrix")
-    (tmp_path / "matrix" / FILE).write_text(SEEN + OTHER + LOUD + WHOLE + STALE)
-    (tmp_path / "matrix" / HELD_OUT).write_text(SEEN.replace("seen", "held"))
-    return runs
+    return make_host(
+        tmp_path,
+        PROBE,
+        {FILE: SEEN + OTHER + LOUD + WHOLE + STALE, HELD_OUT: SEEN.replace("seen", "held")},
+        monkeypatch,
+    )
 
 
 HERE = ("--target", "cpu", "--matrix", "matrix", "--copies", "copies", "--format", "json")
@@ -145,6 +129,7 @@ def test_without_a_gpu_it_is_not_run(host: Path, call: Callable[..., Any]) -> No
         (("--faults", "nothing"), "no fault 'nothing'"),
         (("--releases", "1.0.0"), "is written for Transformer Engine 1.0.0"),
         (("--target", "h1000"), "no target 'h1000'"),
+        (("--judge-only", "--receipts", "nowhere"), "no folder nowhere to judge"),
     ],
 )
 def test_wrong_arguments_are_told(arguments: tuple[str, ...], said: str, host: Path, call: Callable[..., Any]) -> None:
@@ -152,6 +137,11 @@ def test_wrong_arguments_are_told(arguments: tuple[str, ...], said: str, host: P
     assert code == WRONG
     assert said in err
     assert "Next step" in err
+
+
+def test_no_fault_at_all_is_told(host: Path, call: Callable[..., Any]) -> None:
+    code, _, err = call("--matrix", "matrix", "--faults", ",")
+    assert (code, "no fault is selected" in err) == (NOTHING_SELECTED, True)
 
 
 def test_a_release_that_lies_in_no_folder_is_told(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,20 +16,15 @@ from ..catalog import Target as TargetRow
 from ..catalog_faults import read_te_faults
 from ..environments.cell import Cell
 from ..environments.environment import NoEnvironment
-from ..environments.facts import read_facts
 from ..environments.faulty_overlay import NoClean
-from ..environments.fleet import Fleet
-from ..environments.installed import open_host
 from ..environments.interpreter import read_commit
-from ..environments.plan import UnknownTarget, find_target, plan_parity, why_not_here
-from ..environments.processes import Processes
-from ..environments.restart import FolderTaken, own_folder
-from ..environments.room import count_cores, read_room, share_cores
-from ..environments.schedule import Need, expect_need, plan_jobs
+from ..environments.plan import UnknownTarget, find_target, plan_parity
+from ..environments.restart import FolderTaken
+from ..environments.schedule import Need, expect_need
 from ..evidence.blame_score import BlameScore
 from ..evidence.receipt import Receipt
 from .app import TOOL, Exit, Format, foreseen, refuse_receipts
-from .faulty_copies import CopyHost, CopyProgress, find_clean, open_copies, read_run
+from .faulty_copies import CopyHost, open_copies, read_run, run_copies
 from .telling import tell
 
 
@@ -108,21 +101,17 @@ def run_blame_score(
 
 def _run(catalog: Catalog, target: TargetRow, plan: Plan, asked: Asked, folder: Path, troubles: Troubles) -> str:
     """Make every copy and run every cell that has no receipt yet; where that was, or why it was not."""
-    processes = Processes()
-    variables = share_cores(os.environ, plan_jobs(count_cores(), asked.jobs))
-    bare = open_host(variables, asked.python)
-    if reason := why_not_here(target, facts := read_facts(bare, processes)):
-        troubles.everything = f"not-run: {reason}"
-        return troubles.everything
-    host = find_clean(bare, plan.release, asked.overlays, variables, asked.python, asked.copies, processes)
-    with own_folder(folder):
-        cells = list(_make_cells(catalog, target, plan, asked, host, folder, troubles))
-        room = read_room(variables, gpu=bool(target.arch), jobs=asked.jobs)
-        fleet = Fleet(room, fresh=False, progress=CopyProgress(Counter(cell.folder for cell, _ in cells)))
-        # What times waits for what computes to end: one after the other, nobody waits long.
-        for timed in (False, True):
-            fleet.run([(cell, need) for cell, need in cells if cell.order.times is timed], processes)
-    return f"{host}, {facts.gpu and facts.gpu.name}"
+
+    def cells(host: CopyHost) -> Iterator[tuple[Cell, Need]]:
+        return _make_cells(catalog, target, plan, asked, host, folder, troubles)
+
+    return run_copies(target, plan.release, asked, folder, troubles, cells, _timed_last)
+
+
+def _timed_last(cells: Sequence[tuple[Cell, Need]]) -> Iterator[list[tuple[Cell, Need]]]:
+    """What times waits for what computes to end: one after the other, nobody waits long."""
+    for timed in (False, True):
+        yield [(cell, need) for cell, need in cells if cell.order.times is timed]
 
 
 def _make_cells(

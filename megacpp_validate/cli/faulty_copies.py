@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from ..canary.te_fault_verdict import Troubles
+from ..catalog import Target as TargetRow
 from ..catalog_faults import EditDoesNotFit, PlantedFault
+from ..environments.cell import Cell
 from ..environments.environment import Environment, NoEnvironment
 from ..environments.facts import Facts, read_facts
 from ..environments.faulty_overlay import make_faulty
-from ..environments.fleet import Event
-from ..environments.installed import find_environments
+from ..environments.fleet import Event, Fleet
+from ..environments.installed import find_environments, open_host
 from ..environments.interpreter import InterpreterEnvironment
 from ..environments.overlay import put_over
+from ..environments.plan import why_not_here
 from ..environments.processes import Processes
+from ..environments.restart import own_folder
+from ..environments.room import count_cores, read_room, share_cores
+from ..environments.schedule import Need, plan_jobs
 from ..evidence.receipt import Receipt
 from ..evidence.store import ReceiptInvalid, read_receipts
 from .app import errors
@@ -143,3 +151,62 @@ def read_run(folder: Path) -> dict[str, Receipt]:
         return {receipt.probe: receipt for receipt in read_receipts(folder).found.values()}
     except ReceiptInvalid:
         return {}
+
+
+class CopyOptions(Protocol):
+    """What a person says of where copies run."""
+
+    @property
+    def overlays(self) -> tuple[Path, ...]:
+        """Folders to look for the release in."""
+
+    @property
+    def copies(self) -> Path | None:
+        """Folder for the copies; None for one of this user's own."""
+
+    @property
+    def jobs(self) -> int:
+        """Cells at a time; 0 for what suits the cores."""
+
+    @property
+    def python(self) -> str:
+        """Interpreter; empty for the host's."""
+
+
+MakeCells = Callable[[CopyHost], Iterator[tuple[Cell, Need]]]
+Waves = Callable[[Sequence[tuple[Cell, Need]]], Iterable[Sequence[tuple[Cell, Need]]]]
+
+
+def run_copies(
+    target: TargetRow, release: str, asked: CopyOptions, folder: Path, troubles: Troubles, make_cells: MakeCells,
+    waves: Waves = lambda cells: (cells,),
+) -> str:  # fmt: skip
+    """Run every cell that has no receipt yet; where that was, or why it was not.
+
+    Args:
+        target, release: the machine, and the release that is copied.
+        asked: where to look and how many at a time.
+        folder: of the receipts; nobody else writes there meanwhile.
+        troubles: is told why nothing ran.
+        make_cells: the cells on a host, and what each is expected to take.
+        waves: parts of the cells that run one after the other.
+
+    Raises:
+        NoEnvironment, NoClean: there is no interpreter, or no such release.
+        FolderTaken: somebody writes to the folder.
+        OSError: it cannot be written.
+    """
+    processes = Processes()
+    variables = share_cores(os.environ, plan_jobs(count_cores(), asked.jobs))
+    bare = open_host(variables, asked.python)
+    if reason := why_not_here(target, facts := read_facts(bare, processes)):
+        troubles.everything = f"not-run: {reason}"
+        return troubles.everything
+    host = find_clean(bare, release, asked.overlays, variables, asked.python, asked.copies, processes)
+    with own_folder(folder):
+        cells = list(make_cells(host))
+        room = read_room(variables, gpu=bool(target.arch), jobs=asked.jobs)
+        fleet = Fleet(room, fresh=False, progress=CopyProgress(Counter(cell.folder for cell, _ in cells)))
+        for wave in waves(cells):
+            fleet.run(wave, processes)
+    return f"{host}, {facts.gpu and facts.gpu.name}"

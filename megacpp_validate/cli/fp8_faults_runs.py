@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,19 +17,14 @@ from ..catalog import Target as TargetRow
 from ..catalog_fp8_faults import read_fp8_faults
 from ..environments.cell import Cell
 from ..environments.environment import NoEnvironment
-from ..environments.facts import read_facts
 from ..environments.faulty_overlay import NoClean
-from ..environments.fleet import Fleet
-from ..environments.installed import open_host
 from ..environments.interpreter import read_commit
-from ..environments.plan import UnknownTarget, find_target, plan_fp8, why_not_here
-from ..environments.processes import Processes
-from ..environments.restart import FolderTaken, own_folder
-from ..environments.room import count_cores, read_room, share_cores
-from ..environments.schedule import CONTEXT_MIB, Need, plan_jobs
+from ..environments.plan import UnknownTarget, find_target, plan_fp8
+from ..environments.restart import FolderTaken
+from ..environments.schedule import CONTEXT_MIB, Need
 from ..evidence.fp8_faults import Fp8FaultResult, Fp8FaultScore
 from .app import TOOL, Exit, Format, foreseen, refuse_receipts
-from .faulty_copies import CopyHost, CopyProgress, find_clean, open_copies, read_run
+from .faulty_copies import CopyHost, open_copies, read_run, run_copies
 from .telling import tell
 
 
@@ -95,19 +88,11 @@ def run_fp8_faults(
 
 def _run(catalog: Catalog, target: TargetRow, plan: Fp8Plan, asked: Asked, folder: Path, troubles: Troubles) -> str:
     """Make every copy and run every cell that has no receipt yet; where that was, or why it was not."""
-    processes = Processes()
-    variables = share_cores(os.environ, plan_jobs(count_cores(), asked.jobs))
-    bare = open_host(variables, asked.python)
-    if reason := why_not_here(target, facts := read_facts(bare, processes)):
-        troubles.everything = f"not-run: {reason}"
-        return troubles.everything
-    host = find_clean(bare, plan.release, asked.overlays, variables, asked.python, asked.copies, processes)
-    with own_folder(folder):
-        cells = list(_make_cells(catalog, target, plan, asked, host, folder, troubles))
-        room = read_room(variables, gpu=bool(target.arch), jobs=asked.jobs)
-        progress = CopyProgress(Counter(cell.folder for cell, _ in cells))
-        Fleet(room, fresh=False, progress=progress).run(cells, processes)
-    return f"{host}, {facts.gpu and facts.gpu.name}"
+
+    def cells(host: CopyHost) -> Iterator[tuple[Cell, Need]]:
+        return _make_cells(catalog, target, plan, asked, host, folder, troubles)
+
+    return run_copies(target, plan.release, asked, folder, troubles, cells)
 
 
 def _make_cells(

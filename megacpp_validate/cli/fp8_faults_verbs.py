@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..catalog import read_catalog
-from .app import Format, FormatOption, MatrixOption, OutputOption, app
+from .app import Exit, Format, FormatOption, MatrixOption, OutputOption, app, refuse, split_names
 from .canary_options import Limit
 from .seeds import LARGEST_SEED
 
@@ -52,13 +52,17 @@ def fp8_faults(
     """
     from .fp8_faults_runs import Asked, run_fp8_faults
 
+    if faults is not None and not split_names(faults):
+        refuse("no fault is selected. Next step: name one, or leave --faults out for all.", Exit.NOTHING_SELECTED)
+    if judge_only and not receipts.is_dir():
+        refuse(
+            f"there is no folder {receipts} to judge. Likely cause: a typing error, or no run wrote there. Next step: "
+            "give the folder that an earlier run wrote its receipts to.",
+            Exit.WRONG_ARGUMENTS,
+        )
     asked = Asked(
-        faults=_split(faults), releases=_split(releases), held_out=held_out, target=target,
+        faults=split_names(faults or ()), releases=split_names(releases or ()), held_out=held_out, target=target,
         overlays=tuple(overlays or ()), receipts=receipts, copies=copies, judge_only=judge_only, seed=seed, jobs=jobs,
         limit_s=limit, python=python,
     )  # fmt: skip
     run_fp8_faults(read_catalog(matrix), matrix, asked, fmt, output, verbose=verbose)
-
-
-def _split(texts: list[str] | None) -> tuple[str, ...]:
-    return tuple(name for text in texts or () for name in text.replace(",", " ").split())
