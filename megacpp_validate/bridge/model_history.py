@@ -1,12 +1,13 @@
-"""What was done to a model, seen on the model: compiled, sharded, given memory. Whoever did it."""
+"""What was done to a model, seen on the model: compiled, sharded, given memory. Whoever did it.
+
+torch's sharding is imported when it is asked about: it takes a second, which everybody who
+imports the bridge would wait.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
-
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.distributed.tensor import DTensor
 
 
 def why_compiled(model: Any) -> str:
@@ -19,6 +20,8 @@ def why_compiled(model: Any) -> str:
 
 def why_sharded(model: Any) -> str:
     """Which module FSDP took; empty where it took none."""
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
     for name, module in model.named_modules():
         if isinstance(module, FSDPModule | FullyShardedDataParallel):
             return f"`{name or 'the model'}` is sharded by FSDP already"
@@ -27,17 +30,23 @@ def why_sharded(model: Any) -> str:
 
 def why_parallel(model: Any) -> str:
     """Which parameter is a DTensor, by FSDP or a tensor-parallel plan; empty where none is."""
+    from torch.distributed.tensor import DTensor
+
     found = next((name for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)), None)
     return f"`{found}` is a DTensor already" if found is not None else ""
 
 
 def sharded_modules(model: Any) -> frozenset[str]:
     """Names of the modules that FSDP2 manages."""
+    from torch.distributed.fsdp import FSDPModule
+
     return frozenset(name for name, module in model.named_modules() if isinstance(module, FSDPModule))
 
 
 def unsharded(model: Any, names: Iterable[str]) -> tuple[str, ...]:
     """Those of these layers whose weight no FSDP2 module around them shards."""
+    from torch.distributed.tensor import DTensor
+
     around = sharded_modules(model)
     return tuple(
         name
