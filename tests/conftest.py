@@ -28,6 +28,34 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("steady", derandomize=True, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
+# Second looks, which `nox -s tests -- --thorough` takes too: faults that `nox -s selftest` plants as well, statistics
+# over many seeds, and rooms that have no door yet. Without them the suite ends well within CI's ten minutes.
+THOROUGH = (
+    "tests/canary/dynamic/test_slowdown.py::test_a_stack_beside_itself_is_slower",
+    "tests/canary/search/test_static_judge.py::test_the_first_release_that_breaks",
+    "tests/canary/test_real_releases.py::test_nothing_is_said_where_nothing_changed",
+    "tests/probes/fp8/test_loss_probe.py::test_runs_are_processes",
+    "tests/probes/test_attention_probe.py::test_a_fault_",
+    "tests/probes/test_layer_spec_probe.py::test_a_wrong_",
+    "tests/probes/test_native_block_probe.py::test_a_fault_in_the_output_is_seen",
+    "tests/probes/test_speeds.py::test_a_wrapper_that_sleeps",
+    "tests/probes/test_stopwatch.py::test_what_raises_is_a_check",
+    "tests/test_cli_bisect.py::test_another_seed_or_limit",
+    "tests/training/parallel/",
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--thorough", action="store_true", help="take the second looks too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--thorough") or "::" in " ".join(config.args):
+        return
+    later = [item for item in items if item.nodeid.startswith(THOROUGH)]
+    config.hook.pytest_deselected(items=later)
+    items[:] = [item for item in items if not item.nodeid.startswith(THOROUGH)]
+
 
 @pytest.fixture(scope="session")
 def catalog() -> Catalog:
