@@ -36,7 +36,12 @@ def _wants(tier: str) -> bool:
 
 
 def _install(session: nox.Session, *groups: str) -> None:
-    """The package and dependency groups at locked versions; again only when one of those files has changed."""
+    """The package and dependency groups at locked versions; again only when one of those files has changed.
+
+    A session without an environment of its own runs in the host's interpreter, which has what it needs.
+    """
+    if session.venv_backend == "none":
+        return
     wanted = nox.project.dependency_groups(PROJECT, *groups) if groups else ()
     stamp = Path(session.virtualenv.location) / "installed"
     state = "\n".join([sys.version, *wanted, *(p.read_text() for p in (ROOT / "pyproject.toml", LOCK))])
@@ -67,25 +72,22 @@ def _groups_of_damage() -> list[str]:
 
 def _judge_host(session: nox.Session, target: str) -> None:
     """Parity on a GPU host: this tool in an environment of its own, the probes in the host's interpreter and stack."""
-    if session.venv_backend != "none":
-        _install(session)
+    _install(session)
     _call(session, "parity", "--target", target)
 
 
 @nox.session(venv_backend=HOST if _wants("gpu") else None)
 def te_canary(session: nox.Session) -> None:
     """Which bridge module an upgrade breaks: te_canary -- OLD NEW [--tiers static,firewall,gpu] | --all-installed."""
-    if session.venv_backend != "none":
-        # Only the firewall imports anything here; what the gpu tier runs has a stack of its own.
-        _install(session, *(_groups_of_damage() if _wants("firewall") else ()))
+    # Only the firewall imports anything here; what the gpu tier runs has a stack of its own.
+    _install(session, *(_groups_of_damage() if _wants("firewall") else ()))
     _call(session, "te-canary")
 
 
 @nox.session(venv_backend=HOST)
 def te_bisect(session: nox.Session) -> None:
     """The first release that breaks a module, or which component: te_bisect -- GOOD BAD --module NAME [--axis ...]."""
-    if session.venv_backend != "none":
-        _install(session)
+    _install(session)
     _call(session, "te-bisect")
 
 
@@ -125,40 +127,35 @@ def gb10_compat(session: nox.Session) -> None:
 @nox.session(venv_backend=HOST)
 def fp8(session: nox.Session) -> None:
     """FP8 on the host's own stack: recipes, ownership, lanes, the loss gate: fp8 -- [--probes NAME] [--target b200]."""
-    if session.venv_backend != "none":
-        _install(session)
+    _install(session)
     _call(session, "fp8")
 
 
 @nox.session(venv_backend=HOST)
 def fp8_policy(session: nox.Session) -> None:
     """Which presets may run in low precision, and why the others may not: fp8_policy -- [--preset NAME]."""
-    if session.venv_backend != "none":
-        _install(session)
+    _install(session)
     _call(session, "fp8-policy")
 
 
 @nox.session(venv_backend=HOST)
 def fp8_faults(session: nox.Session) -> None:
     """Faults planted in the FP8 of a real Transformer Engine, each caught by the check that should: fp8_faults."""
-    if session.venv_backend != "none":
-        _install(session)
+    _install(session)
     _call(session, "fp8-faults")
 
 
 @nox.session(venv_backend=HOST)
 def loss_gate(session: nox.Session) -> None:
     """The loss gate's verdict on a folder of curves: loss_gate -- FOLDER."""
-    if session.venv_backend != "none":
-        _install(session)
+    _install(session)
     _call(session, "loss-gate")
 
 
 @nox.session(venv_backend=HOST)
 def doctor(session: nox.Session) -> None:
     """What an interpreter loads, and what breaks by it: doctor -- [--python PATH] [--overlays DIR] [--target h200]."""
-    if session.venv_backend != "none":
-        _install(session)
+    _install(session)
     _call(session, "doctor")
 
 
@@ -172,8 +169,7 @@ def selftest(session: nox.Session) -> None:
 @nox.session(venv_backend=HOST)
 def blame_score(session: nox.Session) -> None:
     """Who is blamed for faults planted in copies of Transformer Engine: blame_score -- [--faults ID] [--shard I/N]."""
-    if session.venv_backend != "none":
-        _install(session)
+    _install(session)
     _call(session, "blame-score")
 
 
@@ -191,8 +187,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Everything that runs without a GPU: tests -- [pytest arguments]."""
-    compiler = any(shutil.which(name) for name in ("cc", "gcc", "clang"))
-    _install(session, "test", "torch-cpu", *(() if compiler else ("compiler",)))
+    _install(session, "test", *_groups_of_damage())
     session.run("pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", *session.posargs)
 
 

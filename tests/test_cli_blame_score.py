@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty_host import make_host
+from faulty_host import make_call, make_host
 
 from megacpp_validate.catalog_faults import FILE
-from megacpp_validate.cli import faulty_copies, main
+from megacpp_validate.cli import faulty_copies
 
 OPEN, CLOSED, WRONG, MISSING, NO_ENVIRONMENT = 0, 1, 2, 4, 5
 ROWS = """
@@ -61,19 +60,7 @@ write(environment=order['environment'], tool=order['tool'], commit=order['commit
 
 @pytest.fixture
 def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "160")
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["megacpp-validate", "blame-score", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capfd.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
+    return make_call("blame-score", capfd, monkeypatch, tmp_path)
 
 
 @pytest.fixture

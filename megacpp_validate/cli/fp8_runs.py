@@ -26,7 +26,7 @@ from .policy_runs import decide_policy, read_today
 from .session_runs import Asked, run_session
 from .telling import tell
 
-_TRAINING: Final = "fp8_loss"
+_TRAINING: Final = "fp8.loss"  # code of the cells that leave curves
 
 
 @foreseen({
@@ -61,8 +61,8 @@ def observe_fp8(catalog: Catalog, matrix: Path | None, asked: Asked) -> Fp8Resul
 
 def _judge_losses(session: SessionResult, rows: Iterable[Fp8Cell]) -> tuple[tuple[LossVerdict, ...], str]:
     """The verdicts on the curves that this session's training left, and why there is none where there should be."""
-    asked = {row.id: row.settings.get("recipes", "").split() for row in rows}
-    trained = {receipt.cell: receipt for receipt in session.receipts if receipt.probe.startswith(_TRAINING)}
+    asked = {row.id: row.settings.get("recipes", "").split() for row in rows if row.code == _TRAINING}
+    trained = {receipt.cell: receipt for receipt in session.receipts if receipt.probe in asked}
     if not any(receipt.outcome in (Outcome.PASS, Outcome.FAIL) for receipt in trained.values()):
         return (), ""  # not selected, or it did not come to an end: the cell says so
     verdicts = tuple(verdict for verdict in decide_curves(Path(session.folder)) if verdict.of in trained)
