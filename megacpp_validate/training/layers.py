@@ -6,7 +6,7 @@ All layers are called alike, and give and take their weights under native names 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,7 +19,9 @@ from ..bridge.layer_spec import build_mamba_mixer, native_layer_spec
 from ..bridge.native_block import NativeBlock
 from ..bridge.recipes import RecipeName
 from ..native.router import Routing
+from .forms import Forms
 from .sizes import Size
+from .spread import ALONE, Spread
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,16 @@ class Build:
         device: where they lie.
         recipe: the low precision that layers outside of the BF16 zones are to run in, if any; a layer whose widths do
             not fit it stays native.
+        forms: the form of each part.
+        spread: where this rank stands among others.
     """
 
     features: Features = PRODUCTION
     dtype: Any = torch.float32
     device: Any = "cpu"
     recipe: RecipeName | None = None
+    forms: Forms = field(default_factory=Forms)
+    spread: Spread = ALONE
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,9 +5,10 @@ Widths and tokens are multiples of 16, so that every product of a block can run 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from ..bridge.zones import Zones
 from .errors import UnknownSize, WrongSize
@@ -32,6 +33,15 @@ class Size:
         chunk: of both scans.
         bf16_first, bf16_last: layers that stay out of the low-precision scope.
         tied: whether the head is the embedding.
+        attention: what A is: "gqa", the A-block, or "mla", multi-head latent attention (DeepSeek-V2, arXiv:2405.04434).
+        kv_latent, rope_dim: of MLA: width of what keys and values are compressed to, and of the slice of each key and
+            query that carries rotary positions; not read of "gqa".
+        mtp: whether a head predicts the token after the next one (DeepSeek-V3, arXiv:2412.19437, section 2.2), through
+            the last layer of the trunk, which it shares.
+        mtp_coefficient: of its loss.
+        shared_experts: experts that every token goes to beside those of the router, as one MLP of so many widths.
+        capacity_factor: tokens an expert takes at most, as a multiple of an even share; 0 drops nothing.
+        trajectory_coefficient: of the loss that wants hidden states to move on straight lines; 0 is off.
         classes, words, lag: of the language; the vocabulary is classes * words.
         batch, length: B and T of a step, which reads [B, T + 1] tokens and predicts B * T of them.
 
@@ -65,6 +75,14 @@ class Size:
     bf16_first: int = 1
     bf16_last: int = 1
     tied: bool = False
+    attention: Literal["gqa", "mla"] = "gqa"
+    kv_latent: int = 64
+    rope_dim: int = 16
+    mtp: bool = False
+    mtp_coefficient: float = 0.3
+    shared_experts: int = 0
+    capacity_factor: float = 0.0
+    trajectory_coefficient: float = 0.0
     aux_coefficient: float = 1e-2
     z_coefficient: float = 1e-3
     eps: float = 1e-5
@@ -108,16 +126,23 @@ class Size:
 def _faults(size: Size) -> Any:
     for field in fields(size):
         value = getattr(size, field.name)
-        least = 0 if field.name in ("bf16_first", "bf16_last") else 1
+        least = 0 if field.name in ("bf16_first", "bf16_last", "shared_experts") else 1
         if field.type == "int" and (not isinstance(value, int) or isinstance(value, bool) or value < least):
             yield f"{field.name} is {value!r}, which is no whole number from {least} up"
-        if field.type == "float" and not (isinstance(value, int | float) and 0 <= value < 1):
+        if field.name == "capacity_factor":
+            if not (isinstance(value, int | float) and 0 <= value < math.inf):
+                yield f"capacity_factor is {value!r}, which is no number from 0 up"
+        elif field.type == "float" and not (isinstance(value, int | float) and 0 <= value < 1):
             yield f"{field.name} is {value!r}, which is no number from 0 to below 1"
     whole = (size.num_heads, size.num_gqa_groups, size.top_k, size.num_experts, size.mamba_head_dim, size.length)
     if not all(isinstance(value, int) and value > 0 for value in whole):
         return
     if size.num_heads % size.num_gqa_groups:
         yield f"num_gqa_groups {size.num_gqa_groups} does not divide num_heads {size.num_heads}"
+    if size.attention not in ("gqa", "mla"):
+        yield f"attention is {size.attention!r}, and is 'gqa' or 'mla'"
+    if size.attention == "mla" and (size.rope_dim % 2 or size.rope_dim >= size.head_dim):
+        yield f"rope_dim {size.rope_dim} is no even number below head_dim {size.head_dim}"
     if size.head_dim % 2:
         yield f"head_dim {size.head_dim} is odd, and rotary embedding turns pairs"
     if size.top_k > size.num_experts:
@@ -158,6 +183,13 @@ SIZES["small"] = Size(
     num_experts=8, top_k=2, expert_width=512, mamba_head_dim=64, mamba_state=64,
     recurrent_heads=4, recurrent_key_dim=64, recurrent_value_dim=128,
     classes=16, words=64, lag=3, batch=16, length=512,
+)  # fmt: skip
+# The scaled smoke test: 64 experts, about 2.6 billion parameters, most of them experts'.
+SIZES["scaled"] = Size(
+    "scaled", "AEMEAEMEAEMR", hidden=2048, ffn_hidden=5632, num_heads=16, head_dim=128, num_gqa_groups=4,
+    num_experts=64, top_k=2, expert_width=1024, mamba_head_dim=64, mamba_state=128,
+    recurrent_heads=8, recurrent_key_dim=128, recurrent_value_dim=256,
+    classes=32, words=128, lag=3, batch=16, length=1024, mtp=True, shared_experts=1,
 )  # fmt: skip
 # What the loss gate trains: as small as it can be with healthy FP8 well below the cap of the gate, and every product a
 # multiple of 16. The routers have no losses of their own: those would drown the gradients of the quiet half.
