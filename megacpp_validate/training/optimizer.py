@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from .errors import WrongSize
+from .parallel.gradient_sums import GradientSums, local_part
 
 
 @dataclass(frozen=True)
@@ -65,15 +66,18 @@ class Schedule:
 
 
 class MasterAdamW:
-    """AdamW over fp32 copies.
+    """AdamW over fp32 copies of what lies here of each parameter.
 
     Args:
-        named: names and parameters; a parameter that is there twice is taken once.
+        named: names and parameters; a parameter that is there twice is taken once, of a DTensor this rank's part.
         schedule: rates and the rest.
+        sums: over which ranks gradients are summed; None where this rank is alone.
     """
 
-    def __init__(self, named: Iterable[tuple[str, Any]], schedule: Schedule) -> None:
-        self.schedule = schedule
+    def __init__(
+        self, named: Iterable[tuple[str, Any]], schedule: Schedule, *, sums: GradientSums | None = None
+    ) -> None:
+        self.schedule, self._sums = schedule, sums
         self._named: dict[str, Any] = {}
         seen: set[int] = set()
         for name, parameter in named:
@@ -82,7 +86,9 @@ class MasterAdamW:
                 self._named[name] = parameter
         self._masters = {name: _master_of(parameter) for name, parameter in self._named.items()}
         self._room = {
-            name: torch.empty_like(master) for name, master in self._masters.items() if master is not self._named[name]
+            name: torch.empty_like(master)
+            for name, master in self._masters.items()
+            if master.dtype != self._named[name].dtype
         }
         matrices = [master for master in self._masters.values() if master.dim() > 1]
         vectors = [master for master in self._masters.values() if master.dim() <= 1]
@@ -98,26 +104,45 @@ class MasterAdamW:
             fused=True,  # one kernel for all weights, on the CPU and on CUDA: the loop of a small model is the host's
         )
 
-    def take_gradients(self) -> Any:
+    def take_gradients(self, *, first: bool = True) -> Any:
         """Move the gradients of the parameters to their copies; [] their norm together, before clipping.
 
         A parameter without a gradient counts as one of zeros: a bank of experts that no token reached.
+
+        Args:
+            first: whether this is the only pass of the step; else `add_gradients` has taken those before it.
+        """
+        self.add_gradients(first=first)
+        if self._sums is None:
+            return nn.utils.get_total_norm([master.grad for master in self._masters.values()])
+        gradients = {name: master.grad for name, master in self._masters.items()}
+        self._sums.reduce(gradients)
+        return self._sums.norm(gradients)
+
+    def add_gradients(self, *, first: bool) -> None:
+        """Move the gradients of one pass to the copies, and sum them there, in fp32 at least.
+
+        Args:
+            first: whether what the copies have is of an earlier step, and is forgotten.
         """
         wide, narrow = [], []
         for name, parameter in self._named.items():
             master, gradient = self._masters[name], parameter.grad
-            if master is parameter:
-                parameter.grad = torch.zeros_like(parameter) if gradient is None else gradient
+            if name not in self._room:  # torch itself sums the passes of a parameter that is its own copy
+                if gradient is None:
+                    parameter.grad = gradient = torch.zeros_like(parameter)
+                master.grad = local_part(gradient)
                 continue
             master.grad, parameter.grad = self._room[name], None
-            if gradient is None:
-                master.grad.zero_()
-            else:
+            if gradient is not None:
                 wide.append(master.grad)
-                narrow.append(gradient)
-        if wide:
+                narrow.append(local_part(gradient))
+            elif first:
+                master.grad.zero_()
+        if wide and first:
             torch._foreach_copy_(wide, narrow)  # one launch for all: a step of a small model is its launches
-        return nn.utils.get_total_norm([master.grad for master in self._masters.values()])
+        elif wide:
+            torch._foreach_add_(wide, [gradient.to(room.dtype) for room, gradient in zip(wide, narrow, strict=True)])
 
     def norms_by(self, part_of: Callable[[str], str]) -> dict[str, Any]:
         """Part -> [] the norm of the gradients that were taken for its parameters, before clipping.
@@ -139,6 +164,8 @@ class MasterAdamW:
     def drop_gradients(self) -> None:
         """Forget what was taken: the weights stay as they are."""
         self._adam.zero_grad(set_to_none=True)
+        for parameter in self._named.values():
+            parameter.grad = None
 
     def update(self, step: int, norm: Any) -> float:
         """Clip what was taken, move the copies, round them into the parameters; returns the rate of the step."""
@@ -148,14 +175,47 @@ class MasterAdamW:
         nn.utils.clip_grads_with_norm_(self._masters.values(), self.schedule.clip, norm)
         self._adam.step()
         self.drop_gradients()
-        copied = [(parameter, self._masters[name]) for name, parameter in self._named.items() if name in self._room]
-        if copied:
-            with torch.no_grad():
-                torch._foreach_copy_(*map(list, zip(*copied, strict=True)))
+        self.round_weights()
         return rate
+
+    def round_weights(self) -> None:
+        """Make the parameters the rounded copies of what is kept in fp32."""
+        rounded = [(local_part(self._named[name]), self._masters[name]) for name in self._room]
+        if rounded:
+            with torch.no_grad():
+                torch._foreach_copy_(*map(list, zip(*rounded, strict=True)))
+
+    def state_tensors(self) -> dict[str, dict[str, Any]]:
+        """Parameter -> "master", "exp_avg", "exp_avg_sq" -> what lies here of it: the tensors themselves."""
+        return {
+            name: {
+                "master": master.detach(),
+                **{part: self._adam.state[master][part] for part in ("exp_avg", "exp_avg_sq")},
+            }
+            for name, master in self._masters.items()
+        }
+
+    def gradients(self) -> dict[str, Any]:
+        """Parameter -> what was taken of its gradient, of what lies here."""
+        return {name: master.grad for name, master in self._masters.items()}
+
+    def set_step(self, step: int) -> None:
+        """Say how many steps the state is of."""
+        for state in self._adam.state.values():
+            state["step"].fill_(float(step))
+
+    def begin_at(self, step: int) -> None:
+        """Make room for the state of a run that has done so many steps, to be filled by who resumes it."""
+        for master in self._masters.values():
+            self._adam.state[master] = {
+                "step": torch.tensor(float(step), device=master.device),
+                "exp_avg": torch.zeros_like(master),
+                "exp_avg_sq": torch.zeros_like(master),
+            }
 
 
 def _master_of(parameter: Any) -> Any:
-    if parameter.dtype in (torch.float32, torch.float64):
-        return parameter
-    return nn.Parameter(parameter.detach().to(torch.float32))
+    part = local_part(parameter)
+    if part.dtype in (torch.float32, torch.float64):
+        return parameter if part is parameter else nn.Parameter(part.detach())  # of one storage
+    return nn.Parameter(part.detach().to(torch.float32))

@@ -1,8 +1,8 @@
 """Checkpoints of a run on several ranks: whole or not there, and of this model or refused.
 
-Tensors go through torch.distributed.checkpoint, which stores each once and shares it out anew among other ranks: what
-differs between ranks is a DTensor (for the experts of a rank `DTensor.from_local(weight, mesh, [Shard(0)])`), a plain
-tensor is the same on all.
+Tensors go through torch.distributed.checkpoint, which stores each once and shares it out anew among other ranks: a
+tensor that ranks hold parts of is a DTensor; a plain tensor is the same on all ranks that have its name, and experts,
+which not all have, are named by their number.
 
 A checkpoint is written aside, its folder renamed, and then named by the file `latest`, which is replaced at once. So
 whatever dies half way, kill -9 or a full disk, the one before is still the latest. A manifest says of which model it
@@ -77,7 +77,7 @@ def save_checkpoint(
 
     Args:
         folder: of all checkpoints of the run, on a file system that all ranks share.
-        state: name -> tensor or DTensor.
+        state: name -> tensor or DTensor; ranks may have other names.
         step: steps that are done.
         identity: what tells this model from another: name -> JSON value, such as the fields of its `Size`.
         plain: name -> JSON value, the same on all ranks.
@@ -99,7 +99,7 @@ def save_checkpoint(
         step=step,
         world=distributed.get_world_size(),
         identity=dict(identity),
-        tensors=describe_tensors(state),
+        tensors=_describe_all(state),
         plain=dict(plain or {}),
         files={file: measured for _, some in told for file, measured in some.items()},
     )
@@ -122,8 +122,7 @@ def load_checkpoint(folder: Path, state: Mapping[str, Any], *, identity: Mapping
     """
     name, manifest = _from_first(lambda: _read_latest(folder), "read")
     path = folder / name
-    told = _from_all(find_differences(manifest, identity, describe_tensors(state)))
-    if faults := list(dict.fromkeys(fault for some in told for fault in some)):
+    if faults := find_differences(manifest, identity, _describe_all(state)):
         raise WrongCheckpoint(
             f"the checkpoint {path} is of another model: {'; '.join(faults)}. Next step: resume with the size and "
             "pattern that it was saved with, or begin a new folder.",
@@ -142,6 +141,11 @@ def load_checkpoint(folder: Path, state: Mapping[str, Any], *, identity: Mapping
         )
     dcp.load(dict(state), storage_reader=dcp.FileSystemReader(path))
     return Resumed(manifest.step, manifest.plain, manifest.world, path)
+
+
+def _describe_all(state: Mapping[str, Any]) -> dict[str, str]:
+    """Of the tensors of all ranks."""
+    return {name: said for some in _from_all(describe_tensors(state)) for name, said in sorted(some.items())}
 
 
 def _write_parts(aside: Path, state: Mapping[str, Any]) -> tuple[list[str], dict[str, list[int]]]:

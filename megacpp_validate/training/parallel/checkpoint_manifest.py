@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from ..errors import TrainingError
 
+OF_RANK: Final = "rank/"  # tensors of one rank and its build, which another world has no use for
 _SHOWN: Final = 6
 _CHUNK: Final = 1 << 22
 
@@ -79,7 +80,8 @@ def describe_tensors(state: Mapping[str, Any]) -> dict[str, str]:
 def find_differences(manifest: Manifest, identity: Mapping[str, Any], tensors: Mapping[str, str]) -> list[str]:
     """In what a checkpoint is of another model: in its identity first, then in its tensors; the first of each."""
     given = json.loads(json.dumps(dict(identity)))  # a tuple is a list in the file
-    return _differences("", manifest.identity, given) + _differences("tensor ", manifest.tensors, tensors)
+    saved, wanted = ({name: said for name, said in some.items() if not name.startswith(OF_RANK)} for some in (manifest.tensors, tensors))
+    return _differences("", manifest.identity, given) + _differences("tensor ", saved, wanted)
 
 
 def _differences(kind: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

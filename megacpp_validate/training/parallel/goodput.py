@@ -186,6 +186,11 @@ class Ledger:
         self._steps.append((self._since - started) / NS)
         self._tokens += tokens
 
+    @property
+    def last_step_seconds(self) -> float:
+        """Of the last step that did not raise; 0 before it."""
+        return self._steps[-1] if self._steps else 0.0
+
     def move(self, source: Phase, target: Phase, seconds: float) -> None:
         """Give time that was measured inside a closed phase to the phase that it belongs to.
 

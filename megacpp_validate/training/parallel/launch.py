@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Final, Literal
 
 from ..errors import TrainingError
-from .collective_record import RankRecord, find_behind
-from .rank_process import HOST, RankEnd, RankProcess, reserve_port
+from .collective_record import find_behind
+from .rank_process import HOST, RankEnd, RankProcess, RankTrace, reserve_port
 from .rank_start import FOLDER, LAUNCHER, STORE
 
 LOOK_EVERY: Final = 0.05  # seconds
 
-Ending = Literal["done", "died", "hung", "late", "no-receipt"]
+Ending = Literal["done", "died", "hung", "late", "stopped", "no-receipt"]
 
 
 class WrongLaunch(TrainingError, ValueError):
@@ -54,7 +54,7 @@ class RunEnd:
     """What became of a run.
 
     Attributes:
-        ending: "done" only where every rank ended well and left a receipt.
+        ending: "done" only where every rank ended well and left a receipt; "stopped" by a signal to the launcher.
         culprits: ranks at fault; empty where the records do not tell.
         words: what happened, likely cause, next step; empty where it is done.
         ranks: of each rank.
@@ -95,7 +95,7 @@ def launch(
         PortInUse: another process has the port.
         WrongLaunch: no rank, or no time.
     """
-    _prepare(ranks, folder, limits)
+    prepare(ranks, folder, limits)
     started = time.monotonic()
     processes: list[RankProcess] = []
     with reserve_port(port) as listening:
@@ -108,10 +108,15 @@ def launch(
         finally:
             for process in processes:
                 process.end()
-    return _judge(ending, processes, limits, time.monotonic() - started)
+    return judge(ending, [process.trace() for process in processes], limits, time.monotonic() - started)
 
 
-def _prepare(ranks: int, folder: Path, limits: Limits) -> None:
+def prepare(ranks: int, folder: Path, limits: Limits) -> None:
+    """Make the folder of a run, without what an earlier run left there of its ranks.
+
+    Raises:
+        WrongLaunch: no rank, or no time.
+    """
     if ranks < 1 or not 0 < limits.silent <= limits.whole:
         raise WrongLaunch(
             f"{ranks} ranks within {limits}. Next step: ask for 1 or more, and for more than 0 seconds, those of "
@@ -157,55 +162,75 @@ def _watch(processes: Sequence[RankProcess], limits: Limits, started: float) -> 
         time.sleep(LOOK_EVERY)
 
 
-def _judge(ending: Ending, processes: Sequence[RankProcess], limits: Limits, seconds: float) -> RunEnd:
-    ranks = tuple(process.result() for process in processes)
+def judge(
+    ending: Ending,
+    traces: Sequence[RankTrace],
+    limits: Limits,
+    seconds: float,
+    *,
+    at_fault: Sequence[int] = (),
+    happened: str = "",
+) -> RunEnd:
+    """What became of a run, from what its ranks left.
+
+    Args:
+        ending: as it was seen.
+        traces: of all ranks, in their order.
+        limits: of the run.
+        seconds: that it took.
+        at_fault: ranks that are known to be; those of a host that is gone.
+        happened: words for that.
+    """
+    ranks = tuple(trace.end for trace in traces)
     if ending == "done":
         without = tuple(rank.rank for rank in ranks if rank.receipt is None)
         words = (
             f"rank {_list(without)} ended well and left no receipt. Next step: see the logs in {ranks[0].log.parent}."
         )
         return RunEnd("no-receipt" if without else "done", without, words if without else "", ranks, seconds)
-    records = {process.rank: process.record() for process in processes}
-    culprits: tuple[int, ...] = ()  # a run that is late and still moves accuses nobody
+    records = {trace.end.rank: trace.record for trace in traces}
+    culprits = tuple(at_fault)  # a run that is late and still moves accuses nobody
     if ending == "died":
-        culprits = _first_dead(processes, records) or find_behind(records) or _first_of(processes)
+        culprits = culprits or _first_dead(traces) or find_behind(records) or _first_of(traces)
     elif ending == "hung":
-        culprits = find_behind(records)
-    return RunEnd(ending, culprits, _words(ending, culprits, processes, limits), ranks, seconds)
+        culprits = culprits or find_behind(records)
+    happened = happened or _happened(ending, traces, limits)
+    return RunEnd(ending, culprits, _words(happened, culprits, traces), ranks, seconds)
 
 
-def _first_dead(processes: Sequence[RankProcess], records: Mapping[int, RankRecord]) -> tuple[int, ...]:
+def _first_dead(traces: Sequence[RankTrace]) -> tuple[int, ...]:
     """The rank that died first of itself; one whose collective raised lost another rank, and is none."""
     own = []
-    for process in processes:
-        last = records[process.rank].last
-        lost_another = (process.code or 0) > 0 and last is not None and last.state == "raised"
-        own += [process] if not lost_another else []
+    for trace in traces:
+        last = trace.record.last
+        lost_another = (trace.end.code or 0) > 0 and last is not None and last.state == "raised"
+        own += [trace] if not lost_another else []
     return _first_of(own)
 
 
-def _first_of(processes: Sequence[RankProcess]) -> tuple[int, ...]:
-    dead = [(process.failure()[0], process.rank) for process in processes if process.code]
+def _first_of(traces: Sequence[RankTrace]) -> tuple[int, ...]:
+    dead = [(trace.failed_at, trace.end.rank) for trace in traces if trace.end.code]
     return (min(dead)[1],) if dead else ()
 
 
-def _words(ending: Ending, culprits: Sequence[int], processes: Sequence[RankProcess], limits: Limits) -> str:
-    happened = {
+def _happened(ending: Ending, traces: Sequence[RankTrace], limits: Limits) -> str:
+    return {
         "died": "a rank died, and the others were ended",
         "hung": f"no rank gave a sign of life for {limits.silent:g} s, and all were ended",
         "absent": f"not every rank had joined after {limits.joining:g} s, and all were ended",
         "late": f"the run was not done after {limits.whole:g} s, and all ranks were ended",
-    }["absent" if ending == "hung" and not all(process.record().seen_at for process in processes) else ending]
+        "stopped": "the launcher was asked to end (SIGTERM or SIGINT), and all ranks were ended",
+    }["absent" if ending == "hung" and not all(trace.record.seen_at for trace in traces) else ending]
+
+
+def _words(happened: str, culprits: Sequence[int], traces: Sequence[RankTrace]) -> str:
     lines = [f"{happened}. At fault: {f'rank {_list(culprits)}' if culprits else 'not to be told from the records'}."]
-    for process in processes:
-        end = process.result()
+    for end in (trace.end for trace in traces):
         how = "was ended" if end.code is None else f"ended by {_code(end.code)}"
         said = f"; {end.fault}" if end.fault else ""
         lines.append(f"rank {end.rank} {how}; last collective: {end.last.words() if end.last else 'none'}{said}")
-    at_fault = [process for process in processes if process.rank in culprits]
-    lines += [
-        f"rank {process.rank} said last ({process.log}): {process.last_words() or 'nothing'}" for process in at_fault
-    ]
+    at_fault = [trace for trace in traces if trace.end.rank in culprits]
+    lines += [f"rank {trace.end.rank} said last ({trace.end.log}): {trace.said or 'nothing'}" for trace in at_fault]
     return "\n".join(lines)
 
 

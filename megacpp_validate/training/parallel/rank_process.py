@@ -19,7 +19,7 @@ from typing import Any, Final
 from ..errors import TrainingError
 from .collective_record import Collective, RankRecord, read_record
 from .rank_guard import WHERE
-from .rank_start import failure_path, receipt_path, record_path
+from .rank_start import failure_path, log_path, receipt_path, record_path
 
 HOST: Final = "127.0.0.1"
 LONGEST_TEXT: Final = 1500
@@ -53,7 +53,44 @@ class RankEnd:
     log: Path
 
 
-def reserve_port(port: int = 0) -> socket.socket:
+@dataclass(frozen=True)
+class RankTrace:
+    """What a rank has left once it is ended: all that a judgement of the run needs, and can be sent to another host.
+
+    Attributes:
+        end: what became of it.
+        record: its collectives.
+        failed_at: when it failed or was seen to have ended, in seconds since the epoch.
+        said: the end of its log.
+    """
+
+    end: RankEnd
+    record: RankRecord
+    failed_at: float
+    said: str
+
+
+def read_trace(folder: Path, rank: int, code: int | None, ended_at: float = 0.0) -> RankTrace:
+    """What a rank left in the folder of its run; to be read on its own host, whose clock it is.
+
+    Args:
+        folder: of the run.
+        rank: which.
+        code: its exit status; None where it was ended.
+        ended_at: seconds since the epoch; of use where the rank itself did not say.
+    """
+    record, said = read_record(record_path(folder, rank)), _read_json(failure_path(folder, rank))
+    failed_at = said["at"] + time.time() - time.monotonic() if said else ended_at
+    receipt, log = _read_json(receipt_path(folder, rank)), log_path(folder, rank)
+    end = RankEnd(rank, code, said["fault"] if said else "", record.last, record.step, receipt, log)
+    try:
+        words = log.read_text(encoding="utf-8", errors="replace").strip()[-LONGEST_TEXT:]
+    except OSError:
+        words = ""  # never started
+    return RankTrace(end, record, failed_at, words)
+
+
+def reserve_port(port: int = 0, host: str = HOST) -> socket.socket:
     """A socket that listens on a port of this host; 0 takes a free one.
 
     Raises:
@@ -62,13 +99,13 @@ def reserve_port(port: int = 0) -> socket.socket:
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((HOST, port))
+        listening.bind((host, port))
         listening.listen(1024)
     except OSError as fault:
         listening.close()
         cause = "another run, or one whose ranks were not ended" if fault.errno == errno.EADDRINUSE else str(fault)
         raise PortInUse(
-            f"port {port} of {HOST} cannot be had for the rendezvous. Likely cause: {cause}. Next step: end what "
+            f"port {port} of {host} cannot be had for the rendezvous. Likely cause: {cause}. Next step: end what "
             f"listens there (ss -ltnp 'sport = :{port}'), or pass port 0, which takes a free one."
         ) from fault
     return listening
@@ -92,7 +129,7 @@ class RankProcess:
     def __init__(
         self, rank: int, words: list[str], folder: Path, environment: Mapping[str, str], listening: socket.socket
     ) -> None:
-        self.rank, self.folder, self.log = rank, folder, folder / f"rank-{rank}.log"
+        self.rank, self.folder, self.log = rank, folder, log_path(folder, rank)
         self.code: int | None = None
         self._died_at = 0.0
         with self.log.open("wb") as log:
@@ -109,7 +146,7 @@ class RankProcess:
     def look(self) -> int | None:
         """Its exit status, once it ended of itself."""
         if self.code is None and (code := self._process.poll()) is not None:
-            self.code, self._died_at = code, time.monotonic()
+            self.code, self._died_at = code, time.time()
         return self.code
 
     def ask_where(self) -> None:
@@ -133,20 +170,9 @@ class RankProcess:
         """Its collectives so far."""
         return read_record(record_path(self.folder, self.rank))
 
-    def failure(self) -> tuple[float, str]:
-        """When it failed and what it raised, as it says; else when its end was seen."""
-        said = _read_json(failure_path(self.folder, self.rank))
-        return (said["at"], said["fault"]) if said else (self._died_at, "")
-
-    def result(self) -> RankEnd:
-        """What became of it, once it is ended."""
-        record = self.record()
-        receipt = _read_json(receipt_path(self.folder, self.rank))
-        return RankEnd(self.rank, self.code, self.failure()[1], record.last, record.step, receipt, self.log)
-
-    def last_words(self) -> str:
-        """The end of its log."""
-        return self.log.read_text(encoding="utf-8", errors="replace").strip()[-LONGEST_TEXT:]
+    def trace(self) -> RankTrace:
+        """What it left, once it is ended."""
+        return read_trace(self.folder, self.rank, self.code, self._died_at)
 
 
 def _read_json(path: Path) -> Any:

@@ -2,8 +2,8 @@
 
     python -m megacpp_validate.training.parallel.rank_start MODULE [ARGUMENT ...]
 
-`launch` starts ranks so, and `torchrun -m` can: the variables are torchrun's (RANK, LOCAL_RANK, WORLD_SIZE,
-MASTER_ADDR, MASTER_PORT). The module then calls `join_ranks`.
+`launch` starts ranks so, and `torchrun -m` does for `host_run`: the variables are torchrun's (RANK, LOCAL_RANK,
+WORLD_SIZE, MASTER_ADDR, MASTER_PORT). The module then calls `join_ranks`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from .rank_guard import WHERE, stand_guard
 FOLDER: Final = "MEGACPP_RUN_FOLDER"
 LAUNCHER: Final = "MEGACPP_LAUNCHER_PID"
 STORE: Final = "MEGACPP_STORE_DESCRIPTOR"  # the listening socket of the rendezvous, at rank 0
+OWN_LOG: Final = "MEGACPP_RANK_OWN_LOG"  # set where the rank opens its log itself: torchrun would name it by local rank
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,16 @@ def failure_path(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.failure.json"
 
 
+def log_path(folder: Path, rank: int) -> Path:
+    """Where everything lands that a rank prints."""
+    return folder / f"rank-{rank}.log"
+
+
+def process_path(folder: Path, rank: int) -> Path:
+    """Where a rank with a log of its own leaves its process id, which is of use on its host alone."""
+    return folder / f"rank-{rank}.process"
+
+
 @contextmanager
 def join_ranks(backend: Literal["gloo", "nccl"], *, seconds: float = 600.0) -> Iterator[Rank]:
     """Join the other ranks: the world's process group, with every collective recorded.
@@ -118,6 +129,8 @@ def _store(rank: int, world: int, seconds: float) -> Any:
 
 def main() -> None:
     """Run the module; the exit status is 1 where it raises."""
+    if OWN_LOG in os.environ:
+        _take_log(Path(os.environ[FOLDER]), int(os.environ["RANK"]))
     stand_guard(int(os.environ[LAUNCHER]) if LAUNCHER in os.environ else None)
     faulthandler.enable()  # a crash in compiled code leaves its Python frames in the log
     faulthandler.register(WHERE, all_threads=True)
@@ -132,6 +145,13 @@ def main() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)  # the teardown of a group that lost a rank may wait for it
+
+
+def _take_log(folder: Path, rank: int) -> None:
+    write_whole(process_path(folder, rank), str(os.getpid()))
+    with log_path(folder, rank).open("wb") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
 
 
 def _tell(fault: BaseException) -> None:

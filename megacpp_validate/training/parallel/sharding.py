@@ -1,0 +1,112 @@
+"""FSDP2 on the hybrid model: dense parameters are shared out over the data group, block by block.
+
+Experts are no part of it: they are shared out by expert parallelism already, and replicated over expert_data. Gradients
+are summed, never averaged, since losses are shares. A block that is used again at once (the last one, by the head that
+predicts one token further) keeps its parameters whole after the forward pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import torch
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.utils import _pytree as pytree
+
+from ...native.router import Routing
+from ..expert_layer import ExpertLayer
+from ..layers import Stepped
+from ..model import HybridModel, Losses, Trunk
+from .gradient_sums import GradientSums
+from .mesh import RankGroups
+from .replicas import split_parameters
+
+IN_PARTS: Final = "tensor_model_parallel"  # the mark of Megatron-LM and Transformer Engine
+# What layers give beside tensors: FSDP2 finds the tensors in them only if it is told how.
+_GIVEN: Final = (Stepped, Routing, Trunk, Losses)
+
+
+@dataclass(frozen=True, eq=False)
+class Sharded:
+    """What is known of a model that was shared out.
+
+    Attributes:
+        sums: what the optimizer sums over ranks.
+        alike: kind, names of parameters, and the group whose ranks hold bitwise the same of them.
+        experts: names of the parameters of experts.
+        in_parts: names of those that the tensor group holds in parts.
+    """
+
+    sums: GradientSums
+    alike: tuple[tuple[str, frozenset[str], Any], ...]
+    experts: frozenset[str]
+    in_parts: frozenset[str]
+
+
+def shard_model(model: HybridModel, groups: RankGroups) -> Sharded:
+    """Share a model out, in place.
+
+    Args:
+        model: built with `groups.spread`, whole but for experts and what the tensor group splits.
+        groups: of this rank.
+    """
+    plan, named = groups.spread.plan, dict(model.named_parameters())
+    experts = frozenset(name for name in named if is_expert(model, name))
+    # FSDP2 wants one dtype a block; the routers are in fp32, and small: every rank holds them whole.
+    routers = frozenset(name for name, one in named.items() if name not in experts and one.dtype != model.build.dtype)
+    split = frozenset(split_parameters(model)) - experts - routers
+    in_parts = frozenset(name for name, one in named.items() if getattr(one, IN_PARTS, False))
+    if groups.data_mesh is not None:
+        _share_out(model, groups.data_mesh, {named[name] for name in experts | routers})
+    tensor, tokens = groups.spread.tensor_group, groups.spread.token_group
+    sums = ((experts, groups.same_experts), (routers, tokens), (split, tensor))
+    alike = (
+        ("expert", experts, groups.same_experts),
+        ("router", routers, tokens),
+        ("parameter of a tensor group", frozenset(named) - in_parts - experts - routers, tensor),
+    )
+    whole_on = {**dict.fromkeys(experts, plan.mesh_shape[0]), **dict.fromkeys(routers, plan.data)}
+    copies = {name: whole_on.get(name, 1) * (1 if name in in_parts else plan.tensor_parallel) for name in named}
+    return Sharded(
+        GradientSums(tuple((names, group) for names, group in sums if names and group is not None), copies),
+        tuple((kind, names, group) for kind, names, group in alike if names and group is not None),
+        experts,
+        in_parts,
+    )
+
+
+def _share_out(model: HybridModel, mesh: Any, whole: set[Any]) -> None:
+    _tell_pytree()
+    low = model.build.dtype in (torch.bfloat16, torch.float16)
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if low else None, cast_forward_inputs=False)
+    made: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "ignored_params": whole}
+    last = len(model.layers) - 1
+    for place, layer in enumerate(model.layers):
+        fully_shard(layer, reshard_after_forward=not (model.size.mtp and place == last), **made)
+    fully_shard(model, reshard_after_forward=False, **made)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    register_fsdp_forward_method(model, "losses")
+
+
+def is_expert(model: HybridModel, name: str) -> bool:
+    """Whether a parameter is an expert's, of which a rank holds its own."""
+    first, *rest = name.split(".")
+    if first != "layers" or not isinstance(model.layers[int(rest[0])], ExpertLayer):
+        return False
+    return rest[1] in ("up", "down")
+
+
+@cache
+def _tell_pytree() -> None:
+    for kind in _GIVEN:
+        names = tuple(kind.__dataclass_fields__)
+        pytree.register_pytree_node(
+            kind,
+            lambda value, names=names: ([getattr(value, name) for name in names], None),  # type: ignore[misc]
+            lambda values, _, kind=kind: kind(*values),  # type: ignore[misc]
+        )

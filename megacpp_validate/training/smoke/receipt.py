@@ -1,0 +1,119 @@
+"""What one rank leaves of a run: numbers that were read from what ran, for whoever judges it."""
+
+from __future__ import annotations
+
+import math
+import socket
+from contextlib import suppress
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from ..parallel.flops import PEAK, training_flops
+from ..parallel.goodput import Goodput, Ledger, WrongAccount
+from ..parallel.non_finite import NonFinite
+from .waits import as_json
+
+if TYPE_CHECKING:
+    from .trainer import SmokeTrainer
+
+_WARM: Final = 3  # steps that compile and warm up
+
+
+def make_receipt(
+    trainer: SmokeTrainer, ledger: Ledger, *, found: NonFinite | None, fault: Exception | None
+) -> dict[str, Any]:
+    """The receipt of a rank; JSON values only, a number that is none as text."""
+    goodput = _account(trainer, ledger)
+    spread = trainer.groups.spread
+    forms = trainer.order.read_forms()
+    return {
+        "rank": trainer.rank.rank,
+        "fault": "" if fault is None else f"{type(fault).__name__}: {fault}",
+        "steps": [{name: _number(value) for name, value in vars(record).items()} for record in trainer.records],
+        "validation": {str(step): _number(loss) for step, loss in trainer.validation.items()},
+        "floor": trainer.size.floor,
+        "without_context": trainer.size.grammar.without_context(),
+        "goodput": goodput.as_json(),
+        "flop_utilisation": _utilisation(trainer, goodput),
+        "waits": as_json(trainer.waits),
+        "choices": {part: _choice(one) for part, one in trainer.model.choices().items()},
+        "replicas": None if trainer.audit is None else trainer.audit.replicas,
+        "dispatches": None if trainer.audit is None else trainer.audit.dispatches,
+        "experts_without_gradient": None if trainer.audit is None else trainer.audit.experts_without_gradient(),
+        "topology": _topology(trainer),
+        "forms": {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(forms).items()},
+        "features": asdict(trainer.order.read_features()),
+        "model": {
+            "name": trainer.size.name,
+            "pattern": trainer.size.pattern,
+            "parameters_here": trainer.parameters,
+            "precision": trainer.order.precision,
+            "size": asdict(trainer.size),
+        },
+        "sequences": [list(trainer.plan.sequences(spread.rank, trainer.size.batch, part=0))[:1], trainer.plan.accumulate],
+        "nonfinite": None if found is None else {**vars(found), "words": found.words()},
+        "resumed": None if trainer.resumed is None else {"step": trainer.resumed.step, "world": trainer.resumed.world},
+        "versions": _versions(),
+    }
+
+
+def _account(trainer: SmokeTrainer, ledger: Ledger) -> Goodput:
+    """The account of the time, with what only counters tell given to its phase.
+
+    What the first step took beyond the median of those after it is compilation and warm-up. Waits are those of the
+    profiled step times all steps on a GPU, and those of the collectives' record on the CPU.
+    """
+    warm = sorted(record.seconds for record in trainer.records[1:])
+    if warm:
+        median = warm[len(warm) // 2]
+        with suppress(WrongAccount):
+            ledger.move("step", "compile", max(0.0, trainer.records[0].seconds - median))
+    if trainer.waits is not None:
+        waited = trainer.waits.exposed * len(trainer.records)
+    else:
+        waited = trainer.waited_s
+    with suppress(WrongAccount):
+        ledger.move("step", "communication wait", waited)
+    return ledger.close()
+
+
+def _utilisation(trainer: SmokeTrainer, goodput: Goodput) -> float | None:
+    """Model FLOP utilisation against the peak of bf16; None where the device's is not known."""
+    peak = PEAK.get(trainer.order.target, {}).get("bf16")
+    if peak is None or len(trainer.records) <= _WARM:
+        return None
+    seconds = sorted(record.seconds for record in trainer.records[_WARM:])
+    rate = trainer.tokens / seconds[len(seconds) // 2]
+    return rate * training_flops(trainer.size) / (peak * trainer.plan.world)
+
+
+def _topology(trainer: SmokeTrainer) -> dict[str, Any]:
+    gpu = torch.cuda.get_device_name() if trainer.order.device == "cuda" else "cpu"
+    return {
+        "host": socket.gethostname(),
+        "device": gpu,
+        "world": trainer.plan.world,
+        "mesh": list(trainer.plan.mesh_shape),
+        "plan": asdict(trainer.plan),
+        "place": asdict(trainer.plan.place(trainer.rank.rank)),
+    }
+
+
+def _choice(choice: Any) -> dict[str, Any]:
+    refusals = [f"{refusal.backend}: {refusal.reason}" for refusal in choice.refusals]
+    return {"requested": choice.requested, "observed": choice.observed, "refusals": refusals}
+
+
+def _number(value: Any) -> Any:
+    return value if not isinstance(value, float) or math.isfinite(value) else repr(value)
+
+
+def _versions() -> dict[str, str]:
+    found = {"torch": str(torch.__version__)}
+    for package in ("transformer_engine", "triton", "megatron-core"):
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found

@@ -1,0 +1,102 @@
+"""The state of a run as tensors with names that hold on every world and every build, and back.
+
+A parameter that FSDP2 shares out is a DTensor; experts are named by their number in the layer, whoever holds them and
+however; what a tensor group holds in parts is named by the part. Scales and amax histories of low precision are of one
+rank and its build: they are taken up again on the same world, and made anew on another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from ..model import HybridModel
+from ..optimizer import MasterAdamW
+from ..parallel.checkpoint import LATEST, MANIFEST
+from ..parallel.checkpoint_manifest import OF_RANK, read_manifest
+from ..parallel.sharding import Sharded
+from ..spread import Spread
+from .order import SmokeOrder
+
+EXPERT: Final = re.compile(r"^(layers\.\d+\.(?:up|down))\..*?weight(\d*)$")
+
+
+def identity_of(order: SmokeOrder) -> dict[str, Any]:
+    """What tells the model of a run from another: its size, seed and dtype; not how it is spread."""
+    dtype = order.precision if order.precision in ("fp64", "fp32") else "bf16"
+    size = {name: value for name, value in asdict(order.read_size()).items() if name != "batch"}
+    return {**size, "seed": order.seed, "dtype": dtype}
+
+
+def state_of(
+    model: HybridModel, optimizer: MasterAdamW, sharded: Sharded | None, spread: Spread
+) -> dict[str, Any]:
+    """Name -> the tensor itself (or a view, or a DTensor of it): loading into it changes the run."""
+    named = dict(model.named_parameters())
+    state: dict[str, Any] = {}
+    for name, parts in optimizer.state_tensors().items():
+        for part, tensor in parts.items():
+            for key, value in _named(name, tensor, named[name], sharded, spread, model.size.num_experts):
+                state[f"{part}/{key}"] = value
+    return state
+
+
+def extra_state_of(model: HybridModel, spread: Spread) -> dict[str, Any]:
+    """What layers of Transformer Engine keep of their scales: name -> uint8 on the CPU."""
+    place = f"{spread.rank}of{spread.plan.world}"
+    found = {name: value for name, value in model.state_dict().items() if name.endswith("_extra_state")}
+    return {
+        f"{OF_RANK}{place}/{name}": value.detach().cpu().contiguous()
+        for name, value in found.items()
+        if isinstance(value, torch.Tensor) and value.numel()
+    }
+
+
+def room_for_extra_state(folder: Path, spread: Spread) -> dict[str, Any]:
+    """Tensors to load such state into, as far as the latest checkpoint has it of this rank of a world like this."""
+    name = (folder / LATEST).read_text(encoding="utf-8").strip()
+    start = f"{OF_RANK}{spread.rank}of{spread.plan.world}/"
+    shapes = {key: said for key, said in read_manifest(folder / name / MANIFEST).tensors.items() if key.startswith(start)}
+    return {key: torch.empty(int(said[said.index("[") + 1 : -1]), dtype=torch.uint8) for key, said in shapes.items()}
+
+
+def take_extra_state(model: HybridModel, state: Mapping[str, Any]) -> None:
+    """Give it back to the layers."""
+    modules = dict(model.named_modules())
+    for key, value in state.items():
+        modules[key.split("/", 2)[2].removesuffix("._extra_state")].set_extra_state(value)
+
+
+def _named(
+    name: str, tensor: Any, parameter: Any, sharded: Sharded | None, spread: Spread, num_experts: int
+) -> Iterator[tuple[str, Any]]:
+    if match := EXPERT.match(name):
+        first = spread.experts(num_experts).start
+        if match[2]:  # Transformer Engine has a parameter an expert
+            yield f"{match[1]}.expert.{first + int(match[2])}", tensor
+        else:
+            yield from ((f"{match[1]}.expert.{first + place}", one) for place, one in enumerate(tensor.unbind(0)))
+        return
+    split = sharded is not None and name in sharded.in_parts
+    part = f"@tensor{spread.plan.place(spread.rank).tensor}of{spread.plan.tensor_parallel}" if split else ""
+    if not hasattr(parameter, "to_local"):
+        yield name + part, tensor
+        return
+    from torch.distributed.tensor import DTensor
+
+    yield (
+        name + part,
+        DTensor.from_local(
+            tensor,
+            parameter.device_mesh,
+            parameter.placements,
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        ),
+    )

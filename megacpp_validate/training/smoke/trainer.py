@@ -1,0 +1,255 @@
+"""Trains the hybrid model on this rank of a plan, a step at a time, with an account of its time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import distributed
+
+from ...bridge.amax_owner import SINGLE_OWNER
+from ...bridge.fp8_scope import low_precision
+from ...bridge.pending_amax import pending_amax_kept
+from ..errors import TrainingError
+from ..language import Language
+from ..layers import Build
+from ..model import HybridModel, Scopes
+from ..optimizer import MasterAdamW, Schedule
+from ..parallel.checkpoint import Resumed, load_checkpoint, save_checkpoint
+from ..parallel.goodput import Ledger
+from ..parallel.mesh import RankGroups, make_groups
+from ..parallel.non_finite import FiniteWatch, NonFinite
+from ..parallel.rank_start import Rank
+from ..parallel.sharding import Sharded, shard_model
+from ..records import StepRecord
+from .audit import Audit
+from .order import SmokeOrder
+from .saved import extra_state_of, identity_of, room_for_extra_state, state_of, take_extra_state
+from .waits import StepWaits
+
+DTYPES: Final = {"fp64": torch.float64, "fp32": torch.float32}
+NEVER_TRAINED_ON: Final = 1 << 40  # number of the first batch that is only evaluated
+
+
+class NotFinite(TrainingError, ArithmeticError):
+    """A value that is no number; the weights are those from before the step.
+
+    Attributes:
+        found: the first such value; None where nobody watched, or it did not come again.
+    """
+
+    def __init__(self, text: str, found: NonFinite | None) -> None:
+        super().__init__(text)
+        self.found = found
+
+
+class SmokeTrainer:
+    """One rank's part of a run.
+
+    Args:
+        order: of the run.
+        rank: this one, which has joined the others.
+        ledger: of its time.
+
+    Attributes:
+        model, language, optimizer: what is trained, on what, by what.
+        sharded: how the model is shared out.
+        records: of the steps that this process has done; losses are the whole run's, the same on all ranks.
+        validation: step -> loss of a batch that is never trained on, nats a prediction.
+        resumed: what the run began with.
+        audit: what was checked, where that was asked.
+        waits: of the step that was profiled.
+        waited_s: seconds of steps inside collectives whose call waits.
+        done: steps that are done, by runs before this one too.
+    """
+
+    def __init__(self, order: SmokeOrder, rank: Rank, ledger: Ledger) -> None:
+        self.order, self.rank, self.ledger = order, rank, ledger
+        self.size, self.plan = order.read_size(), order.read_plan()
+        self.groups: RankGroups = make_groups(self.plan, order.device, audit=order.audit)
+        spread = self.groups.spread
+        build = Build(
+            order.read_features(),
+            DTYPES.get(order.precision, torch.bfloat16),
+            rank.device,
+            order.recipe,
+            order.read_forms(),
+            spread,
+        )
+        self.model = HybridModel(self.size, build, seed=order.seed)
+        self.parameters = sum(one.numel() for one in self.model.parameters())
+        self.language = Language(self.size.grammar, seed=order.seed)
+        self.watch = FiniteWatch(self.model) if order.watch else None
+        self.sharded: Sharded = shard_model(self.model, self.groups)
+        schedule = Schedule(order.schedule_steps or order.steps, order.learning_rate, warm_up=order.warm_up)
+        sums = self.sharded.sums if self.plan.world > 1 else None
+        self.optimizer = MasterAdamW(self.model.named_parameters(), schedule, sums=sums)
+        self.scope = self._make_scopes()
+        self.audit = Audit(self.model, self.sharded, self.groups) if order.audit else None
+        self.records: list[StepRecord] = []
+        self.validation: dict[int, float] = {}
+        self.resumed: Resumed | None = None
+        self.waits: StepWaits | None = None
+        self.waited_s = 0.0
+        self.done = 0
+
+    @property
+    def tokens(self) -> int:
+        """Predictions of a step on all ranks."""
+        return self.size.batch * self.size.length
+
+    def run(self, after: Callable[[SmokeTrainer], None] | None = None) -> None:
+        """Steps up to the end of the order, with evaluations and checkpoints where it asks for them.
+
+        Args:
+            after: called after each step.
+
+        Raises:
+            NotFinite: a loss, gradient or watched value is no number.
+            TokensNotConserved, ReplicaDiverged: what an audit found.
+            WrongCheckpoint, CheckpointNotSaved: as named.
+        """
+        order = self.order
+        if order.resume:
+            self.resume()
+        while self.done < order.steps:
+            if order.validate_every and self.done % order.validate_every == 0:
+                self.validate()
+            self.step()
+            saves = order.checkpoint_every and self.done % order.checkpoint_every == 0
+            if saves or (order.checkpoint_folder and self.done == order.steps):
+                self.save()
+            if after is not None:
+                after(self)
+        if order.validate_every:
+            self.validate()
+
+    def step(self) -> StepRecord:
+        """Read a batch, move the weights once, and record it."""
+        number = self.done
+        self.rank.beat(number)
+        with self.ledger.phase("data"):
+            read = self.language.batch(number, self.size.batch, self.size.length + 1)
+            perfect = float(self.language.surprise(read).mean())
+            parts = [self._mine(read, part) for part in range(self.plan.accumulate)]
+        inside = self._seconds_inside()
+        with self.ledger.step(self.tokens):
+            if self.watch is not None:
+                self.watch.begin()
+            losses = self._passes(parts, with_gradients=True)
+            norm = self.optimizer.take_gradients(first=len(parts) == 1)
+            loss, other = self._sum_over_ranks(losses).tolist()
+            gradient = float(norm)
+            fine = all(map(math.isfinite, (loss, other, gradient)))
+            if self.watch is not None:
+                fine = self.watch.is_finite(torch.tensor([loss, other, gradient]).sum()) and fine
+            if self.audit is not None and fine:
+                self.audit.look(number, self.optimizer)
+            rate = self.optimizer.update(number, norm) if fine else self.optimizer.schedule.rate(number)
+        self.waited_s += self._seconds_inside() - inside
+        record = StepRecord(number, loss, perfect, other, gradient, rate, self.ledger.last_step_seconds)
+        self.records.append(record)
+        if not fine:
+            raise self._not_finite(record, parts)
+        self.done += 1
+        return record
+
+    def validate(self) -> float:
+        """The loss of a batch that is never trained on; training goes on as if it had not been."""
+        with self.ledger.phase("evaluation"), torch.no_grad():
+            read = self.language.batch(NEVER_TRAINED_ON, self.size.batch, self.size.length + 1)
+            with pending_amax_kept() if self._runs_low else nullcontext():
+                losses = self._passes(
+                    [self._mine(read, part) for part in range(self.plan.accumulate)], with_gradients=False
+                )
+            self.validation[self.done] = float(self._sum_over_ranks(losses)[0])
+        return self.validation[self.done]
+
+    def save(self) -> Path:
+        """Write a checkpoint."""
+        with self.ledger.phase("checkpoint"):
+            state = self._state()
+            state |= extra_state_of(self.model, self.groups.spread) if self._runs_low else {}
+            return save_checkpoint(
+                Path(self.order.checkpoint_folder), state, step=self.done, identity=identity_of(self.order)
+            )
+
+    def resume(self) -> Resumed:
+        """Go on from the latest checkpoint."""
+        with self.ledger.phase("checkpoint"):
+            folder = Path(self.order.checkpoint_folder)
+            self.optimizer.begin_at(0)
+            state = self._state()
+            extra = room_for_extra_state(folder, self.groups.spread) if self._runs_low else {}
+            self.resumed = load_checkpoint(folder, {**state, **extra}, identity=identity_of(self.order))
+            self.optimizer.set_step(self.resumed.step)
+            self.optimizer.round_weights()
+            take_extra_state(self.model, extra)
+            self.done = self.resumed.step
+        return self.resumed
+
+    def _state(self) -> dict[str, Any]:
+        return state_of(self.model, self.optimizer, self.sharded, self.groups.spread)
+
+    def _passes(self, parts: list[Any], *, with_gradients: bool) -> Any:
+        """Forward, and backward where it is wanted, of each pass; [2] this rank's share of the losses."""
+        total = torch.zeros(2, dtype=torch.float64, device=self.rank.device)
+        for place, tokens in enumerate(parts):
+            losses = self.model.losses(tokens, scope=self.scope)
+            if with_gradients:
+                losses.total.backward()  # outside of the scope, as the bridge wants it
+                if place < len(parts) - 1:
+                    self.optimizer.add_gradients(first=place == 0)
+            language = losses.language.detach().double()
+            total += torch.stack([language, losses.total.detach().double() - language])
+        return total
+
+    def _sum_over_ranks(self, losses: Any) -> Any:
+        if self.groups.spread.token_group is not None:
+            distributed.all_reduce(losses, group=self.groups.spread.token_group)
+        return losses
+
+    def _mine(self, read: Any, part: int) -> Any:
+        places = self.plan.sequences(self.rank.rank, self.size.batch, part=part)
+        return read[places.start : places.stop].to(self.rank.device, non_blocking=True)
+
+    def _not_finite(self, record: StepRecord, parts: list[Any]) -> NotFinite:
+        found, words = None, "nobody watched modules: run it again with watch"
+        if self.watch is not None:
+            try:
+                found = self.watch.find(lambda: self._passes(parts, with_gradients=True), step=record.step)
+                words = found.words()
+            except TrainingError as fault:
+                words = str(fault)
+        self.optimizer.drop_gradients()
+        return NotFinite(
+            f"step {record.step}: loss {record.loss}, gradient norm {record.grad_norm}: {words}. Likely cause: a layer "
+            "that overflowed, a kernel that read what is not its own, or a learning rate too high. Next step: run this "
+            "step on that rank alone; the weights are those from before it.",
+            found,
+        )
+
+    def _seconds_inside(self) -> float:
+        return 0.0 if self.rank.record is None else self.rank.record.seconds_inside
+
+    @property
+    def _runs_low(self) -> bool:
+        return self.order.recipe is not None
+
+    def _make_scopes(self) -> Scopes | None:
+        """Low precision of dense layers and of experts: their amax is shared by those that hold the same of them."""
+        if not self._runs_low:
+            return None
+        made = {"target": self.order.target, "recipe": self.order.recipe, "features": self.order.read_features()}
+        alone = None if self.plan.world == 1 else SINGLE_OWNER
+        world = distributed.group.WORLD if self.plan.world > 1 else alone
+        same = self.groups.same_experts if self.groups.same_experts is not None else alone
+        return Scopes(
+            dense=partial(low_precision, amax_reduction_group=world, **made),
+            experts=partial(low_precision, amax_reduction_group=same, **made),
+        )
