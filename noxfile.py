@@ -35,6 +35,11 @@ def _wants(tier: str) -> bool:
     return tier == "gpu" and not {"--all-installed", "--environment"}.isdisjoint(words)
 
 
+def _asks_for_the_cpu() -> bool:
+    """Whether runs are to train on the CPU: then torch comes from the lock, and not from the host."""
+    return "--device cpu" in " ".join(sys.argv).replace("=", " ")
+
+
 def _install(session: nox.Session, *groups: str) -> None:
     """The package and dependency groups at locked versions; again only when one of those files has changed.
 
@@ -131,6 +136,20 @@ def fp8(session: nox.Session) -> None:
     _call(session, "fp8")
 
 
+def _trains_on_the_cpu() -> bool:
+    """Whether the smoke run is for the CPU, as it is on a host without a GPU: torch then comes from the lock."""
+    words = " ".join(sys.argv).replace("=", " ")
+    return "--target cpu" in words or ("--target" not in words and shutil.which("nvidia-smi") is None)
+
+
+@nox.session(venv_backend=None if _trains_on_the_cpu() else HOST)
+def moe_smoke(session: nox.Session) -> None:
+    """The hybrid model trained over 1 to 4 devices, and where its time goes: moe_smoke -- [--target cpu] [--cells ID]."""
+    on_the_cpu = _trains_on_the_cpu()
+    _install(session, *(["torch-cpu"] if on_the_cpu else []))
+    _call(session, "moe-smoke", *(["--python", _python(session)] if on_the_cpu else []))
+
+
 @nox.session(venv_backend=HOST)
 def fp8_policy(session: nox.Session) -> None:
     """Which presets may run in low precision, and why the others may not: fp8_policy -- [--preset NAME]."""
@@ -150,6 +169,14 @@ def loss_gate(session: nox.Session) -> None:
     """The loss gate's verdict on a folder of curves: loss_gate -- FOLDER."""
     _install(session)
     _call(session, "loss-gate")
+
+
+@nox.session(venv_backend=None if _asks_for_the_cpu() else HOST)
+def ablate(session: nox.Session) -> None:
+    """What features change, in runs that take turns: ablate -- feature=NAME,... | feature=all [--device cpu]."""
+    on_the_cpu = _asks_for_the_cpu()
+    _install(session, *(["torch-cpu"] if on_the_cpu else []))
+    _call(session, "ablate", *(["--python", _python(session)] if on_the_cpu else []))
 
 
 @nox.session(venv_backend=HOST)

@@ -64,8 +64,8 @@ class BridgeModule(Row):
 Recipe = Literal["delayed", "current", "block", "mxfp8", "nvfp4"]
 
 
-class Fp8Cell(Row):
-    """A cell of FP8: what is looked at beyond single bridge modules.
+class ProbeCell(Row):
+    """A cell that is more than one bridge module: a row of FP8 or of the smoke run, or a composition of the canary.
 
     Attributes:
         id: its name in receipts and reports.
@@ -73,22 +73,39 @@ class Fp8Cell(Row):
         title: what people call it.
         stands_on: bridge modules that it reaches.
         settings: what tells it from other cells of the same code.
-        needs_te: whether there is nothing to see without Transformer Engine.
         once: a second use tells nothing, or would take too long.
-        seconds, gpu_memory_mib: as of a bridge module.
+        seconds, gpu_memory_mib, compiles: as of a bridge module.
         limit_s: seconds that it may take; 0 for what the session says.
     """
 
-    id: str = Field(pattern=r"^fp8_[a-z0-9_]+$")
-    code: str = Field(pattern=r"^fp8\.[a-z0-9_]+$")
+    id: str = Field(pattern=r"^[a-z][a-z0-9_]+$")
+    code: str = Field(pattern=r"^[a-z][a-z0-9_]*\.[a-z0-9_]+$")
     title: str = Field(min_length=1)
     stands_on: list[str] = Field(min_length=1)
-    settings: dict[Literal["recipe", "recipes", "seeds", "steps", "size"], str] = Field(default_factory=dict)
-    needs_te: bool = True
+    settings: dict[str, str] = Field(default_factory=dict)
     once: bool = False
     seconds: int = Field(default=30, ge=0)
     gpu_memory_mib: int = Field(default=1024, ge=0)
+    compiles: bool = False
     limit_s: int = Field(default=0, ge=0)
+
+
+class Fp8Cell(ProbeCell):
+    """A cell of FP8; `needs_te` is whether there is nothing to see without Transformer Engine."""
+
+    id: str = Field(pattern=r"^fp8_[a-z0-9_]+$")
+    code: str = Field(pattern=r"^fp8\.[a-z0-9_]+$")
+    settings: dict[Annotated[str, Field(pattern=r"^(recipes?|seeds|steps|size)$")], str] = Field(default_factory=dict)
+    needs_te: bool = True
+
+
+class SmokeCell(ProbeCell):
+    """A cell of the smoke run; `targets` that it is for, and devices of theirs that it takes (`ranks`)."""
+
+    id: str = Field(pattern=r"^smoke_[a-z0-9_]+$")
+    code: str = Field(pattern=r"^smoke\.[a-z0-9_]+$")
+    targets: list[str] = Field(min_length=1)
+    ranks: int = Field(ge=1)
 
 
 class Stack(Row):
@@ -138,10 +155,15 @@ class Mutant(Row):
 
 class _BridgeFile(Row):
     module: list[BridgeModule] = Field(min_length=1)
+    composition: list[ProbeCell] = Field(default_factory=list)
 
 
 class _Fp8File(Row):
     cell: list[Fp8Cell] = Field(min_length=1)
+
+
+class _SmokeFile(Row):
+    cell: list[SmokeCell] = Field(min_length=1)
 
 
 class _StackFile(Row):
@@ -162,13 +184,16 @@ class Catalog(Row):
 
     Attributes:
         modules: bridge modules in dependency order.
+        compositions: of them, that the canary runs after them.
         pinned: the stack that is in production.
-        fp8: cells of FP8, in the order in which they are told.
+        fp8, smoke: cells of FP8 and of the smoke run, in the order in which they are told.
         mutants: what the suite's own score plants.
     """
 
     modules: tuple[BridgeModule, ...]
+    compositions: tuple[ProbeCell, ...]
     fp8: tuple[Fp8Cell, ...]
+    smoke: tuple[SmokeCell, ...]
     stacks: tuple[Stack, ...]
     pinned: Stack
     targets: tuple[Target, ...]
@@ -194,21 +219,30 @@ def read_catalog(folder: Path | None = None) -> Catalog:
     faults: list[str] = []
     bridge, modules = _read(root / "bridge.toml", _BridgeFile, faults)
     fp8, fp8_rows = _read(root / "fp8.toml", _Fp8File, faults)
+    smoke, smoke_rows = _read(root / "moe_smoke.toml", _SmokeFile, faults)
     stacks, stack_rows = _read(root / "stacks.toml", _StackFile, faults)
     targets, target_rows = _read(root / "targets.toml", _TargetFile, faults)
     mutants, mutant_rows = _read(root / "mutants.toml", _MutantFile, faults)
     # Ids are looked at in the rows as they were written, so that a wrong type elsewhere hides nothing.
     faults += _module_faults(_rows(modules, "module"))
-    faults += _fp8_faults(_rows(fp8_rows, "cell"), _rows(modules, "module"))
+    for file, kind, rows in (
+        ("bridge.toml", "composition", modules),
+        ("fp8.toml", "cell", fp8_rows),
+        ("moe_smoke.toml", "cell", smoke_rows),
+    ):
+        faults += _cell_faults(file, kind, _rows(rows, kind), _rows(modules, "module"))
+    faults += _smoke_faults(_rows(smoke_rows, "cell"), _rows(target_rows, "target"))
     faults += _stack_faults(stack_rows, root.parent)
     faults += _target_faults(_rows(target_rows, "target"))
     faults += _mutant_faults(_rows(mutant_rows, "mutant"), _rows(modules, "module"))
-    if faults or not (bridge and fp8 and stacks and targets and mutants):
+    if faults or not (bridge and fp8 and smoke and stacks and targets and mutants):
         raise MatrixInvalid(faults)
     pinned = next(stack for stack in stacks.stack if stack.id == stacks.pinned)
     return Catalog(
         modules=tuple(bridge.module),
+        compositions=tuple(bridge.composition),
         fp8=tuple(fp8.cell),
+        smoke=tuple(smoke.cell),
         stacks=tuple(stacks.stack),
         pinned=pinned,
         targets=tuple(targets.target),
@@ -277,26 +311,39 @@ def _module_faults(modules: list[dict[str, Any]]) -> list[str]:
     return faults
 
 
-def _fp8_faults(cells: list[dict[str, Any]], modules: list[dict[str, Any]]) -> list[str]:
-    faults = _twice("fp8.toml", "cell", cells)
+def _cell_faults(file: str, kind: str, cells: list[dict[str, Any]], modules: list[dict[str, Any]]) -> list[str]:
+    faults = _twice(file, kind, cells)
     known = {module["id"] for module in modules}
     for cell in cells:
+        name = f"{file}: {kind} {cell['id']}"
+        if kind == "composition" and cell["id"] in known:
+            faults.append(f"{name}: a bridge module has this id")
         faults += [
-            f"fp8.toml: cell {cell['id']}: stands_on names {other!r}, which there is not"
+            f"{name}: stands_on names {other!r}, which there is not"
             for other in _texts(cell, "stands_on")
             if known and other not in known and not (PACKAGE_ROOT / "bridge" / f"{other}.py").is_file()
         ]
         code = cell.get("code")
         if isinstance(code, str) and not (PACKAGE_ROOT / "probes" / f"{code.replace('.', '/')}.py").is_file():
-            faults.append(f"fp8.toml: cell {cell['id']}: there is no probe {code!r}")
+            faults.append(f"{name}: there is no probe {code!r}")
         settings = cell.get("settings")
         named = [settings.get(key, "") for key in ("recipe", "recipes")] if isinstance(settings, dict) else []
         faults += [
-            f"fp8.toml: cell {cell['id']}: settings name the recipe {recipe!r}, which there is not"
+            f"{name}: settings name the recipe {recipe!r}, which there is not"
             for recipe in " ".join(text for text in named if isinstance(text, str)).split()
             if recipe not in get_args(Recipe)
         ]
     return faults
+
+
+def _smoke_faults(cells: list[dict[str, Any]], targets: list[dict[str, Any]]) -> list[str]:
+    known = {target["id"] for target in targets}
+    return [
+        f"moe_smoke.toml: cell {cell['id']}: targets names {target!r}, which there is not"
+        for cell in cells
+        for target in _texts(cell, "targets")
+        if known and target not in known
+    ]
 
 
 def _stack_faults(data: dict[str, Any], home: Path) -> list[str]:

@@ -31,6 +31,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 # Second looks, which `nox -s tests -- --thorough` takes too: faults that `nox -s selftest` plants as well, statistics
 # over many seeds, and rooms that have no door yet. Without them the suite ends well within CI's ten minutes.
 THOROUGH = (
+    "tests/bridge/test_compiled_scan.py::test_compiled_numbers_",
     "tests/canary/dynamic/test_slowdown.py::test_a_stack_beside_itself_is_slower",
     "tests/canary/search/test_static_judge.py::test_the_first_release_that_breaks",
     "tests/canary/test_real_releases.py::test_nothing_is_said_where_nothing_changed",
@@ -42,6 +43,7 @@ THOROUGH = (
     "tests/probes/test_stopwatch.py::test_what_raises_is_a_check",
     "tests/test_cli_bisect.py::test_another_seed_or_limit",
     "tests/training/parallel/",
+    "tests/training/test_model_parts.py::test_recomputed",
 )
 
 

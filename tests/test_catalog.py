@@ -174,7 +174,7 @@ def test_a_file_without_rows_is_refused(file: str, rows: str, matrix: Path) -> N
 
 
 def test_a_folder_without_a_matrix_is_refused(tmp_path: Path) -> None:
-    assert len(faults_of(tmp_path / "nowhere")) == 5
+    assert len(faults_of(tmp_path / "nowhere")) == 6
 
 
 @given(cut=st.floats(0, 1))

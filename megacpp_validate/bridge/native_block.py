@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -15,29 +15,16 @@ from .attention import SINGLE, TE_DTYPES, check_heads
 from .attention_masks import Masks
 from .backends import Choice, NoBackend, Refusal, choose
 from .block_checks import check_options, check_rope, check_sizes, gate_of
+from .block_precision import FP8_TOKENS, MXFP8_TOKENS, RECIPE_NAMES, check_gathered_scales, why_not_low
 from .block_weights import BlockShape, check_native_state, to_native, to_te
 from .errors import WrongDtype, WrongShape
 from .extra_state import tolerate_extra_state
 from .features import PRODUCTION, Features, why_not_te
-from .recipes import RecipeName
 from .rotation import turn_heads
-from .te_fp8 import te_state
-from .walk_plan import ALIGNMENT
+
+__all__ = ["FP8_TOKENS", "MXFP8_TOKENS", "NATIVE_PATH", "RECIPE_NAMES", "NativeBlock", "TeBlock"]
 
 NATIVE_PATH = "the native A-block of plain torch layers"
-# Transformer Engine's recipes by class name, and what each wants the number of tokens to be a multiple of.
-RECIPE_NAMES: Final[dict[str, RecipeName]] = {
-    "DelayedScaling": "delayed",
-    "Float8CurrentScaling": "current",
-    "Float8BlockScaling": "block",
-    "MXFP8BlockScaling": "mxfp8",
-    "NVFP4BlockScaling": "nvfp4",
-}
-# The products of the weights' gradients sum over the tokens, in multiples of 16: with 8 or 24 rows 2.12.0 and 2.20.2
-# take the forward pass and raise in the backward one (H200, 2026-11-21). It holds without gradients too, where 8 would
-# do: a reentrant recomputation runs its first pass without them, and both passes must take the same path.
-FP8_TOKENS: Final = 16
-MXFP8_TOKENS: Final = ALIGNMENT["mxfp8"]
 
 
 class TeBlock(nn.Module):
@@ -51,6 +38,7 @@ class TeBlock(nn.Module):
         eps: of both norms.
         dtype, device: of the parameters.
         tp_size, tp_group: tensor parallelism; this rank then holds its share of heads and of the MLP's columns.
+        sequence_parallel: whether the stream holds this rank's positions only; with tensor parallelism alone.
     """
 
     def __init__(
@@ -67,9 +55,11 @@ class TeBlock(nn.Module):
         device: Any,
         tp_size: int = 1,
         tp_group: Any = None,
+        sequence_parallel: bool = False,
     ) -> None:
         super().__init__()
         self.heads = num_heads // tp_size, num_gqa_groups // tp_size, head_dim
+        self.sequence_parallel = sequence_parallel
         self.qkv = te.layernorm_linear.require()(
             in_features=hidden,
             out_features=(num_heads + 2 * num_gqa_groups) * head_dim,
@@ -84,17 +74,18 @@ class TeBlock(nn.Module):
             parallel_mode="column" if tp_size > 1 else None,
             tp_size=tp_size,
             tp_group=tp_group,
+            sequence_parallel=sequence_parallel,
             params_dtype=dtype,
             device=device,
         )
         self.attention = te.dot_product_attention.require()(
-            num_attention_heads=num_heads, kv_channels=head_dim, num_gqa_groups=num_gqa_groups,
-            qkv_format="bshd", attn_mask_type="causal", tp_size=tp_size, tp_group=tp_group,
+            num_attention_heads=num_heads, kv_channels=head_dim, num_gqa_groups=num_gqa_groups, tp_size=tp_size,
+            qkv_format="sbhd" if sequence_parallel else "bshd", attn_mask_type="causal", tp_group=tp_group,
         )  # fmt: skip
         self.out = te.linear.require()(
             in_features=num_heads * head_dim, out_features=hidden, bias=False,
             parallel_mode="row" if tp_size > 1 else None, tp_size=tp_size, tp_group=tp_group,
-            params_dtype=dtype, device=device,
+            sequence_parallel=sequence_parallel, params_dtype=dtype, device=device,
         )  # fmt: skip
         self.mlp = te.layernorm_mlp.require()(
             hidden_size=hidden,
@@ -106,6 +97,7 @@ class TeBlock(nn.Module):
             set_parallel_mode=tp_size > 1,
             tp_size=tp_size,
             tp_group=tp_group,
+            sequence_parallel=sequence_parallel,
             params_dtype=dtype,
             device=device,
         )
@@ -113,16 +105,26 @@ class TeBlock(nn.Module):
     def forward(
         self, rows: Any, *, rope: tuple[Any, Any] | None = None, is_first_microbatch: bool | None = None
     ) -> Any:
-        """Residual stream [B, T, hidden] -> [B, T, hidden]; `rope` is (cos, sin), each [at least T, D/2]."""
+        """Residual stream [B, T, hidden] -> [B, T, hidden]; `rope` is (cos, sin), each [at least T, D/2].
+
+        With sequence parallelism the stream is [B, T / tp, hidden] at the border. Inside it is sequence first,
+        [T / tp, B, hidden] and contiguous: Transformer Engine gathers and scatters along the first axis of what it
+        views as [tokens, hidden], so that tokens of other ranks follow those of this one (2.20.2,
+        pytorch/distributed.py, gather_along_first_dim).
+        """
         heads, groups, width = self.heads
+        if self.sequence_parallel:
+            rows = rows.transpose(0, 1).contiguous()
         mixed = self.qkv(rows, is_first_microbatch=is_first_microbatch)
         query, key, value = mixed.split([heads * width, groups * width, groups * width], dim=-1)
-        shape = (*rows.shape[:2], -1, width)
+        shape = (*mixed.shape[:2], -1, width)
         if rope is not None:
-            query, key = _turn(query.reshape(shape), rope), _turn(key.reshape(shape), rope)
+            turn = _turn_sequence_first if self.sequence_parallel else _turn
+            query, key = turn(query.reshape(shape), rope), turn(key.reshape(shape), rope)
         seen = self.attention(query.reshape(shape), key.reshape(shape), value.reshape(shape))
         rows = rows + self.out(seen, is_first_microbatch=is_first_microbatch)
-        return rows + self.mlp(rows, is_first_microbatch=is_first_microbatch)
+        rows = rows + self.mlp(rows, is_first_microbatch=is_first_microbatch)
+        return rows.transpose(0, 1).contiguous() if self.sequence_parallel else rows
 
     def weights_by_role(self) -> dict[str, Any]:
         """The block's weights by role; biases are off."""
@@ -154,6 +156,9 @@ class NativeBlock(nn.Module):
         dtype, device: of the parameters; torch's defaults without them.
         features: whether Transformer Engine may be taken.
         tp_size, tp_group: tensor parallelism, which only TE has; sizes above are those of all ranks.
+        sequence_parallel: whether rows hold this rank's positions of each sequence, those of the first rank of
+            `tp_group` first; nothing without tensor parallelism. The gradients of both norms are then a part on each
+            rank, which TE marks (`sequence_parallel` on the parameter) and its caller sums.
 
     Attributes:
         choice: of the last call; None before the first.
@@ -185,6 +190,7 @@ class NativeBlock(nn.Module):
         features: Features = PRODUCTION,
         tp_size: int = 1,
         tp_group: Any = None,
+        sequence_parallel: bool = False,
     ) -> None:
         super().__init__()
         sizes = {"hidden": hidden, "ffn_hidden": ffn_hidden, "num_heads": num_heads, "head_dim": head_dim}
@@ -195,6 +201,7 @@ class NativeBlock(nn.Module):
         check_options(dtype, eps)
         whole = BlockShape(hidden, ffn_hidden, num_heads, num_gqa_groups, head_dim, gate_of(activation))
         self.shape, self.tp_size, self.features = whole.shard(tp_size), tp_size, features
+        self.tp_group, self.sequence_parallel = tp_group, sequence_parallel and tp_size > 1
         self.choice: Choice | None = None
         self.te: TeBlock | None = None
         self.native: ABlock | None = None
@@ -220,6 +227,7 @@ class NativeBlock(nn.Module):
             device=device,
             tp_size=tp_size,
             tp_group=tp_group,
+            sequence_parallel=self.sequence_parallel,
         )
         # It has no storage and lends its forward pass; in a tuple, so that its parameters are not this module's.
         self._plain = (plain(device="meta"),)
@@ -236,7 +244,8 @@ class NativeBlock(nn.Module):
         """One step of the residual stream.
 
         Args:
-            rows: [B, T, hidden] in the dtype of the parameters, or any under torch.autocast.
+            rows: [B, T, hidden] in the dtype of the parameters, or any under torch.autocast; [B, T / tp, hidden] with
+                sequence parallelism.
             rope: (cos, sin), each [at least T, D/2], applied to query and key between QKV and attention.
             doc_ids: [B, T] integers, packed documents; TE refuses them.
             window: a query sees itself and the window - 1 keys before it; TE refuses it.
@@ -244,9 +253,10 @@ class NativeBlock(nn.Module):
                 None makes them each time. The native path has none.
 
         Returns:
-            [B, T, hidden] in the dtype of `rows`.
+            [B, T, hidden], or [B, T / tp, hidden], in the dtype of `rows`.
 
         Raises:
+            AmaxGroupMissing: sequence parallelism under delayed scaling whose amax is not reduced over `tp_group`.
             WrongShape, WrongDtype: rows, rope or a mask of another shape or dtype.
             WrongTarget: rope or a mask on another device than the rows.
             NotDivisible: rope for heads of an odd size.
@@ -260,6 +270,8 @@ class NativeBlock(nn.Module):
         )
         self.choice = taken
         if self.te is not None and taken.observed == "te":
+            if self.sequence_parallel:
+                check_gathered_scales(self.tp_group)
             return self.te(rows, rope=rope, is_first_microbatch=is_first_microbatch)
         options = {"rope": rope, "doc_ids": doc_ids, "window": window}
         if self.native is not None:
@@ -301,37 +313,12 @@ class NativeBlock(nn.Module):
     def _why_not_te(self, rows: Any, masks: Masks) -> Refusal | None:
         if (refused := masks.refused_by("te")) is not None:
             return refused
-        if rows.shape[1] == 1:
+        if self._length(rows) == 1:
             return Refusal("te", "one-token", SINGLE)
         refused = self._why_plain or why_not_te(self.features, "native_block", rows.device)
         if refused is not None:
             return refused
-        return _why_not_in(next(self.parameters()).dtype) or self._why_not_low(rows)
-
-    def _why_not_low(self, rows: Any) -> Refusal | None:
-        """Why these sizes cannot run in the low-precision scope that is on: TE would raise in its first layer.
-
-        Asked of Transformer Engine's own state, not of this thread's scopes: a recomputation in the backward pass runs
-        after they are left, in another thread, and must take the path of its forward pass; and a scope may be
-        somebody else's. The reason holds no number of a single call, so that it is recorded once.
-        """
-        state = te_state()
-        if not state["enabled"]:
-            return None
-        kind = type(state["recipe"]).__name__
-        recipe = RECIPE_NAMES.get(kind, "delayed")  # one that is not known here is held to what all of them want
-        align, of_tokens = ALIGNMENT[recipe], MXFP8_TOKENS if recipe == "mxfp8" else FP8_TOKENS
-        shape = self.shape
-        widths = (shape.hidden, sum(shape.segments), shape.segments[0], shape.ffn_hidden)
-        if rows.shape[0] * rows.shape[1] % of_tokens == 0 and not any(width % align for width in widths):
-            return None
-        return Refusal(
-            "te",
-            "fp8-alignment",
-            f"the tokens of this call, or a width among {', '.join(map(str, widths))}; under {kind} Transformer Engine "
-            f"takes multiples of {of_tokens} tokens and of {align} columns. Next step: pad the tokens, or expect this "
-            "block in the dtype of its parameters",
-        )
+        return _why_not_in(next(self.parameters()).dtype) or why_not_low(rows, self.shape)
 
     def _why_not_native(self) -> Refusal | None:
         if self.tp_size == 1:
@@ -350,7 +337,8 @@ class NativeBlock(nn.Module):
                 f"rows have shape {shape}, wanted [B, T, {self.shape.hidden}] with at least one token. Likely cause: "
                 "heads already split, or tokens already flattened. Next step: pass the residual stream as it is."
             )
-        masks.check(shape[0], self.shape.heads, shape[1], rows.device)
+        length = self._length(rows)
+        masks.check(shape[0], self.shape.heads, length, rows.device)
         wanted = next(self.parameters()).dtype
         if rows.dtype != wanted and not torch.is_autocast_enabled(rows.device.type):
             raise WrongDtype(
@@ -358,7 +346,11 @@ class NativeBlock(nn.Module):
                 "torch.autocast."
             )
         if rope is not None:
-            check_rope(rope, rows, self.shape.head_dim)
+            check_rope(rope, rows[:, :1].expand(-1, length, -1), self.shape.head_dim)
+
+    def _length(self, rows: Any) -> int:
+        """T of the whole sequences."""
+        return rows.shape[1] * (self.tp_size if self.sequence_parallel else 1)
 
 
 def _why_not_in(dtype: Any) -> Refusal | None:
@@ -376,3 +368,8 @@ def _why_not_made_of_te(features: Features, dtype: Any, device: Any) -> Refusal 
 def _turn(rows: Any, rope: tuple[Any, Any]) -> Any:
     """Rotary embedding over [B, T, H, D]; contiguous, because TE's attention does not look at strides."""
     return turn_heads(rows, rope[0], rope[1])
+
+
+def _turn_sequence_first(rows: Any, rope: tuple[Any, Any]) -> Any:
+    """The same over [T, B, H, D]."""
+    return turn_heads(rows.transpose(0, 1), rope[0], rope[1]).transpose(0, 1).contiguous()

@@ -6,6 +6,7 @@ A verb's own imports are made when it is called: the one that runs on a GPU host
 from __future__ import annotations
 
 from . import (
+    ablate_verbs,
     bisect_verbs,
     blame_score_verbs,
     canary_verbs,
@@ -16,11 +17,13 @@ from . import (
     parity_verbs,
     policy_verbs,
     selftest_verbs,
+    smoke_verbs,
     upgrade_verbs,
 )
 from .app import main
 
 __all__ = [
+    "ablate_verbs",
     "bisect_verbs",
     "blame_score_verbs",
     "canary_verbs",
@@ -32,5 +35,6 @@ __all__ = [
     "parity_verbs",
     "policy_verbs",
     "selftest_verbs",
+    "smoke_verbs",
     "upgrade_verbs",
 ]

@@ -22,6 +22,7 @@ from ..evidence.parity import ParityResult, SupportGrid
 from ..evidence.preset_decision import PolicyResult
 from ..evidence.results import Result
 from ..evidence.selftest import SelftestResult
+from ..evidence.smoke import SmokeSession
 from ..evidence.upgrade import UpgradeResult
 from ..report import (
     github,
@@ -102,7 +103,7 @@ def _print_table(result: Result, console: Console, *, verbose: bool) -> None:
             terminal_sweep.render_sweep(result, console=console)
         case FirewallResult():
             terminal.render_firewall(result, console=console)
-        case ParityResult() | Fp8Result():
+        case ParityResult() | Fp8Result() | SmokeSession():
             terminal_parity.render_session(result, verbose=verbose, console=console)
         case SupportGrid():
             terminal_parity.render_support(result, console=console)
@@ -153,6 +154,7 @@ _RENDERERS: Final[dict[tuple[Format, type[Result]], Callable[[Any], str]]] = {
     (Format.HTML, FirewallResult): html.render_firewall_html,
     (Format.HTML, ParityResult): html.render_session_html,
     (Format.HTML, Fp8Result): html.render_session_html,
+    (Format.HTML, SmokeSession): html.render_session_html,
     (Format.HTML, LossGateResult): loss_report.render_losses_html,
     (Format.HTML, UpgradeResult): html.render_upgrade_html,
     (Format.JUNIT, StaticResult): junit.render_static_junit,
@@ -160,6 +162,7 @@ _RENDERERS: Final[dict[tuple[Format, type[Result]], Callable[[Any], str]]] = {
     (Format.JUNIT, FirewallResult): junit.render_firewall_junit,
     (Format.JUNIT, ParityResult): junit_parity.render_session_junit,
     (Format.JUNIT, Fp8Result): junit_parity.render_session_junit,
+    (Format.JUNIT, SmokeSession): junit_parity.render_session_junit,
     (Format.JUNIT, LossGateResult): loss_report.render_losses_junit,
     (Format.JUNIT, UpgradeResult): junit_upgrade.render_upgrade_junit,
     (Format.GITHUB, StaticResult): github.render_static_annotations,
@@ -167,6 +170,7 @@ _RENDERERS: Final[dict[tuple[Format, type[Result]], Callable[[Any], str]]] = {
     (Format.GITHUB, FirewallResult): github.render_firewall_annotations,
     (Format.GITHUB, ParityResult): github.render_session_annotations,
     (Format.GITHUB, Fp8Result): github.render_session_annotations,
+    (Format.GITHUB, SmokeSession): github.render_session_annotations,
     (Format.GITHUB, LossGateResult): loss_report.render_losses_annotations,
     (Format.GITHUB, UpgradeResult): github.render_upgrade_annotations,
     (Format.HTML, PolicyResult): html_policy.render_policy_html,

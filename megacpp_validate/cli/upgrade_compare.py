@@ -44,12 +44,10 @@ def judge_stacks(
     return compare_all(stacks, modules, lambda one, other: _timings(one, other, noise), target=target, needs=needs)
 
 
-def grid_of(
-    stacks: Sequence[StackReceipts], modules: Sequence[BridgeModule], unreadable: Mapping[str, str]
-) -> SupportGrid:
-    """Stacks x modules."""
+def grid_of(stacks: Sequence[StackReceipts], probes: Sequence[str], unreadable: Mapping[str, str]) -> SupportGrid:
+    """Stacks x probes: modules in dependency order, then compositions."""
     receipts = [receipt for stack in stacks for receipt in stack.receipts]
-    return build_support(receipts, [module.id for module in modules], dict(unreadable))
+    return build_support(receipts, probes, dict(unreadable))
 
 
 def receipts_of(stack: RanStack) -> StackReceipts:
@@ -84,12 +82,13 @@ def compare_folders(catalog: Catalog, folders: Sequence[Path], matrix: Path | No
     probes = {receipt.probe for side in sides for receipt in side.receipts}
     lost = {str(fault.file): fault.reason for side in found for fault in side.unreadable}
     modules = [module for module in catalog.modules if lost or module.id in probes]
+    columns = [*(row.id for row in modules), *(row.id for row in catalog.compositions if row.id in probes)]
     needs = read_needs([module.id for module in catalog.modules], matrix)
     result = UpgradeResult(
         tool=TOOL,
         target=target,
         tiers=("gpu",),
-        grid=grid_of(sides, modules, lost),
+        grid=grid_of(sides, columns, lost),
         stacks=tuple(
             StackRun(
                 stack=side.stack,

@@ -14,7 +14,7 @@ from ..catalog import Catalog
 from ..catalog_needs import read_needs
 from ..environments.chosen import SpecInvalid
 from ..environments.environment import NoEnvironment
-from ..environments.plan import UnknownTarget, choose_probes
+from ..environments.plan import UnknownTarget, choose_canary_probes
 from ..environments.restart import FolderTaken
 from ..evidence.findings import StaticResult
 from ..evidence.firewall import FirewallResult
@@ -143,12 +143,13 @@ def _run_firewall(catalog: Catalog) -> FirewallResult:
 
 def _run_gpu(catalog: Catalog, asked: DynamicAsked) -> Dynamic:
     ran = run_dynamic(catalog, asked)
-    selected = choose_probes(catalog, asked.probes)
+    selected = choose_canary_probes(catalog, asked.probes)
     modules = [module for module in catalog.modules if module.id in selected]
+    columns = [*(module.id for module in modules), *(row.id for row in catalog.compositions if row.id in selected)]
     stacks = [receipts_of(stack) for stack in ran.stacks]
     again = next((stack.again for stack in ran.stacks if stack.again), {})
     needs = read_needs([module.id for module in catalog.modules], asked.matrix)
-    return Dynamic(ran, grid_of(stacks, modules, {}), judge_stacks(stacks, again, modules, ran.target.id, needs))
+    return Dynamic(ran, grid_of(stacks, columns, {}), judge_stacks(stacks, again, modules, ran.target.id, needs))
 
 
 @contextmanager

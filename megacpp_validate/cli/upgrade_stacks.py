@@ -22,7 +22,7 @@ from ..environments.environment import Environment
 from ..environments.facts import read_facts
 from ..environments.installed import Found, find_environments
 from ..environments.interpreter import own_interpreter, read_commit
-from ..environments.plan import choose_probes, choose_target, find_target, why_not_here
+from ..environments.plan import choose_canary_probes, choose_target, find_target, why_not_here
 from ..environments.processes import Processes
 from ..environments.room import count_cores, read_room, share_cores
 from ..environments.schedule import plan_jobs
@@ -80,7 +80,7 @@ def run_dynamic(catalog: Catalog, asked: DynamicAsked) -> DynamicRun:
         NoEnvironment: the interpreter that everything stands on cannot be started.
         FolderTaken: another run writes its receipts there.
     """
-    choose_probes(catalog, asked.probes)  # a typing error is told before anything is made
+    choose_canary_probes(catalog, asked.probes)  # a typing error is told before anything is made
     named = [read_spec(text) for text in asked.environments]
     processes = Processes()
     variables = share_cores(os.environ, plan_jobs(count_cores(), asked.jobs))
@@ -102,7 +102,7 @@ def run_dynamic(catalog: Catalog, asked: DynamicAsked) -> DynamicRun:
     )
     room = read_room(variables, gpu=bool(target.arch), jobs=asked.jobs, memory_mib=asked.gpu_memory_mib)
     rows = [stack.name for stack in stacks if not stack.problem]
-    with UpgradeProgress(choose_probes(catalog, asked.probes), rows) as progress:
+    with UpgradeProgress(choose_canary_probes(catalog, asked.probes), rows) as progress:
         running = Running(asked.receipts.absolute(), room, asked.limit_s, asked.fresh, progress)
         try:
             found = run_stacks(catalog, target, stacks, for_all, running, processes)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from ..catalog import Catalog, Fp8Cell
+from ..catalog import Catalog, Fp8Cell, ProbeCell, SmokeCell
 from ..catalog import Target as TargetRow
 from ..evidence.receipt import Outcome, Receipt
 from ..probes.order import Order, Target
@@ -159,16 +159,88 @@ def plan_fp8(
     """One order a cell of FP8, in the order of `matrix/fp8.toml`; arguments and errors as of `plan_parity`."""
     blank = _blank_order(target, facts, variables, seed=seed, tool=tool, commit=commit)
     return tuple(
-        replace(
-            blank,
-            probe=row.id,
-            code=row.code,
-            stands_on=tuple(row.stands_on),
-            settings={str(key): value for key, value in row.settings.items()},
-            needs_te=row.needs_te,
-            once=row.once,
+        replace(_fill(blank, row), needs_te=row.needs_te, once=row.once) for row in choose_fp8_cells(catalog, cells)
+    )
+
+
+def plan_smoke(
+    catalog: Catalog,
+    target: TargetRow,
+    facts: Facts,
+    cells: Sequence[str],
+    variables: Mapping[str, str],
+    *,
+    seed: int = 0,
+    tool: str = "",
+    commit: str = "",
+) -> tuple[Order, ...]:
+    """One order a cell of the smoke run, in the order of `matrix/moe_smoke.toml`; arguments and errors as above.
+
+    A second use would be a second training: each is once.
+    """
+    blank = _blank_order(target, facts, variables, seed=seed, tool=tool, commit=commit)
+    rows = choose_smoke_cells(catalog, target, cells)
+    return tuple(replace(_fill(blank, row), once=True) for row in rows)
+
+
+def plan_compositions(
+    catalog: Catalog,
+    target: TargetRow,
+    facts: Facts,
+    wanted: Sequence[str],
+    variables: Mapping[str, str],
+    *,
+    seed: int = 0,
+    tool: str = "",
+    commit: str = "",
+) -> tuple[Order, ...]:
+    """One order a composition of the canary; all of them where none is named, those that are known else."""
+    blank = _blank_order(target, facts, variables, seed=seed, tool=tool, commit=commit)
+    rows = (row for row in catalog.compositions if not wanted or row.id in wanted)
+    return tuple(replace(_fill(blank, row), once=row.once) for row in rows)
+
+
+def choose_canary_probes(catalog: Catalog, wanted: Sequence[str]) -> tuple[str, ...]:
+    """The probes of the canary: those of modules in dependency order, then compositions; all where none is named.
+
+    Raises:
+        UnknownTarget: one that there is not.
+    """
+    known = [*(module.id for module in catalog.modules), *(row.id for row in catalog.compositions)]
+    if unknown := [name for name in wanted if name not in known]:
+        raise UnknownTarget(
+            f"there is no probe {', '.join(map(repr, unknown))}. Next step: choose from {', '.join(known)}."
         )
-        for row in choose_fp8_cells(catalog, cells)
+    return tuple(name for name in known if not wanted or name in wanted)
+
+
+def choose_smoke_cells(catalog: Catalog, target: TargetRow, wanted: Sequence[str]) -> tuple[SmokeCell, ...]:
+    """The target's cells of the smoke run, told by their ids with or without `smoke_`; all where none is named.
+
+    Raises:
+        UnknownTarget: one that there is not, or a target without any.
+    """
+    rows = {row.id: row for row in catalog.smoke if target.id in row.targets}
+    asked = {name: name if name.startswith("smoke_") else f"smoke_{name}" for name in wanted}
+    if not rows:
+        of = sorted({name for row in catalog.smoke for name in row.targets})
+        raise UnknownTarget(f"the smoke run has no cell for {target.id}. Next step: choose one of {', '.join(of)}.")
+    if unknown := [name for name, cell in asked.items() if cell not in rows]:
+        raise UnknownTarget(
+            f"there is no cell {', '.join(map(repr, unknown))} of the smoke run on {target.id}. Next step: choose from "
+            f"{', '.join(rows)}."
+        )
+    return tuple(row for row in rows.values() if not wanted or row.id in asked.values())
+
+
+def _fill(blank: Order, row: ProbeCell) -> Order:
+    """An order of a row that is more than one bridge module."""
+    return replace(
+        blank,
+        probe=row.id,
+        code=row.code,
+        stands_on=tuple(row.stands_on),
+        settings={str(key): value for key, value in row.settings.items()},
     )
 
 

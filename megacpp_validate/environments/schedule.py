@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ..catalog import BridgeModule
+from ..catalog import BridgeModule, ProbeCell
 from ..evidence.receipt import Outcome, Receipt
 from ..probes.order import Order
 
@@ -97,12 +97,12 @@ def plan_jobs(cores: int, jobs: int = 0) -> int:
     return jobs or max(1, min(cores, 2), cores - 2)
 
 
-def expect_need(order: Order, row: BridgeModule, earlier: Mapping[str, Sequence[Receipt]]) -> Need:
+def expect_need(order: Order, row: BridgeModule | ProbeCell, earlier: Mapping[str, Sequence[Receipt]]) -> Need:
     """What a cell is expected to take: what its row says, more where an earlier receipt says more.
 
     Args:
         order: the cell.
-        row: of its bridge module.
+        row: of its bridge module, or of itself.
         earlier: receipts by probe, of any stack on the same target.
     """
     seen = [receipt for receipt in earlier.get(order.probe, ()) if receipt.outcome in RAN_WHOLE]

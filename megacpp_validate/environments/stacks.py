@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from ..catalog import Catalog
+from ..catalog import BridgeModule, Catalog, ProbeCell
 from ..catalog import Target as TargetRow
 from ..evidence.receipt import Outcome, Receipt
 from ..evidence.store import ReceiptInvalid, read_receipts
@@ -27,7 +27,7 @@ from .facts import Facts, read_facts, require_torch
 from .fleet import Fleet, Progress
 from .identity import hash_parts
 from .interpreter import InterpreterEnvironment
-from .plan import plan_parity, receipt_without_probe, why_not_here
+from .plan import choose_canary_probes, plan_compositions, plan_parity, receipt_without_probe, why_not_here
 from .processes import Processes
 from .restart import own_folder
 from .schedule import Need, Room, expect_need
@@ -216,16 +216,14 @@ def _plan(catalog: Catalog, target: TargetRow, stack: Stack, asked: Asked, gate:
     facts = stack.facts or Facts(
         python="", executable="", machine="", torch="", te="", te_folder="", gpu=None, why_no_gpu=""
     )
-    orders = plan_parity(
-        catalog,
-        target,
-        facts,
-        asked.probes,
-        asked.variables,
-        seed=asked.seed,
-        tool=asked.tool,
-        commit=asked.commit,
-    )
+    probes = choose_canary_probes(catalog, asked.probes)
+    modules = {module.id for module in catalog.modules}
+    carried: dict[str, Any] = {"seed": asked.seed, "tool": asked.tool, "commit": asked.commit}
+    orders: tuple[Order, ...] = ()
+    if own := tuple(name for name in probes if name in modules):
+        orders += plan_parity(catalog, target, facts, own, asked.variables, **carried)
+    if more := tuple(name for name in probes if name not in modules):
+        orders += plan_compositions(catalog, target, facts, more, asked.variables, **carried)
     image = stack.environment.image_digest if isinstance(stack.environment, ContainerEnvironment) else ""
     made_from = stack.environment.lock_hash if isinstance(stack.environment, InterpreterEnvironment) else ""
     return tuple(
@@ -234,7 +232,7 @@ def _plan(catalog: Catalog, target: TargetRow, stack: Stack, asked: Asked, gate:
             stack=stack.name,
             lock_hash=made_from or order.lock_hash,
             image_digest=image or order.image_digest,
-            times=asked.times,
+            times=asked.times and not order.code,
             turnstile=str(gate or ""),
             environment="" if stack.environment is None or stack.problem else _identify(stack.environment, order),
         )
@@ -248,7 +246,8 @@ def _identify(environment: Environment, order: Order) -> str:
 
 
 def _plan_again(orders: Sequence[Order]) -> tuple[Order, ...]:
-    return tuple(replace(order, only_times=True) for order in orders)
+    """Modules a second time; a composition is not timed."""
+    return tuple(replace(order, only_times=True) for order in orders if not order.code)
 
 
 def _cell(stack: Stack, order: Order, folder: Path, limit_s: float) -> Cell:
@@ -274,7 +273,8 @@ def _read_earlier(folder: Path, stacks: Sequence[Stack]) -> dict[str, list[Recei
 def _with_needs(
     cells: Sequence[Cell], catalog: Catalog, earlier: Mapping[str, Sequence[Receipt]]
 ) -> list[tuple[Cell, Need]]:
-    rows = {row.id: row for row in catalog.modules}
+    rows: dict[str, BridgeModule | ProbeCell] = {row.id: row for row in catalog.modules}
+    rows |= {row.id: row for row in catalog.compositions}
     return [(cell, expect_need(cell.order, rows[cell.order.probe], earlier)) for cell in cells]
 
 

@@ -56,6 +56,7 @@ class Cause(StrEnum):
     NUMERICS = "numerics"
     SILENT_FALLBACK = "silent-fallback"
     PERFORMANCE = "performance"
+    BOUNDARY = "boundary"  # between modules, each of which holds by itself
 
 
 class ModuleVerdict(StrEnum):

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-SCHEMA_ID: Final = "megacpp-validate/receipt/3"
-# 1 has no timings and no environment, 2 no quantizers and no compilers.
-READABLE: Final = ("megacpp-validate/receipt/1", "megacpp-validate/receipt/2", SCHEMA_ID)
+from .training import TrainingRecord
+
+SCHEMA_ID: Final = "megacpp-validate/receipt/4"
+# 1 has no timings and no environment, 2 no quantizers and no compilers, 3 no training.
+READABLE: Final = (*(f"megacpp-validate/receipt/{number}" for number in (1, 2, 3)), SCHEMA_ID)
 
 
 class Outcome(StrEnum):
@@ -243,6 +245,7 @@ class Receipt:
         timings: a row a use that was timed.
         quantizers: a row an operand that was cast to low precision.
         compilers: of the libraries whose kernels were compiled just in time.
+        training: a row a training run that ended well.
         environment: identity of the environment that it ran in; a receipt of another one is no answer to a later run.
     """
 
@@ -270,6 +273,7 @@ class Receipt:
     timings: tuple[Timing, ...] = ()
     quantizers: tuple[Quantizer, ...] = ()
     compilers: tuple[Compiler, ...] = ()
+    training: tuple[TrainingRecord, ...] = ()
     environment: str = ""
     image_digest: str = ""
     lock_hash: str = ""

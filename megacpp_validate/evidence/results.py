@@ -13,6 +13,7 @@ from .loss_gate import LossGateResult
 from .parity import ParityResult, SupportGrid
 from .preset_decision import PolicyResult
 from .selftest import SelftestResult
+from .smoke import SmokeSession
 from .upgrade import UpgradeResult
 
 Result = (
@@ -21,6 +22,7 @@ Result = (
     | FirewallResult
     | ParityResult
     | Fp8Result
+    | SmokeSession
     | SupportGrid
     | SelftestResult
     | UpgradeResult

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from .receipt import READABLE, SCHEMA_ID, Check, Outcome, Part, Receipt, cell_id
 from .strict_json import refuse_what_json_hides
+from .training import find_record_faults
 
 _RECEIPT: Final = TypeAdapter(Receipt)
 
@@ -110,6 +111,8 @@ def _find_contradictions(receipt: Receipt, path: Path) -> Iterator[str]:
         yield "outcome blocked, and not by which cell"
     for check in receipt.checks:
         yield from _find_false_verdicts(check)
+    for record in receipt.training:
+        yield from find_record_faults(record)
     if receipt.outcome is Outcome.PASS:
         yield from _find_false_backends(receipt)
 

@@ -176,6 +176,7 @@ class Mamba2Mixer(nn.Module):
         dt_bias: [H], dt = softplus(projected + dt_bias).
         norm_weight: [I] of the gated RMSNorm, one norm a group.
         out_projection: nn.Linear(I, hidden).
+        scan: what is called in the place of `ssd_chunked`, alike and with the same result; None is `ssd_chunked`.
     """
 
     def __init__(
@@ -205,6 +206,7 @@ class Mamba2Mixer(nn.Module):
         check_chunk(chunk)
         self.hidden, self.inner, self.heads, self.head_dim = hidden, inner, heads, head_dim
         self.state, self.groups, self.chunk, self.eps = state, groups, chunk, eps
+        self.scan: Any = None
         made = {"dtype": dtype, "device": device}
         mixed = inner + 2 * groups * state
         self.in_projection = NormLinear(hidden, inner + mixed + heads, eps=eps, **made)
@@ -240,7 +242,7 @@ class Mamba2Mixer(nn.Module):
         gate, mixed, steps = self.in_projection(rows).split([self.inner, self.inner + 2 * directions, self.heads], -1)
         values, ins, outs = self._convolve(mixed).split([self.inner, directions, directions], dim=-1)
         values = values.unflatten(-1, (self.heads, self.head_dim))
-        y, _ = ssd_chunked(
+        y, _ = (self.scan or ssd_chunked)(
             values,
             functional.softplus(at_least_fp32(steps) + at_least_fp32(self.dt_bias)),
             -at_least_fp32(self.a_log).exp(),

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 
 from ..evidence.receipt import Backend, Check, Compiler, Quantizer
+from ..evidence.training import TrainingRecord
 from .bounds import Roundings, compare
 from .low_precision import Enter
 from .memory import check_memory, use_of
@@ -32,7 +33,7 @@ class Bench:
 
     Attributes:
         order: the cell, the target and what is requested.
-        checks, backends, quantizers, compilers: in the order they were made.
+        checks, backends, quantizers, compilers, training: in the order they were made.
         unsupported: why the target has not what the cell is about; empty where it has.
     """
 
@@ -41,6 +42,7 @@ class Bench:
     backends: list[Backend] = field(default_factory=list)
     quantizers: list[Quantizer] = field(default_factory=list)
     compilers: list[Compiler] = field(default_factory=list)
+    training: list[TrainingRecord] = field(default_factory=list)
     unsupported: str = ""
 
     def __post_init__(self) -> None:

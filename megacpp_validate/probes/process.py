@@ -31,6 +31,7 @@ from ..evidence.receipt import (
     Timing,
     cell_id,
 )
+from ..evidence.training import TrainingRecord
 from . import jit
 from .fingerprint import read_libraries, read_machine, read_packages
 from .order import Order
@@ -63,6 +64,7 @@ class _Seen:
     backends: list[Backend] = field(default_factory=list)
     quantizers: list[Quantizer] = field(default_factory=list)
     compilers: list[Compiler] = field(default_factory=list)
+    training: list[TrainingRecord] = field(default_factory=list)
     timings: tuple[Timing, ...] = ()
     note: str = ""  # what there is to say of a pass
     lacking: str = ""  # what the probe needs and is not here
@@ -137,7 +139,7 @@ def _run(order: Order, seen: _Seen) -> None:
         bench = _new_bench(order, torch)
         # Kept also where the probe raises half way.
         seen.checks, seen.backends = bench.checks, bench.backends
-        seen.quantizers, seen.compilers = bench.quantizers, bench.compilers
+        seen.quantizers, seen.compilers, seen.training = bench.quantizers, bench.compilers, bench.training
         if not order.only_times:
             _observe(order, module.probe, bench, seen, torch)
         stopwatch = _new_stopwatch(order, bench, seen, torch)
@@ -336,6 +338,7 @@ def _receipt(order: Order, seen: _Seen, started: str) -> Receipt:
         timings=seen.timings,
         quantizers=tuple(seen.quantizers),
         compilers=tuple(seen.compilers),
+        training=tuple(seen.training),
         environment=order.environment,
         image_digest=os.environ.get(IMAGE_DIGEST, order.image_digest),
         lock_hash=order.lock_hash,

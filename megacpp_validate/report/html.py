@@ -14,7 +14,7 @@ from megacpp_validate.evidence.firewall import FirewallResult
 from megacpp_validate.evidence.parity import SessionResult
 from megacpp_validate.evidence.upgrade import UpgradeResult
 
-from . import check_words, loss_words, parity_words, upgrade_words
+from . import check_words, loss_words, parity_words, smoke_words, upgrade_words
 from .loss_section import draw_loss_section
 from .marks import mark_cell, mark_impact, mark_outcome, mark_verdict
 from .plain_text import strip_control
@@ -29,6 +29,7 @@ from .summaries import (
     summarize_static,
     summarize_sweep,
 )
+from .training_section import draw_training_section
 from .words import LIMITS, consequence, headline, headline_of_fault, next_step, next_step_of_fault, place
 
 _BREAK: Final = re.compile(r"(?<=[/.])(?=[^/.\s])|(?<=[A-Za-z0-9]_)(?=[A-Za-z0-9])")
@@ -91,7 +92,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
     )
     environment.filters.update(sentence=_draw_sentence, breakable=_draw_breakable, place=place)
-    for module in (check_words, parity_words, loss_words, upgrade_words):
+    for module in (check_words, parity_words, loss_words, smoke_words, upgrade_words):
         words = (
             name
             for name in vars(module)
@@ -107,6 +108,7 @@ def _environment() -> Environment:
         count_impacts=count_impacts,
         count_shown=_count_shown,
         draw_loss_section=draw_loss_section,
+        draw_training_section=draw_training_section,
         first_sentence=first_sentence,
         headline=headline,
         headline_of_fault=headline_of_fault,

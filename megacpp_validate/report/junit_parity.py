@@ -31,6 +31,7 @@ from .parity_words import (
     say_worst,
     summarize_session,
 )
+from .smoke_words import say_trained
 
 
 def render_session_junit(result: SessionResult) -> str:
@@ -67,6 +68,7 @@ def _add_case(suite: ET.Element, receipt: Receipt, subject: str) -> None:
     elif not receipt.outcome.is_good:
         add(case, "error", text, message=cause, type=receipt.outcome.value)
     lines = [f"requested: seen {say_backends(receipt)}", f"checks {say_checks(receipt)}", f"worst {say_worst(receipt)}"]
+    lines += [f"{receipt.probe} {line}" for line in say_trained(receipt)]
     add(case, "system-out", "\n".join([*lines, *map(say_fallback, find_fallbacks(receipt))]))
 
 

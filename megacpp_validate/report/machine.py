@@ -18,6 +18,7 @@ from megacpp_validate.evidence.parity import ParityResult, SupportGrid
 from megacpp_validate.evidence.preset_decision import PolicyResult
 from megacpp_validate.evidence.results import Result
 from megacpp_validate.evidence.selftest import SelftestResult
+from megacpp_validate.evidence.smoke import SmokeSession
 from megacpp_validate.evidence.upgrade import UpgradeResult
 
 from .words import consequence, headline, headline_of_fault, next_step, next_step_of_fault
@@ -29,6 +30,7 @@ _MODELS: Final[dict[str, type[Result]]] = {
     "megacpp-validate/firewall/1": FirewallResult,
     "megacpp-validate/parity/1": ParityResult,
     "megacpp-validate/fp8/1": Fp8Result,
+    "megacpp-validate/moe-smoke/1": SmokeSession,
     "megacpp-validate/loss-gate/1": LossGateResult,
     "megacpp-validate/support/1": SupportGrid,
     "megacpp-validate/selftest/1": SelftestResult,

@@ -16,6 +16,7 @@ from megacpp_validate.evidence.parity import ParityResult, SupportGrid
 from megacpp_validate.evidence.preset_decision import PolicyResult
 from megacpp_validate.evidence.results import Result
 from megacpp_validate.evidence.selftest import SelftestResult
+from megacpp_validate.evidence.smoke import SmokeSession
 from megacpp_validate.evidence.upgrade import UpgradeResult
 
 from .markdown_bisect import tell_bisect
@@ -51,7 +52,7 @@ def render_step_summary(result: Result) -> str:
             lines = [*_tell_sweep(result), "", *_tell_limits()]
         case FirewallResult():
             lines = _tell_firewall(result)
-        case ParityResult() | Fp8Result():
+        case ParityResult() | Fp8Result() | SmokeSession():
             lines = tell_session(result)
         case SupportGrid():
             lines = tell_support(result)

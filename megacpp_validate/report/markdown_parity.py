@@ -25,6 +25,7 @@ from .parity_words import (
     summarize_session,
     summarize_support,
 )
+from .smoke_words import HEADINGS, find_trained, say_row
 from .summaries import first_sentence
 
 
@@ -45,6 +46,9 @@ def tell_session(result: SessionResult) -> list[str]:
         cells = (say_backends(receipt), say_checks(receipt), say_worst(receipt), seconds)
         row = " | ".join(escape(cell) for cell in cells)
         lines.append(f"| {escape(receipt.probe)} | {mark.symbol} {mark.word} | {row} |")
+    if trained := find_trained(result):
+        lines += ["", f"| {' | '.join(HEADINGS)} |", f"|{' --- |' * len(HEADINGS)}"]
+        lines += [f"| {' | '.join(map(escape, say_row(one)))} |" for one in trained]
     for receipt in result.receipts:
         fallbacks = find_fallbacks(receipt)
         if receipt.outcome.is_good and not fallbacks:

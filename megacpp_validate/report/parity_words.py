@@ -8,6 +8,7 @@ from typing import Final, NamedTuple, assert_never
 from megacpp_validate.evidence.fp8 import Fp8Result
 from megacpp_validate.evidence.parity import SessionResult, SupportGrid, SupportRow
 from megacpp_validate.evidence.receipt import Backend, Check, Machine, Outcome, Part, Receipt
+from megacpp_validate.evidence.smoke import SmokeSession
 
 from .loss_words import find_red_losses
 from .marks import mark_cell
@@ -137,6 +138,8 @@ def find_doubles(result: SessionResult) -> tuple[str, ...]:
 
 def say_subject(result: SessionResult) -> str:
     """What a session is about, in a word."""
+    if isinstance(result, SmokeSession):
+        return "MoE smoke"
     return "FP8" if isinstance(result, Fp8Result) else "Parity"
 
 

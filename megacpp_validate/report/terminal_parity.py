@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from rich import box
@@ -35,6 +36,7 @@ from .parity_words import (
     summarize_session,
     summarize_support,
 )
+from .smoke_words import HEADINGS, NAMES, Trained, find_trained, say_row
 from .summaries import count, first_sentence
 
 _LABEL: Final = 10
@@ -52,6 +54,9 @@ def render_session(result: SessionResult, *, verbose: bool = False, console: Con
         print_indented(console, draw_sentence(double, "yellow"), 0)
     console.print()
     console.print(_draw_table(result, console))
+    if trained := find_trained(result):
+        console.print()
+        console.print(_draw_trained(trained))
     nothing_ran = all(receipt.outcome is Outcome.NOT_RUN for receipt in result.receipts)
     for receipt in result.receipts[:1] if nothing_ran else result.receipts:
         if verbose or not receipt.outcome.is_good or find_fallbacks(receipt):
@@ -107,6 +112,15 @@ def _draw_table(result: SessionResult, console: Console) -> Table:
             say_worst(receipt),
             f"{receipt.seconds['total']:.1f}" if "total" in receipt.seconds else "",
         )
+    return table
+
+
+def _draw_trained(trained: Sequence[Trained]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
+    for number, heading in enumerate(HEADINGS):
+        table.add_column(heading, overflow="fold", justify="left" if number < NAMES else "right")
+    for one in trained:
+        table.add_row(*map(plain, say_row(one)))
     return table
 
 

@@ -13,11 +13,13 @@ import torch
 from torch import nn
 
 from ..bridge.backends import Choice
+from ..bridge.compiled_scan import compiled_scan
 from ..bridge.errors import WeightMismatch
 from ..bridge.features import PRODUCTION, Features
 from ..bridge.layer_spec import build_mamba_mixer, native_layer_spec
 from ..bridge.native_block import NativeBlock
 from ..bridge.recipes import RecipeName
+from ..bridge.residual_norm import add_rms_norm
 from ..native.router import Routing
 from .forms import Forms
 from .sizes import Size
@@ -51,12 +53,14 @@ class Stepped:
     """What a layer gives.
 
     Attributes:
-        rows: [B, T, hidden].
-        routing: of an E-layer; else None.
+        rows: [B, T, hidden]: the stream behind the layer, but for what is still to be added.
+        routing: of an E-layer; else None. Its two losses are this rank's shares.
+        added: [B, T, hidden] that the next norm adds to the rows in its own kernel; None where the rows are whole.
     """
 
     rows: Any
     routing: Routing | None = None
+    added: Any = None
 
 
 class AttentionLayer(nn.Module):
@@ -110,6 +114,9 @@ class MambaLayer(nn.Module):
             features=build.features,
             recipe=build.recipe,
         )
+        self.scanned: Choice | None = None
+        if build.forms.compiled_scan:
+            self.mixer.scan, self.scanned = compiled_scan(build.device)
 
     def forward(self, rows: Any, rope: tuple[Any, Any]) -> Stepped:  # noqa: ARG002 - every layer is called alike
         """[B, T, hidden] -> [B, T, hidden]."""
@@ -117,7 +124,8 @@ class MambaLayer(nn.Module):
 
     def choices(self) -> dict[str, Choice]:
         """Part -> what it is made of."""
-        return {"in_projection": self.mixer.choice}
+        seen = {"in_projection": self.mixer.choice}
+        return seen if self.scanned is None else {**seen, "scan": self.scanned}
 
     def native_state_dict(self) -> dict[str, Any]:
         """The weights under the names of `native.mamba.Mamba2Mixer`."""
@@ -159,6 +167,19 @@ class RecurrentLayer(nn.Module):
     def load_native_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take such weights, exactly."""
         take_weights(self.block, state)
+
+
+def norm_of_sum(norm: Any, rows: Any, added: Any, eps: float) -> tuple[Any, Any]:
+    """The stream and its norm, both [B, T, hidden]: of the rows, and of what is still to be added to them, if anything.
+
+    Args:
+        norm: as `bridge.layer_spec.build_norm` makes it, with that eps.
+        rows, added: as `Stepped` has them. A sum and its norm are one kernel.
+    """
+    if added is None:
+        return rows, norm(rows)
+    summed, normed = add_rms_norm(rows, added, norm.weight, eps)
+    return summed, normed
 
 
 def copy_weights(module: Any) -> dict[str, Any]:

@@ -72,12 +72,15 @@ class MasterAdamW:
         named: names and parameters; a parameter that is there twice is taken once, of a DTensor this rank's part.
         schedule: rates and the rest.
         sums: over which ranks gradients are summed; None where this rank is alone.
+
+    Attributes:
+        schedule, sums: as given.
     """
 
     def __init__(
         self, named: Iterable[tuple[str, Any]], schedule: Schedule, *, sums: GradientSums | None = None
     ) -> None:
-        self.schedule, self._sums = schedule, sums
+        self.schedule, self.sums = schedule, sums
         self._named: dict[str, Any] = {}
         seen: set[int] = set()
         for name, parameter in named:
@@ -113,11 +116,11 @@ class MasterAdamW:
             first: whether this is the only pass of the step; else `add_gradients` has taken those before it.
         """
         self.add_gradients(first=first)
-        if self._sums is None:
+        if self.sums is None:
             return nn.utils.get_total_norm([master.grad for master in self._masters.values()])
         gradients = {name: master.grad for name, master in self._masters.items()}
-        self._sums.reduce(gradients)
-        return self._sums.norm(gradients)
+        self.sums.reduce(gradients)
+        return self.sums.norm(gradients)
 
     def add_gradients(self, *, first: bool) -> None:
         """Move the gradients of one pass to the copies, and sum them there, in fp32 at least.
@@ -150,6 +153,8 @@ class MasterAdamW:
         Args:
             part_of: which part a parameter belongs to, by its name.
         """
+        if self.sums is not None:
+            return self.sums.norms_by(self.gradients(), part_of)
         parts = [part_of(name) for name in self._masters]
         names = list(dict.fromkeys(parts))
         squares = torch.stack(torch._foreach_norm([master.grad for master in self._masters.values()])).square()
@@ -194,6 +199,10 @@ class MasterAdamW:
             }
             for name, master in self._masters.items()
         }
+
+    def master(self, name: str) -> Any:
+        """What is kept of a parameter's part here, outside of any graph."""
+        return self._masters[name].detach()
 
     def gradients(self) -> dict[str, Any]:
         """Parameter -> what was taken of its gradient, of what lies here."""

@@ -6,6 +6,7 @@ Widths and tokens are multiples of 16, so that every product of a block can run 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Final, Literal
@@ -123,7 +124,15 @@ class Size:
         return self.classes * self.words
 
 
-def _faults(size: Size) -> Any:
+def _faults(size: Size) -> Iterator[str]:
+    yield from _number_faults(size)
+    whole = (size.num_heads, size.num_gqa_groups, size.top_k, size.num_experts, size.mamba_head_dim, size.length)
+    if all(isinstance(value, int) and value > 0 for value in whole):
+        yield from _attention_faults(size)
+        yield from _other_faults(size)
+
+
+def _number_faults(size: Size) -> Iterator[str]:
     for field in fields(size):
         value = getattr(size, field.name)
         least = 0 if field.name in ("bf16_first", "bf16_last", "shared_experts") else 1
@@ -134,9 +143,9 @@ def _faults(size: Size) -> Any:
                 yield f"capacity_factor is {value!r}, which is no number from 0 up"
         elif field.type == "float" and not (isinstance(value, int | float) and 0 <= value < 1):
             yield f"{field.name} is {value!r}, which is no number from 0 to below 1"
-    whole = (size.num_heads, size.num_gqa_groups, size.top_k, size.num_experts, size.mamba_head_dim, size.length)
-    if not all(isinstance(value, int) and value > 0 for value in whole):
-        return
+
+
+def _attention_faults(size: Size) -> Iterator[str]:
     if size.num_heads % size.num_gqa_groups:
         yield f"num_gqa_groups {size.num_gqa_groups} does not divide num_heads {size.num_heads}"
     if size.attention not in ("gqa", "mla"):
@@ -145,6 +154,9 @@ def _faults(size: Size) -> Any:
         yield f"rope_dim {size.rope_dim} is no even number below head_dim {size.head_dim}"
     if size.head_dim % 2:
         yield f"head_dim {size.head_dim} is odd, and rotary embedding turns pairs"
+
+
+def _other_faults(size: Size) -> Iterator[str]:
     if size.top_k > size.num_experts:
         yield f"top_k is {size.top_k} of {size.num_experts} experts"
     if 2 * size.hidden % size.mamba_head_dim:

@@ -13,6 +13,7 @@ from ...evidence.findings import Cause
 from ...evidence.receipt import Outcome, Receipt, cell_id
 from ...evidence.upgrade import ENVIRONMENT, Change, Culprit, ModuleChange, StepResult, TimingChange
 from .blame import Case, Order, file_reds, merge_cases, read_order, share_cases, worst_of
+from .boundary import is_first_seen, name_boundary
 from .compare import compare, has_evidence, is_red
 from .culprits import Sides, component_of, say_timing, tell_case, tell_slow
 from .next_steps import Facts
@@ -95,7 +96,8 @@ def compare_stacks(
     good = {name for name, receipt in seen.items() if receipt.outcome.is_good}
     sides = _sides(before.stack, after.stack, old, new, modules, needs)
     cases = [name_the_layer(case, seen) for case in _cases(reds, order, good, sides)]
-    culprits, under = _name_red(cases, sides)
+    culprits, under = _name_red(cases, order, sides)
+    culprits = [name_boundary(culprit, reds, order, before.stack) for culprit in culprits]
     slow, under_slow = _name_slow(timings, order, under | {red.module: red.module for red in reds}, sides)
     rows = tuple(
         ModuleChange(
@@ -138,7 +140,7 @@ def _cases(reds: Sequence[Red], order: Order, good: set[str], sides: Sides) -> t
     return (*kept, *(merge_cases(group, component, order) for component, group in groups.items()))
 
 
-def _name_red(cases: Sequence[Case], sides: Sides) -> tuple[list[Culprit], dict[str, str]]:
+def _name_red(cases: Sequence[Case], order: Order, sides: Sides) -> tuple[list[Culprit], dict[str, str]]:
     """Culprits, and module -> what it is filed under. What failed in the same way before is nobody's doing now."""
     culprits: list[Culprit] = []
     under: dict[str, str] = {}
@@ -146,7 +148,7 @@ def _name_red(cases: Sequence[Case], sides: Sides) -> tuple[list[Culprit], dict[
         name = ENVIRONMENT if case.shared is not None else case.first.module
         filed = case.members if case.shared is not None else case.others
         under |= {red.module: name for red in filed}
-        if case.first.change in _NEW:
+        if case.first.change in _NEW and not is_first_seen(case.first, order):
             culprits.append(tell_case(case, sides))
     return culprits, under
 

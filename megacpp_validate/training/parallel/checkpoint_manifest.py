@@ -80,7 +80,10 @@ def describe_tensors(state: Mapping[str, Any]) -> dict[str, str]:
 def find_differences(manifest: Manifest, identity: Mapping[str, Any], tensors: Mapping[str, str]) -> list[str]:
     """In what a checkpoint is of another model: in its identity first, then in its tensors; the first of each."""
     given = json.loads(json.dumps(dict(identity)))  # a tuple is a list in the file
-    saved, wanted = ({name: said for name, said in some.items() if not name.startswith(OF_RANK)} for some in (manifest.tensors, tensors))
+    saved, wanted = (
+        {name: said for name, said in some.items() if not name.startswith(OF_RANK)}
+        for some in (manifest.tensors, tensors)
+    )
     return _differences("", manifest.identity, given) + _differences("tensor ", saved, wanted)
 
 

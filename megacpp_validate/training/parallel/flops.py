@@ -25,15 +25,24 @@ PEAK: Final[dict[str, dict[str, float]]] = {"h200": {"bf16": 989.5e12, "fp8": 19
 
 def block_flops(letter: Letter, size: Size) -> dict[str, float]:
     """Part -> FLOPs a token, forward, of one block."""
-    return {"A": _attention, "M": _mamba, "E": _experts, "R": _recurrent}[letter](size)
+    attention = _latent_attention if size.attention == "mla" else _attention
+    return {"A": attention, "M": _mamba, "E": _experts, "R": _recurrent}[letter](size)
 
 
 def forward_flops(size: Size) -> dict[str, float]:
-    """Kind of block, and "head" -> FLOPs a token, forward, of all of its blocks."""
+    """Kind of block, "head", and "mtp" where there is one -> FLOPs a token, forward, of all of its blocks.
+
+    The head of the token after the next one is a projection of two widths to one, the last block and the head again;
+    it is counted at every position, as it is computed.
+    """
     kinds: dict[str, float] = {}
     for letter in size.letters:
         kinds[letter] = kinds.get(letter, 0.0) + sum(block_flops(letter, size).values())
-    return {**kinds, "head": 2.0 * size.hidden * size.vocabulary}
+    head = 2.0 * size.hidden * size.vocabulary
+    if not size.mtp:
+        return {**kinds, "head": head}
+    joined = 2.0 * 2 * size.hidden * size.hidden
+    return {**kinds, "head": head, "mtp": joined + sum(block_flops(size.letters[-1], size).values()) + head}
 
 
 def training_flops(size: Size) -> float:
@@ -51,11 +60,25 @@ def _attention(size: Size) -> dict[str, float]:
     }
 
 
-def _experts(size: Size) -> dict[str, float]:
+def _latent_attention(size: Size) -> dict[str, float]:
+    """Multi-head latent attention (`native.mla`): keys and values are made of the latent, and whole when multiplied."""
+    inner = size.num_heads * size.head_dim
+    down = size.kv_latent + size.rope_dim
+    up = inner - size.num_heads * size.rope_dim + inner  # the keys but for their shared slice, and the values
     return {
+        **_attention(size),
+        "projections": 2.0 * (size.hidden * (inner + down) + size.kv_latent * up + inner * size.hidden),
+    }
+
+
+def _experts(size: Size) -> dict[str, float]:
+    parts = {
         "router": 2.0 * size.hidden * size.num_experts,
         "experts": 2.0 * size.hidden * size.expert_width * 3 * size.top_k,
     }
+    if not size.shared_experts:
+        return parts
+    return {**parts, "shared": 2.0 * size.hidden * size.expert_width * 3 * size.shared_experts}
 
 
 def _mamba(size: Size) -> dict[str, float]:

@@ -12,7 +12,7 @@ Work is done on what lies here of each parameter, in the dtype of the optimizer'
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,11 +50,19 @@ class GradientSums:
 
     def norm(self, gradients: Mapping[str, Any]) -> Any:
         """[] fp64, the L2 norm of the gradients of the whole model; squares are summed in fp64: a collective call."""
+        return self.norms_by(gradients, lambda _: "all")["all"]
+
+    def norms_by(self, gradients: Mapping[str, Any], part_of: Callable[[str], str]) -> dict[str, Any]:
+        """Part -> the same of its parameters alone; parts are those of the names, which ranks have alike."""
         norms = torch.stack(torch._foreach_norm(list(gradients.values()))).double()
         held = torch.tensor([float(self.copies.get(name, 1)) for name in gradients], dtype=torch.float64)
-        squares = (norms.square() / held.to(norms.device, non_blocking=True)).sum()
-        distributed.all_reduce(squares)
-        return squares.sqrt()
+        parts = list(dict.fromkeys(map(part_of, gradients)))
+        places = torch.tensor([parts.index(part_of(name)) for name in gradients])
+        squares = norms.square() / held.to(norms.device, non_blocking=True)
+        sums = torch.zeros(len(parts), dtype=torch.float64, device=norms.device)
+        sums.index_add_(0, places.to(norms.device, non_blocking=True), squares)
+        distributed.all_reduce(sums)
+        return dict(zip(parts, sums.sqrt(), strict=True))
 
 
 def local_part(tensor: Any) -> Any:

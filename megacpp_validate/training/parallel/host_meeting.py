@@ -77,11 +77,9 @@ class Wire:
         self.is_closed, self.heard_at = False, time.monotonic()
 
     def send(self, value: Mapping[str, Any]) -> None:
-        """Send an object; a side that is gone is told by `is_closed`."""
-        try:
+        """Send an object; `take` tells of a side that is gone, once all that it said is taken."""
+        with suppress(OSError):
             self._connection.sendall(json.dumps(value).encode() + b"\n")
-        except OSError:
-            self.is_closed = True
 
     def take(self) -> list[dict[str, Any]]:
         """All objects that have come; does not wait."""
@@ -101,7 +99,13 @@ class Wire:
         return found
 
     def close(self) -> None:
-        """Let go of it."""
+        """Let go of it, once the other side has had the time to take what was sent: unread words would undo it."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
+        until = time.monotonic() + 1.0
+        while not self.is_closed and time.monotonic() < until:
+            self.take()
+            time.sleep(0.01)
         self.is_closed = True
         self._connection.close()
 
@@ -173,13 +177,15 @@ def _is_ready(host: int, wire: Wire, place: HostPlace, folder: Path, token: str,
         if said.get("sees") is True and _sees(folder, host, token, seconds):
             return True
         if "sees" in said:
-            who = f"{place.words(host)} does not see what host 0 writes" if not said["sees"] else (
-                f"host 0 does not see what {place.words(host)} writes"
+            who = (
+                f"{place.words(host)} does not see what host 0 writes"
+                if not said["sees"]
+                else (f"host 0 does not see what {place.words(host)} writes")
             )
             raise MeetingFailed(
-                f"{who} in {folder} ({said['folder']} there), after {_shared_within(seconds):g} s. Likely cause: the folder is "
-                "on a disk of each host, not shared between them. Next step: pass a --folder on a shared file system; "
-                "no rank was started."
+                f"{who} in {folder} ({said['folder']} there), after {_shared_within(seconds):g} s. Likely cause: the "
+                "folder is on a disk of each host, not shared between them. Next step: pass a --folder on a shared file "
+                "system; no rank was started."
             )
     if wire.is_closed:
         raise MeetingFailed(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import signal
-import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -21,10 +20,6 @@ LOOK_EVERY: Final = 0.05  # seconds
 SAY_EVERY: Final = 0.5
 LOST_AFTER: Final = 30.0  # without a word from a host that says one every half a second
 ENDS_WITHIN: Final = 15.0  # until a host has ended its ranks and told
-
-
-class _Stopped(Exception):
-    """A signal asked the launcher to end."""
 
 
 @contextmanager
@@ -84,7 +79,6 @@ class _OtherHost:
     silent: float | None = None  # as it last said; None until its ranks have joined
     traces: tuple[RankTrace, ...] | None = None
     is_stopped: bool = False
-    started: float = field(default_factory=time.monotonic)
 
     def hear(self) -> None:
         for said in self.wire.take():
@@ -116,12 +110,12 @@ def _lead(
         wires = gather_hosts(listening, place, folder, limits.joining)
     with reserve_port(0, rendezvous[0]) as free:
         endpoint = f"{rendezvous[0]}:{free.getsockname()[1]}"
-    others = {host: _OtherHost(wire) for host, wire in wires.items()}
+    others, joined_at = {host: _OtherHost(wire) for host, wire in wires.items()}, time.monotonic()
     own = HostRanks(words, place, folder, endpoint, limits, environment)
     try:
         for other in others.values():
             other.wire.send({"go": {"endpoint": endpoint}})
-        ending = _watch(own, others, limits, started, asked)
+        ending = _watch(own, others, limits, joined_at, asked)
         for other in others.values():
             other.wire.send({"end": ending})
         if ending in ("hung", "late"):
@@ -140,6 +134,7 @@ def _lead(
 def _watch(
     own: HostRanks, others: Mapping[int, _OtherHost], limits: Limits, started: float, asked: list[int]
 ) -> Ending:
+    """Until the run is over or is to be: how it ended. `started` is when the ranks did."""
     failed_at = 0.0
     while True:
         for other in others.values():
@@ -234,6 +229,7 @@ def _follow(
     traces = own.traces()
     wire.send({"traces": [trace_as_json(trace) for trace in traces], "stopped": bool(asked)})
     over = _await_verdict(wire, limits, asked)
+    wire.close()
     ranks, seconds = tuple(trace.end for trace in traces), time.monotonic() - started
     if over is None:
         raise MeetingFailed(
@@ -266,6 +262,5 @@ def _await_verdict(wire: Wire, limits: Limits, asked: list[int]) -> dict[str, An
                 return dict(said["over"])
         if wire.is_closed or len(asked) > 1:
             return None
-        wire.send({"waits": True})
         time.sleep(4 * LOOK_EVERY)
     return None

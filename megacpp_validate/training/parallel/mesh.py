@@ -42,7 +42,11 @@ def make_groups(plan: ParallelPlan, device: str, *, audit: bool = False) -> Rank
     data_mesh = mesh["expert_data", "expert"]._flatten("data") if plan.data > 1 else None
     data_group = None if data_mesh is None else data_mesh.get_group()
     alike = [
-        [place for place in range(plan.world) if _holds_as(plan, place, first) and (splits_tokens or _beside(plan, place, first))]
+        [
+            place
+            for place in range(plan.world)
+            if _holds_as(plan, place, first) and (splits_tokens or _beside(plan, place, first))
+        ]
         for first in range(plan.world)
     ]
     same_experts = _group_of(alike, rank)

@@ -178,6 +178,10 @@ def _expert_faults(plan: ParallelPlan, size: Size) -> Iterator[str]:
 
 
 def _tensor_faults(plan: ParallelPlan, size: Size) -> Iterator[str]:
+    if plan.tensor_parallel > 1 and size.attention == "mla" and "A" in size.letters:
+        yield "multi-head latent attention is not split, and tensor_parallel is above 1"
+    if plan.sequence_parallel and size.trajectory_coefficient:
+        yield "a trajectory loss wants neighbouring positions, which sequence_parallel lays on several ranks"
     split = {
         "A": {"num_heads": size.num_heads, "num_gqa_groups": size.num_gqa_groups, "ffn_hidden": size.ffn_hidden},
         "M": {"heads of Mamba (2 * hidden / mamba_head_dim)": 2 * size.hidden // size.mamba_head_dim},

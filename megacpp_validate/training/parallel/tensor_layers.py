@@ -1,4 +1,4 @@
-"""The layers A, M and R with their heads and columns split over a tensor group; plain torch, or Transformer Engine for A.
+"""The layers A, M and R split over a tensor group by heads and columns; A by Transformer Engine where it may be.
 
 A norm in front of a split projection is computed before the rows of other positions are gathered, as in Megatron-LM: on
 this rank's positions with sequence parallelism, and its weight's gradient is then summed over the group (it is marked);
@@ -155,7 +155,7 @@ class SplitMambaLayer(nn.Module):
             "te",
             "tensor-parallel",
             "the in-projection of M has rows that each rank shares out and rows that all have, and Transformer Engine "
-            "has one layer for either. Next step: expect it in the dtype of its parameters, or set tensor_parallel to 1",
+            "has a layer for either. Next step: expect it in the dtype of its parameters, or set tensor_parallel to 1",
         )
         self._choice = choose("layer_spec", (("te", lambda: refused), ("native", lambda: None)))
         whole = self.mixer.whole_parameters()
@@ -220,7 +220,7 @@ class SplitRecurrentLayer(nn.Module):
 _SPLIT_LAYERS: dict[Letter, type[Any]] = {"A": SplitAttentionLayer, "M": SplitMambaLayer, "R": SplitRecurrentLayer}
 
 
-def _split_block(size: Size, border: TensorBorder, widths: Mapping[str, int], made: Mapping[str, Any]) -> Any:
+def _split_block(size: Size, border: TensorBorder, widths: Mapping[str, Any], made: Mapping[str, Any]) -> Any:
     """The native block with this rank's widths, whose layers meet the stream at the border."""
     block = ABlock(size.hidden, head_dim=size.head_dim, eps=size.eps, **widths, **{**made, "device": "meta"})
     block.qkv = _split_norm_linear(size.hidden, block.qkv.out_features, size.eps, border, made)

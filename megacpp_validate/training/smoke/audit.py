@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
+from torch import distributed
 
+from ...bridge.fp8_scope import te_amax_state
 from ..expert_layer import ExpertLayer
+from ..gate_audit import low_layers
+from ..layers import Stepped
 from ..model import HybridModel
 from ..optimizer import MasterAdamW
 from ..parallel.gradient_sums import local_part
 from ..parallel.mesh import RankGroups
 from ..parallel.replicas import check_replicas
-from ..parallel.sharding import Sharded
+from ..parallel.sharding import Sharded, is_expert
 from ..parallel.token_counts import check_conservation
 from .saved import EXPERT
 
@@ -23,21 +28,32 @@ class Audit:
     Attributes:
         dispatches: how many were found to conserve their tokens.
         replicas: how many tensors were compared bit by bit, the last time.
+        scales: how many of them are scales of low precision.
+        part_norms: part of the model -> the norm of its gradients in each step, before clipping.
+        stream_norms: layer -> the norm of what it gave, over the tokens of all ranks and passes, in each step.
     """
 
     def __init__(self, model: HybridModel, sharded: Sharded, groups: RankGroups) -> None:
         self._model, self._sharded, self._groups = model, sharded, groups
         self._moved: dict[str, Any] = {}
-        self.dispatches = self.replicas = 0
+        self.dispatches = self.replicas = self.scales = 0
+        self.part_norms: dict[str, list[float]] = {}
+        self.stream_norms: dict[str, list[float]] = {}
+        self._pass, self._given = 0, dict[tuple[int, int], Any]()
+        for place, layer in enumerate(model.layers):
+            layer.register_forward_hook(partial(self._see, place))
 
-    def look(self, step: int, optimizer: MasterAdamW) -> None:
-        """A collective call.
+    def begin_pass(self, number: int) -> None:
+        """Say which pass of the step comes now."""
+        self._pass = number
+
+    def look(self, optimizer: MasterAdamW) -> None:
+        """A collective call, once a step.
 
         Raises:
             TokensNotConserved: what reached the experts is not what the routers gave them.
             ReplicaDiverged: ranks that should hold the same weights do not.
         """
-        del step
         for place, layer in enumerate(self._model.layers):
             if isinstance(layer, ExpertLayer):
                 self._check_tokens(place, layer)
@@ -45,7 +61,11 @@ class Audit:
         for name in sorted(self._sharded.experts):
             if match := EXPERT.match(name):
                 self._note(match, gradients[name])
-        self.replicas = self.compare_replicas()
+        self._sum_streams()
+        for part, norm in optimizer.norms_by(part_of).items():
+            self.part_norms.setdefault(part, []).append(float(norm))
+        self.scales = self._compare_scales()
+        self.replicas = self.compare_replicas() + self.scales
 
     def compare_replicas(self) -> int:
         """Compare all that is replicated, bit by bit; how many tensors. Raises ReplicaDiverged."""
@@ -63,6 +83,37 @@ class Audit:
             lacking += [f"{layer} expert {first + int(place)}" for place in (~seen).nonzero().flatten().tolist()]
         return lacking
 
+    def _compare_scales(self) -> int:
+        """Scales of layers that share their amax, bit by bit; how many tensors. Raises ReplicaDiverged."""
+        dense, experts = {}, {}
+        for name, layer in low_layers(self._model).items():
+            for forward in (True, False):
+                state = layer.fp8_meta.get("scaling_fwd" if forward else "scaling_bwd")
+                if getattr(state, "amax_history", None) is not None:
+                    of = experts if is_expert(self._model, f"{name}.weight") else dense
+                    of[f"{name} {'forward' if forward else 'backward'}"] = te_amax_state(layer, forward=forward)[1]
+        world = distributed.group.WORLD if self._groups.spread.plan.world > 1 else None
+        found = ((dense, world), (experts, self._groups.same_experts))
+        return sum(
+            check_replicas(sorted(scales.items()), what="scale", group=group)
+            for scales, group in found
+            if group is not None
+        )
+
+    def _see(self, place: int, layer: Any, given: Any, out: Any) -> None:  # noqa: ARG002 - as torch calls it
+        """Overwritten where a layer runs again: in a recomputation, or by the head that shares it."""
+        if torch.is_grad_enabled():
+            self._given[self._pass, place] = stream_of(out).detach().double().square().sum()
+
+    def _sum_streams(self) -> None:
+        places = range(len(self._model.layers))
+        squares = torch.stack([sum(one for (_, place), one in self._given.items() if place == own) for own in places])
+        if self._groups.spread.token_group is not None:
+            distributed.all_reduce(squares, group=self._groups.spread.token_group)
+        for place, value in zip(places, squares.sqrt().tolist(), strict=True):
+            self.stream_norms.setdefault(f"layers.{place}", []).append(value)
+        self._given.clear()
+
     def _note(self, match: Any, gradient: Any) -> None:
         layer, number = match[1], match[2]
         experts = len(self._groups.spread.experts(self._model.size.num_experts))
@@ -78,3 +129,14 @@ class Audit:
             return
         check_conservation(last.counts, last.routing_map, self._groups.spread.expert_group)
         self.dispatches += 1
+
+
+def part_of(parameter: str) -> str:
+    """Which part of the model a parameter belongs to: "embedding", "layers.2", "norm", "mtp", "head"."""
+    first, *rest = parameter.split(".")
+    return f"{first}.{rest[0]}" if first == "layers" else first
+
+
+def stream_of(out: Stepped) -> Any:
+    """The residual stream behind a layer, [B, T, hidden]."""
+    return out.rows if out.added is None else out.rows + out.added

@@ -12,6 +12,7 @@ from ...bridge.recipes import RecipeName
 from ...evidence.whole_file import write_whole
 from ..errors import WrongSize
 from ..forms import Forms
+from ..optimizer import Schedule
 from ..parallel.plan import ParallelPlan, refuse_plan
 from ..sizes import Size, read_size
 
@@ -61,7 +62,7 @@ class SmokeOrder:
     features: dict[str, Any] = field(default_factory=dict)
     forms: dict[str, Any] = field(default_factory=dict)
     learning_rate: float = 3e-3
-    warm_up: int = 5
+    warm_up: int = 0
     schedule_steps: int = 0
     validate_every: int = 0
     checkpoint_folder: str = ""
@@ -106,8 +107,14 @@ class SmokeOrder:
         """The form of each part."""
         known = {one.name for one in fields(Forms)}
         if unknown := sorted(set(self.forms) - known):
-            raise WrongSize(f"there is no form of {', '.join(unknown)}. Next step: there is {', '.join(sorted(known))}.")
+            raise WrongSize(
+                f"there is no form of {', '.join(unknown)}. Next step: there is {', '.join(sorted(known))}."
+            )
         return Forms(**{name: tuple(value) if isinstance(value, list) else value for name, value in self.forms.items()})
+
+    def read_schedule(self) -> Schedule:
+        """Rates of the run."""
+        return Schedule(self.schedule_steps or self.steps, self.learning_rate, warm_up=self.warm_up)
 
     @property
     def recipe(self) -> RecipeName | None:
@@ -122,7 +129,7 @@ class SmokeOrder:
             WrongSize, WrongPattern: the size.
         """
         plan, forms = self.read_plan(), self.read_forms()
-        self.read_features()
+        self.read_features(), self.read_schedule()
         refuse_plan(plan, self.read_size(), recipe=self.recipe)
         if forms.graphs and plan.world > 1:
             raise WrongSize(

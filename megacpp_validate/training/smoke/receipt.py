@@ -14,6 +14,7 @@ import torch
 from ..parallel.flops import PEAK, training_flops
 from ..parallel.goodput import Goodput, Ledger, WrongAccount
 from ..parallel.non_finite import NonFinite
+from ..parallel.replicas import ReplicaDiverged
 from .waits import as_json
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def make_receipt(
     forms = trainer.order.read_forms()
     return {
         "rank": trainer.rank.rank,
+        "culprits": _accused(found, fault),
         "fault": "" if fault is None else f"{type(fault).__name__}: {fault}",
         "steps": [{name: _number(value) for name, value in vars(record).items()} for record in trainer.records],
         "validation": {str(step): _number(loss) for step, loss in trainer.validation.items()},
@@ -43,6 +45,9 @@ def make_receipt(
         "replicas": None if trainer.audit is None else trainer.audit.replicas,
         "dispatches": None if trainer.audit is None else trainer.audit.dispatches,
         "experts_without_gradient": None if trainer.audit is None else trainer.audit.experts_without_gradient(),
+        "part_norms": None if trainer.audit is None else trainer.audit.part_norms,
+        "stream_norms": None if trainer.audit is None else trainer.audit.stream_norms,
+        "scales": None if trainer.audit is None else trainer.audit.scales,
         "topology": _topology(trainer),
         "forms": {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(forms).items()},
         "features": asdict(trainer.order.read_features()),
@@ -53,11 +58,21 @@ def make_receipt(
             "precision": trainer.order.precision,
             "size": asdict(trainer.size),
         },
-        "sequences": [list(trainer.plan.sequences(spread.rank, trainer.size.batch, part=0))[:1], trainer.plan.accumulate],
+        "sequences": [
+            list(trainer.plan.sequences(spread.rank, trainer.size.batch, part=0))[:1],
+            trainer.plan.accumulate,
+        ],
         "nonfinite": None if found is None else {**vars(found), "words": found.words()},
         "resumed": None if trainer.resumed is None else {"step": trainer.resumed.step, "world": trainer.resumed.world},
         "versions": _versions(),
     }
+
+
+def _accused(found: NonFinite | None, fault: Exception | None) -> list[int]:
+    """Ranks that the fault itself names; all ranks raise it, so who ended first says nothing."""
+    if found is not None:
+        return [found.rank]
+    return list(fault.ranks) if isinstance(fault, ReplicaDiverged) else []
 
 
 def _account(trainer: SmokeTrainer, ledger: Ledger) -> Goodput:

@@ -87,4 +87,5 @@ def run_smoke(
 def read_end(end: RunEnd) -> SmokeResult:
     """What a launcher brought home."""
     receipts = {rank.rank: rank.receipt for rank in end.ranks if rank.receipt is not None}
-    return SmokeResult(end.ending, end.culprits, end.words, end.seconds, receipts)
+    accused = sorted({rank for receipt in receipts.values() for rank in receipt["culprits"]})
+    return SmokeResult(end.ending, tuple(accused) or end.culprits, end.words, end.seconds, receipts)

@@ -33,9 +33,7 @@ def identity_of(order: SmokeOrder) -> dict[str, Any]:
     return {**size, "seed": order.seed, "dtype": dtype}
 
 
-def state_of(
-    model: HybridModel, optimizer: MasterAdamW, sharded: Sharded | None, spread: Spread
-) -> dict[str, Any]:
+def state_of(model: HybridModel, optimizer: MasterAdamW, sharded: Sharded | None, spread: Spread) -> dict[str, Any]:
     """Name -> the tensor itself (or a view, or a DTensor of it): loading into it changes the run."""
     named = dict(model.named_parameters())
     state: dict[str, Any] = {}
@@ -61,7 +59,9 @@ def room_for_extra_state(folder: Path, spread: Spread) -> dict[str, Any]:
     """Tensors to load such state into, as far as the latest checkpoint has it of this rank of a world like this."""
     name = (folder / LATEST).read_text(encoding="utf-8").strip()
     start = f"{OF_RANK}{spread.rank}of{spread.plan.world}/"
-    shapes = {key: said for key, said in read_manifest(folder / name / MANIFEST).tensors.items() if key.startswith(start)}
+    shapes = {
+        key: said for key, said in read_manifest(folder / name / MANIFEST).tensors.items() if key.startswith(start)
+    }
     return {key: torch.empty(int(said[said.index("[") + 1 : -1]), dtype=torch.uint8) for key, said in shapes.items()}
 
 

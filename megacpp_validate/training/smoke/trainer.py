@@ -19,7 +19,7 @@ from ..errors import TrainingError
 from ..language import Language
 from ..layers import Build
 from ..model import HybridModel, Scopes
-from ..optimizer import MasterAdamW, Schedule
+from ..optimizer import MasterAdamW
 from ..parallel.checkpoint import Resumed, load_checkpoint, save_checkpoint
 from ..parallel.goodput import Ledger
 from ..parallel.mesh import RankGroups, make_groups
@@ -86,9 +86,8 @@ class SmokeTrainer:
         self.language = Language(self.size.grammar, seed=order.seed)
         self.watch = FiniteWatch(self.model) if order.watch else None
         self.sharded: Sharded = shard_model(self.model, self.groups)
-        schedule = Schedule(order.schedule_steps or order.steps, order.learning_rate, warm_up=order.warm_up)
         sums = self.sharded.sums if self.plan.world > 1 else None
-        self.optimizer = MasterAdamW(self.model.named_parameters(), schedule, sums=sums)
+        self.optimizer = MasterAdamW(self.model.named_parameters(), order.read_schedule(), sums=sums)
         self.scope = self._make_scopes()
         self.audit = Audit(self.model, self.sharded, self.groups) if order.audit else None
         self.records: list[StepRecord] = []
@@ -97,6 +96,7 @@ class SmokeTrainer:
         self.waits: StepWaits | None = None
         self.waited_s = 0.0
         self.done = 0
+        self.read_as = rank.rank  # whose sequences this rank reads
 
     @property
     def tokens(self) -> int:
@@ -149,7 +149,7 @@ class SmokeTrainer:
             if self.watch is not None:
                 fine = self.watch.is_finite(torch.tensor([loss, other, gradient]).sum()) and fine
             if self.audit is not None and fine:
-                self.audit.look(number, self.optimizer)
+                self.audit.look(self.optimizer)
             rate = self.optimizer.update(number, norm) if fine else self.optimizer.schedule.rate(number)
         self.waited_s += self._seconds_inside() - inside
         record = StepRecord(number, loss, perfect, other, gradient, rate, self.ledger.last_step_seconds)
@@ -200,6 +200,8 @@ class SmokeTrainer:
         """Forward, and backward where it is wanted, of each pass; [2] this rank's share of the losses."""
         total = torch.zeros(2, dtype=torch.float64, device=self.rank.device)
         for place, tokens in enumerate(parts):
+            if self.audit is not None:
+                self.audit.begin_pass(place)
             losses = self.model.losses(tokens, scope=self.scope)
             if with_gradients:
                 losses.total.backward()  # outside of the scope, as the bridge wants it
@@ -215,7 +217,7 @@ class SmokeTrainer:
         return losses
 
     def _mine(self, read: Any, part: int) -> Any:
-        places = self.plan.sequences(self.rank.rank, self.size.batch, part=part)
+        places = self.plan.sequences(self.read_as, self.size.batch, part=part)
         return read[places.start : places.stop].to(self.rank.device, non_blocking=True)
 
     def _not_finite(self, record: StepRecord, parts: list[Any]) -> NotFinite:
@@ -248,8 +250,10 @@ class SmokeTrainer:
         made = {"target": self.order.target, "recipe": self.order.recipe, "features": self.order.read_features()}
         alone = None if self.plan.world == 1 else SINGLE_OWNER
         world = distributed.group.WORLD if self.plan.world > 1 else alone
+        dense = partial(low_precision, amax_reduction_group=world, **made)
+        if self.plan.expert_parallel == 1:
+            return Scopes(dense, dense)
+        # Transformer Engine moves the histories of all layers on wherever a scope ends: two kinds of scopes in a model
+        # end several times a step, and a history then reaches back over fewer steps.
         same = self.groups.same_experts if self.groups.same_experts is not None else alone
-        return Scopes(
-            dense=partial(low_precision, amax_reduction_group=world, **made),
-            experts=partial(low_precision, amax_reduction_group=same, **made),
-        )
+        return Scopes(dense, partial(low_precision, amax_reduction_group=same, **made))

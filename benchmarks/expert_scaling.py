@@ -1,0 +1,132 @@
+"""Expert parallelism from one GPU to all of a host, at fixed tokens a GPU: efficiency, and what the all-to-all takes.
+
+    python benchmarks/expert_scaling.py --ranks 4 --output docs/benchmarks
+    python benchmarks/expert_scaling.py --render docs/benchmarks/expert_scaling.json
+    python benchmarks/expert_scaling.py --ranks 2 --device cpu --output /tmp/figures    # small, to see that it runs
+
+The layer is that of benchmarks/moe_layer.py, its tokens on every GPU, its experts shared out. A step is as long as that
+of the slowest rank; efficiency is the step with all experts on one GPU over the step with them on N, the median over
+rounds of the ratio within a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.expert_scaling_page import write_page  # noqa: E402
+
+ROUNDS: Final = 7
+REPEATS: Final = 10
+SECONDS: Final = 120.0
+
+
+def measure(ranks: int, device: str, backends: Sequence[str], rounds: int) -> dict[str, Any]:
+    """Start the ranks, wait for them, and put their figures together."""
+    from megacpp_validate.training.parallel.launch import Limits, launch
+
+    arguments = [
+        "--device", device, "--backends", *backends, "--rounds", str(rounds),
+        "--repeats", str(REPEATS if device == "cuda" else 2),
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        end = launch(
+            "benchmarks.expert_scaling_rank", arguments, ranks=ranks, folder=Path(folder),
+            limits=Limits(whole=SECONDS, silent=SECONDS), environment={"PYTHONPATH": _path()},
+        )  # fmt: skip
+        if end.ending != "done":
+            for rank in end.ranks:
+                print(rank.log.read_text(encoding="utf-8", errors="replace")[-3000:], file=sys.stderr)
+            sys.exit(f"not-run: the ranks ended as {end.ending!r}: {end.words}")
+    return gather([rank.receipt for rank in end.ranks if rank.receipt is not None], backends, end.seconds)
+
+
+def _path() -> str:
+    return os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
+
+
+def gather(receipts: Sequence[Any], backends: Sequence[str], seconds: float) -> dict[str, Any]:
+    """The figures of a run: for each backend and number of GPUs, of the slowest rank in each round."""
+    sizes = sorted({int(name.split()[1]) for name in receipts[0]["rounds"]})
+    rows = []
+    for backend in backends:
+        if f"{backend} 1" not in receipts[0]["rounds"]:
+            continue
+        alone = slowest(receipts, f"{backend} 1")
+        for size in sizes:
+            steps = slowest(receipts, f"{backend} {size}")
+            row: dict[str, Any] = {"backend": backend, "gpus": size, "step_ms": statistics.median(steps)}
+            row |= {"low": min(steps), "high": max(steps)}
+            row["efficiency"] = statistics.median(one / many for one, many in zip(alone, steps, strict=True))
+            for part in ("rows", "numbers", "host_wait"):
+                row[f"{part}_ms"] = statistics.median(
+                    one[part] for receipt in receipts for one in receipt["rounds"][f"{backend} {size}"]
+                )
+            row["share"] = row["rows_ms"] / row["step_ms"]
+            rows.append(row)
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "gpu": receipts[0]["gpu"],
+        "torch": receipts[0]["torch"],
+        "te": _version("transformer_engine"),
+        "ranks": len(receipts),
+        "rounds": len(next(iter(receipts[0]["rounds"].values()))),
+        "notes": receipts[0]["notes"],
+        "seconds": seconds,
+        "rows": rows,
+    }
+
+
+def slowest(receipts: Sequence[Any], name: str) -> list[float]:
+    """The step of the slowest rank, a value a round."""
+    return [max(each) for each in zip(*([one["step"] for one in r["rounds"][name]] for r in receipts), strict=True)]
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "absent"
+
+
+def main() -> None:
+    """Measure, and write figures and page; or the page alone from figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "benchmarks", help="folder of both files")
+    parser.add_argument("--render", type=Path, help="figures of an earlier run: writes the page beside them")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: small, to see that it runs")
+    parser.add_argument("--backends", nargs="+", default=None, help="of the expert banks: native, te")
+    options = parser.parse_args()
+    if options.render:
+        save_page(options.render, json.loads(options.render.read_text(encoding="utf-8")))
+        return
+    backends = options.backends or (["native", "te"] if options.device == "cuda" else ["native"])
+    result = measure(options.ranks, options.device, backends, options.rounds)
+    options.output.mkdir(parents=True, exist_ok=True)
+    figures = options.output / "expert_scaling.json"
+    figures.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    save_page(figures, result)
+    print(figures.with_suffix(".md").read_text(encoding="utf-8"))
+
+
+def save_page(figures: Path, result: dict[str, Any]) -> None:
+    """The page beside its figures."""
+    figures.with_suffix(".md").write_text(write_page(result), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

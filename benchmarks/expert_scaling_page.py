@@ -1,0 +1,46 @@
+"""The page of benchmarks/expert_scaling.py, from its figures alone."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+AIM: Final = 0.8  # of linear, from one GPU to four
+AIM_GPUS: Final = 4
+
+
+def write_page(result: dict[str, Any]) -> str:
+    """The Markdown page of one run: what was aimed at, and every number of GPUs."""
+    lines = [
+        "<!-- written by benchmarks/expert_scaling.py -->",
+        f"{result['ranks']} x {result['gpu']}, torch {result['torch']}, Transformer Engine {result['te']}, "
+        f"{result['date']}. The layer of moe_layer.md, forward and backward, its 8192 tokens on every GPU and its "
+        f"experts shared out. Medians of {result['rounds']} interleaved rounds, of the slowest rank; efficiency is the "
+        "step with all experts on one GPU over the step with them on so many. All-to-all is what the four exchanges of "
+        "rows take on the device, waiting for other ranks included; the host waits once a step for numbers of rows.",
+        "",
+        "| aim | found | |",
+        "|---|---|---|",
+    ]
+    for row in result["rows"]:
+        if row["gpus"] == AIM_GPUS:
+            kept = "kept" if row["efficiency"] >= AIM else "**not kept**"
+            lines.append(
+                f"| {row['backend']} experts, 1 to {AIM_GPUS} GPUs: at least {AIM:.0%} of linear | "
+                f"{row['efficiency']:.0%} | {kept} |"
+            )
+    if not any(row["gpus"] == AIM_GPUS for row in result["rows"]):
+        lines.append(f"| 1 to {AIM_GPUS} GPUs: at least {AIM:.0%} of linear | not run | **not kept** |")
+    lines += [
+        "",
+        "| experts | GPUs | step, ms | [low, high] | of linear | all-to-all, ms | its share | numbers of rows, ms | "
+        "host's wait, ms |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['backend']} | {row['gpus']} | {row['step_ms']:.3f} | [{row['low']:.3f}, {row['high']:.3f}] | "
+        f"{row['efficiency']:.0%} | {row['rows_ms']:.3f} | {row['share']:.0%} | {row['numbers_ms']:.3f} | "
+        f"{row['host_wait_ms']:.3f} |"
+        for row in result["rows"]
+    ]
+    lines += [f"| {name} | not run: {why} | | | | | | | |" for name, why in result["notes"].items()]
+    return "\n".join(lines) + "\n"

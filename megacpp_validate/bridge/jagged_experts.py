@@ -1,0 +1,319 @@
+"""Gated experts on jagged rows, the host never asked: sort by expert, jagged grouped products, weighted scatter.
+
+    order = by expert, within an expert by token (`bridge.permute` has the same)
+    up    = rows @ up_weight[e]^T
+    inner = silu(gate) x linear x weight of the assignment      one rounding
+    out   = inner @ down_weight[e]^T
+    token = the sum of its k rows, in fp32                      one rounding
+
+The number of rows is tokens x k, known without asking; where each expert's rows end stays on the device. So nothing
+waits, forward or backward, and a CUDA graph may hold the layer. The weight of an assignment is applied before the last
+product instead of after it: the same function, and its gradient costs no further pass.
+
+Saved for the backward are the tokens, what the first product gave and 8 bytes a row: rows and `inner` are made again.
+Of torch's grouped_mm only products are used, for the reasons in `native.grouped_gemm`; gradients of idle experts are
+set to zero by a kernel that reads on the device which they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from ..native.autocast import without_autocast
+from ..native.grouped_gemm import grouped_gemm_loop, grouped_mm_refusal
+from .deep_gemm_cast import TRITON
+from .errors import WrongDtype, WrongShape
+
+Mark = Callable[[str], None]  # is told the name of each stage when the stage has been launched
+
+FORWARD_STAGES: Final = ("sort", "dispatch", "up", "activation", "down", "combine")
+BACKWARD_STAGES: Final = (
+    "combine backward",
+    "down backward, rows",
+    "activation backward",
+    "down backward, weights",
+    "up backward, rows",
+    "dispatch backward",
+    "dispatch again",
+    "up backward, weights",
+    "idle experts",
+)
+SORT_BLOCK: Final = 128  # assignments that one program of the counting sort places
+SORT_EXPERTS: Final = 256  # with more, a program's table of assignments x experts leaves the registers
+SORT_BLOCKS: Final = 4096  # each program reads the counts of all blocks
+ZERO_PROGRAMS: Final = 64  # for one expert
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """Which row each assignment of a token to an expert has.
+
+    Attributes:
+        order: int32 [R], the assignment (token x k + slot) of each row; R = T x k.
+        place: int32 [T, k], the row of each assignment.
+        ends: int32 [E], where the rows of each expert end.
+    """
+
+    order: Any
+    place: Any
+    ends: Any
+
+
+def jagged_moe(
+    tokens: Any, chosen: Any, weights: Any, up_weight: Any, down_weight: Any, *, mark: Mark | None = None
+) -> Any:
+    """Each token through its k experts, summed with their weights.
+
+    Args:
+        tokens: [T, D].
+        chosen: int64 [T, k], the experts of each token, each at most once. What lies on a GPU is not looked at: a
+            number that is no expert's gives nonsense there.
+        weights: fp32 (fp64 beside tokens in fp64) [T, k].
+        up_weight: [E, 2F, D] in the dtype of the tokens, the gate first.
+        down_weight: [E, D, F], likewise.
+        mark: told after each of FORWARD_STAGES, and of BACKWARD_STAGES in the backward; for timing, on the fused path.
+
+    Returns:
+        [T, D] in the dtype of the tokens, also inside an autocast region. Gradients reach tokens, weights and both
+        weights of the experts; an expert without tokens gets zeros.
+
+    Raises:
+        WrongShape, WrongDtype: tensors that do not belong together.
+    """
+    _check(tokens, chosen, weights, up_weight, down_weight)
+    with without_autocast(tokens):
+        if why_not_fused(tokens, up_weight, down_weight):
+            return _plain(tokens, chosen, weights, up_weight, down_weight)
+        return _JaggedMoe.apply(tokens, chosen, weights, up_weight, down_weight, mark)
+
+
+def why_not_fused(tokens: Any, up_weight: Any, down_weight: Any) -> str:
+    """Why the path without the host cannot be taken; empty where it can.
+
+    Elsewhere a loop over the experts computes the same, and on a GPU waits for the numbers of rows.
+    """
+    if _kernels() is None:
+        return "there is no Triton, in which the kernels are written"
+    return grouped_mm_refusal(tokens, up_weight) or grouped_mm_refusal(tokens, down_weight)
+
+
+def sort_by_expert(chosen: Any, num_experts: int) -> Order:
+    """The order of the rows: by expert, then by token; the host does not wait.
+
+    Args:
+        chosen: int64 [T, k].
+        num_experts: E.
+    """
+    flat = chosen.reshape(-1)
+    total = flat.shape[0]
+    blocks = -(-total // SORT_BLOCK)
+    small = 0 < blocks <= SORT_BLOCKS and num_experts <= SORT_EXPERTS
+    if flat.device.type == "cuda" and small and _kernels() is not None:
+        return _counting_sort(flat, chosen.shape, num_experts, blocks)
+    sorted_experts, order = flat.sort(stable=True)
+    place = torch.empty_like(order).scatter_(0, order, torch.arange(total, device=flat.device))
+    numbers = torch.arange(num_experts, device=flat.device)
+    ends = torch.searchsorted(sorted_experts, numbers, right=True)
+    return Order(order.int(), place.int().reshape(chosen.shape), ends.int())
+
+
+def _counting_sort(flat: Any, shape: Any, num_experts: int, blocks: int) -> Order:
+    kernels = _kernels.require()
+    total, wide = flat.shape[0], _power_of_two(num_experts)
+    counts, order, place, ends = (
+        torch.empty(size, dtype=torch.int32, device=flat.device) for size in (blocks * wide, total, total, num_experts)
+    )
+    flat = flat.contiguous()
+    kernels.count_kernel[(blocks,)](flat, counts, total, wide=wide, block=SORT_BLOCK)
+    kernels.place_kernel[(blocks,)](
+        flat, counts, order, place, ends, total, blocks, num_experts, wide=wide, block=SORT_BLOCK, chunk=32
+    )
+    return Order(order, place.reshape(shape), ends)
+
+
+def gather_rows(tokens: Any, order: Order) -> Any:
+    """Tokens [T, D] as rows [R, D]."""
+    width, rows = tokens.shape[1], tokens.new_empty(order.order.shape[0], tokens.shape[1])
+    _kernels.require().gather_kernel[(rows.shape[0],)](
+        tokens, order.order, rows, width, top_k=order.place.shape[1], block=_block(width)
+    )
+    return rows
+
+
+def combine_rows(rows: Any, order: Order) -> Any:
+    """The sum of each token's rows, [R, D] -> [T, D]."""
+    tokens, top_k = order.place.shape
+    width, out = rows.shape[1], rows.new_empty(tokens, rows.shape[1])
+    _kernels.require().combine_kernel[(tokens,)](rows, order.place, out, width, top_k=top_k, block=_block(width))
+    return out
+
+
+def gate_rows(up: Any, weights: Any, order: Order) -> Any:
+    """silu(gate) x linear x weight of each row, [R, 2F] -> [R, F]; weights fp32 [T, k]."""
+    width = up.shape[1] // 2
+    inner = up.new_empty(up.shape[0], width)
+    _kernels.require().gate_kernel[(up.shape[0],)](
+        up, order.order, weights, inner, width, block=_block(width, 512), num_warps=2
+    )
+    return inner
+
+
+def gate_rows_backward(up: Any, weights: Any, order: Order, of_inner: Any) -> tuple[Any, Any, Any]:
+    """Gradients of `up` [R, 2F] and of the weights [T, k], and `inner` [R, F] once more."""
+    width = up.shape[1] // 2
+    of_up, inner, of_weights = torch.empty_like(up), torch.empty_like(of_inner), torch.empty_like(weights)
+    _kernels.require().gate_backward_kernel[(up.shape[0],)](
+        up, order.order, weights, of_inner, of_up, inner, of_weights, width, block=_block(width, 512), num_warps=2
+    )
+    return of_up, of_weights, inner
+
+
+def zero_idle(gradient: Any, ends: Any) -> Any:
+    """`gradient` [E, ...] with zeros for each expert that has no rows, written in place whatever lay there."""
+    size = gradient[0].numel()
+    _kernels.require().zero_idle_kernel[(gradient.shape[0], ZERO_PROGRAMS)](gradient, ends, size, block=1024)
+    return gradient
+
+
+class _JaggedMoe(torch.autograd.Function):
+    """Everything between the router and the residual stream, on the device alone."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tokens: Any, chosen: Any, weights: Any, up_weight: Any, down_weight: Any, mark: Mark | None
+    ) -> Any:
+        tell = mark or _tell_nobody
+        tokens, weights = tokens.contiguous(), weights.contiguous()
+        up_weight, down_weight = _packed(up_weight), _packed(down_weight)
+        order = sort_by_expert(chosen, up_weight.shape[0])
+        tell("sort")
+        rows = gather_rows(tokens, order)
+        tell("dispatch")
+        up = _product(rows, up_weight.transpose(1, 2), order.ends)
+        tell("up")
+        inner = gate_rows(up, weights, order)
+        tell("activation")
+        out = _product(inner, down_weight.transpose(1, 2), order.ends)
+        tell("down")
+        mixed = combine_rows(out, order)
+        tell("combine")
+        ctx.save_for_backward(tokens, weights, up_weight, down_weight, up, order.order, order.place, order.ends)
+        ctx.tell = tell
+        return mixed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Any) -> tuple[Any, None, Any, Any, Any, None]:
+        tokens, weights, up_weight, down_weight, up, *places = ctx.saved_tensors
+        order, tell = Order(*places), ctx.tell
+        tell("start of the backward")
+        of_out = gather_rows(grad.contiguous(), order)
+        tell("combine backward")
+        of_inner = _product(of_out, down_weight, order.ends)
+        tell("down backward, rows")
+        of_up, of_weights, inner = gate_rows_backward(up, weights, order, of_inner)
+        tell("activation backward")
+        of_down = _product(of_out.t(), inner, order.ends)
+        del of_out, of_inner, inner
+        tell("down backward, weights")
+        of_rows = _product(of_up, up_weight, order.ends)
+        tell("up backward, rows")
+        of_tokens = combine_rows(of_rows, order)
+        del of_rows
+        tell("dispatch backward")
+        rows = gather_rows(tokens, order)
+        tell("dispatch again")
+        of_up_weight = _product(of_up.t(), rows, order.ends)
+        tell("up backward, weights")
+        zero_idle(of_down, order.ends)
+        zero_idle(of_up_weight, order.ends)
+        tell("idle experts")
+        return of_tokens, None, of_weights, of_up_weight, of_down, None
+
+
+def _plain(tokens: Any, chosen: Any, weights: Any, up_weight: Any, down_weight: Any) -> Any:
+    """The same mathematics and roundings in plain torch, by a loop over the experts."""
+    experts, (count, top_k) = up_weight.shape[0], chosen.shape
+    order = sort_by_expert(chosen, experts)
+    ends = order.ends.tolist()
+    if count and not 0 <= int(chosen.min()) <= int(chosen.max()) < experts:
+        raise WrongShape(
+            f"a token goes to expert {int(chosen.max())} or {int(chosen.min())}, and there are {experts}. Next step: "
+            "pass numbers from 0 on."
+        )
+    counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    wide = torch.promote_types(tokens.dtype, torch.float32)
+    assignment = order.order.long()
+    # Widened first, so that the gradients of a token's rows are summed in that width.
+    rows = tokens.to(wide).index_select(0, assignment // top_k).to(tokens.dtype)
+    gate, linear = grouped_gemm_loop(rows, up_weight, counts).to(wide).chunk(2, dim=-1)
+    scale = weights.to(wide).reshape(-1).index_select(0, assignment).unsqueeze(-1)
+    inner = (functional.silu(gate) * linear * scale).to(tokens.dtype)
+    out = grouped_gemm_loop(inner, down_weight, counts).to(wide)
+    taken = out.index_select(0, order.place.reshape(-1).long())
+    return taken.reshape(count, top_k, tokens.shape[1]).sum(dim=1).to(tokens.dtype)
+
+
+def _check(tokens: Any, chosen: Any, weights: Any, up_weight: Any, down_weight: Any) -> None:
+    fits = (
+        tokens.dim() == chosen.dim() == 2
+        and weights.shape == chosen.shape
+        and up_weight.dim() == down_weight.dim() == 3
+        and chosen.shape[0] == tokens.shape[0]
+        and up_weight.shape[2] == down_weight.shape[1] == tokens.shape[1]
+        and up_weight.shape[0] == down_weight.shape[0]
+        and up_weight.shape[1] == 2 * down_weight.shape[2]
+        and 1 <= chosen.shape[1] <= up_weight.shape[0]
+    )
+    if not fits:
+        shapes = ", ".join(str(list(one.shape)) for one in (tokens, chosen, weights, up_weight, down_weight))
+        raise WrongShape(
+            f"tokens [T, D], chosen [T, k], weights [T, k], up_weight [E, 2F, D] and down_weight [E, D, F] are "
+            f"{shapes}. Likely cause: tokens that were not flattened, or an up-projection without its gate. Next step: "
+            "pass them in these shapes, k from 1 to E."
+        )
+    wanted = torch.promote_types(tokens.dtype, torch.float32)
+    same = tokens.dtype == up_weight.dtype == down_weight.dtype
+    if chosen.dtype != torch.int64 or weights.dtype != wanted or not same:
+        raise WrongDtype(
+            f"tokens are {tokens.dtype}, the experts' weights {up_weight.dtype} and {down_weight.dtype}, the weights "
+            f"of the sum {weights.dtype} and the chosen experts {chosen.dtype}. Next step: make the first three of one "
+            f"dtype, the sum's weights {wanted} and the experts' numbers torch.int64."
+        )
+
+
+def _tell_nobody(_stage: str) -> None:
+    return None
+
+
+@TRITON.entry
+def _kernels() -> Any:
+    """The module of Triton kernels."""
+    from .kernels import moe_rows
+
+    return moe_rows
+
+
+def _product(left: Any, right: Any, ends: Any) -> Any:
+    operator: Any = getattr(functional, "grouped_mm", None) or torch._grouped_mm
+    return operator(left, right, offs=ends)
+
+
+def _packed(weight: Any) -> Any:
+    """Row-major from an aligned address on, as the descriptors of the kernel take it."""
+    plain = weight.is_contiguous() and weight.data_ptr() % 16 == 0
+    return weight if plain else weight.clone(memory_format=torch.contiguous_format)
+
+
+def _block(width: int, most: int = 2048) -> int:
+    return min(_power_of_two(width), most)
+
+
+def _power_of_two(number: int) -> int:
+    return int(max(2, 1 << (number - 1).bit_length()))

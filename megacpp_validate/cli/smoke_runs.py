@@ -1,0 +1,64 @@
+"""The verb of the smoke run: what it runs, and the exit code of each answer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import typer
+
+from ..catalog import Catalog, read_catalog
+from ..environments.environment import NoEnvironment
+from ..environments.facts import Facts, read_facts
+from ..environments.interpreter import own_interpreter, read_commit
+from ..environments.plan import UnknownTarget, choose_smoke_cells, choose_target, find_target, plan_smoke
+from ..environments.processes import Processes
+from ..environments.restart import FolderTaken
+from ..environments.session import Expected
+from ..evidence.smoke import SmokeSession
+from ..probes.order import Order
+from .app import TOOL, Exit, Format, foreseen, refuse
+from .session_runs import Asked, run_session
+from .telling import tell
+
+_WITHOUT_A_GPU = "cpu"
+
+
+@foreseen({
+    UnknownTarget: Exit.WRONG_ARGUMENTS, NoEnvironment: Exit.NO_ENVIRONMENT, FolderTaken: Exit.INFRASTRUCTURE,
+})  # fmt: skip
+def run_moe_smoke(
+    matrix: Path | None, asked: Asked, launcher: str, fmt: Format, output: Path | None, *, verbose: bool
+) -> None:
+    """A session; closed where anything is red, and not open where anything did not run."""
+    if asked.probes == ():
+        refuse("no cell is selected. Next step: name one, or leave --cells out for all.", Exit.NOTHING_SELECTED)
+    result = observe_smoke(read_catalog(matrix), asked, launcher)
+    tell(result, fmt, output, verbose=verbose)
+    if result.breaks:
+        raise typer.Exit(Exit.CLOSED)
+    raise typer.Exit(Exit.OPEN if result.holds else Exit.EVIDENCE_MISSING)
+
+
+def observe_smoke(catalog: Catalog, asked: Asked, launcher: str) -> SmokeSession:
+    """Run the cells one after the other. Raises as `run_session`."""
+    target = find_target(catalog, asked.target or _target_here(catalog))
+
+    def plan(facts: Facts, variables: Mapping[str, str]) -> tuple[Order, ...]:
+        orders = plan_smoke(
+            catalog, target, facts, asked.probes or (), variables, seed=asked.seed, tool=TOOL, commit=read_commit()
+        )
+        return tuple(replace(order, settings={**order.settings, "launcher": launcher}) for order in orders)
+
+    rows = choose_smoke_cells(catalog, target, asked.probes or ())
+    expected = {row.id: Expected(row.seconds, row.limit_s) for row in rows}
+    session = run_session(target, replace(asked, target=target.id), plan, expected)
+    return SmokeSession(**dict(session))
+
+
+def _target_here(catalog: Catalog) -> str:
+    """The target of the GPU that is here; `cpu` without one."""
+    facts = read_facts(own_interpreter(os.environ), Processes())
+    return _WITHOUT_A_GPU if facts.gpu is None else choose_target(catalog, [facts]).id

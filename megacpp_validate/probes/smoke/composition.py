@@ -1,0 +1,99 @@
+"""All bridge modules at once: the hybrid model trained for a few steps on one device.
+
+In bf16 beside native layers, and in production's recipe.
+
+It runs in the probe's own process, so that what a module raises is raised here as its own probe sees it, and is filed
+under it. What no module shows and this does lies between modules.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import distributed
+
+from ...evidence.receipt import Backend
+from ...training.parallel.goodput import Ledger
+from ...training.parallel.rank_start import Rank
+from ...training.smoke.order import SmokeOrder
+from ...training.smoke.trainer import SmokeTrainer
+from ..bench import Bench
+from .reproduce import check_of
+from .train import takes_what_was_asked
+from .trajectories import Depth, Trajectory, Twins, compare_trajectories
+
+STEPS: Final = 6
+TWINS: Final = (2, 4, 8)
+
+
+def probe(bench: Bench) -> None:
+    """bf16 beside native layers, step by step; then production's recipe, which must stay finite."""
+    backend = "nccl" if bench.device == "cuda" else "gloo"
+    distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        look(bench)
+    finally:
+        distributed.destroy_process_group()
+
+
+def look(bench: Bench) -> None:
+    """The same, in a world of one rank that is there."""
+    steps = int(bench.setting("steps", str(STEPS)))
+    on_gpu = bench.device == "cuda"
+    order = SmokeOrder(
+        size=bench.setting("size", "gate") if on_gpu else "tiny",
+        steps=steps,
+        seed=bench.order.seed,
+        device="cuda" if on_gpu else "cpu",
+        precision="bf16" if on_gpu else "fp32",
+        target=bench.order.target.id,
+        audit=True,
+    )
+    trained = check_run(bench, "bf16", order)
+    off = replace(order, features={"preset": "off"})
+    native = _trajectory(_train(off))
+    quiet = replace(off, changes={"aux_coefficient": 0.0})  # what is no sum over passes
+    first, *others = (_trajectory(_train(replace(quiet, plan={"accumulate": split}))) for split in (1, *TWINS))
+    twins = Twins(first, tuple(others))
+    size = order.read_size()
+    depth = Depth(len(size.letters) + 1, max(2 * size.hidden, size.ffn_hidden), size.batch * size.length)
+    verdicts = compare_trajectories(_trajectory(trained), native, twins, precision=order.precision, depth=depth)
+    for verdict in verdicts:
+        way = "forward" if verdict.quantity == "loss" else "grad"
+        bench.checks.append(check_of(f"bf16.train.{way}", verdict))
+    recipe = bench.order.target.production_recipe
+    if bench.wants_te and recipe and recipe in bench.recipes:
+        check_run(bench, recipe, replace(order, precision=recipe))  # type: ignore[arg-type]
+
+
+def check_run(bench: Bench, name: str, order: SmokeOrder) -> SmokeTrainer:
+    """Train in this process; every step finite, every part on what was asked for."""
+    trainer = _train(order)
+    losses = ", ".join(f"{record.loss:.4f}" for record in trainer.records)
+    # A step that is not finite raises before this.
+    bench.check(f"{name}.train.finite", len(trainer.records) == order.steps, f"losses {losses}")
+    for part, choice in trainer.model.choices().items():
+        asked = choice.requested if bench.wants_te else "native"
+        reasons = tuple(f"{refusal.backend}: {refusal.reason}" for refusal in choice.refusals)
+        row = Backend(f"{name}.{part}", asked, choice.observed, (choice.observed,), reasons)
+        bench.backends.append(row)
+        said = f"requested {asked}, claimed {choice.observed}{'; ' if reasons else ''}{'; '.join(reasons)}"
+        bench.check(f"{row.path}.backend", takes_what_was_asked(row), said)
+    return trainer
+
+
+def _train(order: SmokeOrder) -> SmokeTrainer:
+    device = "cuda:0" if order.device == "cuda" else "cpu"
+    trainer = SmokeTrainer(order, Rank(0, 1, 0, device, None, None), Ledger(began_ns=time.monotonic_ns()))
+    trainer.run()
+    if order.device == "cuda":
+        torch.cuda.synchronize()
+    return trainer
+
+
+def _trajectory(trainer: SmokeTrainer) -> Trajectory:
+    records: Any = trainer.records
+    return Trajectory(tuple(r.loss for r in records), tuple(r.grad_norm for r in records))

@@ -1,0 +1,72 @@
+"""A plan against one rank, the same seed: losses and gradient norms step by step, within what rounding does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ...evidence.receipt import Check, Part
+from ..bench import Bench
+from .runs import Run, Runs, open_runs
+from .trajectories import MOST, Trajectory, Twins, Verdict, compare_trajectories
+
+TWINS: Final = (2, 4, 8)  # passes that the sequences of a step are split into
+
+
+def probe(bench: Bench) -> None:
+    """Run the plan, the reference and its twins, and compare."""
+    with open_runs(bench) as runs:
+        judge_plan(bench, runs, runs.run("plan"))
+
+
+def judge_plan(bench: Bench, runs: Runs, plan: Run) -> None:
+    """Hold a run that has ended to one rank that is run now."""
+    reference, twins = run_reference(runs)
+    for run in (plan, reference, *twins):
+        check_ended(bench, run)
+    if all(run.done for run in (plan, reference, *twins)):
+        check_follows(bench, "reproduces", plan, plan.trajectory, reference.trajectory, twins)
+
+
+def run_reference(runs: Runs) -> tuple[Run, list[Run]]:
+    """One rank; and its twins without the loss that balances experts, the one in a single pass first."""
+    alone = {"world": 1, "data": 1, "expert_parallel": 1, "tensor_parallel": 1, "sequence_parallel": False}
+    reference = runs.run("one-rank", plan={**alone, "accumulate": runs.plan.accumulate})
+    given = runs.bench.setting("twins")
+    splits = [split for split in map(int, given.split()) if runs.size.batch % split == 0] if given else list(TWINS)
+    changes = {**runs.changes, "aux_coefficient": 0.0}
+    return reference, [
+        runs.run(f"twin-{split}", plan={**alone, "accumulate": split}, changes=changes) for split in (1, *splits)
+    ]
+
+
+def check_ended(bench: Bench, run: Run) -> None:
+    """The run ended well on every rank."""
+    world = run.order.read_plan().world
+    bench.check(f"{run.name}.ended", run.done, f"{world} rank(s), {run.ending}" if run.done else run.words)
+
+
+def check_follows(
+    bench: Bench, name: str, run: Run, seen: Trajectory, reference: Trajectory, twins: Sequence[Run]
+) -> None:
+    """A check on losses and one on gradient norms."""
+    first, *others = (twin.trajectory for twin in twins)
+    verdicts = compare_trajectories(
+        seen, reference, Twins(first, tuple(others)), precision=run.order.precision, depth=run.depth
+    )
+    bench.checks.extend(check_of(name, verdict) for verdict in verdicts)
+
+
+def check_of(name: str, verdict: Verdict) -> Check:
+    """A verdict as a check with its bounds."""
+    name = f"{name}.{verdict.quantity}"
+    if verdict.fault:
+        return Check(name, False, detail=verdict.fault)
+    parts = (
+        Part("deviation", verdict.observed, verdict.bound, verdict.follows, verdict.derivation),
+        Part(
+            "bound-discriminates", verdict.first, MOST, verdict.discriminates,
+            "a gradient of one norm that is missing on one of two ranks changes the norm of all by this share",
+        ),
+    )  # fmt: skip
+    return Check(name, verdict.follows and verdict.discriminates, parts, f"worst at step {verdict.step}")

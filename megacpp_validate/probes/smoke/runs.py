@@ -1,0 +1,306 @@
+"""Runs of a smoke cell: an order made from the row's settings, and what came of it as a receipt keeps it."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from ...evidence.receipt import Backend
+from ...evidence.training import TrainingRecord, TrainingStep
+from ...training.forms import Forms
+from ...training.parallel.gather import read_end
+from ...training.parallel.plan import ParallelPlan
+from ...training.sizes import Size, read_size
+from ...training.smoke.order import SmokeOrder, write_order
+from ...training.smoke.run import ORDER, RANK, run_smoke
+from ..bench import Bench
+from .trajectories import Depth, Trajectory
+
+LIMIT_S: Final = 300.0
+_LAUNCH: Final = "megacpp_validate.training.parallel.host_launch"
+_OFF: Final = re.compile(r"is off in the preset")  # as `bridge.features` refuses what is not asked for
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run that has ended.
+
+    Attributes:
+        name: in the cell.
+        order: what was asked for.
+        size: of its model.
+        ending: "done", or how else.
+        words: why it is not done; empty where it is.
+        receipts: of each rank that left one, rank 0 first.
+    """
+
+    name: str
+    order: SmokeOrder
+    size: Size
+    ending: str
+    words: str
+    receipts: tuple[Mapping[str, Any], ...]
+
+    @property
+    def done(self) -> bool:
+        """Whether every rank ended well and left a receipt."""
+        return self.ending == "done" and len(self.receipts) == self.order.read_plan().world
+
+    @property
+    def steps(self) -> Sequence[Mapping[str, Any]]:
+        """Of rank 0; every rank records the loss of all."""
+        return self.receipts[0]["steps"] if self.receipts else ()
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """Losses and gradient norms."""
+        return Trajectory(
+            tuple(read_number(step["loss"]) for step in self.steps),
+            tuple(read_number(step["grad_norm"]) for step in self.steps),
+        )
+
+    @property
+    def depth(self) -> Depth:
+        """For bounds of its trajectory."""
+        size = self.size
+        widest = max(2 * size.hidden, size.ffn_hidden, size.expert_width, size.num_heads * size.head_dim)
+        return Depth(len(size.letters) + 1, widest, size.batch * size.length)
+
+
+class Runs:
+    """The runs of one cell: they share its settings, its devices and a folder that is gone afterwards.
+
+    Args:
+        bench: whose order has the settings `size`, `plan`, `precision`, `steps` and others of `SmokeOrder`.
+        folder: of the runs.
+    """
+
+    def __init__(self, bench: Bench, folder: Path) -> None:
+        self.bench, self.folder = bench, folder
+        self.plan = read_plan(bench.setting("plan"))
+        changes = {name: _number(text) for name, text in _pairs(bench.setting("changes"))}
+        self.size = read_size(bench.setting("size", "tiny"), **changes)
+        self.changes = changes
+
+    def order(self, **changes: Any) -> SmokeOrder:
+        """What the row asks for, with single fields of `SmokeOrder` changed.
+
+        Raises:
+            WrongPlan, WrongSize: it cannot be.
+        """
+        bench, steps = self.bench, int(self.bench.setting("steps", "20"))
+        precision = bench.setting("precision", "fp32")
+        given: dict[str, Any] = {
+            "size": self.size.name,
+            "changes": self.changes,
+            "plan": asdict(self.plan),
+            "steps": steps,
+            "seed": bench.order.seed,
+            "precision": precision,
+            "device": bench.device,
+            "target": bench.order.target.id,
+            "features": {"preset": bench.setting("features", "production")},
+            "forms": dict(_forms(bench.setting("forms"))),
+            "schedule_steps": steps,
+            "audit": True,
+        }
+        for name in ("learning_rate", "warm_up", "validate_every"):
+            if text := bench.setting(name):
+                given[name] = _number(text)
+        order = SmokeOrder(**{**given, **changes})
+        order.refuse()
+        return order
+
+    def run(self, name: str, **changes: Any) -> Run:
+        """Train once; where it ended well it goes into the receipt."""
+        return self.end(name, self.order(**changes))
+
+    def end(self, name: str, order: SmokeOrder) -> Run:
+        """Run an order to its end."""
+        limit_s = float(self.bench.setting("limit_s", str(LIMIT_S)))
+        cores = _share_cores(order.read_plan().world)
+        launcher = self.bench.setting("launcher", "local")
+        if launcher == "local":
+            result = run_smoke(order, self.folder / name, limit_s=limit_s, environment=cores)
+            receipts = tuple(result.receipts[rank] for rank in sorted(result.receipts))
+            run = Run(name, order, self.size, result.ending, result.words, receipts)
+        else:
+            run = Run(name, order, self.size, *launch_elsewhere(order, self.folder / name, launcher, limit_s, cores))
+        if run.done:
+            self.bench.training.append(record_of(run))
+        return run
+
+
+def launch_elsewhere(
+    order: SmokeOrder, folder: Path, launcher: str, limit_s: float, variables: Mapping[str, str]
+) -> tuple[str, str, tuple[Mapping[str, Any], ...]]:
+    """Let another launcher run an order: its ending, its words, and what each rank left."""
+    order.refuse()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_order(order, folder / ORDER)
+    command = [
+        sys.executable, "-m", _LAUNCH, "--launcher", launcher, "--ranks-per-host", str(order.read_plan().world),
+        "--folder", str(folder), "--limit-s", str(limit_s), *(["--submit"] if launcher == "slurm" else []),
+        RANK, str(folder / ORDER),
+    ]  # fmt: skip
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, env={**os.environ, **variables})
+    end = read_end(folder)
+    if end is None:
+        return "not-started", (ended.stderr or ended.stdout)[-2000:] or f"exit status {ended.returncode}", ()
+    receipts = tuple(rank["receipt"] for rank in end["ranks"] if rank["receipt"] is not None)
+    return str(end["ending"]), str(end["words"]), receipts
+
+
+def read_plan(text: str) -> ParallelPlan:
+    """A plan from "data=2 expert_parallel=2"; the world is what it fills."""
+    given = {name: _number(value) for name, value in _pairs(text)}
+    if "sequence_parallel" in given:
+        given["sequence_parallel"] = bool(given["sequence_parallel"])
+    plan = ParallelPlan(**given)
+    return replace(plan, world=plan.data * plan.tensor_parallel)
+
+
+def require_devices(bench: Bench, ranks: int) -> None:
+    """End the probe where there are fewer devices than ranks; gloo on the CPU takes any number.
+
+    Raises:
+        CannotRun: with how many there are.
+    """
+    if bench.device == "cpu":
+        return
+    if (found := torch.cuda.device_count()) < ranks:
+        bench.cannot_run(
+            f"this cell takes {ranks} GPUs, and {found} can be seen here. Next step: run it where there are "
+            "so many, or look at CUDA_VISIBLE_DEVICES."
+        )
+    torch.cuda.empty_cache()  # what this process holds is not there for the ranks
+
+
+@contextmanager
+def open_runs(bench: Bench) -> Iterator[Runs]:
+    """The runs of a cell.
+
+    Raises:
+        CannotRun: fewer devices than its plan has ranks.
+    """
+    with tempfile.TemporaryDirectory(prefix="megacpp-smoke-") as folder:
+        runs = Runs(bench, Path(folder))
+        require_devices(bench, runs.plan.world)
+        yield runs
+
+
+def record_of(run: Run) -> TrainingRecord:
+    """A run as the receipt keeps it: times of rank 0, memory of the rank that took most."""
+    first, order, size = run.receipts[0], run.order, run.size
+    account, model = first["goodput"], first["model"]
+    peaks: dict[str, int] = {}
+    for receipt in run.receipts:
+        for phase, used in receipt["goodput"]["peak_bytes"].items():
+            peaks[phase] = max(peaks.get(phase, 0), int(used))
+    changed = " ".join(f"{name}={value}" for name, value in order.changes.items())
+    steps = tuple(
+        TrainingStep(
+            int(step["step"]), read_number(step["loss"]), read_number(step["perfect"]), read_number(step["grad_norm"]),
+            float(step["seconds"]),
+        )
+        for step in run.steps
+    )  # fmt: skip
+    return TrainingRecord(
+        name=run.name,
+        model=f"{size.name} {changed}".strip(),
+        pattern=size.pattern,
+        parameters=int(model["parameters"]) if "parameters" in model else int(model["parameters_here"]),
+        ranks=order.read_plan().world,
+        topology=_texts({**asdict(order.read_plan()), **_mapping(first.get("topology"))}),
+        precision=order.precision,
+        features=_texts(_mapping(first.get("features"))),
+        forms=_texts(_mapping(first.get("forms"))),
+        floor=size.floor,
+        without_context=size.grammar.without_context(),
+        steps=steps,
+        whole_ns=sum(map(int, account["phases_ns"].values())),
+        phases_ns={phase: int(spent) for phase, spent in account["phases_ns"].items()},
+        tokens=int(account["tokens"]),
+        tokens_per_second=float(account["tokens_per_second"]),
+        flop_utilisation=first.get("flop_utilisation"),
+        peak_bytes=peaks,
+    )
+
+
+def backends_of(run: Run, *, wants_te: bool, native: Sequence[str] = ()) -> list[Backend]:
+    """Requested and observed backend of every part; ranks that differ from those before them have a row each.
+
+    Args:
+        run: that has ended.
+        wants_te: whether Transformer Engine is requested.
+        native: last words of parts that have no other path in this row, as the matrix says.
+    """
+    rows: dict[tuple[str, str], Backend] = {}
+    for receipt in run.receipts:
+        for part, choice in receipt["choices"].items():
+            if (part, choice["observed"]) in rows:
+                continue
+            shown = part if not any(known == part for known, _ in rows) else f"{part}.rank{receipt['rank']}"
+            refusals = choice.get("refusals", ())
+            switched = any(_OFF.search(refusal) for refusal in refusals)
+            off = not wants_te or switched or part.rpartition(".")[2] in native
+            asked = "native" if off else choice["requested"]
+            taken = choice["observed"]
+            rows[part, taken] = Backend(f"{run.name}.{shown}", asked, taken, (taken,), tuple(refusals))
+    return list(rows.values())
+
+
+def _share_cores(ranks: int) -> dict[str, str]:
+    """Ranks share the cores that this process was given."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    cores = int(given) if given.isdigit() else torch.get_num_threads()
+    return {"OMP_NUM_THREADS": str(max(1, cores // ranks))}
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    for word in text.split():
+        name, _, value = word.partition("=")
+        yield name, value
+
+
+def _forms(text: str) -> Iterator[tuple[str, Any]]:
+    known = {field.name for field in fields(Forms)}
+    for name, value in _pairs(text):
+        if name not in known:
+            raise ValueError(f"there is no form {name!r}. Next step: choose one of {', '.join(sorted(known))}.")
+        yield name, {"true": True, "false": False}.get(value, value)
+
+
+def _number(text: str) -> Any:
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return {"true": True, "false": False}.get(text, text)
+
+
+def read_number(value: Any) -> float | None:
+    """A number of a rank's receipt; None where it is not finite, which a receipt has as text."""
+    return float(value) if value is not None and math.isfinite(float(value)) else None
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def _texts(values: Mapping[str, Any]) -> dict[str, str]:
+    return {str(name): str(value) for name, value in values.items()}

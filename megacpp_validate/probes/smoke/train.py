@@ -1,0 +1,185 @@
+"""A plan trained for real: it ends, it learns, tokens and replicas are what they must be, and its time adds up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from ...evidence.receipt import Backend, Check, Part
+from ...training.language import Grammar, step_probabilities
+from ..bench import Bench
+from .reproduce import check_ended
+from .runs import Run, Runs, backends_of, open_runs, read_number
+from .trajectories import MULTIPLE
+
+LAST: Final = 0.2  # of the steps: over so many the end of training is looked at
+SIGMAS: Final = 5.0  # a mean of so many tokens lies beyond with probability 3e-7
+QUIET_STEPS: Final = 6  # of the runs with and without validation
+
+
+def probe(bench: Bench) -> None:
+    """Train the row's plan and look at what every rank left; validate between steps in a short run beside."""
+    with open_runs(bench) as runs:
+        run = runs.run("plan")
+        check_run(bench, run)
+        if bench.setting("validation"):
+            check_validation(bench, runs)
+
+
+def check_run(bench: Bench, run: Run) -> None:
+    """Every check of one run."""
+    check_ended(bench, run)
+    if not run.receipts:
+        return
+    check_finite(bench, run)
+    check_learns(bench, run)
+    check_audit(bench, run)
+    check_account(bench, run)
+    check_backends(bench, run)
+
+
+def check_finite(bench: Bench, run: Run) -> None:
+    """Every step is there, and finite, on every rank; and nothing that was watched was not."""
+    for receipt in run.receipts:
+        steps = receipt["steps"]
+        bad = [step["step"] for step in steps if not _is_finite(step)]
+        whole = [step["step"] for step in steps] == list(range(run.order.steps))
+        found = receipt.get("nonfinite")
+        said = f"{len(steps)} of {run.order.steps} steps; not finite: {found or bad[:3] or 'none'}"
+        bench.check(f"{run.name}.steps.rank{receipt['rank']}", whole and not bad and not found, said)
+
+
+def check_learns(bench: Bench, run: Run) -> None:
+    """The loss falls from that of a model without context towards the floor of the language."""
+    bench.checks.append(judge_learning(run.name, run.steps, run.size.grammar, run.size.length, run.size.batch))
+
+
+def judge_learning(name: str, steps: Sequence[Mapping[str, Any]], grammar: Grammar, length: int, batch: int) -> Check:
+    """Whether the end of a run is better than the best model that uses no context could be.
+
+    Such a model scores ln V at each token. What a perfect model scores on the same tokens is known, so the gap between
+    them at the end of training, over the gap that is expected of no context, is 1 with a spread of sigma / gap: sigma
+    is the spread of a token's surprise over the square root of the tokens looked at. A run that learned nothing is not
+    below 1 - SIGMAS of that.
+    """
+    last = steps[-max(1, round(LAST * len(steps))) :]
+    gaps = [float(step["loss"]) - float(step["perfect"]) for step in last if _is_finite(step)]
+    whole = grammar.without_context() - grammar.floor(length + 1)
+    sigma = _spread_of_surprise(grammar) / math.sqrt(max(1, len(gaps)) * batch * length)
+    bound = 1 - SIGMAS * sigma / whole
+    observed = sum(gaps) / len(gaps) / whole if gaps and len(gaps) == len(last) else math.inf
+    part = Part(
+        "gap-of-no-context", observed, bound, observed <= bound,
+        f"1 - {SIGMAS:g} x {sigma:.3g} / {whole:.3g}: spread of the mean over {len(gaps)} steps, over ln V - floor",
+    )  # fmt: skip
+    return Check(f"{name}.learns", part.passed, (part,), f"of a floor of {grammar.floor(length + 1):.4f} nats")
+
+
+def check_audit(bench: Bench, run: Run) -> None:
+    """What ranks checked in each step, and that they did."""
+    for receipt in run.receipts:
+        name = f"rank{receipt['rank']}"
+        silent = experts_of(receipt)
+        bench.check(
+            f"{run.name}.experts.{name}", silent == [], f"experts without gradient: {', '.join(silent) or 'none'}"
+        )
+        conserved, replicas = receipt.get("dispatches") or 0, receipt.get("replicas")
+        wanted = run.size.letters.count("E") * run.order.steps
+        said = f"{conserved} dispatches conserved their tokens, {wanted} or more were to be looked at"
+        bench.check(f"{run.name}.tokens.{name}", conserved >= wanted, said)
+        # Without tensor groups every parameter is shared out, and nothing is there twice but within a tensor group.
+        looked = replicas is not None and (replicas > 0 or run.order.read_plan().tensor_parallel == 1)
+        bench.check(f"{run.name}.replicas.{name}", looked, f"{replicas} replicated tensors have the same bits")
+
+
+def experts_of(receipt: Mapping[str, Any]) -> list[str]:
+    """Experts that received no gradient, by layer and number; one name where nobody looked."""
+    found = receipt.get("experts_without_gradient")
+    if found is None:
+        return ["nobody looked"]
+    if isinstance(found, Mapping):
+        return [f"{layer} {experts}" for layer, experts in found.items() if experts]
+    return [str(expert) for expert in found]
+
+
+def check_account(bench: Bench, run: Run) -> None:
+    """The phases of every rank sum to its whole, and steps are among them."""
+    for receipt in run.receipts:
+        account = receipt["goodput"]
+        phases, whole = account["phases_ns"], round(account["whole_s"] * 1e9)
+        # The whole is told in seconds, in fp64: rounding at 2**-53 of 10**3 s is far below a nanosecond.
+        adds_up = abs(sum(phases.values()) - whole) <= 1 and min(phases.values()) >= 0 and phases["step"] > 0
+        said = ", ".join(f"{phase} {spent / 1e9:.2f} s" for phase, spent in phases.items() if spent)
+        bench.check(f"{run.name}.account.rank{receipt['rank']}", adds_up, f"{whole / 1e9:.2f} s: {said}")
+        peaks = account["peak_bytes"]
+        seen = bool(peaks) and max(peaks.values()) > 0
+        if bench.device == "cuda":
+            bench.check(f"{run.name}.memory.rank{receipt['rank']}", seen, f"peak {max(peaks.values(), default=0)} B")
+
+
+def check_backends(bench: Bench, run: Run) -> None:
+    """Every part took what was asked for, on every rank."""
+    rows = backends_of(run, wants_te=bench.wants_te, native=bench.setting("native").split())
+    bench.backends.extend(rows)
+    bench.check(f"{run.name}.parts", bool(rows), f"{len(rows)} parts say what they took")
+    for row in rows:
+        bench.check(f"{row.path}.backend", takes_what_was_asked(row), _say_row(row))
+
+
+def takes_what_was_asked(row: Backend) -> bool:
+    """Whether a part ran on what was requested; where that is native, any that is none of a vendor's."""
+    if row.requested == "native":
+        return row.claimed not in ("te", "fa3", "fa4", "deep_gemm")
+    return row.claimed == row.requested
+
+
+def check_validation(bench: Bench, runs: Runs) -> None:
+    """Evaluation between steps leaves training as it is without: bit by bit, where a second run has the same bits.
+
+    A GPU whose kernels add in the order in which they come has other bits at every run; its second run then says what
+    that does, and validation may not do more.
+    """
+    short = {"steps": QUIET_STEPS, "audit": False}
+    plain, again = runs.run("quiet", **short), runs.run("quiet-again", **short)
+    validated = runs.run("validated", **short, validate_every=2)
+    for run in (plain, again, validated):
+        check_ended(bench, run)
+    if not (plain.done and again.done and validated.done):
+        return
+    said = validated.receipts[0]["validation"]
+    bench.check("validated.validation", bool(said), f"evaluated {len(said)} times")
+    steady = plain.trajectory == again.trajectory
+    if steady or bench.device == "cpu":
+        same = validated.trajectory == plain.trajectory
+        bench.check("validated.same-bits", same, "losses and norms of training" + ("" if same else " differ"))
+        return
+    for name, wanted in plain.trajectory.series.items():
+        bound = MULTIPLE * _furthest(again.trajectory.series[name], wanted)
+        seen = _furthest(validated.trajectory.series[name], wanted)
+        part = Part("deviation", seen, bound, seen <= bound, f"{MULTIPLE:g} x that of a second run without validation")
+        bench.checks.append(Check(f"validated.{name}", part.passed, (part,)))
+
+
+def _furthest(values: Sequence[float | None], wanted: Sequence[float | None]) -> float:
+    pairs = zip(values, wanted, strict=True)
+    return max(math.inf if a is None or b is None else abs(a - b) for a, b in pairs)
+
+
+def _is_finite(step: Mapping[str, Any]) -> bool:
+    return all(read_number(step[name]) is not None for name in ("loss", "perfect", "grad_norm"))
+
+
+def _spread_of_surprise(grammar: Grammar) -> float:
+    """Standard deviation of -ln p of a token: its class and its word move by distances of their own."""
+    variance = 0.0
+    for states in (grammar.classes, grammar.words):
+        probabilities = step_probabilities(states)
+        mean = -sum(p * math.log(p) for p in probabilities)
+        variance += sum(p * (-math.log(p) - mean) ** 2 for p in probabilities)
+    return math.sqrt(variance)
+
+
+def _say_row(row: Backend) -> str:
+    reasons = f"; {'; '.join(row.reasons)}" if row.reasons else ""
+    return f"requested {row.requested}, claimed {row.claimed}, seen {', '.join(row.observed)}{reasons}"

@@ -1,0 +1,197 @@
+"""Whether one training run reproduces another step by step: bounds from what rounding alone does to it. Pure.
+
+Two runs that compute the same sums in another order differ by roundings, and training grows the difference: an error of
+one step is in the weights of the next. How fast it grows nobody knows beforehand (a router that flips a token makes it
+jump), so it is measured: twins are runs of one rank that differ from a run in one pass in nothing but the order of
+their sums (the sequences of a step in 2, 4 or 8 passes). The loss that balances experts is no sum over passes, so it
+is off in all of those; in the run that is judged, and in its reference, it is on. The bound of a step is
+
+    MULTIPLE * (largest deviation of any twin up to that step) + floor of that step
+
+- The floor is for twins that were lucky. Roundings are independent, so errors grow as random walks do (Higham and Mary
+  2019, "A new approach to probabilistic rounding error analysis", theorem 2.4: the square root of the worst case). The
+  mean over N tokens is a sum of N terms: sqrt(N) * u of what it is summed in. What a token brings passed L layers of K
+  roundings each, in the precision of the layers, and is one of N that are wrong independently: sqrt(L * K / N) * u. In
+  bf16, products are summed in fp32 and rounded where they are stored (K = STORED); else every term of the longest sum
+  is rounded. SIGMAS of that are a walk's bound; a gradient is twice as long a way; step t has had t + 1 such errors.
+- MULTIPLE is for plans that are less lucky than every twin. Along the direction that grows fastest, plan and twin are
+  draws of one normal distribution; |plan| exceeds MULTIPLE * |twin| with probability (2 / pi) atan(1 / MULTIPLE), and
+  that of all three twins at once with about its cube: 8 gives 5e-4, where the floor is none.
+
+A fault of the plan is no rounding: a gradient that is not summed over a group is wrong by a share of itself, from step
+0 on. `MOST` says when a bound would let that pass: it then tells nothing, and the check fails by that name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+# 2**-p of p significand bits, the hidden one among them: IEEE 754 binary64 and binary32, bfloat16.
+UNIT_ROUNDOFF: Final = {"fp64": 2.0**-53, "fp32": 2.0**-24, "bf16": 2.0**-8}
+SUMMED_IN: Final = {"fp64": "fp64", "fp32": "fp32", "bf16": "fp32"}
+STORED: Final = 10  # activations of a layer that are stored: two norms, four or five products, gate, two sums
+SIGMAS: Final = 2.0
+MULTIPLE: Final = 8.0
+# Half of a norm's gradient is missing where one of two ranks is left out. Of the squares of the whole norm, a part
+# among n of like size is 1/n: with the 20 to 60 parameters of these models the norm changes by 3 / (8 n) at least,
+# 0.6%; and whatever a loss is wrong by at once, such as its share, is far more than that.
+MOST: Final = 0.006
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """Losses (nats) and gradient norms of the steps of one run; None or NaN where a number was not finite."""
+
+    losses: tuple[float | None, ...]
+    grad_norms: tuple[float | None, ...]
+
+    @property
+    def series(self) -> dict[str, tuple[float | None, ...]]:
+        """Quantity -> its values."""
+        return {"loss": self.losses, "grad_norm": self.grad_norms}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How one quantity followed.
+
+    Attributes:
+        quantity: "loss" or "grad_norm".
+        step: at which it came closest to its bound, or went furthest over it.
+        observed, bound: relative deviation there, and what was allowed; infinite where a number is missing.
+        first: largest bound that step 0 had; over `MOST` it tells nothing.
+        derivation: of the bound.
+        fault: what is missing or not finite; empty where nothing is.
+    """
+
+    quantity: str
+    step: int
+    observed: float
+    bound: float
+    first: float
+    derivation: str
+    fault: str = ""
+
+    @property
+    def follows(self) -> bool:
+        """Whether it stayed within its bound at every step."""
+        return not self.fault and self.observed <= self.bound
+
+    @property
+    def discriminates(self) -> bool:
+        """Whether the bound would have caught a fault at step 0."""
+        return self.first <= MOST
+
+
+@dataclass(frozen=True)
+class Twins:
+    """Runs of one rank whose sums alone differ: in one pass, and in several."""
+
+    first: Trajectory
+    others: tuple[Trajectory, ...]
+
+
+@dataclass(frozen=True)
+class Depth:
+    """What an error goes through: layers L, terms K of the longest sum of a layer; and tokens N of a step."""
+
+    layers: int
+    terms: int
+    tokens: int
+
+    def floor(self, precision: str) -> float:
+        """Relative error of a mean over the tokens that rounding alone makes, at one step."""
+        rounded = self.terms if SUMMED_IN[precision] == precision else STORED
+        summed = UNIT_ROUNDOFF[SUMMED_IN[precision]] * math.sqrt(self.tokens)
+        return SIGMAS * (summed + UNIT_ROUNDOFF[precision] * math.sqrt(self.layers * rounded / self.tokens))
+
+
+def compare_trajectories(
+    plan: Trajectory, reference: Trajectory, twins: Twins, *, precision: str, depth: Depth
+) -> tuple[Verdict, ...]:
+    """Whether a run follows the reference as its twins do: a verdict each on losses and gradient norms.
+
+    Args:
+        plan: the run that is judged.
+        reference: one rank, the same seed.
+        twins: what rounding alone does.
+        precision: a key of `UNIT_ROUNDOFF`.
+        depth: of the model.
+
+    Raises:
+        ValueError: no twin, or a precision that is not known.
+    """
+    if not twins.others or precision not in UNIT_ROUNDOFF:
+        raise ValueError(
+            f"{len(twins.others)} twins in {precision!r}. Next step: give one or more, in one of "
+            f"{', '.join(UNIT_ROUNDOFF)}."
+        )
+    base = depth.floor(precision)
+    return tuple(
+        _compare(
+            name,
+            plan.series[name],
+            reference.series[name],
+            twins.first.series[name],
+            [twin.series[name] for twin in twins.others],
+            base * (2 if name == "grad_norm" else 1),
+        )
+        for name in reference.series
+    )
+
+
+def bounds_of(
+    first: Sequence[float | None], twins: Sequence[Sequence[float | None]], floor: float
+) -> tuple[float, ...]:
+    """Relative bound of each step."""
+    bounds, most = [], 0.0
+    for step, value in enumerate(first):
+        most = max([most, *(_deviation(twin[step], value) for twin in twins)])
+        bounds.append(MULTIPLE * most + floor * math.sqrt(step + 1))
+    return tuple(bounds)
+
+
+def _compare(
+    name: str,
+    plan: Sequence[float | None],
+    reference: Sequence[float | None],
+    first: Sequence[float | None],
+    twins: Sequence[Sequence[float | None]],
+    floor: float,
+) -> Verdict:
+    derivation = (
+        f"{MULTIPLE:g} x the largest deviation of {len(twins)} twins up to that step, and "
+        f"{floor:.2g} x sqrt(step + 1) of rounding"
+    )
+    if fault := _find_fault(plan, reference, (first, *twins)):
+        return Verdict(name, 0, math.inf, 0.0, 0.0, derivation, fault)
+    bounds = bounds_of(first, twins, floor)
+    seen = [_deviation(value, wanted) for value, wanted in zip(plan, reference, strict=True)]
+    worst = max(range(len(seen)), key=lambda step: seen[step] / bounds[step])
+    return Verdict(name, worst, seen[worst], bounds[worst], bounds[0], derivation)
+
+
+def _find_fault(
+    plan: Sequence[float | None], reference: Sequence[float | None], twins: Sequence[Sequence[float | None]]
+) -> str:
+    """What cannot be compared; a run that is short, or not finite, never reproduces another."""
+    named = {"the plan": plan, "the reference": reference}
+    named |= {f"twin {number}": twin for number, twin in enumerate(twins)}
+    if not reference:
+        return "there is no step"
+    for who, values in named.items():
+        if len(values) != len(reference):
+            return f"{who} has {len(values)} of {len(reference)} steps"
+        for step, value in enumerate(values):
+            if value is None or not math.isfinite(value):
+                return f"{who} is not finite at step {step}"
+    return ""
+
+
+def _deviation(value: float | None, wanted: float | None) -> float:
+    if value is None or wanted is None:
+        return math.inf
+    return abs(value - wanted) / max(abs(wanted), math.ulp(1.0))

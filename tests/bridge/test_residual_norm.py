@@ -1,0 +1,260 @@
+"""A residual connection and its norm in one: what plain torch gives, forward and backward, whoever computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="not-run: there is no torch")
+
+from megacpp_validate.bridge import residual_norm as module  # noqa: E402
+from megacpp_validate.bridge.residual_norm import add_rms_norm, choose_residual_norm  # noqa: E402
+from megacpp_validate.native.norms import rms_norm  # noqa: E402
+from megacpp_validate.probes.bounds import Roundings, compare  # noqa: E402
+
+EPS = 0.05  # as large as the mean square of a tenth of the rows, so that it counts
+NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
+
+
+class Emulated:
+    """Stands where the kernels stand: the same index arithmetic, a program at a time, over flat memory."""
+
+    def __init__(self, flaw: str = "") -> None:
+        self.flaw, self.programs = flaw, 0
+
+    def require(self) -> Emulated:
+        return self
+
+    def __call__(self) -> Emulated:
+        return self
+
+    @property
+    def add_norm_kernel(self) -> Any:
+        return Grid(self._forward)
+
+    @property
+    def add_norm_backward_kernel(self) -> Any:
+        return Grid(self._backward)
+
+    def _forward(self, program: int, given: Any, width: int, wide: int) -> None:
+        self.programs += 1
+        rows, added, weight, summed, normed, eps = given
+        assert all(tensor.is_contiguous() for tensor in given[:5])
+        assert wide >= width > wide // 2
+        at = slice(program * width, (program + 1) * width)
+        total = rows.view(-1)[at].float() + added.view(-1)[at].float()
+        summed.view(-1)[at] = total
+        x = total if self.flaw == "norm of the sum before rounding" else summed.view(-1)[at].float()
+        eps = 0.0 if self.flaw == "no eps" else eps
+        normed.view(-1)[at] = x / (x.square().mean() + eps).sqrt() * weight.float()
+
+    def _backward(self, program: int, given: Any, width: int, wide: int) -> None:
+        _, weight, _, _, of_rows, parts, number, share, eps = given
+        assert all(tensor.is_contiguous() for tensor in given[:6])
+        total = torch.zeros(width)
+        last = share - 1 if self.flaw == "last row of a program left out" and share > 1 else share
+        for row in range(program * share, min(program * share + last, number)):
+            at = slice(row * width, (row + 1) * width)
+            x, down, past = (given[place].view(-1)[at].float() for place in (0, 3, 2))
+            inverse = 1 / (x.square().mean() + (0.0 if self.flaw == "no eps backward" else eps)).sqrt()
+            x = x * inverse
+            total += down * x
+            down = down * weight.float()
+            mean = 0 if self.flaw == "no mean" else (down * x).mean()
+            of_rows.view(-1)[at] = (down - x * mean) * inverse + (0 if self.flaw == "stream cut" else past)
+        parts[program] = total
+
+
+class Grid:
+    """`kernel[grid](...)`, one program after the other."""
+
+    def __init__(self, run: Callable[..., None]) -> None:
+        self.run = run
+
+    def __getitem__(self, grid: tuple[int]) -> Any:
+        def launch(*given: Any, width: int, wide: int, num_warps: int) -> None:
+            assert num_warps in (4, 8, 16)
+            for program in range(grid[0]):
+                self.run(program, given, width, wide)
+
+        return launch
+
+
+@pytest.fixture
+def emulate(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Emulated]:
+    def start(flaw: str = "") -> Emulated:
+        kernels = Emulated(flaw)
+        monkeypatch.setattr(module, "residual_norm_kernels", kernels)
+        monkeypatch.setattr(module, "why_not_fused", lambda *_: None)
+        monkeypatch.setattr(module, "PROGRAMS", 16)
+        return kernels
+
+    return start
+
+
+def draw(rows: int, width: int, dtype: Any, device: str = "cpu") -> dict[str, Any]:
+    source = torch.Generator().manual_seed(rows)
+    drawn = {
+        name: torch.randn(3, rows, width, generator=source, dtype=torch.float64)
+        for name in ("rows", "added", "of_summed", "of_normed")
+    }
+    drawn["rows"][:, ::10] *= 0.1  # rows for which eps counts
+    drawn["added"][:, ::10] *= 0.1
+    drawn["weight"] = 1 + 0.3 * torch.randn(width, generator=source, dtype=torch.float64)
+    return {name: value.to(device, dtype) for name, value in drawn.items()}
+
+
+def call(path: Callable[..., Any], drawn: dict[str, Any]) -> dict[str, Any]:
+    """Both results and the three gradients."""
+    given = [drawn[name].detach().clone().requires_grad_() for name in ("rows", "added", "weight")]
+    summed, normed = path(*given, EPS)
+    found = torch.autograd.grad((summed, normed), given, (drawn["of_summed"], drawn["of_normed"]))
+    of = dict(zip(("of_rows", "of_added", "of_weight"), found, strict=True))
+    return {"summed": summed.detach(), "normed": normed.detach(), **of}
+
+
+def reference(rows: Any, added: Any, weight: Any, eps: float) -> tuple[Any, Any]:
+    """In fp64, but for the sum, which is rounded to the dtype of the rows: that is what both forms norm."""
+    summed = rows + added
+    wide = summed.double()
+    return summed, wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+
+
+def faults(path: Callable[..., Any], drawn: dict[str, Any], *, fused: bool) -> list[str]:
+    """What lies outside of its bound.
+
+    Forward: the square, its mean, eps, the root, two products in fp32, then one rounding to the dtype. Backward the
+    same and six more, and differences of terms no larger than twice the result's norm. The plain form rounds the
+    gradient of the norm before it adds that of the sum: two roundings more, and of a sum twice in the square.
+    """
+    seen, dtype = call(path, drawn), NAMES[drawn["rows"].dtype]
+    wide = "fp64" if dtype == "fp64" else "fp32"
+    given = [drawn[name].detach().clone().requires_grad_() for name in ("rows", "added", "weight")]
+    summed, normed = reference(*given, EPS)
+    inner = summed.detach().double().requires_grad_()
+    weight = given[2].detach().double().requires_grad_()
+    out = inner / (inner.square().mean(-1, keepdim=True) + EPS).sqrt() * weight
+    of_inner, of_weight = torch.autograd.grad(out, (inner, weight), drawn["of_normed"].double())
+    of_rows = of_inner + drawn["of_summed"].double()
+    width, count = drawn["rows"].shape[-1], drawn["rows"].numel() // drawn["rows"].shape[-1]
+    forward = Roundings(((wide, 6), (dtype, 1)), width, wide)
+    backward = Roundings(((wide, 12), (dtype, 1 if fused else 3)), width, wide, 2.0)
+    of_sum = Roundings(((wide, 8), (dtype, 1)), width + count, wide)
+    checks = [
+        compare("normed", seen["normed"], normed.detach(), roundings=forward),
+        compare("of_rows", seen["of_rows"], of_rows, roundings=backward),
+        compare("of_added", seen["of_added"], of_rows, roundings=backward),
+        compare("of_weight", seen["of_weight"], of_weight, roundings=of_sum),
+    ]
+    found = [f"{check.name}: {check.detail}" for check in checks if not check.passed]
+    return found if torch.equal(seen["summed"], summed) else ["summed", *found]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_the_plain_form_is_its_formula(dtype: Any) -> None:
+    assert faults(add_rms_norm, draw(40, 96, dtype), fused=False) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("rows", "width"), [(1, 24), (7, 64), (15, 100)])
+def test_the_kernels_are_handed_every_row_once(
+    emulate: Callable[[str], Emulated], dtype: Any, rows: int, width: int
+) -> None:
+    """Fewer rows than programs, as many as there are in whole shares, and a last program with fewer."""
+    kernels = emulate("")
+    assert faults(add_rms_norm, draw(rows, width, dtype), fused=True) == []
+    assert kernels.programs == 3 * rows
+
+
+def differing(drawn: dict[str, Any], path: Callable[..., Any]) -> float:
+    """Part of the normed values that are not, to the bit, the norm in fp32 of the rounded sum."""
+    summed, normed = path(drawn["rows"], drawn["added"], drawn["weight"], EPS)
+    wanted = rms_norm(summed.float(), drawn["weight"].float(), eps=EPS).to(normed.dtype)
+    return float((normed != wanted).double().mean())
+
+
+# Two computations in fp32 of some 30 roundings differ by 30 * 2^-24 at most; a bf16 boundary, one every 2^-8, then lies
+# between them for 1 in 2000 values.
+SAME = 1 / 200
+
+
+def test_the_norm_is_that_of_the_rounded_sum(emulate: Callable[[str], Emulated]) -> None:
+    drawn = draw(15, 100, torch.bfloat16)
+    assert differing(drawn, add_rms_norm) <= SAME
+    emulate("")
+    assert differing(drawn, add_rms_norm) <= SAME
+    emulate("norm of the sum before rounding")
+    assert differing(drawn, add_rms_norm) > 10 * SAME
+
+
+@pytest.mark.parametrize(
+    ("flaw", "where"),
+    [
+        ("no eps", "normed"),
+        ("no eps backward", "of_rows"),
+        ("last row of a program left out", "of_weight"),
+        ("no mean", "of_rows"),
+        ("stream cut", "of_added"),
+    ],
+)
+def test_a_wrong_kernel_is_seen(emulate: Callable[[str], Emulated], flaw: str, where: str) -> None:
+    drawn = draw(15, 64, torch.bfloat16)
+    emulate(flaw)
+    assert any(fault.startswith(where) for fault in faults(add_rms_norm, drawn, fused=True))
+
+
+@pytest.mark.parametrize("unused", ["summed", "normed"])
+def test_either_result_may_go_unused(emulate: Callable[[str], Emulated], unused: str) -> None:
+    emulate("")
+    drawn = draw(7, 64, torch.float32)
+    drawn["of_" + unused].zero_()
+    given = [drawn[name].clone().requires_grad_() for name in ("rows", "added", "weight")]
+    results = dict(zip(("summed", "normed"), add_rms_norm(*given, EPS), strict=True))
+    kept = "normed" if unused == "summed" else "summed"
+    found = torch.autograd.grad(results[kept], given, drawn["of_" + kept], allow_unused=True)
+    for seen, wanted in zip(found, list(call(module.add_and_norm, drawn).values())[2:], strict=True):
+        torch.testing.assert_close(seen, wanted)
+
+
+def test_what_the_kernels_do_not_take_is_plain(emulate: Callable[[str], Emulated]) -> None:
+    """Two dtypes, an fp64 weight, rows to broadcast, no rows, rows apart in memory."""
+    kernels = emulate("")
+    rows, weight = torch.randn(2, 3, 8), torch.ones(8)
+    assert add_rms_norm(rows.bfloat16(), rows, weight, EPS)[0].dtype == torch.float32
+    add_rms_norm(rows, rows, weight.double(), EPS)
+    add_rms_norm(rows, rows[:, :1], weight, EPS)
+    assert add_rms_norm(rows[:0], rows[:0], weight, EPS)[1].shape == (0, 3, 8)
+    with pytest.raises(ValueError, match="does not fit rows"):
+        add_rms_norm(rows, rows, torch.ones(4), EPS)
+    assert kernels.programs == 0
+    apart = rows.transpose(0, 1)
+    assert torch.equal(add_rms_norm(apart, apart, weight, EPS)[0], apart + apart)
+    assert kernels.programs == 6
+
+
+def test_the_form_is_recorded_with_its_reason() -> None:
+    plain = choose_residual_norm(64, dtype=torch.bfloat16, device="cpu")
+    assert (plain.module, plain.requested, plain.observed) == ("residual_norm", "triton", "torch")
+    assert [refusal.code for refusal in plain.refusals] == ["device"]
+    codes = {
+        "dtype": choose_residual_norm(64, dtype=torch.float64, device="cuda"),
+        "width": choose_residual_norm(module.WIDEST + 1, dtype=torch.float32, device="cuda"),
+    }
+    assert all(choice.refusals[0].code == code for code, choice in codes.items())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="not-run: there is no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "width"), [(1, 24), (15, 100), (700, 2048)])
+def test_the_kernels_on_a_gpu(dtype: Any, rows: int, width: int) -> None:
+    choice = choose_residual_norm(width, dtype=dtype, device="cuda")
+    if choice.observed != "triton":
+        pytest.skip(f"not-run: {choice.refusals[0].reason}")
+    drawn = draw(rows, width, dtype, "cuda")
+    assert faults(add_rms_norm, drawn, fused=True) == []
+    if dtype == torch.bfloat16:
+        assert differing(drawn, add_rms_norm) <= SAME
+    first, second = call(add_rms_norm, drawn), call(add_rms_norm, drawn)
+    assert all(torch.equal(first[name], second[name]) for name in first)

@@ -1,0 +1,221 @@
+"""What matched pairs show: noise is noise, a shift is found, a drift helps nobody, and no evidence is no verdict."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+
+from megacpp_validate.catalog_postures import Feature
+from megacpp_validate.evidence.ablation import ARMS, FeatureAblation, PartSeen, RunSeen, Verdict, parse_ablation
+from megacpp_validate.gate.ablation import compare_losses, compare_step_times, compare_tokens, decide_feature
+from megacpp_validate.gate.ablation_statistics import block_deviation, block_length, estimate_effect, estimate_shift
+
+STEPS, WARM = 40, 5
+DRAWS = 60
+FEATURE = Feature.model_validate({
+    "id": "thing", "title": "It is there", "plain": "it is not", "source": "here",
+    "off": {"forms": {"recompute": False}, "parts": {"layers.*.block": ["native"]}},
+    "on": {"forms": {"recompute": True}, "parts": {"layers.*.block": ["te", "native"]}},
+})  # fmt: skip
+ORDERS: dict[Any, dict[str, Any]] = {
+    arm: {"steps": STEPS, "forms": {"recompute": arm == "on"}, "changes": {}, "features": {}} for arm in ARMS
+}
+
+
+def draw_runs(
+    seed: int,
+    *,
+    shift: float = 0.0,
+    noise: float = 0.01,
+    between: float = 0.0,
+    follow: float = 0.5,
+    drift: float = 0.0,
+    pairs: int = 2,
+) -> list[RunSeen]:
+    """Runs whose step times are 0.1 s, times noise that follows itself (AR(1)), noise between runs, and a drift."""
+    draw = random.Random(seed)
+    runs = []
+    for place in range(2 * pairs):
+        level = 0.1 * math.exp(between * draw.gauss(0, 1) + drift * place) * (1 + shift * (place % 2))
+        off, times = draw.gauss(0, noise), []
+        for _ in range(STEPS):
+            off = follow * off + math.sqrt(1 - follow * follow) * draw.gauss(0, noise)
+            times.append(level * math.exp(off))
+        losses = tuple(3 - 0.01 * step for step in range(STEPS))
+        runs.append(see(place, times, losses))
+    return runs
+
+
+def see(place: int, times: Any, losses: Any, **more: Any) -> RunSeen:
+    arm = ARMS[place % 2]
+    said: dict[str, Any] = {
+        "arm": arm, "place": place, "ending": "done", "step_seconds": tuple(times), "losses": tuple(losses),
+        "tokens": 1000, "peak_bytes": 100, "forms": {"recompute": arm == "on"},
+        "parts": {"layers.0.block": PartSeen(requested="te", observed="native")},
+    }  # fmt: skip
+    return RunSeen(**{**said, **more})
+
+
+def count(verdict: Verdict, draws: int = DRAWS, **how: Any) -> int:
+    return sum(compare_step_times(draw_runs(seed, **how), WARM).verdict is verdict for seed in range(draws))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"follow": 0.5}, {"follow": 0.9}, {"between": 0.005}, {"between": 0.02, "pairs": 3}],
+    ids=["within", "slow-noise", "between", "three-pairs"],
+)
+def test_two_arms_of_one_distribution_are_noise(how: dict[str, Any]) -> None:
+    assert count(Verdict.NOISE, **how) >= 0.95 * DRAWS
+
+
+def test_a_shift_of_3_percent_is_found_under_noise_of_1_percent() -> None:
+    assert count(Verdict.TAX, shift=0.03) >= 0.9 * DRAWS
+    assert count(Verdict.WIN, shift=-0.03) >= 0.9 * DRAWS
+    assert count(Verdict.TAX, shift=0.03, follow=0.0) == DRAWS
+
+
+@pytest.mark.parametrize("drift", [0.003, 0.02, -0.02])
+def test_a_machine_that_drifts_makes_neither_a_tax_nor_a_win(drift: float) -> None:
+    """Each run is slower than the one before, so that "on" is slower in each pair: it is no doing of the feature."""
+    runs = draw_runs(1, drift=drift)
+    plain = [math.fsum(run.step_seconds) for run in runs]
+    assert drift == 0.003 or all((on > off) is (drift > 0) for off, on in zip(plain[::2], plain[1::2], strict=True))
+    assert count(Verdict.NOISE, draws=30, drift=drift) >= 29
+
+
+def test_a_linear_trend_is_taken_out_of_the_estimate() -> None:
+    trend = [0.01 * place + (0.03 if place % 2 else 0.0) for place in range(4)]
+    assert estimate_effect(trend, [0.0] * 4).change == pytest.approx(0.03)
+    # Twice the drift lies between equal arms, and the spread keeps it.
+    assert estimate_effect(trend, [0.0] * 4).repeats == pytest.approx(0.02)
+
+
+def test_one_slow_run_makes_no_tax() -> None:
+    """What happened once is seen in the other run of that arm, which was not slow."""
+    runs = draw_runs(3)
+    slow = runs[3].model_copy(update={"step_seconds": tuple(2 * seconds for seconds in runs[3].step_seconds)})
+    assert compare_step_times([*runs[:3], slow], WARM).verdict is Verdict.NOISE
+
+
+def test_steps_that_compile_do_not_count() -> None:
+    runs = [
+        run.model_copy(update={"step_seconds": (30.0 * (1 + run.place % 2),) * WARM + run.step_seconds[WARM:]})
+        for run in draw_runs(0)
+    ]
+    assert compare_step_times(runs, WARM) == compare_step_times(draw_runs(0), WARM)
+
+
+def test_blocks_are_as_long_as_steps_follow_each_other() -> None:
+    draw = random.Random(0)
+    white = [draw.gauss(0, 1) for _ in range(200)]
+    follow = [0.0]
+    for value in white:
+        follow.append(0.9 * follow[-1] + value)
+    assert block_length(white) <= 2 < block_length(follow) <= 50
+    mean = lambda values: math.fsum(values) / len(values)  # noqa: E731
+    # The mean of n values that do not follow each other deviates by s / sqrt(n); of an AR(1) of 0.9 by sqrt(19) times
+    # that. 200 resamples give a deviation to 5%, blocks of a finite length take some of the rest away.
+    assert block_deviation(white, mean) == pytest.approx(1 / math.sqrt(200), rel=0.25)
+    alone = math.sqrt(math.fsum(value * value for value in follow) / len(follow)) / math.sqrt(len(follow))
+    assert block_deviation(follow, mean) > 2 * alone
+    assert block_deviation([1.0, 1.0, 1.0], mean) == 0
+
+
+def test_tokens_a_second_fall_where_steps_take_longer() -> None:
+    tokens = compare_tokens(draw_runs(0, shift=0.05, follow=0.0), WARM)
+    assert tokens is not None
+    assert (tokens.verdict, tokens.ratio < 0.97) == (Verdict.TAX, True)
+    assert compare_tokens([run.model_copy(update={"tokens": 0}) for run in draw_runs(0)], WARM) is None
+
+
+def test_losses_of_the_same_bits_and_others() -> None:
+    runs = draw_runs(0)
+    same = compare_losses(runs)
+    assert (same.identical, same.changes, same.steps) == (True, False, 10)
+    worse = [see(run.place, run.step_seconds, [loss + 0.01 * (run.place % 2) for loss in run.losses]) for run in runs]
+    assert compare_losses(worse).changes
+    assert compare_losses(worse).difference == pytest.approx(0.01)
+    # Runs of one arm that lie as far apart as the arms do: the loss is what it is from run to run.
+    apart = [see(run.place, run.step_seconds, [loss + 0.01 * run.place for loss in run.losses]) for run in runs]
+    assert not compare_losses(apart).changes
+    # A difference that has no sign.
+    draw = random.Random(0)
+    wild = [see(run.place, run.step_seconds, [loss + draw.gauss(0, 0.01) for loss in run.losses]) for run in runs]
+    assert not compare_losses(wild).changes
+    assert estimate_shift([0.5] * 10) == (0.5, 0.0)
+
+
+def decide(runs: list[RunSeen], pairs: int = 2) -> FeatureAblation:
+    said: dict[str, Any] = {
+        "tool": "test", "feature": "thing", "title": "It", "plain": "not it", "source": "here", "size": "tiny",
+        "seed": 0, "steps": STEPS, "pairs": pairs, "ranks": 1, "device": "cpu", "base": "plain", "off": ORDERS["off"],
+        "on": ORDERS["on"],
+    }  # fmt: skip
+    return FeatureAblation(**said, runs=tuple(runs), **decide_feature(FEATURE, ORDERS, runs, pairs))
+
+
+def test_a_feature_is_judged_and_its_receipt_reads_back() -> None:
+    row = decide(draw_runs(0, shift=0.1))
+    assert (row.verdict, row.reasons, row.warm) == (Verdict.TAX, (), WARM)
+    assert row.memory is not None
+    assert (row.memory.verdict, row.memory.ratio) == (Verdict.NOISE, 1.0)
+    assert parse_ablation(row.model_dump_json()) == row
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"ending": "died", "words": "rank 0 is at fault"}, "it ended as died: rank 0 is at fault"),
+        ({"step_seconds": (0.1,) * 39}, "39 times and 40 losses of 40 steps"),
+        ({"step_seconds": (0.0,) + (0.1,) * 39}, "a step took no time"),
+        ({"losses": (3.0,) * 7 + (None,) * 33}, "its loss is no number in step 7"),
+        ({"forms": {"recompute": False}}, "forms.recompute was asked to be true, and its receipt says false"),
+        ({"forms": {}}, "forms.recompute was asked to be true, and its receipt says nothing"),
+        ({"parts": {}}, "no part layers.*.block was seen, which must be on te or native"),
+        (
+            {"parts": {"layers.0.block": PartSeen(requested="te", observed="sdpa")}},
+            "layers.0.block ran on sdpa, and must be on te or native",
+        ),
+        (
+            {
+                "parts": {
+                    "layers.0.block": PartSeen(requested="te", observed="te"),
+                    "layers.0.block@1": PartSeen(requested="te", observed="sdpa"),
+                }
+            },
+            "layers.0.block@1 ran on sdpa",
+        ),
+    ],
+)
+def test_a_run_that_is_no_evidence_is_told_and_nothing_is_judged(more: dict[str, Any], said: str) -> None:
+    runs = draw_runs(0)
+    row = decide([*runs[:3], runs[3].model_copy(update=more)])
+    assert row.verdict is Verdict.NOT_JUDGED
+    assert any(said in reason and reason.startswith("run 4 (on): ") for reason in row.reasons), row.reasons
+    assert len(row.runs) == 4  # what ran stands in the receipt
+    assert row.step_time is None
+
+
+def test_missing_runs_and_a_single_pair_show_nothing() -> None:
+    assert "3 of 4 runs are there" in decide(draw_runs(0)[:3]).reasons[0]
+    assert "two pairs are the least" in decide(draw_runs(0, pairs=1), pairs=1).reasons[0]
+
+
+@pytest.mark.parametrize("verdict", [Verdict.WIN, Verdict.NOISE, Verdict.NOT_JUDGED])
+def test_a_receipt_whose_verdict_was_edited_is_none(verdict: Verdict) -> None:
+    row = decide(draw_runs(0, shift=0.1))
+    with pytest.raises(ValueError, match="is no receipt of an ablation"):
+        parse_ablation(row.model_copy(update={"verdict": verdict}).model_dump_json())
+
+
+def test_a_receipt_whose_runs_were_edited_is_none() -> None:
+    row = decide(draw_runs(0, shift=0.1))
+    edited = row.model_copy(update={"runs": (row.runs[1], row.runs[0], *row.runs[2:])})
+    with pytest.raises(ValueError, match="off and on are to take turns"):
+        parse_ablation(edited.model_dump_json())
+    with pytest.raises(ValueError, match="'tool' is there twice"):
+        parse_ablation(row.model_dump_json().replace('"tool"', '"tool":"x","tool"', 1))

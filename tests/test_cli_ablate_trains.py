@@ -1,0 +1,43 @@
+"""The verb of ablation over real training on the CPU: two pairs of a tiny model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faulty_host import make_call
+
+from megacpp_validate.catalog import PACKAGE_ROOT
+from megacpp_validate.evidence.ablation import read_ablation
+
+
+@pytest.fixture
+def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
+    return make_call("ablate", capfd, monkeypatch, tmp_path)
+
+
+@pytest.mark.skipif(
+    not (PACKAGE_ROOT / "training" / "smoke" / "__main__.py").is_file(), reason="not-run: there is no smoke run"
+)
+def test_a_second_head_changes_the_loss_and_what_was_trained_stands_in_the_receipt(
+    call: Callable[..., Any], tmp_path: Path
+) -> None:
+    given = ("--size", "tiny", "--device", "cpu", "--steps", "12", "--python", sys.executable, "--receipts", "out")
+    code, out, err = call("feature=mtp", *given, "--format", "json")
+    assert code == 0, err
+    (told,) = json.loads(out)["features"]
+    assert told["verdict"] in ("win", "tax", "noise")  # which it is depends on what else this machine does
+    row = read_ablation(tmp_path / "out" / "mtp.json")
+    assert [run.arm for run in row.runs] == ["off", "on", "off", "on"]
+    assert [run.changes["mtp"] for run in row.runs] == [False, True, False, True]
+    assert row.loss is not None
+    assert row.loss.repeats == 0  # one seed, one machine, one thread: the same bits
+    assert row.runs[0].losses == row.runs[2].losses != row.runs[1].losses
+    assert row.loss.difference != 0
+    assert row.runs[1].parameters > row.runs[0].parameters
+    assert row.tokens_per_second is not None
+    assert all(run.peak_bytes > 0 and run.versions["torch"] for run in row.runs)

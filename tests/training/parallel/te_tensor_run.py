@@ -1,0 +1,65 @@
+"""A by layers that gather as Transformer Engine's do, beside the whole native layer: run by the ranks of a test."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from te_tensor_double import use_split_double
+from tensor_layer_run import LENGTH, SIZE, WholeAndSplit
+from torch import distributed
+
+from megacpp_validate.bridge.amax_owner import AmaxGroupMissing
+from megacpp_validate.bridge.features import PRODUCTION
+from megacpp_validate.bridge.fp8_scope import SINGLE_OWNER, low_precision
+from megacpp_validate.probes.fp8.tensor_rank import compare_all
+from megacpp_validate.training.parallel.replicas import split_parameters
+from megacpp_validate.training.parallel.tensor_weights import share_parameters
+
+
+class TeAndWhole(WholeAndSplit):
+    """In fp32: errors are those of two fp32 runs, and the bound is theirs, by the same derivation."""
+
+    dtype = torch.float32
+
+    def __init__(self, *, sequence_parallel: bool) -> None:
+        super().__init__("A", sequence_parallel=sequence_parallel)
+        self.build = replace(self.build, features=PRODUCTION, dtype=self.dtype)
+        self.bounds = {name: bound * 2.0**29 for name, bound in self.bounds.items()}
+
+
+def te_form_on_a_rank() -> dict[str, Any]:
+    pairs = {mode: TeAndWhole(sequence_parallel=mode) for mode in (True, False)}  # the whole layer is native
+    use_split_double()
+    seen: dict[str, Any] = {}
+    for mode, pair in pairs.items():
+        layer = pair.new()
+        seen[f"off {mode}"] = pair.run(layer)
+        seen[f"took {mode}"] = layer.choices()["block"].observed
+        seen[f"marked {mode}"] = sorted(split_parameters(layer))
+        seen[f"shares {mode}"] = sorted(name for name, _ in share_parameters(layer))
+    batch_first = pairs[True].new()
+    batch_first.block.te.sequence_parallel = False  # the planted fault: the stream goes in as it is
+    batch_first.block.te.attention.qkv_format = "bshd"
+    seen["batch first"] = pairs[True].run(batch_first)
+    seen["on gpus"] = compare_all(replace(SIZE, length=16, name="split"), "cpu", "cpu", ["bf16"])
+    seen["scales"] = scales(pairs[True].new())
+    return seen
+
+
+def scales(layer: Any) -> dict[str, bool]:
+    """Scope -> whether the layer refuses it; what runs is no FP8, the double's split layers have none."""
+    alone = [distributed.new_group([rank]) for rank in range(2)][distributed.get_rank()]
+    owners = {"alone": SINGLE_OWNER, "of one": alone, "tensor": distributed.group.WORLD}
+    told = {}
+    rows = torch.randn(8, LENGTH // 2, SIZE.hidden)
+    for recipe in ("delayed", "current"):
+        for name, owner in owners.items():
+            with low_precision(target="cpu", amax_reduction_group=owner, recipe=recipe):
+                try:
+                    layer.block(rows)
+                    told[f"{recipe} {name}"] = False
+                except AmaxGroupMissing:
+                    told[f"{recipe} {name}"] = True
+    return told

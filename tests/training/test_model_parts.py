@@ -1,0 +1,200 @@
+"""Parts of the hybrid model that a size or a form turns on: shared experts, capacity, ways to them, recompute."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="not-run: there is no torch")
+
+from megacpp_validate.bridge.features import PRESETS, PRODUCTION  # noqa: E402
+from megacpp_validate.bridge.fp8_scope import current_scope, low_precision  # noqa: E402
+from megacpp_validate.native.mlp import gated_activation  # noqa: E402
+from megacpp_validate.training import expert_layer, model  # noqa: E402
+from megacpp_validate.training.errors import WrongSize  # noqa: E402
+from megacpp_validate.training.expert_layer import capacity_of, dropped_share  # noqa: E402
+from megacpp_validate.training.first_weights import build_layer, draw_expert  # noqa: E402
+from megacpp_validate.training.forms import Forms  # noqa: E402
+from megacpp_validate.training.language import Language  # noqa: E402
+from megacpp_validate.training.layers import Build  # noqa: E402
+from megacpp_validate.training.model import HybridModel, Scopes  # noqa: E402
+from megacpp_validate.training.parallel.plan import ParallelPlan  # noqa: E402
+from megacpp_validate.training.sizes import Size, read_size  # noqa: E402
+from megacpp_validate.training.spread import Spread  # noqa: E402
+
+EXACT = Build(PRESETS["off"], torch.float64)
+
+
+def run(size: Size, build: Build = EXACT, *, batch: int = 2) -> tuple[Any, dict[str, Any]]:
+    """The total loss and the tokens of each expert, and all gradients."""
+    made = HybridModel(size, build, seed=0).to(build.dtype)  # the router too
+    losses = made.losses(Language(size.grammar, seed=4).batch(0, batch, size.length + 1))
+    losses.total.backward()
+    seen = SimpleNamespace(total=losses.total.detach(), tokens_per_expert=losses.tokens_per_expert)
+    return seen, {name: weight.grad for name, weight in made.named_parameters()}
+
+
+def far(found: dict[str, Any], wanted: dict[str, Any]) -> float:
+    """Relative, of the gradient that is off the most."""
+    assert found.keys() == wanted.keys()
+    return max(float((found[name] - value).norm() / value.norm()) for name, value in wanted.items())
+
+
+def bound(size: Size) -> float:
+    """How far another order of the same sums may be off in fp64, relative, by the model's own condition.
+
+    To first order the error of any tensor is a sum over its roundings, each at most u and carried on by the same
+    derivatives in every precision. The run in fp32 has one draw of that sum: its roundings, in units of u, are as large
+    as those in fp64. Two runs in fp64 differ by two draws; 16 is for the largest tensor of each being another one.
+    """
+    _, narrow = run(size, Build(PRESETS["off"], torch.float32))
+    _, wide = run(size)
+    return 2 * 16 * far(narrow, wide) * 2.0**-53 / 2.0**-24
+
+
+def test_an_expert_is_drawn_by_its_number_on_every_plan() -> None:
+    size = read_size("tiny")
+    whole = build_layer("E", size, EXACT, seed=3, name="layers.2").native_state_dict()
+    for number in range(size.num_experts):
+        up, down = draw_expert(size, seed=3, name="layers.2", number=number)
+        assert torch.equal(whole["up.weight"][number], up.double())
+        assert torch.equal(whole["down.weight"][number], down.double())
+    assert not torch.equal(whole["up.weight"][0], whole["up.weight"][1])
+
+
+def test_shared_experts_are_a_gated_mlp_beside_the_mixture() -> None:
+    size = read_size("tiny", shared_experts=2)
+    layer = build_layer("E", size, EXACT, seed=0, name="layers.2")
+    plain = build_layer("E", replace(size, shared_experts=0), EXACT, seed=0, name="layers.2")
+    state = layer.native_state_dict()
+    assert state["shared.fc1_weight"].shape == (2 * 2 * size.expert_width, size.hidden)
+    assert all(torch.equal(value, state[name]) for name, value in plain.native_state_dict().items())
+    rows = torch.randn(2, 5, size.hidden, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    inner = gated_activation(layer.norm(rows) @ state["shared.fc1_weight"].t(), "swiglu")
+    more = (inner @ state["shared.fc2_weight"].t()).detach()
+    off = (layer(rows, (None, None)).rows - plain(rows, (None, None)).rows - more).detach()
+    # Each layer rounds the stream once, and the sum of the experts before that, which is smaller.
+    assert float(off.abs().max()) <= 4 * 2.0**-53 * float(rows.abs().max())
+    assert float(more.abs().max()) > 1e-5
+    given = {name: value + 1 for name, value in state.items()}
+    layer.load_native_state_dict(given)
+    assert all(torch.equal(value, given[name]) for name, value in layer.native_state_dict().items())
+
+
+def test_a_capacity_drops_what_does_not_fit_and_an_ample_one_nothing() -> None:
+    size = read_size("tiny", capacity_factor=0.5)
+    tokens = 2 * size.length
+    assert capacity_of(size, tokens) == tokens // 4
+    assert capacity_of(read_size("tiny", capacity_factor=1.01), 10) == 6  # 1.01 * 10 * 2 / 4, rounded up
+    assert capacity_of(read_size("tiny"), tokens) is None
+    losses, _ = run(size)
+    assert bool((losses.tokens_per_expert <= tokens // 4).all())
+    kept = int(losses.tokens_per_expert.sum())
+    assert kept < tokens * size.top_k
+    assert float(dropped_share(size, tokens, losses.tokens_per_expert)) == pytest.approx(1 - kept / tokens / size.top_k)
+    ample, gradients = run(read_size("tiny", capacity_factor=float(size.num_experts)))
+    free, wanted = run(read_size("tiny"))
+    assert torch.equal(ample.total, free.total)
+    assert far(gradients, wanted) == 0
+    assert float(dropped_share(size, tokens, free.tokens_per_expert)) == 0
+
+
+@pytest.mark.parametrize("moe", ["padded", "jagged"])
+@pytest.mark.parametrize("factor", [0.0, 0.5])
+def test_every_way_to_the_experts_computes_the_same(moe: Any, factor: float) -> None:
+    size = read_size("tiny", pattern="ME", capacity_factor=factor)
+    most = bound(size)
+    assert most < 1e-10
+    losses, found = run(size, replace(EXACT, forms=Forms(moe=moe)))
+    wanted, gradients = run(size)
+    assert far(found, gradients) <= most
+    assert abs(float(losses.total - wanted.total)) <= most * float(wanted.total)
+    spread = Spread(ParallelPlan(2, 2, 2))
+    with pytest.raises(WrongSize, match="one function from tokens to tokens"):
+        HybridModel(size, replace(EXACT, forms=Forms(moe=moe), spread=spread), seed=0)
+
+
+def test_a_swapped_expert_is_seen_in_that_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = read_size("tiny", pattern="ME")
+    _, wanted = run(size)
+    real = expert_layer.chosen_of
+
+    def swapped(routing: Any, top_k: int) -> Any:
+        chosen, probs = real(routing, top_k)
+        return chosen, probs.flip(1)
+
+    monkeypatch.setattr(expert_layer, "chosen_of", swapped)
+    _, found = run(size, replace(EXACT, forms=Forms(moe="jagged")))
+    assert far(found, wanted) > 1e-6
+
+
+def test_recomputed_layers_give_the_same_bits_and_run_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = read_size("tiny", mtp=True)
+    _, wanted = run(size)
+    asked: list[bool] = []
+    real = model.recompute
+
+    def noted(*given: Any, use_reentrant: bool) -> Any:
+        asked.append(use_reentrant)
+        return real(*given, use_reentrant=use_reentrant)
+
+    monkeypatch.setattr(model, "recompute", noted)
+    _, found = run(size, replace(EXACT, forms=Forms(recompute=True)))
+    assert asked == [False] * 5  # A, M, A, R, and R once more for the head of the token after the next one
+    assert far(found, wanted) == 0
+    with torch.no_grad():
+        HybridModel(size, replace(EXACT, forms=Forms(recompute=True)), seed=0)(torch.zeros(1, 8, dtype=torch.int64))
+    assert len(asked) == 5
+
+
+@pytest.mark.parametrize("changes", [{}, {"attention": "mla", "kv_latent": 16, "rope_dim": 8}])
+def test_a_residual_connection_in_the_next_norm_is_the_same_stream(changes: dict[str, Any]) -> None:
+    size = read_size("tiny", pattern="AEEAE", mtp=True, **changes)
+    losses, found = run(size, replace(EXACT, forms=Forms(fused_residual_norm=True)))
+    wanted, gradients = run(size)
+    assert abs(float(losses.total - wanted.total)) <= bound(size) * float(wanted.total)
+    assert far(found, gradients) <= bound(size)
+
+
+def test_experts_enter_a_scope_of_their_own_or_none() -> None:
+    """Which scope each layer ran in, by the order of entries."""
+    size = read_size("tiny", pattern="AMEEAR")
+    entered: list[str] = []
+
+    def scopes(name: str) -> Any:
+        entered.append(name)
+        return low_precision(target="cpu", amax_reduction_group=None)
+
+    def ran(forms: Forms, scope: Any) -> list[str]:
+        entered.clear()
+        made = HybridModel(size, Build(PRESETS["off"], forms=forms), seed=0)
+        for letter, layer in zip(size.letters, made.layers, strict=True):
+            layer.register_forward_pre_hook(lambda *_, letter=letter: entered.append(letter + _state()))
+        made.losses(Language(size.grammar, seed=4).batch(0, 1, size.length + 1), scope=scope)
+        return list(entered)
+
+    dense, experts = partial(scopes, "dense"), partial(scopes, "experts")
+    assert ran(Forms(), dense) == ["A-", "dense", "M", "E", "E", "A", "R-"]
+    assert ran(Forms(), Scopes(dense, dense)) == ["A-", "dense", "M", "E", "E", "A", "R-"]
+    assert ran(Forms(), Scopes(dense, experts)) == ["A-", "dense", "M", "experts", "E", "E", "dense", "A", "R-"]
+    high = ran(Forms(low_precision_experts=False), Scopes(dense, experts))
+    assert high == ["A-", "dense", "M", "E-", "E-", "A", "R-"]
+
+
+def _state() -> str:
+    """A minus where the bridge keeps a layer out of low precision; without Transformer Engine no scope is low."""
+    scope = current_scope()
+    return "-" if scope is not None and ("keeps" in scope.reason or "stay" in scope.reason) else ""
+
+
+@pytest.mark.usefixtures("te_double")
+def test_builds_by_transformer_engine_hold_the_same_experts() -> None:
+    size = read_size("tiny", mtp=True, shared_experts=1)
+    built = HybridModel(size, Build(PRODUCTION, torch.bfloat16), seed=0).native_state_dict()
+    native = HybridModel(size, Build(PRESETS["off"], torch.bfloat16), seed=0).native_state_dict()
+    assert built.keys() == native.keys()
+    assert all(torch.equal(value, native[name]) for name, value in built.items())

@@ -1,0 +1,126 @@
+"""The head that predicts the token after the next one, beside the same written out over what can be predicted."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="not-run: there is no torch")
+
+from megacpp_validate.bridge.features import PRESETS, PRODUCTION  # noqa: E402
+from megacpp_validate.bridge.fp8_scope import current_scope, low_precision  # noqa: E402
+from megacpp_validate.training import model as model_room  # noqa: E402
+from megacpp_validate.training.errors import WrongSize  # noqa: E402
+from megacpp_validate.training.language import Language  # noqa: E402
+from megacpp_validate.training.layers import Build  # noqa: E402
+from megacpp_validate.training.model import HybridModel  # noqa: E402
+from megacpp_validate.training.mtp import NO_TARGET, targets_of  # noqa: E402
+from megacpp_validate.training.sizes import Size, read_size  # noqa: E402
+
+EXACT = Build(PRESETS["off"], torch.float64)
+# Of a mean of log 32 nats: a path to it meets below 2000 roundings of 2^-53, here and in the model.
+NEAR = 1e-12
+
+
+def read(size: Size) -> Any:
+    return Language(size.grammar, seed=4).batch(0, 2, size.length + 1)
+
+
+def written_out(model: HybridModel, tokens: Any) -> Any:
+    """[] without the coefficient: T - 1 positions, each with a target, through the last layer by themselves."""
+    stream = model.trunk(tokens[:, :-1]).stream[:, :-1]
+    ahead, targets = model.embedding(tokens[:, 1:-1]), tokens[:, 2:]
+    assert model.mtp is not None
+
+    def normed(x: Any, weight: Any) -> Any:
+        return x / (x.square().mean(-1, keepdim=True) + model.size.eps).sqrt() * weight
+
+    left, right = model.mtp.projection.weight.chunk(2, dim=1)
+    rows = (
+        normed(stream, model.mtp.hidden_norm.weight) @ left.t() + normed(ahead, model.mtp.token_norm.weight) @ right.t()
+    )
+    rows = model.layers[-1](rows, (model.cos, model.sin)).rows
+    surprise = -(normed(rows, model.norm.weight) @ model.head.weight.t()).log_softmax(-1)
+    return surprise.gather(-1, targets.unsqueeze(-1)).mean()
+
+
+@pytest.mark.parametrize("last", "AMER")
+def test_it_is_the_head_of_the_paper_on_any_last_layer(last: str) -> None:
+    """Positions are causal, so those without a target change nothing; whole experts, so that no choice turns."""
+    size = read_size("tiny", pattern=f"M{last}", mtp=True, mtp_coefficient=0.25, num_experts=2)
+    model = HybridModel(size, EXACT, seed=0)
+    tokens = read(size)
+    losses = model.losses(tokens)
+    assert float(losses.mtp.detach()) == pytest.approx(0.25 * float(written_out(model, tokens).detach()), abs=NEAR)
+    assert float((losses.total - losses.language - losses.aux - losses.z - losses.mtp).detach()) == pytest.approx(
+        0, abs=NEAR
+    )
+    (mine,) = torch.autograd.grad(losses.mtp, [model.layers[-1].get_parameter(_first(model.layers[-1]))])
+    assert float(mine.abs().sum()) > 0
+
+
+def _first(layer: Any) -> str:
+    return max(layer.named_parameters(), key=lambda named: named[1].numel())[0]
+
+
+def test_a_head_that_is_shifted_by_one_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = read_size("tiny", pattern="MA", mtp=True)
+    model, tokens = HybridModel(size, EXACT, seed=0), read(size)
+    wanted = size.mtp_coefficient * float(written_out(model, tokens).detach())
+
+    def shifted(tokens: Any, here: range) -> Any:
+        ahead, _ = targets_of(tokens, here)
+        return ahead, ahead
+
+    monkeypatch.setattr(model_room, "targets_of", shifted)
+    assert abs(float(model.losses(tokens).mtp.detach()) - wanted) > 1e6 * NEAR
+
+
+def test_targets_are_two_ahead_at_any_part_of_the_positions() -> None:
+    tokens = torch.arange(14).reshape(2, 7)  # T is 6
+    ahead, targets = targets_of(tokens, range(6))
+    assert ahead.tolist() == [[1, 2, 3, 4, 5, 6], [8, 9, 10, 11, 12, 13]]
+    assert targets.tolist() == [[2, 3, 4, 5, 6, NO_TARGET], [9, 10, 11, 12, 13, NO_TARGET]]
+    for here in (range(3), range(3, 6)):
+        part = targets_of(tokens, here)
+        assert torch.equal(part[0], ahead[:, here.start : here.stop])
+        assert torch.equal(part[1], targets[:, here.start : here.stop])
+
+
+def test_without_it_nothing_else_is_another() -> None:
+    plain, more = (HybridModel(read_size("tiny", mtp=mtp), EXACT, seed=0) for mtp in (False, True))
+    tokens = read(plain.size)
+    assert torch.equal(plain.losses(tokens).language, more.losses(tokens).language)
+    assert float(plain.losses(tokens).mtp) == 0
+    state = more.native_state_dict()
+    assert sorted(state.keys() - plain.native_state_dict().keys()) == [
+        "mtp.hidden_norm.weight", "mtp.projection.weight", "mtp.token_norm.weight",
+    ]  # fmt: skip
+    other = HybridModel(read_size("tiny", mtp=True), EXACT, seed=1)
+    other.load_native_state_dict({name: value + (value.dtype == torch.float64) for name, value in state.items()})
+    assert torch.equal(other.mtp.projection.weight, state["mtp.projection.weight"] + 1)
+    short = tokens[:, :2]  # one position: nothing is two ahead
+    assert float(more.losses(short).mtp.detach()) == 0
+
+
+@pytest.mark.usefixtures("te_double")
+def test_it_stays_out_of_low_precision_or_is_refused() -> None:
+    scope = partial(low_precision, target="cpu", amax_reduction_group=None, recipe="delayed")
+    build = Build(PRODUCTION, torch.bfloat16, recipe="delayed")
+    size = read_size("tiny", pattern="AMA", mtp=True)
+    model = HybridModel(size, build, seed=0)
+    seen: list[bool] = []
+
+    def note(*_: Any) -> None:
+        now = current_scope()
+        seen.append(now is not None and now.is_low)
+
+    for part in (model.layers[1], model.layers[-1], model.mtp):
+        part.register_forward_pre_hook(note)
+    model.losses(read(size), scope=scope).total.backward()
+    assert seen == [True, False, False, False]
+    whole = HybridModel(read_size("tiny", pattern="AMA", mtp=True, bf16_last=0), build, seed=0)
+    with pytest.raises(WrongSize, match="bf16_last 1 or more"):
+        whole.losses(read(size), scope=scope)

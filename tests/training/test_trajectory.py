@@ -1,0 +1,133 @@
+"""The trajectory loss: what it is by hand, where it has no direction, and wrong forms of it that are seen."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="not-run: there is no torch")
+
+from megacpp_validate.training.trajectory import STRIDE, trajectory_loss  # noqa: E402
+
+WIDTH = 6
+
+
+def line(length: int, dtype: Any = torch.float64) -> Any:
+    """[2, T, WIDTH] on two straight lines."""
+    start, step = torch.randn(2, 2, 1, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return (start + torch.arange(length, dtype=torch.float64)[:, None] * step).to(dtype)
+
+
+def walk(length: int, seed: int = 1) -> Any:
+    source = torch.Generator().manual_seed(seed)
+    return torch.randn(2, length, WIDTH, generator=source, dtype=torch.float64).cumsum(1)
+
+
+def written_out(rows: Any, stride: int) -> float:
+    """Triple after triple, by the formula of the paper."""
+    length = rows.shape[1]
+    stride = min(stride, (length - 1) // 2)
+    seen = []
+    for sequence in rows.double():
+        for s in range(0, length - 2 * stride, stride):
+            early, late = (sequence[s + stride] - sequence[s]), (sequence[s + 2 * stride] - sequence[s + stride])
+            seen.append(1 - float(early @ late) / math.sqrt(float(early @ early) * float(late @ late)))
+    return sum(seen) / len(seen)
+
+
+@pytest.mark.parametrize("length", [3, 4, 16, 17, 18, 40])
+def test_it_is_its_formula(length: int) -> None:
+    rows = walk(length)
+    # Products and sums of WIDTH terms, two roots, a mean: fewer than 100 roundings of numbers not above 2.
+    assert float(trajectory_loss(rows)) == pytest.approx(written_out(rows, STRIDE), abs=100 * 2 * 2**-53)
+
+
+def test_straight_is_0_and_back_is_2() -> None:
+    for dtype in (torch.float64, torch.float32):
+        # A step is the difference of states as large as 10 steps: their rounding turns it by 2 * 10 roundings at most.
+        assert abs(float(trajectory_loss(line(9, dtype), stride=1))) < 40 * torch.finfo(dtype).eps
+    there = line(5)
+    back = torch.stack([there[:, 0], there[:, 4], there[:, 0], there[:, 4]], dim=1)
+    assert float(trajectory_loss(back, stride=1)) == pytest.approx(2, abs=1e-14)
+    corner = torch.tensor([[[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]]])
+    assert float(trajectory_loss(corner)) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2])
+def test_without_a_triple_it_is_0_with_a_gradient(length: int) -> None:
+    rows = walk(5)[:, :length].requires_grad_()
+    loss = trajectory_loss(rows)
+    loss.backward()
+    assert loss.shape == ()
+    assert float(loss.detach()) == 0
+    assert rows.grad is not None
+    assert not rows.grad.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_step_of_zero_counts_0_and_has_a_finite_gradient(dtype: Any) -> None:
+    rows = walk(6).to(dtype)
+    rows[:, 3] = rows[:, 2]
+    rows.requires_grad_()
+    loss = trajectory_loss(rows, stride=1)
+    loss.backward()
+    assert loss.dtype == torch.promote_types(dtype, torch.float32)
+    assert bool(rows.grad.isfinite().all())
+    assert float(rows.grad[:, :3].abs().sum()) > 0
+    # Of the four triples the two around the step of zero count 0, and still count.
+    kept = [trajectory_loss(rows[:, first : first + 3], stride=1) for first in (0, 3)]
+    assert float(loss.detach()) == pytest.approx(float(sum(kept).detach()) / 4, rel=1e-5)
+    still = torch.ones(1, 9, 4, dtype=dtype, requires_grad=True)
+    trajectory_loss(still).backward()
+    assert not still.grad.any()
+
+
+def test_gradients_are_those_of_finite_differences() -> None:
+    rows = walk(7)
+    assert torch.autograd.gradcheck(lambda given: trajectory_loss(given, stride=2), rows.requires_grad_())
+
+
+def test_it_draws_nothing_and_does_not_see_scale_or_place() -> None:
+    before = torch.random.get_rng_state()
+    loss = trajectory_loss(walk(20))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(loss, trajectory_loss(walk(20)))
+    # 20 states of size 10 are rounded once more, relative to steps of size 1.
+    assert float(trajectory_loss(3e-9 * (walk(20) + 5))) == pytest.approx(float(loss), abs=1e-12)
+
+
+def absolute_floor(rows: Any) -> Any:
+    steps = rows.diff(dim=1)
+    return (1 - torch.nn.functional.cosine_similarity(steps[:, 1:], steps[:, :-1], dim=-1, eps=1e-8)).mean()
+
+
+def test_a_plain_cosine_fails_these_checks() -> None:
+    """A cosine with an absolute floor has gradients of 1e8 at a step of zero, and other numbers at small scale."""
+    rows = walk(6)
+    rows[:, 3] = rows[:, 2]
+    rows.requires_grad_()
+    absolute_floor(rows).backward()
+    trajectory = torch.autograd.grad(trajectory_loss(rows, stride=1), rows)[0]
+    assert float(rows.grad.abs().max()) > 1e6 * float(trajectory.abs().max())
+    small = 1e-12 * walk(6)
+    assert abs(float(absolute_floor(small)) - written_out(small, 1)) > 0.1
+
+
+@pytest.mark.parametrize("name", ["states, not steps", "other sign", "one stride too long"])
+def test_a_wrong_form_is_seen(name: str) -> None:
+    rows = walk(40)
+    wrong = {
+        "states, not steps": lambda: trajectory_loss(rows.cumsum(1), stride=STRIDE),
+        "other sign": lambda: 2 - trajectory_loss(rows),
+        "one stride too long": lambda: trajectory_loss(rows, stride=STRIDE + 1),
+    }[name]
+    assert abs(float(wrong()) - written_out(rows, STRIDE)) > 1e-3
+
+
+def test_rows_without_positions_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"Next step: pass the residual stream"):
+        trajectory_loss(torch.ones(3, 4))
+    with pytest.raises(ValueError, match="a stride from 1 up"):
+        trajectory_loss(torch.ones(1, 3, 4), stride=0)
