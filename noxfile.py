@@ -144,7 +144,7 @@ def _trains_on_the_cpu() -> bool:
 
 @nox.session(venv_backend=None if _trains_on_the_cpu() else HOST)
 def moe_smoke(session: nox.Session) -> None:
-    """The hybrid model trained over 1 to 4 devices, and where its time goes: moe_smoke -- [--target cpu] [--cells ID]."""
+    """The hybrid model trained on 1 to 4 devices, and where its time goes: moe_smoke -- [--target cpu] [--ranks N]."""
     on_the_cpu = _trains_on_the_cpu()
     _install(session, *(["torch-cpu"] if on_the_cpu else []))
     _call(session, "moe-smoke", *(["--python", _python(session)] if on_the_cpu else []))

@@ -16,7 +16,8 @@ def write_page(result: dict[str, Any]) -> str:
         f"{result['date']}. The layer of moe_layer.md, forward and backward, its 8192 tokens on every GPU and its "
         f"experts shared out. Medians of {result['rounds']} interleaved rounds, of the slowest rank; efficiency is the "
         "step with all experts on one GPU over the step with them on so many. All-to-all is what the four exchanges of "
-        "rows take on the device, waiting for other ranks included; the host waits once a step for numbers of rows.",
+        "rows take on the device, waiting for other ranks included. Numbers of rows go first, and the host's wait "
+        "is for those of the other ranks; what its own router chose, it waits for at any number of GPUs.",
         "",
         "| aim | found | |",
         "|---|---|---|",

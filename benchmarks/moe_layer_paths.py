@@ -188,7 +188,7 @@ def join_world() -> None:
             torch.cuda.set_device(0)
         distributed.init_process_group("nccl" if cuda else "gloo", store=distributed.HashStore(), rank=0, world_size=1)
     if not parallel_state.model_parallel_is_initialized():
-        parallel_state.initialize_model_parallel()
+        parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
         if torch.cuda.is_available():
             tensor_parallel.model_parallel_cuda_manual_seed(0)
 

@@ -1,4 +1,4 @@
-"""A private Slurm on this machine: munge, a controller and one daemon a virtual node, all in one folder, none a service.
+"""A private Slurm on this machine: munge, a controller and one daemon a virtual node, in one folder, none a service.
 
     python tests/slurm_cluster.py 2 COMMAND ...
 

@@ -173,6 +173,16 @@ def test_a_file_without_rows_is_refused(file: str, rows: str, matrix: Path) -> N
     assert faults_of(matrix)[0].startswith(f"{file}.toml: {rows}: ")
 
 
+def test_faults_of_cells_and_compositions_are_told_by_their_rows(matrix: Path) -> None:
+    edit(matrix, "moe_smoke.toml", ('targets = ["cpu"]', 'targets = ["laptop"]'), ("smoke.reproduce", "smoke.nothing"))
+    edit(matrix, "bridge.toml", ('id = "moe_smoke"', 'id = "imports"'), ('code = "smoke.comp', 'code = "smoke.nocomp'))
+    faults = faults_of(matrix)
+    assert "moe_smoke.toml: cell smoke_tiny_train: targets names 'laptop', which there is not" in faults
+    assert "moe_smoke.toml: cell smoke_tiny_experts: there is no probe 'smoke.nothing'" in faults
+    assert "bridge.toml: composition imports: a bridge module has this id" in faults
+    assert "bridge.toml: composition imports: there is no probe 'smoke.nocomposition'" in faults
+
+
 def test_a_folder_without_a_matrix_is_refused(tmp_path: Path) -> None:
     assert len(faults_of(tmp_path / "nowhere")) == 6
 

@@ -1,4 +1,4 @@
-"""The verb of ablation: orders, turns, receipts, exit codes; a stub speaks as the smoke run does, and trains nothing."""
+"""The verb of ablation: orders, turns, receipts, exit codes; a stub speaks as the smoke run does."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rank(number):
         choices=dict(norm=dict(requested="te", observed="native", refusals=[])),
         topology=dict(host="somewhere", device="cpu", plan=order["plan"], place=number), forms=forms,
         features=order["features"], versions=dict(torch="2"),
-        model=dict(name=order["size"], pattern="AMEAR", parameters_here=1234, size=order["changes"]),
+        model=dict(name=order["size"], pattern="AMEAR", parameters=1234, size=order["changes"]),
     )
 ranks = [rank(number) for number in range(order["plan"]["world"])]
 print(json.dumps(dict(ending="done", words="", seconds=1.5, ranks=ranks)))
@@ -170,7 +170,7 @@ def test_plans_and_names_from_what_was_typed() -> None:
 
 def test_what_a_feature_needs() -> None:
     find = read_postures().find
-    assert not list(why_not_run(find("graphs"), asked(), gpu=True, te=False))
+    assert not list(why_not_run(find("graphs"), asked(), gpu=True, te=True))
     assert "Transformer Engine" in next(iter(why_not_run(find("te_block"), asked(), gpu=True, te=False)))
     assert "no GPU" in next(iter(why_not_run(find("mtp"), asked(), gpu=False, te=False)))
     two = asked(plan=read_plan("expert_parallel=2", 2))
@@ -183,7 +183,7 @@ def test_an_answer_is_the_last_one_and_ranks_that_differ_are_told() -> None:
     rank = {
         "rank": 0, "steps": [{"loss": "nan", "seconds": 1.0}], "goodput": {"tokens": 8, "peak_bytes": {"step": 5}},
         "choices": {"norm": part}, "topology": {}, "forms": {}, "features": {}, "versions": {},
-        "model": {"name": "tiny", "pattern": "A", "parameters_here": 1, "size": {}},
+        "model": {"name": "tiny", "pattern": "A", "parameters": 1, "size": {}},
     }  # fmt: skip
     other = {**rank, "rank": 1, "choices": {"norm": {**part, "observed": "native"}}}
     first = json.dumps({"ending": "died", "ranks": []})

@@ -5,6 +5,8 @@ depth, and shows as drift weeks later. Each thread has scopes of its own; but th
 the process: a scope of low precision that turns it on, and any other scope, are refused in one thread while the other
 kind is open in another, or each would compute in the other's precision without a word. A backward pass runs in threads
 of autograd's while the thread that asked for it waits: those two are one program, not two.
+
+Inside a low scope there may be one region at a time (`amax_region`): a part of that scope, no second entry.
 """
 
 from __future__ import annotations
@@ -25,6 +27,10 @@ from .errors import BridgeError, ScopeEnteredTwice
 from .pending_amax import pending_amax_kept
 from .recipes import RecipeName
 from .recompute_owner import refuse_scope_in_recompute
+
+
+class AmaxRegionMisplaced(BridgeError, RuntimeError):
+    """A region of another amax group that is not directly inside a low-precision scope."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,7 @@ class Plan:
         recipe, choice, reason: as `Scope` has them.
         exclusive: whether it asks for low precision, so that there may be no other open.
         turn: from the place of entry, what turns the state of Transformer Engine; it may refuse by raising.
+        around: of a region: the low-precision scope that it is a part of.
     """
 
     recipe: RecipeName | None
@@ -64,6 +71,7 @@ class Plan:
     reason: str
     exclusive: bool
     turn: Callable[[str], AbstractContextManager[Any]]
+    around: PrecisionScope | None = None
 
     @property
     def turns_on(self) -> bool:
@@ -73,7 +81,7 @@ class Plan:
     @property
     def keeps_off(self) -> bool:
         """Whether it promises that this state is off, whoever turned it on."""
-        return not self.exclusive
+        return not self.exclusive and self.around is None
 
 
 class PrecisionScope:
@@ -91,11 +99,14 @@ class PrecisionScope:
         Raises:
             ScopeEnteredTwice: low precision is asked for inside another scope, or beside a scope of another thread
                 that wants the process's state otherwise; the text names both places.
+            AmaxRegionMisplaced: it is a region, and the scope that it was made in is not the innermost one here.
             WrongRecomputeOwner: low precision is asked for in what a checkpoint runs, and will run again.
         """
-        plan, place = self.plan, _place_of_entry()
-        if plan.exclusive:
+        plan, place = self.plan, place_of_entry()
+        if plan.exclusive or plan.around is not None:
             refuse_scope_in_recompute(place)
+        if plan.around is not None and scope_around_region(place) is not plan.around:
+            raise _misplaced(place, "inside another scope than it was made in")
         if self.scope is not None:
             raise _twice(self.scope.entered_at, place, "it is the same scope object")
         stack = _threads.stack
@@ -156,6 +167,26 @@ def current_scope() -> Scope | None:
     """The innermost scope that is open in this thread; None outside of all."""
     stack = _threads.stack
     return stack[-1].scope if stack else None
+
+
+def scope_around_region(place: str) -> PrecisionScope:
+    """The low-precision scope of this thread that a region can be a part of.
+
+    Args:
+        place: of the region, "file:line".
+
+    Raises:
+        AmaxRegionMisplaced: none is open, or it is not the innermost one.
+    """
+    if not _threads.stack:
+        raise _misplaced(place, "outside of every scope of this thread")
+    inner = _threads.stack[-1]
+    entered_at = inner.scope.entered_at if inner.scope is not None else ""
+    if inner.plan.around is not None:
+        raise _misplaced(place, f"inside the one entered at {entered_at}")
+    if not inner.plan.exclusive:
+        raise _misplaced(place, f"in the high precision entered at {entered_at} ({inner.plan.reason})")
+    return inner
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,12 +262,21 @@ def _twice(first: str, second: str, why: str, asked: Literal["low", "high"] = "l
     )
 
 
+def _misplaced(place: str, where: str) -> AmaxRegionMisplaced:
+    return AmaxRegionMisplaced(
+        f"a region of another amax group was entered at {place} {where}. Likely cause: a layer enters it that its "
+        "model has put into it already, or keeps out of low precision. Next step: enter low_precision first, and "
+        "amax_shared_with directly inside it, once around these layers."
+    )
+
+
 # Scopes are also entered through an ExitStack or a context manager around them: the place is the caller's.
 _OF_NOBODY: Final = frozenset({__file__, contextlib.__file__})
 
 
-def _place_of_entry() -> str:
+def place_of_entry(*files: str) -> str:
+    """Who entered, "file:line": the innermost caller that is in none of these files, nor in this one."""
     frame = sys._getframe(1)
-    while frame.f_code.co_filename in _OF_NOBODY and frame.f_back is not None:
+    while frame.f_code.co_filename in (*_OF_NOBODY, *files) and frame.f_back is not None:
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -124,7 +124,8 @@ def _ablate(posture: Posture, feature: Feature, asked: Asked, host: Host) -> Fea
         arm: ArmName = ARMS[place % 2]
         run = _run(orders[arm], arm, place, asked.receipts / feature.id, asked, host)
         runs.append(run)
-        errors.print(f"{run.ending:12} {feature.id} {arm} {place + 1}/{2 * asked.pairs} ({run.seconds:.1f} s)")
+        line = f"{run.ending:12} {feature.id} {arm} {place + 1}/{2 * asked.pairs} ({run.seconds:.1f} s)"
+        errors.print(line, markup=False)
         if any(find_run_faults(feature.on if arm == "on" else feature.off, orders[arm], run)):
             break
     return FeatureAblation(**said, runs=tuple(runs), **decide_feature(feature, orders, runs, asked.pairs))

@@ -26,6 +26,7 @@ def moe_smoke(
     cells: Annotated[
         list[str] | None, typer.Option("--cells", help="Cells to run, with commas or repeated; all without it.")
     ] = None,
+    ranks: Annotated[int, typer.Option(min=0, help="Only cells that take so many devices; 0: all.")] = 0,
     launcher: Annotated[Launcher, typer.Option("--launcher", help="What starts the ranks.")] = Launcher.LOCAL,
     seed: SeedOption = 0,
     limit: Annotated[float, typer.Option(min=1, help="Seconds that one cell may take.")] = 900.0,
@@ -42,9 +43,9 @@ def moe_smoke(
     good.
     """
     from .session_runs import Asked
-    from .smoke_runs import run_moe_smoke
+    from .smoke_runs import Chosen, run_moe_smoke
 
     names = None if cells is None else split_names(cells)
     # One cell at a time: the ranks of a cell have the GPUs, or the cores, to themselves.
     asked = Asked(target, names, seed, 1, limit, receipts, python)
-    run_moe_smoke(matrix, asked, launcher.value, fmt, output, verbose=verbose)
+    run_moe_smoke(matrix, Chosen(asked, ranks, launcher.value), fmt, output, verbose=verbose)

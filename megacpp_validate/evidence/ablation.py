@@ -46,7 +46,7 @@ class RunSeen(Frozen):
         words: what it said where it did not end well.
         seconds: wall time of the whole run.
         model: name of its size.
-        pattern, parameters: its layers, and how many parameters the first rank holds.
+        pattern, parameters: its layers, and how many parameters the whole model has.
         topology: as the first rank says it, but for its place and the name of its host.
         changes: numbers of the size, as they were trained; all of them.
         features, forms: those that it had.

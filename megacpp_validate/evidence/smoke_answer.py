@@ -35,7 +35,7 @@ class _Part(_Wire):
 class _Model(_Wire):
     name: str
     pattern: str
-    parameters_here: int
+    parameters: int
     size: dict[str, JsonValue]
 
 
@@ -95,7 +95,7 @@ def see_run(answer: SmokeAnswer, arm: ArmName, place: int, file: str = "") -> Ru
         **ended,
         model=first.model.name,
         pattern=first.model.pattern,
-        parameters=first.model.parameters_here,
+        parameters=first.model.parameters,
         topology={name: value for name, value in first.topology.items() if name not in _OWN},
         changes=first.model.size,
         features=first.features,

@@ -129,8 +129,7 @@ def say_model(row: FeatureAblation) -> str:
     changes = row.on.get("changes")
     both = changes if isinstance(changes, dict) else {}
     name = " ".join([row.size, *(f"{key}={value}" for key, value in both.items())])
-    where = " on the first rank" if row.ranks > 1 else ""
-    model = f"{name}, {run.pattern}, {run.parameters:,} parameters{where}" if run and run.model else name
+    model = f"{name}, {run.pattern}, {run.parameters:,} parameters" if run and run.model else name
     how = f"{count(row.ranks, 'rank')} on {row.device}, {row.off.get('precision')}"
     runs = f"{count(row.pairs, 'pair')} of {count(row.steps, 'step')}, times from step {row.warm}, seed {row.seed}"
     return f"{model}; {how}; {runs}; both arms begin with the {row.base} forms"

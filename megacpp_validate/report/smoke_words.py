@@ -10,7 +10,7 @@ from megacpp_validate.evidence.smoke import SmokeSession, main_record
 from megacpp_validate.evidence.training import TrainingRecord
 
 HEADINGS: Final = ("cell", "model", "plan", "precision", "step", "tokens/s", "MFU", "goodput", "memory", "loss")
-NAMES: Final = 4  # of the headings, the first are of texts
+COMPARED: Final = ("cell", "plan", "step", "tokens/s", "MFU", "goodput", "memory")  # of one cell with another
 _OF_PLAN: Final = {
     "data": "data", "expert_parallel": "experts", "tensor_parallel": "tensor", "accumulate": "passes",
 }  # fmt: skip

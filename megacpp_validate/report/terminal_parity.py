@@ -36,7 +36,7 @@ from .parity_words import (
     summarize_session,
     summarize_support,
 )
-from .smoke_words import HEADINGS, NAMES, Trained, find_trained, say_row
+from .smoke_words import COMPARED, HEADINGS, Trained, find_trained, say_row
 from .summaries import count, first_sentence
 
 _LABEL: Final = 10
@@ -55,8 +55,7 @@ def render_session(result: SessionResult, *, verbose: bool = False, console: Con
     console.print()
     console.print(_draw_table(result, console))
     if trained := find_trained(result):
-        console.print()
-        console.print(_draw_trained(trained))
+        _print_trained(trained, console)
     nothing_ran = all(receipt.outcome is Outcome.NOT_RUN for receipt in result.receipts)
     for receipt in result.receipts[:1] if nothing_ran else result.receipts:
         if verbose or not receipt.outcome.is_good or find_fallbacks(receipt):
@@ -115,13 +114,21 @@ def _draw_table(result: SessionResult, console: Console) -> Table:
     return table
 
 
-def _draw_trained(trained: Sequence[Trained]) -> Table:
+def _print_trained(trained: Sequence[Trained], console: Console) -> None:
+    """A table of what is compared, and below it what each run was of: all in one is too wide for a terminal."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
-    for number, heading in enumerate(HEADINGS):
-        table.add_column(heading, overflow="fold", justify="left" if number < NAMES else "right")
-    for one in trained:
-        table.add_row(*map(plain, say_row(one)))
-    return table
+    for heading in COMPARED:
+        text = heading in ("cell", "plan")
+        table.add_column(heading, overflow="fold", no_wrap=heading != "plan", justify="left" if text else "right")
+    rows = [dict(zip(HEADINGS, say_row(one), strict=True)) for one in trained]
+    for row in rows:
+        table.add_row(*(plain(row[heading]) for heading in COMPARED))
+    console.print()
+    console.print(table)
+    console.print()
+    for row in rows:
+        said = ", ".join(f"{name} {row[name]}" for name in HEADINGS if name not in COMPARED and row[name])
+        print_indented(console, draw_sentence(f"{row['cell']}: {said}", "dim"), 0)
 
 
 def _print_cell(receipt: Receipt, *, verbose: bool, console: Console) -> None:

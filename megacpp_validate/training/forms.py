@@ -1,4 +1,4 @@
-"""Which form each part of a model has, where there is more than one; what may take Transformer Engine is in Features."""
+"""Which form each part of a model has; what of it may take Transformer Engine is in `bridge.features`."""
 
 from __future__ import annotations
 

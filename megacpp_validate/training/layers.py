@@ -64,10 +64,16 @@ class Stepped:
 
 
 class AttentionLayer(nn.Module):
-    """A: the whole A-block of `bridge.native_block`, both residual connections in it."""
+    """A: the whole A-block of `bridge.native_block`, both residual connections in it.
+
+    Attributes:
+        block: the A-block.
+        graph: what replays its training pass (`training.graphs`); None where nothing was captured.
+    """
 
     def __init__(self, size: Size, build: Build) -> None:
         super().__init__()
+        self.graph: Any = None
         self.block = NativeBlock(
             hidden=size.hidden,
             ffn_hidden=size.ffn_hidden,
@@ -83,6 +89,8 @@ class AttentionLayer(nn.Module):
 
     def forward(self, rows: Any, rope: tuple[Any, Any]) -> Stepped:
         """[B, T, hidden] -> [B, T, hidden]; `rope` is (cos, sin), each [at least T, D/2]."""
+        if self.graph is not None and torch.is_grad_enabled():
+            return Stepped(self.graph(rows))
         return Stepped(self.block(rows, rope=rope))
 
     def choices(self) -> dict[str, Choice]:

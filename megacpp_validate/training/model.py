@@ -28,7 +28,6 @@ from .first_weights import build_layer
 from .layers import Build, Stepped, norm_of_sum
 from .mtp import MtpJoin, summed_surprise, targets_of
 from .parallel.replicas import mark_split
-from .pattern import Letter
 from .seeds import generator_of
 from .sizes import Size
 
@@ -37,23 +36,15 @@ ScopeFactory = Callable[[], AbstractContextManager[Scope]]
 
 @dataclass(frozen=True)
 class Scopes:
-    """Low-precision scopes where experts need one of their own: other ranks hold the same experts than the same rest.
-
-    It has a price under delayed scaling: whenever a scope ends, Transformer Engine moves the amax histories of all
-    layers on by a row, whichever scope they ran in (2.12 to 2.20). With experts in every other layer a history of 16
-    then reaches back as many scopes, not steps. So give one factory twice where the same ranks hold both.
+    """The low-precision scope of a pass, where other ranks hold the same experts than the same of the rest.
 
     Attributes:
-        dense: makes the scope of layers A, M and R.
-        experts: makes that of E-layers.
+        dense: makes the scope, with the amax group of layers A, M and R.
+        experts: inside it, makes the region of an E-layer (`bridge.amax_region`); None where the same ranks hold both.
     """
 
     dense: ScopeFactory
-    experts: ScopeFactory
-
-    def of(self, letter: Letter) -> ScopeFactory:
-        """That of a kind of layer."""
-        return self.experts if letter == "E" else self.dense
+    experts: ScopeFactory | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,12 +147,13 @@ class HybridModel(nn.Module):
     ) -> Trunk:
         """What the layers make of tokens.
 
-        Neighbouring layers that may run in low precision share one scope, entered once, and experts that may not leave
-        it for their time; layers of the BF16 zones run outside of it, and so do embedding, last norm and head.
+        Neighbouring layers that may run in low precision share one scope, entered once. Experts that may not leave it
+        for their time, and those whose amax other ranks share are in a region of it. Layers of the BF16 zones run
+        outside of it, and so do embedding, last norm and head.
 
         Args:
             tokens: [B, T] int64, T up to the size's length; whole sequences, also where a rank holds a part of them.
-            scope: makes the low-precision scope of this pass, or one for experts and one for the rest; None leaves
+            scope: makes the low-precision scope of this pass, or that and the region of experts in it; None leaves
                 precision as it is.
             rows: [B, T, hidden] that the first layer gets, where they are not the embedding of the tokens.
             before: place of a layer -> what is done to the stream [B, T, hidden] ahead of it, in its precision.
@@ -177,7 +169,7 @@ class HybridModel(nn.Module):
             with context:
                 for place in places:
                     step = Stepped(ahead[place](_whole(step))) if place in ahead else step
-                    with self._kept(place):
+                    with self._region(place, scope):
                         step = self._run_layer(place, step)
                     routings += [step.routing] if step.routing is not None else []
         stream, normed = norm_of_sum(self.norm, step.rows, step.added, self.size.eps)
@@ -274,27 +266,25 @@ class HybridModel(nn.Module):
         return parts if self.mtp is None else {**parts, "mtp.": self.mtp}
 
     def _groups(self, scope: ScopeFactory | Scopes | None) -> Iterator[tuple[list[int], AbstractContextManager[Any]]]:
-        """Neighbouring layers of one precision and one scope, and what they run in."""
-        size, zones = self.size, self.size.zones
+        """Neighbouring layers of one precision, and the scope that they run in."""
+        zones = self.size.zones
         if scope is None:
             yield list(range(len(self.layers))), nullcontext()
             return
-        scopes = scope if isinstance(scope, Scopes) else Scopes(scope, scope)
-
-        def factory(place: int) -> ScopeFactory | None:
-            if zones.is_bf16(place):
-                return None
-            return scopes.of(size.letters[place]) if self.build.forms.low_precision_experts else scopes.dense
-
-        for made, group in groupby(range(len(self.layers)), factory):
+        factory = scope.dense if isinstance(scope, Scopes) else scope
+        for _, group in groupby(range(len(self.layers)), zones.is_bf16):
             places = list(group)
-            yield places, group_scope(places, zones, [made or scopes.dense] * len(places))
+            yield places, group_scope(places, zones, [factory] * len(places))
 
-    def _kept(self, place: int) -> AbstractContextManager[Any]:
-        """What keeps a layer of experts out of a scope around it, where the form says so."""
-        if self.size.letters[place] != "E" or self.build.forms.low_precision_experts:
+    def _region(self, place: int, scope: ScopeFactory | Scopes | None) -> AbstractContextManager[Any]:
+        """What a layer of experts runs in, inside the scope of its neighbours."""
+        if self.size.letters[place] != "E":
             return nullcontext()
-        return high_precision("the form of this model keeps its experts out of low precision")
+        if not self.build.forms.low_precision_experts:
+            return high_precision("the form of this model keeps its experts out of low precision")
+        if not isinstance(scope, Scopes) or scope.experts is None or self.size.zones.is_bf16(place):
+            return nullcontext()
+        return scope.experts()
 
     def _run_layer(self, place: int, step: Stepped) -> Stepped:
         """One layer behind another; layers that cannot add in their norm get the whole stream."""

@@ -81,7 +81,7 @@ class MasterAdamW:
         self, named: Iterable[tuple[str, Any]], schedule: Schedule, *, sums: GradientSums | None = None
     ) -> None:
         self.schedule, self.sums = schedule, sums
-        self._named: dict[str, Any] = {}
+        self._named: dict[str, Any] = {}  # FSDP2 puts others in their place while a block is whole
         seen: set[int] = set()
         for name, parameter in named:
             if parameter.requires_grad and id(parameter) not in seen:
@@ -190,8 +190,15 @@ class MasterAdamW:
             with torch.no_grad():
                 torch._foreach_copy_(*map(list, zip(*rounded, strict=True)))
 
+    def parameters(self) -> dict[str, Any]:
+        """Name -> parameter as it was given: of FSDP2 the DTensor, also while a block of the model is whole."""
+        return dict(self._named)
+
     def state_tensors(self) -> dict[str, dict[str, Any]]:
-        """Parameter -> "master", "exp_avg", "exp_avg_sq" -> what lies here of it: the tensors themselves."""
+        """Parameter -> "master", "exp_avg", "exp_avg_sq" -> what lies here of it: the tensors themselves.
+
+        There are moments after the first `update`, or `begin_at`.
+        """
         return {
             name: {
                 "master": master.detach(),

@@ -12,8 +12,8 @@ from .parallel.plan import ParallelPlan
 class Spread:
     """One rank's place.
 
-    Losses and gradients are shares: each rank takes its losses times `share`, and gradients are summed over ranks, never
-    averaged. The sum over ranks and passes is the loss of one rank that reads the whole batch.
+    Losses and gradients are shares: each rank takes its losses times `share`, and gradients are summed over ranks,
+    never averaged. The sum over ranks and passes is the loss of one rank that reads the whole batch.
 
     Attributes:
         plan: of the run.

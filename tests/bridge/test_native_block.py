@@ -269,6 +269,29 @@ def test_tensor_parallelism_is_passed_as_plain_keywords(te_double: None, monkeyp
     assert alone.te.mlp.given["set_parallel_mode"] is False
 
 
+@pytest.mark.parametrize(("tp_size", "splits"), [(2, True), (1, False)])
+def test_split_positions_reach_every_layer(
+    te_double: None, monkeypatch: pytest.MonkeyPatch, tp_size: int, splits: bool
+) -> None:
+    for name in ("layernorm_linear", "dot_product_attention", "linear", "layernorm_mlp"):
+        monkeypatch.setattr(getattr(module.te, name), "_found", (Recorder, ""))
+    block = make(tp_size=tp_size, tp_group=object(), sequence_parallel=True)
+    assert block.sequence_parallel is splits  # one rank has no positions to share out
+    assert [getattr(block.te, name).given["sequence_parallel"] for name in ("qkv", "out", "mlp")] == [splits] * 3
+    assert block.te.attention.given["qkv_format"] == ("sbhd" if splits else "bshd")
+
+
+def test_rope_is_held_to_whole_sequences(te_double: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("layernorm_linear", "dot_product_attention", "linear", "layernorm_mlp"):
+        monkeypatch.setattr(getattr(module.te, name), "_found", (Recorder, ""))
+    block = make(tp_size=2, tp_group=object(), sequence_parallel=True)
+    block.weight = torch.nn.Parameter(torch.zeros(1))  # the recorders have none
+    monkeypatch.setattr(module.TeBlock, "forward", lambda block, rows, **given: rows)
+    assert block(rows(), rope=rope_tables(24, 8)).shape == rows().shape
+    with pytest.raises(WrongShape, match="at least 24"):
+        block(rows(), rope=rope_tables(23, 8))
+
+
 def test_a_share_without_te_is_refused() -> None:
     with pytest.raises(NoBackend, match="Next step") as refused:
         make(tp_size=2)

@@ -10,7 +10,16 @@ from places import H200, H200_HOST, LAPTOP, target_of
 
 from megacpp_validate.catalog import Catalog
 from megacpp_validate.environments.facts import Facts
-from megacpp_validate.environments.plan import UnknownTarget, find_target, plan_fp8, plan_parity, why_not_here
+from megacpp_validate.environments.plan import (
+    UnknownTarget,
+    choose_canary_probes,
+    find_target,
+    plan_compositions,
+    plan_fp8,
+    plan_parity,
+    plan_smoke,
+    why_not_here,
+)
 from megacpp_validate.probes.order import read_order
 
 REQUESTS: dict[str, tuple[str, dict[str, str], dict[str, str], tuple[str, str], str]] = {
@@ -70,6 +79,27 @@ def test_cells_of_fp8_are_chosen_by_their_short_names_too(catalog: Catalog) -> N
     assert [order.probe for order in orders] == ["fp8_block", "fp8_loss"]
     with pytest.raises(UnknownTarget, match=r"'attention'.*Next step.*fp8_delayed"):
         plan_fp8(catalog, target, H200_HOST, ("attention",), {})
+
+
+def test_the_cells_of_the_smoke_run_are_those_of_the_target(catalog: Catalog) -> None:
+    for name, facts in (("h200", H200_HOST), ("cpu", LAPTOP)):
+        orders = plan_smoke(catalog, target_of(catalog, name), facts, (), {}, seed=5)
+        assert [order.probe for order in orders] == [row.id for row in catalog.smoke if name in row.targets]
+        assert all(order.once and order.seed == 5 and order.code.startswith("smoke.") for order in orders)
+        assert read_order(json.dumps(asdict(orders[0]))) == orders[0]
+    (chosen,) = plan_smoke(catalog, target_of(catalog, "h200"), H200_HOST, ("small_bf16",), {})
+    assert chosen.cell == "te2.20.2-h200-smoke_small_bf16"
+
+
+def test_compositions_come_after_the_modules_and_reach_all_of_them(catalog: Catalog) -> None:
+    names = choose_canary_probes(catalog, ())
+    assert names == (*(module.id for module in catalog.modules), "moe_smoke")
+    assert choose_canary_probes(catalog, ("moe_smoke", "imports")) == ("imports", "moe_smoke")
+    (order,) = plan_compositions(catalog, target_of(catalog, "h200"), H200_HOST, (), {})
+    assert order.bridge_modules == tuple(module.id for module in catalog.modules)
+    assert plan_compositions(catalog, target_of(catalog, "h200"), H200_HOST, ("imports",), {}) == ()
+    with pytest.raises(UnknownTarget, match=r"'smoke'.*Next step.*moe_smoke"):
+        choose_canary_probes(catalog, ("smoke",))
 
 
 def test_a_probe_or_target_that_there_is_not_names_those_that_there_are(catalog: Catalog) -> None:

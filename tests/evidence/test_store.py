@@ -31,6 +31,7 @@ from megacpp_validate.evidence.receipt import (
 )
 from megacpp_validate.evidence.receipt_file import receipt_text, write_receipt
 from megacpp_validate.evidence.store import ReceiptInvalid, read_receipt, read_receipts, receipt_schema
+from megacpp_validate.evidence.training import TrainingRecord, TrainingStep
 
 ROOT = Path(__file__).parents[2]
 FULL = Receipt(
@@ -258,6 +259,29 @@ def test_the_second_schema_stays_readable(tmp_path: Path) -> None:
     (tmp_path / NAME).write_text(json.dumps(data))
     read = read_receipt(tmp_path / NAME)
     assert (read.quantizers, read.compilers, read.checks) == ((), (), FULL.checks)
+
+
+def test_the_third_schema_stays_readable(tmp_path: Path) -> None:
+    data = json.loads(receipt_text(FULL))
+    del data["training"]
+    data["schema_id"] = "megacpp-validate/receipt/3"
+    (tmp_path / NAME).write_text(json.dumps(data))
+    assert read_receipt(tmp_path / NAME).training == ()
+
+
+def test_training_is_read_back_unchanged(tmp_path: Path) -> None:
+    steps = (TrainingStep(0, 3.4, 2.0, 1.0, 0.5), TrainingStep(1, None, 2.0, None, 0.25))
+    record = TrainingRecord(
+        "plan", "tiny", "AMEAR", 40_000, 2, {"data": "2"}, "fp32", {"preset": "off"}, {"moe": "bridge"}, 2.0, 3.47,
+        steps, 20, {"start-up": 5, "step": 15}, 512, 1000.0, None, {"step": 2**20},
+    )  # fmt: skip
+    full = dataclasses.replace(FULL, training=(record,))
+    write_receipt(full, tmp_path / NAME)
+    assert read_receipt(tmp_path / NAME) == full
+    for change, word in (({"whole_ns": 21}, "phases sum to 20"), ({"steps": steps[::-1]}, "do not follow each other")):
+        write_receipt(dataclasses.replace(full, training=(dataclasses.replace(record, **change),)), tmp_path / NAME)
+        with pytest.raises(ReceiptInvalid, match=word):
+            read_receipt(tmp_path / NAME)
 
 
 def test_the_published_schema_is_fresh() -> None:

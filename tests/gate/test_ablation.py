@@ -14,7 +14,7 @@ from megacpp_validate.gate.ablation import compare_losses, compare_step_times, c
 from megacpp_validate.gate.ablation_statistics import block_deviation, block_length, estimate_effect, estimate_shift
 
 STEPS, WARM = 40, 5
-DRAWS = 60
+DRAWS = 40
 FEATURE = Feature.model_validate({
     "id": "thing", "title": "It is there", "plain": "it is not", "source": "here",
     "off": {"forms": {"recompute": False}, "parts": {"layers.*.block": ["native"]}},
@@ -94,6 +94,18 @@ def test_a_linear_trend_is_taken_out_of_the_estimate() -> None:
     assert estimate_effect(trend, [0.0] * 4).repeats == pytest.approx(0.02)
 
 
+def test_runs_that_agree_by_luck_are_held_to_the_noise_within_them() -> None:
+    assert estimate_effect([0.0, 0.01, 0.0, 0.01], [0.01] * 4).is_noise
+    assert not estimate_effect([0.0, 0.01, 0.0, 0.01], [0.001] * 4).is_noise
+
+
+def test_a_change_smaller_than_between_equal_arms_is_noise_however_many_pairs_there_are() -> None:
+    runs = [0.001 * (pair % 5) + 0.0035 * on for pair in range(40) for on in (0, 1)]
+    effect = estimate_effect(runs, [0.0] * len(runs))
+    assert abs(effect.change) > effect.half  # its interval alone would make it a tax
+    assert effect.is_noise
+
+
 def test_one_slow_run_makes_no_tax() -> None:
     """What happened once is seen in the other run of that arm, which was not slow."""
     runs = draw_runs(3)
@@ -144,8 +156,13 @@ def test_losses_of_the_same_bits_and_others() -> None:
     assert not compare_losses(apart).changes
     # A difference that has no sign.
     draw = random.Random(0)
-    wild = [see(run.place, run.step_seconds, [loss + draw.gauss(0, 0.01) for loss in run.losses]) for run in runs]
+    off = [draw.gauss(0, 0.01) for _ in range(STEPS)]
+    wild = [
+        see(run.place, run.step_seconds, [a + b * (run.place % 2) for a, b in zip(run.losses, off, strict=True)])
+        for run in runs
+    ]
     assert not compare_losses(wild).changes
+    assert compare_losses(wild).repeats == 0
     assert estimate_shift([0.5] * 10) == (0.5, 0.0)
 
 

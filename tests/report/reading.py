@@ -17,6 +17,7 @@ from megacpp_validate.evidence.firewall import FirewallResult
 from megacpp_validate.evidence.fp8 import Fp8Result
 from megacpp_validate.evidence.parity import ParityResult, SupportGrid
 from megacpp_validate.evidence.results import Result
+from megacpp_validate.evidence.smoke import SmokeSession
 from megacpp_validate.evidence.upgrade import UpgradeResult
 from megacpp_validate.report import (
     github,
@@ -80,7 +81,7 @@ def print_terminal(result: Result, *, width: int = 10_000, verbose: bool = True,
             terminal.render_sweep(result, verbose=verbose, console=console)
         case FirewallResult():
             terminal.render_firewall(result, verbose=verbose, console=console)
-        case ParityResult() | Fp8Result():
+        case ParityResult() | Fp8Result() | SmokeSession():
             terminal_parity.render_session(result, verbose=verbose, console=console)
         case SupportGrid():
             terminal_parity.render_support(result, console=console)
@@ -97,7 +98,7 @@ def write_html(result: Result) -> str:
             return pages.render_sweep_html(result)
         case FirewallResult():
             return pages.render_firewall_html(result)
-        case ParityResult() | Fp8Result():
+        case ParityResult() | Fp8Result() | SmokeSession():
             return pages.render_session_html(result)
         case UpgradeResult():
             return pages.render_upgrade_html(result)
@@ -112,7 +113,7 @@ def write_junit(result: Result) -> str:
             return junit.render_sweep_junit(result)
         case FirewallResult():
             return junit.render_firewall_junit(result)
-        case ParityResult() | Fp8Result():
+        case ParityResult() | Fp8Result() | SmokeSession():
             return junit_parity.render_session_junit(result)
         case UpgradeResult():
             return junit_upgrade.render_upgrade_junit(result)
@@ -127,7 +128,7 @@ def write_annotations(result: Result) -> str:
             return github.render_sweep_annotations(result)
         case FirewallResult():
             return github.render_firewall_annotations(result)
-        case ParityResult() | Fp8Result():
+        case ParityResult() | Fp8Result() | SmokeSession():
             return github.render_session_annotations(result)
         case UpgradeResult():
             return github.render_upgrade_annotations(result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -44,6 +45,8 @@ from megacpp_validate.evidence.receipt import (
     Part,
     Receipt,
 )
+from megacpp_validate.evidence.smoke import SmokeSession
+from megacpp_validate.evidence.training import TrainingRecord, TrainingStep
 from megacpp_validate.report import github, machine
 
 EVIL = (
@@ -156,6 +159,17 @@ def evil_fp8() -> Fp8Result:
     return Fp8Result(**evil_parity().model_dump(exclude={"schema_id"}), loss=(loss,), loss_missing=evil("missing"))
 
 
+def evil_smoke() -> SmokeSession:
+    record = TrainingRecord(
+        "plan", evil("model"), evil("pattern"), 1, 1, {evil("plan"): evil("value"), "data": evil("data")},
+        evil("precision"), {"preset": evil("preset")}, {evil("form"): evil("value")}, 2.0, 3.0,
+        (TrainingStep(0, 3.0, 2.0, 1.0, 0.5),), 1, {evil("phase"): 1}, 1, 1.0, None, {evil("phase"): 1},
+    )  # fmt: skip
+    made = evil_parity()
+    receipts = tuple(replace(receipt, training=(record,)) for receipt in made.receipts)
+    return SmokeSession(**{**dict(made), "receipts": receipts, "schema_id": "megacpp-validate/moe-smoke/1"})
+
+
 STATIC = evil_static()
 ALL: dict[str, Result] = {
     "static": STATIC,
@@ -163,6 +177,7 @@ ALL: dict[str, Result] = {
     "firewall": evil_firewall(),
     "parity": evil_parity(),
     "fp8": evil_fp8(),
+    "smoke": evil_smoke(),
 }
 
 

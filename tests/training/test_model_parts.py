@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
+from megacpp_validate.bridge.amax_region import amax_shared_with  # noqa: E402
 from megacpp_validate.bridge.features import PRESETS, PRODUCTION  # noqa: E402
 from megacpp_validate.bridge.fp8_scope import current_scope, low_precision  # noqa: E402
 from megacpp_validate.native.mlp import gated_activation  # noqa: E402
@@ -160,13 +161,15 @@ def test_a_residual_connection_in_the_next_norm_is_the_same_stream(changes: dict
     assert far(found, gradients) <= bound(size)
 
 
-def test_experts_enter_a_scope_of_their_own_or_none() -> None:
-    """Which scope each layer ran in, by the order of entries."""
+def test_experts_enter_a_region_of_the_scope_or_leave_it() -> None:
+    """What each layer ran in, by the order of entries."""
     size = read_size("tiny", pattern="AMEEAR")
     entered: list[str] = []
 
     def scopes(name: str) -> Any:
         entered.append(name)
+        if name == "experts":
+            return amax_shared_with(None)
         return low_precision(target="cpu", amax_reduction_group=None)
 
     def ran(forms: Forms, scope: Any) -> list[str]:
@@ -179,8 +182,8 @@ def test_experts_enter_a_scope_of_their_own_or_none() -> None:
 
     dense, experts = partial(scopes, "dense"), partial(scopes, "experts")
     assert ran(Forms(), dense) == ["A-", "dense", "M", "E", "E", "A", "R-"]
-    assert ran(Forms(), Scopes(dense, dense)) == ["A-", "dense", "M", "E", "E", "A", "R-"]
-    assert ran(Forms(), Scopes(dense, experts)) == ["A-", "dense", "M", "experts", "E", "E", "dense", "A", "R-"]
+    assert ran(Forms(), Scopes(dense)) == ["A-", "dense", "M", "E", "E", "A", "R-"]
+    assert ran(Forms(), Scopes(dense, experts)) == ["A-", "dense", "M", "experts", "E", "experts", "E", "A", "R-"]
     high = ran(Forms(low_precision_experts=False), Scopes(dense, experts))
     assert high == ["A-", "dense", "M", "E-", "E-", "A", "R-"]
 

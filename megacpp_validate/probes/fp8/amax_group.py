@@ -1,8 +1,9 @@
 """The amax of a shard is the largest over the ranks that own it, and over no others: seen on ranks that run.
 
 Ranks, pairs of which share a shard, train one layer with data of their own. What each remembers is compared with what
-the ranks of its pair have really seen. Then the same comparison must catch groups that are planted wrong: each rank
-alone, the ranks paired otherwise, and all of them together.
+the ranks of its pair have really seen; so is what a layer remembers that runs in a region of the scope, and is shared
+otherwise. Then the same comparison must catch groups that are planted wrong: each rank alone, the ranks paired
+otherwise, and all of them together.
 """
 
 from __future__ import annotations
@@ -106,12 +107,32 @@ def check_groups(bench: Bench, place: Place, command: Sequence[str]) -> None:
         caught = [wrong for rank in range(place.world) for wrong in wrong_amaxes(told, plan, rank, owners[RIGHT])]
         said = f"planted: {caught[0]}" if caught else "planted, and nothing was seen"
         bench.check(f"amax_group.{plan}.{where}.caught", bool(caught), said)
+    _check_nested(bench, place, told)
     for name, error in REFUSALS.items():
         answers = [told[rank]["refusals"].get(name, "") for rank in range(place.world)]
         refused = all(answer.startswith(error) and "Next step" in answer for answer in answers)
         bench.check(
             f"amax_group.refused.{where}.{name}", refused, " | ".join(dict.fromkeys(answers)) or "nothing was raised"
         )
+
+
+def nested_of(world: int) -> Groups:
+    """Who shares the layers of a region: each rank has its own, or, of four, pairs other than those of the scope."""
+    return plans_of(world).get("other-pairs", ())
+
+
+def _check_nested(bench: Bench, place: Place, told: Mapping[int, Any]) -> None:
+    """Layers in a region and behind it; then the region's are to be caught as those of the scope's own group."""
+    owners, where = plans_of(place.world)[RIGHT], place.name
+    alone: Groups = tuple((rank,) for rank in range(place.world))
+    for layer, groups in (("outer", owners), ("inner", nested_of(place.world) or alone)):
+        for rank in range(place.world):
+            wrong = wrong_amaxes(told, f"nested.{layer}", rank, groups)
+            said = "; ".join(wrong[:3]) or "amax and scale of its owners, each pass once"
+            bench.check(f"amax_group.nested-{layer}.{where}.rank{rank}", not wrong, said)
+    caught = [wrong for rank in range(place.world) for wrong in wrong_amaxes(told, "nested.inner", rank, owners)]
+    said = f"planted: {caught[0]}" if caught else "planted, and nothing was seen"
+    bench.check(f"amax_group.nested-inner.{where}.caught", bool(caught), said)
 
 
 def wrong_amaxes(told: Mapping[int, Any], plan: str, rank: int, groups: Groups) -> list[str]:
@@ -148,6 +169,7 @@ def _run(bench: Bench, place: Place, command: Sequence[str]) -> dict[int, Any]:
                 seconds=SECONDS / 2,
                 out=str(outs[rank]),
                 plans=plans_of(place.world),
+                nested=nested_of(place.world),
             ).write()
             for rank, device in enumerate(place.devices)
         ]

@@ -36,6 +36,7 @@ class RankOrder:
         seconds: how long a rank waits for the others.
         out: where its JSON goes.
         plans: name -> the ranks of each group; () where each rank is alone.
+        nested: the same of layers in a region, inside a scope of the first plan.
     """
 
     rank: int
@@ -47,6 +48,7 @@ class RankOrder:
     seconds: float
     out: str
     plans: dict[str, tuple[tuple[int, ...], ...]]
+    nested: tuple[tuple[int, ...], ...] = ()
 
     def write(self) -> str:
         """As JSON."""
@@ -86,7 +88,7 @@ def main() -> None:
     )
     try:
         told = {
-            "steps": {name: _run(order, groups) for name, groups in order.plans.items()},
+            "steps": {name: _run(order, groups) for name, groups in order.plans.items()} | _run_nested(order),
             "refusals": _refusals(order),
         }
         Path(order.out).write_text(json.dumps(told), encoding="utf-8")
@@ -100,9 +102,72 @@ def _run(order: RankOrder, groups: Sequence[Sequence[int]]) -> list[dict[str, An
 
 
 def _step(order: RankOrder, layer: Any, owner: Any, step: int) -> Step:
+    from ...bridge.fp8_scope import low_precision
+
+    drawn = _draw(order, step)
+    with low_precision(target=order.target, amax_reduction_group=owner, recipe="delayed"):
+        out = drawn.run(layer)
+    out.backward(drawn.gradient)
+    return drawn.seen(layer)
+
+
+def _run_nested(order: RankOrder) -> dict[str, list[dict[str, Any]]]:
+    """Two layers at once: "nested.inner" in a region of the scope, "nested.outer" behind it, in the scope itself.
+
+    The region comes first: what it takes from the layer behind it, or leaves to it, then shows. Neither layer feeds
+    the other, so that what each sees is known.
+    """
     import torch
 
-    from ...bridge.fp8_scope import low_precision, te_amax_state
+    from ...bridge.amax_region import amax_shared_with
+    from ...bridge.fp8_scope import low_precision
+
+    inner, outer = _new_layer(order), _new_layer(order, anew=False)
+    owner, other = _group_of(order, next(iter(order.plans.values()))), _group_of(order, order.nested)
+    told: dict[str, list[dict[str, Any]]] = {"nested.inner": [], "nested.outer": []}
+    for step in range(STEPS):
+        first, second = _draw(order, step), _draw(order, STEPS + step)
+        with low_precision(target=order.target, amax_reduction_group=owner, recipe="delayed"):
+            with amax_shared_with(other):
+                outs = [first.run(inner)]
+            outs.append(second.run(outer))
+        torch.autograd.backward(outs, [first.gradient, second.gradient])
+        told["nested.inner"].append(asdict(first.seen(inner)))
+        told["nested.outer"].append(asdict(second.seen(outer)))
+    return told
+
+
+@dataclass(frozen=True, eq=False)
+class _Drawn:
+    """What a layer gets in a step, each [WIDTH, WIDTH] bf16."""
+
+    rows: Any
+    weight: Any
+    gradient: Any
+
+    def run(self, layer: Any) -> Any:
+        """Its output, to be called in a scope."""
+        import torch
+
+        with torch.no_grad():
+            layer.weight.copy_(self.weight)
+        return layer(self.rows.requires_grad_())
+
+    def seen(self, layer: Any) -> Step:
+        """What it remembers behind the backward pass."""
+        from ...bridge.fp8_scope import te_amax_state
+
+        layer.zero_grad(set_to_none=True)
+        remembered, scale = {}, {}
+        for name, (forward, column) in TENSORS.items():
+            history, scales = te_amax_state(layer, forward=forward)
+            remembered[name], scale[name] = float(history[-1, column]), float(scales[column])
+        amax = {"input": self.rows, "weight": self.weight, "gradient": self.gradient}
+        return Step({name: float(one.detach().abs().amax()) for name, one in amax.items()}, remembered, scale)
+
+
+def _draw(order: RankOrder, step: int) -> _Drawn:
+    import torch
 
     factor = 2.0 ** FACTORS[(order.rank + step) % len(FACTORS)]
     made = torch.Generator("cpu").manual_seed(1000 * step + order.rank)
@@ -110,29 +175,19 @@ def _step(order: RankOrder, layer: Any, owner: Any, step: int) -> Step:
     def draw(scale: float) -> Any:
         return (torch.randn(WIDTH, WIDTH, generator=made) * scale).to(order.device, torch.bfloat16)
 
-    rows, weight, gradient = draw(factor), draw(factor), draw(factor / 4)
-    with torch.no_grad():
-        layer.weight.copy_(weight)
-    with low_precision(target=order.target, amax_reduction_group=owner, recipe="delayed"):
-        out = layer(rows.requires_grad_())
-    out.backward(gradient)
-    layer.zero_grad(set_to_none=True)
-    remembered, scale = {}, {}
-    for name, (forward, column) in TENSORS.items():
-        history, scales = te_amax_state(layer, forward=forward)
-        remembered[name], scale[name] = float(history[-1, column]), float(scales[column])
-    amax = {"input": rows, "weight": weight, "gradient": gradient}
-    return Step({name: float(one.detach().abs().amax()) for name, one in amax.items()}, remembered, scale)
+    return _Drawn(draw(factor), draw(factor), draw(factor / 4))
 
 
-def _new_layer(order: RankOrder) -> Any:
+def _new_layer(order: RankOrder, *, anew: bool = True) -> Any:
+    """A watched layer, in a process without a memory of others unless these stay."""
     import torch
 
     from ...bridge import imports as te
     from ...bridge.fp8_scope import reset_te_state
     from ...bridge.layer_watch import watch_layers
 
-    reset_te_state()
+    if anew:
+        reset_te_state()
     layer = te.linear.require()(WIDTH, WIDTH, bias=False, params_dtype=torch.bfloat16, device=order.device)
     watch_layers(layer)
     return layer

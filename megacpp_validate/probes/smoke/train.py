@@ -21,7 +21,7 @@ QUIET_STEPS: Final = 6  # of the runs with and without validation
 def probe(bench: Bench) -> None:
     """Train the row's plan and look at what every rank left; validate between steps in a short run beside."""
     with open_runs(bench) as runs:
-        run = runs.run("plan")
+        run = runs.run("plan", profile=bench.device == "cuda")  # how long ranks wait for one another
         check_run(bench, run)
         if bench.setting("validation"):
             check_validation(bench, runs)

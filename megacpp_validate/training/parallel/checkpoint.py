@@ -23,8 +23,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from torch import distributed
-from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.api import CheckpointException
 
 from ...evidence.whole_file import write_whole
 from ..errors import TrainingError
@@ -135,10 +133,13 @@ def load_checkpoint(folder: Path, state: Mapping[str, Any], *, identity: Mapping
     ]
     if found := sorted(filter(None, damage)):
         raise WrongCheckpoint(
-            f"the checkpoint {path} is damaged: {'; '.join(found)}. Likely cause: a copy that was cut short, or a disk "
-            f"that was full. Next step: copy it again, or write the name of an older one into {folder / LATEST}.",
+            f"the checkpoint {path} is damaged: {'; '.join(found)}. Likely cause: a copy that was cut short, a disk "
+            "that was full, or a folder that not all hosts share. Next step: copy it again, or write the name of an "
+            f"older one into {folder / LATEST}.",
             tuple(found),
         )
+    from torch.distributed import checkpoint as dcp  # takes most of a second
+
     dcp.load(dict(state), storage_reader=dcp.FileSystemReader(path))
     return Resumed(manifest.step, manifest.plain, manifest.world, path)
 
@@ -150,6 +151,9 @@ def _describe_all(state: Mapping[str, Any]) -> dict[str, str]:
 
 def _write_parts(aside: Path, state: Mapping[str, Any]) -> tuple[list[str], dict[str, list[int]]]:
     """What went wrong on any rank, and the files of this one."""
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
+
     try:
         dcp.save(dict(state), storage_writer=dcp.FileSystemWriter(aside))
         return [], {path.name: measure_file(path) for path in sorted(aside.glob(f"__{distributed.get_rank()}_*"))}
@@ -172,6 +176,7 @@ def _commit(folder: Path, name: str, manifest: Manifest, keep: int) -> None:
     """On the first rank, after all files are written."""
     aside, path = folder / f"{ASIDE}{name}", folder / name
     try:
+        _refuse_other_disks(aside, manifest)
         metadata = aside / ".metadata"
         whole = Manifest(**{**vars(manifest), "files": {**manifest.files, metadata.name: measure_file(metadata)}})
         write_whole(aside / MANIFEST, json.dumps(vars(whole), allow_nan=False))
@@ -186,6 +191,16 @@ def _commit(folder: Path, name: str, manifest: Manifest, keep: int) -> None:
     named = [old for old in sorted(folder.glob("step-*"), key=lambda old: old.stat().st_mtime_ns) if old != path]
     for old in named[: max(0, len(named) + 1 - max(1, keep))]:
         _remove(old)
+
+
+def _refuse_other_disks(aside: Path, manifest: Manifest) -> None:
+    """What other ranks wrote is seen from here."""
+    if lacking := sorted(file for file in manifest.files if not (aside / file).exists()):
+        raise CheckpointNotSaved(
+            f"the checkpoint was not saved: of {len(manifest.files)} files that ranks wrote, the first rank does not "
+            f"see {', '.join(lacking[:3])}. Likely cause: {aside.parent} is no folder that all hosts share. Next step: "
+            "name one that is; training can go on."
+        )
 
 
 def _read_latest(folder: Path) -> tuple[str, Manifest]:

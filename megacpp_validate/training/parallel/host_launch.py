@@ -82,6 +82,7 @@ def _start(asked: argparse.Namespace) -> int:
         return _submit(asked, folder)
     if asked.launcher == "local":
         port = _read_address(asked.rendezvous)[1]
+        end_path(folder).unlink(missing_ok=True)
         return _tell(
             folder, launch(words[0], words[1:], ranks=asked.ranks_per_host, folder=folder, limits=limits, port=port)
         )

@@ -184,8 +184,8 @@ def _is_ready(host: int, wire: Wire, place: HostPlace, folder: Path, token: str,
             )
             raise MeetingFailed(
                 f"{who} in {folder} ({said['folder']} there), after {_shared_within(seconds):g} s. Likely cause: the "
-                "folder is on a disk of each host, not shared between them. Next step: pass a --folder on a shared file "
-                "system; no rank was started."
+                "folder is on a disk of each host, not shared between them. Next step: pass a --folder on a file "
+                "system that they share; no rank was started."
             )
     if wire.is_closed:
         raise MeetingFailed(

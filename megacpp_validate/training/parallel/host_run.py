@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+from .gather import end_path
 from .host_meeting import HostPlace, MeetingFailed, Wire, gather_hosts, join_hosts
 from .host_ranks import HostRanks, trace_as_json, trace_from_json
 from .launch import Ending, Limits, RunEnd, judge, prepare
@@ -107,6 +108,7 @@ def _lead(
         prepare(place.world, folder, limits)
         for old in folder.glob("host-*"):
             old.unlink()
+        end_path(folder).unlink(missing_ok=True)
         wires = gather_hosts(listening, place, folder, limits.joining)
     with reserve_port(0, rendezvous[0]) as free:
         endpoint = f"{rendezvous[0]}:{free.getsockname()[1]}"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import distributed
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ..spread import Spread
-from .plan import MESH_NAMES, ParallelPlan
+from .plan import MESH_NAMES, ParallelPlan, WrongPlan
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,13 +30,23 @@ class RankGroups:
 
 
 def make_groups(plan: ParallelPlan, device: str, *, audit: bool = False) -> RankGroups:
-    """Make all groups of a plan: a collective call of the whole world, which must be as large as the plan says.
+    """Make all groups of a plan: a collective call of the whole world.
 
     Args:
         plan: one that `refuse_plan` has nothing against.
         device: "cpu" or "cuda".
         audit: as `Spread` has it.
+
+    Raises:
+        WrongPlan: the world has another number of ranks than the plan.
     """
+    if (ranks := distributed.get_world_size()) != plan.world:
+        fault = f"the plan is of {plan.world} rank(s), and {ranks} were started"
+        raise WrongPlan(f"{fault}. Next step: start as many as the plan says.", (fault,))
+    if plan.world == 1:
+        return RankGroups(Spread(plan=plan, audit=audit), None, None)
+    from torch.distributed.device_mesh import init_device_mesh
+
     rank = distributed.get_rank()
     mesh = init_device_mesh(device, plan.mesh_shape, mesh_dim_names=MESH_NAMES)
     world = distributed.group.WORLD
@@ -56,7 +68,7 @@ def make_groups(plan: ParallelPlan, device: str, *, audit: bool = False) -> Rank
         expert_group=mesh.get_group("expert") if plan.expert_parallel > 1 else None,
         tensor_group=mesh.get_group("tensor") if plan.tensor_parallel > 1 else None,
         data_group=data_group,
-        token_group=world if splits_tokens and plan.world > 1 else data_group,
+        token_group=world if splits_tokens else data_group,
         audit=audit,
     )
     return RankGroups(spread, data_mesh, same_experts)

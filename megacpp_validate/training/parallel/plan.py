@@ -226,16 +226,11 @@ def _low_precision_faults(plan: ParallelPlan, size: Size, recipe: RecipeName | N
 
 
 def _split_widths(size: Size, ranks: int, letters: set[Letter]) -> dict[str, tuple[int, float]]:
-    """Product -> its width whole and on one tensor rank; experts are not split, R and the way out of M are native."""
-    heads, groups, wide = size.num_heads, size.num_gqa_groups, 2 * size.hidden
+    """Product -> its width whole and on one tensor rank; experts are not split, and M and R are native where they are."""
+    heads, groups = size.num_heads, size.num_gqa_groups
     attention = {
         "the QKV projection of A": (heads + 2 * groups) * size.head_dim,
         "the output projection of A": heads * size.head_dim,
         "the MLP of A": size.ffn_hidden,
     }
-    widths = {name: (whole, whole / ranks) for name, whole in attention.items() if "A" in letters}
-    if "M" in letters:
-        # Gate, values and steps are split; the directions b and c of the one group are on every rank.
-        split, kept = 2 * wide + wide // size.mamba_head_dim, 2 * size.mamba_state
-        widths["the in-projection of M"] = (split + kept, split / ranks + kept)
-    return widths
+    return {name: (whole, whole / ranks) for name, whole in attention.items() if "A" in letters}

@@ -12,7 +12,6 @@ from functools import cache
 from typing import Any, Final
 
 import torch
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.utils import _pytree as pytree
 
 from ...native.router import Routing
@@ -21,9 +20,10 @@ from ..layers import Stepped
 from ..model import HybridModel, Losses, Trunk
 from .gradient_sums import GradientSums
 from .mesh import RankGroups
+from .plan import ParallelPlan
 from .replicas import split_parameters
+from .tensor_weights import share_parameters
 
-IN_PARTS: Final = "tensor_model_parallel"  # the mark of Megatron-LM and Transformer Engine
 # What layers give beside tensors: FSDP2 finds the tensors in them only if it is told how.
 _GIVEN: Final = (Stepped, Routing, Trunk, Losses)
 
@@ -37,12 +37,20 @@ class Sharded:
         alike: kind, names of parameters, and the group whose ranks hold bitwise the same of them.
         experts: names of the parameters of experts.
         in_parts: names of those that the tensor group holds in parts.
+        plan: of the run.
     """
 
     sums: GradientSums
     alike: tuple[tuple[str, frozenset[str], Any], ...]
     experts: frozenset[str]
     in_parts: frozenset[str]
+    plan: ParallelPlan
+
+    def times(self, name: str) -> int:
+        """Ranks that hold other parts of a parameter than this one's, this one counted; FSDP2 left aside."""
+        if name in self.experts:
+            return self.plan.expert_parallel
+        return self.plan.tensor_parallel if name in self.in_parts else 1
 
 
 def shard_model(model: HybridModel, groups: RankGroups) -> Sharded:
@@ -57,7 +65,7 @@ def shard_model(model: HybridModel, groups: RankGroups) -> Sharded:
     # FSDP2 wants one dtype a block; the routers are in fp32, and small: every rank holds them whole.
     routers = frozenset(name for name, one in named.items() if name not in experts and one.dtype != model.build.dtype)
     split = frozenset(split_parameters(model)) - experts - routers
-    in_parts = frozenset(name for name, one in named.items() if getattr(one, IN_PARTS, False))
+    in_parts = frozenset(name for name, _ in share_parameters(model))
     if groups.data_mesh is not None:
         _share_out(model, groups.data_mesh, {named[name] for name in experts | routers})
     tensor, tokens = groups.spread.tensor_group, groups.spread.token_group
@@ -74,10 +82,18 @@ def shard_model(model: HybridModel, groups: RankGroups) -> Sharded:
         tuple((kind, names, group) for kind, names, group in alike if names and group is not None),
         experts,
         in_parts,
+        plan,
     )
 
 
 def _share_out(model: HybridModel, mesh: Any, whole: set[Any]) -> None:
+    from torch.distributed.fsdp import (  # a second, which one rank does without
+        FSDPModule,
+        MixedPrecisionPolicy,
+        fully_shard,
+        register_fsdp_forward_method,
+    )
+
     _tell_pytree()
     low = model.build.dtype in (torch.bfloat16, torch.float16)
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if low else None, cast_forward_inputs=False)
@@ -107,6 +123,6 @@ def _tell_pytree() -> None:
         names = tuple(kind.__dataclass_fields__)
         pytree.register_pytree_node(
             kind,
-            lambda value, names=names: ([getattr(value, name) for name in names], None),  # type: ignore[misc]
-            lambda values, _, kind=kind: kind(*values),  # type: ignore[misc]
+            lambda value, names=names: ([getattr(value, name) for name in names], None),
+            lambda values, _, kind=kind: kind(*values),
         )

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from ...bridge.backends import Choice, Refusal, choose
+from ...bridge.compiled_scan import compiled_scan
 from ...bridge.features import why_not_te
 from ...bridge.native_block import NativeBlock
 from ...bridge.walk_plan import TE_DTYPES
@@ -157,7 +158,9 @@ class SplitMambaLayer(nn.Module):
             "the in-projection of M has rows that each rank shares out and rows that all have, and Transformer Engine "
             "has a layer for either. Next step: expect it in the dtype of its parameters, or set tensor_parallel to 1",
         )
-        self._choice = choose("layer_spec", (("te", lambda: refused), ("native", lambda: None)))
+        self._choices = {"in_projection": choose("layer_spec", (("te", lambda: refused), ("native", lambda: None)))}
+        if build.forms.compiled_scan:
+            self.mixer.scan, self._choices["scan"] = compiled_scan(build.device)
         whole = self.mixer.whole_parameters()
         norms = [self.mixer.norm.weight]
         _mark(self, [*whole, *norms] if border.sequence_parallel else whole, whole=[*whole, *norms])
@@ -168,7 +171,7 @@ class SplitMambaLayer(nn.Module):
 
     def choices(self) -> dict[str, Choice]:
         """Part -> what it is made of."""
-        return {"in_projection": self._choice}
+        return dict(self._choices)
 
     def native_state_dict(self) -> dict[str, Any]:
         """This rank's share under the names of `native.mamba.Mamba2Mixer`."""

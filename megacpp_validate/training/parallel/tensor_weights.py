@@ -18,8 +18,10 @@ from ..errors import WrongSize
 from ..pattern import Letter
 from ..sizes import Size
 
-# The mark that Megatron-LM and Transformer Engine put on a parameter of which each rank has another part.
-SPLIT_MARK: Final = "tensor_model_parallel"
+# Not Megatron-LM's mark alone, `tensor_model_parallel`: Transformer Engine puts that on every weight of its linear
+# layers, the experts' too, whether they are split or not (2.20.2, pytorch/module/grouped_linear.py, reset_parameters).
+SHARE_MARK: Final = "megacpp_tensor_share"
+MEGATRON_MARK: Final = "tensor_model_parallel"
 MAMBA_EXPAND: Final = 2
 
 
@@ -122,13 +124,14 @@ def join_states(shares: Sequence[Mapping[str, Any]], cuts: Mapping[str, Cut]) ->
 def mark_shares(parameters: Iterable[Any]) -> None:
     """Say of parameters that each rank of the tensor group has another part of them, not a copy."""
     for parameter in parameters:
-        setattr(parameter, SPLIT_MARK, True)
+        setattr(parameter, SHARE_MARK, True)
+        setattr(parameter, MEGATRON_MARK, True)
 
 
 def share_parameters(model: Any) -> Iterator[tuple[str, Any]]:
     """Name and parameter with that mark: a norm over the whole model counts them on every rank, all others once."""
     for name, parameter in model.named_parameters():
-        if getattr(parameter, SPLIT_MARK, False):
+        if getattr(parameter, SHARE_MARK, False):
             yield name, parameter
 
 

@@ -18,7 +18,7 @@ from ..parallel.gradient_sums import local_part
 from ..parallel.mesh import RankGroups
 from ..parallel.replicas import check_replicas
 from ..parallel.sharding import Sharded, is_expert
-from ..parallel.token_counts import check_conservation
+from ..parallel.token_counts import TokensNotConserved, check_conservation
 from .saved import EXPERT
 
 
@@ -26,7 +26,7 @@ class Audit:
     """Looks at each step, before the weights move.
 
     Attributes:
-        dispatches: how many were found to conserve their tokens.
+        dispatches: how many were found to conserve their tokens; those of the path "bridge", which has counts.
         replicas: how many tensors were compared bit by bit, the last time.
         scales: how many of them are scales of low precision.
         part_norms: part of the model -> the norm of its gradients in each step, before clipping.
@@ -40,23 +40,18 @@ class Audit:
         self.part_norms: dict[str, list[float]] = {}
         self.stream_norms: dict[str, list[float]] = {}
         self._pass, self._given = 0, dict[tuple[int, int], Any]()
+        self._routed: dict[int, list[int]] = {}
         for place, layer in enumerate(model.layers):
             layer.register_forward_hook(partial(self._see, place))
+            if isinstance(layer, ExpertLayer) and layer.exchange is None:
+                self._watch_dispatch(place, layer)
 
     def begin_pass(self, number: int) -> None:
         """Say which pass of the step comes now."""
         self._pass = number
 
     def look(self, optimizer: MasterAdamW) -> None:
-        """A collective call, once a step.
-
-        Raises:
-            TokensNotConserved: what reached the experts is not what the routers gave them.
-            ReplicaDiverged: ranks that should hold the same weights do not.
-        """
-        for place, layer in enumerate(self._model.layers):
-            if isinstance(layer, ExpertLayer):
-                self._check_tokens(place, layer)
+        """A collective call, once a step. Raises ReplicaDiverged: ranks hold other bits where they should be alike."""
         gradients = optimizer.gradients()
         for name in sorted(self._sharded.experts):
             if match := EXPERT.match(name):
@@ -85,7 +80,8 @@ class Audit:
 
     def _compare_scales(self) -> int:
         """Scales of layers that share their amax, bit by bit; how many tensors. Raises ReplicaDiverged."""
-        dense, experts = {}, {}
+        dense: dict[str, Any] = {}
+        experts: dict[str, Any] = {}
         for name, layer in low_layers(self._model).items():
             for forward in (True, False):
                 state = layer.fp8_meta.get("scaling_fwd" if forward else "scaling_bwd")
@@ -123,12 +119,39 @@ class Audit:
         else:
             seen |= gradient.flatten(1).any(1)
 
-    def _check_tokens(self, place: int, layer: ExpertLayer) -> None:
-        last = layer.last
-        if last is None:
-            return
-        check_conservation(last.counts, last.routing_map, self._groups.spread.expert_group)
-        self.dispatches += 1
+    def check_tokens(self) -> None:
+        """A collective call of each expert group, after each forward pass.
+
+        Raises:
+            TokensNotConserved: what reached the experts is not what the routers gave them.
+        """
+        for layer in self._model.layers:
+            if isinstance(layer, ExpertLayer) and layer.last is not None:
+                check_conservation(layer.last.counts, layer.last.routing_map, self._groups.spread.expert_group)
+                self.dispatches += 1
+
+    def _watch_dispatch(self, place: int, layer: ExpertLayer) -> None:
+        """Where no rows are exchanged, hold what is permuted to the router's word as soon as it is there."""
+        permute = layer.dispatch.permute
+
+        def hear(router: Any, given: Any, out: Any) -> None:  # noqa: ARG001 - as torch calls it
+            self._routed[place] = out.routing_map.sum(0).tolist()
+
+        def checked(*given: Any, **named: Any) -> Any:
+            sent = permute(*given, **named)
+            counts = [int(count) for count in sent.rows_per_expert]
+            if counts != self._routed[place]:
+                raise TokensNotConserved(
+                    f"tokens are not conserved: the router of layer {place} gave its experts {self._routed[place]} "
+                    f"row(s), and {counts} were permuted. Likely cause: a dispatch by another routing map than the "
+                    "router's. Next step: pass both the same routing.",
+                    (f"layer {place}",),
+                )
+            self.dispatches += 1
+            return sent
+
+        layer.router.register_forward_hook(hear)
+        layer.dispatch.permute = checked  # type: ignore[method-assign]
 
 
 def part_of(parameter: str) -> str:

@@ -6,29 +6,43 @@ matrix/smoke_faults.toml.
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
-
-from ...bridge.amax_owner import SINGLE_OWNER
 from ..errors import TrainingError
-from ..expert_layer import ExpertLayer
-from ..parallel.gradient_sums import GradientSums
+from . import faults_of_rows as rows
+from . import faults_of_runs as runs
+from . import faults_of_updates as updates
+from .order import SmokeOrder
 
 if TYPE_CHECKING:
     from .trainer import SmokeTrainer
 
 After = Callable[["SmokeTrainer"], None]
+Needs = Callable[[SmokeOrder], str]
+"""What a run lacks that a fault has its place in, in words; empty where it lacks nothing."""
+
 _STEP: Final = 2  # where a fault of a single step is planted, where none is named
 
 
 class UnknownFault(TrainingError, ValueError):
     """A fault that there is not, or that this run has no place for."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault.
+
+    Attributes:
+        plant: changes a trainer before its first step; gives what is called after each step, if anything.
+        needs: what it has its place in, all of it.
+        of_step: whether it is of a single step, which may be named.
+    """
+
+    plant: Callable[[Any, int], After | None]
+    needs: tuple[Needs, ...] = ()
+    of_step: bool = False
 
 
 def plant(text: str, trainer: SmokeTrainer) -> After | None:
@@ -43,245 +57,146 @@ def plant(text: str, trainer: SmokeTrainer) -> After | None:
     """
     if not text:
         return None
-    name, _, step = text.partition(":")
+    fault, step = read_fault(text)
+    _refuse(text, fault, step, trainer.order)
+    return fault.plant(trainer, step)
+
+
+def refuse_fault(order: SmokeOrder) -> None:
+    """Refuse an order whose fault has no place in it, before any process is started.
+
+    Raises:
+        UnknownFault: there is none of that name, or nothing in this run that could have it; all reasons are named.
+    """
+    if order.fault:
+        _refuse(order.fault, *read_fault(order.fault), order)
+
+
+def read_fault(text: str) -> tuple[Fault, int]:
+    """The fault, and the step that it is planted in.
+
+    Raises:
+        UnknownFault: there is none of that name, or it is of no step and one is named, or that is no number.
+    """
+    name, colon, step = text.partition(":")
     if name not in FAULTS:
         raise UnknownFault(f"there is no fault {name!r}. Next step: choose one of {', '.join(FAULTS)}.")
-    return FAULTS[name](trainer, int(step or _STEP))
+    if colon and not (FAULTS[name].of_step and step.isdecimal()):
+        steps = [known for known, fault in FAULTS.items() if fault.of_step]
+        raise UnknownFault(
+            f"the fault {text!r} cannot be read. Next step: write NAME, or NAME:STEP of one of {', '.join(steps)}."
+        )
+    return FAULTS[name], int(step or _STEP)
 
 
-def _here(trainer: SmokeTrainer) -> bool:
-    return trainer.rank.rank == trainer.plan.world - 1
+def _refuse(text: str, fault: Fault, step: int, order: SmokeOrder) -> None:
+    lacking = [said for need in fault.needs if (said := need(order))]
+    if fault.of_step and step >= order.steps:
+        lacking.append(f"the run ends before its step {step}: train {step + 1} steps or more")
+    if lacking:
+        raise UnknownFault(f"the fault {text!r} has no place in this run. Next step: {'; '.join(lacking)}.")
 
 
-def _experts_not_synchronised(trainer: SmokeTrainer, _: int) -> None:
-    """The gradients of this rank's experts stay its own, though it takes part in their sum."""
-    if trainer.groups.same_experts is None:
-        raise UnknownFault("no other rank holds the same experts. Next step: plan with expert_data of 2 or more.")
-    sums, experts = trainer.sharded.sums, trainer.sharded.experts
-
-    def reduce(gradients: dict[str, Any]) -> None:
-        kept = {name: gradient.clone() for name, gradient in gradients.items() if name in experts}
-        sums.reduce(gradients)
-        for name, gradient in kept.items():
-            gradients[name].copy_(gradient)
-
-    if _here(trainer):
-        _replace_sums(trainer, reduce)
+def _several_ranks(order: SmokeOrder) -> str:
+    return "" if order.read_plan().world > 1 else "plan with several ranks"
 
 
-def _norm_gradient_not_summed(trainer: SmokeTrainer, _: int) -> None:
-    """The gradient of one norm is left out of the sum over the tensor group."""
-    name = "norm.weight"
-    sums = trainer.sharded.sums
-    if not any(name in names for names, _ in sums.sums):
-        raise UnknownFault("no norm is summed over a tensor group. Next step: plan with sequence_parallel.")
-    left = GradientSums(tuple((names - {name}, group) for names, group in sums.sums), sums.copies)
-    _replace_sums(trainer, left.reduce)
+def _experts(order: SmokeOrder) -> str:
+    return "" if "E" in order.read_size().letters else "train a pattern with an E"
 
 
-def _token_dropped(trainer: SmokeTrainer, _: int) -> None:
-    """The first token of each pass does not reach its experts, though the router gave it to them."""
-    layer = _expert_layer(trainer)
-    permute = layer.dispatch.permute
-
-    def without_first(tokens: Any, probs: Any, routing_map: Any, **options: Any) -> Any:
-        short = routing_map.clone()
-        short[0] = False
-        return permute(tokens, probs, short, **options)
-
-    if _here(trainer):
-        layer.dispatch.permute = without_first
+def _two_experts(order: SmokeOrder) -> str:
+    here = order.read_size().num_experts // order.read_plan().expert_parallel
+    return "" if here > 1 else "leave 2 experts or more to a rank"
 
 
-def _rows_swapped(trainer: SmokeTrainer, _: int) -> None:
-    """Two rows change places on their way to the experts."""
-    from ..parallel import expert_parallel
-
-    exchange = expert_parallel.exchange_rows
-
-    def swapped(rows: Any, sent: Any, received: Any, group: Any = None) -> Any:
-        if rows.shape[0] > 1:
-            order = torch.arange(rows.shape[0], device=rows.device)
-            order[0], order[-1] = rows.shape[0] - 1, 0
-            rows = rows.index_select(0, order)
-        return exchange(rows, sent, received, group)
-
-    if trainer.groups.spread.expert_group is None:
-        raise UnknownFault("no rows are exchanged. Next step: plan with expert_parallel.")
-    if _here(trainer):
-        expert_parallel.exchange_rows = swapped
+def _top_2(order: SmokeOrder) -> str:
+    return "" if order.read_size().top_k == 2 else "send a token to 2 experts"
 
 
-def _experts_swapped(trainer: SmokeTrainer, _: int) -> None:
-    """The first two experts of this rank's first E-layer have each other's weights."""
-    layer = _expert_layer(trainer)
-    if _here(trainer):
-        for bank in (layer.up, layer.down):
-            weight = bank.native_state_dict()["weight"]
-            bank.load_native_state_dict({"weight": weight[[1, 0, *range(2, len(weight))]]})
-        _take_weights_again(trainer)
+def _balance(order: SmokeOrder) -> str:
+    return "" if order.read_size().aux_coefficient else "balance experts by a loss: aux_coefficient above 0"
 
 
-def _expert_without_gradient(trainer: SmokeTrainer, _: int) -> None:
-    """The first expert of this rank's first E-layer is never moved."""
-    layer = _expert_layer(trainer)
-
-    def zeroed(gradient: Any, *, whole: bool) -> Any:
-        gradient = gradient.clone()
-        gradient[slice(None) if whole else 0] = 0
-        return gradient
-
-    if _here(trainer):
-        for bank in (layer.up, layer.down):
-            first = next(bank.parameters())
-            first.register_hook(partial(zeroed, whole=first.dim() == 2))
+def _bridge_dispatch(order: SmokeOrder) -> str:
+    return "" if order.read_forms().moe == "bridge" else "take the form moe='bridge'"
 
 
-def _wrong_sequences(trainer: SmokeTrainer, _: int) -> None:
-    """This rank reads what the first one reads."""
-    if trainer.plan.data == 1:
-        raise UnknownFault("one rank reads all. Next step: plan with data of 2 or more.")
-    if _here(trainer):
-        trainer.read_as = 0
+def _exchange(order: SmokeOrder) -> str:
+    return "" if order.read_plan().expert_parallel > 1 else "plan with expert_parallel of 2 or more"
 
 
-def _pass_lost(trainer: SmokeTrainer, _: int) -> None:
-    """What all passes of a step but the last gave is forgotten."""
-    if trainer.plan.accumulate == 1:
-        raise UnknownFault("a step is one pass. Next step: plan with accumulate of 2 or more.")
-    parameters, optimizer = list(trainer.model.parameters()), trainer.optimizer
-    take = optimizer.take_gradients
-
-    def forget(*, first: bool) -> None:  # noqa: ARG001 - as it is called
-        for parameter in parameters:
-            parameter.grad = None
-
-    def take_last(**_: bool) -> Any:
-        optimizer.add_gradients = add  # type: ignore[method-assign]
-        norm = take(first=True)
-        optimizer.add_gradients = forget  # type: ignore[method-assign]
-        return norm
-
-    add = optimizer.add_gradients
-    optimizer.add_gradients, optimizer.take_gradients = forget, take_last  # type: ignore[method-assign]
+def _same_experts(order: SmokeOrder) -> str:
+    plan = order.read_plan()
+    holders = plan.mesh_shape[0] * (plan.tensor_parallel if plan.sequence_parallel else 1)
+    return "" if holders > 1 else "let several ranks hold the same experts: data above expert_parallel"
 
 
-def _gradients_averaged(trainer: SmokeTrainer, _: int) -> None:
-    """FSDP2 divides by the number of ranks, as it does unless it is told otherwise."""
-    from torch.distributed.fsdp import FSDPModule
-
-    blocks = [module for module in trainer.model.modules() if isinstance(module, FSDPModule)]
-    if not blocks:
-        raise UnknownFault("nothing is shared out. Next step: plan with data of 2 or more.")
-    for block in blocks:
-        block.set_gradient_divide_factor(float(trainer.plan.data))
+def _positions(order: SmokeOrder) -> str:
+    return "" if order.read_plan().sequence_parallel else "plan with sequence_parallel"
 
 
-def _wrong_amax_group(trainer: SmokeTrainer, _: int) -> None:
-    """Each rank scales by its own amax alone."""
-    if trainer.scope is None or trainer.plan.world == 1:
-        raise UnknownFault("no amax is shared. Next step: run several ranks under delayed scaling.")
-    dense = trainer.scope.dense
-    trainer.scope = type(trainer.scope)(
-        dense=partial(dense.func, **{**dense.keywords, "amax_reduction_group": SINGLE_OWNER}),
-        experts=trainer.scope.experts,
-    )
+def _readers(order: SmokeOrder) -> str:
+    return "" if order.read_plan().data > 1 else "plan with data of 2 or more"
 
 
-def _stale_checkpoint(trainer: SmokeTrainer, step: int) -> After:
-    """A checkpoint says that it is of this step, and holds the weights of an earlier one."""
-    kept: dict[str, Any] = {}
-
-    def remember(one: SmokeTrainer) -> None:
-        if one.done == step:
-            parts = one.optimizer.state_tensors()
-            kept.update({name: {part: value.clone() for part, value in some.items()} for name, some in parts.items()})
-
-    save = trainer.save
-
-    def save_old() -> Any:
-        now = trainer.optimizer.state_tensors()
-        fresh = {name: {part: value.clone() for part, value in some.items()} for name, some in now.items()}
-        for source in (kept, fresh):
-            for name, some in source.items():
-                for part, value in some.items():
-                    now[name][part].copy_(value)
-            if source is kept:
-                path = save()
-        return path
-
-    trainer.save = save_old  # type: ignore[method-assign]
-    return remember
+def _passes(order: SmokeOrder) -> str:
+    return "" if order.read_plan().accumulate > 1 else "plan with accumulate of 2 or more"
 
 
-def _nan(trainer: SmokeTrainer, step: int) -> None:
-    """One number of what a layer gives is no number, on one rank, in one step."""
-    layer = trainer.model.layers[-2]
-
-    def spoil(module: Any, given: Any, out: Any) -> Any:  # noqa: ARG001 - as torch calls it
-        if trainer.done == step:
-            out.rows.data[0, 0, 0] = float("nan")
-
-    if _here(trainer):
-        layer.register_forward_hook(spoil, prepend=True)
+def _amax(order: SmokeOrder) -> str:
+    return "" if order.recipe == "delayed" else "train in the precision delayed"
 
 
-def _dies(trainer: SmokeTrainer, step: int) -> After:
-    """The rank is killed."""
-
-    def kill(one: SmokeTrainer) -> None:
-        if one.done == step and _here(one):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    del trainer
-    return kill
+def _mtp(order: SmokeOrder) -> str:
+    size = order.read_size()
+    return "" if size.mtp and 0 < size.mtp_coefficient < 0.5 else "train with mtp, its coefficient below 0.5"
 
 
-def _hangs(trainer: SmokeTrainer, step: int) -> After:
-    """The rank does nothing any more."""
-
-    def sleep(one: SmokeTrainer) -> None:
-        while one.done == step and _here(one):
-            time.sleep(1)
-
-    del trainer
-    return sleep
+def _checkpoints(order: SmokeOrder) -> str:
+    return "" if order.checkpoint_folder else "name a checkpoint_folder"
 
 
-FAULTS: Final[dict[str, Callable[[Any, int], After | None]]] = {
-    "experts-not-synchronised": _experts_not_synchronised,
-    "norm-gradient-not-summed": _norm_gradient_not_summed,
-    "token-dropped": _token_dropped,
-    "rows-swapped": _rows_swapped,
-    "experts-swapped": _experts_swapped,
-    "expert-without-gradient": _expert_without_gradient,
-    "wrong-sequences": _wrong_sequences,
-    "pass-lost": _pass_lost,
-    "gradients-averaged": _gradients_averaged,
-    "wrong-amax-group": _wrong_amax_group,
-    "stale-checkpoint": _stale_checkpoint,
-    "nan": _nan,
-    "dies": _dies,
-    "hangs": _hangs,
+def _resumes(order: SmokeOrder) -> str:
+    return "" if order.resume else "resume a run"
+
+
+def _evaluations(order: SmokeOrder) -> str:
+    return "" if order.validate_every else "evaluate: validate_every above 0"
+
+
+def _two_layers(order: SmokeOrder) -> str:
+    return "" if len(order.read_size().letters) > 1 else "train a pattern of 2 layers or more"
+
+
+_LAYER_OF_EXPERTS: Final = (_experts, _several_ranks)
+FAULTS: Final[dict[str, Fault]] = {
+    "experts-not-synchronised": Fault(updates.keep_experts_apart, (_experts, _same_experts)),
+    "norm-gradient-not-summed": Fault(updates.leave_norm_out, (_positions,)),
+    "token-dropped": Fault(rows.drop_token, (*_LAYER_OF_EXPERTS, _bridge_dispatch)),
+    "rows-swapped": Fault(rows.swap_rows, (_experts, _exchange)),
+    "experts-swapped": Fault(rows.swap_experts, (*_LAYER_OF_EXPERTS, _two_experts)),
+    "weights-exchanged": Fault(rows.exchange_weights, (*_LAYER_OF_EXPERTS, _bridge_dispatch, _top_2)),
+    "expert-without-gradient": Fault(rows.stop_expert, _LAYER_OF_EXPERTS),
+    "balance-not-shared": Fault(rows.keep_balance_apart, (*_LAYER_OF_EXPERTS, _balance)),
+    "wrong-sequences": Fault(updates.read_as_first, (_readers,)),
+    "pass-lost": Fault(updates.lose_passes, (_passes,)),
+    "gradients-averaged": Fault(updates.average_gradients, (_readers,)),
+    "block-gradient-lost": Fault(updates.lose_block, (_readers, _two_layers)),
+    "mtp-counted-twice": Fault(updates.count_mtp_twice, (_mtp,)),
+    "shard-not-updated": Fault(updates.skip_update, (_readers, _two_layers), of_step=True),
+    "learning-rate-apart": Fault(updates.raise_rate, (_several_ranks,)),
+    "wrong-amax-group": Fault(updates.scale_alone, (_several_ranks, _amax)),
+    "evaluation-moves-data": Fault(runs.move_data_by_evaluation, (_evaluations,), of_step=True),
+    "stale-checkpoint": Fault(runs.save_old_weights, (_checkpoints,), of_step=True),
+    "nan": Fault(rows.make_nan, (_two_layers,), of_step=True),
+    "dies": Fault(runs.die, (_several_ranks,), of_step=True),
+    "hangs": Fault(runs.hang, (_several_ranks,), of_step=True),
+    "rope-reversed": Fault(rows.reverse_rope, (_several_ranks,)),
+    "router-drawn-apart": Fault(rows.draw_router_apart, _LAYER_OF_EXPERTS),
+    "gradient-infinite": Fault(rows.make_infinite_gradient, (_two_layers,), of_step=True),
+    "expert-gradients-late": Fault(updates.delay_expert_gradients, _LAYER_OF_EXPERTS),
+    "weight-bit-flipped": Fault(updates.flip_bit, (_several_ranks,), of_step=True),
+    "moments-lost": Fault(runs.lose_moments, (_resumes,)),
+    "data-from-the-start": Fault(runs.read_from_the_start, (_resumes,)),
 }
-
-
-def _expert_layer(trainer: SmokeTrainer) -> ExpertLayer:
-    found = next((layer for layer in trainer.model.layers if isinstance(layer, ExpertLayer)), None)
-    if found is None:
-        raise UnknownFault(f"the pattern {trainer.size.pattern} has no experts. Next step: train one with an E.")
-    return found
-
-
-def _replace_sums(trainer: SmokeTrainer, reduce: Callable[[Any], None]) -> None:
-    sums = trainer.sharded.sums
-    other = GradientSums(sums.sums, sums.copies)
-    object.__setattr__(other, "reduce", reduce)
-    trainer.optimizer.sums = other
-
-
-def _take_weights_again(trainer: SmokeTrainer) -> None:
-    """The copies that the optimizer keeps are those of the weights as they are now."""
-    named = dict(trainer.model.named_parameters())
-    for name in trainer.sharded.experts:
-        trainer.optimizer.master(name).copy_(named[name])

@@ -10,41 +10,40 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ..parallel.goodput import Ledger, process_began_ns
 from ..parallel.rank_start import Rank, join_ranks
-from .faults import plant
 from .order import SmokeOrder, read_order
 from .receipt import make_receipt
 from .trainer import NotFinite, SmokeTrainer
-from .waits import profile_step
 
 
 def train_rank(order: SmokeOrder, rank: Rank) -> None:
     """Train, and leave a receipt.
 
+    A run that fails in its steps leaves what was seen until then. One that fails before there is a model has no
+    receipt: the launcher tells what was raised.
+
     Raises:
-        TrainingError: whatever ended the run early; what was seen until then is in the receipt.
+        TrainingError, BridgeError: whatever ended the run early.
     """
     ledger = Ledger(began_ns=process_began_ns(), memory=_memory_of(order.device))
-    trainer: SmokeTrainer | None = None
-    fault: Exception | None = None
+    with ledger.phase("start-up"):
+        trainer = SmokeTrainer(order, rank, ledger)
     try:
         with ledger.phase("start-up"):
-            trainer = SmokeTrainer(order, rank, ledger)
-            planted = plant(order.fault, trainer)
-        trainer.run(lambda one: _after(one, planted))
-    except Exception as caught:
-        fault = caught
-        raise
-    finally:
-        if trainer is not None:
+            planted = _plant(order.fault, trainer)
+        trainer.run(planted)
+    except Exception as fault:
+        with suppress(Exception):  # the fault is what counts, whatever of the trainer can still be read
             found = fault.found if isinstance(fault, NotFinite) else None
             rank.write_receipt(make_receipt(trainer, ledger, found=found, fault=fault))
+        raise
+    rank.write_receipt(make_receipt(trainer, ledger, found=None, fault=None))
 
 
 def main() -> None:
@@ -56,18 +55,16 @@ def main() -> None:
         train_rank(order, rank)
 
 
-def _after(trainer: SmokeTrainer, planted: Callable[[SmokeTrainer], None] | None) -> None:
-    if planted is not None:
-        planted(trainer)
-    if trainer.order.profile and len(trainer.records) == PROFILED and trainer.done < trainer.order.steps:
-        profile_step(trainer)
+def _plant(fault: str, trainer: SmokeTrainer) -> Callable[[SmokeTrainer], None] | None:
+    if not fault:
+        return None
+    from .faults import plant  # and FSDP2 with it
 
-
-PROFILED = 5  # steps that are done before one is profiled: kernels are compiled by then
+    return plant(fault, trainer)
 
 
 def _memory_of(device: str) -> Callable[[], int]:
-    if device == "cpu":
+    if device == "cpu":  # of the process so far: the kernel keeps no other
         return lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def peak() -> int:

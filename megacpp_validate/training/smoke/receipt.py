@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
+import statistics
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -12,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from ..parallel.flops import PEAK, training_flops
-from ..parallel.goodput import Goodput, Ledger, WrongAccount
+from ..parallel.goodput import Goodput, Ledger
 from ..parallel.non_finite import NonFinite
 from ..parallel.replicas import ReplicaDiverged
 from .waits import as_json
 
 if TYPE_CHECKING:
+    from .audit import Audit
     from .trainer import SmokeTrainer
 
 _WARM: Final = 3  # steps that compile and warm up
@@ -28,7 +30,6 @@ def make_receipt(
 ) -> dict[str, Any]:
     """The receipt of a rank; JSON values only, a number that is none as text."""
     goodput = _account(trainer, ledger)
-    spread = trainer.groups.spread
     forms = trainer.order.read_forms()
     return {
         "rank": trainer.rank.rank,
@@ -39,32 +40,40 @@ def make_receipt(
         "floor": trainer.size.floor,
         "without_context": trainer.size.grammar.without_context(),
         "goodput": goodput.as_json(),
-        "flop_utilisation": _utilisation(trainer, goodput),
+        "flop_utilisation": _utilisation(trainer),
         "waits": as_json(trainer.waits),
-        "choices": {part: _choice(one) for part, one in trainer.model.choices().items()},
-        "replicas": None if trainer.audit is None else trainer.audit.replicas,
-        "dispatches": None if trainer.audit is None else trainer.audit.dispatches,
-        "experts_without_gradient": None if trainer.audit is None else trainer.audit.experts_without_gradient(),
-        "part_norms": None if trainer.audit is None else trainer.audit.part_norms,
-        "stream_norms": None if trainer.audit is None else trainer.audit.stream_norms,
-        "scales": None if trainer.audit is None else trainer.audit.scales,
+        "choices": {
+            part: _choice(one) for part, one in (trainer.model.choices() | trainer.captured).items() if one is not None
+        },
+        **_audited(trainer.audit),
         "topology": _topology(trainer),
         "forms": {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(forms).items()},
         "features": asdict(trainer.order.read_features()),
         "model": {
             "name": trainer.size.name,
             "pattern": trainer.size.pattern,
-            "parameters_here": trainer.parameters,
+            "parameters": trainer.parameters,
             "precision": trainer.order.precision,
             "size": asdict(trainer.size),
         },
-        "sequences": [
-            list(trainer.plan.sequences(spread.rank, trainer.size.batch, part=0))[:1],
-            trainer.plan.accumulate,
-        ],
         "nonfinite": None if found is None else {**vars(found), "words": found.words()},
         "resumed": None if trainer.resumed is None else {"step": trainer.resumed.step, "world": trainer.resumed.world},
         "versions": _versions(),
+    }
+
+
+def _audited(audit: Audit | None) -> dict[str, Any]:
+    """What was checked; None where nobody was asked to."""
+    names = ("replicas", "dispatches", "experts_without_gradient", "part_norms", "stream_norms", "scales")
+    if audit is None:
+        return dict.fromkeys(names)
+    return {
+        "replicas": audit.replicas,
+        "dispatches": audit.dispatches,
+        "experts_without_gradient": audit.experts_without_gradient(),
+        "part_norms": {part: list(map(_number, norms)) for part, norms in audit.part_norms.items()},
+        "stream_norms": {part: list(map(_number, norms)) for part, norms in audit.stream_norms.items()},
+        "scales": audit.scales,
     }
 
 
@@ -78,30 +87,29 @@ def _accused(found: NonFinite | None, fault: Exception | None) -> list[int]:
 def _account(trainer: SmokeTrainer, ledger: Ledger) -> Goodput:
     """The account of the time, with what only counters tell given to its phase.
 
-    What the first step took beyond the median of those after it is compilation and warm-up. Waits are those of the
-    profiled step times all steps on a GPU, and those of the collectives' record on the CPU.
+    A wait is on the CPU what the record of collectives says of each step, and on a GPU that of the profiled step in
+    every step; without a profile nobody knows it there, and it stays in the steps. What the first step took beyond
+    the median of those after it, waits left aside, is compilation and warm-up.
     """
-    warm = sorted(record.seconds for record in trainer.records[1:])
-    if warm:
-        median = warm[len(warm) // 2]
-        with suppress(WrongAccount):
-            ledger.move("step", "compile", max(0.0, trainer.records[0].seconds - median))
+    seconds = [record.seconds for record in trainer.records]
+    waits = [0.0] * len(seconds)
     if trainer.waits is not None:
-        waited = trainer.waits.exposed * len(trainer.records)
-    else:
-        waited = trainer.waited_s
-    with suppress(WrongAccount):
-        ledger.move("step", "communication wait", waited)
+        waits = [min(trainer.waits.exposed, one) for one in seconds]
+    elif trainer.order.device == "cpu":
+        waits = [min(waited, one) for waited, one in zip(trainer.waited, seconds, strict=True)]
+    own = [one - waited for one, waited in zip(seconds, waits, strict=True)]
+    compiled = max(0.0, own[0] - statistics.median(own[1:])) if own[1:] else 0.0
+    ledger.move("step", "communication wait", math.fsum(waits))
+    ledger.move("step", "compile", compiled)
     return ledger.close()
 
 
-def _utilisation(trainer: SmokeTrainer, goodput: Goodput) -> float | None:
-    """Model FLOP utilisation against the peak of bf16; None where the device's is not known."""
+def _utilisation(trainer: SmokeTrainer) -> float | None:
+    """Model FLOP utilisation of the median step, against the peak of bf16; None where the device's is not known."""
     peak = PEAK.get(trainer.order.target, {}).get("bf16")
     if peak is None or len(trainer.records) <= _WARM:
         return None
-    seconds = sorted(record.seconds for record in trainer.records[_WARM:])
-    rate = trainer.tokens / seconds[len(seconds) // 2]
+    rate = trainer.tokens / statistics.median(record.seconds for record in trainer.records[_WARM:])
     return rate * training_flops(trainer.size) / (peak * trainer.plan.world)
 
 

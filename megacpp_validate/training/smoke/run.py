@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+
 from ..parallel.launch import Limits, RunEnd, launch
+from ..parallel.plan import WrongPlan
 from .order import SmokeOrder, write_order
 
 RANK: Final = "megacpp_validate.training.smoke.rank"
@@ -20,7 +23,7 @@ class SmokeResult:
 
     Attributes:
         ending: "done" only where every rank ended well and left a receipt.
-        culprits: ranks at fault.
+        culprits: ranks at fault; none where all ranks said together that the run cannot go on.
         words: what happened, likely cause, next step; empty where it is done.
         seconds: wall time, of starting processes too.
         receipts: rank -> what it left; ranks that left nothing are missing.
@@ -47,7 +50,13 @@ class SmokeResult:
 
     def as_json(self) -> dict[str, Any]:
         """For another process."""
-        return {**asdict(self), "receipts": None, "ranks": list(self.receipts.values())}
+        return {
+            "ending": self.ending,
+            "culprits": list(self.culprits),
+            "words": self.words,
+            "seconds": self.seconds,
+            "ranks": [self.receipts[rank] for rank in sorted(self.receipts)],
+        }
 
 
 def run_smoke(
@@ -68,9 +77,11 @@ def run_smoke(
         environment: added to that of the ranks.
 
     Raises:
-        TrainingError: an order that cannot be; no process was started.
+        TrainingError, BridgeError: an order that cannot be; no process was started.
+        OSError: the folder cannot be written.
     """
     order.refuse()
+    _refuse_devices(order)
     folder.mkdir(parents=True, exist_ok=True)
     write_order(order, folder / ORDER)
     end = launch(
@@ -85,7 +96,24 @@ def run_smoke(
 
 
 def read_end(end: RunEnd) -> SmokeResult:
-    """What a launcher brought home."""
+    """What a launcher brought home.
+
+    A fault that all ranks raise alike (a checkpoint that cannot be taken, a disk that is full) accuses those that it
+    names itself, and not the one that happened to end first.
+    """
     receipts = {rank.rank: rank.receipt for rank in end.ranks if rank.receipt is not None}
-    accused = sorted({rank for receipt in receipts.values() for rank in receipt["culprits"]})
-    return SmokeResult(end.ending, tuple(accused) or end.culprits, end.words, end.seconds, receipts)
+    accused = tuple(sorted({rank for receipt in receipts.values() for rank in receipt["culprits"]}))
+    said = {rank.fault for rank in end.ranks}
+    if end.ending == "died" and len(end.ranks) > 1 and len(said) == 1 and (fault := said.pop()):
+        words = f"every rank ended the run: {fault}. Logs: {end.ranks[0].log.parent}."
+        return SmokeResult(end.ending, accused, words, end.seconds, receipts)
+    return SmokeResult(end.ending, accused or end.culprits, end.words, end.seconds, receipts)
+
+
+def _refuse_devices(order: SmokeOrder) -> None:
+    world = order.read_plan().world
+    if order.device == "cuda" and (found := torch.cuda.device_count()) < world:
+        fault = f"the plan is of {world} rank(s), each with a GPU of its own, and {found} can be seen here"
+        raise WrongPlan(
+            f"{fault}. Next step: plan for {found}, or look at CUDA_VISIBLE_DEVICES; no process was started.", (fault,)
+        )

@@ -1,8 +1,9 @@
 """The state of a run as tensors with names that hold on every world and every build, and back.
 
 A parameter that FSDP2 shares out is a DTensor; experts are named by their number in the layer, whoever holds them and
-however; what a tensor group holds in parts is named by the part. Scales and amax histories of low precision are of one
-rank and its build: they are taken up again on the same world, and made anew on another.
+however; what a tensor group holds in parts is named by the part, and fits a tensor group of that size alone. Scales and
+amax histories of low precision are of one rank and its build: they are taken up again on the same world, and made anew
+on another.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from ..model import HybridModel
 from ..optimizer import MasterAdamW
 from ..parallel.checkpoint import LATEST, MANIFEST
-from ..parallel.checkpoint_manifest import OF_RANK, read_manifest
+from ..parallel.checkpoint_manifest import OF_RANK, WrongCheckpoint, read_manifest
 from ..parallel.sharding import Sharded
 from ..spread import Spread
 from .order import SmokeOrder
@@ -33,13 +34,20 @@ def identity_of(order: SmokeOrder) -> dict[str, Any]:
     return {**size, "seed": order.seed, "dtype": dtype}
 
 
-def state_of(model: HybridModel, optimizer: MasterAdamW, sharded: Sharded | None, spread: Spread) -> dict[str, Any]:
-    """Name -> the tensor itself (or a view, or a DTensor of it): loading into it changes the run."""
-    named = dict(model.named_parameters())
+def state_of(optimizer: MasterAdamW, sharded: Sharded, spread: Spread, num_experts: int) -> dict[str, Any]:
+    """Name -> the tensor itself (or a view, or a DTensor of it): loading into it changes the run.
+
+    Args:
+        optimizer: with moments.
+        sharded: how the model lies on ranks.
+        spread: of this rank.
+        num_experts: of a layer, on all ranks.
+    """
+    named = optimizer.parameters()
     state: dict[str, Any] = {}
     for name, parts in optimizer.state_tensors().items():
         for part, tensor in parts.items():
-            for key, value in _named(name, tensor, named[name], sharded, spread, model.size.num_experts):
+            for key, value in _named(name, tensor, named[name], sharded, spread, num_experts):
                 state[f"{part}/{key}"] = value
     return state
 
@@ -55,25 +63,38 @@ def extra_state_of(model: HybridModel, spread: Spread) -> dict[str, Any]:
     }
 
 
-def room_for_extra_state(folder: Path, spread: Spread) -> dict[str, Any]:
-    """Tensors to load such state into, as far as the latest checkpoint has it of this rank of a world like this."""
-    name = (folder / LATEST).read_text(encoding="utf-8").strip()
+def room_for_extra_state(folder: Path, model: HybridModel, spread: Spread) -> dict[str, Any]:
+    """Tensors to load such state into, as far as the latest checkpoint has it of this rank of a world like this.
+
+    Nothing where there is no checkpoint, which `load_checkpoint` then says on all ranks.
+    """
+    try:
+        name = (folder / LATEST).read_text(encoding="utf-8").strip()
+        tensors = read_manifest(folder / name / MANIFEST).tensors
+    except (OSError, WrongCheckpoint):
+        return {}
     start = f"{OF_RANK}{spread.rank}of{spread.plan.world}/"
-    shapes = {
-        key: said for key, said in read_manifest(folder / name / MANIFEST).tensors.items() if key.startswith(start)
-    }
-    return {key: torch.empty(int(said[said.index("[") + 1 : -1]), dtype=torch.uint8) for key, said in shapes.items()}
+    here = {key: said for key, said in tensors.items() if key.startswith(start) and _layer_of(key, model) is not None}
+    return {key: torch.empty(int(said[said.index("[") + 1 : -1]), dtype=torch.uint8) for key, said in here.items()}
 
 
 def take_extra_state(model: HybridModel, state: Mapping[str, Any]) -> None:
     """Give it back to the layers."""
-    modules = dict(model.named_modules())
     for key, value in state.items():
-        modules[key.split("/", 2)[2].removesuffix("._extra_state")].set_extra_state(value)
+        layer = _layer_of(key, model)
+        if layer is not None:
+            layer.set_extra_state(value)
+
+
+def _layer_of(key: str, model: HybridModel) -> Any:
+    """The layer whose extra state has that name; None in a build where it is another one, without such state."""
+    layer = dict(model.named_modules()).get(key.split("/", 2)[2].removesuffix("._extra_state"))
+    keeps = layer is not None and type(layer).set_extra_state is not torch.nn.Module.set_extra_state
+    return layer if keeps else None
 
 
 def _named(
-    name: str, tensor: Any, parameter: Any, sharded: Sharded | None, spread: Spread, num_experts: int
+    name: str, tensor: Any, parameter: Any, sharded: Sharded, spread: Spread, num_experts: int
 ) -> Iterator[tuple[str, Any]]:
     if match := EXPERT.match(name):
         first = spread.experts(num_experts).start
@@ -82,7 +103,7 @@ def _named(
         else:
             yield from ((f"{match[1]}.expert.{first + place}", one) for place, one in enumerate(tensor.unbind(0)))
         return
-    split = sharded is not None and name in sharded.in_parts
+    split = name in sharded.in_parts
     part = f"@tensor{spread.plan.place(spread.rank).tensor}of{spread.plan.tensor_parallel}" if split else ""
     if not hasattr(parameter, "to_local"):
         yield name + part, tensor

@@ -13,9 +13,12 @@ import torch
 from torch import distributed
 
 from ...bridge.amax_owner import SINGLE_OWNER
+from ...bridge.amax_region import amax_shared_with
+from ...bridge.backends import Choice
 from ...bridge.fp8_scope import low_precision
 from ...bridge.pending_amax import pending_amax_kept
-from ..errors import TrainingError
+from ..errors import TrainingError, WrongSize
+from ..graphs import capture_attention
 from ..language import Language
 from ..layers import Build
 from ..model import HybridModel, Scopes
@@ -30,7 +33,7 @@ from ..records import StepRecord
 from .audit import Audit
 from .order import SmokeOrder
 from .saved import extra_state_of, identity_of, room_for_extra_state, state_of, take_extra_state
-from .waits import StepWaits
+from .waits import PROFILED, StepWaits, profile_step
 
 DTYPES: Final = {"fp64": torch.float64, "fp32": torch.float32}
 NEVER_TRAINED_ON: Final = 1 << 40  # number of the first batch that is only evaluated
@@ -59,12 +62,14 @@ class SmokeTrainer:
     Attributes:
         model, language, optimizer: what is trained, on what, by what.
         sharded: how the model is shared out.
-        records: of the steps that this process has done; losses are the whole run's, the same on all ranks.
+        parameters: of the whole model.
+        records: of the steps that this process has done; losses are the whole run's, the same on all ranks, and what
+            is not the language's (routers, MTP, trajectory) is aux_loss.
         validation: step -> loss of a batch that is never trained on, nats a prediction.
         resumed: what the run began with.
         audit: what was checked, where that was asked.
         waits: of the step that was profiled.
-        waited_s: seconds of steps inside collectives whose call waits.
+        waited: of each step, seconds inside collectives whose call waits; all of them on the CPU but those of FSDP2.
         done: steps that are done, by runs before this one too.
     """
 
@@ -82,19 +87,23 @@ class SmokeTrainer:
             spread,
         )
         self.model = HybridModel(self.size, build, seed=order.seed)
-        self.parameters = sum(one.numel() for one in self.model.parameters())
+        if build.dtype == torch.float64:
+            self.model.to(build.dtype)  # routers, which are in fp32 elsewhere
+        here = {name: one.numel() for name, one in self.model.named_parameters()}
         self.language = Language(self.size.grammar, seed=order.seed)
-        self.watch = FiniteWatch(self.model) if order.watch else None
         self.sharded: Sharded = shard_model(self.model, self.groups)
+        self.parameters = sum(self.sharded.times(name) * count for name, count in here.items())
         sums = self.sharded.sums if self.plan.world > 1 else None
         self.optimizer = MasterAdamW(self.model.named_parameters(), order.read_schedule(), sums=sums)
         self.scope = self._make_scopes()
+        self.captured = self._capture()
+        self.watch = FiniteWatch(self.model) if order.watch else None
         self.audit = Audit(self.model, self.sharded, self.groups) if order.audit else None
         self.records: list[StepRecord] = []
         self.validation: dict[int, float] = {}
         self.resumed: Resumed | None = None
         self.waits: StepWaits | None = None
-        self.waited_s = 0.0
+        self.waited: list[float] = []
         self.done = 0
         self.read_as = rank.rank  # whose sequences this rank reads
 
@@ -120,7 +129,10 @@ class SmokeTrainer:
         while self.done < order.steps:
             if order.validate_every and self.done % order.validate_every == 0:
                 self.validate()
-            self.step()
+            if order.profile and len(self.records) == PROFILED:
+                profile_step(self)
+            else:
+                self.step()
             saves = order.checkpoint_every and self.done % order.checkpoint_every == 0
             if saves or (order.checkpoint_folder and self.done == order.steps):
                 self.save()
@@ -151,7 +163,7 @@ class SmokeTrainer:
             if self.audit is not None and fine:
                 self.audit.look(self.optimizer)
             rate = self.optimizer.update(number, norm) if fine else self.optimizer.schedule.rate(number)
-        self.waited_s += self._seconds_inside() - inside
+        self.waited.append(self._seconds_inside() - inside)
         record = StepRecord(number, loss, perfect, other, gradient, rate, self.ledger.last_step_seconds)
         self.records.append(record)
         if not fine:
@@ -160,15 +172,21 @@ class SmokeTrainer:
         return record
 
     def validate(self) -> float:
-        """The loss of a batch that is never trained on; training goes on as if it had not been."""
+        """The loss of a batch that is never trained on; training goes on as if it had not been. Raises NotFinite."""
         with self.ledger.phase("evaluation"), torch.no_grad():
             read = self.language.batch(NEVER_TRAINED_ON, self.size.batch, self.size.length + 1)
             with pending_amax_kept() if self._runs_low else nullcontext():
                 losses = self._passes(
                     [self._mine(read, part) for part in range(self.plan.accumulate)], with_gradients=False
                 )
-            self.validation[self.done] = float(self._sum_over_ranks(losses)[0])
-        return self.validation[self.done]
+            self.validation[self.done] = loss = float(self._sum_over_ranks(losses)[0])
+        if not math.isfinite(loss):
+            raise NotFinite(
+                f"after {self.done} step(s): the loss of an evaluation is {loss}. Likely cause: weights that overflow "
+                "a layer, which training had not shown yet. Next step: train a step more with watch, which names it.",
+                None,
+            )
+        return loss
 
     def save(self) -> Path:
         """Write a checkpoint."""
@@ -180,21 +198,26 @@ class SmokeTrainer:
             )
 
     def resume(self) -> Resumed:
-        """Go on from the latest checkpoint."""
+        """Go on from the latest checkpoint. Raises WrongCheckpoint, or WrongSize where it is beyond the end."""
         with self.ledger.phase("checkpoint"):
             folder = Path(self.order.checkpoint_folder)
             self.optimizer.begin_at(0)
             state = self._state()
-            extra = room_for_extra_state(folder, self.groups.spread) if self._runs_low else {}
+            extra = room_for_extra_state(folder, self.model, self.groups.spread) if self._runs_low else {}
             self.resumed = load_checkpoint(folder, {**state, **extra}, identity=identity_of(self.order))
             self.optimizer.set_step(self.resumed.step)
             self.optimizer.round_weights()
             take_extra_state(self.model, extra)
             self.done = self.resumed.step
+        if self.done > self.order.steps:
+            raise WrongSize(
+                f"the checkpoint {self.resumed.path} is of step {self.done}, and the run ends at {self.order.steps}. "
+                "Next step: train further than it did, or name another folder."
+            )
         return self.resumed
 
     def _state(self) -> dict[str, Any]:
-        return state_of(self.model, self.optimizer, self.sharded, self.groups.spread)
+        return state_of(self.optimizer, self.sharded, self.groups.spread, self.size.num_experts)
 
     def _passes(self, parts: list[Any], *, with_gradients: bool) -> Any:
         """Forward, and backward where it is wanted, of each pass; [2] this rank's share of the losses."""
@@ -203,6 +226,8 @@ class SmokeTrainer:
             if self.audit is not None:
                 self.audit.begin_pass(place)
             losses = self.model.losses(tokens, scope=self.scope)
+            if self.audit is not None:
+                self.audit.check_tokens()
             if with_gradients:
                 losses.total.backward()  # outside of the scope, as the bridge wants it
                 if place < len(parts) - 1:
@@ -236,6 +261,12 @@ class SmokeTrainer:
             found,
         )
 
+    def _capture(self) -> dict[str, Choice]:
+        if not self.order.read_forms().graphs:
+            return {}
+        sequences = self.size.batch // self.plan.accumulate
+        return capture_attention(self.model, sequences, None if self.scope is None else self.scope.dense)
+
     def _seconds_inside(self) -> float:
         return 0.0 if self.rank.record is None else self.rank.record.seconds_inside
 
@@ -247,13 +278,15 @@ class SmokeTrainer:
         """Low precision of dense layers and of experts: their amax is shared by those that hold the same of them."""
         if not self._runs_low:
             return None
-        made = {"target": self.order.target, "recipe": self.order.recipe, "features": self.order.read_features()}
+        made: dict[str, Any] = {
+            "target": self.order.target,
+            "recipe": self.order.recipe,
+            "features": self.order.read_features(),
+        }
         alone = None if self.plan.world == 1 else SINGLE_OWNER
         world = distributed.group.WORLD if self.plan.world > 1 else alone
         dense = partial(low_precision, amax_reduction_group=world, **made)
         if self.plan.expert_parallel == 1:
-            return Scopes(dense, dense)
-        # Transformer Engine moves the histories of all layers on wherever a scope ends: two kinds of scopes in a model
-        # end several times a step, and a history then reaches back over fewer steps.
+            return Scopes(dense)
         same = self.groups.same_experts if self.groups.same_experts is not None else alone
-        return Scopes(dense, partial(low_precision, amax_reduction_group=same, **made))
+        return Scopes(dense, partial(amax_shared_with, same))

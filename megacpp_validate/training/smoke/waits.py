@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .trainer import SmokeTrainer
 
 Interval = tuple[float, float]
+PROFILED: Final = 5  # steps that are done before one is profiled: kernels are compiled by then
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,9 @@ def length(merged: Sequence[Interval]) -> float:
 
 
 def profile_step(trainer: SmokeTrainer) -> StepWaits | None:
-    """Do one step under the profiler; None without a GPU. The step is in the records, and not in the series of times."""
+    """Do one step under the profiler, which makes it slower; without a GPU a plain step, and None."""
     if trainer.order.device != "cuda":
+        trainer.step()
         return None
     from torch.profiler import ProfilerActivity, profile
 
@@ -70,7 +72,8 @@ def profile_step(trainer: SmokeTrainer) -> StepWaits | None:
     collectives: list[Interval] = []
     others: list[Interval] = []
     for event in seen.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+        # A region that the host names, such as FSDP2's, spans gaps and the kernels of both kinds.
+        if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation:
             span = event.time_range.start, event.time_range.end
             (collectives if "nccl" in event.name.lower() else others).append(span)
     trainer.waits = measure_waits(trainer.done - 1, collectives, others)

@@ -37,8 +37,8 @@ def test_the_owners_share_their_amax_and_each_plant_is_caught(four: Bench) -> No
     assert failed(four) == set()
     names = {check.name.removeprefix("amax_group.").replace(".gloo4", "") for check in four.checks}
     assert names == {
-        *(f"ended.rank{rank}" for rank in range(4)), *(f"owners.rank{rank}" for rank in range(4)),
-        "alone.caught", "other-pairs.caught", "everybody.caught",
+        *(f"{what}.rank{rank}" for what in ("ended", "owners", "nested-outer", "nested-inner") for rank in range(4)),
+        "alone.caught", "other-pairs.caught", "everybody.caught", "nested-inner.caught",
         "refused.left-open", "refused.of-others", "refused.changed",
     }  # fmt: skip
     assert [(row.requested, row.claimed) for row in four.backends] == [("nccl", "gloo")]
@@ -53,7 +53,25 @@ def test_a_bridge_that_takes_any_group_is_caught() -> None:
     )
     found = failed(run(2, before))
     refused = {f"amax_group.refused.gloo2.{name}" for name in ("left-open", "of-others", "changed")}
-    assert found == refused | {f"amax_group.owners.gloo2.rank{rank}" for rank in (0, 1)}
+    assert found == refused | {
+        f"amax_group.{layer}.gloo2.rank{rank}" for layer in ("owners", "nested-outer") for rank in (0, 1)
+    }
+
+
+def test_a_region_that_moves_histories_or_forgets_its_owner_is_caught() -> None:
+    """Planted: a region that leaves the first layer to the one behind it, and takes the group of the scope."""
+    before = (
+        "import torch\nfrom megacpp_validate.bridge import amax_region\n"
+        "amax_region.reduction_of = lambda _: (torch.distributed.group.WORLD, True)\n"
+        "amax_region._take_first = lambda: False"
+    )
+    bench = run(2, before)
+    assert failed(bench) == {
+        *(f"amax_group.nested-{layer}.gloo2.rank{rank}" for layer in ("inner", "outer") for rank in (0, 1)),
+        "amax_group.nested-inner.gloo2.caught",
+    }
+    said = {check.name: check.detail for check in bench.checks}
+    assert "gradient: amax 0" in said["amax_group.nested-outer.gloo2.rank0"]
 
 
 def test_a_rank_that_fails_is_told_and_nothing_is_judged() -> None:

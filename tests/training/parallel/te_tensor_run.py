@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from te_tensor_double import use_split_double
 from tensor_layer_run import LENGTH, SIZE, WholeAndSplit
 from torch import distributed
 
+from megacpp_validate.bridge import native_block
 from megacpp_validate.bridge.amax_owner import AmaxGroupMissing
 from megacpp_validate.bridge.features import PRODUCTION
 from megacpp_validate.bridge.fp8_scope import SINGLE_OWNER, low_precision
@@ -39,13 +41,26 @@ def te_form_on_a_rank() -> dict[str, Any]:
         seen[f"took {mode}"] = layer.choices()["block"].observed
         seen[f"marked {mode}"] = sorted(split_parameters(layer))
         seen[f"shares {mode}"] = sorted(name for name, _ in share_parameters(layer))
-    batch_first = pairs[True].new()
-    batch_first.block.te.sequence_parallel = False  # the planted fault: the stream goes in as it is
-    batch_first.block.te.attention.qkv_format = "bshd"
-    seen["batch first"] = pairs[True].run(batch_first)
-    seen["on gpus"] = compare_all(replace(SIZE, length=16, name="split"), "cpu", "cpu", ["bf16"])
+    layer = pairs[True].new()
+    layer.block.te.sequence_parallel = False  # the planted fault: the stream goes in as it is
+    layer.block.te.attention.qkv_format = "bshd"
+    seen["batch first"] = pairs[True].run(layer)
+    size = replace(SIZE, length=16, name="split")
+    seen["on gpus"] = compare_all(size, "cpu", "cpu", ["bf16"])
+    with pytest.MonkeyPatch.context() as patch:  # the planted fault again, in the layer itself
+        patch.setattr(native_block.TeBlock, "forward", batch_first(native_block.TeBlock.forward))
+        seen["on gpus, batch first"] = compare_all(size, "cpu", "cpu", ["bf16"])["faults"]
     seen["scales"] = scales(pairs[True].new())
     return seen
+
+
+def batch_first(forward: Any) -> Any:
+    def wrong(block: Any, *given: Any, **named: Any) -> Any:
+        block.sequence_parallel = False
+        block.attention.qkv_format = "bshd"
+        return forward(block, *given, **named)
+
+    return wrong
 
 
 def scales(layer: Any) -> dict[str, bool]:

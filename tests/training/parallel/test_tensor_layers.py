@@ -15,7 +15,13 @@ from megacpp_validate.bridge.errors import WeightMismatch
 from megacpp_validate.training.errors import WrongSize
 from megacpp_validate.training.first_weights import build_layer, first_weights
 from megacpp_validate.training.parallel.plan import ParallelPlan
-from megacpp_validate.training.parallel.tensor_weights import cut_state, join_states, plan_cuts
+from megacpp_validate.training.parallel.tensor_weights import (
+    cut_state,
+    join_states,
+    mark_shares,
+    plan_cuts,
+    share_parameters,
+)
 from megacpp_validate.training.spread import Spread
 
 LAYERS = tuple(f"{letter}{sequence_parallel}" for letter in "AMR" for sequence_parallel in (1, 0))
@@ -81,6 +87,14 @@ def test_every_parameter_is_a_share_or_whole(ranks: list[dict[str, Any]]) -> Non
             "mixer.directions_conv_bias", "mixer.directions_conv_weight", "mixer.in_directions",
         ]  # fmt: skip
         assert "mixer.in_directions" not in rank["M1"]["shares"]
+
+
+def test_a_mark_of_transformer_engine_makes_no_share() -> None:
+    layer = torch.nn.Linear(2, 2)
+    layer.weight.tensor_model_parallel = True  # what it puts on whole weights too
+    assert list(share_parameters(layer)) == []
+    mark_shares([layer.bias])
+    assert [name for name, _ in share_parameters(layer)] == ["bias"]
 
 
 def test_first_weights_are_the_slices_of_the_whole_layers(ranks: list[dict[str, Any]]) -> None:

@@ -1,6 +1,7 @@
 """The A-block of Transformer Engine's layers is laid out as they gather and scatter; their scales must be shared.
 
-Transformer Engine itself needs GPUs: `python -m megacpp_validate.training.parallel.tensor_te_ranks` compares it there.
+Transformer Engine itself needs GPUs: `python -m megacpp_validate.probes.fp8.tensor_rank` compares it there, and runs on
+the CPU here with layers that gather as its do.
 """
 
 from __future__ import annotations
@@ -43,3 +44,14 @@ def test_a_stream_that_goes_in_batch_first_is_seen(ranks: list[dict[str, Any]]) 
 def test_delayed_scales_must_be_shared_by_the_tensor_group(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         assert {scope for scope, refused in rank["scales"].items() if refused} == {"delayed alone", "delayed of one"}
+
+
+def test_what_runs_on_gpus_passes_what_is_right_and_sees_its_planted_fault(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        told = rank["on gpus"]
+        assert told["faults"] == []
+        assert told["bf16 sp"]["marked"] == rank["marked True"]
+        assert told["bf16 tp"]["marked"] == []
+    for norm in ("qkv.layer_norm_weight", "mlp.layer_norm_weight"):
+        assert max(rank["on gpus"]["bf16 sp"]["not summed"][norm] for rank in ranks) >= 0.5 - 2**-7  # half, in bf16
+    assert all("rows: " in " ".join(rank["on gpus, batch first"]) for rank in ranks)

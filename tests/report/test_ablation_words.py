@@ -91,7 +91,7 @@ def test_the_page_and_the_terminal_tell_model_topology_state_and_backends(result
     assert f"| {' | '.join(HEADINGS)} |" in page
     for text in (page, shown):
         told = " ".join(text.split())
-        assert "tiny mtp=True, AMEAR, 1,234,567 parameters on the first rank; 2 ranks on cpu, fp32" in told
+        assert "tiny mtp=True, AMEAR, 1,234,567 parameters; 2 ranks on cpu, fp32" in told
         assert "cpu, data 2" in told
         assert "forms.graphs: False -" in told
         assert "native (asked for te): norm" in told

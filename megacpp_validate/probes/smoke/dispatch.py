@@ -1,0 +1,155 @@
+"""Both ways to the experts, against one formula in fp64: padded batches, and jagged rows that the host never counts.
+
+Equal results within what is rounded on either way, forward and every gradient; both timed, the jagged way by stage.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+
+from ...bridge.jagged_experts import BACKWARD_STAGES, FORWARD_STAGES, jagged_moe, why_not_fused
+from ...bridge.padded_experts import padded_moe
+from ..bench import Bench
+from ..bounds import Roundings
+
+SHAPES: Final = {"cpu": (256, 64, 32, 8, 2), "cuda": (8192, 2048, 1408, 64, 2)}  # T, D, F, E, k
+ROUNDS: Final = 7
+Inputs = dict[str, Any]
+
+
+def probe(bench: Bench) -> None:
+    """Compare, then time."""
+    inputs = make_inputs(bench)
+    chosen, dtype = inputs["chosen"], "bf16" if bench.device == "cuda" else "fp32"
+    wanted = _run(reference, {name: _wide(value) for name, value in inputs.items()})
+    ways: dict[str, Callable[..., Any]] = {"padded": padded, "jagged": jagged}
+    seen = {name: _run(way, inputs) for name, way in ways.items()}
+    for name, found in seen.items():
+        for tensor, value in found.items():
+            bench.compare(
+                f"{dtype}.{name}.{tensor}", value, wanted[tensor], roundings=_roundings(tensor, dtype, inputs)
+            )
+    why = why_not_fused(inputs["tokens"], inputs["up"], inputs["down"])
+    bench.check("jagged.on-the-device", bench.device == "cpu" or not why, why or "the host is never asked")
+    counts = torch.bincount(chosen.flatten(), minlength=inputs["up"].shape[0])
+    bench.check("tokens.conserved", int(counts.sum()) == chosen.numel(), f"{chosen.numel()} assignments")
+    for name, way in ways.items():
+        bench.check(f"{name}.timed", True, f"{_time(bench, way, inputs):.3f} ms forward and backward")
+    if bench.device == "cuda" and not why:
+        told = ", ".join(f"{stage} {ms:.3f}" for stage, ms in time_stages(inputs).items())
+        bench.check("jagged.stages", bool(told), f"ms: {told}")
+
+
+def make_inputs(bench: Bench) -> Inputs:
+    """Tokens, experts of each, weights of those, and both weights of the experts."""
+    tokens, hidden, width, experts, top_k = SHAPES["cpu" if bench.quick else bench.device]
+    dtype = torch.bfloat16 if bench.device == "cuda" else torch.float32
+    logits = bench.randn(tokens, experts)
+    chosen = logits.topk(top_k).indices
+    return {
+        "chosen": chosen,
+        "tokens": bench.randn(tokens, hidden, dtype=dtype, grad=True),
+        "weights": logits.gather(1, chosen).softmax(1).requires_grad_(True),
+        "up": bench.randn(experts, 2 * width, hidden, dtype=dtype, grad=True, scale=hidden**-0.5),
+        "down": bench.randn(experts, hidden, width, dtype=dtype, grad=True, scale=width**-0.5),
+        "gradient": bench.randn(tokens, hidden, dtype=dtype),
+    }
+
+
+def jagged(given: Mapping[str, Any]) -> Any:
+    """Sort by expert, jagged products, weighted scatter."""
+    return jagged_moe(given["tokens"], given["chosen"], given["weights"], given["up"], given["down"])
+
+
+def padded(given: Mapping[str, Any]) -> Any:
+    """Permute, pad, batched products, unpad, unpermute."""
+    routing = torch.zeros(given["tokens"].shape[0], given["up"].shape[0], device=given["tokens"].device)
+    probs = routing.scatter(1, given["chosen"], given["weights"])
+    taken = routing.scatter(1, given["chosen"], 1.0).bool()
+    return padded_moe(given["tokens"], taken, probs, given["up"], given["down"])
+
+
+def reference(given: Mapping[str, Any]) -> Any:
+    """The formula, one expert after the other, in the dtype that it is given."""
+    tokens, chosen, weights = given["tokens"], given["chosen"], given["weights"]
+    out = torch.zeros_like(tokens)
+    for expert in range(given["up"].shape[0]):
+        token, slot = (chosen == expert).nonzero(as_tuple=True)
+        gate, linear = (tokens[token] @ given["up"][expert].T).chunk(2, dim=1)
+        inner = torch.nn.functional.silu(gate) * linear
+        out = out.index_add(0, token, weights[token, slot, None] * (inner @ given["down"][expert].T))
+    return out
+
+
+def time_stages(inputs: Inputs) -> dict[str, float]:
+    """Stage -> milliseconds on the device, the median of several uses."""
+    spent: dict[str, list[float]] = {stage: [] for stage in (*FORWARD_STAGES, *BACKWARD_STAGES)}
+    for _ in range(ROUNDS):
+        marks: list[tuple[str, Any]] = []
+
+        def mark(stage: str, marks: list[tuple[str, Any]] = marks) -> None:
+            marks.append((stage, _event()))
+
+        began = _event()
+        out = jagged_moe(inputs["tokens"], inputs["chosen"], inputs["weights"], inputs["up"], inputs["down"], mark=mark)
+        middle = _event()
+        out.backward(inputs["gradient"])
+        torch.cuda.synchronize()
+        before = began
+        for stage, event in marks:
+            before = middle if stage == BACKWARD_STAGES[0] else before
+            spent[stage].append(before.elapsed_time(event))
+            before = event
+    return {stage: statistics.median(times) for stage, times in spent.items() if times}
+
+
+def _run(way: Callable[[Mapping[str, Any]], Any], inputs: Inputs) -> dict[str, Any]:
+    """Output and gradients by name."""
+    leaves = [inputs[name] for name in ("tokens", "weights", "up", "down")]
+    out = way(inputs)
+    gradients = torch.autograd.grad(out, leaves, inputs["gradient"])
+    names = ("grad.tokens", "grad.weights", "grad.up", "grad.down")
+    return {"forward": out.detach(), **dict(zip(names, gradients, strict=True))}
+
+
+def _roundings(tensor: str, dtype: str, inputs: Inputs) -> Roundings:
+    """On the way forward: what the first product gave, the gate, its product, the weight, the second product, the sum.
+
+    Backward each of those has a gradient of its own.
+    """
+    steps = 6 if tensor == "forward" else 12
+    longest = max(*inputs["up"].shape[1:], inputs["tokens"].shape[0])
+    return Roundings(((dtype, steps),), longest, "fp32", why="products, gate, weight and sum, each stored once")
+
+
+def _wide(value: Any) -> Any:
+    if not value.is_floating_point():
+        return value
+    return value.detach().double().requires_grad_(value.requires_grad)
+
+
+def _time(bench: Bench, way: Callable[[Mapping[str, Any]], Any], inputs: Inputs) -> float:
+    times = []
+    for _ in range(ROUNDS):
+        _synchronize(bench)
+        began = time.perf_counter()
+        _run(way, inputs)
+        _synchronize(bench)
+        times.append(1000 * (time.perf_counter() - began))
+    return statistics.median(times[1:])
+
+
+def _synchronize(bench: Bench) -> None:
+    if bench.device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _event() -> Any:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event

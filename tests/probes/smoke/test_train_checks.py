@@ -1,0 +1,192 @@
+"""What is looked at in a training run: each check passes on what ranks leave, and fails on what they must not."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megacpp_validate.evidence.training import find_record_faults
+from megacpp_validate.probes.bench import Bench, CannotRun
+from megacpp_validate.probes.order import Order, Target
+from megacpp_validate.probes.smoke.resume import find_rank, killing
+from megacpp_validate.probes.smoke.runs import Run, Runs, backends_of, read_plan, record_of, require_devices
+from megacpp_validate.probes.smoke.train import check_run, judge_learning, takes_what_was_asked
+from megacpp_validate.training.parallel.goodput import PHASES
+from megacpp_validate.training.sizes import read_size
+from megacpp_validate.training.smoke.order import SmokeOrder
+
+STEPS = 10
+SIZE = read_size("tiny")
+PHASES_NS = {phase: 1_000_000_000 if phase in ("start-up", "step") else 0 for phase in PHASES}
+
+
+def new_bench(requested: str = "native", target: str = "cpu", **settings: str) -> Bench:
+    given = {"size": "tiny", "plan": "data=2 expert_parallel=2", **settings}
+    return Bench(
+        Order("smoke_tiny", "s", Target(target, ""), requested, stands_on=("imports",), settings=given, once=True)
+    )
+
+
+def left_by(rank: int) -> dict[str, Any]:
+    """What a rank of a good run leaves."""
+    steps = [
+        {"step": step, "loss": 3.4 - 0.1 * step, "perfect": 2.0, "aux_loss": 0.0, "grad_norm": 1.0, "seconds": 0.1}
+        for step in range(STEPS)
+    ]
+    goodput = {"whole_s": 2.0, "phases_ns": dict(PHASES_NS), "peak_bytes": {"step": 100 + rank},
+               "step_seconds": [0.1] * STEPS, "tokens": 2560, "tokens_per_second": 2560.0}  # fmt: skip
+    return {
+        "rank": rank, "steps": steps, "validation": {}, "goodput": goodput, "flop_utilisation": None,
+        "choices": {"layers.0.block": {"requested": "te", "observed": "native", "refusals": ["te: not here"]}},
+        "replicas": 0, "dispatches": STEPS * SIZE.letters.count("E"), "experts_without_gradient": [],
+        "topology": {"device": "cpu"}, "forms": {"moe": "bridge"}, "features": {"preset": "production"},
+        "model": {"parameters_here": 40_000}, "nonfinite": None, "resumed": None,
+    }  # fmt: skip
+
+
+def run_of(*receipts: dict[str, Any], ending: str = "done", words: str = "") -> Run:
+    order = SmokeOrder(steps=STEPS, plan=asdict(read_plan("data=2 expert_parallel=2")))
+    return Run("plan", order, SIZE, ending, words, receipts)
+
+
+def failed(bench: Bench) -> set[str]:
+    return {check.name for check in bench.checks if not check.passed}
+
+
+def test_a_good_run_passes_every_check() -> None:
+    bench = new_bench()
+    check_run(bench, run_of(left_by(0), left_by(1)))
+    assert failed(bench) == set()
+    assert len(bench.checks) > 10
+
+
+def put(*path: Any) -> Callable[[dict[str, Any]], None]:
+    *way, value = path
+
+    def change(receipt: dict[str, Any]) -> None:
+        place: Any = receipt
+        for key in way[:-1]:
+            place = place[key]
+        place[way[-1]] = value
+
+    return change
+
+
+PLANTED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+    "a-step-not-finite": (put("steps", 3, "grad_norm", "nan"), "plan.steps.rank1"),
+    "a-step-missing": (lambda receipt: receipt["steps"].pop(), "plan.steps.rank1"),
+    "a-value-found-by-the-watch": (put("nonfinite", {"words": "layers.3"}), "plan.steps.rank1"),
+    "an-expert-without-gradient": (put("experts_without_gradient", ["layers.2 expert 3"]), "plan.experts.rank1"),
+    "nobody-looked-at-experts": (put("experts_without_gradient", None), "plan.experts.rank1"),
+    "nobody-counted-tokens": (put("dispatches", None), "plan.tokens.rank1"),
+    "tokens-counted-in-some-steps": (put("dispatches", STEPS - 1), "plan.tokens.rank1"),
+    "nobody-compared-replicas": (put("replicas", None), "plan.replicas.rank1"),
+    "an-account-that-lacks-time": (put("goodput", "whole_s", 2.5), "plan.account.rank1"),
+    "an-account-without-steps": (put("goodput", "phases_ns", "step", 0), "plan.account.rank1"),
+}
+
+
+@pytest.mark.parametrize(("change", "check"), PLANTED.values(), ids=PLANTED)
+def test_a_fault_of_one_rank_is_seen(change: Callable[[dict[str, Any]], None], check: str) -> None:
+    second = left_by(1)
+    change(second)
+    bench = new_bench()
+    check_run(bench, run_of(left_by(0), second))
+    assert failed(bench) == {check}
+
+
+def test_a_rank_that_left_nothing_and_a_run_that_died_are_no_success() -> None:
+    for run in (run_of(left_by(0)), run_of(left_by(0), left_by(1), ending="died", words="rank 1 died")):
+        bench = new_bench()
+        check_run(bench, run)
+        assert "plan.ended" in failed(bench)
+
+
+def learning(losses: list[float | str]) -> bool:
+    steps = [{"step": n, "loss": loss, "perfect": 2.0, "grad_norm": 1.0} for n, loss in enumerate(losses)]
+    return judge_learning("plan", steps, SIZE.grammar, SIZE.length, SIZE.batch).passed
+
+
+LNV = math.log(32)
+
+
+@pytest.mark.parametrize(("losses", "passes"), [
+    ([LNV - 0.05 * n for n in range(20)], True),
+    ([LNV] * 20, False),  # learned nothing
+    ([LNV - 0.001 * n for n in range(20)], False),  # so little that it is the luck of the batch
+    ([2.1] * 15 + [LNV] * 5, False),  # learned, and forgot
+    ([LNV - 0.05 * n for n in range(19)] + ["nan"], False),
+])  # fmt: skip
+def test_a_loss_that_does_not_fall_is_seen(losses: list[float | str], passes: bool) -> None:
+    assert learning(losses) is passes
+
+
+def test_a_fallback_that_was_not_asked_for_fails() -> None:
+    bench = new_bench("te", target="cpu")
+    check_run(bench, run_of(left_by(0), left_by(1)))
+    assert failed(bench) == {"plan.layers.0.block.backend"}
+    switched = left_by(0)
+    switched["choices"]["layers.0.block"]["refusals"] = ["te: the feature attention is off in the preset off"]
+    rows = backends_of(run_of(switched, switched), wants_te=True)
+    assert [(row.requested, takes_what_was_asked(row)) for row in rows] == [("native", True)]
+    (row,) = backends_of(run_of(left_by(0)), wants_te=True, native=["block"])
+    assert row.requested == "native"
+
+
+def test_a_rank_on_another_backend_has_a_row_of_its_own() -> None:
+    second = left_by(1)
+    second["choices"]["layers.0.block"]["observed"] = "te"
+    rows = backends_of(run_of(left_by(0), second), wants_te=False)
+    assert [row.path for row in rows] == ["plan.layers.0.block", "plan.layers.0.block.rank1"]
+    assert [takes_what_was_asked(row) for row in rows] == [True, False]
+
+
+def test_the_record_has_what_the_report_tells() -> None:
+    broken = left_by(0)
+    broken["steps"][2]["loss"] = "inf"
+    record = record_of(run_of(broken, left_by(1)))
+    assert (record.ranks, record.topology["expert_parallel"], record.peak_bytes) == (2, "2", {"step": 101})
+    assert record.steps[2].loss is None
+    assert record.goodput == pytest.approx(0.5)
+    assert find_record_faults(record) == ()
+    json.dumps(asdict(record), allow_nan=False)
+
+
+def test_settings_become_an_order(tmp_path: Path) -> None:
+    runs = Runs(new_bench(changes="num_experts=8", steps="7", learning_rate="1e-2", forms="moe=padded"), tmp_path)
+    with pytest.raises(Exception, match="padded"):  # which knows no other ranks
+        runs.order()
+    alone = Runs(new_bench(plan="", changes="num_experts=8", steps="7", forms="moe=padded"), tmp_path).order()
+    assert (alone.steps, alone.read_size().num_experts, alone.read_forms().moe) == (7, 8, "padded")
+    assert alone.read_plan().world == 1
+    with pytest.raises(ValueError, match="no form 'colour'"):
+        Runs(new_bench(plan="", forms="colour=red"), tmp_path).order()
+
+
+def test_a_cell_without_its_gpus_does_not_run() -> None:
+    bench = new_bench()
+    require_devices(bench, 64)  # gloo takes any number
+    bench._device = "cuda"
+    with pytest.raises(CannotRun, match=r"takes 64 GPUs.*Next step"):
+        require_devices(bench, 64)
+
+
+def test_nobody_is_killed_before_there_is_a_checkpoint(tmp_path: Path) -> None:
+    with killing(tmp_path / "latest", 1) as killer:
+        pass
+    assert not killer.killed
+    assert find_rank(1, launcher=2**30) == []
+
+
+def test_receipts_of_a_good_run_are_not_changed_by_looking() -> None:
+    first = left_by(0)
+    before = copy.deepcopy(first)
+    check_run(new_bench(), run_of(first, left_by(1)))
+    assert first == before

@@ -1,0 +1,133 @@
+"""Whether a run reproduces another: rounding passes, and what a plan can be wrong by does not."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from megacpp_validate.probes.smoke.trajectories import (
+    MOST,
+    MULTIPLE,
+    UNIT_ROUNDOFF,
+    Depth,
+    Trajectory,
+    Twins,
+    Verdict,
+    compare_trajectories,
+)
+
+STEPS = 10
+DEPTH = Depth(layers=6, terms=64, tokens=256)
+LOSSES = tuple(3.4 - 0.02 * step for step in range(STEPS))
+NORMS = tuple(1.3 - 0.05 * step for step in range(STEPS))
+REFERENCE = Trajectory(LOSSES, NORMS)
+
+
+def shaken(seed: int, size: float, *, growth: float = 2.0) -> Trajectory:
+    """The reference with a difference that doubles each step, of a size that the seed draws."""
+    drawn = random.Random(seed)
+
+    def series(values: tuple[float | None, ...]) -> tuple[float, ...]:
+        start = drawn.gauss(0, size)
+        return tuple((value or 0.0) * (1 + start * growth**step) for step, value in enumerate(values))
+
+    return Trajectory(series(LOSSES), series(NORMS))
+
+
+def twins(precision: str = "fp64") -> Twins:
+    size = UNIT_ROUNDOFF[precision] / (16 if precision == "bf16" else 1)
+    return Twins(REFERENCE, tuple(shaken(seed, size) for seed in (1, 2, 3)))
+
+
+def verdicts(plan: Trajectory, precision: str = "fp64", given: Twins | None = None) -> dict[str, Verdict]:
+    found = compare_trajectories(plan, REFERENCE, given or twins(precision), precision=precision, depth=DEPTH)
+    return {verdict.quantity: verdict for verdict in found}
+
+
+@pytest.mark.parametrize("seed", range(10, 40))
+def test_another_order_of_sums_follows(seed: int) -> None:
+    found = verdicts(shaken(seed, UNIT_ROUNDOFF["fp64"]))
+    assert all(verdict.follows and verdict.discriminates for verdict in found.values())
+
+
+def norms_times(factor: float, start: int = 0) -> Trajectory:
+    return replace(REFERENCE, grad_norms=tuple(n * (factor if step >= start else 1) for step, n in enumerate(NORMS)))
+
+
+def losses_moved(by: float, start: int = 0) -> Trajectory:
+    return replace(REFERENCE, losses=tuple(one + (by if step >= start else 0) for step, one in enumerate(LOSSES)))
+
+
+# One norm of 40 parameters of like size, half of whose gradient is missing; and less than that.
+MISSING_NORM = math.sqrt(1 - 0.75 / 40)
+PLANTED: dict[str, tuple[Trajectory, set[str]]] = {
+    "one-norm-gradient-not-summed": (norms_times(MISSING_NORM), {"grad_norm"}),
+    "a-share-that-is-half": (losses_moved(-1.7), {"loss"}),
+    "gradients-averaged-instead-of-summed": (norms_times(0.5), {"grad_norm"}),
+    "a-token-dropped": (losses_moved(3.4 / 256), {"loss"}),
+    "wrong-from-the-fifth-step-on": (losses_moved(1e-6, start=5), {"loss"}),
+    "a-last-step-alone": (norms_times(1 + 1e-8, start=STEPS - 1), {"grad_norm"}),
+    "a-ulp-of-fp32": (losses_moved(3.4 * 2**-24), {"loss"}),
+}
+
+
+@pytest.mark.parametrize(("plan", "wrong"), PLANTED.values(), ids=PLANTED)
+def test_what_a_plan_can_be_wrong_by_does_not_follow(plan: Trajectory, wrong: set[str]) -> None:
+    found = verdicts(plan)
+    assert {name for name, verdict in found.items() if not verdict.follows} == wrong
+    assert all(verdict.discriminates for verdict in found.values())
+
+
+def test_the_step_that_is_furthest_over_its_bound_is_named() -> None:
+    assert verdicts(norms_times(1 + 1e-8, start=STEPS - 1))["grad_norm"].step == STEPS - 1
+
+
+DAMAGED = {
+    "not-finite": (replace(REFERENCE, losses=(*LOSSES[:-1], math.nan)), "the plan is not finite at step 9"),
+    "no-number": (replace(REFERENCE, losses=(None, *LOSSES[1:])), "the plan is not finite at step 0"),
+    "short": (replace(REFERENCE, losses=LOSSES[:-1]), "the plan has 9 of 10 steps"),
+}
+
+
+@pytest.mark.parametrize(("plan", "words"), DAMAGED.values(), ids=DAMAGED)
+def test_what_cannot_be_compared_never_follows(plan: Trajectory, words: str) -> None:
+    found = verdicts(plan)["loss"]
+    assert not found.follows
+    assert found.fault == words
+
+
+def test_a_twin_that_is_damaged_makes_no_wide_bound() -> None:
+    broken = replace(REFERENCE, losses=(math.inf, *LOSSES[1:]))
+    found = verdicts(REFERENCE, given=Twins(REFERENCE, (broken,)))["loss"]
+    assert "twin 1 is not finite" in found.fault
+    assert not found.follows
+
+
+def test_no_step_and_no_twin_reproduce_nothing() -> None:
+    empty = Trajectory((), ())
+    found = compare_trajectories(empty, empty, Twins(empty, (empty,)), precision="fp64", depth=DEPTH)
+    assert [verdict.fault for verdict in found] == ["there is no step"] * 2
+    with pytest.raises(ValueError, match=r"0 twins.*Next step"):
+        verdicts(REFERENCE, given=Twins(REFERENCE, ()))
+
+
+def test_a_bound_that_would_let_a_fault_pass_says_so() -> None:
+    wide = Twins(REFERENCE, (norms_times(1 + 2 * MOST / MULTIPLE),))
+    found = verdicts(norms_times(MISSING_NORM), given=wide)["grad_norm"]
+    assert not found.discriminates
+
+
+def test_in_bf16_with_the_tokens_of_small_a_missing_norm_is_seen() -> None:
+    depth = Depth(layers=13, terms=1536, tokens=16 * 512)
+    found = compare_trajectories(norms_times(MISSING_NORM), REFERENCE, Twins(REFERENCE, (REFERENCE,)),
+                                 precision="bf16", depth=depth)  # fmt: skip
+    assert {verdict.quantity: verdict.follows for verdict in found} == {"loss": True, "grad_norm": False}
+    assert all(verdict.discriminates for verdict in found)
+
+
+def test_the_floor_grows_with_the_steps_as_a_walk_does() -> None:
+    found = verdicts(REFERENCE, given=Twins(REFERENCE, (REFERENCE,)))["loss"]
+    assert found.first == pytest.approx(DEPTH.floor("fp64"))

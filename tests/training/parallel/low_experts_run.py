@@ -1,0 +1,59 @@
+"""A run in delayed scaling with experts on two ranks, on the double of Transformer Engine: run by the ranks of a test."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from torch import distributed
+
+STEPS = 3
+
+
+def histories_on_a_rank(planted: str) -> dict[str, Any]:
+    """Layer and direction -> how many rows of its amax history are filled, and over which ranks they are reduced.
+
+    Args:
+        planted: "" or a fault: "scopes", one for each kind of layer as if there were no regions.
+    """
+    from megacpp_validate.selftest.double import use_te_double
+
+    use_te_double()
+    from megacpp_validate.bridge import imports as te
+    from megacpp_validate.bridge.fp8_scope import te_amax_state
+    from megacpp_validate.training.parallel.goodput import Ledger
+    from megacpp_validate.training.parallel.rank_start import Rank
+    from megacpp_validate.training.smoke.order import SmokeOrder
+    from megacpp_validate.training.smoke.trainer import SmokeTrainer
+
+    place = distributed.get_rank()
+    order = SmokeOrder(
+        changes={"pattern": "AEMEAEA"}, plan={"world": 2, "expert_parallel": 2}, steps=STEPS, precision="delayed",
+        audit=True,
+    )  # fmt: skip
+    ledger = Ledger(began_ns=time.monotonic_ns())
+    trainer = SmokeTrainer(order, Rank(place, 2, place, "cpu", None, None), ledger)
+    with pytest.MonkeyPatch.context() as patch:
+        if planted == "scopes":
+            patch.setattr(type(trainer.model), "_groups", _each_by_itself)
+        trainer.run()
+    found: dict[str, Any] = {}
+    manager: Any = te.fp8_state_manager.require()
+    groups = {id(state): (recipe.reduce_amax, group) for _, state, recipe, group in manager.states}
+    for name, layer in trainer.model.named_modules():
+        for forward in (True, False):
+            state = getattr(layer, "fp8_meta", {}).get("scaling_fwd" if forward else "scaling_bwd")
+            if state is not None:
+                history = te_amax_state(layer, forward=forward)[0]
+                reduces, group = groups[id(state)]
+                ranks = tuple(distributed.get_process_group_ranks(group)) if reduces else ()
+                found[f"{name} {'forward' if forward else 'backward'}"] = int((history[:, 0] != 0).sum()), ranks
+    return found
+
+
+def _each_by_itself(model: Any, scope: Any) -> Any:
+    from megacpp_validate.bridge.fp8_scope import group_scope
+
+    for place in range(len(model.layers)):
+        yield [place], group_scope([place], model.size.zones, [scope.dense])
