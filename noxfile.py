@@ -150,6 +150,20 @@ def moe_smoke(session: nox.Session) -> None:
     _call(session, "moe-smoke", *(["--python", _python(session)] if on_the_cpu else []))
 
 
+def _is_for_a_gpu() -> bool:
+    """Whether another target than the CPU is named."""
+    words = " ".join(sys.argv).replace("=", " ").split()
+    return any(word == "--target" and after != "cpu" for word, after in zip(words, words[1:], strict=False))
+
+
+@nox.session(venv_backend=HOST if _is_for_a_gpu() else None)
+def smoke_faults(session: nox.Session) -> None:
+    """Faults planted between the ranks of the smoke run, each caught and named: smoke_faults -- [--faults ID]."""
+    on_the_cpu = not _is_for_a_gpu()
+    _install(session, *(["torch-cpu"] if on_the_cpu else []))
+    _call(session, "smoke-faults", *(["--python", _python(session)] if on_the_cpu else []))
+
+
 @nox.session(venv_backend=HOST)
 def fp8_policy(session: nox.Session) -> None:
     """Which presets may run in low precision, and why the others may not: fp8_policy -- [--preset NAME]."""

@@ -178,7 +178,7 @@ def test_the_plan_of_every_row_can_be(catalog: Catalog, tmp_path: Path) -> None:
         target = Target("cpu", "")  # devices are asked for later
         bench = Bench(Order(row.id, "s", target, "native", settings=dict(row.settings), stands_on=("imports",)))
         runs = Runs(bench, tmp_path)
-        order = runs.order()
+        order = runs.order(target=row.targets[0], device="cpu" if row.targets[0] == "cpu" else "cuda")
         assert why_not(order.read_plan(), order.read_size(), recipe=order.recipe) == ()
         assert order.read_plan().world == row.ranks, row.id
 

@@ -17,6 +17,7 @@ from . import (
     parity_verbs,
     policy_verbs,
     selftest_verbs,
+    smoke_faults_verbs,
     smoke_verbs,
     upgrade_verbs,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "parity_verbs",
     "policy_verbs",
     "selftest_verbs",
+    "smoke_faults_verbs",
     "smoke_verbs",
     "upgrade_verbs",
 ]

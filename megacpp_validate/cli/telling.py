@@ -23,6 +23,7 @@ from ..evidence.preset_decision import PolicyResult
 from ..evidence.results import Result
 from ..evidence.selftest import SelftestResult
 from ..evidence.smoke import SmokeSession
+from ..evidence.smoke_faults import SmokeFaultScore
 from ..evidence.upgrade import UpgradeResult
 from ..report import (
     github,
@@ -43,6 +44,7 @@ from ..report import (
     terminal_parity,
     terminal_policy,
     terminal_selftest,
+    terminal_smoke_faults,
     terminal_sweep,
     terminal_upgrade,
 )
@@ -107,7 +109,7 @@ def _print_table(result: Result, console: Console, *, verbose: bool) -> None:
             terminal_parity.render_session(result, verbose=verbose, console=console)
         case SupportGrid():
             terminal_parity.render_support(result, console=console)
-        case SelftestResult() | BlameScore() | Fp8FaultScore():
+        case SelftestResult() | BlameScore() | Fp8FaultScore() | SmokeFaultScore():
             _print_score(result, console, verbose=verbose)
         case LossGateResult():
             loss_report.render_losses(result, verbose=verbose, console=console)
@@ -123,7 +125,10 @@ def _print_table(result: Result, console: Console, *, verbose: bool) -> None:
             assert_never(result)
 
 
-def _print_score(result: SelftestResult | BlameScore | Fp8FaultScore, console: Console, *, verbose: bool) -> None:
+_Score = SelftestResult | BlameScore | Fp8FaultScore | SmokeFaultScore
+
+
+def _print_score(result: _Score, console: Console, *, verbose: bool) -> None:
     match result:
         case SelftestResult():
             terminal_selftest.render_selftest(result, verbose=verbose, console=console)
@@ -131,6 +136,8 @@ def _print_score(result: SelftestResult | BlameScore | Fp8FaultScore, console: C
             terminal_blame_score.render_blame_score(result, verbose=verbose, console=console)
         case Fp8FaultScore():
             terminal_fp8_faults.render_fp8_faults(result, verbose=verbose, console=console)
+        case SmokeFaultScore():
+            terminal_smoke_faults.render_smoke_faults(result, verbose=verbose, console=console)
         case _:
             assert_never(result)
 

@@ -14,6 +14,7 @@ from .parity import ParityResult, SupportGrid
 from .preset_decision import PolicyResult
 from .selftest import SelftestResult
 from .smoke import SmokeSession
+from .smoke_faults import SmokeFaultScore
 from .upgrade import UpgradeResult
 
 Result = (
@@ -29,6 +30,7 @@ Result = (
     | BisectResult
     | BlameScore
     | Fp8FaultScore
+    | SmokeFaultScore
     | LossGateResult
     | DoctorResult
     | PolicyResult

@@ -17,6 +17,7 @@ from megacpp_validate.evidence.preset_decision import PolicyResult
 from megacpp_validate.evidence.results import Result
 from megacpp_validate.evidence.selftest import SelftestResult
 from megacpp_validate.evidence.smoke import SmokeSession
+from megacpp_validate.evidence.smoke_faults import SmokeFaultScore
 from megacpp_validate.evidence.upgrade import UpgradeResult
 
 from .markdown_bisect import tell_bisect
@@ -27,6 +28,7 @@ from .markdown_loss import tell_losses
 from .markdown_parity import tell_session, tell_support
 from .markdown_policy import tell_policy
 from .markdown_selftest import tell_selftest
+from .markdown_smoke_faults import tell_smoke_faults
 from .markdown_text import escape
 from .markdown_upgrade import tell_upgrade
 from .marks import mark_impact, mark_outcome, mark_verdict
@@ -56,7 +58,7 @@ def render_step_summary(result: Result) -> str:
             lines = tell_session(result)
         case SupportGrid():
             lines = tell_support(result)
-        case SelftestResult() | BlameScore() | Fp8FaultScore():
+        case SelftestResult() | BlameScore() | Fp8FaultScore() | SmokeFaultScore():
             lines = _tell_score(result)
         case BisectResult():
             lines = tell_bisect(result)
@@ -73,7 +75,7 @@ def render_step_summary(result: Result) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _tell_score(result: SelftestResult | BlameScore | Fp8FaultScore) -> list[str]:
+def _tell_score(result: SelftestResult | BlameScore | Fp8FaultScore | SmokeFaultScore) -> list[str]:
     match result:
         case SelftestResult():
             return tell_selftest(result)
@@ -81,6 +83,8 @@ def _tell_score(result: SelftestResult | BlameScore | Fp8FaultScore) -> list[str
             return tell_blame_score(result)
         case Fp8FaultScore():
             return tell_fp8_faults(result)
+        case SmokeFaultScore():
+            return tell_smoke_faults(result)
         case _:
             assert_never(result)
 

@@ -1,4 +1,4 @@
-"""A run in delayed scaling with experts on two ranks, on the double of Transformer Engine: run by the ranks of a test."""
+"""A run in delayed scaling with experts shared out over pairs of ranks, on Transformer Engine's double: run by ranks of a test."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ STEPS = 3
 
 
 def histories_on_a_rank(planted: str) -> dict[str, Any]:
-    """Layer and direction -> how many rows of its amax history are filled, and over which ranks they are reduced.
+    """Layer and direction -> which rows of its amax history are filled, from 0, and over which ranks it is reduced.
 
     Args:
-        planted: "" or a fault: "scopes", one for each kind of layer as if there were no regions.
+        planted: "" or a fault: "scopes", one for each layer.
     """
     from megacpp_validate.selftest.double import use_te_double
 
@@ -27,13 +27,13 @@ def histories_on_a_rank(planted: str) -> dict[str, Any]:
     from megacpp_validate.training.smoke.order import SmokeOrder
     from megacpp_validate.training.smoke.trainer import SmokeTrainer
 
-    place = distributed.get_rank()
+    place, world = distributed.get_rank(), distributed.get_world_size()
     order = SmokeOrder(
-        changes={"pattern": "AEMEAEA"}, plan={"world": 2, "expert_parallel": 2}, steps=STEPS, precision="delayed",
-        audit=True,
+        changes={"pattern": "AEMEAEA"}, plan={"world": world, "data": world, "expert_parallel": 2},
+        steps=STEPS, precision="delayed", audit=True,
     )  # fmt: skip
     ledger = Ledger(began_ns=time.monotonic_ns())
-    trainer = SmokeTrainer(order, Rank(place, 2, place, "cpu", None, None), ledger)
+    trainer = SmokeTrainer(order, Rank(place, world, place, "cpu", None, None), ledger)
     with pytest.MonkeyPatch.context() as patch:
         if planted == "scopes":
             patch.setattr(type(trainer.model), "_groups", _each_by_itself)
@@ -48,7 +48,7 @@ def histories_on_a_rank(planted: str) -> dict[str, Any]:
                 history = te_amax_state(layer, forward=forward)[0]
                 reduces, group = groups[id(state)]
                 ranks = tuple(distributed.get_process_group_ranks(group)) if reduces else ()
-                found[f"{name} {'forward' if forward else 'backward'}"] = int((history[:, 0] != 0).sum()), ranks
+                found[f"{name} {'forward' if forward else 'backward'}"] = history[:, 0].nonzero().flatten().tolist(), ranks
     return found
 
 
