@@ -152,8 +152,8 @@ def moe_smoke(session: nox.Session) -> None:
 
 def _is_for_a_gpu() -> bool:
     """Whether another target than the CPU is named."""
-    words = " ".join(sys.argv).replace("=", " ").split()
-    return any(word == "--target" and after != "cpu" for word, after in zip(words, words[1:], strict=False))
+    words = " ".join(sys.argv).replace("=", " ")
+    return "--target " in words and "--target cpu" not in words
 
 
 @nox.session(venv_backend=HOST if _is_for_a_gpu() else None)

@@ -123,7 +123,7 @@ def read_smoke_faults(targets: Iterable[str], folder: Path | None = None) -> Smo
 
 def _find_wrong(file: _File, targets: frozenset[str]) -> Iterator[str]:
     for kind, rows in (("plan", file.plan), ("fault", file.fault)):
-        counts = Counter(row.id for row in rows)  # type: ignore[attr-defined]
+        counts = Counter(row.id for row in rows)
         yield from (f"{kind} {name}: is there more than once" for name, count in counts.items() if count > 1)
     plans = {plan.id for plan in file.plan}
     for plan in file.plan:

@@ -42,7 +42,9 @@ THOROUGH = (
     "tests/probes/test_speeds.py::test_a_wrapper_that_sleeps",
     "tests/probes/test_stopwatch.py::test_what_raises_is_a_check",
     "tests/test_cli_bisect.py::test_another_seed_or_limit",
+    "tests/probes/smoke/test_planted_runs.py",
     "tests/test_cli_ablate_trains.py",
+    "tests/test_cli_smoke.py",
     "tests/training/parallel/",
     "tests/training/test_model_parts.py::test_recomputed",
 )

@@ -1,9 +1,12 @@
 """Layers inside the low-precision scope whose amax is reduced over other ranks than that of the layers around them.
 
 Under expert parallelism other ranks hold the same experts than the same dense layers. A scope for each kind would do,
-but whenever an outermost scope ends Transformer Engine moves the amax histories of all layers on, so that a history
-would reach back over as many scopes, not steps. A region is nested in the scope: histories move where the scope ends,
-once, and each layer's amax is reduced over the group of the region that it first ran in. So in 2.12.0, 2.17.1 and
+at a price: whenever an outermost scope ends, Transformer Engine reduces the amax of all layers and updates all their
+histories, once forward and once backward. NVTE_UNFUSED_FP8_UPDATE=1 also moves the histories of layers that have not
+run, which then reach back over as many scopes, not steps; the fused update leaves those alone. A region is nested in
+the scope: there is one update where the scope ends, and one in its backward pass.
+
+That each layer's amax is reduced over the group of the region that it first ran in was read in 2.12.0, 2.17.1 and
 2.20.2: a layer notes recipe and group at its first pass, is filed under both, and the updates of forward passes, of
 backward passes and of recomputed ones each take recipe and group from that file, whatever scope is on then.
 """
@@ -54,7 +57,7 @@ def _te_regrouped(is_delayed: bool, group: Any, reduce_amax: bool, _: str) -> It
     """Nested in Transformer Engine's own scope, which updates nothing where a nested one ends.
 
     Ending it brings back everything from before, also that no layer has run yet. The first layer of a scope ends its
-    backward pass with an update of all histories; had that layer run in here, a second one would, and move them twice.
+    backward pass with an update of all histories; had that layer run in here, a second one would, with half of it done.
     """
     recipe = te_delayed_scaling(reduce_amax=reduce_amax) if is_delayed else te_state()["recipe"]
     has_run = False

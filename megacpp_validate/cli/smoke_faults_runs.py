@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import typer
 from pydantic import ValidationError
@@ -97,7 +98,7 @@ def score_smoke_faults(catalog: Catalog, chosen: SmokeFaults, asked: Asked) -> S
 
 def _run(catalog: Catalog, cells: tuple[SmokeCell, ...], target: TargetRow, asked: Asked) -> SessionResult:
     """A session of these cells, which are rows of the smoke run for it."""
-    holding = replace(catalog, smoke=cells)
+    holding = catalog.model_copy(update={"smoke": cells})
 
     def plan(facts: Facts, variables: Mapping[str, str]) -> tuple[Order, ...]:
         return plan_smoke(holding, target, facts, (), variables, seed=asked.seed, tool=TOOL, commit=read_commit())
@@ -125,8 +126,9 @@ def _judge(
 ) -> SmokeFaultResult:
     plan = next(plan for plan in chosen.plans if plan.id == fault.plan)
     run = _find_run(fault, found.get(plan.id))
+    wants: dict[str, Any] = dict(fault.names)
     if run is not None:
-        verdict, named, reason = judge_finding(fault.caught_by, fault.names, run.findings)
+        verdict, named, reason = judge_finding(fault.caught_by, wants, run.findings)
     else:
         verdict, named, reason = SmokeFaultVerdict.NOT_RUN, None, _why_not(plan, target, receipts.get(plan.id))
     return SmokeFaultResult(
@@ -139,7 +141,7 @@ def _judge(
         way=fault.way,
         held_out=fault.held_out,
         caught_by=fault.caught_by,
-        wants=dict(fault.names),
+        wants=wants,
         verdict=verdict,
         named=named,
         findings=() if run is None else run.findings,

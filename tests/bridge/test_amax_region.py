@@ -1,4 +1,7 @@
-"""Regions of another amax group: histories move once a pass, each layer's amax is reduced over its own group."""
+"""Regions of another amax group: histories move once a pass, each layer's amax is reduced over its own group.
+
+The double updates as NVTE_UNFUSED_FP8_UPDATE=1 does: each update moves each history, so that one too many shows.
+"""
 
 from __future__ import annotations
 

@@ -54,7 +54,8 @@ def probe(bench: Bench) -> None:
         cell = FaultCell(bench, runs)
         for one in faults:
             refuse_fault(cell.order_of(one))
-        clean = [cell.run(Planted(way, "", way)) for way in dict.fromkeys(["train", *(one.way for one in faults)])]
+        ways = dict.fromkeys(["train", *("save" if one.way == "resume" else one.way for one in faults)])
+        clean = [cell.run(Planted(way, "", way)) for way in ways]
         for found in clean:
             said = "; ".join(f"{finding['check']}: {finding['words']}" for finding in found["findings"])
             bench.check(f"clean.{found['run']}", found["ending"] == "done" and not said, said or found["ending"])
@@ -91,13 +92,13 @@ class FaultCell:
     def order_of(self, one: Planted) -> SmokeOrder:
         """The run that the fault is planted in."""
         saved = str(self._runs.folder / "saved")
-        given: dict[str, Any] = {
+        ways: dict[str, dict[str, Any]] = {
             "train": {},
             "evaluate": {"validate_every": 2},
             "save": {"checkpoint_folder": saved, "steps": SAVED_AT},
             "resume": {"checkpoint_folder": saved, "resume": True},
-        }[one.way]
-        return replace(self._order, fault=one.fault, **given)
+        }
+        return replace(self._order, fault=one.fault, **ways[one.way])
 
     def run(self, one: Planted) -> dict[str, Any]:
         """Run it, and say what the checks say: fields of `evidence.smoke_faults.RunFound`."""

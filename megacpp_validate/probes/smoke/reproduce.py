@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from ...evidence.receipt import Check, Part
 from ..bench import Bench
@@ -31,13 +31,14 @@ def judge_plan(bench: Bench, runs: Runs, plan: Run) -> None:
 def run_reference(runs: Runs) -> tuple[Run, list[Run]]:
     """One rank; and its twins without the loss that balances experts, the one in a single pass first."""
     alone = {"world": 1, "data": 1, "expert_parallel": 1, "tensor_parallel": 1, "sequence_parallel": False}
-    reference = runs.run("one-rank", plan={**alone, "accumulate": runs.plan.accumulate})
     given = runs.bench.setting("twins")
     splits = [split for split in map(int, given.split()) if runs.size.batch % split == 0] if given else list(TWINS)
     changes = {**runs.changes, "aux_coefficient": 0.0}
-    return reference, [
-        runs.run(f"twin-{split}", plan={**alone, "accumulate": split}, changes=changes) for split in (1, *splits)
-    ]
+    asked: dict[str, dict[str, Any]] = {"one-rank": {"plan": {**alone, "accumulate": runs.plan.accumulate}}}
+    for split in (1, *splits):
+        asked[f"twin-{split}"] = {"plan": {**alone, "accumulate": split}, "changes": changes}
+    reference, *twins = runs.run_beside(asked)
+    return reference, twins
 
 
 def check_ended(bench: Bench, run: Run) -> None:

@@ -9,9 +9,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from queue import Queue
 from typing import Any, Final
 
 import torch
@@ -126,10 +128,34 @@ class Runs:
         """Train once; where it ended well it goes into the receipt."""
         return self.end(name, self.order(**changes))
 
+    def run_beside(self, asked: Mapping[str, Mapping[str, Any]]) -> list[Run]:
+        """Runs of one rank each, as many at a time as there are devices; for what is not timed.
+
+        Args:
+            asked: name -> fields of `SmokeOrder` that are changed.
+        """
+        places: Queue[dict[str, str]] = Queue()
+        for place in _places(self.bench.device):
+            places.put(place)
+
+        def train(name: str, order: SmokeOrder) -> Run:
+            place = places.get()
+            try:
+                return self._train(name, order, place)
+            finally:
+                places.put(place)
+
+        orders = {name: self.order(**changes) for name, changes in asked.items()}
+        with ThreadPoolExecutor(max(1, places.qsize())) as pool:
+            return [self._keep(run) for run in pool.map(train, orders, orders.values())]
+
     def end(self, name: str, order: SmokeOrder) -> Run:
         """Run an order to its end."""
+        return self._keep(self._train(name, order, {}))
+
+    def _train(self, name: str, order: SmokeOrder, place: Mapping[str, str]) -> Run:
         limit_s = float(self.bench.setting("limit_s", str(LIMIT_S)))
-        cores = _share_cores(order.read_plan().world)
+        cores = {**_share_cores(order.read_plan().world), **place}
         launcher = self.bench.setting("launcher", "local")
         if launcher == "local":
             result = run_smoke(order, self.folder / name, limit_s=limit_s, environment=cores)
@@ -137,6 +163,9 @@ class Runs:
             run = Run(name, order, self.size, result.ending, result.words, receipts)
         else:
             run = Run(name, order, self.size, *launch_elsewhere(order, self.folder / name, launcher, limit_s, cores))
+        return run
+
+    def _keep(self, run: Run) -> Run:
         if run.done:
             self.bench.training.append(record_of(run))
         return run
@@ -259,6 +288,15 @@ def backends_of(run: Run, *, wants_te: bool, native: Sequence[str] = ()) -> list
             taken = choice["observed"]
             rows[part, taken] = Backend(f"{run.name}.{shown}", asked, taken, (taken,), tuple(refusals))
     return list(rows.values())
+
+
+def _places(device: str) -> list[dict[str, str]]:
+    """The variables of a process that is to have one device, or one core, for itself."""
+    if device == "cpu":
+        return [{"OMP_NUM_THREADS": "1"}] * len(os.sched_getaffinity(0))
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    numbers = seen.split(",") if seen else [str(number) for number in range(torch.cuda.device_count())]
+    return [{"CUDA_VISIBLE_DEVICES": number} for number in numbers]
 
 
 def _share_cores(ranks: int) -> dict[str, str]:

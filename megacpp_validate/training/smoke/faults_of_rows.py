@@ -28,7 +28,7 @@ def first_experts(trainer: SmokeTrainer) -> ExpertLayer:
 
 def drop_token(trainer: SmokeTrainer, _: int) -> None:
     """The first token of each pass does not reach its experts, though the router gave it to them."""
-    layer = first_experts(trainer)
+    layer: Any = first_experts(trainer)
     permute = layer.dispatch.permute
 
     def without_first(tokens: Any, probs: Any, routing_map: Any, **options: Any) -> Any:
@@ -67,7 +67,7 @@ def swap_experts(trainer: SmokeTrainer, _: int) -> None:
 
 def exchange_weights(trainer: SmokeTrainer, _: int) -> None:
     """What the experts of a token made is combined with each other's weights."""
-    layer = first_experts(trainer)
+    layer: Any = first_experts(trainer)
     unpermute = layer.dispatch.unpermute
 
     def exchanged(rows: Any, row_map: Any, *, probs: Any) -> Any:
@@ -96,7 +96,8 @@ def stop_expert(trainer: SmokeTrainer, _: int) -> None:
 def keep_balance_apart(trainer: SmokeTrainer, _: int) -> None:
     """Each rank balances its experts over its own tokens: a mean of products is not a product of means."""
     del trainer
-    share = expert_layer.share_of_balance_loss
+    module: Any = expert_layer
+    share = module.share_of_balance_loss
 
     def own(probs: Any, routing_map: Any, group: Any = None) -> Any:
         share(probs, routing_map, group)  # a collective call, which the others make
@@ -104,7 +105,7 @@ def keep_balance_apart(trainer: SmokeTrainer, _: int) -> None:
         mine = probs.shape[1] * (assigned / assigned.sum().clamp(min=1) * probs.sum(dim=0)).sum()
         return mine / (probs.shape[0] * distributed.get_world_size(group))
 
-    expert_layer.share_of_balance_loss = own
+    module.share_of_balance_loss = own
 
 
 def reverse_rope(trainer: SmokeTrainer, _: int) -> None:

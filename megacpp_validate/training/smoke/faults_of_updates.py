@@ -109,7 +109,8 @@ def count_mtp_twice(trainer: SmokeTrainer, _: int) -> None:
 
 def skip_update(trainer: SmokeTrainer, step: int) -> None:
     """One rank leaves the second layer as it is in one step, where it holds a part of it alone."""
-    optimizer, update = trainer.optimizer, trainer.optimizer.update
+    optimizer: Any = trainer.optimizer
+    update = optimizer.update
 
     def skipping(number: int, norm: Any) -> float:
         names = _names_of(trainer, trainer.model.layers[1].parameters()) if number == step else []
@@ -121,7 +122,7 @@ def skip_update(trainer: SmokeTrainer, step: int) -> None:
         return rate
 
     if on_last_rank(trainer):
-        optimizer.update = skipping  # type: ignore[method-assign]
+        optimizer.update = skipping
 
 
 def raise_rate(trainer: SmokeTrainer, _: int) -> None:

@@ -48,7 +48,10 @@ def histories_on_a_rank(planted: str) -> dict[str, Any]:
                 history = te_amax_state(layer, forward=forward)[0]
                 reduces, group = groups[id(state)]
                 ranks = tuple(distributed.get_process_group_ranks(group)) if reduces else ()
-                found[f"{name} {'forward' if forward else 'backward'}"] = history[:, 0].nonzero().flatten().tolist(), ranks
+                found[f"{name} {'forward' if forward else 'backward'}"] = (
+                    history[:, 0].nonzero().flatten().tolist(),
+                    ranks,
+                )
     return found
 
 

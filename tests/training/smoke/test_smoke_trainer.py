@@ -1,0 +1,187 @@
+"""A trainer of one rank, in this process: evaluation changes nothing, checkpoints hold, receipts are JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from smoke_train import alone, new_trainer, order_of, same_weights, train
+from torch import nn
+
+from megacpp_validate.training.errors import WrongSize
+from megacpp_validate.training.optimizer import MasterAdamW, Schedule
+from megacpp_validate.training.parallel.checkpoint_manifest import WrongCheckpoint
+from megacpp_validate.training.parallel.gradient_sums import GradientSums
+from megacpp_validate.training.parallel.plan import ParallelPlan
+from megacpp_validate.training.parallel.sharding import Sharded
+from megacpp_validate.training.parallel.token_counts import TokensNotConserved
+from megacpp_validate.training.smoke.receipt import make_receipt
+from megacpp_validate.training.smoke.saved import state_of
+from megacpp_validate.training.smoke.trainer import NotFinite
+from megacpp_validate.training.spread import Spread
+
+
+@pytest.fixture(autouse=True, scope="module")
+def world() -> Iterator[None]:
+    with alone():
+        yield
+
+
+def test_evaluation_leaves_training_bitwise_as_it_is_without() -> None:
+    given = {"precision": "fp32", "steps": 4, "plan": {"accumulate": 2}, "forms": {"recompute": True}}
+    plain, validated = train(given), train({**given, "validate_every": 2})
+    assert plain["losses"] == validated["losses"]
+    assert plain["norms"] == validated["norms"]
+    assert same_weights(plain["weights"], validated["weights"])
+    assert plain["validation"] == {}
+    assert list(validated["validation"]) == [0, 2, 4]
+    assert validated["validation"][4] < validated["validation"][0]
+
+
+def test_an_evaluation_that_moves_weights_would_be_seen() -> None:
+    order = order_of(precision="fp32", validate_every=2)
+    trainer, wanted = new_trainer(order), train({"precision": "fp32"})
+    validate = trainer.validate
+
+    def spoil() -> float:
+        with torch.no_grad():
+            trainer.model.head.weight.mul_(1 + 2.0**-12)
+        return validate()
+
+    trainer.validate = spoil  # type: ignore[method-assign]
+    trainer.run()
+    assert [record.loss for record in trainer.records] != wanted["losses"]
+
+
+def test_a_run_resumes_bit_by_bit(tmp_path: Path) -> None:
+    saving = {"precision": "fp32", "checkpoint_folder": str(tmp_path), "schedule_steps": 5}
+    whole = train({**saving, "steps": 5, "checkpoint_folder": str(tmp_path / "whole"), "checkpoint_every": 2})
+    train({**saving, "steps": 3})
+    rest = train({**saving, "steps": 5, "resume": True, "validate_every": 2})
+    assert rest["resumed"] == (3, 1)
+    assert rest["losses"] == whole["losses"][3:]
+    assert rest["norms"] == whole["norms"][3:]
+    assert list(rest["validation"]) == [4, 5]
+    assert same_weights(rest["weights"], whole["weights"])
+    saved = sorted(path.name for path in (tmp_path / "whole").glob("step-*"))
+    assert [name[:13] for name in saved] == ["step-00000004", "step-00000005"]
+    # At the end already: nothing is trained, and the checkpoint stays the same.
+    latest = (tmp_path / "latest").read_text()
+    again = train({**saving, "steps": 5, "resume": True})
+    assert (again["losses"], again["resumed"]) == ([], (5, 1))
+    assert same_weights(again["weights"], whole["weights"])
+    assert (tmp_path / "latest").read_text() == latest
+    with pytest.raises(WrongSize, match="is of step 5, and the run ends at 4"):
+        train({**saving, "steps": 4, "resume": True})
+
+
+def test_a_checkpoint_that_is_not_this_models_is_refused(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"checkpoint_folder": str(tmp_path), "steps": 1}
+    with pytest.raises(WrongCheckpoint, match="there is no checkpoint in"):
+        train({**given, "resume": True})
+    train(given)
+    others = {
+        "pattern is AMEAR in the checkpoint and AMERA here": {"changes": {**order_of().changes, "pattern": "AMERA"}},
+        "seed is 0 in the checkpoint and 1 here": {"seed": 1},
+        "dtype is fp64 in the checkpoint and fp32 here": {"precision": "fp32"},
+    }
+    for said, other in others.items():
+        with pytest.raises(WrongCheckpoint, match=said):
+            train({**given, "resume": True, "steps": 2, **other})
+    (part,) = tmp_path.glob("step-*/__0_0.distcp")
+    os.truncate(part, part.stat().st_size // 2)
+    with pytest.raises(WrongCheckpoint, match=r"__0_0.distcp has \d+ bytes of"):
+        train({**given, "resume": True, "steps": 2})
+
+
+def bank(each: bool) -> tuple[MasterAdamW, Sharded]:
+    """Two experts of rank 1 of 2, as one parameter or as one each, as Transformer Engine has them."""
+    whole = torch.arange(24.0).reshape(2, 3, 4)
+    named = {"layers.1.up.bank.weight": whole}
+    if each:
+        named = {f"layers.1.up.bank.weight{place}": whole[place].clone() for place in range(2)}
+    optimizer = MasterAdamW([(name, nn.Parameter(one)) for name, one in named.items()], Schedule(5, warm_up=0))
+    optimizer.begin_at(0)
+    return optimizer, Sharded(GradientSums(), (), frozenset(named), frozenset(), ParallelPlan(2, 2, 2))
+
+
+def test_experts_have_the_same_names_however_they_are_held() -> None:
+    spread = Spread(ParallelPlan(2, 2, 2), rank=1)
+    one, each = (state_of(*bank(each), spread, num_experts=4) for each in (False, True))
+    names = {f"{part}/layers.1.up.expert.{expert}" for part in ("master", "exp_avg", "exp_avg_sq") for expert in (2, 3)}
+    assert one.keys() == each.keys() == names
+    for name in names:
+        assert torch.equal(one[name], each[name])
+    # What is loaded lands in the run.
+    optimizer, sharded = bank(each=False)
+    state_of(optimizer, sharded, spread, 4)["master/layers.1.up.expert.3"].fill_(7)
+    held = optimizer.parameters()["layers.1.up.bank.weight"]
+    assert torch.equal(held[1], torch.full((3, 4), 7.0))
+    assert not bool((held[0] == 7).all())
+
+
+def test_tokens_that_are_dropped_on_one_rank_are_seen() -> None:
+    order = order_of(audit=True, plan={"accumulate": 2}, steps=2)
+    trainer = new_trainer(order)
+    trainer.run()
+    assert trainer.audit is not None
+    assert trainer.audit.dispatches == 2 * 2  # passes, in each step
+    layer: Any = trainer.model.layers[2]
+    permute = layer.dispatch.permute
+
+    def without_first(tokens: Any, probs: Any, routing_map: Any) -> Any:
+        return permute(tokens, probs, routing_map & (torch.arange(len(routing_map)) > 0).unsqueeze(1))
+
+    layer.dispatch.permute = without_first
+    with pytest.raises(TokensNotConserved, match="router of layer 2 gave its experts"):
+        trainer.step()
+
+
+def test_a_receipt_is_json_whatever_the_run_came_to() -> None:
+    keys = None
+    for given in ({"audit": True}, {"watch": True}, {"profile": True, "steps": 7, "checkpoint_every": 0}):
+        trainer = new_trainer(order_of(**given))
+        for _ in range(2):  # before the first step, and after the last
+            receipt = make_receipt(trainer, trainer.ledger, found=None, fault=None)
+            again = json.loads(json.dumps(receipt, allow_nan=False))
+            assert keys is None or keys == again.keys()
+            keys = again.keys()
+            if not trainer.records:
+                trainer.run()
+        assert len(again["steps"]) == trainer.order.steps
+        assert sum(again["goodput"]["phases_ns"].values()) == round(again["goodput"]["whole_s"] * 1e9)
+        assert again["goodput"]["tokens"] == trainer.order.steps * trainer.tokens
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_value_that_is_no_number_is_named_and_told(step: int) -> None:
+    trainer = new_trainer(order_of(watch=True))
+
+    def spoil(module: Any, given: Any, out: Any) -> None:  # noqa: ARG001 - as torch calls it
+        if trainer.done == step:
+            out.rows.data[0, 0, 0] = float("nan")
+
+    trainer.model.layers[1].register_forward_hook(spoil, prepend=True)
+    with pytest.raises(NotFinite) as caught:
+        trainer.run()
+    assert caught.value.found is not None
+    assert (caught.value.found.step, caught.value.found.module) == (step, "layers.1")
+    receipt = make_receipt(trainer, trainer.ledger, found=caught.value.found, fault=caught.value)
+    assert receipt["culprits"] == [0]
+    assert receipt["steps"][-1]["loss"] == "nan"
+    assert receipt["fault"].startswith("NotFinite: ")
+    json.dumps(receipt, allow_nan=False)
+
+
+def test_an_evaluation_that_is_no_number_ends_the_run() -> None:
+    trainer = new_trainer(replace(order_of(), validate_every=1))
+    with torch.no_grad():
+        trainer.model.norm.weight.mul_(float("nan"))
+    with pytest.raises(NotFinite, match="the loss of an evaluation is nan"):
+        trainer.run()
