@@ -109,12 +109,12 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: small, to see that it runs")
-    parser.add_argument("--backends", nargs="+", default=None, help="of the expert banks: native, te")
+    parser.add_argument("--backends", nargs="+", default=None, help="ways to the experts: jagged, native, te")
     options = parser.parse_args()
     if options.render:
         save_page(options.render, json.loads(options.render.read_text(encoding="utf-8")))
         return
-    backends = options.backends or (["native", "te"] if options.device == "cuda" else ["native"])
+    backends = options.backends or ["jagged", "native", *(["te"] if options.device == "cuda" else [])]
     result = measure(options.ranks, options.device, backends, options.rounds)
     options.output.mkdir(parents=True, exist_ok=True)
     figures = options.output / "expert_scaling.json"

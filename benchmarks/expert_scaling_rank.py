@@ -20,14 +20,18 @@ from torch import distributed
 from benchmarks.moe_layer_paths import AUX, SMALL, Case, differentiate
 from megacpp_validate.bridge.errors import BridgeError
 from megacpp_validate.bridge.expert_gemm import ExpertGemm
+from megacpp_validate.bridge.jagged_experts import jagged_moe
+from megacpp_validate.bridge.jagged_router import choose_experts
 from megacpp_validate.bridge.permute import Dispatch
 from megacpp_validate.native.mlp import gated_activation
 from megacpp_validate.native.router import TopKRouter
-from megacpp_validate.training.parallel import expert_parallel
+from megacpp_validate.training.parallel import expert_parallel, jagged_exchange
 from megacpp_validate.training.parallel.expert_parallel import ExpertExchange
+from megacpp_validate.training.parallel.jagged_exchange import Flight, JaggedExchange
 from megacpp_validate.training.parallel.rank_start import join_ranks
 
 WARM_UP: Final = 5
+JAGGED: Final = "jagged"
 
 
 @dataclass
@@ -74,22 +78,43 @@ class TimedExchange(ExpertExchange):
         return told
 
 
+class TimedJagged(JaggedExchange):
+    """Likewise."""
+
+    spent: Spent
+
+    def hear(self, flight: Flight) -> Any:
+        """As it is, noted."""
+        begin = time.perf_counter()
+        with self.spent.part("numbers"):
+            told = super().hear(flight)
+        self.spent.waited += time.perf_counter() - begin
+        return told
+
+
 def time_exchanges(spent: Spent) -> None:
-    """Every exchange of rows from now on, forward and backward, is noted."""
-    plain = expert_parallel._exchange
+    """For how long each exchange of rows from now on, forward and backward, holds up the device, is noted."""
+    plain, start = expert_parallel._exchange, jagged_exchange.start_rows
+
+    class TimedFlight(Flight):
+        def land(self) -> Any:
+            with spent.part("rows"):
+                return super().land()
 
     def timed(*given: Any) -> Any:
         with spent.part("rows"):
             return plain(*given)
 
     expert_parallel._exchange = timed
+    jagged_exchange.start_rows = lambda *given: TimedFlight(**vars(start(*given)))
 
 
 def make_step(case: Case, ranks: int, group: Any, device: str, backend: Any, spent: Spent) -> Callable[[], Any]:
     """Forward and backward of this rank's part: its own tokens, its share of the experts."""
     torch.manual_seed(distributed.get_rank())
-    dtype = torch.bfloat16
-    made = {"num_experts": case.experts // ranks, "dtype": dtype, "device": device, "backends": (backend,)}
+    dtype, jagged = torch.bfloat16, backend == JAGGED
+    bank_of = "native" if jagged else backend
+    made = {"num_experts": case.experts // ranks, "dtype": dtype, "device": device, "backends": (bank_of,)}
     router = TopKRouter(case.hidden, case.experts, case.top_k, aux_coefficient=AUX, device=device)
     dispatch = Dispatch(case.experts)
     up = ExpertGemm(in_features=case.hidden, out_features=2 * case.width, **made)
@@ -97,9 +122,9 @@ def make_step(case: Case, ranks: int, group: Any, device: str, backend: Any, spe
     tokens = torch.randn(case.tokens, case.hidden, device=device, dtype=dtype, requires_grad=True)
     gradient = torch.randn(case.tokens, case.hidden, device=device, dtype=dtype)
     leaves = (tokens, router.weight, *up.parameters(), *down.parameters())
-    exchange: TimedExchange | None = None
+    exchange: Any = None
     if ranks > 1:
-        exchange = TimedExchange(case.experts, group=group)
+        exchange = (TimedJagged if jagged else TimedExchange)(case.experts, group=group)
         exchange.spent = spent
 
     def bank(rows: Any, counts: Any) -> Any:
@@ -115,7 +140,13 @@ def make_step(case: Case, ranks: int, group: Any, device: str, backend: Any, spe
         out = dispatch.unpermute(rows, sent.row_map, probs=routing.probs)
         return differentiate(out, routing.aux_loss, leaves, gradient)
 
-    return step
+    def jagged_step() -> Any:
+        routed = choose_experts(tokens, router.weight, case.top_k, aux_coefficient=AUX)
+        run = jagged_moe if exchange is None else exchange.run
+        out = run(tokens, routed.chosen, routed.weights, up.bank.weight, down.bank.weight)
+        return differentiate(out, routed.aux_loss, leaves, gradient)
+
+    return jagged_step if jagged else step
 
 
 def make_groups(world: int) -> dict[int, Any]:
@@ -160,6 +191,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, required=True)
     options = parser.parse_args()
     case = Case() if options.device == "cuda" else SMALL
+    torch.set_num_threads(1)  # ranks share the host's cores, and what is launched needs none
     with join_ranks("nccl" if options.device == "cuda" else "gloo") as rank:
         spent = Spent(options.device)
         time_exchanges(spent)

@@ -33,7 +33,7 @@ WRONG = {
     "unknown target": (PLAN.replace('"cpu"', '"gpu"') + ROW, "no target 'gpu'"),
     "unknown check": (PLAN + ROW.replace('"watch"', '"wach"'), "caught_by"),
     "unknown way": (PLAN + ROW + 'way = "fly"\n', "way"),
-    "nothing named": (PLAN + ROW.replace("{ step = 2, ranks = [1], module = \"layers.3\" }", "{}"), "names"),
+    "nothing named": (PLAN + ROW.replace('{ step = 2, ranks = [1], module = "layers.3" }', "{}"), "names"),
     "twice": (PLAN + ROW + ROW, "more than once"),
     "a plan twice": (PLAN + PLAN + ROW, "more than once"),
     "a plan without a fault": (PLAN + PLAN.replace("faults_one", "faults_two") + ROW, "no fault is planted"),

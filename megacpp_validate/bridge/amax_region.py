@@ -20,7 +20,7 @@ from typing import Any
 
 from . import imports as te
 from .amax_owner import reduction_of
-from .open_scopes import Plan, PrecisionScope, place_of_entry, scope_around_region
+from .open_scopes import Plan, PrecisionScope, scope_around_region
 from .te_fp8 import te_delayed_scaling, te_scope, te_state
 
 
@@ -41,7 +41,7 @@ def amax_shared_with(owner: Any) -> PrecisionScope:
         WrongRecomputeOwner: on entry, in what a checkpoint runs, and will run again.
     """
     group, reduce_amax = reduction_of(owner)
-    around = scope_around_region(place_of_entry(__file__))
+    around = scope_around_region(__file__)
     plan = around.plan
     turn = partial(_te_regrouped, plan.recipe == "delayed", group, reduce_amax) if plan.turns_on else _unchanged
     return PrecisionScope(Plan(plan.recipe, plan.choice, plan.reason, False, turn, around))

@@ -146,31 +146,45 @@ def gather_rows(tokens: Any, order: Order) -> Any:
     return rows
 
 
-def combine_rows(rows: Any, order: Order) -> Any:
-    """The sum of each token's rows, [R, D] -> [T, D]."""
+def combine_rows(rows: Any, order: Order, weights: Any = None) -> Any:
+    """The sum of each token's rows, [R, D] -> [T, D]; weighted by fp32 [T, k], or as they are."""
     tokens, top_k = order.place.shape
     width, out = rows.shape[1], rows.new_empty(tokens, rows.shape[1])
-    _kernels.require().combine_kernel[(tokens,)](rows, order.place, out, width, top_k=top_k, block=_block(width))
+    _kernels.require().combine_kernel[(tokens,)](
+        rows, order.place, weights, out, width, top_k=top_k, weighted=weights is not None, block=_block(width)
+    )
     return out
 
 
-def gate_rows(up: Any, weights: Any, order: Order) -> Any:
-    """silu(gate) x linear x weight of each row, [R, 2F] -> [R, F]; weights fp32 [T, k]."""
+def combine_rows_backward(grad: Any, order: Order, weights: Any, rows: Any) -> tuple[Any, Any]:
+    """Gradients of the rows [R, D] and of the weights [T, k] of a weighted sum, from that of the sum [T, D]."""
+    width, of_rows, of_weights = rows.shape[1], torch.empty_like(rows), torch.empty_like(weights)
+    _kernels.require().combine_backward_kernel[(rows.shape[0],)](
+        grad, order.order, weights, rows, of_rows, of_weights, width, top_k=order.place.shape[1], block=_block(width)
+    )
+    return of_rows, of_weights
+
+
+def gate_rows(up: Any, weights: Any = None, order: Order | None = None) -> Any:
+    """silu(gate) x linear x weight of each row, [R, 2F] -> [R, F]; weights fp32 [T, k], or none."""
     width = up.shape[1] // 2
     inner = up.new_empty(up.shape[0], width)
     _kernels.require().gate_kernel[(up.shape[0],)](
-        up, order.order, weights, inner, width, block=_block(width, 512), num_warps=2
-    )
+        up, None if order is None else order.order, weights, inner, width, weighted=weights is not None,
+        block=_block(width, 512), num_warps=2,
+    )  # fmt: skip
     return inner
 
 
-def gate_rows_backward(up: Any, weights: Any, order: Order, of_inner: Any) -> tuple[Any, Any, Any]:
-    """Gradients of `up` [R, 2F] and of the weights [T, k], and `inner` [R, F] once more."""
+def gate_rows_backward(up: Any, of_inner: Any, weights: Any = None, order: Order | None = None) -> tuple[Any, Any, Any]:
+    """Gradients of `up` [R, 2F] and of the weights [T, k] (None without), and `inner` [R, F] once more."""
     width = up.shape[1] // 2
-    of_up, inner, of_weights = torch.empty_like(up), torch.empty_like(of_inner), torch.empty_like(weights)
+    of_up, inner = torch.empty_like(up), torch.empty_like(of_inner)
+    of_weights = None if weights is None else torch.empty_like(weights)
     _kernels.require().gate_backward_kernel[(up.shape[0],)](
-        up, order.order, weights, of_inner, of_up, inner, of_weights, width, block=_block(width, 512), num_warps=2
-    )
+        up, None if order is None else order.order, weights, of_inner, of_up, inner, of_weights, width,
+        weighted=weights is not None, block=_block(width, 512), num_warps=2,
+    )  # fmt: skip
     return of_up, of_weights, inner
 
 
@@ -190,16 +204,16 @@ class _JaggedMoe(torch.autograd.Function):
     ) -> Any:
         tell = mark or _tell_nobody
         tokens, weights = tokens.contiguous(), weights.contiguous()
-        up_weight, down_weight = _packed(up_weight), _packed(down_weight)
+        up_weight, down_weight = packed(up_weight), packed(down_weight)
         order = sort_by_expert(chosen, up_weight.shape[0])
         tell("sort")
         rows = gather_rows(tokens, order)
         tell("dispatch")
-        up = _product(rows, up_weight.transpose(1, 2), order.ends)
+        up = grouped_product(rows, up_weight.transpose(1, 2), order.ends)
         tell("up")
         inner = gate_rows(up, weights, order)
         tell("activation")
-        out = _product(inner, down_weight.transpose(1, 2), order.ends)
+        out = grouped_product(inner, down_weight.transpose(1, 2), order.ends)
         tell("down")
         mixed = combine_rows(out, order)
         tell("combine")
@@ -215,21 +229,21 @@ class _JaggedMoe(torch.autograd.Function):
         tell("start of the backward")
         of_out = gather_rows(grad.contiguous(), order)
         tell("combine backward")
-        of_inner = _product(of_out, down_weight, order.ends)
+        of_inner = grouped_product(of_out, down_weight, order.ends)
         tell("down backward, rows")
-        of_up, of_weights, inner = gate_rows_backward(up, weights, order, of_inner)
+        of_up, of_weights, inner = gate_rows_backward(up, of_inner, weights, order)
         tell("activation backward")
-        of_down = _product(of_out.t(), inner, order.ends)
+        of_down = grouped_product(of_out.t(), inner, order.ends)
         del of_out, of_inner, inner
         tell("down backward, weights")
-        of_rows = _product(of_up, up_weight, order.ends)
+        of_rows = grouped_product(of_up, up_weight, order.ends)
         tell("up backward, rows")
         of_tokens = combine_rows(of_rows, order)
         del of_rows
         tell("dispatch backward")
         rows = gather_rows(tokens, order)
         tell("dispatch again")
-        of_up_weight = _product(of_up.t(), rows, order.ends)
+        of_up_weight = grouped_product(of_up.t(), rows, order.ends)
         tell("up backward, weights")
         zero_idle(of_down, order.ends)
         zero_idle(of_up_weight, order.ends)
@@ -300,12 +314,13 @@ def _kernels() -> Any:
     return moe_rows
 
 
-def _product(left: Any, right: Any, ends: Any) -> Any:
+def grouped_product(left: Any, right: Any, ends: Any) -> Any:
+    """torch's grouped product, without its autograd; `ends` int32 [E] on the device."""
     operator: Any = getattr(functional, "grouped_mm", None) or torch._grouped_mm
     return operator(left, right, offs=ends)
 
 
-def _packed(weight: Any) -> Any:
+def packed(weight: Any) -> Any:
     """Row-major from an aligned address on, as the descriptors of the kernel take it."""
     plain = weight.is_contiguous() and weight.data_ptr() % 16 == 0
     return weight if plain else weight.clone(memory_format=torch.contiguous_format)

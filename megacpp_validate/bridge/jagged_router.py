@@ -28,11 +28,13 @@ class Chosen:
         chosen: int64 [T, k], by falling logit.
         weights: [T, k] fp32 at least.
         aux_loss: [] the load-balancing loss times its coefficient.
+        logits: [T, E] fp32 at least.
     """
 
     chosen: Any
     weights: Any
     aux_loss: Any
+    logits: Any
 
 
 def choose_experts(
@@ -63,7 +65,7 @@ def choose_experts(
     assigned = torch.zeros(experts, dtype=wide, device=chosen.device).scatter_add_(0, chosen.reshape(-1), ones)
     share = assigned / max(chosen.numel(), 1)
     mean_prob = probs.sum(dim=0) / max(tokens.shape[0], 1)
-    return Chosen(chosen, weights, aux_coefficient * experts * (share * mean_prob).sum())
+    return Chosen(chosen, weights, aux_coefficient * experts * (share * mean_prob).sum(), logits)
 
 
 class _Logits(torch.autograd.Function):

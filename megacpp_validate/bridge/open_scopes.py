@@ -102,10 +102,10 @@ class PrecisionScope:
             AmaxRegionMisplaced: it is a region, and the scope that it was made in is not the innermost one here.
             WrongRecomputeOwner: low precision is asked for in what a checkpoint runs, and will run again.
         """
-        plan, place = self.plan, place_of_entry()
+        plan, place = self.plan, _place_of_entry()
         if plan.exclusive or plan.around is not None:
             refuse_scope_in_recompute(place)
-        if plan.around is not None and scope_around_region(place) is not plan.around:
+        if plan.around is not None and scope_around_region() is not plan.around:
             raise _misplaced(place, "inside another scope than it was made in")
         if self.scope is not None:
             raise _twice(self.scope.entered_at, place, "it is the same scope object")
@@ -169,15 +169,16 @@ def current_scope() -> Scope | None:
     return stack[-1].scope if stack else None
 
 
-def scope_around_region(place: str) -> PrecisionScope:
+def scope_around_region(*files: str) -> PrecisionScope:
     """The low-precision scope of this thread that a region can be a part of.
 
     Args:
-        place: of the region, "file:line".
+        files: that ask for somebody else, whom errors name.
 
     Raises:
         AmaxRegionMisplaced: none is open, or it is not the innermost one.
     """
+    place = _place_of_entry(*files)
     if not _threads.stack:
         raise _misplaced(place, "outside of every scope of this thread")
     inner = _threads.stack[-1]
@@ -274,7 +275,7 @@ def _misplaced(place: str, where: str) -> AmaxRegionMisplaced:
 _OF_NOBODY: Final = frozenset({__file__, contextlib.__file__})
 
 
-def place_of_entry(*files: str) -> str:
+def _place_of_entry(*files: str) -> str:
     """Who entered, "file:line": the innermost caller that is in none of these files, nor in this one."""
     frame = sys._getframe(1)
     while frame.f_code.co_filename in (*_OF_NOBODY, *files) and frame.f_back is not None:

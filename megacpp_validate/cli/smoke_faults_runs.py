@@ -89,7 +89,7 @@ def score_smoke_faults(catalog: Catalog, chosen: SmokeFaults, asked: Asked) -> S
     return SmokeFaultScore(
         tool=TOOL,
         target=target.id,
-        environment=session.interpreter,
+        environment=session.interpreter.rpartition("): ")[2],
         faults=tuple(_judge(fault, chosen, target, found, receipts) for fault in chosen.faults),
         clean=tuple(_clean(run, plan) for plan in chosen.plans if plan.id in found for run in found[plan.id].clean),
         seconds=session.seconds,

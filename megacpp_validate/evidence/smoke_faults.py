@@ -173,8 +173,13 @@ class SmokeFaultScore(Frozen):
 
     @property
     def breaks(self) -> bool:
-        """Whether a fault was not seen by its check, or not named, or there was a false alarm."""
-        return bool(self.alarms) or any(not row.is_good for row in self.judged)
+        """Whether a fault was not seen by its check, or not named, or there was a false alarm.
+
+        Of a fault that was held out it is enough that any check sees it: nobody knew which.
+        """
+        return bool(self.alarms) or any(
+            row.verdict is SmokeFaultVerdict.MISSED if row.held_out else not row.is_good for row in self.judged
+        )
 
     @property
     def lacks(self) -> bool:

@@ -10,12 +10,13 @@ from .markdown_text import escape
 from .smoke_fault_words import (
     CLEAN_HEADINGS,
     HEADINGS,
+    PLACE_HEADINGS,
     find_unsettled,
     name_check,
     name_verdict,
     say_alarms,
     say_caught,
-    say_finding,
+    say_clean,
     say_lacking,
     say_named,
     say_others,
@@ -26,27 +27,27 @@ from .smoke_fault_words import (
 
 def tell_smoke_faults(score: SmokeFaultScore) -> list[str]:
     """Sentences, whatever is not right, the table of every fault, and the runs without one."""
-    lines = ["## Faults planted in the smoke run", ""]
-    lines += [escape(" ".join(filter(None, (say_caught(score), say_alarms(score), say_lacking(score))))), ""]
+    lines = [escape(" ".join(filter(None, (say_caught(score), say_alarms(score), say_lacking(score))))), ""]
     if not score.judged:
         return lines
     lines += [escape(f"{score.environment}, target {score.target}; {score.seconds:.0f} s."), ""]
     lines += [f"- **{escape(row.fault)}**: {escape(row.says)} {escape(row.reason)}." for row in find_unsettled(score)]
     lines += [""] if find_unsettled(score) else []
-    rows = [
-        (
-            row.fault, row.says, say_place(row), name_check(row.caught_by), name_verdict(row), say_named(row),
-            say_others(row),
-        )
-        for row in score.faults
-    ]  # fmt: skip
-    lines += _draw(HEADINGS, rows)
-    clean = [
-        (run.title, say_way(run.way), "; ".join(map(say_finding, run.findings)) or "green" if not run.is_alarm else
-         "; ".join(map(say_finding, run.findings)) or run.ending)
-        for run in score.clean
-    ]  # fmt: skip
-    return [*lines, "", *_draw(CLEAN_HEADINGS, clean), ""]
+    rows = [(row.fault, row.says, name_verdict(row), name_check(row.caught_by), say_named(row)) for row in score.faults]
+    places = [(row.fault, say_place(row), say_others(row)) for row in score.faults]
+    clean = [(run.title, say_way(run.way), say_clean(run)) for run in score.clean]
+    return [
+        *lines,
+        *_draw(HEADINGS, rows),
+        "",
+        "<details><summary>Where each is planted, what other checks said, and the runs without a fault</summary>",
+        "",
+        *_draw(PLACE_HEADINGS, places),
+        "",
+        *_draw(CLEAN_HEADINGS, clean),
+        "",
+        "</details>",
+    ]
 
 
 def _draw(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from megacpp_validate.evidence.smoke_faults import (
+    CleanResult,
     SmokeFaultResult,
     SmokeFaultScore,
     SmokeFaultVerdict,
     SmokeFinding,
 )
 
-HEADINGS: Final = ("fault", "what goes wrong", "planted in", "must be caught by", "verdict", "named", "other checks")
+HEADINGS: Final = ("fault", "what goes wrong", "verdict", "must be caught by", "named")
+PLACE_HEADINGS: Final = ("fault", "planted in", "other checks")
 CLEAN_HEADINGS: Final = ("without a fault", "run", "came of it")
 _WORDS: Final[dict[SmokeFaultVerdict, str]] = {
     SmokeFaultVerdict.CAUGHT: "caught",
@@ -94,6 +96,11 @@ def say_place(row: SmokeFaultResult) -> str:
 def say_way(way: str) -> str:
     """A run of a cell."""
     return _WAYS.get(way, way)
+
+
+def say_clean(run: CleanResult) -> str:
+    """What came of a run without a fault."""
+    return "; ".join(map(say_finding, run.findings)) or ("green" if run.ending == "done" else run.ending)
 
 
 def say_named(row: SmokeFaultResult) -> str:

@@ -16,7 +16,7 @@ from .smoke_fault_words import (
     name_verdict,
     say_alarms,
     say_caught,
-    say_finding,
+    say_clean,
     say_lacking,
     say_named,
     say_others,
@@ -50,6 +50,5 @@ def render_smoke_faults(score: SmokeFaultScore, *, verbose: bool = False, consol
         print_labelled(console, "others", draw_sentence(say_others(row) or "nothing"), 12)
     for run in score.alarms:
         console.print(Text(plain(f"✗ false alarm: {run.title}; {say_way(run.way)}"), "red"))
-        said = "; ".join(map(say_finding, run.findings)) or run.ending
-        print_labelled(console, "came of it", draw_sentence(said), 12)
+        print_labelled(console, "came of it", draw_sentence(say_clean(run)), 12)
     print_indented(console, draw_sentence(f"{score.seconds:.0f} s", "dim"), 0)

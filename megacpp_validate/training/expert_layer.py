@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 import torch
@@ -13,15 +13,17 @@ from torch import nn
 from ..bridge.backends import Candidate, Choice, Refusal, choose
 from ..bridge.expert_gemm import ExpertGemm, TeExpertBank
 from ..bridge.jagged_experts import jagged_moe, why_not_fused
+from ..bridge.jagged_router import choose_experts
 from ..bridge.layer_spec import build_norm
 from ..bridge.padded_experts import padded_moe
 from ..bridge.permute import Dispatch
 from ..bridge.residual_norm import choose_residual_norm
 from ..native.mlp import MLP, gated_activation
-from ..native.router import Routing, TopKRouter, choose_top_k
+from ..native.router import Routing, TopKRouter, choose_top_k, router_z_loss
 from .errors import WrongSize
 from .layers import Build, Stepped, copy_weights, norm_of_sum, take_weights
 from .parallel.expert_parallel import ExpertExchange
+from .parallel.jagged_exchange import JaggedExchange
 from .parallel.token_counts import TokenCounts, share_of_balance_loss
 from .sizes import Size
 
@@ -42,6 +44,41 @@ class LastDispatch:
     routing_map: Any
 
 
+@dataclass(frozen=True, eq=False)
+class NumberedRouting(Routing):
+    """A routing that has the numbers of the chosen experts too.
+
+    Attributes:
+        chosen: int64 [T, k].
+        weights: [T, k] fp32 at least.
+    """
+
+    chosen: Any
+    weights: Any
+
+
+class NumberingRouter(TopKRouter):
+    """The same router, which also says which experts it chose by number, where there is no capacity."""
+
+    def forward(self, tokens: Any, *, capacity: int | None = None) -> Routing:
+        """Route, as `TopKRouter` does."""
+        if capacity is not None:
+            return super().forward(tokens, capacity=capacity)
+        found = choose_experts(
+            tokens, self.weight, self.top_k, aux_coefficient=self.aux_coefficient, normalize=self.normalize
+        )
+        nothing = torch.zeros_like(found.logits)
+        return NumberedRouting(
+            probs=nothing.scatter(1, found.chosen, found.weights),
+            routing_map=nothing.bool().scatter(1, found.chosen, True),
+            logits=found.logits,
+            aux_loss=found.aux_loss,
+            z_loss=self.z_coefficient * router_z_loss(found.logits),
+            chosen=found.chosen,
+            weights=found.weights,
+        )
+
+
 class ExpertLayer(nn.Module):
     """E: norm, router, dispatch, gated experts, combination weighted by the router, residual connection.
 
@@ -50,7 +87,7 @@ class ExpertLayer(nn.Module):
 
     Attributes:
         experts: numbers of the experts that lie here.
-        exchange: of rows with the other ranks; None where all experts lie here.
+        exchange: of rows with the other ranks, for its way to the experts; None where all experts lie here.
         last: of the last pass, where the spread is audited and rows are exchanged; else None.
 
     Raises:
@@ -63,7 +100,7 @@ class ExpertLayer(nn.Module):
         _check_forms(build)
         made = {"dtype": build.dtype, "device": build.device, "features": build.features}
         self.norm = build_norm(size.hidden, eps=size.eps, **made)
-        self.router = build_router(size, build.device)
+        self.router = build_router(size, build.device, numbered=build.forms.moe == "jagged")
         self.shared = build_shared(size, build.dtype, build.device)
         self.dispatch = Dispatch(size.num_experts, features=build.features)
         self.experts = self.spread.experts(size.num_experts)
@@ -71,11 +108,7 @@ class ExpertLayer(nn.Module):
         experts = {"num_experts": len(self.experts), "backends": backends, **made}
         self.up = ExpertGemm(in_features=size.hidden, out_features=2 * size.expert_width, **experts)
         self.down = ExpertGemm(in_features=size.expert_width, out_features=size.hidden, **experts)
-        self.exchange: ExpertExchange | None = None
-        if self.spread.plan.expert_parallel > 1:
-            self.exchange = ExpertExchange(
-                size.num_experts, group=self.spread.expert_group, features=build.features, audit=self.spread.audit
-            )
+        self.exchange = build_exchange(size, build)
         self.last: LastDispatch | None = None
         self.path: Choice | None = None
         self.joined: Choice | None = None
@@ -150,15 +183,17 @@ class ExpertLayer(nn.Module):
     def _mix(self, tokens: Any, routing: Routing) -> Any:
         """What the experts of the router make of the tokens [T, hidden]."""
         if self.build.forms.moe != "bridge":
-            return self._mix_at_once(tokens, routing)
-        sent = self.dispatch.permute(tokens, None, routing.routing_map)
-        if self.exchange is None:
-            out = self._run_experts(sent.rows, sent.rows_per_expert)
+            mixed = self._mix_at_once(tokens, routing)
         else:
-            out = self.exchange.run(sent.rows, sent.rows_per_expert, self._run_experts)
-            if self.spread.audit and self.exchange.counts is not None:
-                self.last = LastDispatch(self.exchange.counts, routing.routing_map.detach())
-        return self.dispatch.unpermute(out, sent.row_map, probs=routing.probs)
+            sent = self.dispatch.permute(tokens, None, routing.routing_map)
+            if isinstance(self.exchange, ExpertExchange):
+                out = self.exchange.run(sent.rows, sent.rows_per_expert, self._run_experts)
+            else:
+                out = self._run_experts(sent.rows, sent.rows_per_expert)
+            mixed = self.dispatch.unpermute(out, sent.row_map, probs=routing.probs)
+        if self.exchange is not None and self.spread.audit and self.exchange.counts is not None:
+            self.last = LastDispatch(self.exchange.counts, routing.routing_map.detach())
+        return mixed
 
     def _run_experts(self, rows: Any, rows_per_expert: Any) -> Any:
         inner = gated_activation(self.up(rows, rows_per_expert), "swiglu")
@@ -171,8 +206,10 @@ class ExpertLayer(nn.Module):
             self.path = choose("expert_path", _paths(self.build.forms.moe, tokens, up, down))
         if self.build.forms.moe == "padded":
             return padded_moe(tokens, routing.routing_map, routing.probs, up, down, features=features)
-        chosen, probs = chosen_of(routing, self.size.top_k)
-        return jagged_moe(tokens, chosen, probs, up, down)
+        chosen, weights = chosen_of(routing, self.size.top_k)
+        if isinstance(self.exchange, JaggedExchange):
+            return self.exchange.run(tokens, chosen, weights, up, down)
+        return jagged_moe(tokens, chosen, weights, up, down)
 
     def _share(self, routing: Routing) -> Routing:
         """The routing with this rank's shares of its losses, which sum to those of the whole step.
@@ -181,6 +218,7 @@ class ExpertLayer(nn.Module):
         no gradient is counted over all ranks. Both are of one pass: plans agree that accumulate alike.
         """
         spread, size = self.spread, self.size
+        routing = Routing(**{one.name: getattr(routing, one.name) for one in fields(Routing)})  # FSDP2 knows that one
         if spread.share == 1 and spread.token_group is None:
             return routing
         aux = routing.aux_loss
@@ -191,9 +229,19 @@ class ExpertLayer(nn.Module):
         return replace(routing, aux_loss=aux / spread.plan.accumulate, z_loss=routing.z_loss * spread.share)
 
 
-def build_router(size: Size, device: Any) -> TopKRouter:
-    """The router of an E-layer, in fp32."""
-    return TopKRouter(
+def build_exchange(size: Size, build: Build) -> ExpertExchange | JaggedExchange | None:
+    """What takes rows to the experts of other ranks; None where all lie here."""
+    spread = build.spread
+    if spread.plan.expert_parallel == 1:
+        return None
+    if build.forms.moe == "jagged":
+        return JaggedExchange(size.num_experts, group=spread.expert_group, audit=spread.audit)
+    return ExpertExchange(size.num_experts, group=spread.expert_group, features=build.features, audit=spread.audit)
+
+
+def build_router(size: Size, device: Any, *, numbered: bool = False) -> TopKRouter:
+    """The router of an E-layer, in fp32; `numbered` where the way to the experts takes their numbers."""
+    return (NumberingRouter if numbered else TopKRouter)(
         size.hidden,
         size.num_experts,
         size.top_k,
@@ -248,6 +296,8 @@ def chosen_of(routing: Routing, top_k: int) -> tuple[Any, Any]:
 
     A token that a capacity took an expert from has another one in its place, with weight 0.
     """
+    if isinstance(routing, NumberedRouting):
+        return routing.chosen, routing.weights
     routed, experts = routing.routing_map, routing.routing_map.shape[1]
     numbers = torch.arange(experts, device=routed.device)
     keys = torch.where(routed, experts, 0) - numbers  # no two are equal, so that topk has no choice
@@ -263,9 +313,9 @@ def _paths(moe: str, tokens: Any, up: Any, down: Any) -> list[Candidate]:
 
 
 def _check_forms(build: Build) -> None:
-    if build.forms.moe != "bridge" and build.spread.plan.expert_parallel > 1:
+    if build.forms.moe == "padded" and build.spread.plan.expert_parallel > 1:
         raise WrongSize(
             f"the way {build.forms.moe!r} to the experts with experts shared out over "
             f"{build.spread.plan.expert_parallel} ranks: it is one function from tokens to tokens, and has no place "
-            'for an exchange of rows. Next step: moe="bridge", or expert_parallel 1.'
+            'for an exchange of rows. Next step: moe="bridge" or "jagged", or expert_parallel 1.'
         )

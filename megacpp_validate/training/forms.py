@@ -18,8 +18,8 @@ class Forms:
     Attributes:
         moe: how tokens reach the experts of an E-layer: "bridge" (`bridge.permute` and `bridge.expert_gemm`, any
             backend and precision, numbers of rows on the host), "padded" (route, permute, pad, batched GEMM, unpad,
-            unpermute: the plain form), or "jagged" (sort by expert, grouped GEMM, weighted scatter: nothing waits for
-            the host).
+            unpermute: the plain form), or "jagged" (sort by expert, grouped GEMM, weighted scatter: the host
+            waits for nothing, and once a layer where experts are shared out over ranks).
         compiled_scan: whether the scan of M is compiled by torch.compile.
         fused_residual_norm: whether a residual connection and the norm behind it are one kernel, where a norm is a
             layer of its own.

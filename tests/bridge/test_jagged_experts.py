@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -224,6 +227,18 @@ def on_a_gpu(given: dict[str, Any]) -> dict[str, Any]:
     return moved
 
 
+@contextmanager
+def waits_raise() -> Iterator[None]:
+    """Whatever waits for the device raises. torch warns that this mode is a prototype, once the mode is on already."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Synchronization debug mode")
+            torch.cuda.set_sync_debug_mode("error")
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 @pytest.mark.parametrize(("tokens", "experts", "top_k", "only"), [*SIZES, (3000, 64, 2, None), (700, 300, 4, None)])
 def test_the_fused_path_is_the_layer_written_out(tokens: int, experts: int, top_k: int, only: int | None) -> None:
     given = on_a_gpu(make(tokens, experts, top_k, dtype=torch.bfloat16, only=only))
@@ -239,13 +254,10 @@ def test_the_fused_path_is_the_layer_written_out(tokens: int, experts: int, top_
 def test_the_fused_path_never_waits_and_a_graph_holds_it() -> None:
     given = on_a_gpu(make(512, 8, 2, dtype=torch.bfloat16))
     with_gradients(jagged, given)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits_raise():
         eager = with_gradients(jagged, given)
         with pytest.raises(RuntimeError, match="synchroniz"):
             eager["out"].sum().item()  # what waits is seen
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         held = with_gradients(jagged, given)
@@ -268,11 +280,8 @@ def test_the_router_on_a_gpu_is_that_of_fp64_and_never_waits() -> None:
         return found, torch.autograd.grad(found.weights[:, 0].sum() + found.aux_loss, (tokens, weight))
 
     run(tokens, weight)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits_raise():
         found, gradients = run(tokens, weight)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     exact, right = run(tokens.detach().double().requires_grad_(), weight.detach().double().requires_grad_())
     assert torch.equal(found.chosen, exact.chosen)
     torch.testing.assert_close(found.weights.double(), exact.weights, rtol=slack, atol=0)

@@ -114,9 +114,12 @@ def test_every_way_to_the_experts_computes_the_same(moe: Any, factor: float) -> 
     wanted, gradients = run(size)
     assert far(found, gradients) <= most
     assert abs(float(losses.total - wanted.total)) <= most * float(wanted.total)
-    spread = Spread(ParallelPlan(2, 2, 2))
+
+
+def test_the_padded_way_has_no_place_for_other_ranks() -> None:
+    build = replace(EXACT, forms=Forms(moe="padded"), spread=Spread(ParallelPlan(2, 2, 2)))
     with pytest.raises(WrongSize, match="one function from tokens to tokens"):
-        HybridModel(size, replace(EXACT, forms=Forms(moe=moe), spread=spread), seed=0)
+        HybridModel(read_size("tiny", pattern="ME"), build, seed=0)
 
 
 def test_a_swapped_expert_is_seen_in_that_comparison(monkeypatch: pytest.MonkeyPatch) -> None:

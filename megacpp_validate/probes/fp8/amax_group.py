@@ -28,8 +28,9 @@ SECONDS: Final = 75.0
 RIGHT: Final = "owners"
 REFUSALS: Final = {"left-open": "AmaxGroupMissing", "of-others": "AmaxGroupMissing", "changed": "AmaxGroupChanged"}
 RANK_PROGRAM: Final = "megacpp_validate.probes.fp8.amax_rank"
-# Multicast wants rights that a container may lack; NCCL then fails where it could do without.
-ENVIRONMENT: Final = {"NCCL_NVLS_ENABLE": "0"}
+# Multicast wants rights that a container may lack; NCCL then fails where it could do without. The update that layers
+# in a region ask for (`amax_rank`) would be compiled, while the other ranks wait.
+ENVIRONMENT: Final = {"NCCL_NVLS_ENABLE": "0", "NVTE_TORCH_COMPILE": "0"}
 
 Groups = tuple[tuple[int, ...], ...]
 

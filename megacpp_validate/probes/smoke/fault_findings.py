@@ -21,7 +21,7 @@ _DIVERGED: Final = re.compile(
 )
 _ACCUSED: Final = re.compile(r"all ranks(?:, the first of \d+)?: rank ([\d, ]+) has other bits")
 _UNCOUNTED: Final = re.compile(r"expert (\d+): the router of rank (\d+) gave it")
-_UNLIKE: Final = re.compile(r"(dispatch|combine): rows of expert (\d+) from rank (\d+) to rank (\d+)")
+_UNLIKE: Final = re.compile(r"(dispatch|combine|;)(?::)? rows of expert (\d+) from rank (\d+) to rank \d+")
 _LAST: Final = re.compile(r"^rank (\d+) (?:was ended|ended by .*?); last collective: (\w+)", re.M)
 
 
@@ -212,8 +212,9 @@ def _name_tokens(fault: str) -> dict[str, Any]:
     """Experts and the rank whose rows they are, as far as the message names them."""
     if counted := _UNCOUNTED.findall(fault):
         return {"experts": sorted({int(expert) for expert, _ in counted}), "source": int(counted[0][1])}
-    if unlike := _UNLIKE.search(fault):
-        return {"stage": unlike[1], "experts": [int(unlike[2])], "source": int(unlike[3])}
+    if unlike := _UNLIKE.findall(fault):
+        stage, _, source = unlike[0]
+        return {"stage": stage, "experts": sorted({int(expert) for _, expert, _ in unlike}), "source": int(source)}
     return {}
 
 

@@ -120,6 +120,8 @@ class FaultCell:
             self._whole = seen
             self._remember(one.id, result)
         if self._reference is not None:
+            told = next((int(one.named["step"]) for one in findings if one.check == "watch"), len(seen.losses))
+            seen = seen.cut(0, told)  # what is no number follows nothing, and the watch has said so
             findings += find_departure(seen, self._reference)
             if not findings and (place := locate_departure(seen, self._reference))[0] >= 0:
                 findings.append(

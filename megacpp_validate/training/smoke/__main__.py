@@ -43,7 +43,7 @@ def run_given(text: str) -> SmokeResult:
         ) from fault
     if not isinstance(given, dict):
         raise WrongSize(f"{given!r} is no JSON object. Next step: give one, {{}} at the least.")
-    limits = {name: read_seconds(name, given.pop(name)) for name in LIMITS if name in given}
+    limits: dict[str, Any] = {name: read_seconds(name, given.pop(name)) for name in LIMITS if name in given}
     named = str(given.pop("folder", ""))
     order = read_order(json.dumps(given))
     folder = Path(named or tempfile.mkdtemp(prefix="megacpp-smoke-"))

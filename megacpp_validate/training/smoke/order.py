@@ -136,13 +136,12 @@ class SmokeOrder:
         Raises:
             WrongPlan: with all reasons.
             WrongSize, UnknownSize, WrongPattern, WrongZone: the size, the schedule, or forms that do not go together.
-            UnknownName, WrongTarget: features or targets that there are not, a recipe that the target lacks.
+            UnknownName: features that there are not.
             UnknownFault: a fault that there is not, or that has no place in this run.
         """
         plan, forms = self.read_plan(), self.read_forms()
         self.read_features(), self.read_schedule()
         refuse_plan(plan, self.read_size(), recipe=self.recipe)
-        self._refuse_recipe()
         if self.fault:
             from .faults import refuse_fault  # and FSDP2 with it
 
@@ -152,13 +151,18 @@ class SmokeOrder:
                 "graphs hold the addresses of parameters, which FSDP2 and the exchange of rows make anew in each step. "
                 "Next step: capture on one rank, or leave graphs out."
             )
-        if forms.moe != "bridge" and plan.expert_parallel > 1:
+        if forms.moe == "padded" and plan.expert_parallel > 1:
             raise WrongSize(
-                f"the way {forms.moe!r} to the experts knows no other ranks. Next step: take 'bridge' with "
+                f"the way {forms.moe!r} to the experts knows no other ranks. Next step: take 'bridge' or 'jagged' with "
                 "expert_parallel."
             )
 
-    def _refuse_recipe(self) -> None:
+    def refuse_target(self) -> None:
+        """Refuse a recipe that the target lacks.
+
+        Raises:
+            UnknownName, WrongTarget: there is no such target, or it has no such recipe.
+        """
         row = next((row for row in TARGETS.values() if self.target in (row.id, row.arch) and self.target), None)
         if row is None:
             raise UnknownName(f"there is no target {self.target!r}. Next step: choose one of {', '.join(TARGETS)}.")

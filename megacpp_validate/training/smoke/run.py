@@ -81,6 +81,7 @@ def run_smoke(
         OSError: the folder cannot be written.
     """
     order.refuse()
+    order.refuse_target()
     _refuse_devices(order)
     folder.mkdir(parents=True, exist_ok=True)
     write_order(order, folder / ORDER)

@@ -69,7 +69,7 @@ class SmokeTrainer:
         resumed: what the run began with.
         audit: what was checked, where that was asked.
         waits: of the step that was profiled.
-        waited: of each step, seconds inside collectives whose call waits; all of them on the CPU but those of FSDP2.
+        waited: of each step, seconds inside collectives whose call waits.
         done: steps that are done, by runs before this one too.
     """
 
@@ -122,6 +122,7 @@ class SmokeTrainer:
             NotFinite: a loss, gradient or watched value is no number.
             TokensNotConserved, ReplicaDiverged: what an audit found.
             WrongCheckpoint, CheckpointNotSaved: as named.
+            WrongSize: what it resumes is beyond its end.
         """
         order = self.order
         if order.resume:

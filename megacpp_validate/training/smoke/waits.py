@@ -1,7 +1,8 @@
 """How long a step waits for other ranks: the time in which collectives run on the device and nothing else does.
 
-On the CPU it is the time inside collectives that wait, of which the record of a rank keeps the sum. On a GPU a step is
-profiled: the union of the kernels of NCCL less the union of all other kernels.
+On the CPU it is the time inside collectives whose call waits, of which the record of a rank keeps the sum; those that
+are waited for later (FSDP2's, the sums of gradients) count as step. On a GPU a step is profiled: the union of the
+kernels of NCCL less the union of all other kernels.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from torch import distributed
 from megacpp_validate.bridge.features import PRESETS
 from megacpp_validate.native.router import load_balancing_loss
 from megacpp_validate.training import expert_layer
+from megacpp_validate.training.forms import Forms
 from megacpp_validate.training.language import Language
 from megacpp_validate.training.layers import Build
 from megacpp_validate.training.model import HybridModel
@@ -23,8 +24,10 @@ from megacpp_validate.training.spread import ALONE, Spread
 
 LOSSES = ("language", "aux", "z", "mtp", "total")
 ACCUMULATE = 2
+BRIDGE = Forms()
 PLANS = {
     "experts": ParallelPlan(2, 2, 2, accumulate=ACCUMULATE),
+    "jagged": ParallelPlan(2, 2, 2, accumulate=ACCUMULATE),  # the same, by the other way to the experts
     "sequences": ParallelPlan(2, 2, accumulate=ACCUMULATE),
     "positions": ParallelPlan(2, tensor_parallel=2, sequence_parallel=True, accumulate=ACCUMULATE),
     "heads": ParallelPlan(2, tensor_parallel=2, accumulate=ACCUMULATE),
@@ -35,7 +38,7 @@ def size_of(kind: str) -> Size:
     """The routers' losses weigh, so that a share that is left out shows; experts in the MTP head too."""
     return read_size(
         "tiny",
-        pattern="AMERE" if kind in ("experts", "sequences") else "AMERA",
+        pattern="AMERA" if kind in ("positions", "heads") else "AMERE",
         num_gqa_groups=2,
         batch=4,
         mtp=True,
@@ -45,9 +48,11 @@ def size_of(kind: str) -> Size:
     )
 
 
-def run_plan(size: Size, spread: Spread, dtype: Any = torch.float64) -> tuple[HybridModel, dict[str, Any]]:
+def run_plan(
+    size: Size, spread: Spread, dtype: Any = torch.float64, forms: Forms = BRIDGE
+) -> tuple[HybridModel, dict[str, Any]]:
     """A step's passes on this rank: its shares of the losses, and its gradients, the router's too in that dtype."""
-    model = HybridModel(size, Build(PRESETS["off"], dtype, spread=spread), seed=0).to(dtype)
+    model = HybridModel(size, Build(PRESETS["off"], dtype, spread=spread, forms=forms), seed=0).to(dtype)
     batch = Language(size.grammar, seed=4).batch(0, size.batch, size.length + 1)
     return model, run_passes(model, batch)
 
@@ -73,13 +78,14 @@ def everything_on_a_rank() -> dict[str, dict[str, Any]]:
         groups |= {"expert_group": world} if plan.expert_parallel > 1 else {"tensor_group": world}
         spread = Spread(plan, rank, audit=True, **groups)
         size = size_of(kind)
-        model, found = run_plan(size, spread)
+        model, found = run_plan(size, spread, forms=Forms(moe="jagged" if kind == "jagged" else "bridge"))
         seen[kind] = _sum_over_ranks(found, plan)
         marked = {name for name in split_parameters(model) if is_local(name, plan)}
         assert marked == {name for name in seen[kind] if kind == "positions" and is_local(name, plan)} - {"losses"}
+        if plan.expert_parallel > 1:
+            seen[f"conserved, {kind}"] = _look_at_counts(model, spread)
         if kind != "experts":
             continue
-        seen["conserved"] = _look_at_counts(model, spread)
         batch = Language(size.grammar, seed=4).batch(0, size.batch, size.length + 1)
         expert_layer.share_of_balance_loss = _left_out_on_one
         seen["share left out"] = _sum_over_ranks(run_passes(model, batch), plan)
@@ -164,7 +170,7 @@ def bound(kind: str) -> float:
 def test_losses_and_gradients_are_those_of_one_rank(ranks: list[dict[str, Any]], kind: str) -> None:
     most = bound(kind)
     assert most < 1e-10
-    assert far(gathered(ranks, kind, experts=kind == "experts"), one_rank(kind)) <= most
+    assert far(gathered(ranks, kind, experts=PLANS[kind].expert_parallel > 1), one_rank(kind)) <= most
     for name in ("losses", "embedding.weight", "norm.weight"):
         assert torch.equal(ranks[0][kind][name], ranks[1][kind][name]), name
 
@@ -174,10 +180,11 @@ def test_a_planted_fault_is_seen_in_that_comparison(ranks: list[dict[str, Any]],
     assert far(gathered(ranks, fault, experts=True), one_rank("experts")) > 1e6 * bound("experts")
 
 
-def test_tokens_are_conserved_in_the_last_pass_of_every_layer(ranks: list[dict[str, Any]]) -> None:
-    size = size_of("experts")
-    counts = ranks[0]["conserved"]
-    assert counts == ranks[1]["conserved"]
+@pytest.mark.parametrize("kind", ["experts", "jagged"])
+def test_tokens_are_conserved_in_the_last_pass_of_every_layer(ranks: list[dict[str, Any]], kind: str) -> None:
+    size = size_of(kind)
+    counts = ranks[0][f"conserved, {kind}"]
+    assert counts == ranks[1][f"conserved, {kind}"]
     assert [sum(layer) for layer in counts] == [2 * size.length * size.top_k] * 2
 
 

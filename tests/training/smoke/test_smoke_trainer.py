@@ -163,7 +163,7 @@ def test_a_receipt_is_json_whatever_the_run_came_to() -> None:
 def test_a_value_that_is_no_number_is_named_and_told(step: int) -> None:
     trainer = new_trainer(order_of(watch=True))
 
-    def spoil(module: Any, given: Any, out: Any) -> None:  # noqa: ARG001 - as torch calls it
+    def spoil(module: Any, given: Any, out: Any) -> None:
         if trainer.done == step:
             out.rows.data[0, 0, 0] = float("nan")
 

@@ -1,0 +1,66 @@
+"""The door of the planted faults: what cannot be is refused, and what another machine is for is not run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from megacpp_validate.cli import main  # noqa: F401 - registers every verb
+from megacpp_validate.cli.app import Exit, app
+from megacpp_validate.evidence.smoke_faults import SmokeFaultScore
+
+RUNNER = CliRunner()
+
+
+def ask(*arguments: str) -> tuple[int, str]:
+    done = RUNNER.invoke(app, ["smoke-faults", *arguments])
+    return done.exit_code, done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--faults", "nun"], Exit.WRONG_ARGUMENTS, "there is no fault 'nun'"),
+        (["--faults", ","], Exit.NOTHING_SELECTED, "no fault is selected"),
+        (["--target", "abacus"], Exit.WRONG_ARGUMENTS, "abacus"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: list[str], code: Exit, said: str) -> None:
+    seen, text = ask(*arguments)
+    assert seen == code, text
+    assert said in text
+    assert "Next step" in " ".join(text.split())
+
+
+def test_a_fault_of_a_gpu_is_not_run_on_the_cpu() -> None:
+    code, text = ask("--faults", "wrong-amax-group", "--format", "json")
+    assert code == Exit.EVIDENCE_MISSING, text
+    (row,) = json.loads(text)["faults"]
+    assert row["verdict"] == "not-run"
+    assert row["elsewhere"]
+    assert "2 devices of h200 or b200" in row["reason"]
+
+
+def test_planted_in_one_run(tmp_path: Path) -> None:
+    """Real runs on 2 ranks."""
+    page = tmp_path / "page.md"
+    code, text = ask(
+        "--faults", "learning-rate-apart", "--format", "json", "--receipts", str(tmp_path / "receipts"),
+        "--page", str(page),
+    )  # fmt: skip
+    score = SmokeFaultScore.model_validate_json(text[text.index("{") :])
+    assert code == Exit.OPEN, text
+    assert (score.named, len(score.judged), len(score.clean)) == (1, 1, 1)
+    assert "bits of replicas" in page.read_text(encoding="utf-8")
+
+
+def test_planted_in_all_runs(tmp_path: Path) -> None:
+    """The whole table of the CPU, which takes minutes: every fault seen by its check and named, and no false alarm."""
+    code, text = ask("--format", "json", "--receipts", str(tmp_path))
+    score = SmokeFaultScore.model_validate_json(text[text.index("{") :])
+    assert code == Exit.OPEN, text
+    assert [row.fault for row in score.judged if not row.is_good and not row.held_out] == []
+    assert score.alarms == ()

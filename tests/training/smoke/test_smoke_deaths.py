@@ -1,0 +1,70 @@
+"""Runs of real processes that die, hang or cannot begin: who is at fault is named, and what was saved is taken up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from smoke_train import EXPERTS, order_of
+from test_launch import running
+
+from megacpp_validate.training.smoke.order import SmokeOrder
+from megacpp_validate.training.smoke.run import SmokeResult, run_smoke
+
+
+def run(order: SmokeOrder, folder: Path, **limits: float) -> SmokeResult:
+    result = run_smoke(order, folder, **{"limit_s": 100, "silent_s": 60, **limits})
+    assert running(folder) == []
+    return result
+
+
+def numbers(result: SmokeResult) -> list[tuple[float, float]]:
+    assert result.ending == "done", result.words
+    return list(zip(result.losses(), result.norms(), strict=True))
+
+
+def test_a_rank_that_is_killed_is_named_and_the_run_resumes_bit_by_bit(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    order = order_of(plan=EXPERTS, steps=4, checkpoint_folder=str(saved), checkpoint_every=1)
+    whole = run(replace(order, checkpoint_folder=str(tmp_path / "other")), tmp_path / "whole")
+    killed = run(replace(order, fault="dies:2"), tmp_path / "killed")
+    assert (killed.ending, killed.culprits) == ("died", (1,)), killed.words
+    assert "rank 1 ended by SIGKILL; last collective: " in killed.words
+    resumed = run(replace(order, resume=True), tmp_path / "resumed")
+    (first,) = {receipt["resumed"]["step"] for receipt in resumed.receipts.values()}
+    assert 2 <= first < 4
+    assert numbers(resumed) == numbers(whole)[first:]
+
+
+def test_a_rank_that_hangs_is_named_with_its_last_collective(tmp_path: Path) -> None:
+    result = run(order_of(plan=EXPERTS, fault="hangs:1"), tmp_path, silent_s=3)
+    assert (result.ending, result.culprits) == ("hung", (1,)), result.words
+    assert "no rank gave a sign of life for 3 s" in result.words
+    assert "rank 1 was ended; last collective: " in result.words
+
+
+def test_the_rank_that_made_a_value_that_is_no_number_is_named(tmp_path: Path) -> None:
+    result = run(order_of(plan=EXPERTS, fault="nan:1", watch=True), tmp_path)
+    assert (result.ending, result.culprits) == ("died", (1,)), result.words
+    found = result.first["nonfinite"]
+    assert (found["step"], found["rank"], found["tensor"]) == (1, 1, "output rows")
+    assert found["words"] in result.words
+    assert [step["step"] for step in result.first["steps"]] == [0, 1]
+
+
+def test_what_no_rank_can_take_accuses_none(tmp_path: Path) -> None:
+    order = order_of(plan=EXPERTS, checkpoint_folder=str(tmp_path / "nothing"), resume=True)
+    result = run(order, tmp_path / "run")
+    assert (result.ending, result.culprits) == ("died", ()), result.words
+    assert result.words.startswith("every rank ended the run: WrongCheckpoint: there is no checkpoint in")
+    assert {receipt["fault"].partition(":")[0] for receipt in result.receipts.values()} == {"WrongCheckpoint"}
+
+
+def test_a_run_that_cannot_begin_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SmokeOrder, "refuse", lambda order: None)
+    given: dict[str, Any] = {"plan": EXPERTS, "forms": {"moe": "padded"}}
+    result = run(order_of(**given), tmp_path)
+    assert (result.ending, result.culprits, result.receipts) == ("died", (), {})
+    assert "every rank ended the run: WrongSize: the way 'padded' to the experts" in result.words
