@@ -45,7 +45,11 @@ THOROUGH = (
     "tests/probes/smoke/test_planted_runs.py",
     "tests/test_cli_ablate_trains.py",
     "tests/test_cli_smoke.py",
+    "tests/probes/fp8/test_amax_group_probe.py::test_a_region_that_moves",
     "tests/training/parallel/",
+    "tests/training/smoke/test_smoke_deaths.py",
+    "tests/training/smoke/test_smoke_learns.py",
+    "tests/training/smoke/test_smoke_ranks.py",
     "tests/training/test_model_parts.py::test_recomputed",
 )
 
