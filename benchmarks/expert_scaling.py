@@ -30,7 +30,7 @@ from benchmarks.expert_scaling_page import write_page  # noqa: E402
 
 ROUNDS: Final = 7
 REPEATS: Final = 10
-SECONDS: Final = 120.0
+SECONDS: Final = 240.0
 
 
 def measure(ranks: int, device: str, backends: Sequence[str], rounds: int) -> dict[str, Any]:

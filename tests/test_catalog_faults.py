@@ -83,7 +83,8 @@ def test_every_module_has_five_faults_and_every_class_is_there(faults: tuple[TeF
     count = Counter(fault.module for fault in faults if "2.20.2" in fault.releases)
     assert set(count) == {module.id for module in catalog.modules}
     assert min(count.values()) >= 5
-    assert {fault.cause for fault in faults} == set(Cause)
+    # What lies between modules is nobody's: it is planted in the smoke run (matrix/smoke_faults.toml).
+    assert {fault.cause for fault in faults} == set(Cause) - {Cause.BOUNDARY}
     timed = {fault.id for fault in faults if fault.times}
     # Two of this class are seen without a clock: one never ends, and one keeps memory.
     untimed = {"held-expert-backward-hangs", "held-expert-activations-kept"}

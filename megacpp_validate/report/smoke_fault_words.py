@@ -38,6 +38,7 @@ _WAYS: Final = {
     "save": "saved, and resumed from it",
     "resume": "resumed",
 }
+_FIRST: Final = ("step", "ranks", "module", "tensor")  # of what is named
 
 
 def say_caught(score: SmokeFaultScore) -> str:
@@ -124,8 +125,9 @@ def say_finding(finding: SmokeFinding) -> str:
 
 
 def say_words(named: Mapping[str, Any]) -> str:
-    """Step 2, ranks 1, module layers.3."""
-    return ", ".join(f"{key} {_say(value)}" for key, value in named.items() if value not in ("", []))
+    """Step 2, ranks 1, module layers.3: in one order, whatever wrote them."""
+    order = sorted(named, key=lambda key: (_FIRST.index(key) if key in _FIRST else len(_FIRST), key))
+    return ", ".join(f"{key} {_say(named[key])}" for key in order if named[key] not in ("", []))
 
 
 def _say(value: Any) -> str:

@@ -103,7 +103,8 @@ def time_stages(inputs: Inputs) -> dict[str, float]:
         before = began
         for stage, event in marks:
             before = middle if stage == BACKWARD_STAGES[0] else before
-            spent[stage].append(before.elapsed_time(event))
+            if stage in spent:  # the first mark of a backward pass ends no stage: the next one begins there
+                spent[stage].append(before.elapsed_time(event))
             before = event
     return {stage: statistics.median(times) for stage, times in spent.items() if times}
 

@@ -35,7 +35,7 @@ from .runs import Run, Runs, open_runs
 
 SAVED_AT: Final = 3  # step of the checkpoint that runs are resumed from
 TWINS: Final = (2, 4, 8)
-SILENT_S: Final = 6.0  # a step of a tiny model takes a fraction of a second
+SILENT_S: Final = 20.0  # building a tiny model takes 2 s of a core that ranks of other runs may share
 
 
 @dataclass(frozen=True)

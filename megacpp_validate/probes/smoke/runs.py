@@ -117,7 +117,7 @@ class Runs:
             "schedule_steps": steps,
             "audit": True,
         }
-        for name in ("learning_rate", "warm_up", "validate_every"):
+        for name in ("learning_rate", "warm_up", "validate_every", "deterministic"):
             if text := bench.setting(name):
                 given[name] = _number(text)
         order = SmokeOrder(**{**given, **changes})

@@ -226,7 +226,7 @@ def _low_precision_faults(plan: ParallelPlan, size: Size, recipe: RecipeName | N
 
 
 def _split_widths(size: Size, ranks: int, letters: set[Letter]) -> dict[str, tuple[int, float]]:
-    """Product -> its width whole and on one tensor rank; experts are not split, and M and R are native where they are."""
+    """Product -> its width whole and on one tensor rank; experts are not split, and M and R are native where split."""
     heads, groups = size.num_heads, size.num_gqa_groups
     attention = {
         "the QKV projection of A": (heads + 2 * groups) * size.head_dim,

@@ -10,7 +10,7 @@ from torch import distributed
 
 from .. import expert_layer
 from ..expert_layer import ExpertLayer
-from ..parallel import expert_parallel
+from ..parallel import expert_parallel, jagged_exchange
 
 if TYPE_CHECKING:
     from .trainer import SmokeTrainer
@@ -42,17 +42,20 @@ def drop_token(trainer: SmokeTrainer, _: int) -> None:
 
 def swap_rows(trainer: SmokeTrainer, _: int) -> None:
     """Two rows change places on their way to the experts."""
-    exchange = expert_parallel.exchange_rows
 
-    def swapped(rows: Any, sent: Any, received: Any, group: Any = None) -> Any:
-        if rows.shape[0] > 1:
-            order = torch.arange(rows.shape[0], device=rows.device)
-            order[0], order[-1] = rows.shape[0] - 1, 0
-            rows = rows.index_select(0, order)
-        return exchange(rows, sent, received, group)
+    def swapping(exchange: Any) -> Any:
+        def swapped(rows: Any, *rest: Any) -> Any:
+            if rows.shape[0] > 1:
+                order = torch.arange(rows.shape[0], device=rows.device)
+                order[0], order[-1] = rows.shape[0] - 1, 0
+                rows = rows.index_select(0, order)
+            return exchange(rows, *rest)
+
+        return swapped
 
     if on_last_rank(trainer):
-        expert_parallel.exchange_rows = swapped
+        expert_parallel.exchange_rows = swapping(expert_parallel.exchange_rows)
+        jagged_exchange.start_rows = swapping(jagged_exchange.start_rows)
 
 
 def swap_experts(trainer: SmokeTrainer, _: int) -> None:

@@ -55,6 +55,8 @@ class SmokeOrder:
         audit: whether conservation of tokens, replicas and gradients of experts are checked in each step.
         watch: whether each module is watched for values that are no number.
         profile: whether one step is profiled for the time that communication is waited for.
+        deterministic: whether kernels whose sums have no fixed order are left out, so that a GPU gives the same bits at
+            every run.
         fault: a fault that is planted, for a run that must find it; empty for none.
 
     Raises:
@@ -81,6 +83,7 @@ class SmokeOrder:
     audit: bool = False
     watch: bool = False
     profile: bool = False
+    deterministic: bool = False
     fault: str = ""
 
     def __post_init__(self) -> None:

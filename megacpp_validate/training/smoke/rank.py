@@ -51,6 +51,7 @@ def main() -> None:
     order = read_order(Path(sys.argv[1]).read_text(encoding="utf-8"))
     if order.device == "cpu":
         torch.set_num_threads(1)  # ranks stand side by side
+    torch.use_deterministic_algorithms(order.deterministic, warn_only=True)  # a part without such a kernel says so
     with join_ranks("nccl" if order.device == "cuda" else "gloo") as rank:
         train_rank(order, rank)
 

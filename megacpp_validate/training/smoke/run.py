@@ -15,6 +15,9 @@ from .order import SmokeOrder, write_order
 
 RANK: Final = "megacpp_validate.training.smoke.rank"
 ORDER: Final = "order.json"
+# What makes the same bits at every run: a workspace of cuBLAS for each stream (its documentation, "Results
+# Reproducibility"), and attention kernels of Transformer Engine that add in a fixed order.
+DETERMINISTIC: Final = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ def run_smoke(
         ranks=order.read_plan().world,
         folder=folder,
         limits=Limits(whole=limit_s, silent=min(silent_s, limit_s)),
-        environment=environment,
+        environment={**(DETERMINISTIC if order.deterministic else {}), **(environment or {})},
     )
     return read_end(end)
 

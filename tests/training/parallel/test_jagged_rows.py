@@ -17,8 +17,8 @@ from megacpp_validate.training.parallel.jagged_exchange import JaggedExchange
 from megacpp_validate.training.parallel.jagged_rows import FusedRows, PlainRows, rows_path
 
 TOKENS, HIDDEN, WIDTH, EXPERTS, TOP_K = 300, 64, 48, 8, 2
-# Both round to bf16 the same sum, which either took in fp32 in its own order: a rounding of 2^-9 each, relative.
-ROUNDED = 2 * 2.0**-9
+# Both round to bf16 the same sum, which either took in fp32 in its own order: a rounding of 2^-8 each, relative.
+ROUNDED = 2 * 2.0**-8
 LEAVES = ("tokens", "weights", "up", "down")
 
 
@@ -115,7 +115,7 @@ def test_kernels_are_plain_torch() -> None:
 
 
 def test_a_gpu_exchanges_with_itself_and_waits_once() -> None:
-    """Eight roundings to bf16 on the way of a gradient, as in test_jagged_exchange."""
+    """Eight roundings to bf16 on the way of a gradient, 2^-8 each, as in test_jagged_exchange."""
     data = on_a_gpu()
     exact = SimpleNamespace(
         **{name: one.double() if one.is_floating_point() else one for name, one in vars(data).items()}
@@ -136,5 +136,5 @@ def test_a_gpu_exchanges_with_itself_and_waits_once() -> None:
     waits = [str(one.message) for one in told if "called a synchronizing" in str(one.message)]
     assert len(waits) == 1, waits
     for name, one in wanted.items():
-        assert far(found[name], one) <= 8 * 2.0**-9, name
+        assert far(found[name], one) <= 8 * 2.0**-8, name
         assert torch.equal(found[name], again[name]), name

@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 from gloo_ranks import on_ranks  # noqa: E402
 from low_experts_run import STEPS, histories_on_a_rank  # noqa: E402
 
-
 HISTORY = 16
 WANTED = list(range(HISTORY - STEPS, HISTORY))  # the newest row last
 
