@@ -45,6 +45,8 @@ THOROUGH = (
     "tests/probes/smoke/test_planted_runs.py",
     "tests/test_cli_ablate_trains.py",
     "tests/test_cli_smoke.py",
+    "tests/test_cli_smoke_faults.py::test_planted_",
+    "tests/test_cli_upgrade.py::test_killed_again_and_again",
     "tests/probes/fp8/test_amax_group_probe.py::test_a_region_that_moves",
     "tests/training/parallel/",
     "tests/training/smoke/test_smoke_deaths.py",

@@ -35,4 +35,6 @@ def test_there_is_something_to_hold_it_to() -> None:
         "docs/examples/blame_score.md",
         "docs/examples/blame_score_held_out.md",
         "docs/examples/fp8_h200.txt",
+        "docs/examples/moe_smoke_cpu.txt",
+        "docs/examples/moe_smoke_h200.txt",
     }

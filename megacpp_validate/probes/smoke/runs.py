@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -31,7 +30,8 @@ from .trajectories import Depth, Trajectory
 
 LIMIT_S: Final = 300.0
 _LAUNCH: Final = "megacpp_validate.training.parallel.host_launch"
-_OFF: Final = re.compile(r"is off in the preset")  # as `bridge.features` refuses what is not asked for
+# Refusals that are no fallback: what the order did not ask for, and a bank that no token reached in its last pass.
+_AS_ASKED: Final = frozenset({"flag-off", "no-rows"})
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ def backends_of(run: Run, *, wants_te: bool, native: Sequence[str] = ()) -> list
                 continue
             shown = part if not any(known == part for known, _ in rows) else f"{part}.rank{receipt['rank']}"
             refusals = choice.get("refusals", ())
-            switched = any(_OFF.search(refusal) for refusal in refusals)
+            switched = not _AS_ASKED.isdisjoint(choice.get("codes", ()))
             off = not wants_te or switched or part.rpartition(".")[2] in native
             asked = "native" if off else choice["requested"]
             taken = choice["observed"]

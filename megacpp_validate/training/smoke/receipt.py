@@ -127,7 +127,8 @@ def _topology(trainer: SmokeTrainer) -> dict[str, Any]:
 
 def _choice(choice: Any) -> dict[str, Any]:
     refusals = [f"{refusal.backend}: {refusal.reason}" for refusal in choice.refusals]
-    return {"requested": choice.requested, "observed": choice.observed, "refusals": refusals}
+    codes = [refusal.code for refusal in choice.refusals]
+    return {"requested": choice.requested, "observed": choice.observed, "refusals": refusals, "codes": codes}
 
 
 def _number(value: Any) -> Any:

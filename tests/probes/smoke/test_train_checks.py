@@ -133,7 +133,7 @@ def test_a_fallback_that_was_not_asked_for_fails() -> None:
     check_run(bench, run_of(left_by(0), left_by(1)))
     assert failed(bench) == {"plan.layers.0.block.backend"}
     switched = left_by(0)
-    switched["choices"]["layers.0.block"]["refusals"] = ["te: the feature attention is off in the preset off"]
+    switched["choices"]["layers.0.block"]["codes"] = ["flag-off"]
     rows = backends_of(run_of(switched, switched), wants_te=True)
     assert [(row.requested, takes_what_was_asked(row)) for row in rows] == [("native", True)]
     (row,) = backends_of(run_of(left_by(0)), wants_te=True, native=["block"])

@@ -1,0 +1,10 @@
+"""What the README shows of the smoke run is what its receipts say."""
+
+from __future__ import annotations
+
+from smoke_pages import EXAMPLES, make_pages
+
+
+def test_the_pages_are_those_of_the_receipts() -> None:
+    for name, page in make_pages().items():
+        assert (EXAMPLES / name).read_text(encoding="utf-8") == page, f"{name}: python tests/report/smoke_pages.py"
