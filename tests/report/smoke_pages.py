@@ -1,4 +1,4 @@
-"""The pages of the smoke run under docs/examples, from the receipts under docs/evidence: written by this, held by a test.
+"""The pages of the smoke run under docs/examples, from its receipts under docs/evidence; a test holds them to those.
 
 python tests/report/smoke_pages.py
 """

@@ -1,4 +1,4 @@
-"""Delayed scaling with experts shared out over pairs of ranks, on Transformer Engine's double: run by ranks of a test."""
+"""Delayed scaling with experts shared out over pairs of ranks, on a double of Transformer Engine, for ranks of a test."""
 
 from __future__ import annotations
 
