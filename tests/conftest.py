@@ -28,8 +28,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("steady", derandomize=True, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
-# Second looks, which `nox -s tests -- --thorough` takes too: faults that `nox -s selftest` plants as well, statistics
-# over many seeds, and rooms that have no door yet. Without them the suite ends well within CI's ten minutes.
+# Second looks, which `nox -s tests -- --thorough` takes too: faults that `nox -s selftest` and `smoke_faults` plant as
+# well, statistics over many seeds, and ranks of which `tests/training/smoke` has some at every run. Without them the
+# suite ends within CI's ten minutes.
 THOROUGH = (
     "tests/bridge/test_compiled_scan.py::test_compiled_numbers_",
     "tests/canary/dynamic/test_slowdown.py::test_a_stack_beside_itself_is_slower",

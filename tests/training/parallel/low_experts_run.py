@@ -1,4 +1,4 @@
-"""Delayed scaling with experts shared out over pairs of ranks, on a double of Transformer Engine, for ranks of a test."""
+"""Delayed scaling with experts shared out over pairs of ranks, on a double of Transformer Engine, for a test."""
 
 from __future__ import annotations
 
