@@ -189,9 +189,14 @@ def say_where(row: SupportRow) -> str:
     return f"{say_machine(row.machine)}, {row.started[:10] or 'date not known'}"
 
 
+_VERBS: Final = {"fp8_": ("fp8", "--probes"), "smoke_": ("moe-smoke", "--cells")}  # how a cell is run again
+
+
 def _next_step_of_failure(receipt: Receipt) -> str:
-    verb = "fp8" if receipt.probe.startswith("fp8_") else "parity"
-    again = f"{verb} --target {receipt.target} --probes {receipt.probe} --seed {receipt.seed}"
+    verb, cells = next(
+        (found for start, found in _VERBS.items() if receipt.probe.startswith(start)), ("parity", "--probes")
+    )
+    again = f"{verb} --target {receipt.target} {cells} {receipt.probe} --seed {receipt.seed}"
     if find_fallbacks(receipt):
         return "mend what the reasons name, or turn the feature's flag off where the native path is wanted"
     if receipt.requested == "te" and verb == "parity":

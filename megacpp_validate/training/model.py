@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -45,6 +45,9 @@ class Scopes:
 
     dense: ScopeFactory
     experts: ScopeFactory | None = None
+
+
+RECOMPUTED: Final = Choice("recompute", "recompute", "recompute")
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +136,7 @@ class HybridModel(nn.Module):
         self.mtp = MtpJoin(size, build, seed=seed) if size.mtp else None
         self._takes_added = ["added" in inspect.signature(layer.forward).parameters for layer in self.layers]
         made = {"dtype": build.dtype, "device": build.device}
+        self._recomputed: set[int] = set()  # layers that ran in a recomputed region
         self._joined = choose_residual_norm(size.hidden, **made) if build.forms.fused_residual_norm else None
         self._mark_split()
         watch_layers(self)
@@ -224,7 +228,8 @@ class HybridModel(nn.Module):
         }
         ahead = {} if self.mtp is None else {f"mtp.{part}": choice for part, choice in self.mtp.choices().items()}
         joined = {} if self._joined is None else {"residual_norm": self._joined}
-        return {**parts, **ahead, **joined, "norm": self.norm.choice}
+        again = {f"layers.{place}.recompute": RECOMPUTED for place in sorted(self._recomputed)}
+        return {**parts, **again, **ahead, **joined, "norm": self.norm.choice}
 
     def native_state_dict(self) -> dict[str, Any]:
         """A copy of every weight under native names, the same for every build; a tied head is not listed.
@@ -301,6 +306,7 @@ class HybridModel(nn.Module):
             return stepped.rows, stepped.added
 
         rows, added = recompute(run, *given, use_reentrant=False)
+        self._recomputed.add(place)
         return Stepped(rows, None, added)
 
     def _mtp_loss(self, join: MtpJoin, stream: Any, tokens: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from ...evidence.receipt import Check, Part
 from ..bench import Bench
+from .fault_findings import Reference, Seen, locate_departure
 from .runs import Run, Runs, open_runs
 from .trajectories import MOST, Trajectory, Twins, Verdict, compare_trajectories
 
@@ -26,6 +27,8 @@ def judge_plan(bench: Bench, runs: Runs, plan: Run) -> None:
         check_ended(bench, run)
     if all(run.done for run in (plan, reference, *twins)):
         check_follows(bench, "reproduces", plan, plan.trajectory, reference.trajectory, twins)
+        if not all(check.passed for check in bench.checks):
+            tell_where(bench, plan, reference, twins)
 
 
 def run_reference(runs: Runs) -> tuple[Run, list[Run]]:
@@ -56,6 +59,22 @@ def check_follows(
         seen, reference, Twins(first, tuple(others)), precision=run.order.precision, depth=run.depth
     )
     bench.checks.extend(check_of(name, verdict) for verdict in verdicts)
+
+
+def tell_where(bench: Bench, plan: Run, reference: Run, twins: Sequence[Run]) -> None:
+    """Name the first step and module that are off, from the norms of streams and of gradients: a check that failed."""
+    first, *others = (seen_of(twin) for twin in twins)
+    known = Reference(seen_of(reference), (first, *others), plan.order.precision, plan.depth)
+    step, module = locate_departure(seen_of(plan), known)
+    said = f"step {step}, {module or 'no single module'}" if step >= 0 else "no stream and no gradient of a part is off"
+    bench.check("reproduces.first-off", step < 0, said)
+
+
+def seen_of(run: Run) -> Seen:
+    """What rank 0 left of a run that was audited."""
+    receipt, trajectory = run.receipts[0], run.trajectory
+    streams, parts = receipt["stream_norms"] or {}, receipt["part_norms"] or {}
+    return Seen(trajectory.losses, trajectory.grad_norms, streams, parts)
 
 
 def check_of(name: str, verdict: Verdict) -> Check:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ...evidence.receipt import Backend, Check, Part
-from ...training.language import Grammar, step_probabilities
+from ...training.language import Grammar, Language, step_probabilities
+from ...training.smoke.trainer import NEVER_TRAINED_ON
 from ..bench import Bench
 from .reproduce import check_ended
 from .runs import Run, Runs, backends_of, open_runs, read_number
@@ -61,7 +62,8 @@ def judge_learning(name: str, steps: Sequence[Mapping[str, Any]], grammar: Gramm
     Such a model scores ln V at each token. What a perfect model scores on the same tokens is known, so the gap between
     them at the end of training, over the gap that is expected of no context, is 1 with a spread of sigma / gap: sigma
     is the spread of a token's surprise over the square root of the tokens looked at. A run that learned nothing is not
-    below 1 - SIGMAS of that.
+    below 1 - SIGMAS of that. Nothing scores better than a perfect model: a gap below 0 by more is that of a model which
+    was shown what it is to predict, or the same batch again and again.
     """
     last = steps[-max(1, round(LAST * len(steps))) :]
     gaps = [float(step["loss"]) - float(step["perfect"]) for step in last if _is_finite(step)]
@@ -73,7 +75,16 @@ def judge_learning(name: str, steps: Sequence[Mapping[str, Any]], grammar: Gramm
         "gap-of-no-context", observed, bound, observed <= bound,
         f"1 - {SIGMAS:g} x {sigma:.3g} / {whole:.3g}: spread of the mean over {len(gaps)} steps, over ln V - floor",
     )  # fmt: skip
-    return Check(f"{name}.learns", part.passed, (part,), f"of a floor of {grammar.floor(length + 1):.4f} nats")
+    least = Part(
+        "gap-of-knowing-all", observed, -SIGMAS * sigma / whole, observed >= -SIGMAS * sigma / whole,
+        "a model that knows the language exactly has a gap of 0", at_least=True,
+    )  # fmt: skip
+    return Check(
+        f"{name}.learns",
+        part.passed and least.passed,
+        (part, least),
+        f"of a floor of {grammar.floor(length + 1):.4f} nats",
+    )
 
 
 def check_audit(bench: Bench, run: Run) -> None:
@@ -141,7 +152,7 @@ def check_validation(bench: Bench, runs: Runs) -> None:
     A GPU whose kernels add in the order in which they come has other bits at every run; its second run then says what
     that does, and validation may not do more.
     """
-    short = {"steps": QUIET_STEPS, "audit": False}
+    short = {"steps": QUIET_STEPS, "audit": False, "deterministic": bench.device == "cuda"}
     asked = {"quiet": short, "quiet-again": short, "validated": {**short, "validate_every": 2}}
     if runs.plan.world == 1:
         plain, again, validated = runs.run_beside(asked)
@@ -152,7 +163,7 @@ def check_validation(bench: Bench, runs: Runs) -> None:
     if not (plain.done and again.done and validated.done):
         return
     said = validated.receipts[0]["validation"]
-    bench.check("validated.validation", bool(said), f"evaluated {len(said)} times")
+    bench.checks.append(judge_validation("validated.validation", said, runs))
     steady = plain.trajectory == again.trajectory
     if steady or bench.device == "cpu":
         same = validated.trajectory == plain.trajectory
@@ -163,6 +174,23 @@ def check_validation(bench: Bench, runs: Runs) -> None:
         seen = _furthest(validated.trajectory.series[name], wanted)
         part = Part("deviation", seen, bound, seen <= bound, f"{MULTIPLE:g} x that of a second run without validation")
         bench.checks.append(Check(f"validated.{name}", part.passed, (part,)))
+
+
+def judge_validation(name: str, said: Mapping[str, float], runs: Runs) -> Check:
+    """Whether each evaluation has the loss of a model that has not seen the batch: no better than a perfect one."""
+    size = runs.size
+    language = Language(size.grammar, seed=runs.bench.order.seed)
+    read = language.batch(NEVER_TRAINED_ON, size.batch, size.length + 1)
+    least = float(language.surprise(read).mean()) - SIGMAS * _spread_of_surprise(size.grammar) / math.sqrt(
+        size.batch * size.length
+    )
+    losses = [float(loss) for loss in said.values()]
+    lowest = min(losses, default=-math.inf)
+    part = Part(
+        "loss", lowest, least, bool(losses) and lowest >= least,
+        "what a perfect model scores on that batch, less the spread of its mean", at_least=True,
+    )  # fmt: skip
+    return Check(name, part.passed, (part,), f"evaluated {len(losses)} times")
 
 
 def _furthest(values: Sequence[float | None], wanted: Sequence[float | None]) -> float:

@@ -247,13 +247,13 @@ class SmokeTrainer:
         return read[places.start : places.stop].to(self.rank.device, non_blocking=True)
 
     def _not_finite(self, record: StepRecord, parts: list[Any]) -> NotFinite:
-        found, words = None, "nobody watched modules: run it again with watch"
-        if self.watch is not None:
-            try:
-                found = self.watch.find(lambda: self._passes(parts, with_gradients=True), step=record.step)
-                words = found.words()
-            except TrainingError as fault:
-                words = str(fault)
+        watch = self.watch or FiniteWatch(self.model)  # all ranks are here: what is not finite is so in their sum
+        found = None
+        try:
+            found = watch.find(lambda: self._passes(parts, with_gradients=True), step=record.step)
+            words = found.words()
+        except TrainingError as fault:
+            words = str(fault)
         self.optimizer.drop_gradients()
         return NotFinite(
             f"step {record.step}: loss {record.loss}, gradient norm {record.grad_norm}: {words}. Likely cause: a layer "
