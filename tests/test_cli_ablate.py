@@ -34,9 +34,10 @@ def rank(number):
     pace, memory = 0.1 * (1.1 if on else 1) * (1 + number), 2**30 - 2**28 * on
     steps = [dict(loss=3.0 - step / 100, seconds=pace + draw.gauss(0, 2e-4)) for step in range(order["steps"])]
     forms = dict(order["forms"], recompute=False) if fault == "falls-back" else order["forms"]
+    again = ("layers.0.recompute", dict(requested="recompute", observed="recompute", refusals=[]))
     return dict(
         rank=number, steps=steps, goodput=dict(tokens=256 * order["steps"], peak_bytes=dict(step=memory)),
-        choices=dict(norm=dict(requested="te", observed="native", refusals=[])),
+        choices=dict([("norm", dict(requested="te", observed="native", refusals=[]))] + [again] * on),
         topology=dict(host="somewhere", device="cpu", plan=order["plan"], place=number), forms=forms,
         features=order["features"], versions=dict(torch="2"),
         model=dict(name=order["size"], pattern="AMEAR", parameters=1234, size=order["changes"]),

@@ -25,12 +25,18 @@ def probe(bench: Bench) -> None:
     """Train without a break; train, kill and resume; resume on one rank."""
     every = int(bench.setting("checkpoint_every", "3"))
     with open_runs(bench) as runs:
+        if runs.launcher != "local":
+            bench.cannot_run(
+                f"the rank to kill is looked for among the processes of this one, and {runs.launcher} starts ranks "
+                "elsewhere. Next step: run this cell with --launcher local."
+            )
         whole = runs.run("plan")
         saved = runs.folder / "checkpoints"
         saving = {"checkpoint_folder": str(saved), "checkpoint_every": every}
-        with killing(saved / LATEST, runs.plan.world - 1) as killer:
+        last = runs.plan.world - 1
+        with killing(saved / LATEST, last) as killer:
             killed = runs.run("killed", **saving)
-        check_killed(bench, killed, killer.killed)
+        check_killed(bench, killed, last if killer.killed else None)
         if killed.done or not (saved / LATEST).exists():
             return
         elsewhere = Path(shutil.copytree(saved, runs.folder / "checkpoints-elsewhere"))
@@ -61,10 +67,12 @@ def resume_elsewhere(bench: Bench, runs: Runs, whole: Run, saved: Path) -> None:
     check_follows(bench, "other-world", other, seen, reference.trajectory, twins)
 
 
-def check_killed(bench: Bench, run: Run, killed: bool) -> None:
-    """The run did not end well, and says so."""
-    said = run.words.partition("\n")[0] or run.ending
-    bench.check("killed.is-told", killed and run.ending == "died", said if killed else "no rank could be killed")
+def check_killed(bench: Bench, run: Run, rank: int | None) -> None:
+    """The run did not end well, and accuses the rank that was killed (None: none could be), and no other."""
+    accused = ", ".join(map(str, run.culprits)) or "none"
+    said = f"killed: rank {rank}; accused: {accused}; {run.words.partition(chr(10))[0] or run.ending}"
+    told = rank is not None and run.ending == "died" and run.culprits == (rank,)
+    bench.check("killed.is-told", told, "no rank could be killed" if rank is None else said)
 
 
 def check_same_bits(bench: Bench, whole: Run, resumed: Run) -> None:

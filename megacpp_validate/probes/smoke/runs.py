@@ -24,7 +24,7 @@ from ...training.parallel.gather import read_end
 from ...training.parallel.plan import ParallelPlan
 from ...training.sizes import Size, read_size
 from ...training.smoke.order import SmokeOrder, write_order
-from ...training.smoke.run import ORDER, RANK, run_smoke
+from ...training.smoke.run import ORDER, RANK, SILENT_S, environment_of, run_smoke
 from ..bench import Bench
 from .trajectories import Depth, Trajectory
 
@@ -45,6 +45,8 @@ class Run:
         ending: "done", or how else.
         words: why it is not done; empty where it is.
         receipts: of each rank that left one, rank 0 first.
+        culprits: ranks that the launcher accuses.
+        seconds: wall time of its launcher, of starting processes too; 0 where nobody told it.
     """
 
     name: str
@@ -53,6 +55,8 @@ class Run:
     ending: str
     words: str
     receipts: tuple[Mapping[str, Any], ...]
+    culprits: tuple[int, ...] = ()
+    seconds: float = 0.0
 
     @property
     def done(self) -> bool:
@@ -94,6 +98,11 @@ class Runs:
         changes = {name: _number(text) for name, text in _pairs(bench.setting("changes"))}
         self.size = read_size(bench.setting("size", "tiny"), **changes)
         self.changes = changes
+
+    @property
+    def launcher(self) -> str:
+        """Who starts the ranks: "local" in this process, or one of `host_launch`."""
+        return self.bench.setting("launcher", "local")
 
     def order(self, **changes: Any) -> SmokeOrder:
         """What the row asks for, with single fields of `SmokeOrder` changed.
@@ -156,11 +165,11 @@ class Runs:
     def _train(self, name: str, order: SmokeOrder, place: Mapping[str, str]) -> Run:
         limit_s = float(self.bench.setting("limit_s", str(LIMIT_S)))
         cores = {**_share_cores(order.read_plan().world), **place}
-        launcher = self.bench.setting("launcher", "local")
+        launcher = self.launcher
         if launcher == "local":
             result = run_smoke(order, self.folder / name, limit_s=limit_s, environment=cores)
             receipts = tuple(result.receipts[rank] for rank in sorted(result.receipts))
-            run = Run(name, order, self.size, result.ending, result.words, receipts)
+            run = Run(name, order, self.size, result.ending, result.words, receipts, result.culprits, result.seconds)
         else:
             run = Run(name, order, self.size, *launch_elsewhere(order, self.folder / name, launcher, limit_s, cores))
         return run
@@ -173,22 +182,24 @@ class Runs:
 
 def launch_elsewhere(
     order: SmokeOrder, folder: Path, launcher: str, limit_s: float, variables: Mapping[str, str]
-) -> tuple[str, str, tuple[Mapping[str, Any], ...]]:
-    """Let another launcher run an order: its ending, its words, and what each rank left."""
+) -> tuple[str, str, tuple[Mapping[str, Any], ...], tuple[int, ...], float]:
+    """Let another launcher run an order: its ending, its words, what each rank left, whom it accuses, seconds."""
     order.refuse()
     folder.mkdir(parents=True, exist_ok=True)
     write_order(order, folder / ORDER)
+    world = str(order.read_plan().world)
+    slurm = ["--submit", *(["--gpus-per-host", world] if order.device == "cuda" else [])] if launcher == "slurm" else []
     command = [
-        sys.executable, "-m", _LAUNCH, "--launcher", launcher, "--ranks-per-host", str(order.read_plan().world),
-        "--folder", str(folder), "--limit-s", str(limit_s), *(["--submit"] if launcher == "slurm" else []),
-        RANK, str(folder / ORDER),
+        sys.executable, "-m", _LAUNCH, "--launcher", launcher, "--ranks-per-host", world, "--folder", str(folder),
+        "--limit-s", str(limit_s), "--silent-s", str(min(SILENT_S, limit_s)), *slurm, RANK, str(folder / ORDER),
     ]  # fmt: skip
-    ended = subprocess.run(command, check=False, capture_output=True, text=True, env={**os.environ, **variables})
+    given = {**os.environ, **environment_of(order), **variables}
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, env=given)
     end = read_end(folder)
     if end is None:
-        return "not-started", (ended.stderr or ended.stdout)[-2000:] or f"exit status {ended.returncode}", ()
+        return "not-started", (ended.stderr or ended.stdout)[-2000:] or f"exit status {ended.returncode}", (), (), 0.0
     receipts = tuple(rank["receipt"] for rank in end["ranks"] if rank["receipt"] is not None)
-    return str(end["ending"]), str(end["words"]), receipts
+    return str(end["ending"]), str(end["words"]), receipts, tuple(map(int, end["culprits"])), float(end["seconds"])
 
 
 def read_plan(text: str) -> ParallelPlan:

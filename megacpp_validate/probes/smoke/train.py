@@ -10,12 +10,19 @@ from ...evidence.receipt import Backend, Check, Part
 from ...training.language import Grammar, Language, step_probabilities
 from ...training.smoke.trainer import NEVER_TRAINED_ON
 from ..bench import Bench
+from ..fp8.quantizers import KINDS, TENSORS, wanted_block, wanted_format
 from .reproduce import check_ended
 from .runs import Run, Runs, backends_of, open_runs, read_number
 from .trajectories import MULTIPLE
 
 LAST: Final = 0.2  # of the steps: over so many the end of training is looked at
 SIGMAS: Final = 5.0  # a mean of so many tokens lies beyond with probability 3e-7
+# Parts whose products low precision takes, and the keys of a row of `evidence.loss_curve.QuantizerSeen`.
+CASTING: Final = ("block", "mlp", "in_projection", "up", "down")
+ROW: Final = ("layer", "tensor", "kind", "format")
+RAN: Final = ("start-up", "data", "step")  # phases that every run has
+TICK_S: Final = 0.01  # the kernel tells when a process began in hundredths of a second, cut off: a tick too early
+OUTSIDE_S: Final = 10.0  # most that a rank may spend outside of its account: processes that begin and end
 QUIET_STEPS: Final = 6  # of the runs with and without validation
 
 
@@ -38,6 +45,7 @@ def check_run(bench: Bench, run: Run) -> None:
     check_audit(bench, run)
     check_account(bench, run)
     check_backends(bench, run)
+    check_low_precision(bench, run)
 
 
 def check_finite(bench: Bench, run: Run) -> None:
@@ -100,9 +108,16 @@ def check_audit(bench: Bench, run: Run) -> None:
         wanted = run.size.letters.count("E") * run.order.steps if exchanges else 0
         said = f"{conserved} dispatches conserved their tokens, {wanted} or more were to be looked at"
         bench.check(f"{run.name}.tokens.{name}", conserved >= wanted, said)
-        # Without tensor groups every parameter is shared out, and nothing is there twice but within a tensor group.
-        looked = replicas is not None and (replicas > 0 or run.order.read_plan().tensor_parallel == 1)
-        bench.check(f"{run.name}.replicas.{name}", looked, f"{replicas} replicated tensors have the same bits")
+        # What FSDP2 shares out is there once; alike are experts of several ranks, routers in fp32, and tensor groups.
+        plan, alike = run.order.read_plan(), receipt.get("alike")
+        twice = plan.data > plan.expert_parallel and "E" in run.size.letters
+        shares = bool(alike) or plan.tensor_parallel > 1 or twice
+        looked = replicas is not None and alike is not None and (not shares or replicas > 0)
+        said = f"{replicas} replicated tensors have the same bits; {alike} groups hold some alike"
+        bench.check(f"{run.name}.replicas.{name}", looked, said)
+        still = receipt.get("unmoved")
+        said = "nobody looked" if still is None else ", ".join(still) or "none"
+        bench.check(f"{run.name}.moved.{name}", still == [], f"parameters as before the first step: {said}")
 
 
 def experts_of(receipt: Mapping[str, Any]) -> list[str]:
@@ -116,14 +131,28 @@ def experts_of(receipt: Mapping[str, Any]) -> list[str]:
 
 
 def check_account(bench: Bench, run: Run) -> None:
-    """The phases of every rank sum to its whole, and steps are among them."""
+    """The phases of every rank sum to its whole, which the launcher's clock confirms; every token is counted.
+
+    A rank begins after its launcher's clock and ends before it. What it does not see of that time is the start of its
+    process, and what follows the account: the receipt, leaving the others, the end of the process.
+    """
     for receipt in run.receipts:
         account = receipt["goodput"]
         phases, whole = account["phases_ns"], round(account["whole_s"] * 1e9)
         # The whole is told in seconds, in fp64: rounding at 2**-53 of 10**3 s is far below a nanosecond.
-        adds_up = abs(sum(phases.values()) - whole) <= 1 and min(phases.values()) >= 0 and phases["step"] > 0
+        adds_up = (
+            abs(sum(phases.values()) - whole) <= 1
+            and min(phases.values()) >= 0
+            and min(phases[phase] for phase in RAN) > 0
+        )
         said = ", ".join(f"{phase} {spent / 1e9:.2f} s" for phase, spent in phases.items() if spent)
         bench.check(f"{run.name}.account.rank{receipt['rank']}", adds_up, f"{whole / 1e9:.2f} s: {said}")
+        outside = run.seconds - account["whole_s"]
+        said = f"{run.seconds:.2f} s by the launcher's clock, of which the rank's account lacks {outside:.2f} s"
+        bench.check(f"{run.name}.clock.rank{receipt['rank']}", -TICK_S <= outside <= OUTSIDE_S, said)
+        wanted = run.order.steps * run.size.batch * run.size.length
+        said = f"{account['tokens']} of {wanted} tokens of {run.order.steps} steps"
+        bench.check(f"{run.name}.counted.rank{receipt['rank']}", account["tokens"] == wanted, said)
         peaks = account["peak_bytes"]
         seen = bool(peaks) and max(peaks.values()) > 0
         if bench.device == "cuda":
@@ -137,6 +166,68 @@ def check_backends(bench: Bench, run: Run) -> None:
     bench.check(f"{run.name}.parts", bool(rows), f"{len(rows)} parts say what they took")
     for row in rows:
         bench.check(f"{row.path}.backend", takes_what_was_asked(row), _say_row(row))
+
+
+def check_low_precision(bench: Bench, run: Run) -> None:
+    """Where a recipe runs in Transformer Engine: its quantizers sat on all that should cast, and on nothing else."""
+    recipe = run.order.recipe
+    if recipe is None or not bench.wants_te:
+        return
+    for receipt in run.receipts:
+        faults = find_wrong_casts(run, receipt, recipe)
+        said = "; ".join(faults[:5]) or f"{len(receipt['quantizers'])} casts of {recipe}"
+        bench.check(f"{run.name}.casts.rank{receipt['rank']}", not faults, said)
+        dense = any(run.size.letters[_place_of(part)] in "AM" for part in _low_parts(run, receipt))
+        if recipe == "delayed" and run.order.read_plan().world > 1 and dense:
+            scales = receipt.get("scales") or 0
+            bench.check(f"{run.name}.scales.rank{receipt['rank']}", scales > 0, f"{scales} scales have the same bits")
+    rows = {tuple(row[name] for name in ROW): None for receipt in run.receipts for row in receipt["quantizers"] or ()}
+    for layer, tensor, kind, form in rows:
+        block = wanted_block(recipe, tensor)
+        bench.saw_quantizer(f"{run.name}.{layer}", tensor, kind, f"float8_{form}", block)
+
+
+def find_wrong_casts(run: Run, receipt: Mapping[str, Any], recipe: str) -> list[str]:
+    """What a rank's quantizers lack, have too much, or have of another recipe; nothing where all is right."""
+    seen: dict[str, set[str]] = {}
+    parts, faults = _low_parts(run, receipt), []
+    for row in receipt["quantizers"] or ():
+        part = next((part for part, start in parts.items() if f"{row['layer']}.".startswith(start)), "")
+        seen.setdefault(part, set()).add(row["tensor"])
+        said, wanted = (row["kind"], f"float8_{row['format']}"), (KINDS[recipe], _format_of(recipe, row["tensor"]))
+        if not _may_cast(run, row["layer"]):
+            faults.append(f"{row['layer']} stays in BF16, and has a {row['kind']}")
+        elif said != wanted:
+            faults.append(f"{row['layer']} {row['tensor']}: {' '.join(said)}; wanted {' '.join(wanted)}")
+    if not parts:
+        faults.append("no part of a layer outside of the BF16 zones took Transformer Engine")
+    lacking = ((part, sorted(set(TENSORS) - seen.get(part, set()))) for part in parts)
+    return faults + [f"{part} has no quantizer of {', '.join(tensors)}" for part, tensors in lacking if tensors]
+
+
+def _low_parts(run: Run, receipt: Mapping[str, Any]) -> dict[str, str]:
+    """Parts with a product that took Transformer Engine where low precision may run -> start of its layers' names."""
+    found = {}
+    for part, choice in receipt["choices"].items():
+        layer, _, name = part.rpartition(".")
+        if name in CASTING and choice["observed"] == "te" and _may_cast(run, part):
+            found[part] = f"{layer}." if name == "in_projection" else f"{part}."  # which its mixer has
+    return found
+
+
+def _may_cast(run: Run, name: str) -> bool:
+    """Whether what a layer has may run in low precision: embedding, heads, zones, and experts that are kept out not."""
+    if not name.startswith("layers.") or run.size.zones.is_bf16(place := _place_of(name)):
+        return False
+    return run.size.letters[place] != "E" or run.order.read_forms().low_precision_experts
+
+
+def _place_of(name: str) -> int:
+    return int(name.split(".")[1])
+
+
+def _format_of(recipe: str, tensor: Any) -> str:
+    return wanted_format(recipe, "dgrad" if tensor == "gradient" else "forward", tensor)
 
 
 def takes_what_was_asked(row: Backend) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Mapping
@@ -39,6 +40,7 @@ from .checkpoint_manifest import (
 LATEST: Final = "latest"
 MANIFEST: Final = "manifest.json"
 ASIDE: Final = ".writing-"
+_NAME: Final = re.compile(r"[\w-][\w.-]*", re.ASCII)  # of one folder: no way out, and nothing that is written aside
 
 
 class CheckpointNotSaved(TrainingError, OSError):
@@ -118,7 +120,7 @@ def load_checkpoint(folder: Path, state: Mapping[str, Any], *, identity: Mapping
         WrongCheckpoint: there is none, it is damaged, or it is of another model; every difference is named. Nothing of
             `state` was changed then.
     """
-    name, manifest = _from_first(lambda: _read_latest(folder), "read")
+    name, manifest = _from_first(lambda: _read_latest(folder), "read", _not_read)
     path = folder / name
     if faults := find_differences(manifest, identity, _describe_all(state)):
         raise WrongCheckpoint(
@@ -199,19 +201,36 @@ def _refuse_other_disks(aside: Path, manifest: Manifest) -> None:
         raise CheckpointNotSaved(
             f"the checkpoint was not saved: of {len(manifest.files)} files that ranks wrote, the first rank does not "
             f"see {', '.join(lacking[:3])}. Likely cause: {aside.parent} is no folder that all hosts share. Next step: "
-            "name one that is; training can go on."
+            "name one that is; the one before is whole: resume from it."
         )
 
 
-def _read_latest(folder: Path) -> tuple[str, Manifest]:
+def read_latest(folder: Path) -> str:
+    """The name of the latest checkpoint, which lies in the folder itself.
+
+    Raises:
+        WrongCheckpoint: there is none, or what stands there is no such name.
+    """
     try:
-        name = (folder / LATEST).read_text(encoding="utf-8").strip()
+        given = (folder / LATEST).read_bytes()
     except OSError as fault:
         raise WrongCheckpoint(
             f"there is no checkpoint in {folder}: {fault}. Likely cause: another folder, or a run that was killed "
             "before its first save. Next step: begin anew, or name the folder of the run.",
             (),
         ) from fault
+    name = given.decode("utf-8", errors="replace").strip()
+    if not _NAME.fullmatch(name):
+        raise WrongCheckpoint(
+            f"{folder / LATEST} names no checkpoint of its folder: {given[:80]!r}. Likely cause: a copy that was cut "
+            f"short, or a file of something else. Next step: write the name of a checkpoint of {folder} into it.",
+            (f"{LATEST} is {given[:80]!r}",),
+        )
+    return name
+
+
+def _read_latest(folder: Path) -> tuple[str, Manifest]:
+    name = read_latest(folder)
     return name, read_manifest(folder / name / MANIFEST)
 
 
@@ -222,8 +241,9 @@ def _from_all(value: Any) -> list[Any]:
     return values
 
 
-def _from_first(action: Callable[[], Any], stage: str) -> Any:
-    """What the first rank's action gave, or its fault, on all ranks."""
+def _from_first(action: Callable[[], Any], stage: str, word: Callable[[str], TrainingError] | None = None) -> Any:
+    """What the first rank's action gave, or its fault, on all ranks; `word` makes an error of what nobody foresaw."""
+    word = word or _not_saved
     said: list[Any] = [None, None]
     if distributed.get_rank() == 0:
         try:
@@ -231,7 +251,7 @@ def _from_first(action: Callable[[], Any], stage: str) -> Any:
         except TrainingError as fault:
             said[1] = fault
         except Exception as fault:  # the others wait for it
-            said[1] = _not_saved(f"rank 0: {stage}: {_short(fault)}")
+            said[1] = word(f"rank 0: {stage}: {_short(fault)}")
     distributed.broadcast_object_list(said, 0)
     if said[1] is not None:
         raise said[1]
@@ -255,7 +275,15 @@ def _not_saved(what: str) -> CheckpointNotSaved:
     cause = "the disk is full, or a limit on it was reached" if full else "a file system that cannot be written"
     return CheckpointNotSaved(
         f"the checkpoint was not saved: {what}. Likely cause: {cause}. Next step: make room, or keep fewer "
-        "checkpoints; the one before is whole, and training can go on."
+        "checkpoints; the one before is whole: resume from it."
+    )
+
+
+def _not_read(what: str) -> WrongCheckpoint:
+    return WrongCheckpoint(
+        f"the checkpoint could not be read: {what}. Likely cause: a file of it is not what was written. Next step: "
+        "copy it again, or take an older checkpoint.",
+        (what,),
     )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +14,7 @@ from ..errors import TrainingError
 
 OF_RANK: Final = "rank/"  # tensors of one rank and its build, which another world has no use for
 _SHOWN: Final = 6
+_TENSOR: Final = re.compile(r"\w+\[(\d+(, \d+)*)?\]", re.ASCII)
 _CHUNK: Final = 1 << 22
 
 
@@ -56,19 +58,44 @@ def read_manifest(path: Path) -> Manifest:
     """Read it.
 
     Raises:
-        WrongCheckpoint: it is not there, cut short, or no manifest.
+        WrongCheckpoint: it is not there, cut short, or no manifest; every field that is none is named.
     """
     try:
         given = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(given, dict) or given.keys() != {field.name for field in fields(Manifest)}:
             raise ValueError("other fields than a manifest's")
-    except (OSError, ValueError) as fault:
+        if wrong := list(_wrong_fields(given)):
+            raise ValueError("; ".join(wrong))
+    except (OSError, ValueError, RecursionError) as fault:
         raise WrongCheckpoint(
             f"the manifest {path} cannot be read: {fault}. Likely cause: a copy that was cut short, or a folder that "
             "is no checkpoint. Next step: copy it again, or take an older checkpoint.",
             (str(fault),),
         ) from fault
     return Manifest(**given)
+
+
+def _wrong_fields(given: Mapping[str, Any]) -> Iterator[str]:
+    """Fields of a manifest that have other values than one can have."""
+    for name, least in (("step", 0), ("world", 1)):
+        if type(given[name]) is not int or given[name] < least:  # true is an int
+            yield f"{name} is {_shorten(given[name])}, and is a whole number from {least} on"
+    for name in ("identity", "tensors", "plain", "files"):
+        if not isinstance(given[name], dict):
+            yield f"{name} is {_shorten(given[name])}, and is an object"
+    tensors, files = (given[name] if isinstance(given[name], dict) else {} for name in ("tensors", "files"))
+    for name, said in tensors.items():
+        if not isinstance(said, str) or not _TENSOR.fullmatch(said):
+            yield f"tensor {name} is {_shorten(said)}, and is a dtype and a shape"
+    for name, measured in files.items():
+        if name in ("", "..") or Path(name).name != name or "\0" in name:
+            yield f"file {_shorten(name)} is not in the folder"
+        elif not isinstance(measured, list) or [type(number) for number in measured] != [int, int]:
+            yield f"file {name} is {_shorten(measured)}, and is [bytes, CRC-32]"
+
+
+def _shorten(value: Any) -> str:
+    return repr(value)[:80]
 
 
 def describe_tensors(state: Mapping[str, Any]) -> dict[str, str]:

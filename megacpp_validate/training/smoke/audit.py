@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..model import HybridModel
 from ..optimizer import MasterAdamW
 from ..parallel.gradient_sums import local_part
 from ..parallel.mesh import RankGroups
-from ..parallel.replicas import check_replicas
+from ..parallel.replicas import check_replicas, digest_tensor
 from ..parallel.sharding import Sharded, is_expert
 from ..parallel.token_counts import TokensNotConserved, check_conservation
 from .saved import EXPERT
@@ -29,6 +30,7 @@ class Audit:
         dispatches: how many were found to conserve their tokens; those of the path "bridge", which has counts.
         replicas: how many tensors were compared bit by bit, the last time.
         scales: how many of them are scales of low precision.
+        alike: groups of more than one rank, this one in each, that hold parameters alike.
         part_norms: part of the model -> the norm of its gradients in each step, before clipping.
         stream_norms: layer -> the norm of what it gave, over the tokens of all ranks and passes, in each step.
     """
@@ -36,7 +38,10 @@ class Audit:
     def __init__(self, model: HybridModel, sharded: Sharded, groups: RankGroups) -> None:
         self._model, self._sharded, self._groups = model, sharded, groups
         self._moved: dict[str, Any] = {}
+        self._optimizer: MasterAdamW | None = None
+        self._first: Any = None
         self.dispatches = self.replicas = self.scales = 0
+        self.alike = sum(distributed.get_world_size(group) > 1 for _, _, group in sharded.alike)
         self.part_norms: dict[str, list[float]] = {}
         self.stream_norms: dict[str, list[float]] = {}
         self._pass, self._given = 0, dict[tuple[int, int], Any]()
@@ -52,6 +57,9 @@ class Audit:
 
     def look(self, optimizer: MasterAdamW) -> None:
         """A collective call, once a step. Raises ReplicaDiverged: ranks hold other bits where they should be alike."""
+        if self._optimizer is None:
+            self._optimizer = optimizer
+            self._first = torch.stack([digest_tensor(master) for _, master, _ in self._held(optimizer)])
         gradients = optimizer.gradients()
         for name in sorted(self._sharded.experts):
             if match := EXPERT.match(name):
@@ -77,6 +85,39 @@ class Audit:
         for layer, seen in sorted(self._moved.items()):
             lacking += [f"{layer} expert {first + int(place)}" for place in (~seen).nonzero().flatten().tolist()]
         return lacking
+
+    def unmoved(self) -> list[str] | None:
+        """What lies here of parameters and has the bits of before the first step; experts as in "layers.1.up expert 3".
+
+        What the optimizer does not have is unmoved, and so is a parameter that is not the rounding of its master: a
+        layer that keeps its weight while the master moves trains nothing. None before the first step.
+        """
+        if self._optimizer is None:
+            return None
+        held = list(self._held(self._optimizer))
+        same = torch.stack([digest_tensor(master) for _, master, _ in held]) == self._first
+        stays = [not torch.equal(one, master.to(one.dtype)) for _, master, one in held]
+        known = self._optimizer.parameters()
+        left = [name for name, _ in self._model.named_parameters() if name not in known]
+        return left + [
+            name for (name, _, _), one, other in zip(held, same.tolist(), stays, strict=True) if one or other
+        ]
+
+    def _held(self, optimizer: MasterAdamW) -> Iterator[tuple[str, Any, Any]]:
+        """Name, master and parameter of all that lies here; of a bank one expert after the other."""
+        first = self._groups.spread.experts(self._model.size.num_experts).start
+        for name, parameter in optimizer.parameters().items():
+            master, here = optimizer.master(name), local_part(parameter).detach()
+            if not master.numel():  # FSDP2 leaves a rank without rows where there are fewer than ranks
+                continue
+            match = EXPERT.match(name) if name in self._sharded.experts else None
+            if match is None:
+                yield name, master, here
+            elif match[2]:
+                yield f"{match[1]} expert {first + int(match[2])}", master, here
+            else:
+                for place, (own, one) in enumerate(zip(master.unbind(0), here.unbind(0), strict=True)):
+                    yield f"{match[1]} expert {first + place}", own, one
 
     def _compare_scales(self) -> int:
         """Scales of layers that share their amax, bit by bit; how many tensors. Raises ReplicaDiverged."""

@@ -154,6 +154,11 @@ class SmokeOrder:
                 "graphs hold the addresses of parameters, which FSDP2 and the exchange of rows make anew in each step. "
                 "Next step: capture on one rank, or leave graphs out."
             )
+        if forms.moe == "jagged" and plan.expert_parallel > 1 and self.read_size().capacity_factor:
+            raise WrongSize(
+                "rows over an expert's capacity are sent by the way 'jagged' with a weight of 0: they are not those that "
+                "the router kept. Next step: take 'bridge' with a capacity and expert_parallel."
+            )
         if forms.moe == "padded" and plan.expert_parallel > 1:
             raise WrongSize(
                 f"the way {forms.moe!r} to the experts knows no other ranks. Next step: take 'bridge' or 'jagged' with "

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from ..gate_audit import see_quantizers
 from ..parallel.flops import PEAK, training_flops
 from ..parallel.goodput import Goodput, Ledger
 from ..parallel.non_finite import NonFinite
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from .trainer import SmokeTrainer
 
 _WARM: Final = 3  # steps that compile and warm up
+_AUDITED: Final = (
+    "replicas", "dispatches", "experts_without_gradient", "part_norms", "stream_norms", "scales", "alike", "unmoved"
+)  # fmt: skip
 
 
 def make_receipt(
@@ -46,6 +50,7 @@ def make_receipt(
             part: _choice(one) for part, one in (trainer.model.choices() | trainer.captured).items() if one is not None
         },
         **_audited(trainer.audit),
+        "quantizers": None if trainer.order.recipe is None else [asdict(row) for row in see_quantizers(trainer.model)],
         "topology": _topology(trainer),
         "forms": {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(forms).items()},
         "features": asdict(trainer.order.read_features()),
@@ -64,9 +69,8 @@ def make_receipt(
 
 def _audited(audit: Audit | None) -> dict[str, Any]:
     """What was checked; None where nobody was asked to."""
-    names = ("replicas", "dispatches", "experts_without_gradient", "part_norms", "stream_norms", "scales")
     if audit is None:
-        return dict.fromkeys(names)
+        return dict.fromkeys(_AUDITED)
     return {
         "replicas": audit.replicas,
         "dispatches": audit.dispatches,
@@ -74,6 +78,8 @@ def _audited(audit: Audit | None) -> dict[str, Any]:
         "part_norms": {part: list(map(_number, norms)) for part, norms in audit.part_norms.items()},
         "stream_norms": {part: list(map(_number, norms)) for part, norms in audit.stream_norms.items()},
         "scales": audit.scales,
+        "alike": audit.alike,
+        "unmoved": audit.unmoved(),
     }
 
 

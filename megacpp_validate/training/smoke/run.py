@@ -18,6 +18,7 @@ ORDER: Final = "order.json"
 # What makes the same bits at every run: a workspace of cuBLAS for each stream (its documentation, "Results
 # Reproducibility"), and attention kernels of Transformer Engine that add in a fixed order.
 DETERMINISTIC: Final = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
+SILENT_S: Final = 120.0  # without a sign of life on any rank; longer than the longest compile
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def run_smoke(
     folder: Path,
     *,
     limit_s: float = 600.0,
-    silent_s: float = 120.0,
+    silent_s: float = SILENT_S,
     environment: Mapping[str, str] | None = None,
 ) -> SmokeResult:
     """Run an order on ranks of this host.
@@ -94,9 +95,14 @@ def run_smoke(
         ranks=order.read_plan().world,
         folder=folder,
         limits=Limits(whole=limit_s, silent=min(silent_s, limit_s)),
-        environment={**(DETERMINISTIC if order.deterministic else {}), **(environment or {})},
+        environment={**environment_of(order), **(environment or {})},
     )
     return read_end(end)
+
+
+def environment_of(order: SmokeOrder) -> dict[str, str]:
+    """The variables that its ranks need, whoever starts them."""
+    return dict(DETERMINISTIC) if order.deterministic else {}
 
 
 def read_end(end: RunEnd) -> SmokeResult:

@@ -18,7 +18,7 @@ import torch
 
 from ..model import HybridModel
 from ..optimizer import MasterAdamW
-from ..parallel.checkpoint import LATEST, MANIFEST
+from ..parallel.checkpoint import MANIFEST, read_latest
 from ..parallel.checkpoint_manifest import OF_RANK, WrongCheckpoint, read_manifest
 from ..parallel.sharding import Sharded
 from ..spread import Spread
@@ -69,9 +69,8 @@ def room_for_extra_state(folder: Path, model: HybridModel, spread: Spread) -> di
     Nothing where there is no checkpoint, which `load_checkpoint` then says on all ranks.
     """
     try:
-        name = (folder / LATEST).read_text(encoding="utf-8").strip()
-        tensors = read_manifest(folder / name / MANIFEST).tensors
-    except (OSError, WrongCheckpoint):
+        tensors = read_manifest(folder / read_latest(folder) / MANIFEST).tensors
+    except WrongCheckpoint:
         return {}
     start = f"{OF_RANK}{spread.rank}of{spread.plan.world}/"
     here = {key: said for key, said in tensors.items() if key.startswith(start) and _layer_of(key, model) is not None}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from megacpp_validate.probes.bench import Bench
 from megacpp_validate.probes.order import Order, Target
@@ -15,7 +18,8 @@ from megacpp_validate.probes.smoke import dispatch
 def looked_at() -> set[str]:
     bench = Bench(Order("smoke_dispatch", "s", Target("cpu", ""), "native", quick=True, stands_on=("permute",)))
     dispatch.probe(bench)
-    assert len(bench.checks) == 14
+    assert len(bench.checks) == 11
+    assert re.search(r"padded [\d.]+ ms, jagged [\d.]+ ms", bench.checks[-1].detail)
     return {check.name.removeprefix("fp32.") for check in bench.checks if not check.passed}
 
 
@@ -42,3 +46,43 @@ def test_a_way_that_is_wrong_is_seen(wrong: Callable[[Any], Any], way: str, monk
     failed = looked_at()
     assert f"{way}.forward" in failed
     assert all(name.startswith(way) for name in failed)
+
+
+def shifted(ends: Any) -> Any:
+    return torch.cat([ends[:1] - 1, ends[1:]])
+
+
+MISPLACED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "a-row-at-the-next-expert": (lambda order: replace(order, ends=shifted(order.ends)), "expert 0 has"),
+    "the-last-rows-without-expert": (lambda order: replace(order, ends=order.ends - 2), "expert 0 has"),
+    "an-assignment-twice": (lambda order: replace(order, order=order.order.clone().index_fill_(
+        0, torch.tensor([0]), int(order.order[1]))), "no row, or several"),
+    "rows-turned-round": (lambda order: replace(order, order=order.order.flip(0)), "at another expert"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("wrong", "said"), MISPLACED.values(), ids=MISPLACED)
+def test_a_sort_that_loses_rows_is_seen(
+    wrong: Callable[[Any], Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = dispatch.sort_by_expert
+    chosen = torch.rand(40, 8, generator=torch.Generator().manual_seed(0)).topk(2).indices
+    assert dispatch.find_lost(chosen, 8) == ""
+    monkeypatch.setattr(dispatch, "sort_by_expert", lambda *given: wrong(right(*given)))
+    assert said in dispatch.find_lost(chosen, 8)
+    assert looked_at() == {"tokens.conserved"}
+
+
+def test_a_wait_for_the_device_is_seen() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("not-run: there is no CUDA device")
+    one = torch.ones(4, device="cuda")
+    assert dispatch.find_waits(lambda: one * 2) == ""
+    assert "synchroniz" in dispatch.find_waits(lambda: one.sum().item())
+    one.sum().item()  # the mode is off again
+    with pytest.raises(RuntimeError, match="something else"):
+        dispatch.find_waits(lambda: fail_with("something else"))
+
+
+def fail_with(words: str) -> None:
+    raise RuntimeError(words)

@@ -6,25 +6,27 @@ import copy
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from megacpp_validate.evidence.receipt import Quantizer
 from megacpp_validate.evidence.training import find_record_faults
 from megacpp_validate.probes.bench import Bench, CannotRun
 from megacpp_validate.probes.order import Order, Target
 from megacpp_validate.probes.smoke.resume import find_rank, killing
 from megacpp_validate.probes.smoke.runs import Run, Runs, backends_of, read_plan, record_of, require_devices
-from megacpp_validate.probes.smoke.train import check_run, judge_learning, takes_what_was_asked
+from megacpp_validate.probes.smoke.train import check_low_precision, check_run, judge_learning, takes_what_was_asked
 from megacpp_validate.training.parallel.goodput import PHASES
 from megacpp_validate.training.sizes import read_size
 from megacpp_validate.training.smoke.order import SmokeOrder
 
 STEPS = 10
 SIZE = read_size("tiny")
-PHASES_NS = {phase: 1_000_000_000 if phase in ("start-up", "step") else 0 for phase in PHASES}
+PHASES_NS = {phase: 1_000_000_000 if phase in ("start-up", "step", "data") else 0 for phase in PHASES}
+SECONDS = 3.75  # by the launcher's clock
 
 
 def new_bench(requested: str = "native", target: str = "cpu", **settings: str) -> Bench:
@@ -40,12 +42,13 @@ def left_by(rank: int) -> dict[str, Any]:
         {"step": step, "loss": 3.4 - 0.1 * step, "perfect": 2.0, "aux_loss": 0.0, "grad_norm": 1.0, "seconds": 0.1}
         for step in range(STEPS)
     ]
-    goodput = {"whole_s": 2.0, "phases_ns": dict(PHASES_NS), "peak_bytes": {"step": 100 + rank},
+    goodput = {"whole_s": 3.0, "phases_ns": dict(PHASES_NS), "peak_bytes": {"step": 100 + rank},
                "step_seconds": [0.1] * STEPS, "tokens": 2560, "tokens_per_second": 2560.0}  # fmt: skip
     return {
         "rank": rank, "steps": steps, "validation": {}, "goodput": goodput, "flop_utilisation": None,
         "choices": {"layers.0.block": {"requested": "te", "observed": "native", "refusals": ["te: not here"]}},
-        "replicas": 0, "dispatches": STEPS * SIZE.letters.count("E"), "experts_without_gradient": [],
+        "replicas": 0, "alike": 0, "unmoved": [], "scales": 0, "quantizers": None,
+        "dispatches": STEPS * SIZE.letters.count("E"), "experts_without_gradient": [],
         "topology": {"device": "cpu"}, "forms": {"moe": "bridge"}, "features": {"preset": "production"},
         "model": {"parameters_here": 40_000}, "nonfinite": None, "resumed": None,
     }  # fmt: skip
@@ -53,7 +56,7 @@ def left_by(rank: int) -> dict[str, Any]:
 
 def run_of(*receipts: dict[str, Any], ending: str = "done", words: str = "") -> Run:
     order = SmokeOrder(steps=STEPS, plan=asdict(read_plan("data=2 expert_parallel=2")))
-    return Run("plan", order, SIZE, ending, words, receipts)
+    return Run("plan", order, SIZE, ending, words, receipts, seconds=SECONDS)
 
 
 def failed(bench: Bench) -> set[str]:
@@ -79,6 +82,17 @@ def put(*path: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
+def account_of(phase: str, seconds: float) -> Callable[[dict[str, Any]], None]:
+    """An account that adds up, with so much of one phase."""
+
+    def change(receipt: dict[str, Any]) -> None:
+        goodput = receipt["goodput"]
+        goodput["phases_ns"] = {**goodput["phases_ns"], phase: round(seconds * 1e9)}
+        goodput["whole_s"] = sum(goodput["phases_ns"].values()) / 1e9
+
+    return change
+
+
 PLANTED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "a-step-not-finite": (put("steps", 3, "grad_norm", "nan"), "plan.steps.rank1"),
     "a-step-missing": (lambda receipt: receipt["steps"].pop(), "plan.steps.rank1"),
@@ -88,8 +102,16 @@ PLANTED: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "nobody-counted-tokens": (put("dispatches", None), "plan.tokens.rank1"),
     "tokens-counted-in-some-steps": (put("dispatches", STEPS - 1), "plan.tokens.rank1"),
     "nobody-compared-replicas": (put("replicas", None), "plan.replicas.rank1"),
-    "an-account-that-lacks-time": (put("goodput", "whole_s", 2.5), "plan.account.rank1"),
-    "an-account-without-steps": (put("goodput", "phases_ns", "step", 0), "plan.account.rank1"),
+    "replicas-that-nobody-compared": (put("alike", 1), "plan.replicas.rank1"),
+    "nobody-says-what-is-alike": (put("alike", None), "plan.replicas.rank1"),
+    "an-expert-that-never-moved": (put("unmoved", ["layers.2.up expert 3"]), "plan.moved.rank1"),
+    "nobody-looked-at-what-moved": (put("unmoved", None), "plan.moved.rank1"),
+    "tokens-that-were-not-counted": (put("goodput", "tokens", 2559), "plan.counted.rank1"),
+    "an-account-that-lacks-time": (put("goodput", "whole_s", 3.5), "plan.account.rank1"),
+    "an-account-without-steps": (account_of("step", 0), "plan.account.rank1"),
+    "an-account-without-start-up": (account_of("start-up", 0), "plan.account.rank1"),
+    "an-account-without-data": (account_of("data", 0), "plan.account.rank1"),
+    "longer-than-the-launcher-was-there": (account_of("step", 1.8), "plan.clock.rank1"),
 }
 
 
@@ -100,6 +122,97 @@ def test_a_fault_of_one_rank_is_seen(change: Callable[[dict[str, Any]], None], c
     bench = new_bench()
     check_run(bench, run_of(left_by(0), second))
     assert failed(bench) == {check}
+
+
+def test_an_account_that_leaves_out_most_of_the_run_is_seen() -> None:
+    for seconds, fails in ((12.9, False), (13.1, True), (0.0, True)):
+        bench = new_bench()
+        check_run(bench, replace(run_of(left_by(0), left_by(1)), seconds=seconds))
+        assert failed(bench) == ({"plan.clock.rank0", "plan.clock.rank1"} if fails else set())
+
+
+@pytest.mark.parametrize("plan", ["tensor_parallel=2", "data=2"])
+def test_a_plan_that_holds_things_twice_compares_them_whatever_a_rank_says(plan: str) -> None:
+    run = run_of(left_by(0), left_by(1))
+    bench = new_bench()
+    check_run(bench, replace(run, order=replace(run.order, plan=asdict(read_plan(plan)))))
+    assert {"plan.replicas.rank0", "plan.replicas.rank1"} <= failed(bench)
+
+
+# Of A M E in the middle of tiny, and A and R at its ends, which are zones; a row of the receipt is an operand.
+LAYERS = {"layers.1.mixer.in_projection": "layers.1.in_projection", "layers.2.up.bank.inner": "layers.2.up",
+          "layers.2.down.bank.inner": "layers.2.down", "layers.3.block.mlp": "layers.3.block"}  # fmt: skip
+FORMATS = {"input": "e4m3", "weight": "e4m3", "gradient": "e5m2"}
+
+
+def cast_by(rank: int) -> dict[str, Any]:
+    """What a rank of a good run in FP8 leaves."""
+    took = {"requested": "te", "observed": "te", "refusals": []}
+    rows = [
+        {"layer": layer, "tensor": tensor, "kind": "Float8Quantizer", "format": form}
+        for layer in LAYERS
+        for tensor, form in FORMATS.items()
+    ]
+    choices = dict.fromkeys(("layers.0.block", *LAYERS.values(), "layers.2.norm"), took)
+    return {**left_by(rank), "choices": choices, "quantizers": rows, "scales": 6}
+
+
+def low_checks(change: Callable[[dict[str, Any]], object], **changes: Any) -> Bench:
+    bench, second = new_bench("te"), cast_by(1)
+    change(second)
+    run = run_of(cast_by(0), second)
+    order = replace(run.order, precision="delayed", **changes)
+    check_low_precision(bench, replace(run, order=order))
+    return bench
+
+
+def without(layer: str, tensor: str = "") -> Callable[[dict[str, Any]], None]:
+    def change(receipt: dict[str, Any]) -> None:
+        rows = receipt["quantizers"]
+        receipt["quantizers"] = [
+            row for row in rows if row["layer"] != layer or row["tensor"] != (tensor or row["tensor"])
+        ]
+
+    return change
+
+
+def with_row(**row: str) -> Callable[[dict[str, Any]], None]:
+    return lambda receipt: receipt["quantizers"].append({**receipt["quantizers"][0], **row})
+
+
+LOW: dict[str, tuple[Callable[[dict[str, Any]], object], str, str]] = {
+    "nothing-was-cast": (put("quantizers", []), "casts", "layers.1.in_projection has no quantizer of gradient, input"),
+    "nobody-looked": (put("quantizers", None), "casts", "layers.2.up has no quantizer of"),
+    "an-expert-bank-in-bf16": (without("layers.2.down.bank.inner"), "casts", "layers.2.down has no quantizer of"),
+    "a-gradient-in-bf16": (without("layers.3.block.mlp", "gradient"), "casts", "layers.3.block has no quantizer"),
+    "another-recipe": (put("quantizers", 0, "kind", "Float8BlockQuantizer"), "casts", "wanted Float8Quantizer"),
+    "another-format": (put("quantizers", 2, "format", "e4m3"), "casts", "wanted Float8Quantizer float8_e5m2"),
+    "a-zone-that-casts": (with_row(layer="layers.0.block.qkv"), "casts", "layers.0.block.qkv stays in BF16"),
+    "a-head-that-casts": (with_row(layer="head"), "casts", "head stays in BF16"),
+    "nothing-took-it": (lambda one: (one["choices"].clear(), put("quantizers", [])(one)), "casts", "no part"),
+    "scales-that-nobody-compared": (put("scales", 0), "scales", "0 scales"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "check", "said"), LOW.values(), ids=LOW)
+def test_low_precision_that_did_not_run_is_seen(
+    change: Callable[[dict[str, Any]], object], check: str, said: str
+) -> None:
+    bench = low_checks(change)
+    assert failed(bench) == {f"plan.{check}.rank1"}
+    assert said in next(one.detail for one in bench.checks if not one.passed)
+
+
+def test_low_precision_that_ran_passes_and_is_told() -> None:
+    bench = low_checks(lambda _: None)
+    assert failed(bench) == set()
+    assert {one.name for one in bench.checks} == {f"plan.{of}.rank{n}" for of in ("casts", "scales") for n in (0, 1)}
+    assert len(bench.quantizers) == len(LAYERS) * len(FORMATS)
+    assert bench.quantizers[2] == Quantizer(
+        "plan.layers.1.mixer.in_projection", "gradient", "Float8Quantizer", "float8_e5m2", "tensor"
+    )
+    # Experts that the form keeps out of it may not cast.
+    assert "plan.casts.rank0" in failed(low_checks(lambda _: None, forms={"low_precision_experts": False}))
 
 
 def test_a_rank_that_left_nothing_and_a_run_that_died_are_no_success() -> None:
@@ -154,7 +267,7 @@ def test_the_record_has_what_the_report_tells() -> None:
     record = record_of(run_of(broken, left_by(1)))
     assert (record.ranks, record.topology["expert_parallel"], record.peak_bytes) == (2, "2", {"step": 101})
     assert record.steps[2].loss is None
-    assert record.goodput == pytest.approx(0.5)
+    assert record.goodput == pytest.approx(1 / 3)
     assert find_record_faults(record) == ()
     json.dumps(asdict(record), allow_nan=False)
 

@@ -21,7 +21,7 @@ from torch import distributed
 
 from megacpp_validate.training.parallel import checkpoint
 from megacpp_validate.training.parallel.checkpoint import CheckpointNotSaved
-from megacpp_validate.training.parallel.checkpoint_manifest import WrongCheckpoint
+from megacpp_validate.training.parallel.checkpoint_manifest import WrongCheckpoint, read_manifest
 
 
 def refusals(folder: str) -> dict[str, Any]:
@@ -57,6 +57,11 @@ def refusals(folder: str) -> dict[str, Any]:
     ask("metadata", lambda place: os.truncate(place / ".metadata", 10))
     ask("manifest", lambda place: os.truncate(place / "manifest.json", 40))
     ask("no manifest", lambda place: (place / "manifest.json").unlink())
+    ask("identity", lambda place: rewrite(place, identity=["tiny"]))
+    ask("latest is no text", lambda place: (place.parent / "latest").write_bytes(b"step-\xff\xfe"))
+    ask("latest leads out", lambda place: (place.parent / "latest").write_text(f"../fine/{path.name}"))
+    with no_reading():
+        ask("unforeseen", lambda place: None)
     ask("none", lambda place: (place.parent / "latest").unlink())
     fresh.state["experts"], kept = fresh.state["experts"].float(), fresh.state["experts"]
     fresh.state["extra"] = torch.zeros(1)
@@ -82,11 +87,65 @@ def test_what_is_no_checkpoint_of_this_model_is_refused(tmp_path: Path) -> None:
         "metadata": ".metadata has 10 bytes of",
         "manifest": "manifest.json cannot be read",
         "no manifest": "manifest.json cannot be read",
+        "identity": "identity is ['tiny'], and is an object",
+        "latest is no text": r"names no checkpoint of its folder: b'step-\xff\xfe'",
+        "latest leads out": "names no checkpoint of its folder: b'../fine/step-",
+        "unforeseen": "could not be read: rank 0: read: RuntimeError: nobody thought of it",
         "none": "there is no checkpoint in",
         "tensors": "tensor experts is float64[4, 6, 6] in the checkpoint and float32[4, 6, 6] here; tensor extra",
     }.items():
         assert words in first[name], first[name]
         assert "Next step" in first[name]
+        assert "not saved" not in first[name]
+
+
+def rewrite(place: Path, **fields: Any) -> None:
+    manifest = place / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **fields}))
+
+
+@contextmanager
+def no_reading() -> Iterator[None]:
+    """What nobody foresaw happens while the first rank reads."""
+
+    def fail(_: Path) -> None:
+        raise RuntimeError("nobody thought of it")
+
+    real, checkpoint.read_manifest = checkpoint.read_manifest, fail  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        checkpoint.read_manifest = real
+
+
+MANIFEST = {"step": 3, "world": 2, "identity": {}, "tensors": {"a": "float32[4, 8]", "b": "int64[]"}, "plain": {},
+            "files": {"__0_0.distcp": [5, 7]}}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", [
+    {"step": "3"}, {"step": -1}, {"step": True}, {"world": 0}, {"world": None}, {"identity": []}, {"plain": "none"},
+    {"tensors": ["a"]}, {"tensors": {"a": 4}}, {"tensors": {"rank/0of2/a": "uint8"}}, {"files": None},
+    {"files": {"a": 5}}, {"files": {"a": [5]}}, {"files": {"a": [5, "7"]}}, {"files": {"../a": [5, 7]}},
+    {"files": {"": [5, 7]}}, {"extra": 1},
+], ids=json.dumps)  # fmt: skip
+def test_a_manifest_with_fields_of_other_types_is_none(wrong: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    path.write_text(json.dumps(MANIFEST))
+    assert vars(read_manifest(path)) == MANIFEST
+    rewrite(tmp_path, **wrong)
+    with pytest.raises(WrongCheckpoint, match="Next step") as caught:
+        read_manifest(path)
+    assert set(wrong) == {"extra"} or next(iter(wrong)).removesuffix("s") in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [b"", b" \n", b".", b"..", b"/tmp", b"a/b", b".writing-step-1", b"a\0b", b"a\nb"])
+def test_what_latest_says_is_a_folder_beside_it(given: bytes, tmp_path: Path) -> None:
+    latest = tmp_path / "latest"
+    latest.write_bytes(b"step-00000003-0a1b2c3d\n")
+    assert checkpoint.read_latest(tmp_path) == "step-00000003-0a1b2c3d"
+    latest.write_bytes(given)
+    with pytest.raises(WrongCheckpoint, match="Next step"):
+        checkpoint.read_latest(tmp_path)
 
 
 def killed_while_saving(folder: str, where: str) -> None:
@@ -190,7 +249,7 @@ def test_the_one_before_survives_a_full_disk(tmp_path: Path) -> None:
             assert left == ["lates", "step-"]
             assert f"not saved: rank {rank}: " in said
             assert "the disk is full" in said
-            assert "the one before is whole" in said
+            assert said.endswith("the one before is whole: resume from it.")
 
 
 def test_a_manifest_is_plain_json(tmp_path: Path) -> None:

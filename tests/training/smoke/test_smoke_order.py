@@ -50,6 +50,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"forms": {"recompute": "false"}}, "forms recompute are neither true nor false"),
     ({"forms": {"speed": True}}, "there is no form of speed"),
     ({"forms": {"graphs": True}, "plan": {"world": 2, "data": 2}}, "capture on one rank"),
+    (
+        {
+            "forms": {"moe": "jagged"},
+            "changes": {"capacity_factor": 1.5},
+            "plan": {"world": 2, "data": 2, "expert_parallel": 2},
+        },
+        "over an expert's capacity",
+    ),
     ({"forms": {"moe": "padded"}, "plan": {"world": 2, "data": 2, "expert_parallel": 2}}, "knows no other ranks"),
     ({"fault": "gremlin"}, "there is no fault 'gremlin'"),
 ]  # fmt: skip

@@ -143,6 +143,38 @@ def test_tokens_that_are_dropped_on_one_rank_are_seen() -> None:
         trainer.step()
 
 
+@pytest.mark.parametrize("part", ["master", "parameter"])
+def test_an_expert_that_stays_while_others_move_is_named(part: str) -> None:
+    trainer = new_trainer(order_of(audit=True, precision="bf16", steps=2))
+    audit = trainer.audit
+    assert audit is not None
+    assert audit.unmoved() is None  # nobody has looked yet
+    (name,) = (name for name in trainer.optimizer.parameters() if name.startswith("layers.2.up."))
+    held = trainer.optimizer.parameters()[name] if part == "parameter" else trainer.optimizer.master(name)
+    first = held.detach()[3].clone()
+
+    def keep(_: Any) -> None:
+        with torch.no_grad():
+            held.detach()[3].copy_(first)
+
+    trainer.run(keep)
+    assert audit.unmoved() == ["layers.2.up expert 3"]
+    assert make_receipt(trainer, trainer.ledger, found=None, fault=None)["unmoved"] == ["layers.2.up expert 3"]
+    trainer.order = replace(trainer.order, steps=3)
+    trainer.run()
+    assert audit.unmoved() == []
+
+
+def test_a_parameter_that_the_optimizer_does_not_have_is_named() -> None:
+    trainer = new_trainer(order_of(audit=True, steps=1))
+    trainer.optimizer = MasterAdamW(
+        [(name, one) for name, one in trainer.model.named_parameters() if name != "norm.weight"], Schedule(5, warm_up=0)
+    )
+    trainer.run()
+    assert trainer.audit is not None
+    assert trainer.audit.unmoved() == ["norm.weight"]
+
+
 def test_a_receipt_is_json_whatever_the_run_came_to() -> None:
     keys = None
     for given in ({"audit": True}, {"watch": True}, {"profile": True, "steps": 7, "checkpoint_every": 0}):
