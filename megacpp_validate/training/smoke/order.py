@@ -156,8 +156,8 @@ class SmokeOrder:
             )
         if forms.moe == "jagged" and plan.expert_parallel > 1 and self.read_size().capacity_factor:
             raise WrongSize(
-                "rows over an expert's capacity are sent by the way 'jagged' with a weight of 0: they are not those that "
-                "the router kept. Next step: take 'bridge' with a capacity and expert_parallel."
+                "rows over an expert's capacity are sent by the way 'jagged' with a weight of 0: not the rows that the "
+                "router kept. Next step: take 'bridge' with a capacity and expert_parallel."
             )
         if forms.moe == "padded" and plan.expert_parallel > 1:
             raise WrongSize(
