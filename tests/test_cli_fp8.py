@@ -13,12 +13,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "environments"))
 sys.path.insert(0, str(Path(__file__).parent / "gate"))
+from faulty_host import make_call
 from places import make_h200_host
 from small_curves import as_recipe, make_pairs
 
 from megacpp_validate.catalog import matrix_folder
 from megacpp_validate.catalog_fp8 import PRESETS
-from megacpp_validate.cli import main
 from megacpp_validate.environments.restart import own_folder
 from megacpp_validate.evidence.loss_curve import write_curve
 
@@ -43,20 +43,9 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_
     """`fp8` in this process, on a host with no GPU, in a folder of the test's own."""
     for name in ("MEGACPP_PYTHON", "MEGACPP_DISABLE_TE", "CUDA_VISIBLE_DEVICES", "PYTHONPATH"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: object) -> Said:
-        monkeypatch.setattr(sys, "argv", ["megacpp-validate", "fp8", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capfd.readouterr()
-        return Said(int(ended.value.code or 0), out, err)
-
-    return call
+    call = make_call("fp8", capfd, monkeypatch, tmp_path)
+    return lambda *arguments: Said(*call(*arguments))
 
 
 @pytest.fixture

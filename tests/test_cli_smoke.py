@@ -11,10 +11,10 @@ from typing import NamedTuple
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "environments"))
+from faulty_host import make_call
 from places import make_h200_host
 
 from megacpp_validate.catalog import Catalog
-from megacpp_validate.cli import main
 from megacpp_validate.environments.restart import own_folder
 from megacpp_validate.probes.smoke.runs import Runs
 from megacpp_validate.training.parallel.plan import why_not
@@ -39,20 +39,9 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_
     """`moe-smoke` in this process, on a host with no GPU, in a folder of the test's own."""
     for name in ("MEGACPP_PYTHON", "MEGACPP_DISABLE_TE", "CUDA_VISIBLE_DEVICES", "PYTHONPATH"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: object) -> Said:
-        monkeypatch.setattr(sys, "argv", ["megacpp-validate", "moe-smoke", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capfd.readouterr()
-        return Said(int(ended.value.code or 0), out, err)
-
-    return call
+    call = make_call("moe-smoke", capfd, monkeypatch, tmp_path)
+    return lambda *arguments: Said(*call(*arguments))
 
 
 @pytest.fixture

@@ -74,12 +74,7 @@ def choose_probes(catalog: Catalog, wanted: Sequence[str]) -> tuple[str, ...]:
     Raises:
         UnknownTarget: one that there is not.
     """
-    known = [module.id for module in catalog.modules]
-    if unknown := [name for name in wanted if name not in known]:
-        raise UnknownTarget(
-            f"there is no probe {', '.join(map(repr, unknown))}. Next step: choose from {', '.join(known)}."
-        )
-    return tuple(name for name in known if not wanted or name in wanted)
+    return _choose([module.id for module in catalog.modules], wanted)
 
 
 def choose_request(target: TargetRow, facts: Facts, variables: Mapping[str, str]) -> Request:
@@ -206,7 +201,11 @@ def choose_canary_probes(catalog: Catalog, wanted: Sequence[str]) -> tuple[str, 
     Raises:
         UnknownTarget: one that there is not.
     """
-    known = [*(module.id for module in catalog.modules), *(row.id for row in catalog.compositions)]
+    return _choose([*(module.id for module in catalog.modules), *(row.id for row in catalog.compositions)], wanted)
+
+
+def _choose(known: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
+    """Those of the known probes that are wanted, in their order; all where none is named."""
     if unknown := [name for name in wanted if name not in known]:
         raise UnknownTarget(
             f"there is no probe {', '.join(map(repr, unknown))}. Next step: choose from {', '.join(known)}."
