@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from test_train_checks import SIZE, failed, left_by, new_bench, run_of
 
 from megacpp_validate.probes.smoke.reproduce import tell_where
-from megacpp_validate.probes.smoke.train import judge_learning, judge_validation
+from megacpp_validate.probes.smoke.train import check_audit, judge_learning, judge_validation
 from megacpp_validate.training.language import Language
 from megacpp_validate.training.smoke.trainer import NEVER_TRAINED_ON
 
@@ -43,3 +44,11 @@ def test_the_first_layer_and_step_that_are_off_are_named() -> None:
         tell_where(bench, run_of(receipt), reference, [twin, twin])
         assert bench.checks[-1].detail == said
         assert failed(bench) == ({"reproduces.first-off"} if receipt is off else set())
+
+
+@pytest.mark.parametrize(("moe", "passes"), [("bridge", False), ("jagged", True)])
+def test_tokens_that_nobody_counted_on_one_rank_are_seen(moe: str, passes: bool) -> None:
+    run = run_of(left_by(0) | {"dispatches": 0})
+    bench = new_bench()
+    check_audit(bench, replace(run, order=replace(run.order, plan={}, forms={"moe": moe})))
+    assert ("plan.tokens.rank0" not in failed(bench)) is passes
