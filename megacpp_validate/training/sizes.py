@@ -194,14 +194,14 @@ SIZES["small"] = Size(
     "small", "AEMEAEMEAEMR", hidden=512, ffn_hidden=1536, num_heads=8, head_dim=64, num_gqa_groups=2,
     num_experts=8, top_k=2, expert_width=512, mamba_head_dim=64, mamba_state=64,
     recurrent_heads=4, recurrent_key_dim=64, recurrent_value_dim=128,
-    classes=16, words=64, lag=3, batch=16, length=512,
+    classes=8, words=16, lag=2, batch=16, length=512,
 )  # fmt: skip
 # The scaled smoke test: 64 experts, 2.3 billion parameters, most of them experts'; it speaks the language of small.
 SIZES["scaled"] = Size(
     "scaled", "AEMEAEMEAEMR", hidden=2048, ffn_hidden=5632, num_heads=16, head_dim=128, num_gqa_groups=4,
     num_experts=64, top_k=2, expert_width=1024, mamba_head_dim=64, mamba_state=128,
     recurrent_heads=8, recurrent_key_dim=128, recurrent_value_dim=256,
-    classes=16, words=64, lag=3, batch=16, length=1024, mtp=True, shared_experts=1,
+    classes=8, words=16, lag=2, batch=16, length=1024, mtp=True, shared_experts=1,
 )  # fmt: skip
 # What the loss gate trains: as small as it can be with healthy FP8 well below the cap of the gate, and every product a
 # multiple of 16. The routers have no losses of their own: those would drown the gradients of the quiet half.
