@@ -9,7 +9,7 @@ from ...evidence.receipt import Check, Part
 from ..bench import Bench
 from .fault_findings import Reference, Seen, locate_departure
 from .runs import Run, Runs, open_runs
-from .trajectories import MOST, Trajectory, Twins, Verdict, compare_trajectories
+from .trajectories import LOST, MOST, Trajectory, Twins, Verdict, compare_trajectories
 
 TWINS: Final = (2, 4, 8)  # passes that the sequences of a step are split into
 
@@ -82,11 +82,18 @@ def check_of(name: str, verdict: Verdict) -> Check:
     name = f"{name}.{verdict.quantity}"
     if verdict.fault:
         return Check(name, False, detail=verdict.fault)
-    parts = (
+    parts = [
         Part("deviation", verdict.observed, verdict.bound, verdict.follows, verdict.derivation),
         Part(
-            "bound-discriminates", verdict.first, MOST, verdict.discriminates,
-            "a gradient of one norm that is missing on one of two ranks changes the norm of all by this share",
+            "bound-discriminates", verdict.first, MOST, verdict.first <= MOST,
+            "at step 0: a gradient of one norm that is missing on one of two ranks changes the norm of all by this share",
         ),
-    )  # fmt: skip
-    return Check(name, verdict.follows and verdict.discriminates, parts, f"worst at step {verdict.step}")
+    ]  # fmt: skip
+    if verdict.quantity == "loss":
+        parts.append(
+            Part(
+                "update-discriminates", verdict.lost, LOST, verdict.lost <= LOST,
+                "least share of the change of the loss that a bound lets pass: one of two ranks that does not update",
+            )
+        )  # fmt: skip
+    return Check(name, verdict.follows and verdict.discriminates, tuple(parts), f"worst at step {verdict.step}")

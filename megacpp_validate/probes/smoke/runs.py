@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import torch
 
-from ...evidence.receipt import Backend
+from ...evidence.receipt import Backend, JitCompile
 from ...evidence.training import TrainingRecord, TrainingStep
 from ...training.forms import Forms
 from ...training.parallel.gather import read_end
@@ -175,9 +175,19 @@ class Runs:
         return run
 
     def _keep(self, run: Run) -> Run:
+        self.bench.compiled += compiles_of(run)
         if run.done:
             self.bench.training.append(record_of(run))
         return run
+
+
+def compiles_of(run: Run) -> list[JitCompile]:
+    """What its ranks compiled just in time."""
+    return [
+        JitCompile(**row, rank=int(receipt["rank"]))
+        for receipt in run.receipts
+        for row in _mapping(receipt.get("jit")).get("compiled", ())
+    ]
 
 
 def launch_elsewhere(

@@ -120,6 +120,29 @@ def test_a_bound_that_would_let_a_fault_pass_says_so() -> None:
     assert not found.discriminates
 
 
+def test_a_bound_of_step_0_alone_is_enough_for_gradients() -> None:
+    later = replace(REFERENCE, grad_norms=(NORMS[0], *(norm * (1 + 2 * MOST / MULTIPLE) for norm in NORMS[1:])))
+    assert verdicts(REFERENCE, given=Twins(REFERENCE, (later,)))["grad_norm"].discriminates
+
+
+def test_bounds_that_would_let_half_an_update_pass_say_so() -> None:
+    """Twins as far apart as the losses move: a rank that does not update is in them."""
+    loose = replace(REFERENCE, losses=tuple(one + 0.6 * (LOSSES[0] - one) / MULTIPLE for one in LOSSES))
+    half = replace(REFERENCE, losses=tuple(one + 0.5 * (LOSSES[0] - one) for one in LOSSES))
+    assert verdicts(half)["loss"].follows is False
+    found = verdicts(half, given=Twins(REFERENCE, (loose,)))["loss"]
+    assert found.follows
+    assert found.first <= MOST
+    assert not found.discriminates
+
+
+def test_losses_that_never_change_tell_nothing_of_updates() -> None:
+    still = replace(REFERENCE, losses=(LOSSES[0],) * STEPS)
+    (found, _) = compare_trajectories(still, still, Twins(still, (still,)), precision="fp64", depth=DEPTH)
+    assert found.follows
+    assert not found.discriminates
+
+
 def test_in_bf16_with_the_tokens_of_small_a_missing_norm_is_seen() -> None:
     depth = Depth(layers=13, terms=1536, tokens=16 * 512)
     found = compare_trajectories(norms_times(MISSING_NORM), REFERENCE, Twins(REFERENCE, (REFERENCE,)),
