@@ -86,7 +86,7 @@ def check_of(name: str, verdict: Verdict) -> Check:
         Part("deviation", verdict.observed, verdict.bound, verdict.follows, verdict.derivation),
         Part(
             "bound-discriminates", verdict.first, MOST, verdict.first <= MOST,
-            "at step 0: a gradient of one norm that is missing on one of two ranks changes the norm of all by this share",
+            "at step 0: a norm's gradient that is missing on one of two ranks changes the norm of all by this share",
         ),
     ]  # fmt: skip
     if verdict.quantity == "loss":
