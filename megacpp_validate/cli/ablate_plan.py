@@ -13,6 +13,9 @@ from ..evidence.ablation import ArmName
 ALL: Final = "all"
 Base = Literal["posture", "plain"]
 Device = Literal["cuda", "cpu"]
+# Low, and reached late: at 3e-3 from the first step on, two arms that differed by roundings left the plateau of their
+# first losses ten steps apart (H200, 2026-11-22), and a feature seemed to change the loss by 1 nat.
+LEARNING_RATE: Final = 3e-4
 _WORDS: Final = {"true": True, "false": False}
 
 
@@ -93,7 +96,7 @@ def plan_arms(posture: Posture, feature: Feature, asked: Asked) -> dict[ArmName,
     order: dict[str, Any] = {
         "size": asked.size, "changes": {}, "plan": dict(asked.plan), "steps": asked.steps, "seed": asked.seed,
         "precision": "bf16" if asked.device == "cuda" else "fp32", "device": asked.device, "target": asked.target,
-        "features": {}, "forms": {},
+        "features": {}, "forms": {}, "learning_rate": LEARNING_RATE, "warm_up": asked.steps // 2,
     }  # fmt: skip
     order = merge_orders(order, settings_of(posture, plain if asked.base == "plain" else quiet))
     if asked.plan.get("expert_parallel", 1) > 1:
