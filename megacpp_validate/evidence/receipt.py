@@ -12,9 +12,9 @@ from typing import Final
 
 from .training import TrainingRecord
 
-SCHEMA_ID: Final = "megacpp-validate/receipt/4"
-# 1 has no timings and no environment, 2 no quantizers and no compilers, 3 no training.
-READABLE: Final = (*(f"megacpp-validate/receipt/{number}" for number in (1, 2, 3)), SCHEMA_ID)
+SCHEMA_ID: Final = "megacpp-validate/receipt/5"
+# 1 has no timings and no environment, 2 no quantizers and no compilers, 3 no training, 4 no kernels that were compiled.
+READABLE: Final = (*(f"megacpp-validate/receipt/{number}" for number in (1, 2, 3, 4)), SCHEMA_ID)
 
 
 class Outcome(StrEnum):
@@ -160,11 +160,52 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class JitCompile:
+    """One kernel or graph that was compiled just in time: no cache on disk had it.
+
+    Attributes:
+        library: whose: "triton", "inductor", "cute", "fa4", "deep_gemm", "cuda" (the driver), "torch_extensions".
+        kernel: its name.
+        shape: what it was compiled for: shapes, or the signature and its constants.
+        seconds: that it took; of a kernel of DeepGEMM the call that compiled it, 0 where nobody told.
+        when: "warm-up", or "after" it.
+        rank: of a training run; -1 in the process of the probe.
+    """
+
+    library: str
+    kernel: str
+    shape: str
+    seconds: float
+    when: str
+    rank: int = -1
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
+
+
+@dataclass(frozen=True)
 class JitCompiles:
-    """Files that JIT compilers wrote into their caches, by cache: before and after warm-up."""
+    """What was compiled just in time, and where that is kept.
+
+    Attributes:
+        warm_up, after: library -> how much the probe's process compiled, up to its second use and in it.
+        compiled: each of them, those of training ranks too.
+        hits: library -> how much came from a cache on disk.
+        unwatched: libraries of the process whose compiles nobody sees -> why.
+        notes: what a person should know: another process that was waited for in vain, a cache that cannot be written.
+        root: of the caches (MEGACPP_JIT_ROOT); empty where each library keeps its own.
+        arch: folder of the root.
+        mode: what compiles CUDA C++ there: "nvcc" or "nvrtc".
+    """
 
     warm_up: dict[str, int] = field(default_factory=dict)
     after: dict[str, int] = field(default_factory=dict)
+    compiled: tuple[JitCompile, ...] = ()
+    hits: dict[str, int] = field(default_factory=dict)
+    unwatched: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    root: str = ""
+    arch: str = ""
+    mode: str = ""
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
 

@@ -14,6 +14,7 @@ import torch
 from ..evidence.receipt import Backend, Check, Compiler, Quantizer
 from ..evidence.training import TrainingRecord
 from .bounds import Roundings, compare
+from .jit_record import RankJit
 from .low_precision import Enter
 from .memory import check_memory, use_of
 from .observe import attention_kernels, observed_backends
@@ -34,6 +35,7 @@ class Bench:
     Attributes:
         order: the cell, the target and what is requested.
         checks, backends, quantizers, compilers, training: in the order they were made.
+        rank_jit: what ranks of training runs compiled; what this process compiles is noted without.
         unsupported: why the target has not what the cell is about; empty where it has.
     """
 
@@ -43,6 +45,7 @@ class Bench:
     quantizers: list[Quantizer] = field(default_factory=list)
     compilers: list[Compiler] = field(default_factory=list)
     training: list[TrainingRecord] = field(default_factory=list)
+    rank_jit: RankJit = field(default_factory=RankJit)
     unsupported: str = ""
 
     def __post_init__(self) -> None:

@@ -23,7 +23,6 @@ from ..evidence.receipt import (
     Check,
     Compiler,
     Failure,
-    JitCompiles,
     Machine,
     Outcome,
     Quantizer,
@@ -32,8 +31,9 @@ from ..evidence.receipt import (
     cell_id,
 )
 from ..evidence.training import TrainingRecord
-from . import jit
+from ..jit import monitor
 from .fingerprint import read_libraries, read_machine, read_packages
+from .jit_record import JitRecord
 from .order import Order
 from .turnstile import alone, computing
 
@@ -70,7 +70,7 @@ class _Seen:
     lacking: str = ""  # what the probe needs and is not here
     unsupported: str = ""  # why the target has not what the cell is about
     seconds: dict[str, float] = field(default_factory=dict)
-    jit: JitCompiles = field(default_factory=JitCompiles)
+    jit: JitRecord = field(default_factory=JitRecord)
     machine: Machine = field(default_factory=Machine)
 
     @contextmanager
@@ -120,6 +120,7 @@ def describe(fault: BaseException) -> Failure:
 def _run(order: Order, seen: _Seen) -> None:
     with seen.phase("import-torch"):
         import torch
+    seen.jit.begin()
     seen.machine = read_machine(order.target.id != "cpu")  # before the probe: a GPU that has failed tells nothing more
     if reason := _why_not_here(order, torch):
         return seen.ended(Outcome.NOT_RUN, reason)
@@ -133,13 +134,13 @@ def _run(order: Order, seen: _Seen) -> None:
                 failure = describe(fault)
                 reason = f"{BRIDGE}.{name} cannot be imported: {failure.type}: {failure.message}"
                 return seen.ended(Outcome.IMPORT_ERROR, _one_line(reason), failure)
-        jit.watch_triton(order.target.id != "cpu")
     module = importlib.import_module(f"{PROBES}.{order.code or order.probe}")
     with _in_turn(seen, order, computing):
         bench = _new_bench(order, torch)
         # Kept also where the probe raises half way.
         seen.checks, seen.backends = bench.checks, bench.backends
         seen.quantizers, seen.compilers, seen.training = bench.quantizers, bench.compilers, bench.training
+        seen.jit.ranks = bench.rank_jit
         if not order.only_times:
             _observe(order, module.probe, bench, seen, torch)
         stopwatch = _new_stopwatch(order, bench, seen, torch)
@@ -161,14 +162,14 @@ def _observe(order: Order, probe: Any, bench: Bench, seen: _Seen, torch: Any) ->
     """Run the probe and judge what it saw."""
     from .bench import CannotRun
 
-    before = jit.count_compiles()
+    before = monitor.count_compiles()
     try:
         with seen.phase("probe"):
             _work(probe, bench, torch)
     except CannotRun as lacking:
         seen.lacking = str(lacking)
     finally:
-        seen.jit = JitCompiles(warm_up=jit.compiled_since(before))
+        seen.jit.warm_up = monitor.compiled_since(before)
         seen.unsupported = bench.unsupported
     _judge(seen)
     if bench.device == "cuda" and seen.outcome is Outcome.PASS and not (order.quick or order.once):
@@ -237,9 +238,9 @@ def _use_again(order: Order, probe: Any, seen: _Seen, torch: Any) -> None:
     A whole second run would double the time of a session; the smallest cases take every path.
     """
     problems: list[str] = []
-    before = jit.count_compiles()
+    before = monitor.count_compiles()
     for _ in range(2):
-        before = jit.count_compiles()
+        before, seen.jit.warm_at = monitor.count_compiles(), monitor.mark()
         bench = _new_bench(replace(order, quick=True), torch)
         try:
             _work(probe, bench, torch)
@@ -247,7 +248,7 @@ def _use_again(order: Order, probe: Any, seen: _Seen, torch: Any) -> None:
             problems.append(f"{type(fault).__name__}: {fault}")
             break
         problems += [check.name for check in bench.checks if not check.passed]
-    seen.jit = replace(seen.jit, after=jit.compiled_since(before))
+    seen.jit.after = monitor.compiled_since(before)
     seen.checks.append(Check("second-use", not problems, detail="; ".join(dict.fromkeys(problems)) or "as the first"))
     _judge(seen)
 
@@ -328,7 +329,7 @@ def _receipt(order: Order, seen: _Seen, started: str) -> Receipt:
         packages=read_packages(),
         libraries=read_libraries() if gpu else (),
         machine=seen.machine,
-        jit=seen.jit,
+        jit=seen.jit.receipt(),
         failure=seen.failure,
         blocked_by=seen.blocked_by,
         seed=order.seed,

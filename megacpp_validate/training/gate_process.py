@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from ..evidence.loss_curve import LossCurve, write_curve
+from ..jit.once import guard_compiles
 from .gate_run import GateRun, GateTrainer
 
 
@@ -61,6 +62,7 @@ def main() -> None:
     order: dict[str, Any] = json.load(sys.stdin)
     path = Path(order.pop("path"))
     torch.set_num_threads(1)  # runs stand side by side, and their work is the device's
+    guard_compiles()
     _, trained = train_to_file(GateRun(**order), path)
     sys.stdout.write(json.dumps(vars(trained)) + "\n")
 

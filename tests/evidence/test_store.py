@@ -21,6 +21,7 @@ from megacpp_validate.evidence.receipt import (
     Backend,
     Check,
     Failure,
+    JitCompile,
     JitCompiles,
     Library,
     Machine,
@@ -50,7 +51,9 @@ FULL = Receipt(
     packages=(Package("torch", "2.11.0", "/site/torch/__init__.py", ("/other/torch/__init__.py",)),),
     libraries=(Library("libcudart", "13.0", ("/a", "/b")),),
     machine=Machine(gpu="NVIDIA H200", capability="9.0"),
-    jit=JitCompiles({"triton": 3}, {}),
+    jit=JitCompiles(
+        {"triton": 3}, {}, (JitCompile("triton", "gate", "up:*bf16", 0.5, "warm-up"),), {"inductor": 2}, root="/jit"
+    ),
     failure=Failure("RuntimeError", "text", "te.py:1 in f", "Traceback"),
     seed=3,
     seconds={"total": 1.5},
@@ -143,7 +146,7 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "unknown-key": (changed(colour="green"), "colour"),
     "another-cell": (changed(cell="te2.20.2-h200-permute"), "joined"),
     "another-stack": (changed(stack="te2.17.1"), "joined"),
-    "another-schema": (changed(schema_id="megacpp-validate/receipt/5"), "schema_id"),
+    "another-schema": (changed(schema_id="megacpp-validate/receipt/6"), "schema_id"),
     "a-number-as-text": (changed(seed="3"), "seed"),
     "a-truth-as-number": (lambda data: data["checks"][0].update(passed=1), "passed"),
     "part-over-its-bound": (part(observed=0.2), "check fine: its part relative-error passed, and 0.2 is beyond"),
@@ -267,6 +270,14 @@ def test_the_third_schema_stays_readable(tmp_path: Path) -> None:
     data["schema_id"] = "megacpp-validate/receipt/3"
     (tmp_path / NAME).write_text(json.dumps(data))
     assert read_receipt(tmp_path / NAME).training == ()
+
+
+def test_the_fourth_schema_stays_readable(tmp_path: Path) -> None:
+    data = json.loads(receipt_text(FULL))
+    data["jit"] = {"warm_up": {"triton": 3}, "after": {}}
+    data["schema_id"] = "megacpp-validate/receipt/4"
+    (tmp_path / NAME).write_text(json.dumps(data))
+    assert read_receipt(tmp_path / NAME).jit == JitCompiles({"triton": 3}, {})
 
 
 def test_training_is_read_back_unchanged(tmp_path: Path) -> None:

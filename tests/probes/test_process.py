@@ -17,8 +17,9 @@ import torch
 
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.bridge.backends import Choice
-from megacpp_validate.evidence.receipt import Outcome
+from megacpp_validate.evidence.receipt import JitCompile, Outcome
 from megacpp_validate.evidence.store import read_receipt
+from megacpp_validate.jit.compiles import saw
 from megacpp_validate.probes import fingerprint, process
 from megacpp_validate.probes.bench import Bench
 from megacpp_validate.probes.bounds import Roundings
@@ -275,15 +276,14 @@ def test_another_machine_than_the_target_is_not_run(plant: Plant) -> None:
 
 @pytest.mark.parametrize("breaks_in", [0, 2, 3])
 def test_what_breaks_on_second_use_fails_and_late_compiles_are_counted(
-    breaks_in: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    breaks_in: int,
 ) -> None:
     """Run 1 is the probe itself; a GPU session then uses the module twice more."""
-    monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path))
     runs: list[bool] = []
 
     def probe(bench: Bench) -> None:
         runs.append(bench.quick)
-        (tmp_path / f"{len(runs)}.cubin").write_text("")
+        saw("deep_gemm", f"kernel-{len(runs)}", "bf16[8,8]", 2.0, cached=False)
         bench.check("first", True)
         if len(runs) == breaks_in:
             raise RuntimeError("stale state")
@@ -301,6 +301,31 @@ def test_what_breaks_on_second_use_fails_and_late_compiles_are_counted(
     else:
         assert seen.outcome is Outcome.PASS
         assert seen.jit.after == {"deep_gemm": 1}  # of the last run alone
+
+
+def test_a_receipt_names_what_was_compiled_and_where_it_is_kept(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEGACPP_JIT_ARCH", "sm_90a")
+    monkeypatch.setenv("MEGACPP_JIT_MODE", "nvrtc")
+    saw("triton", "before", "of another probe", 1.0, cached=False)
+
+    def probe(bench: Bench) -> None:
+        saw("triton", "gate", "up:*bf16 width=512", 0.5, cached=False)
+        saw("triton", "gate", "up:*bf16 width=512", 0.0, cached=True)
+        row = {"library": "inductor", "kernel": "graph 0", "shape": "bf16[8]", "seconds": 2.0, "when": "after"}
+        bench.rank_jit.take({"rank": 3, "jit": {"compiled": [row], "hits": {"triton": 4}, "notes": ["one hangs"]}})
+        bench.rank_jit.take({"rank": 4, "jit": {"compiled": [], "hits": {}, "notes": ["one hangs"]}})
+        bench.rank_jit.take({"rank": 5})
+        bench.check("fine", True)
+
+    plant(probe)
+    jit = run_probe(ORDER).jit
+    assert jit.compiled == (
+        JitCompile("triton", "gate", "up:*bf16 width=512", 0.5, "warm-up"),
+        JitCompile("inductor", "graph 0", "bf16[8]", 2.0, "after", rank=3),
+    )
+    assert (jit.warm_up, jit.notes) == ({"triton": 1}, ("one hangs",))
+    assert jit.hits["triton"] >= 4 + 1
+    assert (jit.root, jit.arch, jit.mode) == ("", "sm_90a", "nvrtc")
 
 
 def test_the_same_seed_gives_the_same_weights_and_inputs(plant: Plant) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import torch
 
-from ...evidence.receipt import Backend, JitCompile
+from ...evidence.receipt import Backend
 from ...evidence.training import TrainingRecord, TrainingStep
 from ...training.forms import Forms
 from ...training.parallel.gather import read_end
@@ -126,7 +126,7 @@ class Runs:
             "schedule_steps": steps,
             "audit": True,
         }
-        for name in ("learning_rate", "warm_up", "validate_every", "deterministic"):
+        for name in ("learning_rate", "warm_up", "validate_every", "deterministic", "rehearse"):
             if text := bench.setting(name):
                 given[name] = _number(text)
         order = SmokeOrder(**{**given, **changes})
@@ -175,19 +175,11 @@ class Runs:
         return run
 
     def _keep(self, run: Run) -> Run:
-        self.bench.compiled += compiles_of(run)
+        for receipt in run.receipts:
+            self.bench.rank_jit.take(receipt)
         if run.done:
             self.bench.training.append(record_of(run))
         return run
-
-
-def compiles_of(run: Run) -> list[JitCompile]:
-    """What its ranks compiled just in time."""
-    return [
-        JitCompile(**row, rank=int(receipt["rank"]))
-        for receipt in run.receipts
-        for row in _mapping(receipt.get("jit")).get("compiled", ())
-    ]
 
 
 def launch_elsewhere(

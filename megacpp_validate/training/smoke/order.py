@@ -57,6 +57,7 @@ class SmokeOrder:
         profile: whether one step is profiled for the time that communication is waited for.
         deterministic: whether kernels whose sums have no fixed order are left out, so that a GPU gives the same bits at
             every run.
+        rehearse: whether a forward and backward pass comes before step 0, in the account of compiling.
         fault: a fault that is planted, for a run that must find it; empty for none.
 
     Raises:
@@ -84,6 +85,7 @@ class SmokeOrder:
     watch: bool = False
     profile: bool = False
     deterministic: bool = False
+    rehearse: bool = False
     fault: str = ""
 
     def __post_init__(self) -> None:

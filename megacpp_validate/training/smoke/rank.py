@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from ...jit.once import guard_compiles
 from ..parallel.goodput import Ledger, process_began_ns
 from ..parallel.rank_start import Rank, join_ranks
 from .order import SmokeOrder, read_order
@@ -51,6 +52,7 @@ def main() -> None:
     order = read_order(Path(sys.argv[1]).read_text(encoding="utf-8"))
     if order.device == "cpu":
         torch.set_num_threads(1)  # ranks stand side by side
+    guard_compiles()  # before anything is compiled: ranks on one cache compile each kernel once
     torch.use_deterministic_algorithms(order.deterministic, warn_only=True)  # a part without such a kernel says so
     with join_ranks("nccl" if order.device == "cuda" else "gloo") as rank:
         train_rank(order, rank)

@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from ...jit.monitor import compiles_since, describe_jit
 from ..gate_audit import see_quantizers
 from ..parallel.flops import PEAK, training_flops
 from ..parallel.goodput import Goodput, Ledger
 from ..parallel.non_finite import NonFinite
 from ..parallel.replicas import ReplicaDiverged
-from .waits import as_json
+from .waits import WARM, as_json
 
 if TYPE_CHECKING:
     from .audit import Audit
     from .trainer import SmokeTrainer
 
-_WARM: Final = 3  # steps that compile and warm up
+
 _AUDITED: Final = (
     "replicas", "dispatches", "experts_without_gradient", "part_norms", "stream_norms", "scales", "alike", "unmoved"
 )  # fmt: skip
@@ -64,7 +65,25 @@ def make_receipt(
         "nonfinite": None if found is None else {**vars(found), "words": found.words()},
         "resumed": None if trainer.resumed is None else {"step": trainer.resumed.step, "world": trainer.resumed.world},
         "versions": _versions(),
+        "jit": _jit(trainer.warm_at),
     }
+
+
+def _jit(warm_at: int | None) -> dict[str, Any]:
+    """What this rank compiled just in time, and whether in its first steps or after them."""
+    every = compiles_since()
+    late = 0 if warm_at is None else len(compiles_since(warm_at))
+    rows = [
+        {
+            "library": one.library,
+            "kernel": one.kernel,
+            "shape": one.shape,
+            "seconds": one.seconds,
+            "when": "warm-up" if place < len(every) - late else "after",
+        }
+        for place, one in enumerate(every)
+    ]
+    return {"compiled": rows, **describe_jit()}
 
 
 def _audited(audit: Audit | None) -> dict[str, Any]:
@@ -113,9 +132,9 @@ def _account(trainer: SmokeTrainer, ledger: Ledger) -> Goodput:
 def _utilisation(trainer: SmokeTrainer) -> float | None:
     """Model FLOP utilisation of the median step, against the peak of bf16; None where the device's is not known."""
     peak = PEAK.get(trainer.order.target, {}).get("bf16")
-    if peak is None or len(trainer.records) <= _WARM:
+    if peak is None or len(trainer.records) <= WARM:
         return None
-    rate = trainer.tokens / statistics.median(record.seconds for record in trainer.records[_WARM:])
+    rate = trainer.tokens / statistics.median(record.seconds for record in trainer.records[WARM:])
     return rate * training_flops(trainer.size) / (peak * trainer.plan.world)
 
 

@@ -17,6 +17,7 @@ from ...bridge.amax_region import amax_shared_with
 from ...bridge.backends import Choice
 from ...bridge.fp8_scope import low_precision
 from ...bridge.pending_amax import pending_amax_kept
+from ...jit.monitor import mark
 from ..errors import TrainingError, WrongSize
 from ..graphs import capture_attention
 from ..language import Language
@@ -33,7 +34,7 @@ from ..records import StepRecord
 from .audit import Audit
 from .order import SmokeOrder
 from .saved import extra_state_of, identity_of, room_for_extra_state, state_of, take_extra_state
-from .waits import PROFILED, StepWaits, profile_step
+from .waits import PROFILED, WARM, StepWaits, profile_step
 
 DTYPES: Final = {"fp64": torch.float64, "fp32": torch.float32}
 NEVER_TRAINED_ON: Final = 1 << 40  # number of the first batch that is only evaluated
@@ -71,6 +72,7 @@ class SmokeTrainer:
         waits: of the step that was profiled.
         waited: of each step, seconds inside collectives whose call waits.
         done: steps that are done, by runs before this one too.
+        warm_at: the moment, of `jit.monitor.mark`, after which nothing should be compiled; None in the first steps.
     """
 
     def __init__(self, order: SmokeOrder, rank: Rank, ledger: Ledger) -> None:
@@ -105,6 +107,7 @@ class SmokeTrainer:
         self.waits: StepWaits | None = None
         self.waited: list[float] = []
         self.done = 0
+        self.warm_at: int | None = None
         self.read_as = rank.rank  # whose sequences this rank reads
 
     @property
@@ -127,6 +130,8 @@ class SmokeTrainer:
         order = self.order
         if order.resume:
             self.resume()
+        if order.rehearse:
+            self.rehearse()
         while self.done < order.steps:
             if order.validate_every and self.done % order.validate_every == 0:
                 self.validate()
@@ -141,6 +146,24 @@ class SmokeTrainer:
                 after(self)
         if order.validate_every:
             self.validate()
+
+    def rehearse(self) -> None:
+        """Forward and backward once, on a batch that is never trained on, and let its gradients go: counted as compile.
+
+        What the first pass costs beyond a step (compiles, libraries that make handles and workspaces, modules that CUDA
+        loads at their first launch, memory that the allocator asks for) is then spent before step 0. No weight and no
+        moment of the optimizer moves. In low precision the backward pass would leave its maxima in the histories: there
+        only the forward pass is rehearsed, as an evaluation is.
+        """
+        with self.ledger.phase("compile"):
+            read = self.language.batch(NEVER_TRAINED_ON + 1, self.size.batch, self.size.length + 1)
+            parts = [self._mine(read, part) for part in range(self.plan.accumulate)]
+            if self._runs_low:
+                with torch.no_grad(), pending_amax_kept():
+                    self._passes(parts[:1], with_gradients=False)
+            else:
+                self._passes(parts[:1], with_gradients=True)
+                self.optimizer.drop_gradients()
 
     def step(self) -> StepRecord:
         """Read a batch, move the weights once, and record it."""
@@ -167,6 +190,8 @@ class SmokeTrainer:
         self.waited.append(self._seconds_inside() - inside)
         record = StepRecord(number, loss, perfect, other, gradient, rate, self.ledger.last_step_seconds)
         self.records.append(record)
+        if len(self.records) == WARM:
+            self.warm_at = mark()
         if not fine:
             raise self._not_finite(record, parts)
         self.done += 1

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Interval = tuple[float, float]
 PROFILED: Final = 5  # steps that are done before one is profiled: kernels are compiled by then
+WARM: Final = 3  # steps that compile and warm up
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,149 @@
+"""One process of benchmarks/jit_caches.py: the first steps of a small hybrid model, and DeepGEMM's products beside.
+
+Every process trains a whole model of its own: several share a GPU, which no plan of ranks can, and each compiles all
+that a rank compiles. They start their work together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import os
+import pstats
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from megacpp_validate.jit import monitor
+from megacpp_validate.jit.once import guard_compiles
+
+
+def main() -> None:
+    """Train, and leave the figures in a file."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--port", type=int, required=True, help="of the store where all meet")
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--size", required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--rehearse", action="store_true")
+    parser.add_argument("--profile", action="store_true", help="of the first step, by function; it takes longer so")
+    parser.add_argument("--output", type=Path, required=True)
+    asked = parser.parse_args()
+    guard = guard_compiles()
+    monitor.watch_compilers()  # without a guard, too
+    result = run(asked)
+    result["waited"] = 0.0 if guard is None else guard.waited
+    result["compiled"] = [vars(one) for one in monitor.compiles_since()]
+    result |= monitor.describe_jit()
+    asked.output.write_text(json.dumps(result), encoding="utf-8")
+    os._exit(0)  # pools of compilers would be waited for
+
+
+def run(asked: Any) -> dict[str, Any]:
+    """Seconds of the start, of each step and of DeepGEMM's first and second call."""
+    import torch
+    from torch import distributed
+
+    from megacpp_validate.training.parallel.goodput import Ledger, process_began_ns
+    from megacpp_validate.training.parallel.rank_start import Rank
+    from megacpp_validate.training.smoke.order import SmokeOrder
+    from megacpp_validate.training.smoke.trainer import SmokeTrainer
+
+    began = process_began_ns()
+    if asked.device == "cpu":
+        torch.set_num_threads(1)
+        device = "cpu"
+    else:
+        device = f"cuda:{asked.rank % torch.cuda.device_count()}"
+        torch.cuda.set_device(device)
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    order = SmokeOrder(
+        size=asked.size,
+        steps=asked.steps,
+        precision="bf16" if asked.device == "cuda" else "fp32",
+        device=asked.device,
+        target=asked.target,
+        learning_rate=1e-3,
+        forms={"compiled_scan": True, "fused_residual_norm": True},
+    )
+    ledger = Ledger(began_ns=began)
+    trainer = SmokeTrainer(order, Rank(0, 1, 0, device, None, None), ledger)
+    started = (time.monotonic_ns() - began) / 1e9
+    meet(asked)
+    together = time.monotonic()
+    if asked.rehearse:
+        trainer.rehearse()
+        synchronize(torch)
+    rehearsed = time.monotonic() - together
+    spent = profile_step(trainer) if asked.profile else []
+    trainer.run()
+    synchronize(torch)
+    steps = [record.seconds for record in trainer.records]
+    return {
+        "rank": asked.rank,
+        "gpu": torch.cuda.get_device_name() if asked.device == "cuda" else "cpu",
+        "torch": str(torch.__version__),
+        "started_s": started,
+        "rehearsed_s": rehearsed if asked.rehearse else 0.0,
+        "first_step_s": rehearsed + steps[0],
+        "steps": steps,
+        "losses": [record.loss for record in trainer.records],
+        "profile": spent,
+        "deep_gemm": deep_gemm(asked) if asked.device == "cuda" else {},
+    }
+
+
+def profile_step(trainer: Any) -> list[str]:
+    """One step by function: seconds with all that it calls, seconds of its own."""
+    profile = cProfile.Profile()
+    profile.runcall(trainer.step)
+    rows = []
+    for (file, line, name), (_, calls, own, whole, _) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
+        rows.append((whole, own, calls, f"{'/'.join(Path(file).parts[-3:])}:{line} {name}"))
+    by_whole = sorted(rows, reverse=True)[:70]
+    by_own = sorted(rows, key=lambda row: -row[1])[:25]
+    return [f"{whole:8.3f} {own:8.3f} {calls:7d} {name}" for whole, own, calls, name in (*by_whole, *by_own)]
+
+
+def deep_gemm(asked: Any) -> dict[str, Any]:
+    """Its products for the experts of the size, twice."""
+    from megacpp_validate.jit.order import JitOrder, Lacking
+    from megacpp_validate.jit.tasks_deep_gemm import compile_task
+
+    order = JitOrder("storm", "deep_gemm", settings={"size": asked.size})
+    seconds = []
+    try:
+        for _ in range(2):
+            began = time.monotonic()
+            compile_task(order)
+            seconds.append(time.monotonic() - began)
+    except Lacking as lacking:
+        return {"missing": str(lacking)}
+    except Exception as fault:
+        return {"failure": f"{type(fault).__name__}: {fault}"[:2000]}
+    return {"first_s": seconds[0], "second_s": seconds[1]}
+
+
+def meet(asked: Any) -> None:
+    """Wait until all processes are here."""
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", asked.port, is_master=False, timeout=timedelta(seconds=120))
+    if store.add("here", 1) == asked.ranks:
+        store.set("go", "1")
+    store.wait(["go"])
+
+
+def synchronize(torch: Any) -> None:
+    """Wait for the device."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()

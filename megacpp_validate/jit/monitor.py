@@ -1,0 +1,88 @@
+"""How much was compiled just in time, in this process: a compile after warm-up is a step that suddenly takes seconds.
+
+Each compiler is hooked when it is loaded, and what it took from its cache on disk does not count. What cannot be seen
+is named by `unwatched`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from functools import cache
+from typing import Any, Final
+
+from .compiles import Compile, mark_now, seen_since
+from .late import faults
+from .once import ARCH, ROOT, current
+from .watch_cute import watch_cute
+from .watch_deep_gemm import watch_deep_gemm
+from .watch_files import look_at_driver, watch_files
+from .watch_inductor import watch_inductor
+from .watch_triton import watch_triton as _watch_triton
+
+# Compilers that work in memory and tell nobody: module that is loaded where they are -> what they do.
+_IN_MEMORY: Final = {
+    "transformer_engine": "its NVRTC kernels (transposes, casts) are compiled in memory, in every process",
+    "cudnn": "its fused engines are compiled in memory by NVRTC, in every process",
+}
+MODE: Final = "MEGACPP_JIT_MODE"
+_NVRTC_OFF: Final = "NVTE_DISABLE_NVRTC"
+
+
+@cache
+def watch_compilers() -> None:
+    """Watch every compiler from here on; once a process is enough. Imports none of them."""
+    watch_inductor()
+    _watch_triton()
+    watch_cute()
+    watch_deep_gemm()
+    watch_files()
+
+
+def count_compiles() -> Counter[str]:
+    """How much every compiler has compiled so far; subtract two of these."""
+    look_at_driver()
+    return Counter(one.library for one in seen_since() if not one.cached)
+
+
+def compiled_since(before: Counter[str]) -> dict[str, int]:
+    """What was compiled since, by compiler; only those that compiled anything."""
+    return {name: number for name, number in sorted((count_compiles() - before).items()) if number}
+
+
+def mark() -> int:
+    """A moment, for `compiles_since` and `hits_since`."""
+    look_at_driver()
+    return mark_now()
+
+
+def compiles_since(moment: int = 0) -> tuple[Compile, ...]:
+    """What was compiled since, in its order; what came from caches is left out."""
+    look_at_driver()
+    return tuple(one for one in seen_since(moment) if not one.cached)
+
+
+def hits_since(moment: int = 0) -> dict[str, int]:
+    """How much came from caches on disk since, by compiler."""
+    return dict(sorted(Counter(one.library for one in seen_since(moment) if one.cached).items()))
+
+
+def describe_jit() -> dict[str, Any]:
+    """What a receipt says of this process beside its compiles: hits, what is unwatched, notes, and the caches."""
+    guard = current()
+    names = {"root": ROOT, "arch": ARCH, "mode": MODE}
+    return {
+        "hits": hits_since(),
+        "unwatched": unwatched(),
+        "notes": () if guard is None else tuple(guard.notes),
+        **{name: os.environ.get(variable, "") for name, variable in names.items()},
+    }
+
+
+def unwatched() -> dict[str, str]:
+    """Libraries in this process whose compiles cannot be seen, and why."""
+    found = {name: why for name, why in _IN_MEMORY.items() if name in sys.modules}
+    if os.environ.get(_NVRTC_OFF, "0") not in ("", "0"):
+        found.pop("transformer_engine", None)
+    return found | {name: f"its hook failed: {why}" for name, why in faults().items()}

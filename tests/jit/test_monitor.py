@@ -1,0 +1,241 @@
+"""What was compiled just in time is noted with its kernel and shape, and what came from a cache is not counted."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from megacpp_validate.jit import late, monitor, watch_cute, watch_deep_gemm, watch_files, watch_inductor, watch_triton
+from megacpp_validate.jit.once import Guard, guarded_by
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """No cache of this machine, no hook of another test."""
+    monkeypatch.setenv("CUDA_CACHE_PATH", str(tmp_path / "driver"))
+    monkeypatch.setattr(late, "_waiting", {})
+    with guarded_by(None):
+        yield
+
+
+def seen(moment: int) -> list[tuple[str, str, str]]:
+    return [(one.library, one.kernel, one.shape) for one in monitor.compiles_since(moment)]
+
+
+def test_a_module_is_hooked_when_it_is_whole_and_before_anyone_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "compiler_of_a_test.py").write_text("def build():\n    return 'built'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    hooked: list[Any] = []
+    late.after_import("compiler_of_a_test", lambda module: (hooked.append(module), setattr(module, "build", lambda: 3)))
+    assert "compiler_of_a_test" not in sys.modules
+    from compiler_of_a_test import build  # type: ignore[import-not-found]
+
+    assert build() == 3
+    late.after_import("compiler_of_a_test", hooked.append)  # loaded by now: at once
+    assert len(hooked) == 2
+    assert hooked[0].__loader__ is hooked[0].__spec__.loader
+    assert type(hooked[0].__loader__).__module__ != late.__name__  # whoever asks it for the source asks its own loader
+
+
+def test_a_hook_that_fails_is_told_and_the_import_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late, "_faults", {})
+    late.after_import("wave", lambda module: module.no_such_thing)
+    import wave
+
+    assert wave.__name__ == "wave"
+    assert "AttributeError" in monitor.unwatched()["wave"]
+
+
+class Manager:
+    """A cache manager of Triton over a dict."""
+
+    def __init__(self, key: str, kept: dict[str, Any]) -> None:
+        self.key, self.kept = key, kept
+
+    def get_group(self, name: str) -> dict[str, str] | None:
+        return self.kept.get(self.key)
+
+
+def triton_of(kept: dict[str, Any]) -> Any:
+    """As much of triton.compiler.compiler as the hook touches, in its order (3.6 and 3.7)."""
+    module: Any = types.ModuleType("triton.compiler.compiler")
+    module.knobs = SimpleNamespace(compilation=SimpleNamespace(listener=None, always_compile=False))
+    module.get_cache_manager = lambda key: Manager(key, kept)
+
+    def compile_kernel(src: Any, target: Any = None, options: Any = None) -> str:
+        manager = module.get_cache_manager(f"key-of-{src.name}")
+        group = manager.get_group(f"{src.name}.json") or {}
+        hit = f"{src.name}.json" in group
+        if not hit:
+            kept[manager.key] = {f"{src.name}.json": "made"}
+        told = {"src": src, "metadata": {"num_warps": 4}, "times": SimpleNamespace(total=1.5e6), "cache_hit": hit}
+        module.knobs.compilation.listener(**told)
+        return "kernel"
+
+    module.compile = compile_kernel
+    return module
+
+
+SOURCE = SimpleNamespace(
+    name="gate",
+    signature={"up": "*bf16", "width": "constexpr"},
+    constants={(1,): 512},
+    fn=SimpleNamespace(arg_names=["up", "width"]),
+)
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_triton_tells_kernel_signature_and_constants_and_a_hit_is_none(
+    guarded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = triton_of({})
+    monkeypatch.setitem(sys.modules, "triton.compiler.compiler", module)
+    watch_triton.watch_triton()
+    watch_triton.watch_triton()
+    moment, before = monitor.mark(), monitor.count_compiles()
+    with guarded_by(Guard(tmp_path / "locks") if guarded else None):
+        assert [module.compile(SOURCE) for _ in range(3)] == ["kernel"] * 3
+    assert seen(moment) == [("triton", "gate", "up:*bf16 width=512 num_warps=4")]
+    assert monitor.compiles_since(moment)[0].seconds == 1.5
+    assert monitor.compiled_since(before) == {"triton": 1}
+    assert monitor.hits_since(moment) == {"triton": 2}
+
+
+def test_who_listened_to_triton_before_hears_everything_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, told = triton_of({}), list[Any]()
+    module.knobs.compilation.listener = lambda **words: told.append(words)
+    monkeypatch.setitem(sys.modules, "triton.compiler.compiler", module)
+    watch_triton.watch_triton()
+    module.compile(SOURCE)
+    module.compile(SOURCE)
+    assert [one["cache_hit"] for one in told] == [False, True]
+
+
+def test_flash_attention_4_tells_what_it_had_compiled_and_what_it_read_from_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk: dict[Any, str] = {}
+
+    class JITCache:
+        def __init__(self) -> None:
+            self.cache: dict[Any, Any] = {}
+
+        def __setitem__(self, key: Any, kernel: Any) -> None:
+            self.cache[key] = kernel
+
+        def __contains__(self, key: Any) -> bool:
+            return key in self.cache
+
+    class JITPersistentCache(JITCache):
+        cache_path = Path("bwd_pre")
+
+        def __setitem__(self, key: Any, kernel: Any) -> None:
+            JITCache.__setitem__(self, key, kernel)
+            disk[key] = kernel
+
+        def __contains__(self, key: Any) -> bool:
+            if not JITCache.__contains__(self, key) and key in disk:
+                JITCache.__setitem__(self, key, disk[key])
+            return JITCache.__contains__(self, key)
+
+    module: Any = types.ModuleType("flash_attn.cute.cache_utils")
+    module.JITCache, module.JITPersistentCache = JITCache, JITPersistentCache
+    monkeypatch.setitem(sys.modules, "flash_attn.cute.cache_utils", module)
+    watch_cute.watch_cute()
+    moment = monitor.mark()
+    for made in (JITPersistentCache(), JITPersistentCache(), JITCache()):
+        for _ in range(2):
+            if ("bf16", 64) not in made:
+                made["bf16", 64] = "kernel"
+    assert seen(moment) == [("fa4", "bwd_pre", "(bf16, 64)"), ("fa4", "kernel", "(bf16, 64)")]
+    assert monitor.hits_since(moment) == {"fa4": 1}
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_deep_gemm_is_known_by_what_a_call_left_in_its_cache(
+    guarded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path / "deep_gemm"))
+    monkeypatch.setattr(watch_deep_gemm, "_used", set())
+    calls: list[int] = []
+
+    def m_grouped_fp8_gemm_nt_contiguous(rows: Any, weight: Any) -> str:
+        calls.append(1)
+        folder = tmp_path / "deep_gemm" / "cache" / f"kernel.sm90_fp8_gemm_1d2d.{weight.shape[1]}"
+        folder.mkdir(parents=True, exist_ok=True)
+        return "product"
+
+    module: Any = types.ModuleType("deep_gemm")
+    module.m_grouped_fp8_gemm_nt_contiguous, module.get_num_sms = m_grouped_fp8_gemm_nt_contiguous, lambda: 132
+    plain = module.get_num_sms
+    monkeypatch.setitem(sys.modules, "deep_gemm", module)
+    watch_deep_gemm.watch_deep_gemm()
+    assert module.get_num_sms is plain
+    moment, weight = monitor.mark(), torch.zeros(2, 256, 128)
+    with guarded_by(Guard(tmp_path / "locks") if guarded else None):
+        for rows in (100, 101, 100, 4000):  # 4000: another power of two, and the same kernel
+            assert module.m_grouped_fp8_gemm_nt_contiguous(torch.zeros(rows, 128), weight) == "product"
+        module.m_grouped_fp8_gemm_nt_contiguous(torch.zeros(100, 128), torch.zeros(2, 384, 128))
+    assert [shape for *_, shape in seen(moment)] == ["fp32[100,128] fp32[2,256,128]", "fp32[100,128] fp32[2,384,128]"]
+    assert {kernel for _, kernel, _ in seen(moment)} == {"sm90_fp8_gemm_1d2d"}
+    assert monitor.hits_since(moment) == {"deep_gemm": 1}
+    assert len(calls) == 5
+
+
+def test_the_driver_is_known_by_its_files(tmp_path: Path) -> None:
+    watch_files.watch_files()
+    moment = monitor.mark()
+    (tmp_path / "driver" / "a").mkdir(parents=True)
+    (tmp_path / "driver" / "index").touch()
+    assert seen(moment) == []
+    (tmp_path / "driver" / "a" / "0123").touch()
+    assert seen(moment) == [("cuda", "PTX", "a/0123")]
+    assert seen(moment) == [("cuda", "PTX", "a/0123")]
+
+
+def test_inductor_is_noted_where_its_cache_had_nothing(tmp_path: Path) -> None:
+    """The order in which torch 2.11 and 2.13 call the three functions; tests/jit/test_ranks.py has the real ones."""
+    kept: dict[str, str] = {}
+    module: Any = types.ModuleType("torch._inductor.compile_fx")
+
+    class FxGraphCache:
+        @staticmethod
+        def load_with_key(key: str, lines: Any, inputs: Any, local: bool) -> Any:
+            return kept.get(key), {"cache_state": "hit" if key in kept else "miss"}
+
+    def fx_codegen_and_compile(gm: Any, inputs: Any, **options: Any) -> str:
+        kept[gm] = "graph"
+        return "graph"
+
+    def _compile_fx_inner(gm: Any, inputs: Any) -> Any:
+        found, info = module.FxGraphCache.load_with_key(gm, [], inputs, True)
+        assert (found is None) == (info["cache_state"] == "miss")
+        return found or module.fx_codegen_and_compile(gm, inputs, graph_id=3, is_backward=True)
+
+    module.FxGraphCache, module.fx_codegen_and_compile = FxGraphCache, fx_codegen_and_compile
+    module._compile_fx_inner = _compile_fx_inner
+    watch_inductor._hook(module)
+    moment, inputs = monitor.mark(), [torch.zeros(8, 16, dtype=torch.bfloat16), 3]
+    with guarded_by(Guard(tmp_path)):
+        assert [module._compile_fx_inner("gm", inputs) for _ in range(2)] == ["graph"] * 2
+    assert seen(moment) == [("inductor", "graph 3 backward", "bf16[8,16] 3")]
+    assert monitor.hits_since(moment) == {"inductor": 1}
+    assert list(tmp_path.iterdir()) == []  # the turn was given back
+
+
+def test_what_compiles_unseen_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late, "_faults", {})
+    monkeypatch.delenv("NVTE_DISABLE_NVRTC", raising=False)
+    monkeypatch.setitem(sys.modules, "transformer_engine", types.ModuleType("transformer_engine"))
+    assert "NVRTC" in monitor.unwatched()["transformer_engine"]
+    monkeypatch.setenv("NVTE_DISABLE_NVRTC", "1")
+    assert "transformer_engine" not in monitor.unwatched()

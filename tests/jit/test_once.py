@@ -1,0 +1,148 @@
+"""Ranks compile a kernel once: also where they are killed, hang, or have no place for locks."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from megacpp_validate.jit import once
+from megacpp_validate.jit.key_lock import KeyLock
+from megacpp_validate.jit.once import MISSED, Guard, guard_compiles
+
+COMPILING = Path(__file__).parent / "compiling.py"
+KEYS, PROCESSES, KILLED = 50, 4, 8
+
+
+def start(folder: Path, seed: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, str(COMPILING), str(folder), str(seed), str(KEYS)])
+
+
+def test_every_key_is_compiled_by_one_process_at_a_time_whoever_is_killed(tmp_path: Path) -> None:
+    draw, killed = random.Random(0), 0
+    (tmp_path / "go").touch()
+    processes = [start(tmp_path, seed) for seed in range(PROCESSES)]
+    deadline = time.monotonic() + 60
+    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+        time.sleep(draw.uniform(0.02, 0.08))
+        place = draw.randrange(PROCESSES)
+        if killed < KILLED and (tmp_path / "log").exists() and processes[place].poll() is None:
+            processes[place].kill()
+            processes[place].wait()
+            killed += 1
+            processes[place] = start(tmp_path, PROCESSES + killed)
+    assert killed >= KILLED // 2
+    assert [process.returncode for process in processes] == [0] * PROCESSES
+    said = Counter((tmp_path / "log").read_text().splitlines())
+    assert len(list(tmp_path.glob("*.kernel"))) == KEYS
+    assert [line for line in said if line.startswith("overlap")] == []
+    assert sum(said.values()) <= KEYS + killed  # what was killed before its kernel was in the cache is made again
+
+
+def test_without_a_guard_they_do_compile_twice(tmp_path: Path) -> None:
+    """The witness of the test above sees what it is there for."""
+    script = COMPILING.read_text()
+    script = (
+        script[: script.index("        guard.once(")] + "        look(folder, key) is MISSED and make(folder, key)\n"
+    )
+    script = (
+        script.replace(".shuffle(order)", "") + COMPILING.read_text()[COMPILING.read_text().index("\n\ndef look(") :]
+    )
+    (tmp_path / "unguarded.py").write_text(script)
+    processes = [
+        subprocess.Popen([sys.executable, str(tmp_path / "unguarded.py"), str(tmp_path), str(seed), "5"])
+        for seed in range(2)
+    ]
+    while len(list(tmp_path.glob("ready-*"))) < len(processes) and all(one.poll() is None for one in processes):
+        time.sleep(0.01)
+    (tmp_path / "go").touch()
+    for process in processes:
+        assert process.wait(60) == 0
+    said = Counter((tmp_path / "log").read_text().splitlines())
+    assert max(said.values()) > 1
+
+
+def nothing() -> object:
+    return MISSED
+
+
+def test_a_holder_that_hangs_is_waited_for_so_long_and_no_longer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hanging, guard = KeyLock(tmp_path, "key"), Guard(tmp_path, wait_s=0.2)
+    assert hanging.take()
+    began = time.monotonic()
+    assert guard.once("key", nothing, lambda: "compiled here") == "compiled here"
+    assert 0.2 <= time.monotonic() - began < 2
+    assert guard.once("key", nothing, lambda: "again") == "again"
+    (note,) = guard.notes  # said once
+    assert "has been compiling key for over 0.2 s" in note
+    assert "MEGACPP_JIT_WAIT_S" in note
+    assert capsys.readouterr().err.count("has been compiling") == 1
+    assert hanging.holder() == hanging.owner  # it is left its turn
+    assert guard.waited >= 0.4
+
+
+def test_who_waited_takes_it_from_the_cache(tmp_path: Path) -> None:
+    cache: list[str] = []
+    first, second, made = Guard(tmp_path), Guard(tmp_path), threading.Event()
+
+    def compile_slowly() -> str:
+        made.set()
+        time.sleep(0.2)
+        cache.append("kernel")
+        return "kernel"
+
+    thread = threading.Thread(target=lambda: first.once("key", nothing, compile_slowly))
+    thread.start()
+    assert made.wait(5)
+    found = second.once("key", lambda: cache[0] if cache else MISSED, lambda: pytest.fail("compiled twice"))
+    thread.join()
+    assert found == "kernel"
+    assert second.waited > 0.05
+
+
+def test_what_a_compile_raises_is_its_own_and_the_key_is_free_again(tmp_path: Path) -> None:
+    guard = Guard(tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        guard.once("key", nothing, lambda: 1 / 0)
+    assert KeyLock(tmp_path, "key").holder() is None
+    assert guard.once("key", nothing, lambda: guard.once("key", nothing, lambda: 3)) == 3  # inside itself
+    assert guard.notes == []
+
+
+def test_a_folder_that_cannot_be_written_costs_nothing_but_a_word(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "locks").write_text("a file, where a folder should be")
+    guard = Guard(tmp_path / "locks")
+    assert [guard.once(key, nothing, lambda: 7) for key in ("a", "b")] == [7, 7]
+    assert len(guard.notes) == 1
+    assert "each process compiles for itself" in capsys.readouterr().err
+
+
+def test_long_keys_and_signs_are_file_names(tmp_path: Path) -> None:
+    assert Guard(tmp_path).once("graph/../" + "x" * 500, nothing, lambda: 1) == 1
+
+
+def test_a_guard_wants_a_root_and_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(once, "_guards", [])
+    monkeypatch.delenv("MEGACPP_JIT_ROOT", raising=False)
+    assert guard_compiles() is None
+    monkeypatch.setenv("MEGACPP_JIT_ROOT", str(tmp_path))
+    monkeypatch.setenv("MEGACPP_JIT_ARCH", "cpu")
+    monkeypatch.setenv("MEGACPP_JIT_GUARD", "0")
+    assert guard_compiles() is None
+    monkeypatch.setenv("MEGACPP_JIT_GUARD", "1")
+    monkeypatch.setenv("MEGACPP_JIT_WAIT_S", "12")
+    guard = guard_compiles()
+    assert guard is not None
+    assert guard.folder == tmp_path / "cpu" / "locks"
+    assert guard._wait_s == 12
+    assert guard_compiles() is guard

@@ -1,0 +1,169 @@
+"""Tasks of prewarm as processes and as orders; kernels for a GPU that is not there."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from megacpp_validate.jit import stack
+from megacpp_validate.jit.__main__ import run_task
+from megacpp_validate.jit.order import CODES, JitOrder, WrongOrder, read_jit_order
+from megacpp_validate.jit.tasks_deep_gemm import banks, routings
+from megacpp_validate.jit.tasks_fa4 import name_architecture
+from megacpp_validate.jitcache.layout import cache_variables
+
+has_triton = importlib.util.find_spec("triton") is not None
+has_fa4 = has_triton and importlib.util.find_spec("cutlass") is not None
+needs_triton = pytest.mark.skipif(not has_triton, reason="not-run: there is no triton here")
+needs_fa4 = pytest.mark.skipif(not has_fa4, reason="not-run: there is no flash-attn-4 here")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No caches of this machine are shared or compiled into."""
+    for name in ("MEGACPP_JIT_ROOT", "MEGACPP_JIT_ARCH"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x", "no JSON came in"),
+        ("[]", "no JSON object"),
+        ('{"task": "t", "code": "nvcc"}', "code is 'nvcc', and is one of stack"),
+        ('{"task": 3, "code": "stack", "colour": "green"}', "there is no colour; task is 3, and is a text"),
+        ('{"code": "stack", "settings": []}', "task is missing; settings is no object"),
+    ],
+)
+def test_an_order_that_cannot_be_read_is_refused_with_every_fault(text: str, words: str) -> None:
+    with pytest.raises(WrongOrder, match="Next step") as refused:
+        read_jit_order(text)
+    assert words in str(refused.value)
+
+
+def test_every_code_has_its_module() -> None:
+    for code in CODES:
+        assert importlib.util.find_spec(f"megacpp_validate.jit.tasks_{code}") is not None
+
+
+def test_the_stack_is_told_by_a_process_in_one_line(tmp_path: Path) -> None:
+    given = json.dumps({"task": "stack", "code": "stack", "root": str(tmp_path), "arch": "cpu"})
+    variables = cache_variables(tmp_path / "jit", "cpu", nvrtc=True)
+    ended = subprocess.run(
+        [sys.executable, "-m", "megacpp_validate.jit"],
+        input=given, capture_output=True, text=True, check=True, cwd=tmp_path, env={**os.environ, **variables},
+    )  # fmt: skip
+    told = json.loads(ended.stdout.strip().splitlines()[-1])
+    assert (told["task"], told["compiled"], told["failure"], told["missing"]) == ("stack", [], "", "")
+    assert told["versions"]["torch"] == str(torch.__version__)
+    assert told["versions"]["python"]
+    assert told["compiler"]["mode"] == "nvrtc"
+    assert isinstance(told["include_paths"], list)
+
+
+def test_what_a_task_raises_or_lacks_is_in_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = run_task(JitOrder("t", "inductor_cpu", settings={"program": "no such"}))
+    assert "ValueError: there is no program 'no such'" in told["failure"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    told = run_task(JitOrder("t", "deep_gemm", settings={"size": "small"}))
+    assert (told["failure"], told["compiled"]) == ("", [])
+    assert "no CUDA device" in told["missing"]
+    if not has_triton:
+        assert "no Triton" in run_task(JitOrder("t", "triton", arch="sm_90a"))["missing"]
+    if not has_fa4:
+        assert "cannot be imported" in run_task(JitOrder("t", "fa4", arch="sm_90a"))["missing"]
+
+
+def test_the_compiler_is_found_where_cuda_home_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text("#!/bin/sh\necho Cuda compilation tools, release 13.0, V13.0.88\n")
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("MEGACPP_JIT_MODE", "nvcc")
+    assert stack.read_compiler() == {"mode": "nvcc", "path": str(nvcc), "version": "13.0.88"}
+    assert str(tmp_path / "include") in stack.read_include_paths()
+
+
+def test_products_of_deep_gemm_are_those_of_a_size() -> None:
+    """small: 8 experts of width 512 on a stream of 512; 16 x 512 tokens, each to 2."""
+    order = JitOrder("t", "deep_gemm", settings={"size": "small"})
+    assert banks(order) == [(8, 512, 1024, 16384), (8, 512, 512, 16384)]
+    given = {"experts": "4", "inputs": "640", "outputs": "384", "rows": "2048"}
+    assert banks(JitOrder("t", "deep_gemm", settings=given)) == [(4, 640, 384, 2048)]
+    assert routings(4, 2048) == [[512] * 4, [256, 512, 512, 768]]
+    assert routings(4, 2048, 128)[1] == [384, 512, 512, 640]
+    with pytest.raises(ValueError, match="settings lack inputs, outputs, rows"):
+        banks(JitOrder("t", "deep_gemm", settings={"experts": "4"}))
+
+
+def test_flash_attention_4_is_told_its_architecture_before_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CUTE_DSL_ARCH", "FLASH_ATTENTION_ARCH", "FLASH_ATTENTION_NUM_SMS"):
+        monkeypatch.setenv(name, "")
+    name_architecture("sm_121a")
+    assert [os.environ[name] for name in ("CUTE_DSL_ARCH", "FLASH_ATTENTION_ARCH")] == ["sm_121a", "sm_121"]
+    with pytest.raises(ValueError, match="no 'sm_80'"):
+        name_architecture("sm_80")
+    monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", sys)
+    with pytest.raises(ValueError, match="loaded already"):
+        name_architecture("sm_90a")
+
+
+def order_of(code: str, arch: str, root: Path, **settings: str) -> dict[str, Any]:
+    """One task as a process of its own."""
+    given = json.dumps({"task": "t", "code": code, "arch": arch, "settings": settings, "root": str(root)})
+    variables = cache_variables(root, arch, nvrtc=False)
+    ended = subprocess.run(
+        [sys.executable, "-m", "megacpp_validate.jit"],
+        input=given, capture_output=True, text=True, check=True, env={**os.environ, **variables}, timeout=300,
+    )  # fmt: skip
+    told: dict[str, Any] = json.loads(ended.stdout.strip().splitlines()[-1])
+    assert (told["failure"], told["missing"]) == ("", ""), ended.stderr
+    return told
+
+
+@needs_triton
+def test_triton_kernels_are_compiled_for_an_architecture_and_found_again(tmp_path: Path) -> None:
+    names = {"kernels": "residual_norm rotation moe_rows block_casts", "sizes": "small"}
+    cold, warm = (order_of("triton", "sm_90a", tmp_path, **names) for _ in range(2))
+    kernels = {one["kernel"] for one in cold["compiled"]}
+    assert {"add_norm_backward_kernel", "turn_kernel", "place_kernel", "gate_backward_kernel"} <= kernels
+    assert {"cast_tokens_kernel", "cast_weight_kernel", "cast_masked_kernel", "zero_idle_kernel"} <= kernels
+    assert {one["cached"] for one in warm["compiled"]} == {True}
+    assert len(list((tmp_path / "sm_90a" / "triton").rglob("*.cubin"))) == sum(
+        not one["cached"] for one in cold["compiled"]
+    )
+
+
+@needs_triton
+def test_a_tensor_without_memory_is_specialised_as_one_that_has_it() -> None:
+    from triton._C.libtriton import native_specialize_impl  # type: ignore[import-not-found, unused-ignore]
+    from triton.backends.compiler import BaseBackend  # type: ignore[import-not-found, unused-ignore]
+
+    from megacpp_validate.jit.explicit_target import Pointer
+
+    for dtype in (torch.bfloat16, torch.float32, torch.int32, torch.int64, torch.float8_e4m3fn):
+        whole = torch.empty(4096, dtype=dtype)
+        assert whole.data_ptr() % 16 == 0
+        for one in (whole, whole[1:], whole[16:], whole[:0]):
+            real, told = (native_specialize_impl(BaseBackend, each, False, True, True) for each in (one, Pointer(one)))
+            assert real == told, (dtype, one.storage_offset())
+
+
+@needs_fa4
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_121a"])
+def test_flash_attention_4_is_compiled_for_an_architecture_and_found_again(arch: str, tmp_path: Path) -> None:
+    settings = {"direction": "forward backward", "head_dim": "64", "heads": "8", "groups": "2", "causal": "true"}
+    cold, warm = (order_of("fa4", arch, tmp_path, **settings) for _ in range(2))
+    assert [one["kernel"] for one in cold["compiled"]] == ["fwd", "fwd", "bwd_pre", "bwd", "bwd_post"]
+    assert {one["cached"] for one in cold["compiled"]} == {False}
+    assert {one["cached"] for one in warm["compiled"]} == {True}
+    assert len(warm["compiled"]) == len(cold["compiled"])

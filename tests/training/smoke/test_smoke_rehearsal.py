@@ -1,0 +1,58 @@
+"""A rehearsed run trains bit by bit as one that is not, and its account says where the time went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from smoke_train import alone, new_trainer, order_of, same_weights, train
+
+from megacpp_validate.jit.compiles import saw
+from megacpp_validate.training.smoke.receipt import make_receipt
+from megacpp_validate.training.smoke.waits import WARM
+
+
+@pytest.fixture(autouse=True, scope="module")
+def world() -> Iterator[None]:
+    with alone():
+        yield
+
+
+def test_a_rehearsal_moves_nothing() -> None:
+    given = {"precision": "fp32", "steps": 3, "audit": True, "plan": {"accumulate": 2}, "forms": {"recompute": True}}
+    plain, rehearsed = train(given), train({**given, "rehearse": True})
+    for name in ("losses", "others", "norms", "part_norms", "lacking"):
+        assert plain[name] == rehearsed[name]
+    assert same_weights(plain["weights"], rehearsed["weights"])
+
+
+def test_a_rehearsal_that_left_its_gradients_would_be_seen() -> None:
+    plain, trainer = train({"precision": "fp32"}), new_trainer(order_of(precision="fp32", rehearse=True))
+    trainer.optimizer.drop_gradients = lambda: None  # type: ignore[method-assign]
+    trainer.run()
+    assert [record.loss for record in trainer.records] != plain["losses"]
+
+
+def test_a_rehearsal_is_in_the_account_of_compiling() -> None:
+    trainer = new_trainer(order_of(precision="fp32", rehearse=True))
+    trainer.rehearse()
+    spent = trainer.ledger.close().phases_ns
+    assert spent["compile"] > 0
+    assert spent["step"] == 0
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+
+
+def test_a_rank_says_what_it_compiled_and_when() -> None:
+    trainer = new_trainer(order_of(precision="fp32", steps=WARM + 1))
+
+    def compile_in_each_step(_: object) -> None:
+        saw("triton", f"kernel-{trainer.done}", "bf16[8]", 0.5, cached=False)
+
+    trainer.run(compile_in_each_step)
+    told = make_receipt(trainer, trainer.ledger, found=None, fault=None)["jit"]
+    rows = [(one["kernel"], one["when"]) for one in told["compiled"] if one["kernel"].startswith("kernel-")]
+    # What is compiled behind the last warm step belongs to the next, which should compile nothing.
+    assert rows == [(f"kernel-{done}", "warm-up" if done < WARM else "after") for done in range(1, WARM + 2)]
+    assert {"hits", "unwatched", "notes", "root", "arch", "mode"} < told.keys()
+    assert torch.is_grad_enabled()
