@@ -53,13 +53,28 @@ from .app import Exit, Format, refuse
 
 def tell(result: Result, fmt: Format, output: Path | None, *, verbose: bool = False) -> None:
     """Print a result, or write it to a file; whoever stops reading it half way changes no exit code."""
+
+    def draw(console: Console) -> None:
+        _print_table(result, console, verbose=verbose)
+
+    write_told(draw if fmt is Format.TABLE else None, lambda: _text(result, fmt), output)
+
+
+def write_told(draw: Callable[[Console], None] | None, text: Callable[[], str], output: Path | None) -> None:
+    """Draw something on the terminal or into a file, or write its text there.
+
+    Args:
+        draw: on a console; None where it is to be the text.
+        text: the same as text.
+        output: the file; standard output without one.
+    """
     if output is None:
         try:
-            if fmt is Format.TABLE:
-                _print_table(result, _Terminal(), verbose=verbose)
+            if draw is not None:
+                draw(_Terminal())
             else:
-                text = _text(result, fmt)
-                sys.stdout.write(text if text.endswith("\n") else text + "\n")
+                said = text()
+                sys.stdout.write(said if said.endswith("\n") else said + "\n")
             sys.stdout.flush()
         except BrokenPipeError:
             _drop_output()
@@ -74,10 +89,10 @@ def tell(result: Result, fmt: Format, output: Path | None, *, verbose: bool = Fa
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with output.open("w", encoding="utf-8") as stream:
-            if fmt is Format.TABLE:
-                _print_table(result, Console(file=stream), verbose=verbose)
+            if draw is not None:
+                draw(Console(file=stream))
             else:
-                stream.write(_text(result, fmt))
+                stream.write(text())
     except OSError as fault:
         refuse(
             f"{output} cannot be written: {fault.strerror or fault}. Likely cause: it is a folder, or lies in a place "

@@ -1,0 +1,144 @@
+"""The verb that proves a sealed cache warm: what it runs, and the exit code of each answer."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+
+from ..catalog import Catalog, read_catalog
+from ..catalog import Target as TargetRow
+from ..catalog_prewarm import PrewarmTask, read_prewarm
+from ..environments.interpreter import read_commit
+from ..environments.plan import IMAGE_DIGEST, LOCK_HASH, find_target
+from ..environments.processes import Processes
+from ..evidence.jit import JitVerifyResult
+from ..evidence.whole_file import write_whole
+from ..jitcache.crew import run_side_by_side
+from ..jitcache.files import list_files
+from ..jitcache.layout import cache_arch
+from ..jitcache.manifest import compare_stack
+from ..jitcache.place import require_place
+from ..jitcache.prewarm import Answer
+from ..jitcache.seal import CacheDamaged, Checked, check_sealed, is_sealed
+from ..jitcache.verify import find_unreported, judge_task
+from ..jitcache.working import open_working
+from .app import TOOL, Exit, Format, foreseen, refuse_full_disk, refuse_receipts
+from .jit_stack import AskedJit, JitStack, default_jobs, open_stack
+from .jit_telling import TaskProgress, require_told, result_text, tell_jit
+from .prewarm_runs import FORESEEN, Selected, select_tasks, why_no_tasks
+
+VERDICT: Final = "jit_verify-{target}.json"
+
+
+@foreseen(FORESEEN)
+def run_jit_verify(
+    matrix: Path | None, asked: AskedJit, folders: Folders, fmt: Format, output: Path | None, *, at_build: bool,
+    verbose: bool,
+) -> None:  # fmt: skip
+    """Check, run, judge; closed where anything was compiled, and not open where anything did not run."""
+    require_told(fmt)
+    catalog = read_catalog(matrix)
+    target = find_target(catalog, asked.target)
+    selected = select_tasks(read_prewarm(catalog, matrix), target, asked, at_build=at_build)
+    try:
+        result = verify(catalog, target, selected, asked, folders, at_build=at_build)
+    except OSError as fault:
+        refuse_full_disk(folders.work or Path(tempfile.gettempdir()), fault)
+        raise
+    try:
+        write_whole(folders.receipts / VERDICT.format(target=target.id), result_text(result))
+    except OSError as fault:
+        refuse_receipts(folders.receipts, fault)
+    tell_jit(result, fmt, output, verbose=verbose)
+    if result.breaks:
+        raise typer.Exit(Exit.CLOSED)
+    raise typer.Exit(Exit.EVIDENCE_MISSING if result.lacks else Exit.OPEN)
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Of the working copy (None: a temporary one), and of receipts and logs."""
+
+    work: Path | None
+    receipts: Path
+
+
+def verify(
+    catalog: Catalog,
+    target: TargetRow,
+    selected: Selected,
+    asked: AskedJit,
+    folders: Folders,
+    *,
+    at_build: bool = False,
+) -> JitVerifyResult:
+    """The verdict. Raises as `open_stack`, `check_sealed` and `open_working`."""
+    started, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
+    folder = require_place(asked.place(), cache_arch(target.arch), "")
+    if not is_sealed(folder):
+        raise CacheDamaged(
+            f"{folder} is not sealed, so that nothing says what it was when it was made. Likely cause: a prewarm "
+            "did not come to its end. Next step: `nox -s prewarm` to its end, or `nox -s jit_cache -- seal`."
+        )
+    checked = check_sealed(folder)  # first: on files that changed nothing is proven
+    took = time.monotonic() - began
+    asked = replace(asked, mode=checked.manifest.mode)
+    if folders.work is not None:
+        folders.work.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="megacpp-jit-work-", dir=folders.work) as work,
+        open_stack(catalog, target, asked, Path(work).absolute(), Processes()) as stack,
+    ):
+        if reason := why_no_tasks(target, stack, at_build=at_build):
+            answers = {task.id: Answer(missing=reason) for task in selected.tasks}
+            ran = _judge(selected.tasks, answers, checked)
+        else:
+            ran = _run(stack, checked, selected.tasks, asked, folders.receipts.absolute())
+        return JitVerifyResult(
+                tool=TOOL, commit=read_commit(), target=target.id, architecture=stack.architecture, folder=str(folder),
+                mode=stack.mode, manifest=checked.digest, interpreter=stack.interpreter,
+                image_digest=os.environ.get(IMAGE_DIGEST, ""), lock_hash=os.environ.get(LOCK_HASH, ""),
+                gpu=stack.seen.versions.get("gpu", ""),
+                ranks=max([asked.ranks, *(task.ranks for task in selected.tasks)]),
+                files=len(checked.manifest.files), bytes=checked.manifest.bytes, started=started,
+                opened_s=round(took + ran.pop("copied_s", 0.0), 2),
+                seconds=round(time.monotonic() - began, 1), **ran,
+            )  # fmt: skip
+
+
+def _run(
+    stack: JitStack, checked: Checked, tasks: tuple[PrewarmTask, ...], asked: AskedJit, receipts: Path
+) -> dict[str, Any]:
+    """Compare with the stack, copy, run, judge: fields of the verdict."""
+    manifest = checked.manifest
+    if differences := compare_stack(manifest, stack.seen, stack.architecture, stack.mode):
+        return {"differences": differences}
+    began = time.monotonic()
+    folder = open_working(asked.place() / stack.architecture, manifest, stack.root)
+    copied_s = time.monotonic() - began
+    before = {seen.path: seen for seen in list_files(folder)}
+    with TaskProgress(len(tasks)) as shown:
+        answers = run_side_by_side(
+            tasks, lambda task: stack.run(task, receipts, asked.limit_s), asked.jobs or default_jobs(stack.target),
+            shown, stack.processes.stop,
+        )  # fmt: skip
+    judged = _judge(tasks, answers, checked)
+    return {
+        **judged, "copied_s": copied_s, "unreported": find_unreported(before, list_files(folder), judged["rows"])
+    }  # fmt: skip
+
+
+def _judge(tasks: tuple[PrewarmTask, ...], answers: Mapping[str, Answer], checked: Checked) -> dict[str, Any]:
+    return {
+        "rows": tuple(judge_task(task, answers[task.id], checked.manifest) for task in tasks),
+        "unwatched": tuple(dict.fromkeys(line for task in tasks for line in answers[task.id].unwatched)),
+        "notes": tuple(f"{task.id}: {line}" for task in tasks for line in answers[task.id].notes),
+    }

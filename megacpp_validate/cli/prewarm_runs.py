@@ -1,0 +1,244 @@
+"""The verb that compiles ahead of time: what it runs, and the exit code of each answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import typer
+
+from ..catalog import Catalog, read_catalog
+from ..catalog import Target as TargetRow
+from ..catalog_prewarm import PrewarmTask, UnknownTask, choose_tasks, read_prewarm
+from ..environments.environment import NoEnvironment
+from ..environments.interpreter import read_commit
+from ..environments.plan import UnknownTarget, find_target, why_not_here
+from ..environments.processes import Processes
+from ..evidence.jit import JitTaskRow, JitTaskState, PrewarmResult
+from ..jitcache.crew import run_side_by_side
+from ..jitcache.files import NoPlainFile, list_files
+from ..jitcache.layout import STATE, cache_arch
+from ..jitcache.manifest import Manifest, ManifestInvalid, measure_caches, write_manifest
+from ..jitcache.place import CacheReadOnly, OtherArchitecture, require_place, require_space, require_writable
+from ..jitcache.prewarm import (
+    Answer,
+    PrewarmTaken,
+    Progress,
+    hash_task,
+    make_manifest,
+    open_prewarm,
+    read_progress,
+)
+from ..jitcache.seal import CacheDamaged, check_sealed, is_sealed, seal, unseal
+from .app import TOOL, Exit, Format, foreseen, refuse, refuse_full_disk
+from .jit_stack import AskedJit, JitStack, default_jobs, open_stack
+from .jit_telling import TaskProgress, require_told, tell_jit
+
+_LOGS = "logs"
+FORESEEN: Mapping[type[Exception], Exit] = {
+    UnknownTarget: Exit.WRONG_ARGUMENTS, UnknownTask: Exit.WRONG_ARGUMENTS, NoEnvironment: Exit.NO_ENVIRONMENT,
+    OtherArchitecture: Exit.WRONG_ARGUMENTS, CacheReadOnly: Exit.WRONG_ARGUMENTS, PrewarmTaken: Exit.INFRASTRUCTURE,
+    NoPlainFile: Exit.INFRASTRUCTURE, CacheDamaged: Exit.CLOSED, ManifestInvalid: Exit.EVIDENCE_MISSING,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class How:
+    """How a prewarm goes: only what needs no GPU; in a sealed cache; sealed at its end, for any user to add to."""
+
+    at_build: bool
+    reopen: bool
+    seal: bool
+    shared: bool
+
+
+@foreseen(FORESEEN)
+def run_prewarm(
+    matrix: Path | None, asked: AskedJit, how: How, fmt: Format, output: Path | None, *, verbose: bool
+) -> None:
+    """A prewarm; closed where a task failed, and not open where one did not run."""
+    require_told(fmt)
+    catalog = read_catalog(matrix)
+    target = find_target(catalog, asked.target)
+    every = read_prewarm(catalog, matrix)
+    selected = select_tasks(every, target, asked, at_build=how.at_build)
+    try:
+        result = _prewarm(catalog, target, asked, how, selected)
+    except OSError as fault:
+        refuse_full_disk(asked.place(), fault)
+        raise
+    tell_jit(result, fmt, output, verbose=verbose)
+    if result.breaks:
+        raise typer.Exit(Exit.CLOSED)
+    raise typer.Exit(Exit.EVIDENCE_MISSING if result.lacks else Exit.OPEN)
+
+
+@dataclass(frozen=True)
+class Selected:
+    """Tasks to run, all of the target, and of those that are left out why."""
+
+    tasks: tuple[PrewarmTask, ...]
+    of_target: tuple[PrewarmTask, ...]
+    left_out: tuple[str, ...]
+
+
+def select_tasks(
+    every: Sequence[PrewarmTask], target: TargetRow, asked: AskedJit, *, at_build: bool = False
+) -> Selected:
+    """The tasks to run. One that is named is never left out for the devices that it takes.
+
+    Raises:
+        UnknownTask: as `choose_tasks`.
+    """
+    if asked.tasks == ():
+        refuse("no task is selected. Next step: name one, or leave --tasks out for all.", Exit.NOTHING_SELECTED)
+    named = asked.tasks or ()
+    chosen = choose_tasks(every, target.id, named, without_gpu=at_build)
+    tasks = tuple(task for task in chosen if named or task.ranks <= asked.ranks)
+    if not tasks:
+        refuse(
+            f"matrix/prewarm.toml has no task for {target.id} that could run so. Next step: add one, or leave "
+            "--at-build out.",
+            Exit.NOTHING_SELECTED,
+        )
+    of_target = choose_tasks(every, target.id)
+    left = (task for task in of_target if task not in tasks)
+    return Selected(
+        tasks, of_target, tuple(f"{task.id}: {_why_left_out(task, asked, at_build=at_build)}" for task in left)
+    )
+
+
+def _why_left_out(task: PrewarmTask, asked: AskedJit, *, at_build: bool) -> str:
+    if asked.tasks:
+        return "not named"
+    if at_build and task.gpu:
+        return "it needs a GPU"
+    return f"it takes {task.ranks} devices (--ranks {task.ranks})"
+
+
+def _prewarm(catalog: Catalog, target: TargetRow, asked: AskedJit, how: How, selected: Selected) -> PrewarmResult:
+    started = time.monotonic()
+    root, processes = asked.place(), Processes()
+    folder = require_place(root, cache_arch(target.arch), "")  # of which kind of CPU, the stack says
+    if not is_sealed(folder):
+        require_writable(folder)  # before a process is started
+        require_space(folder)
+    with open_stack(catalog, target, asked, root, processes) as stack:
+        result = PrewarmResult(
+            tool=TOOL, target=target.id, architecture=stack.architecture, folder=str(folder), mode=stack.mode,
+            interpreter=stack.interpreter, left_out=selected.left_out,
+        )  # fmt: skip
+        reason = why_no_tasks(target, stack, at_build=how.at_build)
+        if reason:
+            rows = tuple(_row(task, Answer(missing=reason)) for task in selected.tasks)
+            return result.model_copy(update={"rows": rows, "seconds": round(time.monotonic() - started, 1)})
+        require_place(root, stack.architecture, stack.facts.machine)
+        sources = stack.sources
+        keys = {
+            task.id: hash_task(task, stack.architecture, stack.mode, stack.seen, sources) for task in selected.of_target
+        }
+        update = _find_sealed(folder, selected.tasks, keys, reopen=how.reopen) if is_sealed(folder) else {}
+        if not update:
+            require_writable(folder)
+            earlier = _open_again(folder) if is_sealed(folder) else None
+            with open_prewarm(folder, stack.facts.machine, keys, earlier) as progress:
+                update = _fill(stack, selected, progress, asked, how)
+    return result.model_copy(update={**update, "seconds": round(time.monotonic() - started, 1)})
+
+
+def _open_again(folder: Path) -> Manifest:
+    """A sealed cache opened by its owner.
+
+    Raises:
+        CacheReadOnly: it is somebody else's, such as that of an image.
+    """
+    try:
+        return unseal(folder)
+    except PermissionError as fault:
+        raise CacheReadOnly(
+            f"{folder} was sealed by another user: {fault.strerror}: {fault.filename}. Likely cause: it is the cache "
+            f"of an image. Next step: `nox -s jit_cache -- open --root {folder.parent} --work FOLDER`, and prewarm in "
+            "FOLDER."
+        ) from fault
+
+
+def why_no_tasks(target: TargetRow, stack: JitStack, *, at_build: bool) -> str:
+    """Why this machine cannot run the target's tasks. At build it needs no GPU, but the same kind of CPU."""
+    reason = why_not_here(target, stack.facts)
+    other_machine = bool(target.machine) and target.machine != stack.facts.machine
+    return "" if at_build and not other_machine else reason
+
+
+def _find_sealed(
+    folder: Path, tasks: Sequence[PrewarmTask], keys: Mapping[str, str], *, reopen: bool
+) -> dict[str, object]:
+    """What a sealed cache says where nothing is left to do; empty where it is to be opened again."""
+    progress = read_progress(folder, keys)
+    undone = [task.id for task in tasks if not progress.is_done(task)]
+    if undone and reopen:
+        return {}
+    if undone:
+        refuse(
+            f"{folder} is sealed, and {len(undone)} task(s) are not done there for this stack: {', '.join(undone)}. "
+            "Likely cause: another stack filled it, it was imported, or it was sealed at image build. Next step: say "
+            "--reopen to go on in it, or give another --root.",
+            Exit.WRONG_ARGUMENTS,
+        )
+    checked = check_sealed(folder)
+    rows = tuple(_kept_row(task, progress) for task in tasks)
+    return {"rows": rows, "caches": checked.manifest.sizes, "manifest": checked.digest, "sealed": True}
+
+
+def _fill(stack: JitStack, selected: Selected, progress: Progress, asked: AskedJit, how: How) -> dict[str, object]:
+    """Run what is not finished, and write the manifest of what lies there then."""
+    folder, logs = progress.folder, progress.folder / STATE / _LOGS
+    waiting = [task for task in selected.tasks if not progress.is_done(task)]
+
+    with TaskProgress(len(waiting)) as shown:
+
+        def told(task: PrewarmTask, answer: Answer | None) -> None:
+            if answer is not None:
+                require_space(folder)
+            if answer is not None and answer.failure:
+                progress.failed = True
+            elif answer is not None and not answer.missing:
+                progress.keep(task, answer)
+            shown(task, answer)
+
+        answers = run_side_by_side(
+            waiting, lambda task: stack.run(task, logs, asked.limit_s), asked.jobs or default_jobs(stack.target), told,
+            stack.processes.stop,
+        )  # fmt: skip
+    rows = tuple(
+        _row(task, answers[task.id]) if task.id in answers else _kept_row(task, progress) for task in selected.tasks
+    )
+    caches = measure_caches((file.path, file.bytes) for file in list_files(folder))
+    if progress.failed:
+        return {"rows": rows, "caches": caches, "swept": progress.swept}
+    manifest = make_manifest(
+        folder, target=stack.target.id, mode=stack.mode, stack=stack.seen, tasks=progress.finished(selected.of_target),
+        missing=[task.id for task in selected.of_target if not progress.is_done(task)],
+        words={"made": datetime.now(UTC).isoformat(timespec="seconds"), "tool": TOOL, "commit": read_commit()},
+    )  # fmt: skip
+    digest = write_manifest(folder, manifest)
+    sealed = how.seal and all(row.state in (JitTaskState.DONE, JitTaskState.KEPT) for row in rows)
+    if sealed:
+        seal(folder, shared=how.shared)
+    return {"rows": rows, "caches": caches, "manifest": digest, "sealed": sealed, "swept": progress.swept}
+
+
+def _row(task: PrewarmTask, answer: Answer) -> JitTaskRow:
+    state = JitTaskState.FAILED if answer.failure else JitTaskState.NOT_RUN if answer.missing else JitTaskState.DONE
+    return JitTaskRow(
+        task=task.id, library=task.library, state=state, compiled=answer.compiled, hits=answer.hits or 0,
+        reason=answer.failure or answer.missing, seconds=answer.seconds,
+    )  # fmt: skip
+
+
+def _kept_row(task: PrewarmTask, progress: Progress) -> JitTaskRow:
+    done = progress.kept(task)
+    compiled = done.compiled if done is not None else ()
+    return JitTaskRow(task=task.id, library=task.library, state=JitTaskState.KEPT, compiled=compiled)

@@ -1,0 +1,94 @@
+"""Where every just-in-time compiler keeps what it has compiled: one root, one folder an architecture below it.
+
+An architecture has a folder of its own because not every key holds it: FlashAttention 4 gives `bwd_pre` one name for
+sm_90a, sm_120a and sm_121a, and each has another content (4.0.0b36, seen 2026-11-21).
+
+    ROOT/sm_90a/triton            Triton, its autotuning too
+               /inductor          TorchInductor: graphs, generated code, C++ libraries
+               /cute              CuTe DSL
+               /fa4               FlashAttention 4
+               /deep_gemm         DeepGEMM
+               /cuda              the CUDA driver's own, for what ships as PTX
+               /torch_extensions  torch.utils.cpp_extension
+               /manifest.json     what lies there, and which stack it is for
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final, Literal
+
+Mode = Literal["nvcc", "nvrtc"]
+NVCC: Final = "nvcc"
+NVRTC: Final = "nvrtc"
+
+ROOT_VARIABLE: Final = "MEGACPP_JIT_ROOT"
+ARCH_VARIABLE: Final = "MEGACPP_JIT_ARCH"
+MODE_VARIABLE: Final = "MEGACPP_JIT_MODE"
+
+CPU: Final = "cpu"
+MANIFEST: Final = "manifest.json"
+MANIFEST_HASH: Final = "manifest.sha256"
+STATE: Final = ".prewarm"  # of a prewarm that is under way; never exported
+OPENED: Final = f"{STATE}/opened.json"  # in a working copy: the manifest that it was made from
+LOCKS: Final = "locks"  # of processes that compile; never exported
+
+_FOLDERS: Final = {
+    "triton": "TRITON_CACHE_DIR",
+    "inductor": "TORCHINDUCTOR_CACHE_DIR",
+    "cute": "CUTE_DSL_CACHE_DIR",
+    "fa4": "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR",
+    "deep_gemm": "DG_JIT_CACHE_DIR",
+    "cuda": "CUDA_CACHE_PATH",
+    "torch_extensions": "TORCH_EXTENSIONS_DIR",
+}
+LIBRARIES: Final = tuple(_FOLDERS)
+_CUDA_CACHE_BYTES: Final = 4 * 2**30  # the driver's own limit; what is over it, the driver throws away unasked
+_ARCH: Final = re.compile(r"cpu|sm_\d+[af]?")
+
+
+def cache_arch(arch: str) -> str:
+    """The folder of a target's architecture: "sm_90" of `matrix/targets.toml` is sm_90a, a target without one is cpu.
+
+    The kernels are those of the architecture's own instruction set (the `a`), which every compiler here is asked for.
+    """
+    return f"{arch}a" if arch else CPU
+
+
+def arch_folder(root: Path, arch: str) -> Path:
+    """Where the caches of an architecture lie.
+
+    Raises:
+        ValueError: `arch` is no architecture, as a path into another folder is not.
+    """
+    if not _ARCH.fullmatch(arch):
+        raise ValueError(f"{arch!r} is no architecture of a JIT cache. Next step: name one such as sm_90a, or cpu.")
+    return root / arch
+
+
+def cache_variables(root: Path | str, arch: str, *, nvrtc: bool) -> dict[str, str]:
+    """Environment variables that put every cache below `ROOT/ARCH`; they must stand before the libraries are imported.
+
+    Args:
+        root: absolute, because processes start in folders of their own.
+        arch: such as "sm_90a"; "cpu" without a GPU.
+        nvrtc: DeepGEMM compiles with NVRTC (fast to compile) and not with NVCC. It is part of DeepGEMM's own keys.
+
+    Raises:
+        ValueError: `root` is relative, or `arch` is no architecture.
+    """
+    place = arch_folder(Path(root), arch)
+    if not place.is_absolute():
+        raise ValueError(f"the root of the JIT caches is relative: {root}. Next step: give an absolute path.")
+    return {
+        **{variable: str(place / folder) for folder, variable in _FOLDERS.items()},
+        "TRITON_CACHE_AUTOTUNING": "1",  # else every process measures its configurations again, from the same kernels
+        "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
+        "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1",  # off by default
+        "DG_JIT_USE_NVRTC": "1" if nvrtc else "0",
+        "CUDA_CACHE_MAXSIZE": str(_CUDA_CACHE_BYTES),
+        ROOT_VARIABLE: str(root),
+        ARCH_VARIABLE: arch,
+        MODE_VARIABLE: NVRTC if nvrtc else NVCC,
+    }

@@ -1,0 +1,286 @@
+"""A prewarm that is under way: which tasks are finished for this stack, which files are theirs, and what is left to do.
+
+What is finished stands in ROOT/ARCH/.prewarm, a file a task, written when its process has ended well. So a prewarm that
+was killed goes on where it was: what no finished task had on disk when it ended is thrown away first, because a kernel
+may be half written, and no library reads a cache with suspicion.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from ..catalog_prewarm import PrewarmTask
+from ..evidence.findings import Frozen
+from ..evidence.jit import JitCompile
+from ..evidence.whole_file import write_whole
+from .files import Seen, drop_passing, hash_files, list_files
+from .layout import LIBRARIES, MANIFEST, MANIFEST_HASH, OPENED, STATE
+from .manifest import FileSeen, Manifest, StackSeen, TaskDone
+from .place import mark_place, require_writable
+
+_DONE: Final = "done"
+_RUNNING: Final = "running"  # there while a prewarm runs; one that is killed leaves it
+_ADOPTED: Final = "adopted.json"  # files that were there before, of whoever used the folder
+_LOCK: Final = "lock"
+_NAMES: Final = ".json"
+_ONLY_ON_A_GPU: Final = frozenset({"gpu", "driver"})
+
+
+class PrewarmTaken(RuntimeError):
+    """Another prewarm works in the folder."""
+
+
+class _Owned(Frozen):
+    path: str
+    bytes: int
+    mtime_ns: int
+
+
+class _Record(Frozen):
+    """A task that is finished."""
+
+    key: str
+    done: TaskDone
+    files: tuple[_Owned, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the process of a task told.
+
+    Attributes:
+        compiled: kernels that no cache had.
+        hits: kernels that one had; None where it is not counted.
+        failure: why it did not come to a good end.
+        missing: why it could not run here: no GPU, no such library. That is no failure.
+        unwatched: what it compiled in memory, where there is no cache: "LIBRARY: why".
+        notes: what else a person should know.
+    """
+
+    compiled: tuple[JitCompile, ...] = ()
+    hits: int | None = 0
+    failure: str = ""
+    missing: str = ""
+    unwatched: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+def hash_task(task: PrewarmTask, architecture: str, mode: str, stack: StackSeen, sources: str) -> str:
+    """What must be the same for a finished task to stay finished.
+
+    Args:
+        task: its code and settings count, and not how long it takes.
+        architecture, mode: of the caches.
+        stack: without the GPU and its driver where the task needs none: compiled in an image, it holds on the host.
+        sources: identity of what of this project runs there.
+    """
+    versions = {name: version for name, version in stack.versions.items() if task.gpu or name not in _ONLY_ON_A_GPU}
+    parts = {
+        "task": [task.id, task.code, task.ranks, task.settings],
+        "caches": [architecture, mode],
+        "stack": stack.model_copy(update={"versions": versions}).model_dump(mode="json"),
+        "sources": sources,
+    }
+    return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass
+class Progress:
+    """What is finished in one ROOT/ARCH, on disk at every moment.
+
+    Attributes:
+        folder: ROOT/ARCH.
+        keys: of the tasks of this run, by id.
+        earlier: what the manifest told that lay here before.
+        swept: files of a killed prewarm that were thrown away.
+        failed: a task did not end well, and may have left half a file.
+    """
+
+    folder: Path
+    keys: Mapping[str, str]
+    earlier: Mapping[str, TaskDone] = field(default_factory=dict)
+    swept: int = 0
+    failed: bool = False
+    _records: dict[str, _Record] = field(default_factory=dict)
+    _owned: set[_Owned] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def is_done(self, task: PrewarmTask) -> bool:
+        """Whether it is finished for this very stack, and every file that it left is still there."""
+        record = self._records.get(task.id)
+        return (
+            record is not None
+            and record.key == self.keys.get(task.id)
+            and all((self.folder / file.path).is_file() for file in record.files)
+        )
+
+    def kept(self, task: PrewarmTask) -> TaskDone | None:
+        """What is known of a finished task."""
+        return self._records[task.id].done if self.is_done(task) else None
+
+    def keep(self, task: PrewarmTask, answer: Answer) -> None:
+        """Write down that a task is finished, and what is on disk now.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        with self._lock:
+            new = [file for file in _list_owned(self.folder) if file not in self._owned]
+            # What it finds now, it may have compiled when it was finished before: for another stack, or elsewhere.
+            before = self._records[task.id].done if task.id in self._records else self.earlier.get(task.id)
+            compiled = dict.fromkeys((*(before.compiled if before is not None else ()), *answer.compiled))
+            done = TaskDone(
+                id=task.id, code=task.code, settings=task.settings, ranks=task.ranks, seconds=answer.seconds,
+                compiled=tuple(compiled),
+            )  # fmt: skip
+            record = _Record(key=self.keys[task.id], done=done, files=tuple(new))
+            write_whole(_state(self.folder) / _DONE / f"{task.id}{_NAMES}", record.model_dump_json(indent=1) + "\n")
+            self._records[task.id] = record
+            self._owned.update(new)
+
+    def finished(self, tasks: Iterable[PrewarmTask]) -> tuple[TaskDone, ...]:
+        """What is known of each finished task, in their order."""
+        return tuple(done for task in tasks if (done := self.kept(task)) is not None)
+
+    def read(self) -> None:
+        """Take up what is written down."""
+        for place in sorted((_state(self.folder) / _DONE).glob(f"*{_NAMES}")):
+            with suppress(OSError, ValidationError):  # damaged: then that task is not finished
+                self._records[place.stem] = _Record.model_validate_json(place.read_bytes())
+        for record in self._records.values():
+            self._owned.update(record.files)
+        with suppress(OSError, ValueError, ValidationError):
+            rows: list[Any] = json.loads((_state(self.folder) / _ADOPTED).read_bytes())
+            self._owned.update(_Owned.model_validate(row) for row in rows)
+
+    def begin(self) -> None:
+        """Throw away what a killed prewarm left half done; else own what lies there.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        state = _state(self.folder)
+        for name in (MANIFEST_HASH, MANIFEST):  # of before: it does not hold from here on
+            (self.folder / name).unlink(missing_ok=True)
+        there = _list_owned(self.folder)
+        if (state / _RUNNING).exists():
+            for file in there:
+                if file not in self._owned:
+                    (self.folder / file.path).unlink()
+                    self.swept += 1
+            drop_passing(self.folder)
+        elif adopted := [file for file in there if file not in self._owned]:
+            self._owned.update(adopted)
+            known = [file for file in there if file in self._owned]
+            write_whole(state / _ADOPTED, json.dumps([file.model_dump() for file in known]) + "\n")
+        write_whole(state / _RUNNING, f"{os.getpid()}\n")
+        for name in LIBRARIES:
+            (self.folder / name).mkdir(exist_ok=True)
+
+    def end(self) -> None:
+        """The run came to its end. Where a task failed, the next one throws away what no finished task owns."""
+        if not self.failed:
+            (_state(self.folder) / _RUNNING).unlink(missing_ok=True)
+
+
+def _state(folder: Path) -> Path:
+    return folder / STATE
+
+
+def _list_owned(folder: Path) -> list[_Owned]:
+    return [_Owned(path=seen.path, bytes=seen.bytes, mtime_ns=seen.mtime_ns) for seen in list_files(folder)]
+
+
+@contextmanager
+def open_prewarm(
+    folder: Path, machine: str, keys: Mapping[str, str], earlier: Manifest | None = None
+) -> Iterator[Progress]:
+    """Hold ROOT/ARCH against a second prewarm, and take up what is finished there.
+
+    Args:
+        folder: of `require_place`.
+        machine: kind of CPU.
+        keys: of the tasks, by id.
+        earlier: the manifest that lay there; else that of the sealed cache that it is a working copy of.
+
+    Raises:
+        CacheReadOnly: it cannot be written.
+        PrewarmTaken: another prewarm works there.
+        OSError: its disk is full.
+    """
+    require_writable(folder)
+    state = _state(folder)
+    state.mkdir(exist_ok=True)
+    with (state / _LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as fault:
+            raise PrewarmTaken(
+                f"another prewarm works in {folder}. Likely cause: it was started twice. Next step: wait for it, or "
+                "give another --root."
+            ) from fault
+        mark_place(folder, machine)
+        told = earlier or _read_opened(folder)
+        progress = Progress(folder, keys, {task.id: task for task in told.tasks} if told is not None else {})
+        progress.read()
+        progress.begin()
+        yield progress
+        progress.end()  # not where it was interrupted: then the next one sweeps
+
+
+def _read_opened(folder: Path) -> Manifest | None:
+    with suppress(OSError, ValidationError):
+        return Manifest.model_validate_json((folder / OPENED).read_bytes())
+    return None
+
+
+def read_progress(folder: Path, keys: Mapping[str, str]) -> Progress:
+    """What is finished in a folder that nobody shall write to, such as a sealed one."""
+    progress = Progress(folder, keys)
+    progress.read()
+    return progress
+
+
+def make_manifest(
+    folder: Path, *, target: str, mode: str, stack: StackSeen, tasks: Sequence[TaskDone], missing: Sequence[str],
+    words: Mapping[str, str],
+) -> Manifest:  # fmt: skip
+    """The manifest of what lies in ROOT/ARCH now: every file is read.
+
+    Args:
+        folder: ROOT/ARCH.
+        target: row of `matrix/targets.toml`.
+        mode: "nvcc" or "nvrtc".
+        stack: that it was filled by.
+        tasks: that are finished.
+        missing: ids of those that are not.
+        words: `made` (when), `tool` and `commit` (by what).
+
+    Raises:
+        NoPlainFile: a link lies there.
+        OSError: a file cannot be read.
+    """
+    seen = list_files(folder)
+    hashes = hash_files(folder, (file.path for file in seen))
+    return Manifest(
+        architecture=folder.name, target=target, folder=str(folder), mode=mode, stack=stack, tasks=tuple(tasks),
+        missing=tuple(missing), files=tuple(_say_file(folder, file, hashes[file.path]) for file in seen),
+        made=words["made"], tool=words["tool"], commit=words["commit"],
+    )  # fmt: skip
+
+
+def _say_file(folder: Path, file: Seen, digest: str) -> FileSeen:
+    names = file.path.endswith(_NAMES) and str(folder).encode() in (folder / file.path).read_bytes()
+    return FileSeen(path=file.path, bytes=file.bytes, sha256=digest, mtime_ns=file.mtime_ns, names_root=names)

@@ -1,0 +1,105 @@
+"""The verdict on a sealed cache: what ran on a copy of it, and whether anything was compiled there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from ..catalog_prewarm import PrewarmTask
+from ..evidence.jit import JitCause, JitCompile, JitVerdict, JitVerifyRow
+from ..evidence.receipt import Outcome, Receipt
+from .files import Seen, find_products, library_of
+from .manifest import Manifest
+from .prewarm import Answer
+
+_GOOD = (Outcome.PASS, Outcome.EXPECTED_UNSUPPORTED)
+_DID_NOT_RUN = (Outcome.NOT_RUN, Outcome.BLOCKED)
+_COUNTS_HITS = frozenset({"deep_gemm", "fa4", "inductor", "triton"})  # of these a process tells what a cache had
+_SHOWN = 4  # shapes of a kernel that are told
+
+
+def read_receipt_answer(receipt: Receipt) -> Answer:
+    """What the receipt of a cell tells of compiles. A receipt that counts them and does not list them is counted."""
+    jit = receipt.jit
+    listed = tuple(
+        JitCompile(library=one.library, kernel=one.kernel, shape=one.shape, seconds=max(0.0, one.seconds))
+        for one in jit.compiled
+    )
+    counted = Counter(jit.warm_up) + Counter(jit.after) - Counter(one.library for one in listed)
+    silent = tuple(
+        JitCompile(library=library, kernel="(the receipt does not say which)")
+        for library, number in counted.items()
+        for _ in range(number)
+    )
+    reason = f"{receipt.outcome.value}: {receipt.reason}" if receipt.reason else receipt.outcome.value
+    return Answer(
+        compiled=(*listed, *silent),
+        hits=sum(jit.hits.values()),
+        failure="" if receipt.outcome in (*_GOOD, *_DID_NOT_RUN) else reason,
+        missing=reason if receipt.outcome in _DID_NOT_RUN else "",
+        unwatched=tuple(f"{library}: {why}" for library, why in jit.unwatched.items()),
+        notes=jit.notes,
+        seconds=receipt.seconds.get("total", 0.0),
+    )
+
+
+def judge_task(task: PrewarmTask, answer: Answer, manifest: Manifest) -> JitVerifyRow:
+    """What a task or a cell made of the cache. What did not run is not verified, whatever it says of compiles.
+
+    Args:
+        task: row of `matrix/prewarm.toml`.
+        answer: of its process on the working copy.
+        manifest: of the cache.
+    """
+    if answer.missing:
+        verdict = JitVerdict.NOT_RUN
+    elif answer.failure:
+        verdict = JitVerdict.FAILED
+    elif answer.compiled:
+        verdict = JitVerdict.COMPILED
+    else:
+        verdict = JitVerdict.SILENT if _is_silent(task, answer, manifest) else JitVerdict.WARM
+    names = dict.fromkeys((one.library, one.kernel) for one in answer.compiled)
+    known = tuple(_say_known(manifest, library, kernel) for library, kernel in names)
+    cause = _find_cause(task, manifest) if answer.compiled else None
+    return JitVerifyRow(
+        task=task.id, verdict=verdict, compiled=answer.compiled, hits=answer.hits, known=known, cause=cause,
+        reason=answer.missing or answer.failure, seconds=answer.seconds,
+    )  # fmt: skip
+
+
+def _is_silent(task: PrewarmTask, answer: Answer, manifest: Manifest) -> bool:
+    """Whether nothing was looked for, where something was compiled once: a fallback compiles nothing, either."""
+    done = next((one for one in manifest.tasks if one.id == task.id), None)
+    return answer.hits == 0 and done is not None and any(one.library in _COUNTS_HITS for one in done.compiled)
+
+
+def _find_cause(task: PrewarmTask, manifest: Manifest) -> JitCause:
+    done = next((one for one in manifest.tasks if one.id == task.id), None)
+    if done is None:
+        return JitCause.NO_TASK
+    same = (done.code, done.settings, done.ranks) == (task.code, task.settings, task.ranks)
+    return JitCause.OTHER_KEY if same else JitCause.OTHER_SETTINGS
+
+
+def _say_known(manifest: Manifest, library: str, kernel: str) -> str:
+    shapes = manifest.shapes_of(library, kernel)
+    more = f"; and {len(shapes) - _SHOWN} more" if len(shapes) > _SHOWN else ""
+    return f"{kernel}: {'; '.join(shapes[:_SHOWN])}{more}" if shapes else f"{kernel}: nothing"
+
+
+def find_unreported(before: Mapping[str, Seen], after: Iterable[Seen], rows: Sequence[JitVerifyRow]) -> tuple[str, ...]:
+    """Compiled kernels that appeared in the working copy, in caches of which no process told a compile.
+
+    A monitor that misses a compile would call a cold cache warm: the files are asked too.
+
+    Args:
+        before, after: the working copy before anything ran, and now.
+        rows: what the processes told.
+    """
+    told = {one.library for row in rows for one in row.compiled}
+    if told & {"fa4", "cute"}:
+        told |= {"fa4", "cute"}  # one compiler, two caches
+    if "inductor" in told:
+        told.add("triton")  # TorchInductor writes its kernels in Triton
+    return tuple(path for path in find_products(before, after) if library_of(path) not in told)

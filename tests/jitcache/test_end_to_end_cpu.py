@@ -1,0 +1,191 @@
+"""On the CPU all of it is real: TorchInductor compiles C++, the cache is sealed, carried, and found warm, or not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sealed_caches import make_sealed, small_disk
+from typer.testing import CliRunner
+
+from megacpp_validate.catalog import matrix_folder
+from megacpp_validate.cli import jit_cache_verbs, jit_verify_verbs, main, prewarm_verbs  # noqa: F401 - registers verbs
+from megacpp_validate.cli.app import Exit, app
+from megacpp_validate.evidence.jit import JitCacheResult, JitCause, JitVerdict, JitVerifyResult, PrewarmResult
+
+torch = pytest.importorskip("torch", reason="not-run: there is no torch here")
+pytestmark = pytest.mark.skipif(
+    not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="not-run: there is no C++ compiler here"
+)
+RUNNER = CliRunner()
+TASKS = """
+[[task]]
+id = "norm"
+library = "inductor"
+code = "inductor_cpu"
+targets = ["cpu"]
+gpu = false
+settings = {{ program = "norm", rows = "{rows}", width = "16" }}
+
+[[task]]
+id = "gated"
+library = "inductor"
+code = "inductor_cpu"
+targets = ["cpu"]
+gpu = false
+settings = {{ program = "gated", rows = "8", width = "16" }}
+"""
+ENTRY = """
+import sys
+from megacpp_validate import cli
+from megacpp_validate.cli import prewarm_verbs
+cli.main()
+"""
+
+
+def _matrix(folder: Path, rows: int = 8) -> Path:
+    """The project's matrix with two small tasks."""
+    shutil.copytree(matrix_folder(), folder)
+    (folder / "prewarm.toml").write_text(TASKS.format(rows=rows), encoding="utf-8")
+    return folder
+
+
+def _ask(*words: object) -> tuple[int, str]:
+    done = RUNNER.invoke(app, [*map(str, words), "--format", "json"])
+    return done.exit_code, done.output[done.output.find("{") :]
+
+
+def _verify(root: Path, matrix: Path, receipts: Path) -> tuple[int, JitVerifyResult]:
+    code, text = _ask("jit-verify", "--target", "cpu", "--root", root, "--matrix", matrix, "--receipts", receipts)
+    result = JitVerifyResult.model_validate_json(text)
+    assert JitVerifyResult.model_validate_json((receipts / "jit_verify-cpu.json").read_bytes()) == result
+    return code, result
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _matrix(tmp_path_factory.mktemp("matrix") / "matrix")
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory, matrix: Path) -> Path:
+    """A root whose prewarm was killed after its first task, and then came to its end."""
+    root = tmp_path_factory.mktemp("root")
+    words = ["prewarm", "--target", "cpu", "--root", str(root), "--matrix", str(matrix), "--jobs", "1"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", ENTRY, *words], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("[1/2]"):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stderr.close()
+    assert not (root / "cpu" / "manifest.json").exists()
+    return root
+
+
+def test_a_killed_prewarm_resumes_and_is_found_warm(warm: Path, matrix: Path, tmp_path: Path) -> None:
+    code, text = _ask("prewarm", "--target", "cpu", "--root", warm, "--matrix", matrix)
+    result = PrewarmResult.model_validate_json(text)
+    assert code == Exit.OPEN, text
+    assert sorted(row.state.value for row in result.rows) == ["done", "kept"]
+    assert result.sealed
+    assert {size.library for size in result.caches} == {"inductor"}
+    code, text = _ask("prewarm", "--target", "cpu", "--root", warm, "--matrix", matrix)
+    again = PrewarmResult.model_validate_json(text)
+    assert (code, again.manifest) == (Exit.OPEN, result.manifest)
+    assert {row.state.value for row in again.rows} == {"kept"}
+    code, verdict = _verify(warm, matrix, tmp_path / "receipts")
+    assert code == Exit.OPEN, verdict
+    assert verdict.holds
+    assert verdict.compiled == ()
+    assert verdict.manifest == result.manifest
+    assert all(row.hits for row in verdict.rows), "what is warm was looked for, and found"
+
+
+def test_a_shape_that_was_not_warmed_is_named(warm: Path, tmp_path: Path) -> None:
+    code, verdict = _verify(warm, _matrix(tmp_path / "matrix", rows=24), tmp_path / "receipts")
+    assert code == Exit.CLOSED
+    by_task = {row.task: row for row in verdict.rows}
+    assert by_task["gated"].verdict is JitVerdict.WARM
+    cold = by_task["norm"]
+    assert (cold.verdict, cold.cause) == (JitVerdict.COMPILED, JitCause.OTHER_SETTINGS)
+    assert {one.library for one in cold.compiled} == {"inductor"}
+    assert any("24,16" in one.shape for one in cold.compiled), cold.compiled
+    assert any("8,16" in line for line in cold.known), cold.known
+
+
+def test_a_variable_that_is_in_the_key_is_seen(
+    warm: Path, matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stack is the same to every version number, and the cache is cold for it all the same."""
+    monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE", "1")
+    code, verdict = _verify(warm, matrix, tmp_path / "receipts")
+    assert code == Exit.CLOSED
+    assert {row.cause for row in verdict.rows} == {JitCause.OTHER_KEY}
+
+
+def test_carried_to_another_folder_it_is_warm(warm: Path, matrix: Path, tmp_path: Path) -> None:
+    code, text = _ask("jit-cache", "export", tmp_path / "jit.tar.gz", "--root", warm)
+    assert code == Exit.OPEN, text
+    away = warm.with_name(f"{warm.name}-away")
+    warm.rename(away)  # nothing may be found by its old path
+    try:
+        code, text = _ask("jit-cache", "import", tmp_path / "jit.tar.gz", "--root", tmp_path / "two")
+        assert code == Exit.OPEN, text
+        code, verdict = _verify(tmp_path / "two", matrix, tmp_path / "receipts")
+        assert (code, verdict.holds) == (Exit.OPEN, True), verdict
+    finally:
+        away.rename(warm)
+
+
+def test_a_task_that_fails_leaves_no_manifest(tmp_path: Path) -> None:
+    matrix = _matrix(tmp_path / "matrix")
+    tasks = (matrix / "prewarm.toml").read_text()
+    (matrix / "prewarm.toml").write_text(tasks.replace('program = "norm"', 'program = "nun"'))
+    code, text = _ask("prewarm", "--target", "cpu", "--root", tmp_path / "r", "--matrix", matrix, "--tasks", "norm")
+    result = PrewarmResult.model_validate_json(text)
+    assert code == Exit.CLOSED, text
+    assert "there is no program 'nun'" in result.rows[0].reason
+    assert (result.manifest, result.sealed) == ("", False)
+    code, text = _ask("jit-cache", "seal", "--root", tmp_path / "r", "--arch", "cpu")
+    assert code == Exit.EVIDENCE_MISSING, text
+
+
+def test_a_disk_that_gets_full_in_the_middle(matrix: Path) -> None:
+    with small_disk("1200k") as disk:  # TorchInductor keeps 1.5 MB of these two
+        code, text = _ask("prewarm", "--target", "cpu", "--root", disk, "--matrix", matrix)
+        assert code == Exit.INFRASTRUCTURE, text
+        assert not (disk / "cpu" / "manifest.json").exists()
+
+
+def test_a_cache_of_another_stack_is_not_imported(tmp_path: Path) -> None:
+    make_sealed(tmp_path / "one")
+    code, text = _ask("jit-cache", "export", tmp_path / "jit.tar", "--root", tmp_path / "one")
+    assert code == Exit.OPEN, text
+    code, text = _ask("jit-cache", "import", tmp_path / "jit.tar", "--root", tmp_path / "two")
+    assert code == Exit.CLOSED, text
+    result = JitCacheResult.model_validate_json(text)
+    (found,) = [one for one in result.differences if one.what == "torch"]
+    assert (found.recorded, found.observed) == ("2.11.0+cu130", torch.__version__)
+    assert not (tmp_path / "two" / "sm_90a").exists()
+
+
+def test_a_task_that_cannot_run_is_not_verified(warm: Path, tmp_path: Path) -> None:
+    """A GPU's cache on a machine without one: nothing is said of it."""
+    if torch.cuda.is_available():
+        pytest.skip("not-run: there is a GPU here")
+    make_sealed(tmp_path / "one")
+    code, text = _ask("jit-verify", "--target", "h200", "--root", tmp_path / "one", "--receipts", tmp_path / "r")
+    assert code == Exit.EVIDENCE_MISSING, text
+    result = JitVerifyResult.model_validate_json(text)
+    assert {row.verdict for row in result.rows} == {JitVerdict.NOT_RUN}
+    assert not result.holds
+    assert json.loads((tmp_path / "r" / "jit_verify-h200.json").read_text())["rows"]

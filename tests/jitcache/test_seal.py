@@ -1,0 +1,131 @@
+"""A sealed cache: what changed since is named, and nobody writes to it by accident."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from sealed_caches import CUBIN, OBJECT, as_nobody, flip_a_bit, make_sealed, open_to_all, put
+
+from megacpp_validate.jitcache.layout import LOCKS, MANIFEST
+from megacpp_validate.jitcache.manifest import ManifestInvalid
+from megacpp_validate.jitcache.place import CacheReadOnly, OtherArchitecture, require_place, require_writable
+from megacpp_validate.jitcache.seal import CacheDamaged, check_sealed, is_sealed, seal, unseal
+
+NEW = ("cute/new.mlir", "deep_gemm/cache/k/kernel.cubin", "triton/KEY9/new.cubin")
+
+
+def test_what_is_sealed_is_whole(tmp_path: Path) -> None:
+    folder, digest = make_sealed(tmp_path)
+    checked = check_sealed(folder)
+    assert (checked.digest, checked.extra) == (digest, ())
+    assert is_sealed(folder)
+    assert not list(folder.rglob("*.lock")), "a lock of root's would stop every other user"
+    subprocess.run(["sha256sum", "--quiet", "-c", "manifest.sha256"], cwd=folder, check=True)
+
+
+def test_a_flipped_bit_is_named(tmp_path: Path) -> None:
+    folder, _ = make_sealed(tmp_path)
+    flip_a_bit(folder / CUBIN)
+    with pytest.raises(CacheDamaged, match=f"{CUBIN} has another content"):
+        check_sealed(folder)
+
+
+def test_a_flipped_bit_of_the_manifest_is_seen(tmp_path: Path) -> None:
+    folder, _ = make_sealed(tmp_path)
+    flip_a_bit(folder / MANIFEST)
+    with pytest.raises(ManifestInvalid, match="not the one that its hash is of"):
+        check_sealed(folder)
+
+
+def test_every_change_is_named_at_once(tmp_path: Path) -> None:
+    folder, _ = make_sealed(tmp_path)
+    (folder / OBJECT).unlink()
+    (folder / CUBIN).chmod(0o644)
+    (folder / CUBIN).write_bytes(b"cut")
+    with pytest.raises(CacheDamaged, match=f"{OBJECT} is gone, {CUBIN} has 3 bytes instead of 500"):
+        check_sealed(folder)
+
+
+def test_what_appeared_since_is_told_and_is_not_sealed(tmp_path: Path) -> None:
+    folder, _ = make_sealed(tmp_path)
+    put(folder / "triton" / "KEY3" / "new.cubin", b"new")
+    assert check_sealed(folder).extra == ("triton/KEY3/new.cubin",)
+    with pytest.raises(CacheDamaged, match=r"triton/KEY3/new\.cubin"):
+        seal(folder)
+
+
+def test_unsealed_it_can_be_filled_on(tmp_path: Path) -> None:
+    folder, _ = make_sealed(tmp_path)
+    assert unseal(folder).architecture == "sm_90a"
+    assert not is_sealed(folder)
+    assert (folder / CUBIN).stat().st_mode & 0o200
+    assert not (folder / MANIFEST).exists(), "what is filled on is no longer what the manifest says"
+
+
+def test_in_an_image_any_user_adds_and_nobody_replaces() -> None:
+    with open_to_all() as root:
+        folder, _ = make_sealed(root, shared=True)
+
+        def misses() -> str:
+            """What libraries do for somebody without rights: a kernel that was missing, a lock; then what must fail."""
+            for place in (*NEW, "inductor/locks/a"):
+                put(folder / place, b"new")
+            (folder / LOCKS / "KEY9").mkdir()
+            failed = []
+            for deed in (
+                lambda: (folder / CUBIN).write_bytes(b"other"),
+                (folder / CUBIN).unlink,
+                lambda: (folder / "triton/KEY9/new.cubin").replace(folder / CUBIN),
+                (folder / MANIFEST).unlink,
+            ):
+                try:
+                    deed()
+                except PermissionError:
+                    failed.append("refused")
+            return " ".join(failed)
+
+        assert as_nobody(misses) == "refused refused refused refused"
+        assert check_sealed(folder).extra == NEW
+
+
+def test_a_read_only_cache_is_told() -> None:
+    with open_to_all() as root:
+        folder, _ = make_sealed(root)
+
+        def try_it() -> str:
+            try:
+                require_writable(folder)
+            except CacheReadOnly as fault:
+                return str(fault)
+            return "it could be written"
+
+        said = as_nobody(try_it)
+    assert "cannot be written: Permission denied" in said
+    assert "jit_cache -- open" in said
+
+
+def test_a_file_system_that_takes_no_folder(tmp_path: Path) -> None:
+    """As root, too: what says no here is no mode of a folder."""
+    with pytest.raises(CacheReadOnly, match="Next step"):
+        require_writable(Path("/proc/megacpp-jit/cpu"))
+
+
+def test_a_cache_of_another_architecture_is_refused(tmp_path: Path) -> None:
+    folder, _ = make_sealed(tmp_path)
+    folder.rename(tmp_path / "sm_100a")
+    with pytest.raises(OtherArchitecture, match="architecture sm_90a, and sm_100a is asked for"):
+        require_place(tmp_path, "sm_100a", "x86_64")
+
+
+def test_a_cache_of_another_machine_is_refused(tmp_path: Path) -> None:
+    make_sealed(tmp_path)
+    with pytest.raises(OtherArchitecture, match="machine x86_64, and aarch64 is asked for"):
+        require_place(tmp_path, "sm_90a", "aarch64")
+
+
+def test_the_folder_of_an_architecture_is_no_root(tmp_path: Path) -> None:
+    folder, _ = make_sealed(tmp_path)
+    with pytest.raises(OtherArchitecture, match=f"give {tmp_path}"):
+        require_place(folder, "sm_90a", "x86_64")

@@ -1,0 +1,186 @@
+"""The verdict: any compile is named, what never ran is not verified, and a silent monitor is no proof."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from sealed_caches import KERNEL, TASK, make_sealed, put
+
+from megacpp_validate.catalog_prewarm import PrewarmTask
+from megacpp_validate.evidence.jit import (
+    JitCause,
+    JitCompile,
+    JitVerdict,
+    JitVerifyResult,
+    JitVerifyRow,
+    StackDifference,
+)
+from megacpp_validate.evidence.receipt import JitCompile as Told
+from megacpp_validate.evidence.receipt import JitCompiles, Outcome, Receipt
+from megacpp_validate.jitcache.files import list_files
+from megacpp_validate.jitcache.manifest import Manifest, read_manifest
+from megacpp_validate.jitcache.prewarm import Answer
+from megacpp_validate.jitcache.verify import find_unreported, judge_task, read_receipt_answer
+from megacpp_validate.report.terminal_jit import render_verify
+
+MISSED = JitCompile(library="fa4", kernel="fwd", shape="bf16 d96", seconds=2.2)
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Manifest:
+    return read_manifest(make_sealed(tmp_path)[0])[0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict", "cause"),
+    [
+        (Answer(hits=3), JitVerdict.WARM, None),
+        (Answer(hits=0), JitVerdict.SILENT, None),
+        (Answer(compiled=(MISSED,), hits=3), JitVerdict.COMPILED, JitCause.OTHER_KEY),
+        (Answer(failure="fail: out of bounds"), JitVerdict.FAILED, None),
+        (Answer(missing="not-run: no GPU"), JitVerdict.NOT_RUN, None),
+        (Answer(missing="no GPU", compiled=(MISSED,)), JitVerdict.NOT_RUN, JitCause.OTHER_KEY),
+    ],
+)
+def test_what_a_task_makes_of_the_cache(
+    manifest: Manifest, answer: Answer, verdict: JitVerdict, cause: JitCause | None
+) -> None:
+    row = judge_task(TASK, answer, manifest)
+    assert (row.verdict, row.cause) == (verdict, cause)
+
+
+def test_a_compile_is_told_with_what_the_cache_has(manifest: Manifest) -> None:
+    row = judge_task(TASK, Answer(compiled=(MISSED,)), manifest)
+    assert row.compiled == (MISSED,)
+    assert row.known == (f"fwd: {KERNEL.shape}",)
+    unknown = MISSED.model_copy(update={"kernel": "bwd"})
+    assert judge_task(TASK, Answer(compiled=(unknown,)), manifest).known == ("bwd: nothing",)
+
+
+def test_what_never_compiled_anything_need_not_look(manifest: Manifest) -> None:
+    other = TASK.model_copy(update={"id": "probe_linear_walker"})
+    assert judge_task(other, Answer(hits=0), manifest).verdict is JitVerdict.WARM
+
+
+@pytest.mark.parametrize(
+    ("task", "cause"),
+    [
+        (TASK, JitCause.OTHER_KEY),
+        (TASK.model_copy(update={"settings": {"head_dim": "96"}}), JitCause.OTHER_SETTINGS),
+        (TASK.model_copy(update={"id": "fa4_d96"}), JitCause.NO_TASK),
+    ],
+)
+def test_the_cause_is_read_from_the_manifest(manifest: Manifest, task: PrewarmTask, cause: JitCause) -> None:
+    assert judge_task(task, Answer(compiled=(MISSED,)), manifest).cause is cause
+
+
+def _receipt(outcome: Outcome, jit: JitCompiles, reason: str = "") -> Receipt:
+    return Receipt(
+        cell="s-h200-permute", stack="s", target="h200", probe="permute", outcome=outcome, reason=reason,
+        requested="te", jit=jit, seconds={"total": 4.0},
+    )  # fmt: skip
+
+
+def test_the_receipt_of_a_cell_is_read() -> None:
+    listed = Told(library="triton", kernel="permute_kernel", shape="bf16 4096", seconds=1.0, when="after")
+    jit = JitCompiles(after={"triton": 1}, compiled=(listed,), hits={"triton": 6}, unwatched={"te": "NVRTC in memory"})
+    answer = read_receipt_answer(_receipt(Outcome.PASS, jit))
+    (one,) = answer.compiled
+    assert (one.library, one.kernel, one.shape) == ("triton", "permute_kernel", "bf16 4096")
+    assert (answer.hits, answer.failure, answer.missing, answer.seconds) == (6, "", "", 4.0)
+    assert answer.unwatched == ("te: NVRTC in memory",)
+
+
+def test_a_count_without_a_list_is_a_compile() -> None:
+    answer = read_receipt_answer(_receipt(Outcome.PASS, JitCompiles(warm_up={"deep_gemm": 2})))
+    assert [one.library for one in answer.compiled] == ["deep_gemm", "deep_gemm"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "good", "ran"),
+    [
+        (Outcome.PASS, True, True), (Outcome.EXPECTED_UNSUPPORTED, True, True), (Outcome.FAIL, False, True),
+        (Outcome.ERROR, False, True), (Outcome.TIMEOUT, False, True), (Outcome.IMPORT_ERROR, False, True),
+        (Outcome.NOT_RUN, True, False), (Outcome.BLOCKED, True, False),
+    ],
+)  # fmt: skip
+def test_only_a_good_cell_is_evidence(outcome: Outcome, good: bool, ran: bool) -> None:
+    answer = read_receipt_answer(_receipt(outcome, JitCompiles(), "because"))
+    assert (answer.failure == "", answer.missing == "") == (good, ran)
+
+
+def test_a_kernel_that_nobody_told_of_is_found(tmp_path: Path) -> None:
+    folder, _ = make_sealed(tmp_path)
+    before = {seen.path: seen for seen in list_files(folder)}
+    put(folder / "deep_gemm" / "cache" / "kernel.x" / "kernel.cubin", b"new")
+    put(folder / "inductor" / "fxgraph" / "ab" / "fab" / "cde", b"a graph")
+    put(folder / "triton" / "KEY" / "kernel.json", b"no kernel")
+    after = list_files(folder)
+    silent = judge_task(TASK, Answer(), read_manifest(folder)[0])
+    assert find_unreported(before, after, [silent]) == (
+        "deep_gemm/cache/kernel.x/kernel.cubin", "inductor/fxgraph/ab/fab/cde",
+    )  # fmt: skip
+    told = silent.model_copy(update={"compiled": (JitCompile(library="inductor", kernel="graph"),)})
+    assert find_unreported(before, after, [told]) == ("deep_gemm/cache/kernel.x/kernel.cubin",)
+
+
+def _result(*rows: JitVerifyRow, **more: object) -> JitVerifyResult:
+    blank = JitVerifyResult(
+        tool="t", target="h200", architecture="sm_90a", folder="/r/sm_90a", mode="nvcc", manifest="sha256:0",
+        interpreter="python", rows=rows,
+    )  # fmt: skip
+    return blank.model_copy(update=more)
+
+
+def _row(verdict: JitVerdict, *compiled: JitCompile, cause: JitCause | None = None) -> JitVerifyRow:
+    return JitVerifyRow(task="fa4_d128", verdict=verdict, compiled=compiled, cause=cause, known=("fwd: bf16 d128",))
+
+
+WARM = _row(JitVerdict.WARM)
+COLD = _row(JitVerdict.COMPILED, MISSED, cause=JitCause.OTHER_KEY)
+DIFFERS = StackDifference(what="torch", recorded="2.11.0", observed="2.13.0", matters="inductor")
+
+
+@pytest.mark.parametrize(
+    ("result", "breaks", "lacks"),
+    [
+        (_result(WARM), False, False),
+        (_result(), False, True),
+        (_result(WARM, COLD), True, False),
+        (_result(WARM, _row(JitVerdict.NOT_RUN)), False, True),
+        (_result(WARM, _row(JitVerdict.FAILED)), True, False),
+        (_result(WARM, _row(JitVerdict.SILENT)), True, False),
+        (_result(WARM, unreported=("deep_gemm/a.cubin",)), True, False),
+        (_result(differences=(DIFFERS,)), True, True),
+    ],
+)
+def test_when_it_holds(result: JitVerifyResult, breaks: bool, lacks: bool) -> None:
+    assert (result.breaks, result.lacks, result.holds) == (breaks, lacks, not (breaks or lacks))
+
+
+def _said(result: JitVerifyResult) -> str:
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+    render_verify(result, console=console)
+    console.file.close()
+    return console.export_text()
+
+
+def test_a_compile_is_named_with_library_kernel_shape_and_step() -> None:
+    said = _said(_result(WARM, COLD))
+    named = "fa4: `fwd` for bf16 d96, 2.2 s"
+    for words in ("Not warm: 1 compile", named, "below /r/sm_90a/fa4", "fwd: bf16 d128", "--reopen"):
+        assert words in said
+
+
+def test_another_stack_is_told_field_by_field() -> None:
+    said = _said(_result(differences=(DIFFERS,)))
+    assert "torch: recorded 2.11.0, here 2.13.0 (matters to inductor)" in said
+    assert "nothing was run" in said
+
+
+def test_what_no_cache_can_hold_is_told() -> None:
+    said = _said(_result(WARM, unwatched=("te: NVRTC in memory",), unreported=("cuda/a.cubin",)))
+    assert "te: NVRTC in memory" in said
+    assert "cuda/a.cubin appeared" in said

@@ -1,0 +1,101 @@
+"""The tasks of prewarm: the project's own file holds, and every fault of another is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from megacpp_validate.catalog import Catalog, MatrixInvalid
+from megacpp_validate.catalog_prewarm import UnknownTask, choose_tasks, read_prewarm
+
+ROW = """
+[[task]]
+id = "{id}"
+library = "{library}"
+code = "{code}"
+targets = ["{target}"]
+gpu = {gpu}
+ranks = {ranks}
+settings = {settings}
+"""
+GOOD = {
+    "id": "fa4_d64", "library": "fa4", "code": "fa4", "target": "h200", "gpu": "false", "ranks": "1",
+    "settings": '{ head_dim = "64" }',
+}  # fmt: skip
+
+
+def _write(folder: Path, *rows: dict[str, str]) -> Path:
+    (folder / "prewarm.toml").write_text("".join(ROW.format(**{**GOOD, **row}) for row in rows), encoding="utf-8")
+    return folder
+
+
+def test_the_projects_own_file(catalog: Catalog) -> None:
+    tasks = read_prewarm(catalog)
+    codes = {task.code for task in tasks}
+    assert codes == {"inductor_cpu", "fa4", "triton", "deep_gemm", "probe", "smoke"}
+    probes = {task.cell for task in tasks if task.code == "probe"}
+    assert probes == {module.id for module in catalog.modules} - {"imports"}, "imports compiles nothing"
+
+
+@pytest.mark.parametrize("target", ["h200", "b200", "gb10"])
+def test_what_an_image_build_compiles(catalog: Catalog, target: str) -> None:
+    tasks = choose_tasks(read_prewarm(catalog), target, without_gpu=True)
+    assert {task.code for task in tasks} == {"fa4", "triton"}
+    assert not any(task.gpu for task in tasks)
+
+
+def test_each_tasks_code_is_there(catalog: Catalog) -> None:
+    package = Path(__file__).parents[1] / "megacpp_validate" / "jit"
+    for task in read_prewarm(catalog):
+        assert task.is_cell or (package / f"tasks_{task.code}.py").is_file(), task.id
+
+
+def test_gb10_is_not_asked_for_deep_gemm(catalog: Catalog) -> None:
+    assert "deep_gemm" not in {task.code for task in choose_tasks(read_prewarm(catalog), "gb10")}
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"target": "abacus"}, "there is no target 'abacus'"),
+        ({"library": "cupy"}, "library"),
+        ({"id": "FA4"}, "id"),
+        ({"ranks": "0"}, "ranks"),
+        ({"gpu": "true", "target": "cpu"}, "needs a GPU, and one of its targets has none"),
+        ({"code": "probe", "settings": '{ probe = "nun" }'}, "there is no probe 'nun'"),
+        ({"code": "probe", "settings": '{ probe = "permute", x = "1" }'}, "takes no setting x"),
+        ({"code": "smoke", "settings": '{ cell = "nun" }'}, "there is no cell 'nun'"),
+        ({"code": "smoke", "settings": '{ cell = "smoke_small_experts_4" }'}, "takes 4 rank(s), and it says 1"),
+        ({"code": "smoke", "settings": '{ cell = "smoke_tiny_train" }', "ranks": "2"}, "is not of h200"),
+    ],
+)
+def test_a_fault_is_named(tmp_path: Path, catalog: Catalog, row: dict[str, str], said: str) -> None:
+    with pytest.raises(MatrixInvalid) as caught:
+        read_prewarm(catalog, _write(tmp_path, row))
+    assert said in str(caught.value)
+
+
+def test_every_fault_at_once(tmp_path: Path, catalog: Catalog) -> None:
+    _write(tmp_path, {}, {}, {"id": "other", "target": "abacus"})
+    with pytest.raises(MatrixInvalid) as caught:
+        read_prewarm(catalog, tmp_path)
+    assert len(caught.value.faults) == 2
+
+
+def test_a_file_that_is_not_there(tmp_path: Path, catalog: Catalog) -> None:
+    with pytest.raises(MatrixInvalid, match="cannot be read"):
+        read_prewarm(catalog, tmp_path)
+
+
+def test_tasks_are_chosen_by_name(catalog: Catalog) -> None:
+    tasks = read_prewarm(catalog)
+    assert [task.id for task in choose_tasks(tasks, "h200", ["deep_gemm_small", "fa4_d64"])] == [
+        "fa4_d64", "deep_gemm_small",
+    ]  # fmt: skip
+    with pytest.raises(UnknownTask, match="'nun'"):
+        choose_tasks(tasks, "h200", ["nun"])
+    with pytest.raises(UnknownTask, match="has no task 'deep_gemm_small'"):
+        choose_tasks(tasks, "gb10", ["deep_gemm_small"])
+    with pytest.raises(UnknownTask, match="cannot be compiled without a GPU"):
+        choose_tasks(tasks, "h200", ["deep_gemm_small"], without_gpu=True)
