@@ -75,6 +75,17 @@ def _groups_of_damage() -> list[str]:
     return ["torch-cpu", *([] if compiler else ["compiler"])]
 
 
+def _is_for_the_cpu() -> bool:
+    """Whether the target is the CPU by name: then torch comes from the lock, and not from the host."""
+    return "--target cpu" in " ".join(sys.argv).replace("=", " ")
+
+
+def _judge_caches(session: nox.Session, verb: str) -> None:
+    """A verb on JIT caches, in the stack that compiles them."""
+    _install(session, *(["torch-cpu"] if _is_for_the_cpu() else []))
+    _call(session, verb, *(["--python", _python(session)] if _is_for_the_cpu() else []))
+
+
 def _judge_host(session: nox.Session, target: str) -> None:
     """Parity on a GPU host: this tool in an environment of its own, the probes in the host's interpreter and stack."""
     _install(session)
@@ -198,6 +209,74 @@ def doctor(session: nox.Session) -> None:
     """What an interpreter loads, and what breaks by it: doctor -- [--python PATH] [--overlays DIR] [--target h200]."""
     _install(session)
     _call(session, "doctor")
+
+
+@nox.session
+def lock(session: nox.Session) -> None:
+    """Pins and locks of every image, with hashes; the only writer: lock -- [TARGET] [--check] [--accept TAG]."""
+    _install(session, "images")
+    _call(session, "lock")
+
+
+@nox.session
+def fits(session: nox.Session) -> None:
+    """Whether a release fits a stack, before anything is built: fits -- RELEASE cublas=13.1.0.3 torch=2.11.0 ..."""
+    _install(session)
+    _call(session, "fits")
+
+
+@nox.session
+def images(session: nox.Session) -> None:
+    """The golden images: images -- --plan | cpu [--base REPOSITORY@sha256:...] [--push REGISTRY] [--prove]."""
+    _install(session, "images")
+    _call(session, "images")
+
+
+@nox.session
+def image_keys(session: nox.Session) -> None:
+    """A pair of keys to sign images with: image_keys -- PREFIX."""
+    _install(session, "images")
+    _call(session, "image-keys")
+
+
+@nox.session
+def image_sign(session: nox.Session) -> None:
+    """Sign an image, and bind its SBOM to it: image_sign -- REPOSITORY@sha256:DIGEST --key KEY."""
+    _install(session, "images")
+    _call(session, "image-sign")
+
+
+@nox.session
+def image_verify(session: nox.Session) -> None:
+    """Whether an image is what was pinned, locked and signed: image_verify -- REPOSITORY@sha256:DIGEST --key KEY."""
+    _install(session, "images")
+    _call(session, "image-verify")
+
+
+@nox.session
+def bundle(session: nox.Session) -> None:
+    """An image, its wheels and its caches in one folder, for hosts without a network: bundle -- TARGET --image ..."""
+    _install(session, "images")
+    _call(session, "bundle")
+
+
+@nox.session(venv_backend=None if _is_for_the_cpu() else HOST)
+def prewarm(session: nox.Session) -> None:
+    """Compile what would be compiled just in time, and seal it: prewarm -- --target h200 [--root DIR] [--at-build]."""
+    _judge_caches(session, "prewarm")
+
+
+@nox.session(venv_backend=None if _is_for_the_cpu() else HOST)
+def jit_verify(session: nox.Session) -> None:
+    """Whether a sealed cache leaves nothing to compile: jit_verify -- --target h200 [--root DIR]."""
+    _judge_caches(session, "jit-verify")
+
+
+@nox.session(venv_backend=HOST)
+def jit_cache(session: nox.Session) -> None:
+    """Check, seal, export or import a cache: jit_cache -- export FILE --root DIR."""
+    _install(session)
+    _call(session, "jit-cache")
 
 
 @nox.session

@@ -1,0 +1,338 @@
+"""Images as typed values: the reader of `matrix/images.toml`."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+from pydantic import Field, ValidationError
+
+from .catalog import MatrixInvalid, Row, matrix_folder
+
+FILE: Final = "images.toml"
+PARTS: Final = ("cuda", "cublas", "cudnn", "nccl")  # what a base has that is no distribution
+
+Platform = Literal["linux/amd64", "linux/arm64"]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]+([.-][a-z0-9]+)*$")]
+Words = Annotated[str, Field(min_length=1)]
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+Pair = Annotated[list[str], Field(min_length=2, max_length=2)]
+
+MACHINES: Final[dict[str, str]] = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
+
+
+class Base(Row):
+    """An image that others build, and what is in it.
+
+    Attributes:
+        repository: registry and path, without a tag.
+        python: its minor version.
+        glibc: its version, which says what wheels it takes.
+        provides: name and version of what it brings; an empty version is not known.
+        stands_for: distributions whose files it brings in another way.
+        constraints: file with the constraints that pip takes there by itself; empty where there is none.
+        driver_built_for, driver_least: GPU driver that it is made for, and the least that runs it; empty without GPU.
+    """
+
+    id: Name
+    repository: str = Field(pattern=r"^[a-z0-9.-]+(:\d+)?(/[a-z0-9._-]+)+$")
+    tag: str = Field(pattern=r"^\w[\w.-]{0,127}$")
+    python: str = Field(pattern=r"^3\.\d+$")
+    glibc: str = Field(pattern=r"^2\.\d+$")
+    provides: list[Pair]
+    stands_for: list[Name]
+    constraints: str = ""
+    driver_built_for: str = Field(default="", pattern=r"^(\d+(\.\d+)*)?$")
+    driver_least: str = Field(default="", pattern=r"^(\d+(\.\d+)*)?$")
+    source: Words
+
+    @property
+    def provided(self) -> dict[str, str]:
+        """Name of a part or distribution -> version, which is empty where it is not known."""
+        return {name: version for name, version in self.provides}  # noqa: C416 - a pair is a list in TOML
+
+    @property
+    def distributions(self) -> dict[str, str]:
+        """Distributions that it provides -> version."""
+        return {name: version for name, version in self.provided.items() if name not in PARTS}
+
+
+class Claim(Row):
+    """A digest as others say it; an empty platform is the index over all platforms."""
+
+    base: Name
+    platform: Literal["linux/amd64", "linux/arm64", ""]
+    digest: Digest
+    source: Words
+
+
+class Over(Row):
+    """A distribution that a base provides, and that the lock holds in another version, which lies over it."""
+
+    name: Name
+    why: Words
+
+
+class Image(Row):
+    """An image of ours.
+
+    Attributes:
+        target: row of targets.toml.
+        base: row of this file.
+        cache_arch: name of its folder of JIT caches.
+        lock: file with the hash of every package, relative to the folder that `matrix/` lies in.
+        groups: dependency groups of pyproject.toml that are in it.
+        requirements: what is in it beside those and the package's own dependencies.
+        over: what the lock holds although the base provides it.
+        removes: distributions of the base that the image must not have, with why.
+        links: pages that list wheels of its requirements, for hosts without a folder of wheels.
+        te_archs: architectures that what is compiled of Transformer Engine is for, as NVTE_CUDA_ARCHS has them.
+        sources: rows of this file that are built from a commit.
+        steps: scripts in containers/steps, in their order.
+        jit: libraries whose kernels are compiled while the image is built.
+        user: number of the user that it runs as.
+    """
+
+    target: Name
+    base: Name
+    platform: Platform
+    cache_arch: str = Field(pattern=r"^(sm_\d+a|cpu)$")
+    lock: str = Field(pattern=r"^containers/locks/[a-z0-9-]+\.txt$")
+    groups: list[Name]
+    requirements: list[Words]
+    over: list[Over] = Field(default_factory=list)
+    removes: list[Over] = Field(default_factory=list)
+    links: list[Annotated[str, Field(pattern=r"^https://\S+$")]] = Field(default_factory=list)
+    te_archs: str = Field(default="", pattern=r"^(\d+[af]?(;\d+[af]?)*)?$")
+    sources: list[Name]
+    steps: list[Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]] = Field(min_length=1)
+    jit: list[Literal["fa4", "triton"]]
+    user: int = Field(ge=1)
+
+    @property
+    def te(self) -> str:
+        """Release of Transformer Engine that is asked for; empty where none is."""
+        return self.pinned.get("transformer-engine", "")
+
+    @property
+    def pinned(self) -> dict[str, str]:
+        """Distributions that are asked for in one version -> that version."""
+        found = {}
+        for text in self.requirements:
+            requirement = Requirement(text)
+            exact = [part.version for part in requirement.specifier if part.operator == "=="]
+            if exact:
+                found[canonicalize_name(requirement.name)] = exact[0]
+        return {str(name): version for name, version in found.items()}
+
+
+class Sessions(Row):
+    """The constraints that nox sessions outside of images install under.
+
+    Attributes:
+        lock: the file.
+        python: the least minor version that they are for.
+        groups: dependency groups of pyproject.toml.
+        without: distributions that it leaves alone.
+    """
+
+    lock: str = Field(pattern=r"^containers/locks/[a-z0-9-]+\.txt$")
+    python: str = Field(pattern=r"^3\.\d+$")
+    groups: list[Name]
+    without: list[Name]
+
+
+class Releases(Row):
+    """The wheels of all releases of a distribution that stacks.toml has, and the file with their hashes."""
+
+    lock: str = Field(pattern=r"^containers/locks/[a-z0-9-]+\.txt$")
+    distribution: Name
+
+
+class Compiled(Row):
+    """What a lock has as its source release.
+
+    Attributes:
+        requires: what its metadata requires, which would take a build to ask.
+        variables: of its build.
+    """
+
+    name: Name
+    version: Words
+    requires: list[Words]
+    source: Words
+    variables: dict[str, str] = Field(default_factory=dict)
+
+
+class Source(Row):
+    """What is built from a commit, with the variables of its build.
+
+    Attributes:
+        verified: day on which the commit was fetched and built ("2026-11-22"); empty where it has not been yet.
+    """
+
+    id: Name
+    repository: str = Field(pattern=r"^https://[\w.-]+(/[\w.-]+)+$")
+    commit: str = Field(pattern=r"^[0-9a-f]{40}$")
+    subdirectory: str = ""
+    verified: str = Field(pattern=r"^(\d{4}-\d\d-\d\d)?$")
+    why: Words
+    source: Words
+    variables: dict[str, str] = Field(default_factory=dict)
+
+
+class Range(Row):
+    """What a component must be for releases of Transformer Engine, where matrix/needs.toml does not say it.
+
+    Attributes:
+        te: range of releases.
+        component: a part of CUDA, "driver", "python", or a distribution.
+        needs: range that its version must lie in; "<0" where it must not be there.
+        with_: it holds only where this is there too ("cuda>=13"); empty for always.
+        outside: what a version outside of the range means: it does not work, or it works with less.
+    """
+
+    id: Name
+    te: str
+    component: Name
+    needs: Words
+    with_: str = Field(default="", alias="with")
+    outside: Literal["refused", "warned"] = "refused"
+    says: Words
+    next: Words
+    source: Words
+
+    def holds_for(self, te: Version) -> bool:
+        """Whether a release has this need; builds of a release count as the release."""
+        return SpecifierSet(self.te).contains(te.public, prereleases=True)
+
+    def allows(self, version: Version) -> bool:
+        """Whether a version is in the range."""
+        return SpecifierSet(self.needs).contains(version.public, prereleases=True)
+
+
+class Images(Row):
+    """The whole file; `everywhere` are requirements of every image."""
+
+    everywhere: list[Words]
+    base: list[Base] = Field(min_length=1)
+    claim: list[Claim] = Field(default_factory=list)
+    image: list[Image] = Field(min_length=1)
+    sessions: Sessions
+    releases: Releases
+    compiled: list[Compiled] = Field(default_factory=list)
+    source: list[Source] = Field(default_factory=list)
+    range: list[Range] = Field(default_factory=list)
+
+    def find_base(self, name: str) -> Base:
+        """The row of a base; there is one for every image of a file that was read."""
+        return next(base for base in self.base if base.id == name)
+
+    def find_source(self, name: str) -> Source:
+        """The row of a source; there is one for every image of a file that was read."""
+        return next(source for source in self.source if source.id == name)
+
+
+def read_images(targets: dict[str, str], folder: Path | None = None) -> Images:
+    """The images in `folder`.
+
+    Args:
+        targets: id of every row of targets.toml -> its machine ("x86_64", "aarch64", or "" for any).
+        folder: of the matrix; the project's own without it.
+
+    Raises:
+        MatrixInvalid: with every fault of the file.
+    """
+    path = (folder or matrix_folder()) / FILE
+    try:
+        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        images = Images.model_validate(data)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
+        raise MatrixInvalid([f"{FILE}: cannot be read: {fault}"]) from fault
+    except ValidationError as invalid:
+        raise MatrixInvalid(
+            f"{FILE}: {'.'.join(map(str, error['loc']))}: {error['msg']} (found {error['input']!r:.60})"
+            for error in invalid.errors()
+        ) from invalid
+    if faults := list(_find_faults(images, targets)):
+        raise MatrixInvalid(faults)
+    return images
+
+
+def _find_faults(images: Images, targets: dict[str, str]) -> Iterator[str]:
+    bases = {base.id for base in images.base}
+    sources = {source.id for source in images.source}
+    yield from _find_doubles(images)
+    yield from _find_false_texts(images)
+    for claim in images.claim:
+        if claim.base not in bases:
+            yield f"{FILE}: claim of {claim.digest[:15]}: base names {claim.base!r}, which there is not"
+    for image in images.image:
+        where = f"{FILE}: image {image.target}"
+        if image.target not in targets:
+            yield f"{where}: target names {image.target!r}, which targets.toml has not"
+        elif targets[image.target] not in ("", MACHINES[image.platform]):
+            yield f"{where}: platform {image.platform} is not the {targets[image.target]} of targets.toml"
+        if image.base not in bases:
+            yield f"{where}: base names {image.base!r}, which there is not"
+            continue
+        unknown = [name for name in image.sources if name not in sources]
+        yield from (f"{where}: sources names {name!r}, which there is not" for name in unknown)
+        provided = images.find_base(image.base).distributions
+        for kind, rows in (("over", image.over), ("removes", image.removes)):
+            yield from (
+                f"{where}: {kind} names {row.name!r}, which {image.base} does not provide"
+                for row in rows
+                if row.name not in provided
+            )
+
+
+def _find_doubles(images: Images) -> Iterator[str]:
+    named = (
+        ("base", [row.id for row in images.base]),
+        ("image", [row.target for row in images.image]),
+        ("lock", [row.lock for row in images.image] + [images.sessions.lock, images.releases.lock]),
+        ("source", [row.id for row in images.source]),
+        ("compiled", [row.name for row in images.compiled]),
+        ("range", [row.id for row in images.range]),
+        ("claim", [f"{row.base} {row.platform or 'index'}" for row in images.claim]),
+    )
+    for kind, names in named:
+        counts = Counter(names)
+        yield from (f"{FILE}: {kind} {name!r} is there {count} times" for name, count in counts.items() if count > 1)
+    for base in images.base:
+        counts = Counter([name for name, _ in base.provides] + base.stands_for)
+        yield from (f"{FILE}: base {base.id}: {name!r} is provided twice" for name, n in counts.items() if n > 1)
+
+
+def _find_false_texts(images: Images) -> Iterator[str]:
+    for base in images.base:
+        for name, version in base.provides:
+            if version and not _is(Version, version):
+                yield f"{FILE}: base {base.id}: provides {name} in {version!r}, which is no version"
+    asked = [("everywhere", images.everywhere)]
+    asked += [(f"image {row.target}", row.requirements) for row in images.image]
+    asked += [(f"compiled {row.name}", row.requires) for row in images.compiled]
+    for where, texts in asked:
+        yield from (f"{FILE}: {where}: {text!r} is no requirement" for text in texts if not _is(Requirement, text))
+    for row in images.range:
+        if row.with_ and not _is(Requirement, row.with_):
+            yield f"{FILE}: range {row.id}: with {row.with_!r} is no requirement"
+        for text in (row.te, row.needs):
+            if not _is(SpecifierSet, text):
+                yield f"{FILE}: range {row.id}: {text!r} is no range of versions"
+
+
+def _is(kind: type[Version] | type[Requirement] | type[SpecifierSet], text: str) -> bool:
+    try:
+        kind(text)
+    except (InvalidVersion, InvalidRequirement, InvalidSpecifier):
+        return False
+    return True

@@ -1,0 +1,65 @@
+"""A result of the image verbs, in the form and at the place that was asked for."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from rich.console import Console
+
+from ..evidence.findings import Frozen
+from ..evidence.whole_file import write_whole
+from .app import Exit, Format, refuse
+
+
+def tell_images(
+    result: Frozen,
+    fmt: Format,
+    output: Path | None,
+    *,
+    render: Callable[[Console], None],
+    markdown: Callable[[], Sequence[str]],
+) -> None:
+    """Print a result, or write it to a file; whoever stops reading it half way changes no exit code.
+
+    Args:
+        render: draws it on a console.
+        markdown: its lines in Markdown.
+    """
+    match fmt:
+        case Format.TABLE:
+            text = _draw(render, sys.stdout if output is None else None)
+        case Format.JSON:
+            text = result.model_dump_json(indent=2) + "\n"
+        case Format.MARKDOWN:
+            text = "\n".join(markdown()) + "\n"
+        case _:
+            refuse(f"this is not told as {fmt.value}. Next step: choose table, json or markdown.", Exit.WRONG_ARGUMENTS)
+    try:
+        if output is not None:
+            write_whole(output, text)
+            return
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as fault:
+        refuse(
+            f"{output or 'standard output'} cannot be written: {fault.strerror or fault}. Likely cause: it is a "
+            "folder, lies in a place that is not yours, or its disk is full. Next step: give --output another file.",
+            Exit.WRONG_ARGUMENTS,
+        )
+
+
+def _draw(render: Callable[[Console], None], stream: TextIO | None) -> str:
+    """As the console at hand would show it: with colours on a terminal alone, in letters where it has no symbols."""
+    like = Console(file=stream or io.StringIO())
+    buffer = io.BytesIO()
+    kept = io.TextIOWrapper(buffer, encoding=like.encoding, errors="replace", newline="")
+    render(Console(file=kept, force_terminal=like.is_terminal, width=like.width))
+    kept.flush()
+    return buffer.getvalue().decode(like.encoding)

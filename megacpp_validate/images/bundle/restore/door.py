@@ -1,0 +1,163 @@
+"""Restore an offline bundle: everything is verified first, then loaded. Needs Python 3.9 and nothing else; no network.
+
+    python3 restore.py                              verify, and say what is inside
+    python3 restore.py --load                       the image into the Docker Engine of this host
+    python3 restore.py --push 127.0.0.1:5000/repo   the image and its signatures into a registry
+    python3 restore.py --venv DIR                   the wheelhouse into a virtual environment
+    python3 restore.py --jit DIR                    the JIT caches into a folder
+    python3 restore.py --unpack DIR                 everything as whole files, parts joined
+    ... --key cosign.pub --id SHA256                refuse what this key has not signed, or any other bundle than this
+
+Exit codes: 0 done; 1 refused: damaged, incomplete, not signed by that key, or not that bundle, and nothing was
+installed; 2 wrong arguments; 5 what it is to be loaded into does not take it; 6 the disk or the machine; 130
+interrupted. Any of these can be run again: what is there already is left as it is, and what was half
+written is made anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import sys
+import tempfile
+import time
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from .engines import fill_venv, load_image, push_image
+from .folders import NoRoom, NotTaken, staged
+from .listing import MANIFEST, SIGNATURE, Refused, read_bundle, stored_files
+from .p256 import is_signed
+from .reading import verify
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Verify, then load what was asked for; the exit code."""
+    asked = _read_arguments(arguments)
+    try:
+        return _restore(asked)
+    except Refused as fault:
+        return _tell(str(fault), 1)
+    except NotTaken as fault:
+        return _tell(str(fault), 5)
+    except NoRoom as fault:
+        return _tell(str(fault), 6)
+    except OSError as fault:
+        full = fault.errno in (errno.ENOSPC, errno.EDQUOT)
+        cause = "the disk is full" if full else "the disk is damaged, or the folder is not yours"
+        return _tell(f"given up: {fault}. Likely cause: {cause}. Next step: mend that and run this again.", 6)
+    except KeyboardInterrupt:
+        return _tell("interrupted; run it again, and it starts where nothing is half done", 130)
+
+
+def _read_arguments(arguments: list[str] | None) -> Any:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--bundle", type=Path, default=Path(__file__).absolute().parent, help="the folder; else where this file lies")
+    add("--load", action="store_true", help="docker load")
+    add("--push", default="", metavar="HOST/REPOSITORY", help="into a registry, digests as they are")
+    add("--venv", type=Path, help="install the wheelhouse into a new virtual environment")
+    add("--python", default=sys.executable, help="the interpreter for that")
+    add("--jit", type=Path, help="put the JIT caches here; MEGACPP_JIT_ROOT is then this folder")
+    add("--unpack", type=Path, help="put everything here, as whole files")
+    add("--key", type=Path, help="public key that must have signed the bundle")
+    add("--id", default="", help="sha256 of bundle.json, as the writer said it")
+    add("--jobs", type=int, default=min(16, 2 * (os.cpu_count() or 1)), help="threads")
+    asked = parser.parse_args(arguments)
+    if asked.push and "/" not in asked.push:
+        parser.error(f"--push {asked.push} names no repository: HOST[:PORT]/REPOSITORY")
+    return asked
+
+
+def _restore(asked: Any) -> int:
+    root: Path = asked.bundle
+    bundle = read_bundle(root)
+    name = sha256((root / MANIFEST).read_bytes()).hexdigest()
+    _hold_to_caller(root, name, asked)
+    rows = stored_files(bundle).values()
+    total = sum(row["bytes"] for row in rows)
+    _say(f"verifying {len(rows)} files, {total / 1e9:.2f} GB")
+    started = time.monotonic()
+    wanted = {asked.unpack: "", asked.jit: "jit/"}
+    with tempfile.TemporaryDirectory(prefix=".wheels-", dir=_find_parent(asked.venv)) as room:
+        joined = Path(room, "joined") if asked.venv and _has_wheels_in_parts(bundle) else None
+        wanted[joined] = "wheelhouse/"
+        named = {folder.absolute(): prefix for folder, prefix in wanted.items() if folder}
+        with staged(bundle, named) as copies:
+            verify(root, bundle, max(1, asked.jobs), copies)
+        took = max(time.monotonic() - started, 1e-9)
+        _say(f"all {len(rows)} files are as they were written: {took:.1f} s, {total / took / 1e6:.0f} MB/s")
+        for folder in filter(None, (asked.unpack, asked.jit)):
+            _say(f"restored to {folder}")
+        if asked.load:
+            _say(load_image(root, bundle))
+        if asked.push:
+            _say(push_image(root, bundle, asked.push))
+        if asked.venv:
+            _say(fill_venv(root, bundle, asked.venv.absolute(), asked.python, joined, name))
+    _say_contents(bundle, name)
+    _say(f"  signed by {asked.key}" if asked.key else "  who signed it was not asked (--key cosign.pub)")
+    return 0
+
+
+def _hold_to_caller(root: Path, name: str, asked: Any) -> None:
+    """What only the caller can know: which bundle it should be, and whose."""
+    if asked.id and asked.id.rpartition(":")[2] != name:
+        raise Refused(
+            f"{root} is the bundle {name}, and not {asked.id}. Nothing was installed. Next step: copy that one."
+        )
+    if asked.key is None:
+        return
+    signature = (root / SIGNATURE).read_text("ascii", "replace") if (root / SIGNATURE).is_file() else ""
+    try:
+        signed = bool(signature) and is_signed((root / MANIFEST).read_bytes(), signature, asked.key.read_text("ascii"))
+    except ValueError as fault:
+        raise Refused(
+            f"{asked.key} is no key that can be used: {fault}. Next step: name the PEM file cosign.pub."
+        ) from fault
+    if not signed:
+        why = (
+            f"{SIGNATURE} is not a signature of {asked.key} over {MANIFEST}" if signature else f"it has no {SIGNATURE}"
+        )
+        raise Refused(
+            f"{root} is not signed by {asked.key}: {why}. Nothing was installed. Likely cause: it is of somebody else, "
+            "or was changed by somebody. Next step: ask its writer which key it was signed with."
+        )
+
+
+def _has_wheels_in_parts(bundle: dict[str, Any]) -> bool:
+    return any(row["kind"] == "wheel" and row["parts"] for row in bundle["files"])
+
+
+def _find_parent(folder: Path | None) -> str | None:
+    """Where a large wheel may be joined: on the disk that it goes to."""
+    if folder is None:
+        return None
+    parent = folder.absolute().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    return str(parent)
+
+
+def _say_contents(bundle: dict[str, Any], name: str) -> None:
+    _say(f"bundle {name}")
+    _say(f"  target {bundle['target']}, {bundle['platform']}, lock {bundle['lock'][:12]}, made {bundle['made']}")
+    if bundle["image"]:
+        _say(f"  image {bundle['image']['name']}@{bundle['image']['digest']}")
+    for what, why in bundle["absent"].items():
+        _say(f"  no {what}: {why}")
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _tell(text: str, code: int) -> int:
+    sys.stderr.write(f"restore: {text}\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

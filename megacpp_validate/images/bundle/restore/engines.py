@@ -1,0 +1,227 @@
+"""An image of a bundle into an engine or a registry, and its wheels into a virtual environment: with no network."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import io
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from .folders import NotTaken
+from .reading import CHUNK, Whole
+
+LOOPBACK = ("127.", "localhost", "[::1]")  # a registry here speaks HTTP, as docker takes it to
+DONE = "restored-from.json"
+
+
+def find_image(bundle: dict[str, Any]) -> dict[str, Any]:
+    """The row of the image's archive.
+
+    Raises:
+        NotTaken: the bundle holds none.
+    """
+    for row in bundle["files"]:
+        if row["kind"] == "image":
+            found: dict[str, Any] = row
+            return found
+    raise NotTaken("the bundle holds no image. Next step: leave --load and --push out.")
+
+
+def load_image(root: Path, bundle: dict[str, Any]) -> str:
+    """Give the archive to `docker load`, and ask the engine for the digest of what it has now.
+
+    Raises:
+        NotTaken: there is no engine, it does not take it, or what it has then is not the image of the bundle.
+    """
+    image, row = bundle["image"], find_image(bundle)
+    docker = shutil.which("docker")
+    if docker is None:
+        raise NotTaken(
+            "there is no docker on PATH, so the image was not loaded. Next step: install Docker Engine, or take --push "
+            "REGISTRY/REPOSITORY or --unpack FOLDER, whose image.tar is an OCI archive."
+        )
+    known = (image["digest"], *image["configs"])
+    if _ask_engine(docker, image["name"]) in known:
+        return f"{image['name']} ({image['digest']}) is in the engine already"
+    with (
+        Whole(root, row) as stream,
+        subprocess.Popen(
+            [docker, "load"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ) as process,
+    ):
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # its own words say why
+            shutil.copyfileobj(stream, process.stdin, CHUNK)
+        said = process.communicate()[0].decode(errors="replace").strip()
+    if process.returncode:
+        raise NotTaken(
+            f"docker load failed ({process.returncode}): {said[-600:]}. Likely cause: the engine does not run, is not "
+            "yours, or its disk is full. Next step: `docker info` and `docker system df` say more; then run this again."
+        )
+    found = _ask_engine(docker, image["name"])
+    if found not in known:
+        raise NotTaken(
+            f"the engine has {found or 'nothing'} as {image['name']}, and the bundle holds {image['digest']}. Likely "
+            "cause: another process gave that name away meanwhile. Next step: remove that image and run this again."
+        )
+    how = "by this digest" if found == image["digest"] else f"as {found}: this engine keeps images by their config"
+    return f"loaded {image['name']} ({image['digest']}), {how}"
+
+
+def _ask_engine(docker: str, name: str) -> str:
+    words = [docker, "image", "inspect", "--format", "{{.Id}}", name]
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def push_image(root: Path, bundle: dict[str, Any], place: str) -> str:
+    """Put the image and its signatures into a registry, every digest as it is.
+
+    Args:
+        root, bundle: the folder, and its manifest.
+        place: `HOST[:PORT]/REPOSITORY`.
+
+    Raises:
+        NotTaken: the registry does not answer, or does not take it.
+    """
+    host, _, repository = place.partition("/")
+    image = bundle["image"]
+    with Whole(root, find_image(bundle)) as stream, tarfile.open(fileobj=io.BufferedReader(stream, CHUNK)) as archive:
+        blobs = {member.name.rpartition("/")[2]: member for member in archive if member.name.startswith("blobs/")}
+
+        def read(digest: str) -> Any:
+            return archive.extractfile(blobs[digest.partition(":")[2]])
+
+        registry = _Registry(host, repository)
+        registry.push({"digest": image["digest"]}, read, (image["name"].rpartition(":")[2],))
+    signatures = root / "signatures"
+    for one in json.loads((signatures / "index.json").read_bytes())["manifests"] if signatures.is_dir() else ():
+        tag = one["annotations"]["org.opencontainers.image.ref.name"]
+        registry.push(one, lambda digest: (signatures / "blobs/sha256" / digest.partition(":")[2]).open("rb"), (tag,))
+    return f"pushed {place}@{image['digest']}; {registry.sent} blobs sent, {registry.kept} were there"
+
+
+class _Registry:
+    """A repository of a registry that speaks the distribution API."""
+
+    def __init__(self, host: str, repository: str) -> None:
+        self.host, self.path = host, f"/v2/{repository}"
+        self.sent = self.kept = 0
+
+    def push(self, row: dict[str, Any], read: Any, tags: tuple[str, ...]) -> None:
+        """Everything that a manifest leads to, then the manifest itself, by its digest and under tags."""
+        digest = row["digest"]
+        body = read(digest).read()
+        manifest = json.loads(body)
+        for child in manifest.get("manifests", ()):
+            self.push(child, read, ())
+        for blob in (manifest["config"], *manifest["layers"]) if "layers" in manifest else ():
+            self._send_blob(blob, read)
+        kind = manifest.get("mediaType") or row.get("mediaType") or "application/vnd.oci.image.manifest.v1+json"
+        for name in (digest, *tags):
+            self._ask("PUT", f"{self.path}/manifests/{name}", (201,), body, {"Content-Type": kind})
+        answered = self._ask("HEAD", f"{self.path}/manifests/{digest}", (200,), None, {"Accept": kind})
+        if answered not in ("", digest) or f"sha256:{hashlib.sha256(body).hexdigest()}" != digest:
+            raise NotTaken(f"{self.host} answers {answered} for {digest}. Next step: ask who runs that registry.")
+
+    def _send_blob(self, blob: dict[str, Any], read: Any) -> None:
+        digest = blob["digest"]
+        if self._ask("HEAD", f"{self.path}/blobs/{digest}", (200, 404), None, {}) is not None:
+            self.kept += 1
+            return
+        place = self._ask("POST", f"{self.path}/blobs/uploads/", (202,), b"", {}) or ""
+        pieces = urlsplit(place)
+        path = f"{pieces.path}?{pieces.query + '&' if pieces.query else ''}digest={digest}"
+        headers = {"Content-Length": str(blob["size"]), "Content-Type": "application/octet-stream"}
+        self._ask("PUT", path, (201,), read(digest), headers)
+        self.sent += 1
+
+    def _ask(self, verb: str, path: str, wanted: tuple[int, ...], body: Any, headers: dict[str, str]) -> str | None:
+        """Where an upload goes on, or the digest that was answered; None for 404."""
+        plain = self.host.startswith(LOOPBACK)
+        line: Any = (http.client.HTTPConnection if plain else http.client.HTTPSConnection)(self.host, timeout=600)
+        line.blocksize = CHUNK
+        try:
+            line.request(verb, path, body, headers)
+            answer = line.getresponse()
+            text = answer.read()
+        except (OSError, http.client.HTTPException) as fault:
+            raise NotTaken(
+                f"the registry {self.host} does not answer: {fault}. Likely cause: it does not run, or is reached by "
+                "another name. Next step: open its /v2/ by hand, then run this again: what it has is not sent twice."
+            ) from fault
+        finally:
+            line.close()
+        if answer.status not in wanted:
+            raise NotTaken(
+                f"the registry {self.host} answers {answer.status} to {verb} {path}: "
+                f"{text[-300:].decode(errors='replace')}. Likely cause: it wants a login, or may not be "
+                "written. Next step: --load it, and docker push it."
+            )
+        if answer.status == 404:
+            return None
+        return answer.getheader("Location") or answer.getheader("Docker-Content-Digest") or ""
+
+
+def fill_venv(root: Path, bundle: dict[str, Any], venv: Path, python: str, joined: Path | None, name: str) -> str:
+    """Make a virtual environment, and install the wheelhouse into it: no index, every hash that of the lock.
+
+    Args:
+        root, bundle: the folder, and its manifest.
+        venv: folder for it.
+        python: the interpreter that it is made with.
+        joined: folder of the wheels that lie in parts; None where none does.
+        name: of the bundle: an environment that was finished from it is left as it is.
+
+    Raises:
+        NotTaken: another Python, no venv module, or pip refuses a wheel.
+    """
+    if (venv / DONE).is_file() and json.loads((venv / DONE).read_bytes())["bundle"] == name:
+        return f"{venv} has the wheels of this bundle already"
+    if venv.exists() and any(venv.iterdir()) and not (venv / ".restoring").exists():
+        raise NotTaken(f"{venv} is there and was not made from this bundle. Next step: name another folder.")
+    if lacking := bundle["wheels_absent"]:
+        raise NotTaken(
+            f"the wheelhouse lacks {', '.join(sorted(lacking))}, which are built from source: the image has them. Next "
+            "step: take --load."
+        )
+    variables = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "PYTHON"))}
+    variables.update(PIP_CONFIG_FILE=os.devnull, PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1")
+    script = 'import sys; print("%d.%d" % sys.version_info[:2])'
+    version = _run([python, "-c", script], variables, "it is no Python").strip()
+    if version != bundle["python"]:
+        raise NotTaken(
+            f"{python} is Python {version}, and the wheels are for {bundle['python']}. Next step: name one with "
+            "--python."
+        )
+    shutil.rmtree(venv, ignore_errors=True)
+    venv.mkdir(parents=True)
+    (venv / ".restoring").touch()
+    _run([python, "-m", "venv", str(venv)], variables, "Debian has venv in a package of its own: python3-venv")
+    links = [word for folder in (root / "wheelhouse", joined) if folder for word in ("--find-links", str(folder))]
+    how = ("--no-index", *links, "--require-hashes", "--no-deps", "--no-cache-dir", "--quiet")
+    words = [str(venv / "bin/python"), "-m", "pip", "install", *how, "--requirement", str(root / "lock.txt")]
+    _run(words, variables, "a wheel is for another machine than this")
+    (venv / DONE).write_text(json.dumps({"bundle": name, "lock": bundle["lock"]}))
+    (venv / ".restoring").unlink()
+    return f"installed {sum(row['kind'] == 'wheel' for row in bundle['files'])} wheels into {venv}"
+
+
+def _run(words: list[str], variables: dict[str, str], cause: str) -> str:
+    try:
+        done = subprocess.run(words, env=variables, capture_output=True, text=True, check=False)
+    except OSError as fault:
+        raise NotTaken(f"{words[0]} cannot be started: {fault}. Next step: name a Python with --python.") from fault
+    if done.returncode:
+        raise NotTaken(
+            f"`{' '.join(words)}` failed: {(done.stderr or done.stdout)[-800:].strip()}. Likely cause: {cause}. Next "
+            "step: mend that and run this again."
+        )
+    return done.stdout

@@ -1,0 +1,99 @@
+"""Files of a bundle put into a folder: written aside while they are verified, and renamed when all are good."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .reading import hash_file
+
+
+class NotTaken(Exception):
+    """What the bundle is to be restored into does not take it."""
+
+
+class NoRoom(OSError):
+    """The disk is too small, said before anything is written."""
+
+
+@contextmanager
+def staged(bundle: dict[str, Any], wanted: dict[Path, str]) -> Iterator[dict[str, list[tuple[Path, int]]]]:
+    """Where each stored file is copied to while it is verified; what was written is renamed into place at the end.
+
+    Args:
+        bundle: its manifest.
+        wanted: by folder that shall be there: the part of the bundle that goes there, "" for all of it.
+
+    Raises:
+        NotTaken: a folder is there already and holds something else.
+        NoRoom: the disk is too small for it.
+        OSError: a folder cannot be written. What was written is removed, here and wherever the caller fails.
+    """
+    copies: dict[str, list[tuple[Path, int]]] = {}
+    asides = {}
+    try:
+        for folder, prefix in wanted.items():
+            rows = {row["path"][len(prefix) :]: row for row in bundle["files"] if row["path"].startswith(prefix)}
+            if not rows:
+                raise NotTaken(
+                    f"the bundle has nothing under {prefix!r} for {folder}. Next step: leave that option out."
+                )
+            if folder.exists() and any(folder.iterdir()):
+                _hold_to(folder, rows)
+                continue
+            aside = asides[folder] = folder.with_name(f".{folder.name}.restoring")
+            shutil.rmtree(aside, ignore_errors=True)  # of a restore that was killed
+            aside.mkdir(parents=True)
+            _ask_for_room(aside, sum(row["bytes"] for row in rows.values()))
+            for name, row in rows.items():
+                (aside / name).parent.mkdir(parents=True, exist_ok=True)
+                start = 0
+                for one in row["parts"] or [row]:
+                    copies.setdefault(one["path"], []).append((aside / name, start))
+                    start += one["bytes"]
+        yield copies
+        for folder, aside in asides.items():
+            for row in bundle["files"]:
+                if row["mtime_ns"] and row["path"].startswith(wanted[folder]):
+                    os.utime(aside / row["path"][len(wanted[folder]) :], ns=(row["mtime_ns"], row["mtime_ns"]))
+        os.sync()  # once for all: a name without its contents is what a power cut leaves
+        for folder, aside in asides.items():
+            if folder.exists():
+                folder.rmdir()
+            aside.rename(folder)
+    finally:
+        for aside in asides.values():
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _hold_to(folder: Path, rows: dict[str, dict[str, Any]]) -> None:
+    """A folder that is there is left as it is, if it has what it should have."""
+    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    wrong = sorted(found ^ rows.keys())
+    wrong += [name for name in sorted(found & rows.keys()) if not _is_same(folder / name, rows[name])]
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise NotTaken(
+            f"{folder} is there, and is not what the bundle holds: {', '.join(wrong[:3])}{more}. Nothing was "
+            "installed. Likely cause: it has been used since, or is of another bundle. Next step: name another folder, "
+            "or move this one away."
+        )
+
+
+def _is_same(path: Path, row: dict[str, Any]) -> bool:
+    if path.is_symlink() or path.stat().st_size != row["bytes"]:
+        return False
+    return bool(row["parts"]) or hash_file(path, []) == row["sha256"]
+
+
+def _ask_for_room(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise NoRoom(
+            f"{folder.parent} has {free} bytes free of the {needed} that it takes. Nothing was installed. Likely "
+            "cause: the disk is full. Next step: make room, or name a folder on another disk."
+        )

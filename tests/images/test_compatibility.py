@@ -1,0 +1,159 @@
+"""What cannot work is refused before a build, with why and what to do; what is not known is told as that."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from packaging.version import Version
+
+from megacpp_validate.catalog import Catalog, matrix_folder
+from megacpp_validate.catalog_images import Images, read_images
+from megacpp_validate.catalog_needs import Needs, read_needs
+from megacpp_validate.evidence.stack_fit import FitVerdict, StackFit
+from megacpp_validate.images.compatibility import judge_stack, refuse_misfits, stack_of_image, stack_of_words
+from megacpp_validate.images.locks import ImageLock, LockedPackage, read_image_lock
+from megacpp_validate.images.refusals import ImageRefused
+
+REFUSED, UNKNOWN, WARNED, FITS = FitVerdict
+H200 = ["cublas=13.1.0.3", "cudnn=9.19", "torch=2.11.0", "cuda=13.0", "nccl=2.28.9", "driver=580.95", "python=3.12"]
+FRONTEND = "nvidia-cudnn-frontend=1.32.0"
+FA4 = "flash-attn-4=4.0.0b36"
+
+
+@pytest.fixture(scope="module")
+def images(catalog: Catalog) -> Images:
+    return read_images({target.id: target.machine for target in catalog.targets})
+
+
+@pytest.fixture(scope="module")
+def needs(catalog: Catalog) -> Needs:
+    return read_needs([module.id for module in catalog.modules])
+
+
+@pytest.fixture(scope="module")
+def releases(catalog: Catalog) -> list[str]:
+    return [stack.te for stack in catalog.stacks]
+
+
+def say(fit: StackFit, verdict: FitVerdict) -> set[str]:
+    return {one.need for one in fit.of(verdict)}
+
+
+def test_te_2_14_1_on_cublas_13_1_is_refused_in_a_second(catalog: Catalog) -> None:
+    started = time.perf_counter()
+    needs = read_needs([module.id for module in catalog.modules])
+    images = read_images({target.id: target.machine for target in catalog.targets})
+    fit = judge_stack(stack_of_words("2.14.1", ["cublas=13.1"]), needs, images.range, ["2.12.0", "2.20.2"])
+    assert time.perf_counter() - started < 1.0
+    assert say(fit, REFUSED) == {"cublas-grouped-layout"}
+    with pytest.raises(ImageRefused) as refusal:
+        refuse_misfits([fit])
+    for words in ("2.14.1 on cublas 13.1", ">=13.2", "Next step", "2.17.0 and later", "H200: 2.14.1 dies at import"):
+        assert words in str(refusal.value)
+
+
+# Stack, and what is refused of it; each is known from a run or from a wheel, which its row names.
+@pytest.mark.parametrize(
+    ("te", "parts", "refused"),
+    [
+        ("2.20.2", [*H200, FRONTEND], set()),
+        ("2.12.0", H200, set()),
+        ("2.17.1", ["cudnn=9.22.0", *H200[:1], *H200[2:]], set()),
+        ("2.17.1", H200, {"cudnn-reshape-mode"}),
+        ("2.18.0", [*H200, "nvidia-cudnn-frontend=1.24"], {"cudnn-frontend-2.18"}),
+        ("2.20.2", [*H200[2:], "cudnn=9.11", FRONTEND], {"cudnn-least"}),
+        ("2.20.2", [*H200, "nvidia-cudnn-frontend=1.28"], {"cudnn-frontend"}),
+        ("2.20.2", [*H200[:5], FRONTEND, "driver=570.124"], {"driver-for-cuda-13"}),
+        ("2.20.2", [*H200, FRONTEND, "transformer-engine-cu12=2.20.2"], {"cuda-12"}),
+        ("2.20.2", [*H200, FRONTEND, "transformer-engine-cu13=2.19.0"], {"one-release"}),
+        ("2.20.2", [*H200, FRONTEND, "transformer-engine-cu13=2.20.2", "cuda=12.9", "driver=535"], {"cuda-13"}),
+        ("2.20.2", [*H200, FRONTEND, FA4, "nvidia-cutlass-dsl=4.5.2"], {"flash-attn-4-cute-guarded"}),
+        ("2.20.2", [*H200, FRONTEND, FA4, "nvidia-cutlass-dsl=4.8.1", "flash-attn=2.8.3"], {"flash-attn-2-hides-4"}),
+        ("2.20.2", [*H200, FRONTEND, "sgl-deep-gemm=0.2.0"], {"build of sgl-deep-gemm"}),
+        ("2.20.2", [*H200, FRONTEND, "sgl-deep-gemm=0.1.3"], set()),
+        ("2.20.2", [*H200[:6], FRONTEND, "python=3.9"], {"python-least"}),
+    ],
+)  # fmt: skip
+def test_stacks(
+    images: Images, needs: Needs, releases: list[str], te: str, parts: list[str], refused: set[str]
+) -> None:
+    assert say(judge_stack(stack_of_words(te, parts), needs, images.range, releases), REFUSED) == refused
+
+
+def test_the_h200_stack_is_told_what_it_goes_without(images: Images, needs: Needs, releases: list[str]) -> None:
+    fit = judge_stack(stack_of_words("2.20.2", [*H200, FRONTEND]), needs, images.range, releases)
+    assert say(fit, WARNED) == {
+        "cublas-grouped-gemm-taken", "cublas-grouped-gemm-hopper-block", "nccl-expert-parallel"
+    }  # fmt: skip
+    assert not fit.of(UNKNOWN)
+
+
+@pytest.mark.parametrize("part", ["cublas", "cudnn", "torch"])
+def test_what_nobody_has_told_of_is_not_fine(images: Images, needs: Needs, releases: list[str], part: str) -> None:
+    full = [*H200, FRONTEND]
+    for words in ([word for word in full if not word.startswith(part)], [*full, f"{part}="]):
+        fit = judge_stack(stack_of_words("2.20.2", words), needs, images.range, releases)
+        assert part in {one.component for one in fit.of(UNKNOWN)} or part == "cublas"
+        assert part not in {one.component for one in fit.of(FITS)}
+
+
+@pytest.mark.parametrize("te", ["2.21.0", "3.0", "1.13.0"])
+def test_a_release_that_nobody_has_looked_at(images: Images, needs: Needs, releases: list[str], te: str) -> None:
+    fit = judge_stack(stack_of_words(te, [*H200, FRONTEND]), needs, images.range, releases)
+    assert "release" in say(fit, UNKNOWN)
+    assert "te_canary" in next(one.next_step for one in fit.fits if one.need == "release")
+
+
+@pytest.mark.parametrize("word", ["cublas", "cublas=x", "=1"])
+def test_words_that_are_no_part(word: str) -> None:
+    with pytest.raises(ImageRefused, match=r"no component.*Next step"):
+        stack_of_words("2.20.2", [word])
+
+
+def test_every_image_of_the_matrix_is_not_refused(images: Images, needs: Needs, releases: list[str]) -> None:
+    for image in images.image:
+        lock = read_image_lock(matrix_folder().parent / image.lock)
+        fit = judge_stack(stack_of_image(images, image, lock), needs, images.range, releases)
+        assert not fit.refused, (image.target, fit.of(REFUSED))
+        brought = {one.brought_by.partition(",")[0] for one in fit.parts}
+        assert brought == {f"base {image.base}", f"lock {image.lock}"}
+
+
+def test_an_image_whose_rows_were_changed_is_refused(images: Images, needs: Needs, releases: list[str]) -> None:
+    h200 = images.image[0]
+    lock = read_image_lock(matrix_folder().parent / h200.lock)
+    kept = h200.model_copy(update={"removes": []})  # FlashAttention 2 stays, and hides 4
+    fit = judge_stack(stack_of_image(images, kept, lock), needs, images.range, releases)
+    assert say(fit, REFUSED) == {"flash-attn-2-hides-4"}  # in whichever version it is there
+    older = dict(lock.packages) | {"nvidia-cutlass-dsl": LockedPackage("4.5.2", frozenset())}
+    fit = judge_stack(stack_of_image(images, h200, ImageLock("", "", older)), needs, images.range, releases)
+    assert say(fit, REFUSED) == {"flash-attn-4-cute-guarded"}
+    own = judge_stack(stack_of_image(images, h200, lock, own_base="x@sha256:0"), needs, images.range, releases)
+    assert {"cudnn", "torch"} <= {one.component for one in own.of(UNKNOWN)}  # nothing is known of a base of one's own
+
+
+def test_every_row_can_fail(images: Images, needs: Needs) -> None:
+    """A range that nothing lies outside of, or that nothing lies in, is a typing error."""
+    for row in images.range:
+        texts = ("0.1", "1.26", "2.8", "2.12.1", "9.99", "12.5", "13.9", "99", "580.1", "524")
+        inside = [row.allows(Version(text)) for text in texts]
+        assert not all(inside), row.id
+        assert any(inside) or row.needs == "<0", row.id
+        assert row.source
+        assert row.says
+    told = {row.id for row in images.range} & {row.id for row in needs.need}
+    assert not told, "a need is told once"
+
+
+def test_nothing_of_the_look_needs_a_network(monkeypatch: pytest.MonkeyPatch, images: Images, needs: Needs) -> None:
+    import socket
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a socket was opened")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    fit = judge_stack(stack_of_words("2.14.1", ["cublas=13.1"]), needs, images.range, ["2.14.1"])
+    assert fit.refused
+    assert Path(matrix_folder(), "images.toml").is_file()

@@ -1,0 +1,249 @@
+"""`docker run IMAGE SESSION`: what an image starts with, without a container round it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from megacpp_validate.cli.app import app
+from megacpp_validate.images.entry import caches
+from megacpp_validate.images.entry.machine import NOTHING, Gpu, Machine, read_machine
+from megacpp_validate.images.entry.receipts import Place, Run, become_owner, choose_place, write_run
+from megacpp_validate.images.entry.refusals import ImageFacts, Refusal, read_image, refuse_session
+from megacpp_validate.images.entry.sessions import SESSIONS, find_session
+from megacpp_validate.jitcache.layout import cache_variables
+
+ROOT = Path(__file__).resolve().parents[2]
+H200 = ImageFacts("megacpp-validate h200", "h200", "sm_90", "580", "l", "")
+CPU = ImageFacts("megacpp-validate cpu", "cpu", "", "", "l", "")
+HOPPER = Gpu("NVIDIA H200", "sm_90")
+
+
+def has(driver: str, *gpus: Gpu, devices: bool = True, library: bool = True) -> Machine:
+    return Machine(driver, devices, library, gpus)
+
+
+@pytest.mark.parametrize(
+    ("name", "image", "machine", "code", "words"),
+    [
+        ("h200_parity", H200, NOTHING, 5, r"no GPU: h200_parity needs one \(sm_90\).*has no NVIDIA driver"),
+        ("fp8", H200, has("580.95.05", devices=False, library=False), 5, r"no GPU was handed over.*--gpus all"),
+        ("fp8", H200, has("570.124.06", HOPPER), 5, r"driver of this machine is 570.124.06.*needs 580 or newer"),
+        ("fp8", H200, has("570.1", devices=False), 5, r"needs 580 or newer"),
+        ("fp8", H200, has("580.1", devices=True, library=False), 5, r"can be asked.*NVIDIA_DRIVER_CAPABILITIES"),
+        ("fp8", H200, has("580.1", Gpu("NVIDIA B200", "sm_100")), 5, r"another architecture.*B200 \(sm_100\).*b200"),
+        ("fp8", H200, has("580.1", HOPPER, Gpu("NVIDIA GB10", "sm_121")), 5, r"GB10 \(sm_121\)"),
+        (
+            "fp8",
+            CPU,
+            has("580.1", HOPPER),
+            2,
+            r"needs a GPU, and megacpp-validate cpu is made for machines without one",
+        ),
+        ("h200_parity", CPU, NOTHING, 2, r"a session of the image for h200, and megacpp-validate cpu is for cpu"),
+        ("b200_parity", H200, has("580.1", HOPPER), 2, r"a session of the image for b200"),
+        ("moe_smoke", H200, NOTHING, 5, r"no GPU: moe_smoke"),
+    ],
+)
+def test_what_stands_in_the_way_is_said_in_words(
+    name: str, image: ImageFacts, machine: Machine, code: int, words: str
+) -> None:
+    session = find_session(name)
+    assert session is not None
+    refusal = refuse_session(session, image, machine)
+    assert refusal is not None
+    assert refusal.code == code
+    with pytest.raises(RuntimeError, match=words):
+        raise RuntimeError(refusal.words)
+    assert "Next step" in refusal.words
+
+
+@pytest.mark.parametrize(
+    ("name", "image", "machine"),
+    [
+        ("fp8", H200, has("580.95.05", HOPPER)),
+        ("h200_parity", H200, has("610.43.02", HOPPER, HOPPER)),
+        ("h200_parity", H200, has("580", HOPPER)),
+        ("cpu_parity", H200, NOTHING),
+        ("te-canary", CPU, NOTHING),
+        ("doctor", H200, NOTHING),
+        ("moe_smoke", CPU, NOTHING),
+    ],
+)
+def test_what_can_run_is_let_run(name: str, image: ImageFacts, machine: Machine) -> None:
+    session = find_session(name)
+    assert session is not None
+    assert refuse_session(session, image, machine) is None
+
+
+def test_every_session_is_a_verb() -> None:
+    for file in (ROOT / "megacpp_validate/cli").glob("*_verbs.py"):
+        importlib.import_module(f"megacpp_validate.cli.{file.stem}")
+    verbs = {row.name or getattr(row.callback, "__name__", "").replace("_", "-") for row in app.registered_commands}
+    assert {session.verb[0] for session in SESSIONS} <= verbs
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23 10:11:16 UTC 2025\nGCC version: 13\n",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder)\n",
+    ],
+)
+def test_the_driver_is_seen_where_no_gpu_was_handed_over(tmp_path: Path, text: str) -> None:
+    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+    (tmp_path / "proc/driver/nvidia/version").write_text(text)
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidiactl").touch()
+    assert read_machine(tmp_path, "no-such-library.so") == Machine("580.95.05", devices=False, library=False, gpus=())
+    (tmp_path / "dev/nvidia0").touch()
+    assert read_machine(tmp_path, "no-such-library.so").devices
+
+
+def test_a_library_that_is_none_of_nvidias_is_no_gpu(tmp_path: Path) -> None:
+    assert read_machine(tmp_path, "libc.so.6").gpus == ()
+
+
+def test_what_an_image_says_of_itself() -> None:
+    said = read_image({"MEGACPP_TARGET": "h200", "MEGACPP_ARCH": "sm_90", "MEGACPP_IMAGE_DIGEST": "sha256:1"})
+    assert (said.target, said.arch, said.digest, said.name) == ("h200", "sm_90", "sha256:1", "this image")
+
+
+# --- receipts ---------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_mount_receipts_stay_in_the_container(tmp_path: Path) -> None:
+    place = choose_place(tmp_path / "not-mounted", tmp_path / "here")
+    assert place == Place(tmp_path / "here", mounted=False)
+
+
+def test_a_place_that_cannot_be_written_says_whose_it_is(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    refusal = choose_place(tmp_path / "not-mounted", tmp_path / "file")
+    assert isinstance(refusal, Refusal)
+    assert refusal.code == 2
+    assert f"--user {os.getuid()}:{os.getgid()}" in refusal.words
+
+
+def test_only_root_becomes_somebody_else_and_only_for_a_mount(tmp_path: Path) -> None:
+    assert become_owner(tmp_path) == ""
+    assert os.geteuid() == os.getuid()
+
+
+def test_the_record_of_a_run(tmp_path: Path) -> None:
+    run = Run("doctor", ("--jobs", "2"), CPU, "5:5", "", (), "2026-11-22T17:00:00+00:00", 1.5, 4)
+    write_run(Place(tmp_path, mounted=True), run)
+    told = json.loads((tmp_path / "doctor.run.json").read_text())
+    assert (told["exit_code"], told["image"]["target"], told["user"]) == (4, "cpu", "5:5")
+    assert [file.name for file in tmp_path.iterdir()] == ["doctor.run.json"]
+
+
+# --- JIT caches -------------------------------------------------------------------------------------------------------
+
+
+def test_a_cache_that_cannot_be_written_gets_room_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = tmp_path / "jit"
+    (kept / "sm_90a/triton/ab").mkdir(parents=True)
+    (kept / "sm_90a/triton/ab/k.cubin").write_bytes(b"kernel")
+    given = {"A": "1", **cache_variables(kept, "sm_90a", nvrtc=True)}
+    assert caches.make_room(given, tmp_path) == given, "one that can be written is taken as it is"
+    monkeypatch.setattr(caches.os, "access", lambda *_: False)  # whoever is root may write everywhere
+    made = caches.make_room(given, tmp_path / "tmp")
+    assert made == {"A": "1", **cache_variables(tmp_path / "tmp/megacpp-jit", "sm_90a", nvrtc=True)}
+    link = tmp_path / "tmp/megacpp-jit/sm_90a/triton/ab/k.cubin"
+    assert link.is_symlink()
+    assert link.read_bytes() == b"kernel"
+    (link.parent / "new.cubin").write_bytes(b"a miss")
+    assert not (kept / "sm_90a/triton/ab/new.cubin").exists()
+    assert caches.make_room(given, tmp_path / "tmp") == made, "a second session finds it made"
+
+
+def test_without_caches_nothing_is_made(tmp_path: Path) -> None:
+    assert caches.make_room({"A": "1"}, tmp_path) == {"A": "1"}
+
+
+# --- as a process -----------------------------------------------------------------------------------------------------
+
+
+def start(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "megacpp_validate.images.entry", *words]
+    environment = {**os.environ, "TMPDIR": str(folder), **variables}
+    environment.pop("MEGACPP_JIT_ROOT", None)
+    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_help_lists_what_this_image_has(tmp_path: Path) -> None:
+    done = start(tmp_path, MEGACPP_TARGET="h200", MEGACPP_ARCH="sm_90")
+    assert done.returncode == 0
+    assert "h200_parity" in done.stdout
+    assert "b200_parity" not in done.stdout
+    assert "--gpus all" in done.stdout
+
+
+def test_an_unknown_session_is_refused_with_the_list(tmp_path: Path) -> None:
+    done = start(tmp_path, "cpu_pariti")
+    assert done.returncode == 2
+    assert "there is no session 'cpu_pariti'" in done.stderr
+    assert "cpu_parity" in done.stderr
+
+
+def test_any_other_command_is_run_as_it_is(tmp_path: Path) -> None:
+    done = start(tmp_path, "sh", "-c", "echo there; exit 3")
+    assert (done.returncode, done.stdout) == (3, "there\n")
+
+
+def test_a_session_runs_its_verb_and_leaves_a_record(tmp_path: Path) -> None:
+    done = start(tmp_path, "fp8_policy", "--preset", "there-is-none", MEGACPP_LOCK_HASH="abc")
+    told = json.loads((tmp_path / "receipts/fp8_policy.run.json").read_text())
+    assert told["exit_code"] == done.returncode == 2
+    assert (told["image"]["lock_hash"], told["arguments"]) == ("abc", ["--preset", "there-is-none"])
+
+
+WAITS = (
+    "import os, sys; from megacpp_validate.images.entry.child import run_child; "
+    "sys.exit(run_child(sys.argv[1:], os.environ))"
+)
+
+
+@contextmanager
+def run_child_of(*words: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", WAITS, *words]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 4", 4), ("kill -9 $$", 6)])
+def test_the_end_of_the_verb_is_the_end_of_the_container(script: str, code: int) -> None:
+    with run_child_of("sh", "-c", script) as process:
+        assert process.wait(timeout=30) == code
+
+
+def test_docker_stop_reaches_the_verb() -> None:
+    with run_child_of("sh", "-c", "trap 'exit 9' TERM; echo up; while :; do sleep 0.05; done") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 9
+    with run_child_of("sh", "-c", "echo up; exec sleep 60") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 130, "stopped by whoever asked: interrupted"
+
+
+def test_orphans_are_buried() -> None:
+    """A verb whose own child outlives it: process 1 gets it, and waits for the verb all the same."""
+    with run_child_of("sh", "-c", "(sleep 0.2 &) ; exit 4") as process:
+        assert process.wait(timeout=30) == 4

@@ -1,0 +1,300 @@
+"""`nox -s lock` as a whole: on a project of a few files, with a registry in this process and a folder for an index."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from lying_registry import LyingRegistry, serve
+from small_project import RELEASES, write_project, write_shelf, write_wheel
+
+import megacpp_validate.cli.lock_verbs  # noqa: F401 - what adds the verb
+from megacpp_validate.cli import main
+from megacpp_validate.environments.environment import NoEnvironment
+from megacpp_validate.environments.venv import find_uv
+from megacpp_validate.images.locking import Written, write_together
+
+OPEN, CLOSED, WRONG, NO_ENVIRONMENT, INFRASTRUCTURE = 0, 1, 2, 5, 6
+LOCKS = ("containers/locks/h200.txt", "containers/locks/cpu.txt", "containers/locks/releases.txt")
+PINS = "containers/pins.json"
+BAKE = "containers/docker-bake.json"
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Said]
+
+
+@pytest.fixture(autouse=True)
+def _uv() -> None:
+    try:
+        find_uv(os.environ)
+    except NoEnvironment as missing:
+        pytest.skip(f"not-run: {missing}")
+
+
+@pytest.fixture
+def registry() -> Iterator[LyingRegistry]:
+    with serve(LyingRegistry()) as one:
+        one.put_index("1")
+        yield one
+
+
+@pytest.fixture
+def root(tmp_path: Path, registry: LyingRegistry, monkeypatch: pytest.MonkeyPatch) -> Path:
+    write_project(tmp_path)
+    write_shelf(tmp_path / "shelf")
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path / "shelf"))
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "https://index.invalid")
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("MEGACPP_REGISTRY_MIRROR", registry.host)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, root: Path) -> Run:
+    def call(*arguments: str) -> Said:
+        monkeypatch.setattr(sys, "argv", ["megacpp-validate", *arguments, "--matrix", str(root / "matrix")])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capfd.readouterr()
+        return Said(int(ended.value.code or 0), out, err)
+
+    return call
+
+
+def kept(root: Path) -> dict[str, str]:
+    files = (place for place in sorted((root / "containers").rglob("*")) if place.is_file())
+    return {str(place.relative_to(root)): place.read_text() for place in files}
+
+
+def accept_claim(run: Run) -> Said:
+    """The claimed digest of the small project is none that a registry gives."""
+    return run("lock", "--accept", "1")
+
+
+def test_from_nothing_to_fresh(root: Path, run: Run) -> None:
+    assert run("lock", "--check").code == CLOSED
+    assert kept(root) == {}  # to look writes nothing
+    said = accept_claim(run)
+    assert said.code == OPEN, said
+    assert f"Written: {', '.join(LOCKS)}, {PINS}, {BAKE}." in said.out
+    assert "+ top 1.0" in said.out
+    before = kept(root)
+    assert set(before) == {*LOCKS, PINS, BAKE}
+    pinned = json.loads(before[PINS])["pins"][0]["index_digest"]
+    assert pinned in before[BAKE]
+    again = run("lock")
+    assert (again.code, kept(root)) == (OPEN, before)
+    assert "Nothing to write" in again.out
+    fresh = run("lock", "--check")
+    assert (fresh.code, kept(root)) == (OPEN, before)
+    assert "Pins and locks are what the matrix says." in fresh.out
+
+
+def test_what_is_in_a_lock(root: Path, run: Run) -> None:
+    accept_claim(run)
+    text = (root / LOCKS[0]).read_text()
+    named = [line.split("==")[0] for line in text.splitlines() if "==" in line and not line.startswith("#")]
+    assert named == ["leaf", "old", "tool", "top"]  # nothing of what the base provides, though the index has it
+    assert "# provided by the base, not installed: numpy (version not known), torch 2.13.0a0+abc" in text
+    assert "# over the base's: old 1.0" in text
+    assert str(root) not in text
+    assert json.loads((root / PINS).read_text())["generated_by"] == "nox -s lock"
+    releases = (root / LOCKS[2]).read_text().splitlines()[2:]
+    wanted = [rf"transformer-engine=={one} --hash=sha256:[0-9a-f]{{64}}" for one in RELEASES]
+    assert [pattern for pattern, line in zip(wanted, releases, strict=True) if not re.fullmatch(pattern, line)] == []
+
+
+def test_then_what_the_base_has_is_not_enough(root: Path, run: Run) -> None:
+    write_wheel(root / "shelf", "top", "1.0", "torch>=2.13")  # 2.13.0a0 comes before 2.13
+    said = run("lock", "--only", "locks")
+    assert said.code == NO_ENVIRONMENT
+    assert "2.13.0a0+abc" in said.err
+    assert "Next step" in said.err
+    assert kept(root) == {}
+
+
+def test_then_versions_stay_until_they_are_asked_for(root: Path, run: Run) -> None:
+    accept_claim(run)
+    write_wheel(root / "shelf", "leaf", "1.1")
+    write_wheel(root / "shelf", "tool", "1.1")
+    assert "Nothing to write" in run("lock", "--only", "locks").out
+    said = run("lock", "--only", "locks", "--upgrade", "leaf")
+    assert said.code == OPEN
+    assert said.out.count("~ leaf 1.0 -> 1.1") == 2
+    assert "tool" not in said.out
+    assert "~ tool 1.0 -> 1.1" in run("lock", "--upgrade", "all").out
+
+
+def test_then_a_wrong_hash_does_not_live_on(root: Path, run: Run) -> None:
+    accept_claim(run)
+    good = (root / LOCKS[0]).read_text()
+    at = good.index("--hash=sha256:") + len("--hash=sha256:")
+    (root / LOCKS[0]).write_text(good[:at] + "0" * 64 + good[at + 64 :])
+    said = run("lock", "--only", "locks")
+    assert "~ leaf 1.0: from other files" in said.out
+    assert (root / LOCKS[0]).read_text() == good
+
+
+def test_then_a_lock_older_than_the_matrix(root: Path, run: Run) -> None:
+    accept_claim(run)
+    text = (root / "pyproject.toml").read_text()
+    (root / "pyproject.toml").write_text(text.replace('"tool>=1"', '"tool>=1", "leaf>=0.1"'))
+    said = run("lock", "--check")
+    assert said.code == CLOSED
+    assert f"Older than the matrix: {LOCKS[0]}, {LOCKS[1]}." in said.out
+    assert run("lock", "h200").code == OPEN
+    assert f"Older than the matrix: {LOCKS[1]}." in run("lock", "--check").out
+
+
+def test_a_digest_that_changed_under_its_tag(root: Path, run: Run, registry: LyingRegistry) -> None:
+    refused = run("lock")
+    assert refused.code == CLOSED
+    assert "is what others say (somebody says so)" in refused.out
+    assert kept(root) == {}
+    accept_claim(run)
+    before = kept(root)
+    pinned = json.loads(before[PINS])["pins"][0]["index_digest"]
+    new, _ = registry.put_index("1", salt="pushed again")
+    write_wheel(root / "shelf", "leaf", "1.1")
+    said = run("lock", "--upgrade", "all")
+    assert said.code == CLOSED
+    assert pinned in said.out
+    assert new in said.out
+    assert "--accept 1" in said.out
+    assert kept(root) == before  # not the locks either
+    assert run("lock", "--only", "pins", "--accept", "1").code == OPEN
+    assert json.loads((root / PINS).read_text())["pins"][0]["index_digest"] == new
+
+
+def test_then_a_registry_that_lies(root: Path, run: Run, registry: LyingRegistry) -> None:
+    accept_claim(run)
+    before = kept(root)
+    registry.says = "sha256:" + "2" * 64
+    said = run("lock")
+    assert said.code == CLOSED
+    assert registry.says in said.err
+    assert kept(root) == before
+
+
+def test_then_a_registry_that_is_down(root: Path, run: Run, registry: LyingRegistry) -> None:
+    registry.code = 503
+    said = run("lock")
+    assert said.code == OPEN
+    assert "not verified: a mirror of registry.invalid did not answer" in said.out
+    assert "No registry has verified the digest of stack yet." in said.out
+    pin = json.loads((root / PINS).read_text())["pins"][0]
+    assert (pin["index_digest"], pin["verified"], pin["source"]) == ("sha256:" + "1" * 64, "", "somebody says so")
+
+
+def test_then_what_does_not_fit_is_not_written(root: Path, run: Run) -> None:
+    rows = (root / "matrix" / "images.toml").read_text()
+    rows = rows.replace('["cublas", "13.6"]', '["cublas", "13.1"]')
+    rows = rows.replace("requirements = [", 'requirements = ["transformer-engine==2.14.1", ')
+    (root / "matrix" / "images.toml").write_text(rows)
+    said = run("lock", "--accept", "1")
+    assert said.code == CLOSED
+    assert "Transformer Engine 2.14.1 does not fit" in said.out
+    assert "install nvidia-cublas>=13.2" in said.out
+    assert kept(root) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["x100"], "no image for x100"),
+        (["--accept", "26.07"], "no base of matrix/images.toml has such a tag"),
+        (["--check", "--upgrade", "all"], "--check writes nothing"),
+    ],
+)
+def test_wrong_arguments(run: Run, arguments: list[str], says: str) -> None:
+    said = run("lock", *arguments)
+    assert said.code == WRONG
+    assert says in said.err
+
+
+def test_then_every_form(root: Path, run: Run) -> None:
+    accept_claim(run)
+    told = json.loads(run("lock", "--check", "--format", "json").out)
+    assert [line["file"] for line in told["locks"]] == list(LOCKS)
+    assert "| ✓ as it should be | containers/locks/h200.txt |" in run("lock", "--check", "--format", "markdown").out
+    assert run("lock", "--check", "--format", "junit").code == WRONG
+    assert run("lock", "--check", "--output", str(root / "said.txt")).code == OPEN
+    assert "as it should be" in (root / "said.txt").read_text()
+
+
+def start(root: Path, *arguments: str, **more: object) -> subprocess.Popen[str]:
+    code = "import megacpp_validate.cli.lock_verbs; from megacpp_validate.cli import main; main()"
+    words = [sys.executable, "-c", code, "lock", *arguments, "--matrix", str(root / "matrix")]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)  # type: ignore[call-overload, no-any-return]
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    """Files may grow to 100 bytes: what is written first fits, what comes then does not."""
+    assert write_together(tmp_path, [Written(LOCKS[0], "before\n"), Written(PINS, "before\n")]) == (LOCKS[0], PINS)
+    before = kept(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            write_together(tmp_path, [Written(LOCKS[0], "after\n"), Written(PINS, "x" * 101)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert kept(tmp_path) == before  # nothing of either, and nothing lies beside them
+    places = [(tmp_path / name).stat().st_ino for name in (LOCKS[0], PINS)]
+    assert write_together(tmp_path, [Written(LOCKS[0], "after\n"), Written(PINS, "before\n")]) == (LOCKS[0],)
+    renamed = [(tmp_path / name).stat().st_ino != place for name, place in zip((LOCKS[0], PINS), places, strict=True)]
+    assert renamed == [True, False]  # another file in its place, and no file that was half of each for a while
+
+
+def test_then_an_interrupt_loses_nothing(root: Path, run: Run, registry: LyingRegistry) -> None:
+    accept_claim(run)
+    before = kept(root)
+    write_wheel(root / "shelf", "leaf", "1.1")
+    registry.waits_s = 30
+    process = start(root, "--upgrade", "all")
+    deadline = time.monotonic() + 20
+    asked = len(registry.asked)
+    while len(registry.asked) == asked and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    registry.waits_s = 0
+    assert process.returncode == 130, err
+    assert kept(root) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["2.14.1", "cublas=13.1"], CLOSED, "Transformer Engine 2.14.1 does not fit"),
+        (["2.20.2", "cublas=13.1.0.3", "cudnn=9.19", "torch=2.11.0"], 4, "Transformer Engine 2.20.2 is not refused"),
+        (["2.20.2", "cublas"], WRONG, "no component and version"),
+        (["now", "cublas=1"], WRONG, "no release of Transformer Engine"),
+    ],
+)
+def test_fits(run: Run, arguments: list[str], code: int, says: str) -> None:
+    said = run("fits", *arguments)
+    assert said.code == code
+    assert says in said.out + said.err
