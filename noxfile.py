@@ -233,6 +233,13 @@ def images(session: nox.Session) -> None:
 
 
 @nox.session
+def image_proof(session: nox.Session) -> None:
+    """The cpu image built, pushed, pulled by its digest and run with no network; brings up its engine on Debian."""
+    _install(session, "images")
+    _call(session, "images", "cpu", "--prove", "--own-engine")
+
+
+@nox.session
 def image_keys(session: nox.Session) -> None:
     """A pair of keys to sign images with: image_keys -- PREFIX."""
     _install(session, "images")

@@ -28,6 +28,7 @@ def test_there_is_something_to_hold_it_to() -> None:
         "docs/examples/import_firewall.txt",
         "docs/benchmarks/canary.md",
         "docs/benchmarks/bridge.md",
+        "docs/benchmarks/jit_caches.md",
         "docs/examples/cpu_parity.txt",
         "docs/examples/selftest.md",
         "docs/evidence/support.md",

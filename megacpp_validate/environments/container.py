@@ -14,7 +14,7 @@ import re
 import shlex
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -228,10 +228,8 @@ def _new_name() -> str:
     return f"megacpp-{uuid.uuid4().hex}"
 
 
-def _as_the_user() -> Sequence[str]:
-    """What lets a container write what the user can read and remove; a home that it can write, for JIT caches."""
-    if os.getuid() == 0:
-        return ()
+def _as_the_user() -> tuple[str, ...]:
+    """Who the container is, root too: an image's own user may not write what the user gave it. A home to write in."""
     return ("--user", f"{os.getuid()}:{os.getgid()}", "--env", f"HOME={_HOME}")
 
 

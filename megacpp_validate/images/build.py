@@ -7,7 +7,6 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -127,36 +126,19 @@ def build_image(
     started, clock = datetime.now(UTC), time.monotonic()
     steps = _Steps(tell)
     with tempfile.TemporaryDirectory(prefix="megacpp-build-") as name:
-        folder = Path(name)
-        with _secrets(settings, folder) as secrets:
-            document = _plan_bake(order, settings, secrets)
-            file, metadata = folder / "bake.json", folder / "metadata.json"
-            file.write_text(json.dumps(document), encoding="utf-8")
-            words = (
-                "buildx", "bake", "--file", str(file), "--progress", "plain", "--metadata-file", str(metadata),
-                *(["--no-cache"] if order.fresh else ()), *_allow(settings, folder), order.plan.target,
-            )  # fmt: skip
-            lines: list[str] = []
-
-            def hear(line: str) -> None:
-                lines.append(line)
-                steps(line)
-
-            code = engine.stream(words, root, log, hear)
-            if code:
-                raise explain_build(order.plan, order.name, lines, log)
-            digest = _read_digest(metadata, order.plan.target)
+        digest = _bake(engine, order, settings, root, Path(name), log, steps)
+    plan = order.plan
     return ImageBuild(
         tool=told.tool,
-        target=order.plan.target,
-        platform=order.plan.platform,
+        target=plan.target,
+        platform=plan.platform,
         name=order.name,
         digest=digest,
         pushed=bool(order.registry),
-        base=order.plan.reference,
-        base_verified=order.plan.verified,
-        lock=order.plan.lock,
-        lock_hash=order.plan.lock_hash,
+        base=plan.reference,
+        base_verified=plan.verified,
+        lock=plan.lock,
+        lock_hash=plan.lock_hash,
         pins_hash=told.pins_hash,
         revision=told.revision,
         engine=engine.version,
@@ -165,6 +147,28 @@ def build_image(
         started=started.isoformat(timespec="seconds"),
         seconds=round(time.monotonic() - clock, 1),
     )
+
+
+def _bake(
+    engine: Engine, order: BuildOrder, settings: BuildSettings, root: Path, folder: Path, log: Path, steps: _Steps
+) -> str:
+    """Let the engine build; the digest of what it built."""
+    secrets = _write_secrets(settings, folder)
+    file, metadata = folder / "bake.json", folder / "metadata.json"
+    file.write_text(json.dumps(_plan_bake(order, settings, secrets)), encoding="utf-8")
+    words = (
+        "buildx", "bake", "--file", str(file), "--progress", "plain", "--metadata-file", str(metadata),
+        *(["--no-cache"] if order.fresh else ()), *_allow(settings, folder), order.plan.target,
+    )  # fmt: skip
+    lines: list[str] = []
+
+    def hear(line: str) -> None:
+        lines.append(line)
+        steps(line)
+
+    if engine.stream(words, root, log, hear):
+        raise explain_build(order.plan, order.name, lines, log)
+    return _read_digest(metadata, order.plan.target)
 
 
 def write_build(build: ImageBuild, folder: Path) -> Path:
@@ -192,8 +196,7 @@ def _plan_bake(order: BuildOrder, settings: BuildSettings, secrets: Mapping[str,
     return document
 
 
-@contextmanager
-def _secrets(settings: BuildSettings, folder: Path) -> Iterator[dict[str, Path]]:
+def _write_secrets(settings: BuildSettings, folder: Path) -> dict[str, Path]:
     """What stays outside of the image, as files; the one that may hold passwords is ours alone, and goes."""
     pip_conf = folder / "pip.conf"
     pip_conf.touch(mode=0o600)
@@ -203,7 +206,7 @@ def _secrets(settings: BuildSettings, folder: Path) -> Iterator[dict[str, Path]]
         found["apt_sources"] = settings.apt_sources
     if settings.ca_bundle:
         found["ca_bundle"] = settings.ca_bundle
-    yield found
+    return found
 
 
 def _allow(settings: BuildSettings, folder: Path) -> Iterator[str]:

@@ -64,6 +64,13 @@ def _say_denied(plan: ImagePlan, name: str) -> str:
     )
 
 
+def _say_lost(plan: ImagePlan, name: str) -> str:
+    return (
+        f"the engine lost a layer while it built {plan.target}, and {name} is not set. Likely cause: images that share "
+        "the layer were removed in the same minute. Next step: the same command again, which makes it anew."
+    )
+
+
 def _say_push(_: ImagePlan, name: str) -> str:
     return (
         f"{name} was built and could not be pushed. Likely cause: the registry is down, speaks no TLS, or wants a "
@@ -74,6 +81,7 @@ def _say_push(_: ImagePlan, name: str) -> str:
 # In this order: a full disk is what other failures are made of.
 _CAUSES: Final = (
     _Cause(re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE), _say_full, infrastructure=True),
+    _Cause(re.compile(r"parent snapshot \S+ does not exist"), _say_lost, infrastructure=True),
     _Cause(re.compile(r"failed to push|error: failed to .*push", re.IGNORECASE), _say_push, infrastructure=True),
     _Cause(
         re.compile(r"failed to resolve source metadata.*(unauthorized|denied|forbidden|\b40[13]\b)", re.IGNORECASE),

@@ -134,9 +134,9 @@ def _say_sources(sources: Mapping[str, str]) -> Iterable[Licensed]:
     rows = {row.source: row for row in SOURCES}
     for name, commit in sources.items():
         row = rows.get(name)
-        yield Licensed("source", name, commit, (row.licence if row else UNKNOWN,), row.read_in if row else "no record")
+        yield Licensed("source", name, commit, (row.licence if row else UNKNOWN,), row.says if row else "no record")
         for brought, licence in row.brings if row else ():
-            yield Licensed("source", f"{name}/{brought}", "as its submodule", (licence,), row.read_in if row else "")
+            yield Licensed("source", f"{name}/{brought}", "as its submodule", (licence,), row.says if row else "")
 
 
 def write_licences(rows: Sequence[Licensed]) -> bytes:

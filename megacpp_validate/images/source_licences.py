@@ -1,7 +1,8 @@
 """Licences of what images build from source or take from a vendor, which no package's metadata says for us.
 
-Read in the licence files of the repositories that matrix/images.toml names; what those bring along in submodules is
-listed under them. A source that is not here is told as unknown.
+Those of CUTLASS and fmt were read in their licence files on 2026-11-22; the others are as the metadata of their
+packages and their README files have them, and `says` is where to look. What a source brings along in submodules is
+listed under it. A source that is not here is told as unknown.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ class SourceLicence:
         source: row of images.toml, or name of a distribution.
         licence: SPDX expression.
         brings: what lies in its submodules -> SPDX expression.
-        read_in: the file that says it.
+        says: the file that decides.
     """
 
     source: str
     licence: str
     brings: tuple[tuple[str, str], ...]
-    read_in: str
+    says: str
 
 
 SOURCES: Final = (

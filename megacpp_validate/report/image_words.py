@@ -98,7 +98,7 @@ def say_lint(lint: Lint) -> str:
 def say_build(build: ImageBuild) -> Iterator[tuple[str, str]]:
     """A label and a sentence for each thing that is known of an image."""
     yield "image", build.name
-    yield "digest", build.digest
+    yield "digest", build.reference
     yield "base", build.base
     yield "", f"verified on {build.base_verified}" if build.base_verified else "its digest is not verified yet"
     yield "lock", f"{build.lock} (SHA-256 {build.lock_hash[:_HASH]})"
@@ -116,8 +116,8 @@ def say_steps(steps: tuple[BuildStep, ...]) -> str:
 
 def summarize_build(build: ImageBuild) -> str:
     """What to do with it."""
-    where = "pushed; anybody who reaches the registry pulls it" if build.pushed else "in the engine of this host"
-    return f"The image for {build.target} is {where} as `{build.reference}`."
+    where = "pushed; whoever reaches its registry pulls it by its digest" if build.pushed else "in this host's engine"
+    return f"The image for {build.target} is {where}."
 
 
 def mark_proof(proof: Proof) -> Mark:
@@ -134,5 +134,5 @@ def summarize_proof(proof: ImageProof) -> str:
     """One sentence over everything."""
     failed = sum(not one.holds for one in proof.proofs)
     if failed:
-        return f"{failed} of {count(len(proof.proofs), 'proof')} of `{proof.build.reference}` do not hold."
-    return f"Every one of {count(len(proof.proofs), 'proof')} of `{proof.build.reference}` holds."
+        return f"{failed} of {count(len(proof.proofs), 'proof')} do not hold."
+    return f"Every one of {count(len(proof.proofs), 'proof')} holds."

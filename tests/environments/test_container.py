@@ -96,12 +96,13 @@ def test_no_two_containers_share_a_name() -> None:
     assert made.call("a").ends != made.call("a").ends
 
 
-def test_a_user_who_is_not_root_gets_files_of_his_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "--user" not in made_by_hand().call("a").words or os.getuid()
-    monkeypatch.setattr(os, "getuid", lambda: 1000)
+@pytest.mark.parametrize("user", [1000, 0])
+def test_a_user_gets_files_of_his_own(user: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root as well: an image that runs as another user could not write the folder that root gave it."""
+    monkeypatch.setattr(os, "getuid", lambda: user)
     monkeypatch.setattr(os, "getgid", lambda: 100)
     words = made_by_hand().call("a").words
-    assert follows(words, "--user") == ["1000:100"]
+    assert follows(words, "--user") == [f"{user}:100"]
     assert "HOME=/tmp" in follows(words, "--env")
 
 

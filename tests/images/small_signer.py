@@ -6,12 +6,25 @@ from __future__ import annotations
 
 import base64
 import json
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
 from small_registry import OCI, SmallRegistry
 
 from megacpp_validate.images.bundle.restore import p256
+
+
+@lru_cache
+def sign(secret: int, data: bytes) -> str:
+    """The same signature for the same bytes, so it is computed once."""
+    hashed = int.from_bytes(sha256(data).digest(), "big")
+    nonce = hashed ^ secret  # of a test key nobody learns anything
+    point = p256._times(nonce % p256._N, p256._G)
+    assert point is not None
+    r = point[0] % p256._N
+    s = (hashed + r * secret) * pow(nonce, -1, p256._N) % p256._N
+    return base64.b64encode(write_der(r, s)).decode()
 
 
 class Signer:
@@ -24,13 +37,7 @@ class Signer:
         self.key = f"-----BEGIN PUBLIC KEY-----\n{lines[:64]}\n{lines[64:]}\n-----END PUBLIC KEY-----\n"
 
     def sign(self, data: bytes) -> str:
-        hashed = int.from_bytes(sha256(data).digest(), "big")
-        nonce = hashed ^ self.secret  # of a test key nobody learns anything
-        point = p256._times(nonce % p256._N, p256._G)
-        assert point is not None
-        r = point[0] % p256._N
-        s = (hashed + r * self.secret) * pow(nonce, -1, p256._N) % p256._N
-        return base64.b64encode(write_der(r, s)).decode()
+        return sign(self.secret, data)
 
     def sign_image(self, registry: SmallRegistry, digest: str, about: str = "", kind: str = "") -> None:
         critical = {

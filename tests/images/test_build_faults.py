@@ -56,6 +56,12 @@ SAID = [
         True,
     ),
     (
+        'ERROR: failed to solve: failed to prepare extraction snapshot "extract-335552923": parent snapshot '
+        "sha256:10cbdc30516069df090044d68ac9eb656df40138cf6c585a3e123deaeeea521e does not exist: not found",
+        "the engine lost a layer.*the same command again",
+        True,
+    ),
+    (
         "ERROR: failed to solve: failed to resolve source metadata for nvcr.io/nvidia/pytorch: unexpected status from "
         "HEAD request to https://nvcr.io/v2/: 401 Unauthorized",
         "docker login",

@@ -104,6 +104,7 @@ def test_an_image_that_does_less_is_found_out(
     assert done.returncode == 0, done.stderr
     planted = replace(built, name=name, digest=json.loads(metadata.read_text())["containerimage.digest"])
     proof = prove_image(engine, planted, tmp_path / "proof", "test")
+    engine.ask("image", "rm", "--force", name, planted.reference)
     assert {one.deed for one in proof.proofs if not one.holds} == red
 
 
@@ -120,4 +121,5 @@ def test_a_registry_that_is_down_is_told_as_that(
 ) -> None:
     with pytest.raises(BuildFailed, match="was built and could not be pushed") as caught:
         build(engine, catalog, base, "127.0.0.1:9", tmp_path)
+    engine.ask("image", "rm", "--force", "127.0.0.1:9/megacpp/cpu:proof")
     assert caught.value.infrastructure

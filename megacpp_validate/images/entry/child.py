@@ -20,24 +20,27 @@ def run_child(words: Sequence[str], variables: Mapping[str, str]) -> int:
     A process 1 that does not wait for orphans collects them for as long as the container lives, and one without
     handlers is deaf to `docker stop`.
     """
-    stopped = False
-    child = subprocess.Popen(words, env=dict(variables))
+    asked: list[int] = []  # signals, in their order; one may come before there is a child
+    child: subprocess.Popen[bytes] | None = None
 
     def forward(number: int, _frame: object) -> None:
-        nonlocal stopped
-        stopped = True
-        with suppress(ProcessLookupError):
-            child.send_signal(number)
+        asked.append(number)
+        if child is not None:
+            with suppress(ProcessLookupError):
+                child.send_signal(number)
 
     before = {number: signal.signal(number, forward) for number in _FORWARDED}
     try:
+        child = subprocess.Popen(words, env=dict(variables))
+        for number in tuple(asked):
+            child.send_signal(number)
         status = _bury_until(child.pid)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     child.returncode = os.waitstatus_to_exitcode(status)  # it was waited for here, and not by subprocess
     if child.returncode < 0:
-        return INTERRUPTED if stopped else INFRASTRUCTURE
+        return INTERRUPTED if asked else INFRASTRUCTURE
     return child.returncode
 
 
