@@ -39,14 +39,15 @@ def take_looks(environment: Environment, packages: Sequence[str], limits: Limits
     """
     with tempfile.TemporaryDirectory(prefix="megacpp-doctor-") as scratch:
         folder = Path(scratch)
-        path = _look_at_path(environment, folder, limits, processes)
 
         def look(name: str) -> PackageLook:
             return _look_at_package(environment, name, folder, limits, processes)
 
         with ThreadPoolExecutor(max_workers=max(1, limits.jobs)) as pool:
             try:
-                return Seen(path, tuple(pool.map(look, packages)))
+                path = pool.submit(_look_at_path, environment, folder, limits, processes)
+                found = pool.map(look, packages)
+                return Seen(path.result(), tuple(found))
             except BaseException:  # an interrupt too: nothing may keep running behind it
                 processes.stop()
                 pool.shutdown(wait=False, cancel_futures=True)
