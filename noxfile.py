@@ -81,9 +81,23 @@ def _is_for_the_cpu() -> bool:
 
 
 def _judge_caches(session: nox.Session, verb: str) -> None:
-    """A verb on JIT caches, in the stack that compiles them."""
-    _install(session, *(["torch-cpu"] if _is_for_the_cpu() else []))
-    _call(session, verb, *(["--python", _python(session)] if _is_for_the_cpu() else []))
+    """A verb on JIT caches, in the stack that compiles them.
+
+    On the CPU that is one environment for all of these sessions: where its headers lie is part of what is cached.
+    """
+    _install(session)
+    if not _is_for_the_cpu():
+        _call(session, verb)
+        return
+    folder = ROOT / ".nox" / "jit-stack"
+    python, wanted = folder / "bin" / "python", nox.project.dependency_groups(PROJECT, "torch-cpu")
+    stamp, state = folder / "installed", "\n".join([sys.version, *wanted, LOCK.read_text()])
+    if not stamp.is_file() or stamp.read_text() != state:
+        session.run(sys.executable, "-m", "virtualenv", "--quiet", "--clear", str(folder), external=True)
+        install = ["-m", "pip", "install", "--quiet", "--constraint", str(LOCK), *wanted]
+        session.run(str(python), *install, external=True)
+        stamp.write_text(state)
+    _call(session, verb, "--python", str(python))
 
 
 def _judge_host(session: nox.Session, target: str) -> None:

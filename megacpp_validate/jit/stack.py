@@ -11,6 +11,7 @@ import sys
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from sysconfig import get_path
 from typing import Any, Final
 
 # Name in the answer -> names of the distribution, the first that is installed.
@@ -42,6 +43,7 @@ def read_versions() -> dict[str, str]:
         found["cuda"] = torch.version.cuda or ""
         found["isa"] = str(torch.backends.cpu.get_cpu_capability())
         found["gpu"] = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+        found["c++ headers"] = os.pathsep.join((str(Path(torch.__file__).with_name(_HEADERS)), get_path(_HEADERS)))
     found["driver"] = _driver()
     found["c++"] = _first_line([os.environ.get("CXX") or "g++", "--version"])
     return found

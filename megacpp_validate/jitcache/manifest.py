@@ -236,8 +236,9 @@ _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "gpu": ("inductor",),
     "driver": ("cuda",),
 }
-# TorchInductor compiles C++ only where it has no GPU, for what the compiler and the CPU can.
-_KEYS_OF_C: Final = ("c++", "isa")
+# TorchInductor compiles C++ only where it has no GPU, for what the compiler and the CPU can. Its key holds the command
+# line, and with it the folders of headers: another environment of the same versions compiles anew (torch 2.13).
+_KEYS_OF_C: Final = ("c++", "c++ headers", "isa")
 _MINOR: Final = frozenset({"python"})  # of these the patch release is in no key
 
 

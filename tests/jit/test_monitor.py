@@ -203,7 +203,7 @@ def test_the_driver_is_known_by_its_files(tmp_path: Path) -> None:
 
 
 def test_inductor_is_noted_where_its_cache_had_nothing(tmp_path: Path) -> None:
-    """The order in which torch 2.11 and 2.13 call the three functions; tests/jit/test_ranks.py has the real ones."""
+    """The order in which torch 2.11 and 2.13 call the three; tests/jit/test_jit_ranks.py has the real ones."""
     kept: dict[str, str] = {}
     module: Any = types.ModuleType("torch._inductor.compile_fx")
 
