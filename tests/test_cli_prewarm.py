@@ -18,6 +18,7 @@ from megacpp_validate.cli import (  # noqa: F401 - registers verbs
 )
 from megacpp_validate.cli.app import Exit, app
 from megacpp_validate.jitcache.place import CacheReadOnly
+from megacpp_validate.jitcache.seal import CacheDamaged
 
 RUNNER = CliRunner()
 
@@ -40,7 +41,7 @@ def ask(*arguments: object) -> tuple[int, str]:
             "cannot be compiled without a GPU",
         ),
         (("prewarm", "--target", "cpu", "--python", "/nowhere/python"), Exit.NO_ENVIRONMENT, "/nowhere/python"),
-        (("jit-verify", "--target", "cpu", "--root", "/nowhere"), Exit.CLOSED, "is not sealed"),
+        (("jit-verify", "--target", "cpu", "--root", "/nowhere"), Exit.EVIDENCE_MISSING, "is not sealed"),
         (("jit-cache", "check", "--root", "/nowhere"), Exit.WRONG_ARGUMENTS, "has 0 caches"),
         (("jit-cache", "check", "--root", "/nowhere", "--arch", "../x"), Exit.WRONG_ARGUMENTS, "no architecture"),
         (("jit-cache", "check", "--root", "/nowhere", "--arch", "cpu"), Exit.EVIDENCE_MISSING, "no manifest"),
@@ -85,6 +86,14 @@ def test_the_folder_of_an_architecture_is_no_root(tmp_path: Path) -> None:
     assert code == Exit.WRONG_ARGUMENTS, text
     assert f"give {tmp_path}" in text
     assert sorted(folder.iterdir()) == before
+
+
+def test_a_damaged_cache_is_not_opened_again(tmp_path: Path) -> None:
+    """It would be sealed once more, with the hash of the damage, and called warm."""
+    folder, _ = make_sealed(tmp_path)
+    flip_a_bit(folder / CUBIN)
+    with pytest.raises(CacheDamaged, match=CUBIN):
+        prewarm_runs._open_again(folder)
 
 
 def test_the_sealed_cache_of_another_user_is_not_opened_again() -> None:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -176,7 +177,7 @@ class JitStack:
         rows = [one.model_dump(exclude={"cached"}) for one in told.compiled if not one.cached]
         return Answer(
             compiled=tuple(JitCompile(**{**row, "seconds": max(0.0, row["seconds"])}) for row in rows),
-            hits=len(told.compiled) - len(rows),
+            hits=Counter(one.library for one in told.compiled if one.cached),
             failure=told.failure,
             missing=told.missing,
             unwatched=tuple(f"{library}: {why}" for library, why in told.unwatched.items()),
@@ -250,6 +251,9 @@ def open_stack(
     with tempfile.TemporaryDirectory(prefix="megacpp-jit-") as scratch:
         variables = {
             **share_cores(os.environ, jobs),
+            # One thread, as ranks have: how many there are is part of a key of TorchInductor, and would make a cache
+            # that was filled by so many processes at a time cold for another number of them.
+            "OMP_NUM_THREADS": "1",
             **cache_variables(root, architecture, nvrtc=mode == NVRTC),
         }
         door = Path(scratch, "door")

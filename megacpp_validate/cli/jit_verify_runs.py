@@ -24,10 +24,10 @@ from ..evidence.whole_file import write_whole
 from ..jitcache.crew import run_side_by_side
 from ..jitcache.files import list_files
 from ..jitcache.layout import cache_arch
-from ..jitcache.manifest import compare_stack
+from ..jitcache.manifest import ManifestInvalid, compare_stack
 from ..jitcache.place import require_place
 from ..jitcache.prewarm import Answer
-from ..jitcache.seal import CacheDamaged, Checked, check_sealed, is_sealed
+from ..jitcache.seal import Checked, check_sealed, is_sealed
 from ..jitcache.verify import find_unreported, judge_task
 from ..jitcache.working import open_working
 from .app import TOOL, Exit, Format, foreseen, refuse_full_disk, refuse_receipts
@@ -84,9 +84,10 @@ def verify(
     started, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
     folder = require_place(asked.place(), cache_arch(target.arch), "")
     if not is_sealed(folder):
-        raise CacheDamaged(
-            f"{folder} is not sealed, so that nothing says what it was when it was made. Likely cause: a prewarm "
-            "did not come to its end. Next step: `nox -s prewarm` to its end, or `nox -s jit_cache -- seal`."
+        raise ManifestInvalid(
+            f"{folder} is not sealed, so that nothing says what it was when it was made. Likely cause: there is no "
+            "cache yet, or a prewarm did not come to its end. Next step: `nox -s prewarm` to its end, or `nox -s "
+            "jit_cache -- seal`."
         )
     checked = check_sealed(folder)  # first: on files that changed nothing is proven
     took = time.monotonic() - began
@@ -106,7 +107,7 @@ def verify(
                 tool=TOOL, commit=read_commit(), target=target.id, architecture=stack.architecture, folder=str(folder),
                 mode=stack.mode, manifest=checked.digest, interpreter=stack.interpreter,
                 image_digest=os.environ.get(IMAGE_DIGEST, ""), lock_hash=os.environ.get(LOCK_HASH, ""),
-                gpu=stack.seen.versions.get("gpu", ""),
+                gpu=stack.seen.versions.get("gpu", ""), left_out=selected.left_out, missing=checked.manifest.missing,
                 ranks=max([asked.ranks, *(task.ranks for task in selected.tasks)]),
                 files=len(checked.manifest.files), bytes=checked.manifest.bytes, started=started,
                 opened_s=round(took + ran.pop("copied_s", 0.0), 2),

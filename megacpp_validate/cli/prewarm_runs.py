@@ -150,11 +150,13 @@ def _prewarm(catalog: Catalog, target: TargetRow, asked: AskedJit, how: How, sel
 
 
 def _open_again(folder: Path) -> Manifest:
-    """A sealed cache opened by its owner.
+    """A sealed cache opened by its owner, whole: what is damaged must not be sealed again as if it were.
 
     Raises:
+        CacheDamaged: a file is not the one that was sealed; each is named.
         CacheReadOnly: it is somebody else's, such as that of an image.
     """
+    check_sealed(folder)
     try:
         return unseal(folder)
     except PermissionError as fault:
@@ -233,8 +235,8 @@ def _fill(stack: JitStack, selected: Selected, progress: Progress, asked: AskedJ
 def _row(task: PrewarmTask, answer: Answer) -> JitTaskRow:
     state = JitTaskState.FAILED if answer.failure else JitTaskState.NOT_RUN if answer.missing else JitTaskState.DONE
     return JitTaskRow(
-        task=task.id, library=task.library, state=state, compiled=answer.compiled, hits=answer.hits or 0,
-        reason=answer.failure or answer.missing, seconds=answer.seconds,
+        task=task.id, library=task.library, state=state, compiled=answer.compiled,
+        hits=sum((answer.hits or {}).values()), reason=answer.failure or answer.missing, seconds=answer.seconds,
     )  # fmt: skip
 
 

@@ -172,6 +172,8 @@ class JitVerifyResult(Frozen):
         files, bytes: of the sealed cache, each of whose hashes was right.
         differences: of cache and stack; where there is one, nothing was run.
         rows: tasks, then cells.
+        left_out: tasks of the target that were not asked for, and why not: "ID: reason"; nothing is said of them.
+        missing: ids of tasks that the cache does not have.
         unreported: files of compiled kernels that appeared and that no process told of.
         unwatched: what compiles in memory, where no cache can be warm: "LIBRARY: why".
         notes: of the processes: one that was waited for in vain, a folder that could not be written.
@@ -195,6 +197,8 @@ class JitVerifyResult(Frozen):
     bytes: int = Field(default=0, ge=0)
     differences: tuple[StackDifference, ...] = ()
     rows: tuple[JitVerifyRow, ...] = ()
+    left_out: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     unreported: tuple[str, ...] = ()
     unwatched: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

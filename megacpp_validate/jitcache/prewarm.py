@@ -34,6 +34,7 @@ _RUNNING: Final = "running"  # there while a prewarm runs; one that is killed le
 _ADOPTED: Final = "adopted.json"  # files that were there before, of whoever used the folder
 _LOCK: Final = "lock"
 _NAMES: Final = ".json"
+_SECOND: Final = 10**9
 _ONLY_ON_A_GPU: Final = frozenset({"gpu", "driver"})
 
 
@@ -61,7 +62,7 @@ class Answer:
 
     Attributes:
         compiled: kernels that no cache had.
-        hits: kernels that one had; None where it is not counted.
+        hits: library -> kernels that a cache had; None where it is not counted.
         failure: why it did not come to a good end.
         missing: why it could not run here: no GPU, no such library. That is no failure.
         unwatched: what it compiled in memory, where there is no cache: "LIBRARY: why".
@@ -69,7 +70,7 @@ class Answer:
     """
 
     compiled: tuple[JitCompile, ...] = ()
-    hits: int | None = 0
+    hits: Mapping[str, int] | None = field(default_factory=dict)
     failure: str = ""
     missing: str = ""
     unwatched: tuple[str, ...] = ()
@@ -118,12 +119,23 @@ class Progress:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def is_done(self, task: PrewarmTask) -> bool:
-        """Whether it is finished for this very stack, and every file that it left is still there."""
+        """Whether it is finished for this very stack, and every file that it left is there as some task left it."""
         record = self._records.get(task.id)
-        return (
-            record is not None
-            and record.key == self.keys.get(task.id)
-            and all((self.folder / file.path).is_file() for file in record.files)
+        if record is None or record.key != self.keys.get(task.id):
+            return False
+        with suppress(OSError):
+            return all(self._is_as_left(_seen(self.folder, file.path)) for file in record.files)
+        return False
+
+    def _is_as_left(self, file: _Owned) -> bool:
+        """Whether a file has the size and time that a finished task left it with; a later one may have left it anew.
+
+        In whole seconds: layers of images keep no more.
+        """
+        return any(
+            (known.bytes, known.mtime_ns // _SECOND) == (file.bytes, file.mtime_ns // _SECOND)
+            for known in self._owned
+            if known.path == file.path
         )
 
     def kept(self, task: PrewarmTask) -> TaskDone | None:
@@ -181,13 +193,24 @@ class Progress:
                     (self.folder / file.path).unlink()
                     self.swept += 1
             drop_passing(self.folder)
-        elif adopted := [file for file in there if file not in self._owned]:
+        elif adopted := list(self._drop_changed(file for file in there if file not in self._owned)):
             self._owned.update(adopted)
+            there = _list_owned(self.folder)
             known = [file for file in there if file in self._owned]
             write_whole(state / _ADOPTED, json.dumps([file.model_dump() for file in known]) + "\n")
         write_whole(state / _RUNNING, f"{os.getpid()}\n")
         for name in LIBRARIES:
             (self.folder / name).mkdir(exist_ok=True)
+
+    def _drop_changed(self, files: Iterable[_Owned]) -> Iterator[_Owned]:
+        """Those that lie there of nobody; one that a task left otherwise is no kernel of its any more, and goes."""
+        paths = {file.path for file in self._owned}
+        for file in files:
+            if file.path not in paths or self._is_as_left(file):
+                yield file
+            else:
+                (self.folder / file.path).unlink()
+                self.swept += 1
 
     def end(self) -> None:
         """The run came to its end. Where a task failed, the next one throws away what no finished task owns."""
@@ -197,6 +220,11 @@ class Progress:
 
 def _state(folder: Path) -> Path:
     return folder / STATE
+
+
+def _seen(folder: Path, path: str) -> _Owned:
+    found = (folder / path).stat()
+    return _Owned(path=path, bytes=found.st_size, mtime_ns=found.st_mtime_ns)
 
 
 def _list_owned(folder: Path) -> list[_Owned]:

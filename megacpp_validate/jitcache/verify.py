@@ -14,7 +14,9 @@ from .prewarm import Answer
 
 _GOOD = (Outcome.PASS, Outcome.EXPECTED_UNSUPPORTED)
 _DID_NOT_RUN = (Outcome.NOT_RUN, Outcome.BLOCKED)
-_COUNTS_HITS = frozenset({"deep_gemm", "fa4", "inductor", "triton"})  # of these a process tells what a cache had
+# Libraries whose processes tell what a cache had. Kernels of a graph of TorchInductor are Triton's when it is compiled,
+# and the graph's when it is found.
+_COUNTED = {"deep_gemm": "deep_gemm", "fa4": "fa4", "inductor": "inductor or triton", "triton": "inductor or triton"}
 _SHOWN = 4  # shapes of a kernel that are told
 
 
@@ -34,7 +36,7 @@ def read_receipt_answer(receipt: Receipt) -> Answer:
     reason = f"{receipt.outcome.value}: {receipt.reason}" if receipt.reason else receipt.outcome.value
     return Answer(
         compiled=(*listed, *silent),
-        hits=sum(jit.hits.values()),
+        hits=jit.hits,
         failure="" if receipt.outcome in (*_GOOD, *_DID_NOT_RUN) else reason,
         missing=reason if receipt.outcome in _DID_NOT_RUN else "",
         unwatched=tuple(f"{library}: {why}" for library, why in jit.unwatched.items()),
@@ -63,15 +65,19 @@ def judge_task(task: PrewarmTask, answer: Answer, manifest: Manifest) -> JitVeri
     known = tuple(_say_known(manifest, library, kernel) for library, kernel in names)
     cause = _find_cause(task, manifest) if answer.compiled else None
     return JitVerifyRow(
-        task=task.id, verdict=verdict, compiled=answer.compiled, hits=answer.hits, known=known, cause=cause,
+        task=task.id, verdict=verdict, compiled=answer.compiled, known=known, cause=cause,
+        hits=None if answer.hits is None else sum(answer.hits.values()),
         reason=answer.missing or answer.failure, seconds=answer.seconds,
     )  # fmt: skip
 
 
 def _is_silent(task: PrewarmTask, answer: Answer, manifest: Manifest) -> bool:
-    """Whether nothing was looked for, where something was compiled once: a fallback compiles nothing, either."""
+    """Whether a library was not asked that compiled for this task once: a fallback compiles nothing, either."""
     done = next((one for one in manifest.tasks if one.id == task.id), None)
-    return answer.hits == 0 and done is not None and any(one.library in _COUNTS_HITS for one in done.compiled)
+    if done is None or answer.hits is None:
+        return False
+    found = {_COUNTED.get(library) for library, number in answer.hits.items() if number}
+    return any(_COUNTED.get(one.library) not in (None, *found) for one in done.compiled)
 
 
 def _find_cause(task: PrewarmTask, manifest: Manifest) -> JitCause:

@@ -94,6 +94,11 @@ def render_verify(result: JitVerifyResult, *, verbose: bool = False, console: Co
     console.print()
     for line in result.notes:
         print_indented(console, draw_sentence(line, "yellow"), 0)
+    for line in result.left_out:
+        print_indented(console, draw_sentence(f"left out, and nothing is said of it: {line}", "yellow"), 0)
+    if result.missing:
+        without = f"the cache was sealed without: {', '.join(result.missing)}"
+        print_indented(console, draw_sentence(without, "yellow"), 0)
     for line in result.unwatched:
         print_indented(console, draw_sentence(f"not a matter of caches: {line}", "dim"), 0)
     opened = f"checked and copied in {result.opened_s:.1f} s"

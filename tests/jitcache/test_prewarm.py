@@ -72,6 +72,32 @@ def test_one_that_came_to_its_end_is_not_swept(tmp_path: Path) -> None:
         assert _paths(folder) == ["fa4/one.o", "triton/later.cubin"]
 
 
+@pytest.mark.parametrize("damage", [b"on", b"another"])
+def test_a_file_that_is_not_as_its_task_left_it_goes_and_the_task_with_it(damage: bytes, tmp_path: Path) -> None:
+    """Truncated after the prewarm had ended: it would be sealed, with a hash of its own, as if it were a kernel."""
+    folder = tmp_path / "sm_90a"
+    with open_prewarm(folder, "x86_64", KEYS) as progress:
+        put(folder / "fa4" / "one.o", b"one")
+        progress.keep(TASK, Answer(compiled=(COMPILED,)))
+        put(folder / "fa4" / "two.o", b"two")
+        progress.keep(OTHER, Answer())
+    put(folder / "fa4" / "one.o", damage)
+    with open_prewarm(folder, "x86_64", KEYS) as progress:
+        assert (progress.is_done(TASK), progress.is_done(OTHER)) == (False, True)
+        assert (_paths(folder), progress.swept) == (["fa4/two.o"], 1)
+
+
+def test_a_file_that_a_later_task_wrote_anew_is_still_there(tmp_path: Path) -> None:
+    folder = tmp_path / "sm_90a"
+    with open_prewarm(folder, "x86_64", KEYS) as progress:
+        put(folder / "triton" / "group.json", b"one")
+        progress.keep(TASK, Answer())
+        put(folder / "triton" / "group.json", b"one and two")
+        progress.keep(OTHER, Answer())
+    with open_prewarm(folder, "x86_64", KEYS) as progress:
+        assert (progress.is_done(TASK), progress.is_done(OTHER), progress.swept) == (True, True, 0)
+
+
 def test_what_a_failed_task_left_is_thrown_away(tmp_path: Path) -> None:
     folder = tmp_path / "sm_90a"
     with open_prewarm(folder, "x86_64", KEYS) as progress:
@@ -129,7 +155,7 @@ def test_what_is_found_again_keeps_its_kernels(tmp_path: Path) -> None:
     with open_prewarm(folder, "x86_64", KEYS) as progress:
         progress.keep(TASK, Answer(compiled=(COMPILED,)))
     with open_prewarm(folder, "x86_64", {TASK.id: "another"}) as progress:
-        progress.keep(TASK, Answer(hits=1))
+        progress.keep(TASK, Answer(hits={"fa4": 1}))
         done = progress.kept(TASK)
         assert done is not None
         assert done.compiled == (COMPILED,)

@@ -36,9 +36,11 @@ def manifest(tmp_path: Path) -> Manifest:
 @pytest.mark.parametrize(
     ("answer", "verdict", "cause"),
     [
-        (Answer(hits=3), JitVerdict.WARM, None),
-        (Answer(hits=0), JitVerdict.SILENT, None),
-        (Answer(compiled=(MISSED,), hits=3), JitVerdict.COMPILED, JitCause.OTHER_KEY),
+        (Answer(hits={"fa4": 3}), JitVerdict.WARM, None),
+        (Answer(hits={}), JitVerdict.SILENT, None),
+        (Answer(hits={"triton": 9, "fa4": 0}), JitVerdict.SILENT, None),
+        (Answer(hits=None), JitVerdict.WARM, None),
+        (Answer(compiled=(MISSED,), hits={"fa4": 3}), JitVerdict.COMPILED, JitCause.OTHER_KEY),
         (Answer(failure="fail: out of bounds"), JitVerdict.FAILED, None),
         (Answer(missing="not-run: no GPU"), JitVerdict.NOT_RUN, None),
         (Answer(missing="no GPU", compiled=(MISSED,)), JitVerdict.NOT_RUN, JitCause.OTHER_KEY),
@@ -59,9 +61,17 @@ def test_a_compile_is_told_with_what_the_cache_has(manifest: Manifest) -> None:
     assert judge_task(TASK, Answer(compiled=(unknown,)), manifest).known == ("bwd: nothing",)
 
 
+def test_kernels_of_a_graph_are_found_with_the_graph(manifest: Manifest) -> None:
+    kernels = [KERNEL.model_copy(update={"library": library}) for library in ("inductor", "triton")]
+    tasks = tuple(one.model_copy(update={"compiled": tuple(kernels)}) for one in manifest.tasks)
+    graphs = manifest.model_copy(update={"tasks": tasks})
+    assert judge_task(TASK, Answer(hits={"inductor": 1}), graphs).verdict is JitVerdict.WARM
+    assert judge_task(TASK, Answer(hits={"fa4": 1}), graphs).verdict is JitVerdict.SILENT
+
+
 def test_what_never_compiled_anything_need_not_look(manifest: Manifest) -> None:
     other = TASK.model_copy(update={"id": "probe_linear_walker"})
-    assert judge_task(other, Answer(hits=0), manifest).verdict is JitVerdict.WARM
+    assert judge_task(other, Answer(), manifest).verdict is JitVerdict.WARM
 
 
 @pytest.mark.parametrize(
@@ -89,7 +99,7 @@ def test_the_receipt_of_a_cell_is_read() -> None:
     answer = read_receipt_answer(_receipt(Outcome.PASS, jit))
     (one,) = answer.compiled
     assert (one.library, one.kernel, one.shape) == ("triton", "permute_kernel", "bf16 4096")
-    assert (answer.hits, answer.failure, answer.missing, answer.seconds) == (6, "", "", 4.0)
+    assert (answer.hits, answer.failure, answer.missing, answer.seconds) == ({"triton": 6}, "", "", 4.0)
     assert answer.unwatched == ("te: NVRTC in memory",)
 
 

@@ -33,7 +33,7 @@ def test_a_prewarm_goes_on_in_it_and_knows_what_is_there(tmp_path: Path) -> None
     folder, _ = make_sealed(tmp_path / "sealed")
     work = open_working(folder, read_manifest(folder)[0], tmp_path / "work")
     with open_prewarm(work, "x86_64", {TASK.id: "key"}) as progress:
-        progress.keep(TASK, Answer(hits=1))
+        progress.keep(TASK, Answer(hits={"fa4": 1}))
         done = progress.kept(TASK)
         assert done is not None
         assert done.compiled == (KERNEL,)
