@@ -150,7 +150,7 @@ def read_size(text: str) -> int:
 
 
 def _hold_to_rows(contents: Contents, tree: ImageTree, rows: ImageRows) -> None:
-    """An image that says another target or lock than its wheels have is not bundled with them.
+    """An image that says another target or lock than its wheels have, or none, is not bundled with them.
 
     Raises:
         ImageRefused: it does.
@@ -160,11 +160,12 @@ def _hold_to_rows(contents: Contents, tree: ImageTree, rows: ImageRows) -> None:
     for digest in tree.images:
         labels = (json.loads(contents.small_blob(digest)).get("config") or {}).get("Labels") or {}
         for label, value in wanted.items():
-            if labels.get(label, value) != value:
+            if labels.get(label) != value:
+                said = f"says {label}={labels[label]}" if label in labels else f"has no label {label}"
                 raise ImageRefused(
-                    f"the image {tree.digest} says {label}={labels[label]}, and the bundle would have {value}. Likely "
-                    "cause: it was built from another lock or for another target. Next step: build and push it anew, "
-                    "or check out what it was built from."
+                    f"the image {tree.digest} {said}, and the bundle would have {value}. Likely cause: it was built "
+                    "from another lock, for another target, or by something else than this project. Next step: build "
+                    "and push it anew, or check out what it was built from."
                 )
 
 

@@ -33,6 +33,11 @@ def run_fits(
 ) -> None:
     """Judge a stack that is given in words, or that of every image; closed where something does not fit."""
     started = time.monotonic()
+    if parts and not te:
+        raise ImageRefused(
+            f"{' '.join(parts)} is given without a release of Transformer Engine. Next step: say it first, as in "
+            f"2.20.2 {parts[0]}; or leave the parts out, for the stack of each image."
+        )
     root = (matrix or matrix_folder()).absolute().parent
     images = read_images({target.id: target.machine for target in catalog.targets}, matrix)
     needs = read_needs([module.id for module in catalog.modules], matrix)

@@ -60,6 +60,8 @@ def run_image_verify(
     """Look at everything, tell it; closed where a check fails, not open where one was not run."""
     started = time.monotonic()
     place = read_place(asked.image)
+    if asked.target:
+        read_rows(catalog, asked.target, matrix)  # one that is named and is none is a wrong argument, not a check
     key = _read_key(asked.key)
     expect = partial(_expect, catalog, matrix, asked, key)
     found = verify_image(place, open_contents(place), expect, os.environ)

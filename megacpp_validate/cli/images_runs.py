@@ -35,6 +35,7 @@ from .images_telling import require_format, tell_image
 
 _TAG = re.compile(r"^\w[\w.-]{0,127}$", re.ASCII)
 _REGISTRY = re.compile(r"^[a-z0-9.-]+(:\d+)?(/[a-z0-9._-]+)*$")
+_BASE = re.compile(r"^[^\s@]+@sha256:[0-9a-f]{64}$")
 _PROVING_REGISTRY = "127.0.0.1:5000"
 
 
@@ -101,6 +102,13 @@ def _require_words(asked: Asked) -> None:
     if asked.push and not _REGISTRY.match(asked.push):
         refuse(
             f"{asked.push!r} is no registry. Next step: say host[:port][/prefix], without a scheme, as 127.0.0.1:5000.",
+            Exit.WRONG_ARGUMENTS,
+        )
+    if asked.own_base and not _BASE.match(asked.own_base):
+        refuse(
+            f"the base {asked.own_base!r} is not pinned by a digest. Likely cause: a tag was given, which may be "
+            "another image tomorrow. Next step: say REPOSITORY@sha256:DIGEST; `docker buildx imagetools inspect` "
+            "shows it.",
             Exit.WRONG_ARGUMENTS,
         )
     if asked.prove and asked.targets != ("cpu",):

@@ -44,8 +44,8 @@ def images(
     """Golden images: what would be built from which digests, built, pushed, and proved.
 
     Exit code 0: built, or nothing stands in its way; 1: refused, a fault in the recipe, or a proof that does
-    not hold; 2: no such target; 4: a linter of the plan did not run; 5: no engine, or a build that failed; 6: a full
-    disk, or a registry that is down.
+    not hold; 2: no such target, or a wrong argument; 4: a linter of the plan did not run; 5: no engine, or a build
+    that failed; 6: a full disk, or a registry that is down.
     """
     from .images_runs import Asked, run_images
 

@@ -31,7 +31,7 @@ from ..images.locking import (
     write_together,
 )
 from ..images.locks import ImageLock, read_image_lock
-from ..images.pinning import Pinned, check_pins, pin_bases
+from ..images.pinning import Pinned, check_claims, check_pins, pin_bases
 from ..images.pins import FILE, read_pins, render_pins
 from ..images.plan import MIRROR, find_images, plan_images
 from ..images.refusals import ImageRefused, RegistryLies
@@ -109,16 +109,19 @@ def _check(
 ) -> LockResult:
     pins: tuple[PinLine, ...] = ()
     locks: tuple[LockLine, ...] = ()
+    refusals: tuple[str, ...] = ()
     found: dict[str, ImageLock] = {}
     if asked.only != "locks":
         pins = check_pins(images, read_pins(root / FILE))
+        refusals = check_claims(images, read_pins(root / FILE))
     if asked.only != "pins":
         asker = Asker(root, read_project(root), os.environ, tuple(stack.te for stack in catalog.stacks))
         locks = check_locks(images, asker, chosen)
         whole = {line.target for line in locks if not line.stale}
         found = {image.target: read_image_lock(root / image.lock) for image in chosen if image.target in whole}
     fits = _judge(catalog, matrix, images, chosen, found)
-    return LockResult(tool=TOOL, check=True, pins=pins, locks=locks, fits=fits)
+    refusals += _check_bake(catalog, images, root)
+    return LockResult(tool=TOOL, check=True, pins=pins, locks=locks, fits=fits, refusals=refusals)
 
 
 def _write(
@@ -159,11 +162,28 @@ def _write(
 
 def _write_bake(catalog: Catalog, images: Images, root: Path) -> tuple[str, ...]:
     """The bake file, which has the digests and the hashes of locks; left alone while one of them is older still."""
+    text = _make_bake(catalog, images, root)
+    return write_together(root, [Written(BAKE_FILE, text)]) if text else ()
+
+
+def _check_bake(catalog: Catalog, images: Images, root: Path) -> tuple[str, ...]:
+    """The bake file against what would be written; nothing where a lock is older still, which is told as that."""
+    text = _make_bake(catalog, images, root)
+    file = root / BAKE_FILE
+    if not text or (file.is_file() and file.read_bytes() == text.encode()):
+        return ()
+    return (
+        f"{BAKE_FILE} is not what the matrix, the pins and the locks say. Likely cause: it was edited by hand, or one "
+        "of them was. Next step: `nox -s lock` writes it anew; look at what it changes, and commit it.",
+    )
+
+
+def _make_bake(catalog: Catalog, images: Images, root: Path) -> str:
     try:
         plans = plan_images(images, read_pins(root / FILE), _with_images(catalog, images), root=root, mirror="")
     except ImageRefused:
-        return ()
-    return write_together(root, [Written(BAKE_FILE, render_bake(plans))])
+        return ""
+    return render_bake(plans)
 
 
 def _with_images(catalog: Catalog, images: Images) -> list[Target]:

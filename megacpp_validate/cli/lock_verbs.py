@@ -40,9 +40,9 @@ def lock(
 ) -> None:
     """Write containers/pins.json and containers/locks: digests from registries, packages with hashes from the index.
 
-    Exit code 0: they are what the matrix says, 1: a tag is another image now, or does not fit, or (--check) they are
-    older than the matrix, 2: the matrix or an argument is wrong, 5: there is no uv, or it finds no solution, 6: the
-    disk is full.
+    Exit code 0: they are what the matrix says, 1: a tag is another image now, or does not fit, or an unverified pin is
+    not what the matrix claims, or (--check) a file is older than the matrix or was edited by hand, 2: the
+    matrix or an argument is wrong, 5: there is no uv, or it finds no solution, 6: the disk is full.
     """
     from .lock_runs import Asked, run_lock
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Final
 
 from packaging.requirements import Requirement
@@ -23,6 +24,7 @@ from .refusals import ImageRefused
 
 LIBRARIES: Final = {"libcudart": "cuda", "libcublasLt": "cublas", "libcudnn": "cudnn", "libnccl": "nccl"}
 
+_ASKED: Final = "asked for"
 _CORE: Final = ("transformer-engine", "transformer-engine-torch", "transformer-engine-cu13", "transformer-engine-cu12")
 
 
@@ -72,20 +74,21 @@ def stack_of_words(te: str, words: Iterable[str]) -> Stack:
                 f"{word!r} is no component and version. Next step: say for instance cublas=13.1.0.3 cudnn=9.19 "
                 "torch=2.11.0, or cublas= for one whose version you do not know."
             )
-        found[name] = Part(name=name, version=version, brought_by="asked for")
+        found[name] = Part(name=name, version=version, brought_by=_ASKED)
     if _read(te) is None:
         raise ImageRefused(f"{te!r} is no release of Transformer Engine. Next step: say one as in 2.20.2.")
     return Stack("asked", te, found, whole=False)
 
 
 def judge_stack(stack: Stack, needs: Needs, ranges: Iterable[Range], looked_at: Iterable[str]) -> StackFit:
-    """Every need that the release has of the stack, worst first.
+    """Every need that the release has of the stack, worst first; and what was asked for that no row knows.
 
     Args:
         looked_at: releases that the rows were made from: of a later one they do not know what is new in it.
     """
     te = _read(stack.te)
-    fits = list[Fit]()
+    ranges = tuple(ranges)
+    fits = list(_name_unknown(stack, needs, ranges))
     if te is not None:
         fits += _judge_release(te, [Version(release) for release in looked_at])
         fits += [fit for row in needs.need if row.holds_for(te) for fit in _judge_need(row, stack)]
@@ -120,6 +123,27 @@ def _parts_of_base(base: Base) -> Iterator[Part]:
         yield Part(name="driver", version=base.driver_least, brought_by=f"{by}, the least that runs it")
     for name, version in base.provided.items():
         yield Part(name=name, version=version, brought_by=by)
+
+
+def _name_unknown(stack: Stack, needs: Needs, ranges: Iterable[Range]) -> Iterator[Fit]:
+    """What was asked for by a name that is in no row, of any release: nothing was held against it."""
+    known = {"torch", *_CORE, *LIBRARIES.values(), *(row.of for row in needs.build)}
+    known |= {row.of for row in needs.need} | {row.with_ for row in needs.need}
+    known |= {row.component for row in ranges} | {Requirement(row.with_).name for row in ranges if row.with_}
+    names = {canonicalize_name(name) for name in known if name}
+    for name, part in stack.parts.items():
+        if part.brought_by == _ASKED and name not in names:
+            near = get_close_matches(name, sorted(names), n=1)
+            yield Fit(
+                need="no-row",
+                component=name,
+                seen=part.version or "(version not known)",
+                wanted="a name that a row knows",
+                verdict=FitVerdict.UNKNOWN,
+                says="it is not known to any row, and nothing was held against it",
+                next_step=f"say {near[0]}, if it is that" if near else "leave it out, or add a row for it",
+                source="matrix/needs.toml, matrix/images.toml",
+            )
 
 
 def _judge_release(te: Version, looked_at: list[Version]) -> Iterator[Fit]:

@@ -22,6 +22,7 @@ from .refusals import ImageRefused
 
 _PIN: Final = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\]+)", re.MULTILINE)
 _HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})")
+_CONTENT: Final = "# content: sha256:"
 SESSIONS: Final = "sessions"
 RELEASES: Final = "releases"
 
@@ -92,7 +93,7 @@ def make_sessions_lock(images: Images, asker: Asker) -> Locked:
     sessions = images.sessions
     before = _read_text(asker.root / sessions.lock)
     hashed = hash_sessions(images, asker.project)
-    text = compile_sessions(asker.root, sessions, hashed, before, asker.variables, upgrade=asker.upgrade)
+    text = seal_lock(compile_sessions(asker.root, sessions, hashed, before, asker.variables, upgrade=asker.upgrade))
     found = _packages(text)
     line = LockLine(
         target=SESSIONS,
@@ -114,7 +115,7 @@ def make_releases_lock(images: Images, asker: Asker) -> Locked:
     rows = images.releases
     before = _read_text(asker.root / rows.lock)
     hashed = hash_releases(images, asker.releases)
-    text = compile_releases(rows.distribution, asker.releases, hashed, asker.variables)
+    text = seal_lock(compile_releases(rows.distribution, asker.releases, hashed, asker.variables))
     found = _packages(text).get(rows.distribution, ("", frozenset()))
     if missing := sorted(set(asker.releases) - set(found[0].split(", "))):
         raise ImageRefused(
@@ -129,6 +130,16 @@ def make_releases_lock(images: Images, asker: Asker) -> Locked:
         packages=compare_packages(_packages(before), _packages(text)),
     )
     return Locked(line, text, None)
+
+
+def seal_lock(text: str) -> str:
+    """The text with its third line: the hash of what is below it, by which an edit of a version or a hash is seen.
+
+    The locks of images have none: the bake file has the hash of each as a whole.
+    """
+    lines = [line for line in text.splitlines(keepends=True) if not line.startswith(_CONTENT)]
+    head, rest = "".join(lines[:2]), "".join(lines[2:])
+    return f"{head}{_CONTENT}{sha256(rest.encode()).hexdigest()}\n{rest}"
 
 
 def hash_releases(images: Images, releases: Iterable[str]) -> str:
@@ -153,6 +164,8 @@ def check_locks(images: Images, asker: Asker, chosen: Sequence[Image]) -> tuple[
     ):
         text = _read_text(asker.root / place)
         stale = "" if _says(text, hashed) else f"it was made from {what}" if text else "it is not there"
+        if not stale and text != seal_lock(text):
+            stale = "it was edited by hand: what is in it does not hash to its `# content:`"
         found.append(LockLine(target=name, file=place, stale=stale, count=len(_PIN.findall(text))))
     return tuple(found)
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from ..catalog_images import Base, Images
 from ..evidence.lock_result import PinLine, PinNews
-from .pins import Pin, Pins
+from .pins import FILE, WRITER, Pin, Pins
 from .plan import show_through
 from .refusals import NotInRegistry, RegistryUnreachable
 from .registry import Resolved
@@ -72,6 +72,26 @@ def check_pins(images: Images, pins: Pins) -> tuple[PinLine, ...]:
     return tuple(found)
 
 
+def check_claims(images: Images, pins: Pins) -> tuple[str, ...]:
+    """Why a pin that no registry has verified cannot be: the matrix claims another digest. No registry is asked."""
+    used = {image.base for image in images.image}
+    told = (_say_unclaimed(images, base, _of_this_tag(base, pins.find(base.id))) for base in images.base)
+    return tuple(words for base, words in zip(images.base, told, strict=True) if words and base.id in used)
+
+
+def _say_unclaimed(images: Images, base: Base, pin: Pin | None) -> str:
+    """Such a pin stands on a claim alone: it has the digests of the claim, none other and none more."""
+    claim = _claimed(images, base)
+    if pin is None or claim is None or pin.verified or not _digests(pin) or _digests(pin) == _digests(claim):
+        return ""
+    return (
+        f"the pin of {base.id} ({base.repository}:{base.tag}) is not verified, and is not what the matrix claims: "
+        f"{FILE} has {_show(_digests(pin))}, matrix/images.toml has {_show(_digests(claim))} ({claim.source}). Likely "
+        f"cause: one of them was edited by hand. Next step: take {FILE} from version control, or delete it and run "
+        f"`{WRITER}`; where a registry can be reached, `{WRITER} -- --accept {base.tag}` takes its word."
+    )
+
+
 def _pin_base(images: Images, base: Base, before: Pin | None, resolver: Resolver, asked: _Asked) -> Pinned:
     platforms = tuple(dict.fromkeys(image.platform for image in images.image if image.base == base.id))
     host = base.repository.partition("/")[0]
@@ -79,6 +99,10 @@ def _pin_base(images: Images, base: Base, before: Pin | None, resolver: Resolver
     old = _of_this_tag(base, before)
     old = old if old and _digests(old) else None
     known = old or _claimed(images, base)
+    forged = _say_unclaimed(images, base, old)
+    accepted = bool({base.tag, base.id} & asked.accepted)
+    if old and forged and not accepted:
+        return Pinned(old, _line(base, _claimed(images, base), old, PinNews.CHANGED), forged)
     try:
         answer = resolver.resolve(show_through(base.repository, asked.mirror), base.tag, platforms)
     except (NotInRegistry, RegistryUnreachable) as fault:
@@ -89,6 +113,8 @@ def _pin_base(images: Images, base: Base, before: Pin | None, resolver: Resolver
         if known is None:
             none = _empty(base, why)
             return Pinned(none, _line(base, old, none, PinNews.MISSING), "")
+        if forged:
+            return Pinned(known, _line(base, _claimed(images, base), known, PinNews.CHANGED), f"{why}; {forged}")
         kept = known if known.verified else replace(known, how=why)
         return Pinned(kept, _line(base, old, kept, PinNews.KEPT if old else PinNews.CLAIMED), "")
     how = f"{whom} gave it for the tag, and its bytes hash to it"
@@ -98,7 +124,7 @@ def _pin_base(images: Images, base: Base, before: Pin | None, resolver: Resolver
     changed = _first_difference(known, now) if known else ""
     if not changed:
         return Pinned(now, _line(base, old, now, PinNews.SAME if old else PinNews.NEW), "")
-    if {base.tag, base.id} & asked.accepted:
+    if accepted:
         return Pinned(now, _line(base, known, now, PinNews.ACCEPTED), "")
     whose = "was verified" if known and known.verified else f"is what others say ({known.source if known else ''})"
     refusal = (

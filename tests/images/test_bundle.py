@@ -98,10 +98,28 @@ def test_a_restore_can_be_repeated(bundle: Path, tmp_path: Path, capsys: pytest.
     for _ in range(2):
         assert restore(bundle, "--jit", str(tmp_path / "caches")) == 0
     assert not (tmp_path / ".caches.restoring").exists()
+    kept = [path for path in (tmp_path / "caches").rglob("*") if path.is_file()]
+    assert {path.stat().st_mode & 0o777 for path in kept} == {0o444}
+    (tmp_path / "caches/cpu/manifest.json").chmod(0o644)
     (tmp_path / "caches/cpu/manifest.json").write_text("[]")
     assert restore(bundle, "--jit", str(tmp_path / "caches")) == 5
     assert "is not what the bundle holds: cpu/manifest.json. Nothing" in capsys.readouterr().err
     assert (tmp_path / "caches/cpu/manifest.json").read_text() == "[]"
+
+
+def test_a_large_file_that_was_damaged_since_is_not_restored(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--unpack", str(tmp_path / "whole"))
+    assert restore(bundle, *words) == restore(bundle, *words) == 0
+    with (tmp_path / "whole/image.tar").open("r+b") as file:
+        file.seek(PART + 5)
+        flipped = bytes([file.read(1)[0] ^ 4])
+        file.seek(PART + 5)
+        file.write(flipped)
+    capsys.readouterr()
+    assert restore(bundle, *words) == 5
+    assert "is not what the bundle holds: image.tar. Nothing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -179,19 +197,63 @@ def test_a_name_that_is_there_twice_and_another_schema(bundle: Path, capsys: pyt
     "change",
     [
         {"files": None}, {"files": [1]}, {"files": [{}]}, {"image": 1}, {"absent": []}, {"wheels_absent": None},
-        {"lock": None}, {"python": 3},
+        {"lock": None}, {"python": 3}, {"made": None}, {"target": 1}, {"platform": []}, {"image": None}, {"image": {}},
+        {"image": {"name": "a:b", "digest": "sha256:1", "configs": []}}, {"wheels_absent": [1]}, {"absent": {"a": 1}},
     ],
 )  # fmt: skip
 def test_a_manifest_of_another_shape(
     change: dict[str, object], bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     manifest = json.loads((bundle / "bundle.json").read_text())
-    (bundle / "bundle.json").write_text(json.dumps({**manifest, **change}))
+    refuse_manifest(bundle, {**manifest, **change}, capsys)
+
+
+@pytest.mark.parametrize("time", [1e30, 10**30, -1, "1"])
+def test_a_manifest_with_an_odd_time_or_no_table(
+    time: object, bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = json.loads((bundle / "bundle.json").read_text())
+    manifest["files"][-1]["mtime_ns"] = time
+    refuse_manifest(bundle, manifest, capsys)
+    refuse_manifest(bundle, [], capsys)
+    del manifest["made"]
+    refuse_manifest(bundle, manifest, capsys)
+
+
+def refuse_manifest(bundle: Path, manifest: object, capsys: pytest.CaptureFixture[str]) -> None:
+    """A manifest that its sums agree with, and that is refused."""
+    (bundle / "bundle.json").write_text(json.dumps(manifest))
     sums = (bundle / "SHA256SUMS").read_text().splitlines()
     sums = [line for line in sums if not line.endswith("  bundle.json")]
     sums.append(f"{sha256((bundle / 'bundle.json').read_bytes()).hexdigest()}  bundle.json")
     (bundle / "SHA256SUMS").write_text("\n".join(sums) + "\n")
     assert "is not of this schema" in refused(bundle, capsys)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--push", "127.0.0.1:xx/x"], ["--push", "127.0.0.1:70000/x"], ["--push", "a..b/x"], ["--key", "/nonexistent"],
+        ["--unpack", "{0}/a", "--jit", "{0}/a"], ["--unpack", "{0}/a", "--jit", "{0}/a/b"],
+        ["--jit", "{0}/a", "--unpack", "{0}/b/../a/c"], ["--unpack", "{0}/bundle/x"],
+    ],
+)  # fmt: skip
+def test_wrong_arguments_install_nothing(words: list[str], bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        restore(bundle, *(word.format(bundle.parent) for word in words))
+    assert ended.value.code == 2
+    assert "error: " in capsys.readouterr().err
+    assert [path.name for path in bundle.parent.iterdir()] == ["bundle"]
+
+
+@pytest.mark.parametrize("note", ["", "[]", "{}", "{", "\xff"])
+def test_an_environment_whose_note_is_damaged(
+    note: str, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv/restored-from.json").write_text(note, "latin-1")
+    assert restore(bundle, "--venv", str(tmp_path / "venv")) == 5
+    assert "was not made from this bundle" in capsys.readouterr().err
 
 
 def test_parts_that_are_not_all_of_a_file(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from megacpp_validate.images.licences import list_licences, write_licences
 from megacpp_validate.images.plan import plan_images
 from megacpp_validate.images.refusals import ImageRefused
 from megacpp_validate.images.signature import LICENCES, SPDX
-from megacpp_validate.jitcache.seal import check_sealed
+from megacpp_validate.jitcache.seal import check_sealed, is_sealed
 from megacpp_validate.jitcache.transfer import export_cache
 
 ONE = Signer(0xCAFE)
@@ -89,7 +90,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_bundle_is_written_and_told(run: Run, registry: SmallRegistry, project: Path, tmp_path: Path) -> None:
-    digest = add_image(registry, LAYERS, {"org.megacpp.target": "cpu"}, BASE)
+    lock = project / read_rows(read_catalog(), "cpu", None).image.lock
+    labels = {"org.megacpp.target": "cpu", "org.megacpp.lock.sha256": sha256(lock.read_bytes()).hexdigest()}
+    digest = add_image(registry, LAYERS, labels, BASE)
     image = f"{registry.host}/small@{digest}"
     (tmp_path / "key.pub").write_text(ONE.key)
     make_sealed(tmp_path / "jit", "cpu")
@@ -106,10 +109,10 @@ def test_a_bundle_is_written_and_told(run: Run, registry: SmallRegistry, project
     assert "no syft" in told["absent"]["SBOM"]
     assert restore(["--bundle", str(tmp_path / "out"), "--id", told["id"], "--jit", str(tmp_path / "restored")]) == 0
     assert check_sealed(tmp_path / "restored/cpu").manifest.architecture == "cpu"
+    assert is_sealed(tmp_path / "restored/cpu")
     assert not (tmp_path / "restored/sm_90a").exists()  # an image has caches of its own architecture alone
     again = run(*words)
     assert (again.code, "is there already" in again.err) == (WRONG, True)
-    lock = project / read_rows(read_catalog(), "cpu", None).image.lock
     lock.write_text("# no wheels, so no pip\n")
     table = run("bundle", "cpu", "--matrix", project / "matrix", "--out", tmp_path / "bare")
     assert table.code == OPEN
@@ -142,6 +145,15 @@ def test_a_bundle_that_cannot_be(run: Run, registry: SmallRegistry, project: Pat
         assert (said.code, text in said.err) == (code, True), (more, said)
         assert not (tmp_path / "out").exists()
     assert run("bundle", "no-such-target").code == WRONG
+
+
+def test_an_image_without_labels_is_not_bundled(
+    run: Run, registry: SmallRegistry, project: Path, tmp_path: Path
+) -> None:
+    for labels, lacking in (({}, "org.megacpp.target"), ({"org.megacpp.target": "cpu"}, "org.megacpp.lock.sha256")):
+        image = f"{registry.host}/small@{add_image(registry, LAYERS, labels, BASE)}"
+        said = run("bundle", "cpu", "--matrix", project / "matrix", "--out", tmp_path / "out", "--image", image)
+        assert (said.code, f"has no label {lacking}" in said.err) == (WRONG, True), said
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from small_registry import SmallRegistry, served
 from megacpp_validate.images.bundle import write
 from megacpp_validate.images.bundle.archive import FILE
 from megacpp_validate.images.bundle.restore.door import main
+from megacpp_validate.images.bundle.wheels import Machine, fetch_wheels
 from megacpp_validate.images.bundle.write import BundleOrder
 from megacpp_validate.images.refusals import ImageRefused, RegistryLies, RegistryUnreachable
 
@@ -126,9 +127,22 @@ def test_a_package_without_a_wheel_is_told(registry: SmallRegistry, tmp_path: Pa
     variables, order = write_sources(tmp_path), order_of(registry, tmp_path)
     with order.lock.open("a") as file:
         file.write(f"only-source==1.0 --hash=sha256:{'a' * 64}\n")
+    (tmp_path / "index/only_source-1.0.1.tar.gz").touch()
+    with pytest.raises(ImageRefused, match=r"neither a wheel of only-source .* nor its source release.*Next step"):
+        write_small(order, variables)  # another version is no more than an index that answers 404
+    assert is_no_bundle(tmp_path)
+    (tmp_path / "index/only_source-1.0.tar.gz").touch()
     made = write_small(order, variables)
     assert made.wheels_absent == ("only-source",)
     assert main(["--bundle", str(made.folder), "--venv", str(tmp_path / "venv")]) == 5
+
+
+def test_an_index_that_knows_nothing(registry: SmallRegistry, tmp_path: Path) -> None:
+    """It answers 404 to everything, as a mirror does whose address is wrong: that is no lock without wheels."""
+    write_sources(tmp_path)
+    variables = {"PIP_INDEX_URL": f"http://{registry.host}/simple", "PIP_CONFIG_FILE": "/dev/null"}
+    with pytest.raises(ImageRefused, match=r"neither a wheel of alpha .*answers 404.*Next step"):
+        fetch_wheels(tmp_path / "lock.txt", Machine("3.12", "x86_64", "2.36"), tmp_path / "wheels", variables)
 
 
 def test_a_link_among_the_caches_is_refused(registry: SmallRegistry, tmp_path: Path) -> None:

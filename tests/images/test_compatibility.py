@@ -112,6 +112,14 @@ def test_words_that_are_no_part(word: str) -> None:
         stack_of_words("2.20.2", [word])
 
 
+def test_a_name_that_no_row_knows_is_named(images: Images, needs: Needs, releases: list[str]) -> None:
+    fit = judge_stack(stack_of_words("2.20.2", [*H200, FRONTEND, FA4, "cublass=13.6"]), needs, images.range, releases)
+    one = next(one for one in fit.fits if one.need == "no-row")
+    assert [row.component for row in fit.fits if row.need == "no-row"] == ["cublass"]
+    assert (one.verdict, one.next_step) == (UNKNOWN, "say cublas, if it is that")
+    assert "not known to any row" in one.says
+
+
 def test_every_image_of_the_matrix_is_not_refused(images: Images, needs: Needs, releases: list[str]) -> None:
     for image in images.image:
         lock = read_image_lock(matrix_folder().parent / image.lock)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.cli.app import app
+from megacpp_validate.images.entry import __main__ as entry
 from megacpp_validate.images.entry import caches
 from megacpp_validate.images.entry.machine import NOTHING, Gpu, Machine, read_machine
 from megacpp_validate.images.entry.receipts import Place, Run, become_owner, choose_place, write_run
@@ -24,6 +25,7 @@ from megacpp_validate.jitcache.layout import cache_variables
 
 ROOT = Path(__file__).resolve().parents[2]
 H200 = ImageFacts("megacpp-validate h200", "h200", "sm_90", "580", "l", "")
+B200 = ImageFacts("megacpp-validate b200", "b200", "sm_100", "580", "l", "")
 CPU = ImageFacts("megacpp-validate cpu", "cpu", "", "", "l", "")
 HOPPER = Gpu("NVIDIA H200", "sm_90")
 
@@ -41,6 +43,7 @@ def has(driver: str, *gpus: Gpu, devices: bool = True, library: bool = True) -> 
         ("fp8", H200, has("570.1", devices=False), 5, r"needs 580 or newer"),
         ("fp8", H200, has("580.1", devices=True, library=False), 5, r"can be asked.*NVIDIA_DRIVER_CAPABILITIES"),
         ("fp8", H200, has("580.1", Gpu("NVIDIA B200", "sm_100")), 5, r"another architecture.*B200 \(sm_100\).*b200"),
+        ("fp8", B200, has("580.1", Gpu("NVIDIA B300", "sm_103")), 5, r"no image is made for sm_103: take a machine"),
         ("fp8", H200, has("580.1", HOPPER, Gpu("NVIDIA GB10", "sm_121")), 5, r"GB10 \(sm_121\)"),
         (
             "fp8",
@@ -194,6 +197,33 @@ def test_an_unknown_session_is_refused_with_the_list(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "there is no session 'cpu_pariti'" in done.stderr
     assert "cpu_parity" in done.stderr
+
+
+NOWHERE = (
+    "import sys, tempfile; tempfile._candidate_tempdir_list = lambda: ['/nowhere']; "
+    "from megacpp_validate.images.entry.__main__ import main; sys.exit(main(sys.argv[1:]))"
+)
+
+
+def test_a_read_only_root_without_a_tmpfs_is_refused_in_words() -> None:
+    command = [sys.executable, "-c", NOWHERE, "fp8_policy"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, "Traceback" in done.stderr) == (5, False), done.stderr
+    assert "--tmpfs /tmp" in done.stderr
+
+
+def test_caches_without_room_beside_them_are_refused_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "jit/sm_90a").mkdir(parents=True)
+    (tmp_path / "full").touch()
+    for name, value in cache_variables(tmp_path / "jit", "sm_90a", nvrtc=False).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(caches.os, "access", lambda *_: False)
+    monkeypatch.setattr(caches.tempfile, "gettempdir", lambda: str(tmp_path / "full"))
+    monkeypatch.setattr(entry.shutil, "which", lambda name: name)
+    assert [entry.main([name]) for name in ("true", "fp8_policy")] == [5, 5]
+    assert capsys.readouterr().err.count("--tmpfs /tmp") == 2
 
 
 def test_any_other_command_is_run_as_it_is(tmp_path: Path) -> None:

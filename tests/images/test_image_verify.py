@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from small_registry import SmallRegistry, add_image, served, write_layer
 from small_signer import Signer, attest
+from typer.testing import CliRunner
 
+from megacpp_validate.cli import image_verify_verbs
+from megacpp_validate.cli.app import app
 from megacpp_validate.evidence.image_plan import ImagePlan
 from megacpp_validate.evidence.image_verify import CheckOutcome, ImageVerdict
 from megacpp_validate.images.contents import Contents, open_contents, read_place
@@ -230,3 +233,11 @@ def test_the_verdict_in_words(registry: SmallRegistry, capsys: pytest.CaptureFix
     for words in ("label target fails", "signature not run", "failed: label target", "name the public key with --key"):
         assert words in said
     assert any("label target" in line and "✗" in line for line in tell_image_verdict(verdict))
+
+
+def test_a_target_that_is_none_is_a_wrong_argument() -> None:
+    assert image_verify_verbs.image_verify
+    words = ["image-verify", f"127.0.0.1:1/small@{BASE}", "--target", "nonsense"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2, done.stderr
+    assert "there is no target 'nonsense'" in done.stderr

@@ -28,7 +28,7 @@ def images(*words: str) -> tuple[int, str, str]:
         (("h100",), 2, "there is no image for h100"),
         ((), 3, "no target is named"),
         (("cpu", "--push", "https://registry"), 2, "'https://registry' is no registry"),
-        (("cpu", "--base", "debian:bookworm"), 1, "is not pinned by a digest"),
+        (("cpu", "--base", "debian:bookworm"), 2, "is not pinned by a digest"),
         (("h200", "--prove"), 2, "--prove runs the image on this machine"),
         (("cpu", "--plan", "--format", "html"), 2, "not told as html"),
     ],

@@ -108,6 +108,17 @@ def test_from_nothing_to_fresh(root: Path, run: Run) -> None:
     fresh = run("lock", "--check")
     assert (fresh.code, kept(root)) == (OPEN, before)
     assert "Pins and locks are what the matrix says." in fresh.out
+    (root / BAKE).write_text(before[BAKE].replace(pinned, "sha256:" + "e" * 64))
+    edited = run("lock", "--check")
+    assert edited.code == CLOSED
+    assert f"{BAKE} is not what the matrix, the pins and the locks say" in edited.out
+    (root / BAKE).write_text(before[BAKE])
+    for name in LOCKS:  # a digit of a hash, or of a version where there are no hashes
+        digit = before[name].rindex("0")
+        (root / name).write_text(before[name][:digit] + "1" + before[name][digit + 1 :])
+        assert run("lock", "--check").code == CLOSED, name
+        (root / name).write_text(before[name])
+    assert run("lock", "--check").code == OPEN
 
 
 def test_what_is_in_a_lock(root: Path, run: Run) -> None:
@@ -119,7 +130,7 @@ def test_what_is_in_a_lock(root: Path, run: Run) -> None:
     assert "# over the base's: old 1.0" in text
     assert str(root) not in text
     assert json.loads((root / PINS).read_text())["generated_by"] == "nox -s lock"
-    releases = (root / LOCKS[2]).read_text().splitlines()[2:]
+    releases = (root / LOCKS[2]).read_text().splitlines()[3:]
     wanted = [rf"transformer-engine=={one} --hash=sha256:[0-9a-f]{{64}}" for one in RELEASES]
     assert [pattern for pattern, line in zip(wanted, releases, strict=True) if not re.fullmatch(pattern, line)] == []
 
@@ -291,6 +302,7 @@ def test_then_an_interrupt_loses_nothing(root: Path, run: Run, registry: LyingRe
         (["2.14.1", "cublas=13.1"], CLOSED, "Transformer Engine 2.14.1 does not fit"),
         (["2.20.2", "cublas=13.1.0.3", "cudnn=9.19", "torch=2.11.0"], 4, "Transformer Engine 2.20.2 is not refused"),
         (["2.20.2", "cublas"], WRONG, "no component and version"),
+        (["", "cublas=12.0"], WRONG, "without a release of Transformer Engine"),
         (["now", "cublas=1"], WRONG, "no release of Transformer Engine"),
     ],
 )

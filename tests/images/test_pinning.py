@@ -12,7 +12,7 @@ from lying_registry import LyingRegistry, digest_of, serve
 from megacpp_validate.catalog import Catalog, matrix_folder
 from megacpp_validate.catalog_images import Images, read_images
 from megacpp_validate.evidence.lock_result import PinNews
-from megacpp_validate.images.pinning import Pinned, check_pins, pin_bases
+from megacpp_validate.images.pinning import Pinned, check_claims, check_pins, pin_bases
 from megacpp_validate.images.pins import Pin, Pins, read_pins, render_pins
 from megacpp_validate.images.refusals import ImageRefused
 from megacpp_validate.images.registry import RegistryClient
@@ -133,6 +133,26 @@ def test_what_a_registry_says_against_what_others_say(claimed: Images, registry:
     assert claimed.claim[0].digest in one.refusal
     assert "is what others say (#60579478594" in one.refusal
     assert pin(claimed, registry, Pins(), NGC)[NGC].line.news is PinNews.ACCEPTED
+
+
+def test_a_forged_pin_does_not_beat_the_claim(claimed: Images, registry: LyingRegistry) -> None:
+    registry.code = 503
+    good = as_pins(pin(claimed, registry, Pins()))
+    assert check_claims(claimed, good) == ()
+    ngc = good.find(NGC)
+    assert ngc is not None
+    other = "sha256:" + "f" * 64
+    more = {**ngc.platform_digests, "linux/amd64": other}
+    for forged in (replace(ngc, index_digest=other), replace(ngc, platform_digests=more)):
+        pins = Pins((forged,))
+        assert [NGC in words and other in words for words in check_claims(claimed, pins)] == [True]
+        for accepted in ((), (NGC,)):  # nobody's word can be accepted while no registry answers
+            one = pin(claimed, registry, pins, *accepted)[NGC]
+            assert one.line.news is PinNews.CHANGED
+            assert "is not what the matrix claims" in one.refusal
+        assert check_claims(claimed, Pins((replace(forged, verified=TODAY),))) == ()
+    registry.code = 0
+    assert pin(claimed, registry, pins, NGC)[NGC].line.news is PinNews.ACCEPTED
 
 
 def test_the_pins_that_are_committed(claimed: Images) -> None:

@@ -11,12 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote, urlsplit
 
 from ..locks import read_image_lock
 from ..refusals import ImageRefused
 from .restore.reading import hash_file
 
 _NO_WHEEL: Final = re.compile(r"No matching distribution found for ([A-Za-z0-9][\w.-]*)==")
+# What pip says (-vv) of a source release that it sees and may not take: the index knows the project.
+_SOURCE: Final = re.compile(r"No sources permitted for [^:\s]+: (\S+)")
+_SOURCE_ENDS: Final = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz", ".tgz")
 _OLDEST_GLIBC: Final = 5  # of 2.x: manylinux1
 _LEGACY: Final = {5: "manylinux1", 12: "manylinux2010", 17: "manylinux2014"}
 
@@ -60,19 +64,20 @@ def fetch_wheels(lock: Path, machine: Machine, folder: Path, variables: Mapping[
         Packages without a wheel, which are built from source.
 
     Raises:
-        ImageRefused: the lock cannot be read, or the index does not give what it says.
+        ImageRefused: the lock cannot be read, or the index does not give what it says, or has neither a wheel nor the
+            source release of a package.
     """
     packages = read_image_lock(lock).packages
     folder.mkdir(parents=True, exist_ok=True)
     lacking: list[str] = []
     while len(lacking) < len(packages):
-        wanted = [
-            " ".join((f"{name}=={row.version}", *(f"--hash=sha256:{one}" for one in sorted(row.hashes))))
+        wanted = {
+            name: " ".join((f"{name}=={row.version}", *(f"--hash=sha256:{one}" for one in sorted(row.hashes))))
             for name, row in packages.items()
             if name not in lacking
-        ]
-        said = _download(wanted, machine, folder, variables)
-        if not said:
+        }
+        code, said = _download([*wanted.values()], machine, folder, variables)
+        if code == 0:
             break
         found = _NO_WHEEL.search(said)
         if found is None or found[1] in lacking or not _has_versions(said):
@@ -80,6 +85,16 @@ def fetch_wheels(lock: Path, machine: Machine, folder: Path, variables: Mapping[
                 f"the wheels of {lock} cannot be fetched: {said[-900:].strip()}. Likely cause: the index is not "
                 "reached, or gives another file than the lock says. Next step: `pip config list` says which index it "
                 "is; where hashes differ, do not use what it gives, and run `nox -s lock` to see what changed."
+            )
+        if found[1] not in wanted or not _has_source(
+            found[1],
+            packages[found[1]].version,
+            _download([wanted[found[1]]], machine, folder, variables, "-vv")[1],
+        ):
+            raise ImageRefused(
+                f"the index has neither a wheel of {found[1]} for this target nor its source release, which {lock} "
+                "has. Likely cause: it is not the index that the lock was made from: it answers 404, or mirrors a part "
+                "of it. Next step: `pip config list` says which index it is; take the one that the lock was made from."
             )
         lacking.append(found[1])
     known = {one for row in packages.values() for one in row.hashes}
@@ -94,18 +109,34 @@ def _has_versions(said: str) -> bool:
     return "connection" not in said.lower() and "retrying" not in said.lower()
 
 
-def _download(wanted: list[str], machine: Machine, folder: Path, variables: Mapping[str, str]) -> str:
-    """What pip says where it fails; empty where it does not."""
+def _has_source(name: str, version: str, said: str) -> bool:
+    """Whether pip saw the source release of this version, so that a build has something to start from."""
+    files = {unquote(urlsplit(link).path).rpartition("/")[2] for link in _SOURCE.findall(said)}
+    stems = {file[: -len(end)] for file in files for end in _SOURCE_ENDS if file.endswith(end)}
+    return _plain(f"{name}-{version}") in {_plain(stem) for stem in stems}
+
+
+def _plain(text: str) -> str:
+    """As PEP 503 compares names; of a version it leaves enough to tell it from another."""
+    return re.sub(r"[-_.]+", "-", text).lower()
+
+
+def _download(
+    wanted: list[str], machine: Machine, folder: Path, variables: Mapping[str, str], loud: str = "--quiet"
+) -> tuple[int, str]:
+    """The exit code of pip, and what it says where it fails; all that it says where it is to be loud."""
     version = machine.python.replace(".", "")
     with tempfile.TemporaryDirectory(prefix="megacpp-wheels-") as room:
         file = Path(room, "lock.txt")
         file.write_text("\n".join(wanted) + "\n", encoding="utf-8")
         words = [
-            sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input",
+            sys.executable, "-m", "pip", "download", loud, "--disable-pip-version-check", "--no-input",
             "--require-hashes", "--no-deps", "--only-binary", ":all:", "--implementation", "cp",
             "--python-version", version, "--abi", f"cp{version}", "--abi", "abi3", "--abi", "none",
             *(word for name in machine.platforms for word in ("--platform", name)),
             "--dest", str(folder), "--requirement", str(file),
         ]  # fmt: skip
         done = subprocess.run(words, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
-    return "" if done.returncode == 0 else (done.stderr or done.stdout or f"exit status {done.returncode}")
+    if loud != "--quiet":
+        return done.returncode, done.stdout + done.stderr
+    return done.returncode, done.stderr or done.stdout or f"exit status {done.returncode}"

@@ -15,7 +15,7 @@ from typing import Final
 from .caches import make_room
 from .child import run_child
 from .machine import NOTHING, read_machine
-from .receipts import MOUNT, Place, Run, become_owner, choose_place, write_run
+from .receipts import MOUNT, Place, Run, become_owner, choose_place, refuse_no_room, say_no_room, write_run
 from .refusals import WRONG_ARGUMENTS, ImageFacts, Refusal, read_image, refuse_session
 from .sessions import SESSIONS, Leaves, Needs, Session, find_session
 
@@ -38,7 +38,10 @@ def main(arguments: Sequence[str]) -> int:
     if session is not None:
         return _run_session(session, tuple(rest), image)
     if shutil.which(name):  # an image must run what it is given: other tools start their processes in it
-        os.execvpe(name, [name, *rest], make_room(os.environ))  # noqa: S606 - a list of words, no shell
+        variables = _find_room()
+        if isinstance(variables, Refusal):
+            return _refuse(variables)
+        os.execvpe(name, [name, *rest], variables)  # noqa: S606 - a list of words, no shell
     return _refuse(
         Refusal(
             f"there is no session {name!r}, and no command of that name. Next step: choose of "
@@ -54,6 +57,11 @@ def _run_session(session: Session, arguments: tuple[str, ...], image: ImageFacts
         return _refuse(refusal)
     if said := become_owner(MOUNT):
         _say(said)
+    if refusal := refuse_no_room():
+        return _refuse(refusal)
+    variables = _find_room()
+    if isinstance(variables, Refusal):
+        return _refuse(variables)
     place = choose_place()
     if isinstance(place, Refusal):
         return _refuse(place)
@@ -63,7 +71,7 @@ def _run_session(session: Session, arguments: tuple[str, ...], image: ImageFacts
             f'keep them: `docker run --user "$(id -u):$(id -g)" -v "$PWD/receipts:{MOUNT}" ...`'
         )
     started, clock = datetime.now(UTC), time.monotonic()
-    code = _start(session, arguments, image, place)
+    code = _start(session, arguments, image, place, variables)
     run = Run(
         session=session.name,
         arguments=arguments,
@@ -82,7 +90,16 @@ def _run_session(session: Session, arguments: tuple[str, ...], image: ImageFacts
     return code
 
 
-def _start(session: Session, arguments: tuple[str, ...], image: ImageFacts, place: Place) -> int:
+def _find_room() -> dict[str, str] | Refusal:
+    try:
+        return make_room(os.environ)
+    except OSError as fault:
+        return say_no_room(fault)
+
+
+def _start(
+    session: Session, arguments: tuple[str, ...], image: ImageFacts, place: Place, variables: dict[str, str]
+) -> int:
     verb, *always = session.verb
     if session.names_target and "--target" not in " ".join(arguments).replace("=", " ").split():
         always += ["--target", image.target]
@@ -94,7 +111,6 @@ def _start(session: Session, arguments: tuple[str, ...], image: ImageFacts, plac
     if keeps:
         result.unlink(missing_ok=True)
         always += ["--format", "json", "--output", str(result)]
-    variables = make_room(os.environ)
     code = run_child([*_PYTHON, "megacpp_validate.cli", verb, *always, *arguments], variables)
     if keeps and result.is_file():
         run_child([*_PYTHON, "megacpp_validate.cli.result_again", str(result)], variables)

@@ -10,10 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from .refusals import WRONG_ARGUMENTS, ImageFacts, Refusal
+from .refusals import NO_ENVIRONMENT, WRONG_ARGUMENTS, ImageFacts, Refusal
 
 MOUNT: Final = Path("/receipts")
-UNMOUNTED: Final = Path(tempfile.gettempdir()) / "receipts"
 SCHEMA: Final = "megacpp-validate/image-run/1"
 
 
@@ -42,10 +41,33 @@ def become_owner(folder: Path) -> str:
     return f"running as {owner.st_uid}:{owner.st_gid}, who owns {folder}"
 
 
-def choose_place(mount: Path = MOUNT, unmounted: Path = UNMOUNTED) -> Place | Refusal:
-    """The mounted folder; a folder of the container where nothing is mounted; a refusal where it cannot be written."""
+def refuse_no_room() -> Refusal | None:
+    """Why nothing runs here where no temporary file can be made; None where one can. Compilers and verbs need them."""
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as fault:
+        return say_no_room(fault)
+    return None
+
+
+def say_no_room(fault: OSError) -> Refusal:
+    """What to do where a container has no folder for temporary files, or a full one."""
+    return Refusal(
+        f"this container has no room for temporary files: {fault.strerror or fault}. Likely cause: its root is "
+        "read-only and nothing is mounted at /tmp, or /tmp is full. Next step: `docker run --read-only --tmpfs /tmp "
+        "...`; of more memory where it is full.",
+        NO_ENVIRONMENT,
+    )
+
+
+def choose_place(mount: Path = MOUNT, unmounted: Path | None = None) -> Place | Refusal:
+    """The mounted folder; a folder of the container where nothing is mounted; a refusal where it cannot be written.
+
+    Args:
+        unmounted: that folder; None for one among the temporary files, which `refuse_no_room` has asked for.
+    """
     mounted = os.path.ismount(mount)
-    folder = mount if mounted else unmounted
+    folder = mount if mounted else unmounted or Path(tempfile.gettempdir()) / "receipts"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -111,16 +111,20 @@ def _refuse_gpu(session: Session, image: ImageFacts, machine: Machine) -> Refusa
         seen = ", ".join(dict.fromkeys(f"{gpu.name} ({gpu.arch})" for gpu in others))
         return Refusal(
             f"another architecture: {image.name} is for {image.arch}, and here is {seen}. Likely cause: the image of "
-            f"another target. Next step: take the image for {_say_arch(others[0].arch)}; or hand over the right GPUs "
-            "alone, with --gpus device=N.",
+            f"another target. Next step: {_say_arch(others[0].arch)}; or hand over the right GPUs alone, with "
+            "--gpus device=N.",
             NO_ENVIRONMENT,
         )
     return None
 
 
 def _say_arch(arch: str) -> str:
-    known = {"sm_90": "h200", "sm_100": "b200", "sm_103": "b200", "sm_121": "gb10"}
-    return f"{known[arch]} ({arch})" if arch in known else f"{arch}, if there is one"
+    known = {"sm_90": "h200", "sm_100": "b200", "sm_121": "gb10"}
+    if arch in known:
+        return f"take the image for {known[arch]} ({arch})"
+    return (
+        f"no image is made for {arch}: take a machine of {', '.join(f'{name} ({key})' for key, name in known.items())}"
+    )
 
 
 def _is_older(driver: str, least: str) -> bool:

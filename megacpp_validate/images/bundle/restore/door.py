@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import re
 import sys
 import tempfile
 import time
@@ -31,6 +32,12 @@ from .folders import NoRoom, NotTaken, staged
 from .listing import MANIFEST, SIGNATURE, Refused, read_bundle, stored_files
 from .p256 import is_signed
 from .reading import verify
+
+# what http.client and the distribution API take: HOST[:PORT]/REPOSITORY, the repository in lower case
+_PLACE = re.compile(
+    r"(?:[\w-]{1,63}(?:\.[\w-]{1,63})*|\[[0-9a-fA-F:.]+\])(?::(\d{1,5}))?/[a-z0-9]+(?:(?:[._/]|__|-+)[a-z0-9]+)*",
+    re.ASCII,
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -66,9 +73,24 @@ def _read_arguments(arguments: list[str] | None) -> Any:
     add("--id", default="", help="sha256 of bundle.json, as the writer said it")
     add("--jobs", type=int, default=min(16, 2 * (os.cpu_count() or 1)), help="threads")
     asked = parser.parse_args(arguments)
-    if asked.push and "/" not in asked.push:
+    place = _PLACE.fullmatch(asked.push)
+    if asked.push and (place is None or int(place[1] or 1) not in range(1, 1 << 16)):
         parser.error(f"--push {asked.push} names no repository: HOST[:PORT]/REPOSITORY")
+    if asked.key and not asked.key.is_file():
+        parser.error(f"there is no {asked.key}: --key names the PEM file cosign.pub")
+    if clash := _find_clash({name: getattr(asked, name) for name in ("bundle", "unpack", "jit", "venv")}):
+        parser.error(clash)
     return asked
+
+
+def _find_clash(folders: dict[str, Path | None]) -> str:
+    """Two folders of which one is the other or lies in it: what is put into one would be taken for the other's."""
+    places = {name: folder.resolve() for name, folder in folders.items() if folder}
+    for name, place in places.items():
+        for other, outer in places.items():
+            if name != other and (place == outer or outer in place.parents):
+                return f"--{name} {place} is the folder of --{other}, or lies in it: name another one"
+    return ""
 
 
 def _restore(asked: Any) -> int:

@@ -183,7 +183,7 @@ def fill_venv(root: Path, bundle: dict[str, Any], venv: Path, python: str, joine
     Raises:
         NotTaken: another Python, no venv module, or pip refuses a wheel.
     """
-    if (venv / DONE).is_file() and json.loads((venv / DONE).read_bytes())["bundle"] == name:
+    if _read_done(venv) == name:
         return f"{venv} has the wheels of this bundle already"
     if venv.exists() and any(venv.iterdir()) and not (venv / ".restoring").exists():
         raise NotTaken(f"{venv} is there and was not made from this bundle. Next step: name another folder.")
@@ -212,6 +212,15 @@ def fill_venv(root: Path, bundle: dict[str, Any], venv: Path, python: str, joine
     (venv / DONE).write_text(json.dumps({"bundle": name, "lock": bundle["lock"]}))
     (venv / ".restoring").unlink()
     return f"installed {sum(row['kind'] == 'wheel' for row in bundle['files'])} wheels into {venv}"
+
+
+def _read_done(venv: Path) -> str:
+    """The bundle that an environment was finished from; a note that cannot be read is of none."""
+    try:
+        said = json.loads((venv / DONE).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return ""
+    return str(said.get("bundle", "")) if isinstance(said, dict) else ""
 
 
 def _run(words: list[str], variables: dict[str, str], cause: str) -> str:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .reading import hash_file
+from .reading import CHUNK
+
+_SEALS = ("manifest.json", "manifest.sha256")  # in the order in which the caches' own seal closes them
 
 
 class NotTaken(Exception):
@@ -60,6 +64,7 @@ def staged(bundle: dict[str, Any], wanted: dict[Path, str]) -> Iterator[dict[str
             for row in bundle["files"]:
                 if row["mtime_ns"] and row["path"].startswith(wanted[folder]):
                     os.utime(aside / row["path"][len(wanted[folder]) :], ns=(row["mtime_ns"], row["mtime_ns"]))
+            _seal_caches(aside, bundle, wanted[folder])
         os.sync()  # once for all: a name without its contents is what a power cut leaves
         for folder, aside in asides.items():
             if folder.exists():
@@ -85,9 +90,25 @@ def _hold_to(folder: Path, rows: dict[str, dict[str, Any]]) -> None:
 
 
 def _is_same(path: Path, row: dict[str, Any]) -> bool:
-    if path.is_symlink() or path.stat().st_size != row["bytes"]:
+    kind = path.lstat()
+    if not stat.S_ISREG(kind.st_mode) or kind.st_size != row["bytes"]:
         return False
-    return bool(row["parts"]) or hash_file(path, []) == row["sha256"]
+    with path.open("rb") as source:
+        for one in row["parts"] or [row]:  # a file in parts has no sha256 of its own
+            digest, left = hashlib.sha256(), one["bytes"]
+            while data := source.read(min(CHUNK, left)):
+                digest.update(data)
+                left -= len(data)
+            if digest.hexdigest() != one["sha256"]:
+                return False
+    return True
+
+
+def _seal_caches(aside: Path, bundle: dict[str, Any], prefix: str) -> None:
+    """Caches were sealed when they were bundled: read-only again, and what says so after all that it says it of."""
+    names = [row["path"] for row in bundle["files"] if row["path"].startswith(prefix) and row["kind"] == "jit"]
+    for path in sorted(names, key=lambda path: (*(path.endswith(f"/{seal}") for seal in _SEALS[::-1]), path)):
+        (aside / path[len(prefix) :]).chmod(0o444)
 
 
 def _ask_for_room(folder: Path, needed: int) -> None:

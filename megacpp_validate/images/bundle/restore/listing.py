@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
 
 SCHEMA = "megacpp-validate/bundle/1"
 MANIFEST, SUMS, SIGNATURE = "bundle.json", "SHA256SUMS", "bundle.json.sig"
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 MOST_FAULTS = 20  # that are told: a bundle on a dying disk has thousands
 
 
@@ -30,10 +32,12 @@ def read_bundle(root: Path) -> dict[str, Any]:
         if listed.pop(MANIFEST, "") != hashlib.sha256(text).hexdigest():
             raise ValueError(f"{MANIFEST} has not the sha256 that {SUMS} says of it, so one of these two is damaged")
         bundle: dict[str, Any] = json.loads(text)
+        if not isinstance(bundle, dict):
+            raise ValueError(f"{MANIFEST} is not of this schema: it is no table")
         if bundle.get("schema") != SCHEMA:
             raise ValueError(f"{MANIFEST} has the schema {bundle.get('schema')!r}, and this reads {SCHEMA}")
         _require_rows(bundle)
-    except (OSError, ValueError) as fault:
+    except (OSError, ValueError, RecursionError) as fault:
         raise Refused(
             f"{root} is no whole bundle: {fault}. Nothing was installed. Likely cause: {SUMS} or {MANIFEST} is damaged "
             "or missing: the writing was not finished, or not all was copied. Next step: copy both again."
@@ -60,21 +64,36 @@ def _require_rows(bundle: dict[str, Any]) -> None:
         "image": (dict, type(None)),
         "absent": dict,
         "wheels_absent": list,
-        "lock": str,
-        "python": str,
+        **dict.fromkeys(("made", "target", "platform", "lock", "python"), str),
     }
     row_kinds: dict[str, Any] = {"path": str, "kind": str, "bytes": int, "sha256": str, "mtime_ns": int, "parts": list}
     rows: Any = bundle.get("files")
     seen: list[Any] = rows if isinstance(rows, list) else [None]
     wrong = [name for name, kind in kinds.items() if not isinstance(bundle.get(name, 0), kind)]
     for row in seen:
-        parts: list[Any] = row["parts"] if _has(row, row_kinds) else [None]
-        if not all(_has(part, {"path": str, "bytes": int, "sha256": str}) for part in parts):
+        parts: list[Any] = row["parts"] if _has(row, row_kinds) and 0 <= row["mtime_ns"] < 1 << 63 else [None]
+        if not all(_has(part, {"path": str, "bytes": int, "sha256": str}) and part["bytes"] >= 0 for part in parts):
             wrong.append(f"files: {str(row)[:80]}")
         elif parts and sum(part["bytes"] for part in parts) != row["bytes"]:
             wrong.append(f"files: {row['path']}, whose parts are not all of it")
+    if not wrong:
+        wrong = _find_wrong_values(bundle)
     if wrong:
         raise ValueError(f"{MANIFEST} is not of this schema: {', '.join(wrong[:3])}")
+
+
+def _find_wrong_values(bundle: dict[str, Any]) -> list[str]:
+    """What is of the right kind, and holds what nothing below can use."""
+    image, lists = bundle["image"], {"wheels_absent": bundle["wheels_absent"], "absent": [*bundle["absent"].values()]}
+    wrong = [name for name, values in lists.items() if not all(isinstance(value, str) for value in values)]
+    archives = sum(row["kind"] == "image" for row in bundle["files"])
+    if archives != (image is not None):
+        wrong.append(f"image, of which there are {archives} archives")
+    digests = [image.get("digest"), *configs] if image and isinstance(configs := image.get("configs"), list) else [None]
+    named = image is None or (_has(image, {"name": str}) and ":" in image["name"] and image["name"][0].isalnum())
+    if image is not None and not (named and all(_DIGEST.fullmatch(str(digest)) for digest in digests)):
+        wrong.append(f"image: {str(image)[:80]}")
+    return wrong
 
 
 def _has(row: Any, kinds: dict[str, Any]) -> bool:
