@@ -8,6 +8,7 @@ import pytest
 import torch
 from smoke_train import alone, new_trainer, order_of, same_weights, train
 
+from megacpp_validate.jit import compiles
 from megacpp_validate.jit.compiles import saw
 from megacpp_validate.training.smoke.receipt import make_receipt
 from megacpp_validate.training.smoke.waits import WARM
@@ -43,7 +44,8 @@ def test_a_rehearsal_is_in_the_account_of_compiling() -> None:
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
 
 
-def test_a_rank_says_what_it_compiled_and_when() -> None:
+def test_a_rank_says_what_it_compiled_and_when(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiles, "_seen", [])  # a rank tells of its whole process, and this one had other tests
     trainer = new_trainer(order_of(precision="fp32", steps=WARM + 1))
 
     def compile_in_each_step(_: object) -> None:
