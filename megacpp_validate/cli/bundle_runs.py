@@ -21,6 +21,7 @@ from ..images.bundle.manifest import Stored
 from ..images.bundle.restore.listing import Refused
 from ..images.bundle.write import BundleOrder, write_bundle
 from ..images.contents import Contents, Place, open_contents, read_place
+from ..images.labels import LOCK_LABEL, TARGET_LABEL
 from ..images.refusals import ImageRefused, RegistryLies, RegistryUnreachable
 from ..images.sbom import make_sbom
 from ..images.signature import NoCosign, require_cosign, sign_file
@@ -156,7 +157,7 @@ def _hold_to_rows(contents: Contents, tree: ImageTree, rows: ImageRows) -> None:
         ImageRefused: it does.
     """
     lock = rows.root / rows.image.lock
-    wanted = {"org.megacpp.target": rows.target.id, "org.megacpp.lock.sha256": sha256(lock.read_bytes()).hexdigest()}
+    wanted = {TARGET_LABEL: rows.target.id, LOCK_LABEL: sha256(lock.read_bytes()).hexdigest()}
     for digest in tree.images:
         labels = (json.loads(contents.small_blob(digest)).get("config") or {}).get("Labels") or {}
         for label, value in wanted.items():

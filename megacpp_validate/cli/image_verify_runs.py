@@ -19,6 +19,7 @@ from ..evidence.image_verify import ImageVerdict
 from ..images.bundle.archive import read_tree
 from ..images.bundle.restore.p256 import read_key
 from ..images.contents import open_contents, read_place
+from ..images.labels import TARGET_LABEL
 from ..images.licences import list_licences, write_licences
 from ..images.plan import plan_images
 from ..images.refusals import ImageRefused, RegistryLies, RegistryUnreachable
@@ -31,7 +32,6 @@ from .app import TOOL, Exit, Format, errors, foreseen, refuse
 from .image_rows import read_rows
 from .image_telling import tell_images
 
-_TARGET: Final = "org.megacpp.target"
 _CODES: Final[dict[type[Exception], Exit]] = {
     ImageRefused: Exit.WRONG_ARGUMENTS,
     UnknownTarget: Exit.WRONG_ARGUMENTS,
@@ -135,7 +135,7 @@ def run_image_sign(
     labels = [
         (json.loads(contents.small_blob(digest)).get("config") or {}).get("Labels") or {} for digest in tree.images
     ]
-    said = target or next((one[_TARGET] for one in labels if one.get(_TARGET)), "")
+    said = target or next((one[TARGET_LABEL] for one in labels if one.get(TARGET_LABEL)), "")
     if not said:
         refuse(f"{place.shown} says no target. Next step: name it with --target.", Exit.WRONG_ARGUMENTS)
     rows = read_rows(catalog, said, matrix)

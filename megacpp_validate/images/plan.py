@@ -14,6 +14,7 @@ from ..catalog import Target, matrix_folder
 from ..catalog_images import MACHINES, Base, Image, Images
 from ..evidence.image_plan import ImagePlan
 from .inputs import gather_inputs, read_project
+from .labels import ARCH_LABEL, LOCK_LABEL, PINS_LABEL, TARGET_LABEL
 from .locks import ImageLock, check_lock, read_image_lock
 from .pins import Pins
 from .refusals import ImageRefused
@@ -168,10 +169,10 @@ def _plan(
             "org.opencontainers.image.licenses": "Apache-2.0",
             "org.opencontainers.image.base.name": name,
             "org.opencontainers.image.base.digest": digest,
-            "org.megacpp.target": image.target,
-            "org.megacpp.arch": image.cache_arch,
-            "org.megacpp.lock.sha256": lock.hash,
-            "org.megacpp.pins.sha256": told["pins"],
+            TARGET_LABEL: image.target,
+            ARCH_LABEL: image.cache_arch,
+            LOCK_LABEL: lock.hash,
+            PINS_LABEL: told["pins"],
         },
     )
 

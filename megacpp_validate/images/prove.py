@@ -18,6 +18,7 @@ from ..evidence.image_build import ImageBuild, ImageProof, Proof
 from ..evidence.receipt import Outcome
 from ..evidence.store import read_receipts
 from .engine import Engine
+from .labels import LOCK_LABEL, PINS_LABEL, TARGET_LABEL
 
 RELEASES: Final = ("2.17.1", "2.20.2")
 _ANY_USER: Final = 54321
@@ -102,9 +103,9 @@ class _Prover:
     def read_labels(self) -> Iterator[str]:
         labels = json.loads(self._inspect("{{json .Config.Labels}}"))
         wanted = {
-            "org.megacpp.target": self.build.target,
-            "org.megacpp.lock.sha256": self.build.lock_hash,
-            "org.megacpp.pins.sha256": self.build.pins_hash,
+            TARGET_LABEL: self.build.target,
+            LOCK_LABEL: self.build.lock_hash,
+            PINS_LABEL: self.build.pins_hash,
             "org.opencontainers.image.base.digest": self.build.base.partition("@")[2],
         }
         for name, value in wanted.items():

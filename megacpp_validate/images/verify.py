@@ -15,6 +15,7 @@ from ..evidence.image_plan import ImagePlan
 from ..evidence.image_verify import CheckOutcome, ImageCheck
 from .bundle.archive import Blob, ImageTree, read_tree
 from .contents import Contents, Place
+from .labels import LOCK_LABEL, PINS_LABEL, TARGET_LABEL
 from .licences import Licensed, canonical, read_licences
 from .provenance import Provenance, read_provenance
 from .refusals import ImageRefused, RegistryLies
@@ -22,7 +23,6 @@ from .sbom import read_sbom
 from .signature import LICENCES, SPDX, Statement, cosign_verifies, find_cosign, find_signature, read_statements
 
 _BASE: Final = "org.opencontainers.image.base.digest"
-_TARGET: Final = "org.megacpp.target"
 _REBUILD: Final = "build it with `nox -s images`, push it, and verify the digest that the push says"
 _SIGN: Final = "`nox -s image_sign -- IMAGE --key cosign.key` signs it, and attests what is inside"
 _KEY: Final = "name the public key with --key"
@@ -93,7 +93,7 @@ def verify_image(place: Place, contents: Contents, expect: PlanFor, variables: M
         done.checks.append(_fail("digest", str(fault), _REBUILD))
         return done
     labels = _read_labels(configs)
-    done.target = labels.get(_TARGET, "")
+    done.target = labels.get(TARGET_LABEL, "")
     expected = expect(done.target)
     done.checks.append(_pass("digest", f"{place.digest} is the hash of its manifest; {len(tree.blobs)} blobs follow"))
     done.checks.append(_check_layers(contents, tree, deep=expected.deep))
@@ -154,7 +154,7 @@ def _check_layers(contents: Contents, tree: ImageTree, *, deep: bool) -> ImageCh
 
 def _check_labels(labels: Mapping[str, str], configs: Mapping[str, Any], expected: Expected) -> Iterator[ImageCheck]:
     names = {
-        "label target": _TARGET, "label lock": "org.megacpp.lock.sha256", "label pins": "org.megacpp.pins.sha256",
+        "label target": TARGET_LABEL, "label lock": LOCK_LABEL, "label pins": PINS_LABEL,
         "label base": _BASE,
     }  # fmt: skip
     plan = expected.plan
