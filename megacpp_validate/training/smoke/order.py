@@ -55,8 +55,8 @@ class SmokeOrder:
         audit: whether conservation of tokens, replicas and gradients of experts are checked in each step.
         watch: whether each module is watched for values that are no number.
         profile: whether one step is profiled for the time that communication is waited for.
-        deterministic: whether kernels whose sums have no fixed order are left out, so that a GPU gives the same bits at
-            every run.
+        deterministic: whether kernels whose sums have no fixed order are left out and none is chosen by its time, so
+            that a GPU gives the same bits in every process (`same_bits`).
         rehearse: whether a forward and backward pass comes before step 0, in the account of compiling.
         fault: a fault that is planted, for a run that must find it; empty for none.
 

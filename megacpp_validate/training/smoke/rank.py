@@ -20,6 +20,7 @@ from ..parallel.goodput import Ledger, process_began_ns
 from ..parallel.rank_start import Rank, join_ranks
 from .order import SmokeOrder, read_order
 from .receipt import make_receipt
+from .same_bits import keep_bits
 from .trainer import NotFinite, SmokeTrainer
 
 
@@ -53,7 +54,8 @@ def main() -> None:
     if order.device == "cpu":
         torch.set_num_threads(1)  # ranks stand side by side
     guard_compiles()  # before anything is compiled: ranks on one cache compile each kernel once
-    torch.use_deterministic_algorithms(order.deterministic, warn_only=True)  # a part without such a kernel says so
+    if order.deterministic:
+        keep_bits()
     with join_ranks("nccl" if order.device == "cuda" else "gloo") as rank:
         train_rank(order, rank)
 

@@ -11,13 +11,11 @@ import torch
 
 from ..parallel.launch import Limits, RunEnd, launch
 from ..parallel.plan import WrongPlan
+from . import same_bits
 from .order import SmokeOrder, write_order
 
 RANK: Final = "megacpp_validate.training.smoke.rank"
 ORDER: Final = "order.json"
-# What makes the same bits at every run: a workspace of cuBLAS for each stream (its documentation, "Results
-# Reproducibility"), and attention kernels of Transformer Engine that add in a fixed order.
-DETERMINISTIC: Final = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
 SILENT_S: Final = 120.0  # without a sign of life on any rank; longer than the longest compile
 
 
@@ -102,7 +100,7 @@ def run_smoke(
 
 def environment_of(order: SmokeOrder) -> dict[str, str]:
     """The variables that its ranks need, whoever starts them."""
-    return dict(DETERMINISTIC) if order.deterministic else {}
+    return dict(same_bits.VARIABLES) if order.deterministic else {}
 
 
 def read_end(end: RunEnd) -> SmokeResult:

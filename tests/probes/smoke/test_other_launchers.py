@@ -16,7 +16,8 @@ from megacpp_validate.probes.smoke import resume
 from megacpp_validate.probes.smoke.runs import Run, launch_elsewhere, read_plan
 from megacpp_validate.training.sizes import read_size
 from megacpp_validate.training.smoke.order import SmokeOrder
-from megacpp_validate.training.smoke.run import DETERMINISTIC, environment_of
+from megacpp_validate.training.smoke.run import environment_of
+from megacpp_validate.training.smoke.same_bits import VARIABLES
 
 PLAN = asdict(read_plan("data=2 expert_parallel=2"))
 # Notes what it was given, and leaves the end of a run as host 0 does.
@@ -66,7 +67,7 @@ def test_nobody_is_killed_where_another_launcher_starts_the_ranks() -> None:
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_slurm_is_given_what_a_local_run_has(device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in DETERMINISTIC:
+    for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     order = SmokeOrder(plan=PLAN, device=device, deterministic=device == "cuda")
     program = tmp_path / "bin" / "sbatch"
@@ -78,7 +79,7 @@ def test_slurm_is_given_what_a_local_run_has(device: Any, tmp_path: Path, monkey
     assert end[:4] == ("died", "rank 1 died", ({"rank": 0},), (1,))
     given = dict(line.split("=", 1) for line in (tmp_path / "run/environment").read_text().splitlines() if "=" in line)
     assert given["OMP_NUM_THREADS"] == "3"
-    assert {name: given[name] for name in DETERMINISTIC if name in given} == environment_of(order)
+    assert {name: given[name] for name in VARIABLES if name in given} == environment_of(order)
     job = (tmp_path / "run/job.sh").read_text()
     assert ("#SBATCH --gres=gpu:2" in job) is (device == "cuda")
     assert "--limit-s 77.0 --silent-s 77.0" in job
