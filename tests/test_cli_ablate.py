@@ -59,6 +59,24 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     return lambda *arguments: run(*arguments, *shared)
 
 
+def test_receipts_are_judged_again_by_the_rules_of_today_and_nothing_is_run(
+    call: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call("feature=recompute")[0] == OPEN
+    file = tmp_path / "out" / "recompute.json"
+    row = read_ablation(file)
+    assert row.memory is not None
+    assert row.memory.verdict.value == "win"
+    file.write_text(row.model_copy(update={"memory": None}).model_dump_json())  # as if by an earlier rule
+    monkeypatch.setenv("STUB", "dies")
+    code, out, err = call("feature=recompute", "--again")
+    assert (code, "saves memory" in out) == (OPEN, True), err
+    assert read_ablation(file) == row
+    code, _, err = call("feature=recompute,mtp", "--again")
+    assert (code, "mtp.json" in err) == (MISSING, True)
+    assert read_ablation(file) == row  # all of them, or none
+
+
 def test_a_feature_is_run_in_turns_judged_and_told(call: Callable[..., Any], tmp_path: Path) -> None:
     code, out, err = call("feature=recompute", "--ranks", "2")
     assert code == OPEN, err

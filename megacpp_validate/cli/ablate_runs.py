@@ -18,7 +18,16 @@ from ..environments.facts import read_facts
 from ..environments.interpreter import host_interpreter, read_commit
 from ..environments.processes import Ended, Processes
 from ..environments.restart import FolderTaken, own_folder
-from ..evidence.ablation import ARMS, AblationResult, ArmName, FeatureAblation, RunSeen, Verdict
+from ..evidence.ablation import (
+    ARMS,
+    AblationInvalid,
+    AblationResult,
+    ArmName,
+    FeatureAblation,
+    RunSeen,
+    Verdict,
+    read_ablation,
+)
 from ..evidence.smoke_answer import AnswerInvalid, parse_answer, see_run
 from ..evidence.whole_file import write_whole
 from ..gate.ablation import decide_feature, find_run_faults
@@ -52,10 +61,10 @@ class Host:
 
 @foreseen({
     UnknownFeature: Exit.WRONG_ARGUMENTS, WrongAblation: Exit.WRONG_ARGUMENTS, NoEnvironment: Exit.NO_ENVIRONMENT,
-    FolderTaken: Exit.INFRASTRUCTURE,
+    FolderTaken: Exit.INFRASTRUCTURE, AblationInvalid: Exit.EVIDENCE_MISSING,
 })  # fmt: skip
 def run_ablation(
-    matrix: Path | None, words: list[str], asked: dict[str, Any], fmt: Format, output: Path | None
+    matrix: Path | None, words: list[str], asked: dict[str, Any], again: bool, fmt: Format, output: Path | None
 ) -> None:
     """Run, judge and tell; not open where a feature could not be judged. A tax is an answer, and closes nothing.
 
@@ -63,6 +72,7 @@ def run_ablation(
         matrix: its folder; the project's own without it.
         words: that name features.
         asked: the other arguments of `Asked`, but `plan` a text, and `ranks` beside it.
+        again: judge the receipts that are there, and run nothing.
         fmt, output: how to tell it, and where.
     """
     posture = read_postures(matrix)
@@ -70,7 +80,8 @@ def run_ablation(
     if not names:
         refuse("no feature is selected. Next step: name one, as in feature=recompute, or all.", Exit.NOTHING_SELECTED)
     plan = read_plan(asked.pop("plan"), asked.pop("ranks"))
-    result = observe_ablation(posture, Asked(features=names, plan=plan, **asked))
+    order = Asked(features=names, plan=plan, **asked)
+    result = judge_again(posture, order) if again else observe_ablation(posture, order)
     tell_ablation(result, fmt, output)
     raise typer.Exit(Exit.OPEN if result.holds else Exit.EVIDENCE_MISSING)
 
@@ -97,6 +108,29 @@ def observe_ablation(posture: Posture, asked: Asked) -> AblationResult:
                     errors.print(say_row(row), markup=False)
         except OSError as fault:
             refuse_receipts(asked.receipts, fault)
+    return AblationResult(tool=TOOL, features=tuple(rows))
+
+
+def judge_again(posture: Posture, asked: Asked) -> AblationResult:
+    """Judge the runs that receipts hold by the rules of today, and write the receipts and the page anew.
+
+    Raises:
+        AblationInvalid: a receipt is damaged, or is not there.
+        FolderTaken: another run writes to the folder of the receipts.
+    """
+    rows: list[FeatureAblation] = []
+    try:
+        with own_folder(asked.receipts):
+            for name in asked.features:
+                row = read_ablation(asked.receipts / f"{name}.json")
+                orders: dict[ArmName, dict[str, Any]] = {"off": dict(row.off), "on": dict(row.on)}
+                found = decide_feature(posture.find(name), orders, row.runs, row.pairs)
+                rows.append(row.model_copy(update={"reasons": (), **found}))
+            for row in rows:
+                write_whole(asked.receipts / f"{row.feature}.json", row.model_dump_json(indent=2) + "\n")
+            write_whole(asked.receipts / PAGE, render_ablation_page(AblationResult(tool=TOOL, features=tuple(rows))))
+    except OSError as fault:
+        refuse_receipts(asked.receipts, fault)
     return AblationResult(tool=TOOL, features=tuple(rows))
 
 

@@ -27,6 +27,9 @@ def ablate(
         Literal["posture", "plain", ""],
         typer.Option("--base", help="What both arms begin with; the posture on a GPU, else plain."),
     ] = "",
+    again: Annotated[
+        bool, typer.Option("--again", help="Judge the receipts that are there by today's rules, and run nothing.")
+    ] = False,
     seed: SeedOption = 0,
     limit: Annotated[float, typer.Option(min=1, help="Seconds that one run may take.")] = 900.0,
     receipts: ReceiptsOption = Path(".megacpp/ablation"),
@@ -48,4 +51,4 @@ def ablate(
         "target": target if cuda else "cpu", "base": base or ("posture" if cuda else "plain"), "limit_s": limit,
         "receipts": receipts, "python": python,
     }  # fmt: skip
-    run_ablation(matrix, features, asked, fmt, output)
+    run_ablation(matrix, features, asked, again, fmt, output)

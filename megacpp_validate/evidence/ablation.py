@@ -108,8 +108,9 @@ class LossChange(Frozen):
         difference: on minus off, step by step.
         half: of its interval, 95%.
         repeats: how far runs of the same arm lie apart at most.
+        rounding: what another order of sums does to the loss of these steps by itself; 0 where nobody counted tokens.
         steps: of the last quarter.
-        changes: whether the difference is larger than both.
+        changes: whether the difference is larger than all three.
         identical: whether it is 0 in every one of these steps.
     """
 
@@ -118,6 +119,7 @@ class LossChange(Frozen):
     difference: float
     half: float
     repeats: float
+    rounding: float = 0.0
     steps: int
     changes: bool
     identical: bool

@@ -11,11 +11,14 @@ from typing import Any, Final
 
 from ..catalog_postures import Arm, Feature
 from ..evidence.ablation import ARMS, ArmName, Change, LossChange, RunSeen, Verdict
-from .ablation_statistics import block_deviation, estimate_effect, estimate_shift
+from ..evidence.rounding import UNIT_ROUNDOFF, Depth
+from .ablation_statistics import block_deviation, estimate_effect, estimate_shift, half_between
 
 # Steps that compile, tune and fill caches, and are no part of a steady pace; of short runs the first quarter.
 WARM: Final = 5
 FEWEST: Final = 4  # steps whose times count: a block needs neighbours
+# Memory that nobody would miss: where runs agree to the byte any difference is sure, and an allocator rounds and keeps.
+LEAST_MEMORY: Final = math.log(1.01)
 _STATE: Final = ("changes", "features", "forms")
 
 
@@ -104,13 +107,21 @@ def compare_memory(runs: Sequence[RunSeen]) -> Change | None:
     """The most bytes that were in use; None where nobody asked."""
     if not all(run.peak_bytes for run in runs):
         return None
-    return _compare([float(run.peak_bytes) for run in runs], [0.0] * len(runs), lower_is_better=True)
+    return _compare(
+        [float(run.peak_bytes) for run in runs], [0.0] * len(runs), lower_is_better=True, least=LEAST_MEMORY
+    )
 
 
-def compare_losses(runs: Sequence[RunSeen]) -> LossChange:
+def compare_losses(runs: Sequence[RunSeen], precision: str) -> LossChange:
     """The loss over the last quarter of the steps, pair by pair and step by step: both arms see the same data.
 
-    It changes where the difference is larger than its own interval, and than runs of one arm lie apart.
+    It changes where the difference is larger than its own interval (of neighbouring steps, and of runs of equal arms,
+    which two runs that agreed by luck make too narrow: Student's t), than runs of one arm lie apart, and than what
+    another order of sums does by itself: arms whose kernels always give the same bits have no spread of their own.
+
+    Args:
+        runs: off and on in turn.
+        precision: that the arms were trained in; what is lower than bf16 counts as that.
 
     Raises:
         ValueError: a loss that is no number.
@@ -125,17 +136,29 @@ def compare_losses(runs: Sequence[RunSeen]) -> LossChange:
     # Pairs of one seed are no independent draws: they are averaged, and do not narrow the interval.
     gaps = [[b - a for a, b in zip(*pair, strict=True)] for pair in zip(last[0::2], last[1::2], strict=True)]
     difference, half = estimate_shift([math.fsum(column) / len(column) for column in zip(*gaps, strict=True)])
+    half = max(half, half_between(means))
     repeats = max(max(arm) - min(arm) for arm in (off, on))
+    rounding = _rounding(runs[0], precision) * abs(statistics.fmean(off))
     return LossChange(
         off=statistics.fmean(off),
         on=statistics.fmean(on),
         difference=difference,
         half=half,
         repeats=repeats,
+        rounding=rounding,
         steps=steps,
-        changes=abs(difference) > max(half, repeats),
+        changes=abs(difference) > max(half, repeats, rounding),
         identical=all(value == 0 for gap in gaps for value in gap),
     )
+
+
+def _rounding(run: RunSeen, precision: str) -> float:
+    """Relative error of the loss at the end of a run that rounding alone makes."""
+    if not run.tokens:
+        return 0.0
+    sums = [int(run.changes.get(name) or 1) for name in ("hidden", "ffn_hidden")]  # type: ignore[call-overload]
+    depth = Depth(len(run.pattern) + 1, max(2 * sums[0], sums[1]), run.tokens)
+    return depth.floor(precision if precision in UNIT_ROUNDOFF else "bf16") * math.sqrt(len(run.losses))
 
 
 def decide_feature(
@@ -163,16 +186,23 @@ def decide_feature(
         "step_time": times,
         "tokens_per_second": compare_tokens(runs, warm),
         "memory": compare_memory(runs),
-        "loss": compare_losses(runs),
+        "loss": compare_losses(runs, str(orders["off"].get("precision", "fp32"))),
         "verdict": times.verdict,
     }
 
 
-def _compare(values: Sequence[float], deviations: Sequence[float], *, lower_is_better: bool) -> Change:
-    """Positive numbers of runs that took turns, as a ratio; `deviations` are those of their logarithms."""
+def _compare(
+    values: Sequence[float], deviations: Sequence[float], *, lower_is_better: bool, least: float = 0.0
+) -> Change:
+    """Positive numbers of runs that took turns, as a ratio.
+
+    Args:
+        deviations: of their logarithms.
+        least: change of the logarithm under which it is noise, however sure.
+    """
     effect = estimate_effect([math.log(value) for value in values], deviations)
     verdict = Verdict.NOISE
-    if not effect.is_noise:
+    if not effect.is_noise and abs(effect.change) >= least:
         verdict = Verdict.WIN if (effect.change < 0) is lower_is_better else Verdict.TAX
     return Change(
         off=statistics.fmean(values[0::2]),

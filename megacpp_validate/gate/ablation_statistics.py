@@ -102,11 +102,9 @@ def estimate_effect(runs: Sequence[float], deviations: Sequence[float]) -> Effec
     change = math.fsum(weight * run for weight, run in zip(weights, runs, strict=True))
     arms = runs[0::2], runs[1::2]
     pairs = len(arms[0])
-    squares = math.fsum((run - math.fsum(arm) / pairs) ** 2 for arm in arms for run in arm)
-    between = math.sqrt(squares / (2 * (pairs - 1)))
     within = math.sqrt(math.fsum(deviation**2 for deviation in deviations) / len(deviations))
     # t_95 counts degrees of freedom from a number of seeds, which is one more.
-    half = max(t_95(2 * (pairs - 1) + 1) * between, _Z_95 * within) * math.hypot(*weights)
+    half = max(t_95(2 * (pairs - 1) + 1) * _between(runs), _Z_95 * within) * math.hypot(*weights)
     return Effect(change, half, max(max(arm) - min(arm) for arm in arms))
 
 
@@ -115,6 +113,24 @@ def estimate_shift(differences: Sequence[float]) -> tuple[float, float]:
     mean = math.fsum(differences) / len(differences)
     blocks = len(differences) // block_length(differences)
     return mean, t_95(blocks) * block_deviation(differences, lambda series: math.fsum(series) / len(series))
+
+
+def half_between(means: Sequence[float]) -> float:
+    """Half the interval, 95%, of the difference of two arms, from how far runs of equal arms lie apart.
+
+    Args:
+        means: off, on, off, on, ...: two pairs or more.
+    """
+    pairs = len(means) // 2
+    return t_95(2 * (pairs - 1) + 1) * _between(means) * math.sqrt(2 / pairs)
+
+
+def _between(runs: Sequence[float]) -> float:
+    """Deviation of one run, of equal arms, pooled: 2 * (pairs - 1) degrees of freedom."""
+    arms = runs[0::2], runs[1::2]
+    pairs = len(arms[0])
+    squares = math.fsum((run - math.fsum(arm) / pairs) ** 2 for arm in arms for run in arm)
+    return math.sqrt(squares / (2 * (pairs - 1)))
 
 
 def _weights(count: int) -> list[float]:

@@ -82,7 +82,7 @@ def say_loss(loss: LossChange | None) -> str:
         return "not seen"
     if loss.identical:
         return f"the same in every bit ({loss.on:.4f})"
-    spread = max(loss.half, loss.repeats)
+    spread = max(loss.half, loss.repeats, loss.rounding)
     said = "changes the loss" if loss.changes else "within its spread"
     return f"{said}: {loss.difference:+.2g} nats, spread {spread:.2g} ({loss.off:.4f} -> {loss.on:.4f})"
 
@@ -93,7 +93,7 @@ def name_loss(loss: LossChange | None) -> str:
         return "not seen"
     if loss.identical:
         return "the same bits"
-    spread = max(loss.half, loss.repeats)
+    spread = max(loss.half, loss.repeats, loss.rounding)
     return f"{loss.difference:+.2g} nats, {'beyond' if loss.changes else 'within'} {spread:.2g}"
 
 

@@ -10,7 +10,13 @@ import pytest
 
 from megacpp_validate.catalog_postures import Feature
 from megacpp_validate.evidence.ablation import ARMS, FeatureAblation, PartSeen, RunSeen, Verdict, parse_ablation
-from megacpp_validate.gate.ablation import compare_losses, compare_step_times, compare_tokens, decide_feature
+from megacpp_validate.gate.ablation import (
+    compare_losses,
+    compare_memory,
+    compare_step_times,
+    compare_tokens,
+    decide_feature,
+)
 from megacpp_validate.gate.ablation_statistics import block_deviation, block_length, estimate_effect, estimate_shift
 
 STEPS, WARM = 40, 5
@@ -146,14 +152,14 @@ def test_tokens_a_second_fall_where_steps_take_longer() -> None:
 
 def test_losses_of_the_same_bits_and_others() -> None:
     runs = draw_runs(0)
-    same = compare_losses(runs)
+    same = compare_losses(runs, "fp32")
     assert (same.identical, same.changes, same.steps) == (True, False, 10)
     worse = [see(run.place, run.step_seconds, [loss + 0.01 * (run.place % 2) for loss in run.losses]) for run in runs]
-    assert compare_losses(worse).changes
-    assert compare_losses(worse).difference == pytest.approx(0.01)
+    assert compare_losses(worse, "fp32").changes
+    assert compare_losses(worse, "fp32").difference == pytest.approx(0.01)
     # Runs of one arm that lie as far apart as the arms do: the loss is what it is from run to run.
     apart = [see(run.place, run.step_seconds, [loss + 0.01 * run.place for loss in run.losses]) for run in runs]
-    assert not compare_losses(apart).changes
+    assert not compare_losses(apart, "fp32").changes
     # A difference that has no sign.
     draw = random.Random(0)
     off = [draw.gauss(0, 0.01) for _ in range(STEPS)]
@@ -161,9 +167,41 @@ def test_losses_of_the_same_bits_and_others() -> None:
         see(run.place, run.step_seconds, [a + b * (run.place % 2) for a, b in zip(run.losses, off, strict=True)])
         for run in runs
     ]
-    assert not compare_losses(wild).changes
-    assert compare_losses(wild).repeats == 0
+    assert not compare_losses(wild, "fp32").changes
+    assert compare_losses(wild, "fp32").repeats == 0
     assert estimate_shift([0.5] * 10) == (0.5, 0.0)
+
+
+def test_two_runs_that_agree_by_luck_change_no_loss() -> None:
+    """On an H200 a feature that changes no sum had 3.995, 4.009, 3.990, 4.001: its arms overlap but for luck."""
+    ends = (3.99506, 4.00916, 3.98951, 4.00106)
+    runs = [see(place, [0.1] * STEPS, [end] * STEPS, tokens=0) for place, end in enumerate(ends)]
+    seen = compare_losses(runs, "bf16")
+    assert abs(seen.difference) > seen.repeats
+    assert not seen.changes
+    far = [see(place, [0.1] * STEPS, [end + 0.05 * (place % 2)] * STEPS, tokens=0) for place, end in enumerate(ends)]
+    assert compare_losses(far, "bf16").changes
+
+
+@pytest.mark.parametrize(("shift", "changes"), [(0.002, False), (0.05, True)])
+def test_arms_that_always_give_the_same_bits_are_held_to_what_rounding_does(shift: float, changes: bool) -> None:
+    """24 steps of 8192 tokens through 12 layers in bf16: 0.00099 * sqrt(24) of a loss of 4 are 0.019 nats."""
+    runs = [
+        see(place, [0.1] * 24, [4 + shift * (place % 2)] * 24, tokens=8192, pattern="AEMEAEMEAEMR")
+        for place in range(4)
+    ]
+    seen = compare_losses(runs, "bf16")
+    assert (seen.repeats, seen.changes) == (0, changes)
+    assert seen.rounding == pytest.approx(0.0194, rel=0.02)
+    assert compare_losses(runs, "fp32").rounding < 1e-3
+
+
+@pytest.mark.parametrize(("bytes_on", "verdict"), [(9991, Verdict.NOISE), (9800, Verdict.WIN), (10200, Verdict.TAX)])
+def test_memory_that_nobody_would_miss_is_no_change(bytes_on: int, verdict: Verdict) -> None:
+    runs = [see(place, [0.1] * STEPS, [3.0] * STEPS, peak_bytes=bytes_on if place % 2 else 10000) for place in range(4)]
+    memory = compare_memory(runs)
+    assert memory is not None
+    assert memory.verdict is verdict
 
 
 def decide(runs: list[RunSeen], pairs: int = 2) -> FeatureAblation:

@@ -8,12 +8,8 @@ is off in all of those; in the run that is judged, and in its reference, it is o
 
     MULTIPLE * (largest deviation of any twin up to that step) + floor of that step
 
-- The floor is for twins that were lucky. Roundings are independent, so errors grow as random walks do (Higham and Mary
-  2019, "A new approach to probabilistic rounding error analysis", theorem 2.4: the square root of the worst case). The
-  mean over N tokens is a sum of N terms: sqrt(N) * u of what it is summed in. What a token brings passed L layers of K
-  roundings each, in the precision of the layers, and is one of N that are wrong independently: sqrt(L * K / N) * u. In
-  bf16, products are summed in fp32 and rounded where they are stored (K = STORED); else every term of the longest sum
-  is rounded. SIGMAS of that are a walk's bound; a gradient is twice as long a way; step t has had t + 1 such errors.
+- The floor is for twins that were lucky: what independent roundings do at one step (`evidence.rounding`); a gradient is
+  twice as long a way, and step t has had t + 1 such errors.
 - MULTIPLE is for plans that are less lucky than every twin. Along the direction that grows fastest, plan and twin are
   draws of one normal distribution; |plan| exceeds MULTIPLE * |twin| with probability (2 / pi) atan(1 / MULTIPLE), and
   that of all three twins at once with about its cube: 8 gives 5e-4, where the floor is none.
@@ -34,11 +30,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-# 2**-p of p significand bits, the hidden one among them: IEEE 754 binary64 and binary32, bfloat16.
-UNIT_ROUNDOFF: Final = {"fp64": 2.0**-53, "fp32": 2.0**-24, "bf16": 2.0**-8}
-SUMMED_IN: Final = {"fp64": "fp64", "fp32": "fp32", "bf16": "fp32"}
-STORED: Final = 10  # activations of a layer that are stored: two norms, four or five products, gate, two sums
-SIGMAS: Final = 2.0
+from ...evidence.rounding import UNIT_ROUNDOFF, Depth
+
 MULTIPLE: Final = 8.0
 # Half of a norm's gradient is missing where one of two ranks is left out. Of the squares of the whole norm, a part
 # among n of like size is 1/n: with the 20 to 60 parameters of these models the norm changes by 3 / (8 n) at least,
@@ -100,21 +93,6 @@ class Twins:
 
     first: Trajectory
     others: tuple[Trajectory, ...]
-
-
-@dataclass(frozen=True)
-class Depth:
-    """What an error goes through: layers L, terms K of the longest sum of a layer; and tokens N of a step."""
-
-    layers: int
-    terms: int
-    tokens: int
-
-    def floor(self, precision: str) -> float:
-        """Relative error of a mean over the tokens that rounding alone makes, at one step."""
-        rounded = self.terms if SUMMED_IN[precision] == precision else STORED
-        summed = UNIT_ROUNDOFF[SUMMED_IN[precision]] * math.sqrt(self.tokens)
-        return SIGMAS * (summed + UNIT_ROUNDOFF[precision] * math.sqrt(self.layers * rounded / self.tokens))
 
 
 def compare_trajectories(
