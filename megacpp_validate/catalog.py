@@ -6,35 +6,17 @@ twice, and ids that point to nothing.
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
+from .catalog_file import PACKAGE_ROOT, MatrixInvalid, Row, look_at_matrix_file, matrix_folder
 from .evidence.selftest import PARAMETERS, Fault, Requested, Value, Where
 from .evidence.selftest import Mutant as PlannedMutant
 
-PACKAGE_ROOT = Path(__file__).parent
-
-
-class MatrixInvalid(ValueError):
-    """One or more files of the matrix are wrong; `faults` names them all, one a line."""
-
-    def __init__(self, faults: Iterable[str]) -> None:
-        self.faults = tuple(faults)
-        lines = "\n".join(f"  {fault}" for fault in self.faults)
-        super().__init__(
-            f"the matrix has {len(self.faults)} fault(s):\n{lines}\nNext step: mend each line named above."
-        )
-
-
-class Row(BaseModel):
-    """A row of the matrix: frozen, and strict about its keys and types."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+__all__ = ["Catalog", "MatrixInvalid", "matrix_folder", "read_catalog"]
 
 
 class BridgeModule(Row):
@@ -200,15 +182,6 @@ class Catalog(Row):
     mutants: tuple[Mutant, ...]
 
 
-File = TypeVar("File", bound=Row)
-
-
-def matrix_folder() -> Path:
-    """Where the matrix lies: beside the package in a checkout, inside it where it is installed."""
-    beside = PACKAGE_ROOT.parent / "matrix"
-    return beside if beside.is_dir() else PACKAGE_ROOT / "matrix"
-
-
 def read_catalog(folder: Path | None = None) -> Catalog:
     """The matrix in `folder`.
 
@@ -217,12 +190,12 @@ def read_catalog(folder: Path | None = None) -> Catalog:
     """
     root = folder or matrix_folder()
     faults: list[str] = []
-    bridge, modules = _read(root / "bridge.toml", _BridgeFile, faults)
-    fp8, fp8_rows = _read(root / "fp8.toml", _Fp8File, faults)
-    smoke, smoke_rows = _read(root / "moe_smoke.toml", _SmokeFile, faults)
-    stacks, stack_rows = _read(root / "stacks.toml", _StackFile, faults)
-    targets, target_rows = _read(root / "targets.toml", _TargetFile, faults)
-    mutants, mutant_rows = _read(root / "mutants.toml", _MutantFile, faults)
+    bridge, modules = look_at_matrix_file(root / "bridge.toml", _BridgeFile, faults)
+    fp8, fp8_rows = look_at_matrix_file(root / "fp8.toml", _Fp8File, faults)
+    smoke, smoke_rows = look_at_matrix_file(root / "moe_smoke.toml", _SmokeFile, faults)
+    stacks, stack_rows = look_at_matrix_file(root / "stacks.toml", _StackFile, faults)
+    targets, target_rows = look_at_matrix_file(root / "targets.toml", _TargetFile, faults)
+    mutants, mutant_rows = look_at_matrix_file(root / "mutants.toml", _MutantFile, faults)
     # Ids are looked at in the rows as they were written, so that a wrong type elsewhere hides nothing.
     faults += _module_faults(_rows(modules, "module"))
     for file, kind, rows in (
@@ -250,23 +223,6 @@ def read_catalog(folder: Path | None = None) -> Catalog:
     )
 
 
-def _read(path: Path, model: type[File], faults: list[str]) -> tuple[File | None, dict[str, Any]]:
-    """A file as typed values, and as it was written."""
-    try:
-        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
-        faults.append(f"{path.name}: cannot be read: {fault}")
-        return None, {}
-    try:
-        return model.model_validate(data), data
-    except ValidationError as invalid:
-        for error in invalid.errors():
-            where = ".".join(str(part) for part in error["loc"])
-            named = _named(data, error["loc"])
-            faults.append(f"{path.name}: {where}{named}: {error['msg']} (found {error['input']!r:.60})")
-        return None, data
-
-
 def _rows(data: dict[str, Any], kind: str) -> list[dict[str, Any]]:
     """The rows of a file that have an id; what has none is told by its type."""
     rows = data.get(kind)
@@ -277,18 +233,6 @@ def _rows(data: dict[str, Any], kind: str) -> list[dict[str, Any]]:
 def _texts(row: dict[str, Any], key: str) -> list[str]:
     values = row.get(key)
     return [value for value in values if isinstance(value, str)] if isinstance(values, list) else []
-
-
-def _named(data: Any, location: tuple[int | str, ...]) -> str:
-    """The id of the row that an error lies in, so that a person need not count rows."""
-    for part in location:
-        try:
-            data = data[part]
-        except (KeyError, IndexError, TypeError):
-            return ""
-        if isinstance(data, dict) and isinstance(data.get("id"), str):
-            return f" ({data['id']})"
-    return ""
 
 
 def _module_faults(modules: list[dict[str, Any]]) -> list[str]:

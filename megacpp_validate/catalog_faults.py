@@ -7,14 +7,13 @@ A file is refused as a whole, with every fault in it named at once, as `catalog`
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final, Generic, TypeVar
+from typing import Annotated, Final, Generic, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from .catalog import MatrixInvalid, Row, matrix_folder
+from .catalog_file import MatrixInvalid, Row, matrix_folder, read_matrix_file
 from .evidence.findings import Cause
 from .evidence.upgrade import ENVIRONMENT
 
@@ -152,14 +151,7 @@ def read_fault_file(
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    try:
-        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as unreadable:
-        raise MatrixInvalid([f"{path.name}: cannot be read: {unreadable}"]) from unreadable
-    try:
-        faults = model.model_validate(data).fault
-    except ValidationError as invalid:
-        raise MatrixInvalid(f"{path.name}: {line}" for line in _say(data, invalid)) from invalid
+    faults = read_matrix_file(path, model).fault
     seen: set[str] = set()
     wrong = []
     for fault in faults:
@@ -169,17 +161,6 @@ def read_fault_file(
     if wrong:
         raise MatrixInvalid(wrong)
     return tuple(faults)
-
-
-def _say(data: dict[str, Any], invalid: ValidationError) -> Iterator[str]:
-    """What is wrong with the types, each with the id of its row."""
-    rows = data.get("fault")
-    for error in invalid.errors():
-        where = ".".join(map(str, error["loc"]))
-        index = error["loc"][1] if len(error["loc"]) > 1 else None
-        row = rows[index] if isinstance(rows, list) and isinstance(index, int) and index < len(rows) else None
-        named = f" ({row['id']})" if isinstance(row, dict) and "id" in row else ""
-        yield f"{where}{named}: {error['msg']} (found {error['input']!r:.60})"
 
 
 def _find_wrong(fault: TeFault, modules: frozenset[str]) -> Iterator[str]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from .catalog import MatrixInvalid, Row, Target, matrix_folder
+from .catalog import Target
+from .catalog_file import MatrixInvalid, Row, look_at_matrix_file, matrix_folder
 
 POLICY: Final = "fp8_policy.toml"
 PRESETS: Final = "fp8_presets.toml"
@@ -205,9 +205,6 @@ class Fp8Policy:
     waivers: tuple[Waiver, ...]
 
 
-File = TypeVar("File", bound=Row)
-
-
 def read_fp8_policy(targets: Sequence[Target], folder: Path | None = None) -> Fp8Policy:
     """The policy in `folder`. Whether it lets a preset through, and a waiver holds, is for `gate.fp8_policy` to say.
 
@@ -220,9 +217,9 @@ def read_fp8_policy(targets: Sequence[Target], folder: Path | None = None) -> Fp
     """
     root = folder or matrix_folder()
     faults: list[str] = []
-    policy = _read(root / POLICY, _PolicyFile, faults)
-    presets = _read(root / PRESETS, _PresetFile, faults)
-    waivers = _read(root / WAIVERS, _WaiverFile, faults)
+    policy, _ = look_at_matrix_file(root / POLICY, _PolicyFile, faults)
+    presets, _ = look_at_matrix_file(root / PRESETS, _PresetFile, faults)
+    waivers, _ = look_at_matrix_file(root / WAIVERS, _WaiverFile, faults)
     rules = None
     if policy is not None:
         recipes = {target.id: tuple(target.recipes) for target in targets}
@@ -238,27 +235,6 @@ def read_fp8_policy(targets: Sequence[Target], folder: Path | None = None) -> Fp
     if faults or rules is None or presets is None or waivers is None:
         raise MatrixInvalid(faults)
     return Fp8Policy(rules, tuple(presets.preset), tuple(waivers.waiver))
-
-
-def _read(path: Path, model: type[File], faults: list[str]) -> File | None:
-    try:
-        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-        return model.model_validate(data)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
-        faults.append(f"{path.name}: cannot be read: {fault}")
-    except ValidationError as invalid:
-        faults += [
-            f"{path.name}: {'.'.join(map(str, error['loc']))}{_named(data, error['loc'])}: {error['msg']} "
-            f"(found {error['input']!r:.60})"
-            for error in invalid.errors()
-        ]
-    return None
-
-
-def _named(data: Any, location: tuple[int | str, ...]) -> str:
-    """The id of the row that an error lies in."""
-    row = data[location[0]][location[1]] if len(location) > 1 and isinstance(location[1], int) else None
-    return f" ({row['id']})" if isinstance(row, dict) and isinstance(row.get("id"), str) else ""
 
 
 def find_policy_faults(rules: PolicyRules) -> Iterator[str]:

@@ -10,8 +10,8 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from .catalog import matrix_folder
 from .catalog_faults import FaultFile, PlantedFault, read_fault_file
+from .catalog_file import matrix_folder
 
 FILE: Final = "fp8_faults.toml"
 HELD_OUT: Final = "fp8_faults_held_out.toml"

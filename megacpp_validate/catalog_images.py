@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from .catalog import MatrixInvalid, Row, matrix_folder
+from .catalog_file import MatrixInvalid, Row, matrix_folder, read_matrix_file
 
 FILE: Final = "images.toml"
 PARTS: Final = ("cuda", "cublas", "cudnn", "nccl")  # what a base has that is no distribution
@@ -250,17 +249,7 @@ def read_images(targets: dict[str, str], folder: Path | None = None) -> Images:
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    path = (folder or matrix_folder()) / FILE
-    try:
-        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-        images = Images.model_validate(data)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
-        raise MatrixInvalid([f"{FILE}: cannot be read: {fault}"]) from fault
-    except ValidationError as invalid:
-        raise MatrixInvalid(
-            f"{FILE}: {'.'.join(map(str, error['loc']))}: {error['msg']} (found {error['input']!r:.60})"
-            for error in invalid.errors()
-        ) from invalid
+    images = read_matrix_file((folder or matrix_folder()) / FILE, Images)
     if faults := list(_find_faults(images, targets)):
         raise MatrixInvalid(faults)
     return images

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import Literal
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from .catalog import MatrixInvalid, Row, matrix_folder
+from .catalog_file import MatrixInvalid, Row, matrix_folder, read_matrix_file
 
 _FILE = "needs.toml"
 
@@ -118,16 +117,7 @@ def read_needs(modules: list[str], folder: Path | None = None) -> Needs:
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    path = (folder or matrix_folder()) / _FILE
-    try:
-        needs = Needs.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
-        raise MatrixInvalid([f"{_FILE}: cannot be read: {fault}"]) from fault
-    except ValidationError as invalid:
-        raise MatrixInvalid(
-            f"{_FILE}: {'.'.join(map(str, error['loc']))}: {error['msg']} (found {error['input']!r:.60})"
-            for error in invalid.errors()
-        ) from invalid
+    needs = read_matrix_file((folder or matrix_folder()) / _FILE, Needs)
     if faults := list(_find_faults(needs, modules)):
         raise MatrixInvalid(faults)
     return needs

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from .catalog import MatrixInvalid, Row, matrix_folder
+from .catalog_file import MatrixInvalid, Row, matrix_folder, read_matrix_file
 
 FILE: Final = "postures.toml"
 TABLES: Final = ("speed_defaults", "experimental_taxes", "observability")
@@ -167,18 +166,7 @@ def read_postures(folder: Path | None = None) -> Posture:
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    path = (folder or matrix_folder()) / FILE
-    try:
-        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-        read = _File.model_validate(data)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
-        raise MatrixInvalid([f"{FILE}: cannot be read: {fault}"]) from fault
-    except ValidationError as invalid:
-        raise MatrixInvalid(
-            f"{FILE}: {'.'.join(map(str, error['loc']))}{_named(data, error['loc'])}: {error['msg']} "
-            f"(found {error['input']!r:.60})"
-            for error in invalid.errors()
-        ) from invalid
+    read = read_matrix_file((folder or matrix_folder()) / FILE, _File)
     if faults := list(_find_faults(read)):
         raise MatrixInvalid(faults)
     return Posture(read.speed_defaults, read.experimental_taxes, read.observability, tuple(read.feature))
@@ -215,12 +203,6 @@ def merge_orders(order: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str,
         held = merged.get(key)
         merged[key] = {**held, **value} if isinstance(held, dict) and isinstance(value, dict) else value
     return merged
-
-
-def _named(data: Any, location: tuple[int | str, ...]) -> str:
-    """The id of the row that an error lies in."""
-    row = data[location[0]][location[1]] if len(location) > 1 and isinstance(location[1], int) else None
-    return f" ({row['id']})" if isinstance(row, dict) and isinstance(row.get("id"), str) else ""
 
 
 def _find_faults(read: _File) -> Iterator[str]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from .catalog import Catalog, MatrixInvalid, Row, matrix_folder
+from .catalog import Catalog
+from .catalog_file import MatrixInvalid, Row, matrix_folder, read_matrix_file
 
 FILE: Final = "prewarm.toml"
 PROBE: Final = "probe"
@@ -74,18 +74,7 @@ def read_prewarm(catalog: Catalog, folder: Path | None = None) -> tuple[PrewarmT
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    path = (folder or matrix_folder()) / FILE
-    try:
-        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as unreadable:
-        raise MatrixInvalid([f"{FILE}: cannot be read: {unreadable}"]) from unreadable
-    try:
-        file = _File.model_validate(data)
-    except ValidationError as invalid:
-        raise MatrixInvalid(
-            f"{FILE}: {'.'.join(map(str, error['loc']))}: {error['msg']} (found {error['input']!r:.60})"
-            for error in invalid.errors()
-        ) from invalid
+    file = read_matrix_file((folder or matrix_folder()) / FILE, _File)
     if wrong := [f"{FILE}: {said}" for said in _find_wrong(file.task, catalog)]:
         raise MatrixInvalid(wrong)
     return tuple(file.task)

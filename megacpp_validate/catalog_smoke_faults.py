@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from .catalog import MatrixInvalid, Row, SmokeCell, matrix_folder
+from .catalog import SmokeCell
+from .catalog_file import MatrixInvalid, Row, matrix_folder, read_matrix_file
 
 FILE: Final = "smoke_faults.toml"
 CODE: Final = "smoke.faults"
@@ -105,17 +105,7 @@ def read_smoke_faults(targets: Iterable[str], folder: Path | None = None) -> Smo
         MatrixInvalid: with every fault of the file.
     """
     path = (folder or matrix_folder()) / FILE
-    try:
-        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as unreadable:
-        raise MatrixInvalid([f"{path.name}: cannot be read: {unreadable}"]) from unreadable
-    try:
-        file = _File.model_validate(data)
-    except ValidationError as invalid:
-        raise MatrixInvalid(
-            f"{path.name}: {'.'.join(map(str, error['loc']))}: {error['msg']} (found {error['input']!r:.60})"
-            for error in invalid.errors()
-        ) from invalid
+    file = read_matrix_file(path, _File)
     if wrong := [f"{path.name}: {said}" for said in _find_wrong(file, frozenset(targets))]:
         raise MatrixInvalid(wrong)
     return SmokeFaults(plans=file.plan, faults=file.fault)

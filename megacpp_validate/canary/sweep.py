@@ -12,7 +12,8 @@ from pathlib import Path
 import griffe
 from packaging.version import InvalidVersion, Version
 
-from ..catalog import PACKAGE_ROOT, Catalog
+from ..catalog import Catalog
+from ..catalog_file import PACKAGE_ROOT
 from ..evidence.findings import Impact, ModuleVerdict, StaticResult, Sweep
 from .compare import compare_releases, judge_modules
 from .derive import BridgeFile, derive_surface

@@ -156,8 +156,9 @@ def _rounding(run: RunSeen, precision: str) -> float:
     """Relative error of the loss at the end of a run that rounding alone makes."""
     if not run.tokens:
         return 0.0
-    sums = [int(run.changes.get(name) or 1) for name in ("hidden", "ffn_hidden")]  # type: ignore[call-overload]
-    depth = Depth(len(run.pattern) + 1, max(2 * sums[0], sums[1]), run.tokens)
+    hidden, wide = (run.changes.get(name) for name in ("hidden", "ffn_hidden"))
+    longest = max(2 * hidden if isinstance(hidden, int) else 1, wide if isinstance(wide, int) else 1)
+    depth = Depth(len(run.pattern) + 1, longest, run.tokens)
     return depth.floor(precision if precision in UNIT_ROUNDOFF else "bf16") * math.sqrt(len(run.losses))
 
 

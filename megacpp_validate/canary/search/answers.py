@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from ...catalog import PACKAGE_ROOT, matrix_folder
+from ...catalog_file import PACKAGE_ROOT, matrix_folder
 from ...evidence.bisect import Answer, Verdict
 from ...evidence.findings import Frozen
 from ...evidence.whole_file import write_whole

@@ -16,6 +16,7 @@ import torch
 from torch import distributed
 
 from ...evidence.receipt import Backend
+from ...evidence.rounding import Depth
 from ...training.parallel.goodput import Ledger
 from ...training.parallel.rank_start import Rank
 from ...training.smoke.order import SmokeOrder
@@ -23,7 +24,7 @@ from ...training.smoke.trainer import SmokeTrainer
 from ..bench import Bench
 from .reproduce import check_of
 from .train import takes_what_was_asked
-from .trajectories import Depth, Trajectory, Twins, compare_trajectories
+from .trajectories import Trajectory, Twins, compare_trajectories
 
 STEPS: Final = 6
 TWINS: Final = (2, 4, 8)

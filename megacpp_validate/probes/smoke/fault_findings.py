@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ...evidence.rounding import Depth
 from ...training.smoke.run import SmokeResult
-from .trajectories import Depth, Trajectory, Twins, bounds_of, compare_trajectories
+from .trajectories import Trajectory, Twins, bounds_of, compare_trajectories
 
 # As `training.parallel` words them.
 _DIVERGED: Final = re.compile(

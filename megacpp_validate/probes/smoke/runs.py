@@ -18,6 +18,7 @@ from typing import Any, Final
 import torch
 
 from ...evidence.receipt import Backend
+from ...evidence.rounding import Depth
 from ...evidence.training import TrainingRecord, TrainingStep
 from ...training.forms import Forms
 from ...training.parallel.gather import read_end
@@ -26,7 +27,7 @@ from ...training.sizes import Size, read_size
 from ...training.smoke.order import SmokeOrder, write_order
 from ...training.smoke.run import ORDER, RANK, SILENT_S, environment_of, run_smoke
 from ..bench import Bench
-from .trajectories import Depth, Trajectory
+from .trajectories import Trajectory
 
 LIMIT_S: Final = 300.0
 _LAUNCH: Final = "megacpp_validate.training.parallel.host_launch"

@@ -8,11 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from megacpp_validate.evidence.rounding import UNIT_ROUNDOFF, Depth
 from megacpp_validate.probes.smoke.trajectories import (
     MOST,
     MULTIPLE,
-    UNIT_ROUNDOFF,
-    Depth,
     Trajectory,
     Twins,
     Verdict,
