@@ -183,6 +183,24 @@ class MasterAdamW:
         self.round_weights()
         return rate
 
+    def rehearse(self) -> None:
+        """An update that moves nothing, before the first one: of zeros, at a rate of 0, and counted as no step.
+
+        A run that has done steps has moments, which zeros would let decay: there nothing is rehearsed.
+        """
+        if self._adam.state:
+            return
+        for master in self._masters.values():
+            master.grad = torch.zeros_like(master)
+        for group in self._adam.param_groups:
+            group["lr"] = 0.0
+        norm = nn.utils.get_total_norm([master.grad for master in self._masters.values()])
+        nn.utils.clip_grads_with_norm_(self._masters.values(), self.schedule.clip, norm)
+        self._adam.step()
+        self.set_step(0)
+        self.drop_gradients()
+        self.round_weights()
+
     def round_weights(self) -> None:
         """Make the parameters the rounded copies of what is kept in fp32."""
         rounded = [(local_part(self._named[name]), self._masters[name]) for name in self._room]

@@ -150,20 +150,24 @@ class SmokeTrainer:
     def rehearse(self) -> None:
         """Forward and backward once, on a batch that is never trained on, and let its gradients go: counted as compile.
 
-        What the first pass costs beyond a step (compiles, libraries that make handles and workspaces, modules that CUDA
-        loads at their first launch, memory that the allocator asks for) is then spent before step 0. No weight and no
-        moment of the optimizer moves. In low precision the backward pass would leave its maxima in the histories: there
-        only the forward pass is rehearsed, as an evaluation is.
+        What the first step costs beyond others (compiles, libraries that make handles and workspaces, modules that CUDA
+        loads at their first launch, memory that the allocator asks for) is then spent before step 0: gradients are
+        summed and their norm taken, and the optimizer makes an update of zeros. No weight and no moment moves. In low
+        precision the backward pass would leave its maxima in the histories: there only the forward pass is rehearsed,
+        as an evaluation is.
         """
         with self.ledger.phase("compile"):
             read = self.language.batch(NEVER_TRAINED_ON + 1, self.size.batch, self.size.length + 1)
             parts = [self._mine(read, part) for part in range(self.plan.accumulate)]
             if self._runs_low:
                 with torch.no_grad(), pending_amax_kept():
-                    self._passes(parts[:1], with_gradients=False)
+                    losses = self._passes(parts[:1], with_gradients=False)
             else:
-                self._passes(parts[:1], with_gradients=True)
-                self.optimizer.drop_gradients()
+                losses = self._passes(parts[:1], with_gradients=True)
+                self.optimizer.take_gradients()
+            self._sum_over_ranks(losses)
+            self.optimizer.drop_gradients()
+            self.optimizer.rehearse()
 
     def step(self) -> StepRecord:
         """Read a batch, move the weights once, and record it."""

@@ -28,6 +28,27 @@ def test_a_rehearsal_moves_nothing() -> None:
     assert same_weights(plain["weights"], rehearsed["weights"])
 
 
+def test_a_rehearsal_moves_nothing_where_weights_are_rounded_copies_and_counts_no_step() -> None:
+    given = {"precision": "bf16", "steps": 3}
+    plain, rehearsed = train(given), train({**given, "rehearse": True})
+    assert plain["losses"] == rehearsed["losses"]
+    assert same_weights(plain["weights"], rehearsed["weights"])
+    trainer = new_trainer(order_of(precision="bf16", rehearse=True))
+    trainer.rehearse()
+    states = trainer.optimizer.state_tensors().values()
+    assert not any(state[part].any() for state in states for part in ("exp_avg", "exp_avg_sq"))
+    assert {float(state["step"]) for state in trainer.optimizer._adam.state.values()} == {0.0}
+
+
+def test_moments_of_a_run_that_has_done_steps_are_left_alone() -> None:
+    trainer = new_trainer(order_of(precision="fp32", steps=2))
+    trainer.run()
+    before = {name: state["exp_avg"].clone() for name, state in trainer.optimizer.state_tensors().items()}
+    trainer.rehearse()
+    for name, state in trainer.optimizer.state_tensors().items():
+        assert state["exp_avg"].equal(before[name])
+
+
 def test_a_rehearsal_that_left_its_gradients_would_be_seen() -> None:
     plain, trainer = train({"precision": "fp32"}), new_trainer(order_of(precision="fp32", rehearse=True))
     trainer.optimizer.drop_gradients = lambda: None  # type: ignore[method-assign]
