@@ -18,6 +18,8 @@ from small_registry import SmallRegistry, digest_of, served
 from small_signer import Signer
 
 from megacpp_validate.images.bundle.restore.door import main
+from megacpp_validate.images.bundle.restore.engines import push_image
+from megacpp_validate.images.bundle.restore.folders import NotTaken
 from megacpp_validate.images.bundle.restore.listing import read_bundle, stored_files
 from megacpp_validate.images.bundle.script import FILES, FOLDER, compose_restore
 from megacpp_validate.images.bundle.write import BundleOrder, Written
@@ -313,6 +315,14 @@ def test_an_image_is_pushed_digest_by_digest(
         assert "0 blobs sent, 5 were there" in capsys.readouterr().out
     assert restore(made.folder, "--push", f"{other.host}/copy") == 5
     assert "does not answer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("index", ["", "[]", '{"manifests": [{"digest": 3}]}', '{"manifests": [{}]}'])
+def test_signatures_that_lead_nowhere_are_told_before_anything_is_pushed(bundle: Path, index: str) -> None:
+    (bundle / "signatures").mkdir(exist_ok=True)
+    (bundle / "signatures/index.json").write_text(index)
+    with pytest.raises(NotTaken, match=r"signatures/index.json is no index .*nothing was pushed"):
+        push_image(bundle, json.loads((bundle / "bundle.json").read_text()), "127.0.0.1:1/copy")
 
 
 def test_what_takes_nothing_says_why(

@@ -93,6 +93,8 @@ def push_image(root: Path, bundle: dict[str, Any], place: str) -> str:
     """
     host, _, repository = place.partition("/")
     image = bundle["image"]
+    signatures = root / "signatures"
+    rows = _read_signatures(signatures)  # before anything is sent
     with Whole(root, find_image(bundle)) as stream, tarfile.open(fileobj=io.BufferedReader(stream, CHUNK)) as archive:
         blobs = {member.name.rpartition("/")[2]: member for member in archive if member.name.startswith("blobs/")}
 
@@ -101,11 +103,27 @@ def push_image(root: Path, bundle: dict[str, Any], place: str) -> str:
 
         registry = _Registry(host, repository)
         registry.push({"digest": image["digest"]}, read, (image["name"].rpartition(":")[2],))
-    signatures = root / "signatures"
-    for one in json.loads((signatures / "index.json").read_bytes())["manifests"] if signatures.is_dir() else ():
-        tag = one["annotations"]["org.opencontainers.image.ref.name"]
-        registry.push(one, lambda digest: (signatures / "blobs/sha256" / digest.partition(":")[2]).open("rb"), (tag,))
+    for row, tag in rows:
+        registry.push(row, lambda digest: (signatures / "blobs/sha256" / digest.partition(":")[2]).open("rb"), (tag,))
     return f"pushed {place}@{image['digest']}; {registry.sent} blobs sent, {registry.kept} were there"
+
+
+def _read_signatures(folder: Path) -> list[tuple[dict[str, Any], str]]:
+    """What the index of an OCI layout leads to, with its tag; nothing where there are no signatures."""
+    if not folder.is_dir():
+        return []
+    try:
+        found = json.loads((folder / "index.json").read_bytes())["manifests"]
+        rows = [(row, str(row["annotations"]["org.opencontainers.image.ref.name"])) for row in found]
+        lost = [row["digest"] for row, _ in rows if not (folder / "blobs/sha256" / row["digest"][7:]).is_file()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
+        lost = [f"{type(fault).__name__}: {fault}"]
+    if lost:
+        raise NotTaken(
+            f"signatures/index.json is no index of an OCI layout ({', '.join(lost)}); nothing was pushed. Likely "
+            "cause: the bundle was put together by another tool. Next step: write the bundle again."
+        )
+    return rows
 
 
 class _Registry:
