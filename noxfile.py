@@ -189,6 +189,21 @@ def smoke_faults(session: nox.Session) -> None:
     _call(session, "smoke-faults", *(["--python", _python(session)] if on_the_cpu else []))
 
 
+def _names_the_cpu_alone() -> bool:
+    """Whether the targets of a matrix are the CPU alone: torch then comes from the lock."""
+    words = " ".join(sys.argv).replace("=", " ").split()
+    return any(word == "--targets" and words[index + 1 : index + 2] == ["cpu"] for index, word in enumerate(words))
+
+
+@nox.session(venv_backend=None if _names_the_cpu_alone() else HOST)
+def matrix(session: nox.Session) -> None:
+    """Many cells, one job a cell, here or on Slurm: matrix -- --targets cpu,h200 [--launcher slurm] [--plan]."""
+    on_the_cpu = _names_the_cpu_alone()
+    _install(session, *(["torch-cpu"] if on_the_cpu else []))
+    variables = {"MEGACPP_LOCK_HASH": sha256(LOCK.read_bytes()).hexdigest()} if on_the_cpu else {}
+    _call(session, "matrix", *(["--python", _python(session)] if on_the_cpu else []), **variables)
+
+
 @nox.session(venv_backend=HOST)
 def fp8_policy(session: nox.Session) -> None:
     """Which presets may run in low precision, and why the others may not: fp8_policy -- [--preset NAME]."""
@@ -208,6 +223,20 @@ def loss_gate(session: nox.Session) -> None:
     """The loss gate's verdict on a folder of curves: loss_gate -- FOLDER."""
     _install(session)
     _call(session, "loss-gate")
+
+
+@nox.session(venv_backend=HOST)
+def release_gate(session: nox.Session) -> None:
+    """May we release, by these receipts: release_gate -- FOLDER [--release te-upgrade] [--target h200] [--at TIME]."""
+    _install(session)
+    _call(session, "release-gate")
+
+
+@nox.session(venv_backend=HOST)
+def receipts_sign(session: nox.Session) -> None:
+    """Sign a folder of receipts, so that what is edited afterwards is refused: receipts_sign -- FOLDER --key KEY."""
+    _install(session)
+    _call(session, "receipts-sign")
 
 
 @nox.session(venv_backend=None if _asks_for_the_cpu() else HOST)

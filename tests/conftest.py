@@ -39,6 +39,8 @@ THOROUGH = (
     "tests/canary/test_real_releases.py::test_what_changed_is_said_and_no_more[2.1.0-2.2.0]",
     "tests/canary/test_real_releases.py::test_what_changed_is_said_and_no_more[2.2.0-2.3.0]",
     "tests/canary/test_real_releases.py::test_what_changed_is_said_and_no_more[2.3.0-2.2.0]",
+    "tests/environments/fanout/test_drive.py::test_then_killed",
+    "tests/environments/fanout/test_matrix_on_slurm.py",
     "tests/images/test_bundle_real.py",
     "tests/images/test_bundle_verbs.py::test_a_bundle_",
     "tests/images/test_bundle_writing.py::test_a_package_without",

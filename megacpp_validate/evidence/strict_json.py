@@ -14,7 +14,16 @@ def refuse_what_json_hides(text: str | bytes) -> None:
     Raises:
         ValueError: one of them, by name.
     """
-    json.loads(text, object_pairs_hook=_once_each, parse_constant=_finite, parse_float=_finite)
+    read_strict_json(text)
+
+
+def read_strict_json(text: str | bytes) -> Any:
+    """The value of a JSON text that hides nothing.
+
+    Raises:
+        ValueError: it is no JSON, has a key twice in one object, or a number that JSON does not have.
+    """
+    return json.loads(text, object_pairs_hook=_once_each, parse_constant=_finite, parse_float=_finite)
 
 
 def _once_each(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -12,11 +12,20 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         OSError: the place cannot be written.
     """
+    write_whole_bytes(path, text.encode())
+
+
+def write_whole_bytes(path: Path, content: bytes) -> None:
+    """Write bytes, whatever dies half way; folders on the way are made.
+
+    Raises:
+        OSError: the place cannot be written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with aside.open("wb") as stream:
-            stream.write(text.encode())
+            stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())  # a name without its contents is what a power cut leaves
         aside.replace(path)

@@ -1,0 +1,225 @@
+"""The verbs of the release gate: what they read, and the exit code of each answer."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import typer
+
+from ..catalog import Catalog, read_catalog
+from ..catalog_file import matrix_folder
+from ..catalog_gate import UnknownRelease, read_gate_policy
+from ..catalog_needs import read_needs
+from ..evidence.receipt import Receipt
+from ..evidence.receipts_manifest import (
+    ManifestInvalid,
+    NoSshKeygen,
+    sign_folder,
+    verify_folder,
+)
+from ..evidence.release_gate import GateDecision
+from ..evidence.store import ReceiptInvalid
+from ..gate.release import decide_release
+from ..gate.release_asked import Asked, Baseline, SignedFolder
+from ..gate.release_baseline import choose_baseline
+from ..gate.release_reading import SeenStore, read_store
+from .app import TOOL, Exit, Format, foreseen, refuse
+from .release_gate_blame import make_blame
+from .release_gate_telling import tell_release_gate
+
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}(-dirty)?")
+RUN_LOCK: Final = ".lock"  # that a run holds in the folder of its receipts
+
+
+@dataclass(frozen=True)
+class GateAsked:
+    """The arguments, as they were given; empty or None for what the receipts or the matrix say."""
+
+    store: Path
+    release: str
+    target: str = ""
+    stack: str = ""
+    commit: str = ""
+    image: str = ""
+    lock: str = ""
+    baseline: Path | None = None
+    signers: Path | None = None
+    at: datetime | None = None
+
+
+@foreseen({UnknownRelease: Exit.WRONG_ARGUMENTS, NoSshKeygen: Exit.INFRASTRUCTURE})
+def run_release_gate(asked: GateAsked, matrix: Path | None, fmt: Format, output: Path | None, *, verbose: bool) -> None:
+    """Decide and tell."""
+    if fmt is Format.HTML:
+        refuse("this result is not told as html. Next step: `nox -s report` writes pages.", Exit.WRONG_ARGUMENTS)
+    if output is not None and output.suffix == ".json" and output.resolve().is_relative_to(asked.store.resolve()):
+        refuse(
+            f"{output} lies in the folder that is judged, and would be one of its files the next time. Next step: "
+            "give --output a file elsewhere.",
+            Exit.WRONG_ARGUMENTS,
+        )
+    if asked.commit and not _COMMIT.fullmatch(asked.commit):
+        refuse(
+            f"{asked.commit!r} is no whole commit, and no receipt would be of it. Next step: `git rev-parse HEAD`.",
+            Exit.WRONG_ARGUMENTS,
+        )
+    with own_store(asked.store):
+        decision = decide_store(asked, matrix)
+    tell_release_gate(decision, fmt, output, verbose=verbose)
+    raise typer.Exit(decision.exit_code)
+
+
+def decide_store(asked: GateAsked, matrix: Path | None) -> GateDecision:
+    """What the rules say of a store.
+
+    Raises:
+        MatrixInvalid: with every fault of a file of the matrix.
+        UnknownRelease: a kind of release or a target that there is no rule for.
+        NoSshKeygen: signers were named, and there is no ssh-keygen.
+    """
+    catalog = read_catalog(matrix)
+    policy = read_gate_policy(catalog, matrix)
+    store = _read(asked.store)
+    target = asked.target or _one_of("target", store)
+    rules = policy.choose(asked.release, target)
+    stack = asked.stack or _one_of("stack", store, target)
+    at = datetime.now(UTC).replace(microsecond=0) if asked.at is None else asked.at
+    at = (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
+    image, lock = _read_pins(catalog, stack, matrix)
+    return decide_release(
+        store.seen,
+        store.load,
+        rules,
+        Asked(stack, at, TOOL, asked.commit, asked.image or image, asked.lock or lock),
+        blame=make_blame(catalog, read_needs([module.id for module in catalog.modules], matrix)),
+        baseline=None if asked.baseline is None else _read_baseline(asked.baseline, target),
+        signed=None if asked.signers is None else read_signed(asked.store, asked.signers, at),
+    )
+
+
+@foreseen({NoSshKeygen: Exit.INFRASTRUCTURE, ManifestInvalid: Exit.WRONG_ARGUMENTS})
+def run_receipts_sign(folder: Path, key: Path) -> None:
+    """Sign every receipt of a folder; one that cannot be read is not signed over."""
+    with own_store(folder):
+        store = _read(folder)
+        if wrong := [f"{one.file}: {one.problem}" for one in store.seen if one.head is None]:
+            refuse(
+                f"{folder} was not signed: {'; '.join(wrong[:5])}. Next step: take what is no receipt out of the "
+                "folder, and run damaged cells again.",
+                Exit.EVIDENCE_MISSING,
+            )
+        try:
+            sign_folder(folder, store.hashes, key, os.environ)
+        except OSError as fault:
+            if isinstance(fault, NoSshKeygen):
+                raise
+            refuse(f"{folder} cannot be written: {fault.strerror or fault}.", Exit.WRONG_ARGUMENTS)
+    typer.echo(f"{folder}: {len(store.seen)} receipts signed, sha256 {store.sha256}")
+
+
+@contextmanager
+def own_store(folder: Path) -> Iterator[None]:
+    """Hold a folder while it is judged: no second gate, and no run that writes it. Nothing is left in it."""
+    if not folder.is_dir():
+        refuse(f"there is no folder {folder}. Next step: name a folder of receipts.", Exit.WRONG_ARGUMENTS)
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as fault:
+        refuse(
+            f"{folder} cannot be read: {fault.strerror or fault}. Next step: look at its mode.", Exit.WRONG_ARGUMENTS
+        )
+    try:
+        _hold(handle, f"another gate judges {folder}, or somebody signs it. Next step: wait for it.")
+        for place in (folder, folder.parent, *sorted(each for each in folder.iterdir() if each.is_dir())):
+            # Where nobody ran there is no such file, and it may be another user's.
+            with suppress(FileNotFoundError, PermissionError, IsADirectoryError), (place / RUN_LOCK).open("rb") as lock:
+                _hold(lock.fileno(), f"a run writes its receipts to {place}. Next step: wait for it.")
+        yield
+    finally:
+        os.close(handle)
+
+
+def _hold(handle: int, why: str) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        refuse(why, Exit.INFRASTRUCTURE)
+    except OSError:  # a file system without locks, or one that locks no folder
+        return
+
+
+def read_signed(folder: Path, signers: Path, at: datetime) -> SignedFolder:
+    """What was signed of a folder; where nothing was, why.
+
+    Raises:
+        NoSshKeygen: there is none.
+    """
+    try:
+        signer, hashes = verify_folder(folder, signers, at, os.environ)
+    except ManifestInvalid as fault:
+        return SignedFolder(problem=str(fault))
+    return SignedFolder(signer, hashes)
+
+
+def _read(folder: Path) -> SeenStore:
+    try:
+        store = read_store(folder)
+    except OSError as fault:
+        refuse(f"{folder} cannot be read: {fault.strerror or fault}. Next step: look at it.", Exit.WRONG_ARGUMENTS)
+    if not store.seen:
+        refuse(
+            f"there is no receipt in {folder}. Likely cause: its run never began, or a typing error. Next step: run "
+            "what is to be released, and name the folder of its receipts.",
+            Exit.EVIDENCE_MISSING,
+        )
+    return store
+
+
+def _one_of(what: str, store: SeenStore, target: str = "") -> str:
+    """The stack or target that all receipts share."""
+    heads = [one.head for one in store.seen if one.head is not None and target in ("", one.head.target)]
+    names = sorted({head.target if what == "target" else head.stack for head in heads})
+    found = f"of {len(names)} {what}s: {', '.join(names[:6])}" if names else f"of no {what} that can be read"
+    if len(names) != 1:
+        refuse(
+            f"the receipts are {found}. Next step: say with --{what} which one is judged.",
+            Exit.WRONG_ARGUMENTS if names else Exit.EVIDENCE_MISSING,
+        )
+    return names[0]
+
+
+def _read_pins(catalog: Catalog, stack: str, matrix: Path | None) -> tuple[str, str]:
+    """Image digest and lock hash that the stack's row of the matrix pins; empty where it pins none."""
+    row = next((row for row in catalog.stacks if row.id == stack), None)
+    if row is None:
+        return "", ""
+    lock = (matrix or matrix_folder()).parent / row.lock
+    digest = hashlib.sha256(lock.read_bytes()).hexdigest() if row.lock and lock.is_file() else ""
+    return row.image.rpartition("@")[2], digest
+
+
+def _read_baseline(folder: Path, target: str) -> Baseline:
+    """The newest good receipt of each probe of another run, whatever its stack, if it is one."""
+    store = _read(folder)
+    chosen = choose_baseline(store.seen, target)
+    stacks = sorted({one.head.stack for one in chosen if one.head is not None})
+    if len(stacks) != 1:
+        found = f"of {len(stacks)} stacks: {', '.join(stacks)}" if stacks else f"none that is good on {target}"
+        refuse(
+            f"the receipts of the baseline {folder} are {found}. Next step: name the folder of one stack.",
+            Exit.WRONG_ARGUMENTS if stacks else Exit.EVIDENCE_MISSING,
+        )
+    receipts: dict[str, Receipt] = {}
+    for one in chosen:
+        with suppress(ReceiptInvalid):  # nothing to compare with, which the gate says of that cell
+            receipts[one.stem.removeprefix(f"{stacks[0]}-{target}-")] = store.load(one)
+    return Baseline(stacks[0], receipts, store.sha256)

@@ -1,0 +1,41 @@
+"""What a release gate decided, in the form and at the place that was asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from ..evidence.release_gate import GateDecision
+from ..report.github_release_gate import render_release_gate_annotations
+from ..report.junit_release_gate import render_release_gate_junit
+from ..report.markdown_release_gate import render_release_gate_markdown
+from ..report.terminal_release_gate import render_release_gate
+from .app import Format
+from .telling import write_told
+
+
+def decision_text(decision: GateDecision) -> str:
+    """As JSON: two spaces, keys sorted; the same text for the same decision."""
+    data = decision.model_dump(mode="json")
+    return json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+_RENDERERS: Final[dict[Format, Callable[[GateDecision], str]]] = {
+    Format.JSON: decision_text,
+    Format.JUNIT: render_release_gate_junit,
+    Format.GITHUB: render_release_gate_annotations,
+    Format.MARKDOWN: render_release_gate_markdown,
+}
+
+
+def tell_release_gate(decision: GateDecision, fmt: Format, output: Path | None, *, verbose: bool) -> None:
+    """Print a decision, or write it to a file."""
+
+    def draw(console: Console) -> None:
+        render_release_gate(decision, verbose=verbose, console=console)
+
+    write_told(draw if fmt is Format.TABLE else None, lambda: _RENDERERS[fmt](decision), output)

@@ -1,0 +1,99 @@
+"""Speed and memory of a release beside those of the one before it. Pure.
+
+How much slower is too slow is a rule (`slowdown`, `memory` of matrix/gate.toml, with where the numbers come from).
+Whether a step is beyond the noise of one card is for the canary to say, which has two runs of one stack to measure it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ..catalog_gate import GateRules
+from ..evidence.receipt import Receipt, Timing
+from ..evidence.release_gate import GateRule
+from .release_asked import Baseline, Reason, read_time
+from .release_checks import Found
+from .release_reading import PROBE, SeenReceipt
+
+
+def find_growth(receipt: Receipt, rules: GateRules, baseline: Baseline | None) -> Iterator[Found]:
+    """What is slower or larger than in the baseline; what a red one did not come to measure is no fault."""
+    for found in _compare(receipt, rules, baseline):
+        if receipt.outcome.is_good or (isinstance(found, Reason) and found.breaks):
+            yield found
+
+
+def _compare(receipt: Receipt, rules: GateRules, baseline: Baseline | None) -> Iterator[Found]:
+    before = None if baseline is None else baseline.receipts.get(receipt.probe)
+    wanted = rules.kind.baseline == "required"
+    if baseline is None or before is None:
+        said = (
+            "there is no baseline" if baseline is None else f"the baseline {baseline.stack} has no good receipt of it"
+        )
+        said += ": its speed and its memory are not compared"
+        yield Reason(GateRule.BASELINE, said) if wanted else said
+        return
+    if _card(receipt) != _card(before):
+        said = f"it ran on {_say_card(receipt)}, the baseline on {_say_card(before)}: times of two cards tell nothing"
+        yield Reason(GateRule.BASELINE, said) if wanted else said
+        return
+    yield from _find_slower(receipt, before, rules, baseline.stack)
+    yield from _find_larger(receipt, before, rules, baseline.stack)
+
+
+def _find_slower(receipt: Receipt, before: Receipt, rules: GateRules, stack: str) -> Iterator[Found]:
+    known = {(row.name, row.clock): row for row in _judged(before, rules)}
+    slower: list[tuple[float, str]] = []
+    now = {(row.name, row.clock): row for row in _judged(receipt, rules)}
+    for key, row in now.items():
+        old = known.get(key)
+        if old is not None and row.median_ms > rules.kind.slowdown * old.median_ms:
+            ratio = row.median_ms / old.median_ms
+            slower.append(
+                (ratio, f"{row.name} {row.median_ms:.4g} ms, {old.median_ms:.4g} ms in {stack} (x {ratio:.2f})")
+            )
+    if slower:
+        told = "; ".join(text for _, text in sorted(slower, reverse=True))
+        yield Reason(GateRule.SLOWER, f"slower than x {rules.kind.slowdown:g}: {told}")
+    if lost := sorted(name for name, clock in known.keys() - now.keys()):
+        said = f"{stack} timed {', '.join(lost)}, and this receipt does not"
+        yield Reason(GateRule.BASELINE, said) if rules.kind.baseline == "required" else said
+
+
+def _find_larger(receipt: Receipt, before: Receipt, rules: GateRules, stack: str) -> Iterator[Found]:
+    now, old = receipt.peak_memory_mib, before.peak_memory_mib
+    if old > 0.0 and now <= 0.0:
+        said = f"{stack} measured its memory, and this receipt does not"
+        yield Reason(GateRule.BASELINE, said) if rules.kind.baseline == "required" else said
+    elif old > 0.0 and now > rules.kind.memory * old:
+        said = f"its peak is {now:.0f} MiB, {old:.0f} MiB in {stack} (x {now / old:.2f})"
+        yield Reason(GateRule.MEMORY, f"{said}; x {rules.kind.memory:g} is the most")
+
+
+def _judged(receipt: Receipt, rules: GateRules) -> Iterator[Timing]:
+    """Timings of the clocks that are compared; a median of no time at all is none."""
+    return (row for row in receipt.timings if row.clock in rules.kind.clocks and row.median_ms > 0.0)
+
+
+def _card(receipt: Receipt) -> tuple[str, str]:
+    return receipt.machine.gpu, receipt.machine.capability
+
+
+def _say_card(receipt: Receipt) -> str:
+    return receipt.machine.gpu or "no GPU"
+
+
+def choose_baseline(seen: Iterable[SeenReceipt], target: str) -> tuple[SeenReceipt, ...]:
+    """The newest good receipt of each cell of a target; one that was only timed counts for none."""
+    newest: dict[str, tuple[tuple[str, str], SeenReceipt]] = {}
+    for one in seen:
+        head = one.head
+        if head is None or head.target != target or not head.outcome.is_good or PROBE not in head.seconds:
+            continue
+        started = read_time(head.started)
+        if started is None or one.stem != head.cell:
+            continue
+        rank = started.isoformat(), one.file
+        if head.cell not in newest or rank > newest[head.cell][0]:
+            newest[head.cell] = rank, one
+    return tuple(one for _, one in sorted(newest.values(), key=lambda row: row[1].file))

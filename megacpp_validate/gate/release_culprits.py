@@ -1,0 +1,97 @@
+"""Who closes a gate: the culprits of red receipts, and of green ones that break a rule. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+from ..evidence.findings import Cause
+from ..evidence.receipt import Receipt
+from ..evidence.release_gate import GateCulprit, GateRule
+from ..evidence.store import ReceiptInvalid
+from ..evidence.upgrade import ENVIRONMENT
+from .release_asked import Reason
+from .release_cells import Bench, Judged
+
+Blame = Callable[[Sequence[Receipt]], Sequence[GateCulprit]]
+"""Culprits of the receipts of one stack, in dependency order."""
+
+_CAUSES: Final = {
+    GateRule.SLOWER: Cause.PERFORMANCE,
+    GateRule.MEMORY: Cause.PERFORMANCE,
+    GateRule.JIT: Cause.PERFORMANCE,
+    GateRule.SECOND_COPY: Cause.ENVIRONMENT,
+    GateRule.FALLBACK: Cause.SILENT_FALLBACK,
+}
+_STEPS: Final = {
+    GateRule.SLOWER: "time both again on an idle card; if it lasts, bisect it with `nox -s te_bisect`",
+    GateRule.MEMORY: "measure both again; if it lasts, bisect it with `nox -s te_bisect`",
+    GateRule.JIT: "prewarm its kernels with `nox -s prewarm`, and prove it with `nox -s jit_verify`",
+    GateRule.SECOND_COPY: "leave one of them on the path; `nox -s doctor` says what maps which",
+    GateRule.FALLBACK: "see the reasons beside that path in the receipt, and ask for what the target has",
+}
+
+
+def name_culprits(bench: Bench, judged: Sequence[Judged], blame: Blame) -> tuple[GateCulprit, ...]:
+    """In dependency order, those that several modules share first.
+
+    A culprit that a waiver holds off, with all that is filed under it, closes nothing and is not named.
+    """
+    required = [one for one in judged if one.verdict.required]
+    red = {one.verdict.probe for one in required if _breaks(one, GateRule.OUTCOME)}
+    found = [row for row in blame(tuple(bench.counting.values())) if red & {row.module, *row.cascades}] if red else []
+    found += _share(row for one in required for row in _name_own(one))
+    named = {name for row in found for name in (row.module, *row.cascades)}
+    for one in judged:
+        if not one.verdict.required and one.verdict.closes and one.verdict.probe not in named | {""}:
+            found += _name_other(bench, one, blame)
+            named.add(one.verdict.probe)
+    rank = {name: number for number, name in enumerate(bench.rules.probes)}
+    return tuple(sorted(found, key=lambda row: (rank.get(row.module, -1), row.module, row.cause.value, row.component)))
+
+
+def _name_other(bench: Bench, judged: Judged, blame: Blame) -> Sequence[GateCulprit]:
+    """Who is to blame for a red receipt that closes the gate, and does not count for its cell."""
+    if not any(_breaks(judged, rule) for rule in (GateRule.OUTCOME, GateRule.CONTRADICTED)):
+        return ()
+    file = f"{judged.verdict.run}/{judged.verdict.cell}.json".removeprefix("./")
+    one = next((one for one in bench.files if one.file == file), None)
+    try:
+        return () if one is None else blame((bench.load(one),))
+    except ReceiptInvalid:
+        return ()
+
+
+def _share(rows: Iterable[GateCulprit]) -> Iterator[GateCulprit]:
+    """What several modules meet below Transformer Engine is one culprit: the environment."""
+    groups: dict[tuple[Cause, str], list[GateCulprit]] = {}
+    for row in rows:
+        groups.setdefault((row.cause, row.component or row.module), []).append(row)
+    for group in groups.values():
+        first = group[0]
+        names = tuple(row.module for row in group)
+        yield first if len(group) == 1 else first.model_copy(update={"module": ENVIRONMENT, "cascades": names})
+
+
+def _breaks(judged: Judged, rule: GateRule) -> bool:
+    return any(reason.rule is rule for reason in judged.standing)
+
+
+def _name_own(judged: Judged) -> list[GateCulprit]:
+    """What a green receipt breaks, one culprit a cause and component; a red one has its culprit already."""
+    if _breaks(judged, GateRule.OUTCOME):
+        return []
+    found: dict[tuple[Cause, str], list[Reason]] = {}
+    for reason in judged.standing:
+        if reason.rule in _CAUSES:
+            found.setdefault((_CAUSES[reason.rule], reason.component), []).append(reason)
+    return [
+        GateCulprit(
+            module=judged.verdict.probe,
+            cause=cause,
+            component=component,
+            summary=". ".join(reason.text for reason in reasons),
+            next_step=_STEPS[reasons[0].rule],
+        )
+        for (cause, component), reasons in found.items()
+    ]

@@ -1,0 +1,110 @@
+"""A folder of receipts signed with ssh-keygen: who signed it is told, and what was changed since is named."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from megacpp_validate.evidence.receipts_manifest import (
+    MANIFEST,
+    NAMESPACE,
+    SIGNATURE,
+    ManifestInvalid,
+    NoSshKeygen,
+    hash_manifest,
+    read_manifest_text,
+    render_manifest,
+    sign_folder,
+    verify_folder,
+)
+
+AT = datetime(2026, 11, 22, 12, tzinfo=UTC)
+HASHES = {"run/a.json": "0" * 64, "run/b c.json": "1" * 64}
+needs_ssh = pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="not-run: there is no ssh-keygen")
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two key pairs, `team` and `other`, and a file of signers that has the first."""
+    folder = tmp_path_factory.mktemp("keys")
+    for name in ("team", "other"):
+        words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(folder / name)]
+        subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
+    public = (folder / "team.pub").read_text()
+    (folder / "signers").write_text(f'ci@team namespaces="{NAMESPACE}" {public}')
+    dated = f'ci@team namespaces="{NAMESPACE}",valid-before="20261101" {public}'
+    (folder / "expired").write_text(dated)
+    return folder
+
+
+def verify(folder: Path, signers: Path) -> tuple[str, dict[str, str]]:
+    return verify_folder(folder, signers, AT, os.environ)
+
+
+@needs_ssh
+def test_what_is_signed_is_told_with_its_signer(tmp_path: Path, keys: Path) -> None:
+    sign_folder(tmp_path, HASHES, keys / "team", os.environ)
+    assert verify(tmp_path, keys / "signers") == ("ci@team", HASHES)
+    assert (tmp_path / MANIFEST).read_text() == f"{'0' * 64}  run/a.json\n{'1' * 64}  run/b c.json\n"
+
+
+@needs_ssh
+def test_what_is_not_signed_by_who_may_is_refused(tmp_path: Path, keys: Path) -> None:
+    with pytest.raises(ManifestInvalid, match="never signed"):
+        verify(tmp_path, keys / "signers")
+    sign_folder(tmp_path, HASHES, keys / "other", os.environ)
+    with pytest.raises(ManifestInvalid, match="by none of"):
+        verify(tmp_path, keys / "signers")
+    sign_folder(tmp_path, HASHES, keys / "team", os.environ)
+    with pytest.raises(ManifestInvalid, match="by none of"):
+        verify(tmp_path, keys / "expired")
+    with pytest.raises(ManifestInvalid, match="there is no file"):
+        verify(tmp_path, keys / "nobody")
+    (tmp_path / MANIFEST).write_text(render_manifest(HASHES | {"run/a.json": "2" * 64}))
+    with pytest.raises(ManifestInvalid, match="is not what ci@team signed"):
+        verify(tmp_path, keys / "signers")
+    (tmp_path / SIGNATURE).write_text("no signature")
+    with pytest.raises(ManifestInvalid, match="by none of"):
+        verify(tmp_path, keys / "signers")
+
+
+@needs_ssh
+def test_a_signature_of_another_purpose_does_not_serve(tmp_path: Path, keys: Path) -> None:
+    (tmp_path / MANIFEST).write_text(render_manifest(HASHES))
+    words = ["ssh-keygen", "-Y", "sign", "-q", "-f", str(keys / "team"), "-n", "git", str(tmp_path / MANIFEST)]
+    subprocess.run(words, check=True, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    open_signers = tmp_path / "signers"
+    open_signers.write_text(f"ci@team {(keys / 'team.pub').read_text()}")
+    with pytest.raises(ManifestInvalid, match=r"another purpose|by none of"):
+        verify(tmp_path, open_signers)
+
+
+@needs_ssh
+def test_a_key_that_is_none_signs_nothing(tmp_path: Path, keys: Path) -> None:
+    with pytest.raises(ManifestInvalid, match="Next step"):
+        sign_folder(tmp_path, HASHES, keys / "nobody", os.environ)
+    with pytest.raises(ManifestInvalid, match="no name of a receipt"):
+        sign_folder(tmp_path, {"a\nb.json": "0" * 64}, keys / "team", os.environ)
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_ssh_keygen_it_says_so(tmp_path: Path) -> None:
+    (tmp_path / "key").touch()
+    with pytest.raises(NoSshKeygen, match="openssh-client"):
+        sign_folder(tmp_path, HASHES, tmp_path / "key", {"PATH": str(tmp_path)})
+
+
+def test_a_manifest_reads_back_and_names_what_is_none() -> None:
+    odd = {"a\nb\\c.json": "0" * 64, "d\u2028.json": "1" * 64} | HASHES
+    assert read_manifest_text(render_manifest(odd)) == odd
+    assert read_manifest_text("") == {}
+    assert hash_manifest(HASHES) == hash_manifest(dict(reversed(HASHES.items()))) != hash_manifest(odd)
+    with pytest.raises(ManifestInvalid, match="line 2"):
+        read_manifest_text(render_manifest(HASHES).replace("1" * 64, "1" * 63))
+    with pytest.raises(ManifestInvalid, match="twice"):
+        read_manifest_text(render_manifest(HASHES) * 2)

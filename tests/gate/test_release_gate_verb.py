@@ -1,0 +1,175 @@
+"""The verbs of the release gate: exit codes, forms, signatures, and what is refused by name."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from release_receipts import fill, good, place, put, red
+
+from megacpp_validate.catalog import matrix_folder
+from megacpp_validate.cli import (
+    main,
+    release_gate_verbs,  # noqa: F401 - registers the verbs
+)
+from megacpp_validate.evidence.receipts_manifest import MANIFEST, NAMESPACE, SIGNATURE
+from megacpp_validate.evidence.release_gate import GateDecision, GateRule
+
+H200 = Path(__file__).parents[2] / "docs" / "evidence" / "h200"
+OPEN, CLOSED, WRONG, MISSING, INFRASTRUCTURE = 0, 1, 2, 4, 6
+AT = "2026-11-22T12:00:00+00:00"
+
+
+class Said(NamedTuple):
+    """What a run of the command line ended with."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Said]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def call(*arguments: object, verb: str = "release-gate", at: str = AT) -> Said:
+        timed = ["--at", at] if verb == "release-gate" else []
+        monkeypatch.setattr(sys, "argv", ["megacpp-validate", verb, *map(str, arguments), *timed])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capfd.readouterr()
+        return Said(int(ended.value.code or 0), out, err)
+
+    return call
+
+
+def test_each_answer_has_its_exit_code(run: Run, tmp_path: Path) -> None:
+    store = fill(tmp_path / "store")
+    assert run(store).code == OPEN
+    assert run(H200 / "te2.17.1").code == CLOSED
+    assert run(store, "--release", "weekly").code == WRONG
+    assert run(store, "--commit", "abcdef").code == WRONG
+    assert run(store, at="2026-11-21T12:00").code == MISSING  # before it was run
+    place(store, "attention").unlink()
+    assert run(store).code == MISSING
+    put(store, red("permute"))
+    assert run(store).code == CLOSED
+
+
+def test_a_store_that_is_none_is_told(run: Run, tmp_path: Path) -> None:
+    assert run(tmp_path / "nowhere").code == WRONG
+    said = run(tmp_path)
+    assert (said.code, "there is no receipt" in said.err) == (MISSING, True)
+    said = run(H200)
+    assert (said.code, "--stack" in said.err) == (WRONG, True)
+    fill(tmp_path)
+    put(tmp_path, good("attention", target="b200", hours=3.0))
+    said = run(tmp_path)
+    assert (said.code, "--target" in said.err) == (WRONG, True)
+    assert run(tmp_path, "--target", "h200").code == OPEN
+
+
+def test_a_damaged_matrix_is_told_with_all_its_faults(run: Run, tmp_path: Path) -> None:
+    matrix = tmp_path / "matrix"
+    shutil.copytree(matrix_folder(), matrix)
+    path = matrix / "gate.toml"
+    path.write_text(path.read_text().replace("expected-unsupported", "not-run"))
+    said = run(fill(tmp_path / "store"), "--matrix", matrix)
+    assert said.code == WRONG
+    assert "counts.1" in said.err
+    path.write_text((matrix_folder() / "gate.toml").read_text().replace('target = "h200"', 'target = "h300"', 1))
+    assert "h300" in run(tmp_path / "store", "--matrix", matrix).err
+
+
+def test_every_form_is_told_and_written_twice_the_same(run: Run, tmp_path: Path) -> None:
+    store = fill(tmp_path / "store")
+    for fmt, word in (("table", "✓ Open"), ("json", '"open": true'), ("junit", "<testsuites"), ("github", "::notice"),
+                      ("markdown", "## ✓ Release gate open")):  # fmt: skip
+        said = run(store, "--format", fmt)
+        assert (said.code, word in said.out) == (OPEN, True), fmt
+    output = tmp_path / "decision.json"
+    assert run(store, "--format", "json", "--output", output).code == OPEN
+    first = output.read_bytes()
+    assert run(store, "--format", "json", "--output", output).code == OPEN
+    assert output.read_bytes() == first
+    assert GateDecision.model_validate(json.loads(first)).open
+    assert run(store, "--format", "html").code == WRONG
+    said = run(store, "--output", store / "decision.json", "--format", "json")
+    assert (said.code, "lies in the folder" in said.err) == (WRONG, True)
+
+
+def test_a_baseline_is_of_one_stack(run: Run, tmp_path: Path) -> None:
+    store = fill(tmp_path / "store")
+    before = fill(tmp_path / "before", stack="te2.12.0")
+    assert "compared with te2.12.0" in run(store, "--baseline", before).out
+    put(before, good("attention", stack="te2.17.1"))
+    assert run(store, "--baseline", before).code == WRONG
+    assert run(store, "--baseline", tmp_path / "nowhere").code == WRONG
+
+
+@pytest.mark.parametrize("held", [".", ".lock"])
+def test_two_at_once_are_told(held: str, run: Run, tmp_path: Path) -> None:
+    store = fill(tmp_path / "store")
+    (store / ".lock").touch()
+    handle = os.open(store / held, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        said = run(store)
+    finally:
+        os.close(handle)
+    assert (said.code, "Next step: wait" in said.err) == (INFRASTRUCTURE, True)
+    assert run(store).code == OPEN
+
+
+@pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="not-run: there is no ssh-keygen")
+def test_a_signed_store_is_held_to_its_signature(run: Run, tmp_path: Path) -> None:
+    store = fill(tmp_path / "store")
+    key, signers = tmp_path / "key", tmp_path / "signers"
+    words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(key)]
+    subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
+    signers.write_text(f'ci@team namespaces="{NAMESPACE}" {key.with_suffix(".pub").read_text()}')
+    asked = (store, "--signers", signers, "--format", "json")
+    assert run(*asked).code == MISSING  # not signed yet
+    said = run(store, "--key", key, verb="receipts-sign")
+    assert (said.code, "7 receipts signed" in said.out) == (OPEN, True)
+    said = run(*asked)
+    assert (said.code, json.loads(said.out)["signed_by"]) == (OPEN, "ci@team")
+
+    def closed_by(says: str) -> None:
+        said = run(*asked)
+        decision = GateDecision.model_validate(json.loads(said.out))
+        assert said.code == MISSING
+        assert any(GateRule.SIGNATURE in row.rules and says in row.reasons[-1] for row in decision.closing)
+
+    text = place(store, "attention").read_text()
+    place(store, "attention").write_text(text.replace('"peak_memory_mib": 100.0', '"peak_memory_mib": 99.0'))
+    closed_by("it was edited since ci@team signed it")
+    place(store, "attention").write_text(text)
+    assert run(*asked).code == OPEN
+    put(store, good("fp8_delayed"), run="later")
+    closed_by("it was not there when ci@team signed")
+    shutil.rmtree(store / "later")
+    place(store, "attention").rename(tmp_path / "attention.json")
+    closed_by("it is not there")
+    assert {MANIFEST, SIGNATURE} <= {path.name for path in store.iterdir()}
+
+
+def test_what_is_no_receipt_is_not_signed(run: Run, tmp_path: Path) -> None:
+    store = fill(tmp_path / "store")
+    place(store, "attention").write_text("{")
+    said = run(store, "--key", tmp_path / "key", verb="receipts-sign")
+    assert (said.code, "was not signed" in said.err) == (MISSING, True)
+    assert not (store / MANIFEST).exists()
