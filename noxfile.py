@@ -239,6 +239,20 @@ def receipts_sign(session: nox.Session) -> None:
     _call(session, "receipts-sign")
 
 
+@nox.session(venv_backend=HOST)
+def history(session: nox.Session) -> None:
+    """What became of a cell over runs: history -- [STORE] --cell NAME [--quantity step_seconds] [--format json]."""
+    _install(session)
+    _call(session, "history")
+
+
+@nox.session(venv_backend=HOST)
+def report(session: nox.Session) -> None:
+    """Receipts as pages that open from disk: report -- [STORE] [--output DIR] [--gate DECISION.json]."""
+    _install(session)
+    _call(session, "report")
+
+
 @nox.session(venv_backend=None if _asks_for_the_cpu() else HOST)
 def ablate(session: nox.Session) -> None:
     """What features change, in runs that take turns: ablate -- feature=NAME,... | feature=all [--device cpu]."""
@@ -344,6 +358,27 @@ def blame_score(session: nox.Session) -> None:
 
 
 @nox.session
+def te_watch(session: nox.Session) -> None:
+    """Releases of Transformer Engine that are new on the index, each judged once: te_watch -- [--state DIR]."""
+    _install(session, *_groups_of_damage())  # the firewall tier imports the Python half of real releases
+    _call(session, "te-watch")
+
+
+@nox.session
+def pipeline(session: nox.Session) -> None:
+    """What CI runs, told or run here: pipeline -- pull_request [--plan] [--format json]."""
+    _install(session)
+    _call(session, "pipeline")
+
+
+@nox.session
+def score(session: nox.Session) -> None:
+    """Kill rate, blame accuracy and false alarms of the last full selftest: score -- [--write]."""
+    _install(session)
+    _call(session, "score")
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Style, types, and the architecture."""
     _install(session, "lint")
@@ -352,6 +387,7 @@ def lint(session: nox.Session) -> None:
     session.run("mypy")
     session.run("lint-imports", "--no-cache")
     session.run("python", "ci/house.py")
+    session.run("python", "ci/workflows.py")
 
 
 @nox.session

@@ -32,6 +32,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 # well, statistics over many seeds, and ranks of which `tests/training/smoke` has some at every run. Without them the
 # suite ends within CI's ten minutes.
 THOROUGH = (
+    "tests/benchmarks/test_evidence_benchmark.py",
     "tests/bridge/test_compiled_scan.py::test_compiled_numbers_",
     "tests/canary/dynamic/test_slowdown.py::test_a_stack_beside_itself_is_slower",
     "tests/canary/search/test_static_judge.py::test_the_first_release_that_breaks",
@@ -41,6 +42,8 @@ THOROUGH = (
     "tests/canary/test_real_releases.py::test_what_changed_is_said_and_no_more[2.3.0-2.2.0]",
     "tests/environments/fanout/test_drive.py::test_then_killed",
     "tests/environments/fanout/test_matrix_on_slurm.py",
+    "tests/evidence/test_index.py::test_readers_always_see",
+    "tests/evidence/test_index_bad_input.py::test_a_disk_that_is_really_full",
     "tests/images/test_bundle_real.py",
     "tests/images/test_bundle_verbs.py::test_a_bundle_",
     "tests/images/test_bundle_writing.py::test_a_package_without",
@@ -61,6 +64,7 @@ THOROUGH = (
     "tests/probes/test_speeds.py::test_a_module_is_timed_on_transformer_engine_in_its_production_recipe",
     "tests/probes/test_speeds.py::test_a_wrapper_that_sleeps",
     "tests/probes/test_stopwatch.py::test_what_raises_is_a_check",
+    "tests/report/test_site_browser.py",
     "tests/test_catalog_faults.py::test_every_edit_fits_the_real_sources_and_compiles[2.12.0]",
     "tests/test_catalog_fp8_faults.py::test_every_edit_fits_the_real_sources_and_compiles[2.12.0]",
     "tests/test_cli.py::test_a_sweep_and_the_first_bad_release",
@@ -68,6 +72,8 @@ THOROUGH = (
     "tests/test_cli_bisect.py::test_another_seed_or_limit",
     "tests/test_cli_smoke.py",
     "tests/test_cli_smoke_faults.py::test_planted_",
+    "tests/test_cli_te_watch.py::test_a_damaged_answer",
+    "tests/test_cli_te_watch_killed.py",
     "tests/test_cli_upgrade.py::test_killed_again_and_again",
     "tests/training/parallel/",
     "tests/training/smoke/test_smoke_deaths.py",

@@ -8,7 +8,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import typer
@@ -60,7 +61,10 @@ def run_selftest(catalog: Catalog, asked: Asked, fmt: Format, output: Path | Non
                 Exit.NO_ENVIRONMENT,
             )
         found = read_runs(runs.read_text(encoding="utf-8"))
-    result = judge_selftest(catalog, order, found, seconds=round(time.monotonic() - started, 1))
+    result = replace(
+        judge_selftest(catalog, order, found, seconds=round(time.monotonic() - started, 1)),
+        finished_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
     tell(result, fmt, output, verbose=verbose)
     if result.lost:
         raise typer.Exit(Exit.EVIDENCE_MISSING)

@@ -225,6 +225,7 @@ class SelftestResult:
         clean_runs: probe runs without a fault.
         lost: clean runs that gave no evidence, with the reason: they count as neither.
         seconds: wall-clock time of all.
+        finished_at: ISO 8601 in UTC; empty in what was written before that was kept.
     """
 
     modules: tuple[str, ...]
@@ -234,6 +235,7 @@ class SelftestResult:
     lost: tuple[str, ...] = ()
     seconds: float = 0.0
     schema_id: str = "megacpp-validate/selftest/1"
+    finished_at: str = ""
 
     @property
     def killed(self) -> int:

@@ -91,7 +91,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.filters.update(sentence=_draw_sentence, breakable=_draw_breakable, place=place)
+    environment.filters.update(sentence=draw_sentence, breakable=draw_breakable, place=place)
     for module in (check_words, parity_words, loss_words, smoke_words, upgrade_words):
         words = (
             name
@@ -140,13 +140,13 @@ def _is_eventful(step: StaticResult) -> bool:
     return any(map(is_loud, step.findings)) or any(row.verdict is not ModuleVerdict.CLEAN for row in step.modules)
 
 
-def _draw_sentence(text: str) -> Markup:
+def draw_sentence(text: str) -> Markup:
     """A sentence as HTML: escaped, and what stands between backticks as code."""
     code = Markup("<code>{}</code>")
-    pieces = [_draw_breakable(piece) for piece in re.split(r"`([^`]*)`", text)]
+    pieces = [draw_breakable(piece) for piece in re.split(r"`([^`]*)`", text)]
     return Markup("").join(code.format(text) if odd % 2 else text for odd, text in enumerate(pieces))
 
 
-def _draw_breakable(text: str) -> Markup:
+def draw_breakable(text: str) -> Markup:
     """Text as HTML whose paths may be broken after a separator, and are copied without the breaks."""
     return Markup("<wbr>").join(escape(part) for part in _BREAK.split(text))

@@ -45,7 +45,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        if tag not in {"meta", "wbr", "br", "input"}:
+        if tag not in {"meta", "link", "wbr", "br", "input"}:
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:

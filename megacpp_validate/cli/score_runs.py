@@ -1,0 +1,148 @@
+"""The verb that shows the suite's own score: evidence in, the table that people see out."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import typer
+
+from ..catalog import Catalog, matrix_folder
+from ..evidence.blame_score import BlameScore
+from ..evidence.score import Evidence, SuiteScore, score_blame, score_selftest
+from ..evidence.selftest import SelftestResult
+from ..evidence.strict_json import refuse_what_json_hides
+from ..evidence.whole_file import write_whole
+from ..report.machine import read_json
+from ..report.score_words import render_score, tell_score
+from .app import Exit, Format, foreseen, refuse
+from .image_telling import tell_images
+
+SCORE: Final = "docs/evidence/score.json"
+SHOWN: Final = "docs/examples/score.md"
+_BLOCK: Final = re.compile(rf"(<!-- from {re.escape(SHOWN)} -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+class ScoreInvalid(ValueError):
+    """A file that holds no score; the text says why."""
+
+
+class ScorePartial(ValueError):
+    """A selftest that is not of every mutant of this matrix; the text says which."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The arguments."""
+
+    selftest: Path
+    blame: Path
+    held_out: Path
+    write: bool
+
+
+@foreseen({ScoreInvalid: Exit.WRONG_ARGUMENTS, ScorePartial: Exit.EVIDENCE_MISSING})
+def run_score(catalog: Catalog, matrix: Path | None, asked: Asked, fmt: Format, output: Path | None) -> None:
+    """Read, tell and, where asked for, write."""
+    root = (matrix or matrix_folder()).absolute().parent
+    result = read_score(catalog, root, asked)
+    if asked.write:
+        _write(root, result)
+    tell_images(
+        result,
+        fmt,
+        output,
+        render=lambda console: render_score(result, console=console),
+        markdown=lambda: tell_score(result),
+    )
+    raise typer.Exit(Exit.OPEN)
+
+
+def read_score(catalog: Catalog, root: Path, asked: Asked) -> SuiteScore:
+    """The score of the files.
+
+    Raises:
+        ScoreInvalid: one of them holds none.
+        ScorePartial: the selftest is not of every mutant.
+    """
+    selftest = _read_selftest(catalog, root / asked.selftest)
+    rates = list(score_selftest(selftest, _evidence(root, asked.selftest)))
+    lost = list(selftest.lost)
+    for file, held_out in ((asked.blame, False), (asked.held_out, True)):
+        blame = _read_blame(root / file)
+        rates += score_blame(blame, _evidence(root, file), held_out=held_out)
+        lost += [f"{row.fault}: {row.verdict.value}: {row.reason}" for row in blame.faults if not row.was_judged]
+        lost += [f"{row.name}: {row.reason}" for row in blame.controls if row.reason]
+    return SuiteScore(rates=tuple(rates), lost=tuple(lost))
+
+
+def _read_selftest(catalog: Catalog, file: Path) -> SelftestResult:
+    try:
+        text = file.read_text(encoding="utf-8")
+        refuse_what_json_hides(text)
+        result = read_json(text)
+    except (OSError, ValueError) as fault:
+        raise _invalid(file, fault, "nox -s selftest -- --format json --output FILE") from fault
+    if not isinstance(result, SelftestResult):
+        raise _invalid(file, ValueError("it is another result"), "nox -s selftest -- --format json --output FILE")
+    ran, known = {row.mutant.id for row in result.mutants}, {row.id for row in catalog.mutants}
+    if ran != known or len(result.mutants) != len(known) or not result.clean_runs:
+        missing = ", ".join(sorted(known - ran)[:5]) or "none"
+        raise ScorePartial(
+            f"{file} is not of a full selftest of this matrix: {len(ran & known)} of {len(known)} mutants (missing: "
+            f"{missing}; unknown: {', '.join(sorted(ran - known)[:5]) or 'none'}), {result.clean_runs} clean runs. "
+            "Likely cause: the matrix has changed since, or some were named. Next step: run `nox -s selftest` on all."
+        )
+    return result
+
+
+def _read_blame(file: Path) -> BlameScore:
+    try:
+        text = file.read_text(encoding="utf-8")
+        refuse_what_json_hides(text)
+        return BlameScore.model_validate_json(text)
+    except (OSError, ValueError) as fault:
+        raise _invalid(file, fault, "nox -s blame_score -- --format json --output FILE") from fault
+
+
+def _invalid(file: Path, fault: Exception, command: str) -> ScoreInvalid:
+    return ScoreInvalid(
+        f"{file} holds no score: {' '.join(str(fault).split())[:300]}. Likely cause: another file, or one that was cut "
+        f"short. Next step: write it with `{command}`."
+    )
+
+
+def _evidence(root: Path, file: Path) -> Evidence:
+    """Where a file lies, and the day of the commit that it came with; no day outside of a checkout."""
+    command = ["git", "log", "-1", "--format=%cs", "--", str(file)]
+    try:
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+        day = done.stdout.strip() if done.returncode == 0 else ""
+    except OSError:
+        day = ""
+    return Evidence(source=file.as_posix(), committed=day)
+
+
+def _write(root: Path, result: SuiteScore) -> None:
+    readme = root / "README.md"
+    shown = "\n".join(tell_score(result)) + "\n"
+    try:
+        text, found = _BLOCK.subn(lambda block: f"{block[1]}{shown}{block[2]}", readme.read_text(encoding="utf-8"))
+        if found != 1:
+            refuse(
+                f"{readme} has {found} blocks `<!-- from {SHOWN} -->` ... `<!-- end -->`, and one is needed. Next "
+                "step: put the two lines where the score is to stand.",
+                Exit.WRONG_ARGUMENTS,
+            )
+        write_whole(root / SCORE, result.model_dump_json(indent=2) + "\n")
+        write_whole(root / SHOWN, shown)
+        write_whole(readme, text)
+    except OSError as fault:
+        refuse(
+            f"the score cannot be written below {root}: {fault.strerror or fault}. Likely cause: it is not yours, or "
+            "its disk is full. Next step: make room, or use --output.",
+            Exit.INFRASTRUCTURE,
+        )

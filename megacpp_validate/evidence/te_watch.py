@@ -1,0 +1,135 @@
+"""What the watch for releases knows, and what one run of it found."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from .findings import Frozen
+from .strict_json import refuse_what_json_hides
+
+# A version goes into arguments, file names and titles: what is no version as packaging prints it is refused.
+VersionName = Annotated[str, Field(pattern=r"^[0-9][0-9a-z.!+]*$", max_length=64)]
+
+
+class Standing(StrEnum):
+    """What became of a release. Only `JUDGED` says anything of it."""
+
+    KNOWN = "known"  # it was there when the watch began, and is not newer than the pinned one
+    JUDGED = "judged"
+    WAITING = "waiting"  # there is no pure-Python wheel of it yet, or its judgement was given up: tried again
+    LEFT_OUT = "left-out"  # by rule: a pre-release, or withdrawn before it was judged
+
+
+class Listed(Frozen):
+    """A release as the index has it.
+
+    Attributes:
+        wheel_sha256: of its pure-Python wheel; empty where the index does not say.
+        has_wheel: whether there is one.
+        yanked: the reason why all of its files are withdrawn; None where they are not.
+    """
+
+    version: VersionName
+    has_wheel: bool
+    wheel_sha256: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
+    yanked: str | None = None
+
+
+class WatchedRelease(Frozen):
+    """A release as the watch knows it.
+
+    Attributes:
+        first_seen, judged_at: ISO 8601 in UTC.
+        against: the release that it was judged against.
+        code: the verdict of the tiers that need no GPU, as an exit code; None before there is one.
+        gpu_code: that of the dynamic tier.
+        reason: why it is not judged; empty where it is.
+        withdrawn: what the index has done to it since; empty where it stands as it was.
+    """
+
+    version: VersionName
+    standing: Standing
+    first_seen: str
+    judged_at: str = ""
+    against: str = ""
+    code: int | None = None
+    gpu_code: int | None = None
+    reason: str = ""
+    withdrawn: str = ""
+    wheel_sha256: str = ""
+
+
+class WatchState(Frozen):
+    """Everything that the watch knows, oldest release first."""
+
+    schema_id: Literal["megacpp-validate/te-watch-state/1"] = "megacpp-validate/te-watch-state/1"
+    distribution: str
+    releases: tuple[WatchedRelease, ...] = ()
+
+
+class GpuStep(Frozen):
+    """A step that waits for a machine with a GPU."""
+
+    old: VersionName
+    new: VersionName
+    target: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+
+
+class WatchResult(Frozen):
+    """One run.
+
+    Attributes:
+        index: its address, without who asks.
+        pinned: the release that is in production.
+        changed: releases of which this run learnt something, oldest first.
+        issues: files of issue texts that it wrote.
+        gpu: what a machine with a GPU is still to judge.
+    """
+
+    schema_id: Literal["megacpp-validate/te-watch/1"] = "megacpp-validate/te-watch/1"
+    tool: str
+    index: str
+    asked_at: str
+    pinned: str
+    changed: tuple[WatchedRelease, ...] = ()
+    issues: tuple[str, ...] = ()
+    gpu: tuple[GpuStep, ...] = ()
+
+    @property
+    def breaks(self) -> bool:
+        """Whether a release that was judged now breaks something."""
+        return any(1 in (row.code, row.gpu_code) for row in self.changed if row.standing is Standing.JUDGED)
+
+    @property
+    def lacks(self) -> bool:
+        """Whether a judgement was tried and given up; a release without a wheel yet was not tried."""
+        return any(row.standing is Standing.WAITING and row.code is not None for row in self.changed)
+
+
+class WatchUnreadable(ValueError):
+    """A text that is no result of the watch; it says why."""
+
+
+def read_gpu_steps(told: str) -> tuple[tuple[str, str], ...]:
+    """Steps (old, new) that wait for a GPU, each once.
+
+    Args:
+        told: what the watch told as JSON, or the path of its file.
+
+    Raises:
+        WatchUnreadable: neither.
+    """
+    try:
+        text = told if told.lstrip().startswith("{") else Path(told).read_text(encoding="utf-8")
+        refuse_what_json_hides(text)
+        result = WatchResult.model_validate_json(text)
+    except (OSError, ValueError, ValidationError) as fault:
+        raise WatchUnreadable(
+            f"there are no facts in {told[:80]!r}: {' '.join(str(fault).split())[:300]}. Likely cause: the watch was "
+            "cut short. Next step: give the file that `nox -s te_watch -- --format json --output FILE` wrote."
+        ) from fault
+    return tuple(dict.fromkeys((step.old, step.new) for step in result.gpu))

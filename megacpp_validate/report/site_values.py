@@ -1,0 +1,243 @@
+"""What a report site is written from, and in which order: a row a receipt, and the newest one of each cell."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from typing import Final
+
+from megacpp_validate.evidence.receipt import Outcome
+from megacpp_validate.evidence.release_gate import GateDecision
+from megacpp_validate.evidence.results import Result
+from megacpp_validate.evidence.score import Rate
+from megacpp_validate.evidence.selftest import SelftestResult
+
+from .site_paths import cell_page, stack_page
+
+MODULES: Final = "bridge modules"
+MOST_FULL: Final = 300  # cells with a page of their own, over all targets
+MOST_JUDGED: Final = 80  # stacks whose steps are judged, over all targets
+_GROUPS: Final = (("fp8_", "FP8"), ("smoke_", "training smoke"))
+_OTHERS: Final = "other cells"
+
+
+class Depth(Enum):
+    """How much of a stack is read and shown."""
+
+    FULL = "full"  # a page a cell, with its newest receipt
+    JUDGED = "judged"  # its modules are read for the steps that it is a side of; one page for all its cells
+    LISTED = "listed"  # nothing is read; one page for all its cells
+
+
+@dataclass(frozen=True)
+class SiteRow:
+    """One receipt in one row.
+
+    Attributes:
+        run: folder below the store that it lies in; empty where that is the store itself.
+        started: ISO 8601, UTC.
+        seconds: wall-clock time of the process; None where it was not told, as below.
+        probe_seconds: of the probe itself.
+        step_seconds: median of a training step.
+        peak_memory_mib: most memory of the device.
+        compiles_after: kernels that were compiled after warm-up.
+        path: of its file, below the store.
+        only_times: of a second run that was made for its times alone: it replaces no receipt with all checks.
+        contradicts: path of another file that says it is the same process, and says something else.
+    """
+
+    run: str
+    cell: str
+    stack: str
+    target: str
+    probe: str
+    outcome: Outcome
+    started: str
+    path: str
+    sha256: str = ""
+    commit: str = ""
+    image_digest: str = ""
+    lock_hash: str = ""
+    seconds: float | None = None
+    probe_seconds: float | None = None
+    step_seconds: float | None = None
+    peak_memory_mib: float | None = None
+    compiles_after: int | None = None
+    only_times: bool = False
+    contradicts: str = ""
+
+
+@dataclass(frozen=True)
+class CellHistory:
+    """Every receipt of one cell.
+
+    Attributes:
+        rows: the newest first; one whose clock ran ahead of the report's comes last, it can outdate nothing.
+        from_the_future: how many those are.
+        unreadable: files under the name of the cell that are no receipts; the newest evidence may be one of them.
+    """
+
+    rows: tuple[SiteRow, ...]
+    from_the_future: int = 0
+    unreadable: tuple[str, ...] = ()
+
+    @property
+    def newest(self) -> SiteRow:
+        """The row that counts."""
+        return self.rows[0]
+
+    @property
+    def not_good(self) -> int:
+        """How many of them are no evidence that the cell holds."""
+        return sum(not row.outcome.is_good for row in self.rows)
+
+    @property
+    def contradicted(self) -> tuple[SiteRow, ...]:
+        """Rows that tell one process of the cell in two ways: a receipt that was edited, or one that was replayed."""
+        return tuple(row for row in self.rows if row.contradicts)
+
+
+@dataclass(frozen=True)
+class StackHistory:
+    """Every cell of one stack on one target, by probe."""
+
+    target: str
+    stack: str
+    cells: Mapping[str, CellHistory]
+
+
+@dataclass(frozen=True)
+class SiteFacts:
+    """What a site is written from, receipts apart: those are read one at a time.
+
+    Attributes:
+        store: where the receipts lie, as it was named.
+        tool: that writes the site.
+        made_at: ISO 8601, UTC.
+        modules: ids of the bridge modules, in dependency order.
+        stacks: by target, the newest release first.
+        unreadable: file below the store -> what is wrong with it.
+        results: file below the store -> schema of the result of a verb that lies there.
+        told: file below the store -> such a result, where its verb tells it as a page.
+        scores: file below the store -> kill table of the suite.
+        rates: of the suite as it is published, with their intervals and days; else those of `scores`.
+        gates: decisions of the release gate.
+        depths: (target, stack) -> how much of it is read; `plan_depths` says.
+    """
+
+    store: str
+    tool: str
+    made_at: str
+    modules: tuple[str, ...]
+    stacks: tuple[StackHistory, ...]
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    results: Mapping[str, str] = field(default_factory=dict)
+    told: Mapping[str, Result] = field(default_factory=dict)
+    scores: Mapping[str, SelftestResult] = field(default_factory=dict)
+    rates: tuple[Rate, ...] = ()
+    gates: tuple[GateDecision, ...] = ()
+    depths: Mapping[tuple[str, str], Depth] = field(default_factory=dict)
+
+    @cached_property
+    def receipts(self) -> int:
+        """How many receipts there are."""
+        return sum(len(cell.rows) for stack in self.stacks for cell in stack.cells.values())
+
+    def page_of(self, target: str, stack: str, cell: str) -> str:
+        """Where a cell is shown: on its own page, or on that of its stack."""
+        full = self.depths.get((target, stack), Depth.FULL) is Depth.FULL
+        return cell_page(cell) if full else stack_page(target, stack)
+
+    @cached_property
+    def targets(self) -> tuple[str, ...]:
+        """Every target that a receipt is of."""
+        return tuple(dict.fromkeys(stack.target for stack in self.stacks))
+
+    @cached_property
+    def runs(self) -> int:
+        """How many folders they lie in."""
+        return len({row.run for stack in self.stacks for cell in stack.cells.values() for row in cell.rows})
+
+
+def arrange_stacks(
+    rows: Iterable[SiteRow], made_at: str, unreadable: Mapping[str, Sequence[str]] | None = None
+) -> tuple[StackHistory, ...]:
+    """Rows by target, stack and probe; stacks of one family with the newest release first.
+
+    Args:
+        rows: in any order.
+        made_at: the report's clock.
+        unreadable: cell -> files under its name that are no receipts.
+    """
+    found: dict[tuple[str, str], dict[str, list[SiteRow]]] = {}
+    for row in rows:
+        found.setdefault((row.target, row.stack), {}).setdefault(row.probe, []).append(row)
+    return tuple(
+        StackHistory(
+            target,
+            stack,
+            {
+                probe: _arrange_cell(each, made_at, unreadable or {})
+                for probe, each in sorted(found[target, stack].items())
+            },
+        )
+        for target, stack in sorted(found, key=lambda key: (key[0], *_newest_first(key[1])))
+    )
+
+
+def plan_depths(stacks: Sequence[StackHistory]) -> dict[tuple[str, str], Depth]:
+    """Which stacks are shown in full: the newest releases of each target, as far as the time of a report goes.
+
+    A page of a receipt takes 20 ms and 100 kB, so that 10,000 cells would be minutes and a GB; to judge a step takes as
+    long as to read its receipts. Every target has the same share, and its newest stack always.
+    """
+    targets = {stack.target for stack in stacks}
+    depths: dict[tuple[str, str], Depth] = {}
+    shown: dict[str, tuple[int, int]] = {}
+    for stack in stacks:
+        cells, judged = shown.get(stack.target, (0, 0))
+        full = not judged or cells + len(stack.cells) <= MOST_FULL // len(targets)
+        depth = Depth.FULL if full else Depth.JUDGED if judged < MOST_JUDGED // len(targets) else Depth.LISTED
+        depths[stack.target, stack.stack] = depth
+        shown[stack.target] = (cells + len(stack.cells), judged + 1)
+    return depths
+
+
+def family(stack: str) -> str:
+    """What stands before the release: "te" of "te2.20.2", all of "native"."""
+    return re.match(r"\D*", stack)[0]  # type: ignore[index]  # matches every text
+
+
+def group_of(probe: str, modules: Sequence[str]) -> str:
+    """The group of columns that a probe stands in."""
+    if probe in modules:
+        return MODULES
+    return next((name for start, name in _GROUPS if probe.startswith(start)), _OTHERS)
+
+
+def group_probes(stacks: Iterable[StackHistory], modules: Sequence[str]) -> dict[str, list[str]]:
+    """Probes of some stacks by group: every module, in dependency order, then what else was seen, by name."""
+    seen = sorted({probe for stack in stacks for probe in stack.cells})
+    groups: dict[str, list[str]] = {MODULES: list(modules)} | {name: [] for _, name in _GROUPS} | {_OTHERS: []}
+    for probe in seen:
+        if probe not in modules:
+            groups[group_of(probe, modules)].append(probe)
+    return {name: probes for name, probes in groups.items() if probes}
+
+
+def _arrange_cell(rows: Sequence[SiteRow], made_at: str, unreadable: Mapping[str, Sequence[str]]) -> CellHistory:
+    newest = sorted(
+        rows, key=lambda row: (not row.only_times, row.started <= made_at, row.started, row.run), reverse=True
+    )
+    lost = tuple(unreadable.get(newest[0].cell, ()))
+    return CellHistory(tuple(newest), sum(row.started > made_at for row in rows), lost)
+
+
+def _newest_first(stack: str) -> tuple[int, str, list[tuple[int, str]]]:
+    """The newest release first: te2.12.0 before te2.9.0. Families by name, Transformer Engine first."""
+    pieces = re.split(r"(\d+)", stack)
+    order = [(-int(piece), "") if piece.isdecimal() else (0, piece) for piece in pieces[1:]]
+    return (family(stack) != "te", pieces[0], order)
