@@ -26,18 +26,23 @@ ON_THE_HOST = all(map(find_spec, ("torch", "jinja2", "packaging", "platformdirs"
 HOST = "none" if ON_THE_HOST else None
 
 
+def _given(option: str) -> str:
+    """The value of an option of the verb, the last one; nothing where it is not there."""
+    words = " ".join(sys.argv).replace("=", " ").split()
+    return next((words[at + 1] for at in range(len(words) - 2, -1, -1) if words[at] == option), "")
+
+
 def _wants(tier: str) -> bool:
     """Whether the canary is asked for a tier; every installed release is a matter of the gpu tier."""
-    words = " ".join(sys.argv).replace("=", " ").split()
-    named = [words[index + 1] for index, word in enumerate(words[:-1]) if word == "--tiers"]
-    if named:
-        return tier in named[-1].split(",")
-    return tier == "gpu" and not {"--all-installed", "--environment"}.isdisjoint(words)
+    if named := _given("--tiers"):
+        return tier in named.split(",")
+    return tier == "gpu" and not {"--all-installed", "--environment"}.isdisjoint(" ".join(sys.argv).split())
 
 
-def _asks_for_the_cpu() -> bool:
-    """Whether runs are to train on the CPU: then torch comes from the lock, and not from the host."""
-    return "--device cpu" in " ".join(sys.argv).replace("=", " ")
+# Where the CPU is asked for, torch comes from the lock, and not from the host.
+TARGET, TARGETS = _given("--target"), _given("--targets")
+HERE_IF_CPU = None if TARGET == "cpu" else HOST
+NO_GPU = TARGET == "cpu" or (not TARGET and shutil.which("nvidia-smi") is None)
 
 
 def _install(session: nox.Session, *groups: str) -> None:
@@ -69,15 +74,16 @@ def _call(session: nox.Session, verb: str, *arguments: str, **variables: str) ->
         raise SystemExit(code)
 
 
+def _train(session: nox.Session, verb: str, *, on_the_cpu: bool, **variables: str) -> None:
+    """A verb that runs torch: on the CPU in the session's own interpreter, else in the host's."""
+    _install(session, *(["torch-cpu"] if on_the_cpu else []))
+    _call(session, verb, *(["--python", _python(session)] if on_the_cpu else []), **variables)
+
+
 def _groups_of_damage() -> list[str]:
     """What it takes to import the Python half of Transformer Engine, and to stand in for the compiled half."""
     compiler = any(shutil.which(name) for name in ("cc", "gcc", "clang"))
     return ["torch-cpu", *([] if compiler else ["compiler"])]
-
-
-def _is_for_the_cpu() -> bool:
-    """Whether the target is the CPU by name: then torch comes from the lock, and not from the host."""
-    return "--target cpu" in " ".join(sys.argv).replace("=", " ")
 
 
 def _judge_caches(session: nox.Session, verb: str) -> None:
@@ -86,7 +92,7 @@ def _judge_caches(session: nox.Session, verb: str) -> None:
     On the CPU that is one environment for all of these sessions: where its headers lie is part of what is cached.
     """
     _install(session)
-    if not _is_for_the_cpu():
+    if TARGET != "cpu":
         _call(session, verb)
         return
     folder = ROOT / ".nox" / "jit-stack"
@@ -161,47 +167,23 @@ def fp8(session: nox.Session) -> None:
     _call(session, "fp8")
 
 
-def _trains_on_the_cpu() -> bool:
-    """Whether the smoke run is for the CPU, as it is on a host without a GPU: torch then comes from the lock."""
-    words = " ".join(sys.argv).replace("=", " ")
-    return "--target cpu" in words or ("--target" not in words and shutil.which("nvidia-smi") is None)
-
-
-@nox.session(venv_backend=None if _trains_on_the_cpu() else HOST)
+@nox.session(venv_backend=None if NO_GPU else HOST)
 def moe_smoke(session: nox.Session) -> None:
     """The hybrid model trained on 1 to 4 devices, and where its time goes: moe_smoke -- [--target cpu] [--ranks N]."""
-    on_the_cpu = _trains_on_the_cpu()
-    _install(session, *(["torch-cpu"] if on_the_cpu else []))
-    _call(session, "moe-smoke", *(["--python", _python(session)] if on_the_cpu else []))
+    _train(session, "moe-smoke", on_the_cpu=NO_GPU)
 
 
-def _is_for_a_gpu() -> bool:
-    """Whether another target than the CPU is named."""
-    words = " ".join(sys.argv).replace("=", " ")
-    return "--target " in words and "--target cpu" not in words
-
-
-@nox.session(venv_backend=HOST if _is_for_a_gpu() else None)
+@nox.session(venv_backend=None if TARGET in ("", "cpu") else HOST)
 def smoke_faults(session: nox.Session) -> None:
     """Faults planted between the ranks of the smoke run, each caught and named: smoke_faults -- [--faults ID]."""
-    on_the_cpu = not _is_for_a_gpu()
-    _install(session, *(["torch-cpu"] if on_the_cpu else []))
-    _call(session, "smoke-faults", *(["--python", _python(session)] if on_the_cpu else []))
+    _train(session, "smoke-faults", on_the_cpu=TARGET in ("", "cpu"))
 
 
-def _names_the_cpu_alone() -> bool:
-    """Whether the targets of a matrix are the CPU alone: torch then comes from the lock."""
-    words = " ".join(sys.argv).replace("=", " ").split()
-    return any(word == "--targets" and words[index + 1 : index + 2] == ["cpu"] for index, word in enumerate(words))
-
-
-@nox.session(venv_backend=None if _names_the_cpu_alone() else HOST)
+@nox.session(venv_backend=None if TARGETS == "cpu" else HOST)
 def matrix(session: nox.Session) -> None:
     """Many cells, one job a cell, here or on Slurm: matrix -- --targets cpu,h200 [--launcher slurm] [--plan]."""
-    on_the_cpu = _names_the_cpu_alone()
-    _install(session, *(["torch-cpu"] if on_the_cpu else []))
-    variables = {"MEGACPP_LOCK_HASH": sha256(LOCK.read_bytes()).hexdigest()} if on_the_cpu else {}
-    _call(session, "matrix", *(["--python", _python(session)] if on_the_cpu else []), **variables)
+    variables = {"MEGACPP_LOCK_HASH": sha256(LOCK.read_bytes()).hexdigest()} if TARGETS == "cpu" else {}
+    _train(session, "matrix", on_the_cpu=TARGETS == "cpu", **variables)
 
 
 @nox.session(venv_backend=HOST)
@@ -253,12 +235,10 @@ def report(session: nox.Session) -> None:
     _call(session, "report")
 
 
-@nox.session(venv_backend=None if _asks_for_the_cpu() else HOST)
+@nox.session(venv_backend=None if _given("--device") == "cpu" else HOST)
 def ablate(session: nox.Session) -> None:
     """What features change, in runs that take turns: ablate -- feature=NAME,... | feature=all [--device cpu]."""
-    on_the_cpu = _asks_for_the_cpu()
-    _install(session, *(["torch-cpu"] if on_the_cpu else []))
-    _call(session, "ablate", *(["--python", _python(session)] if on_the_cpu else []))
+    _train(session, "ablate", on_the_cpu=_given("--device") == "cpu")
 
 
 @nox.session(venv_backend=HOST)
@@ -324,13 +304,13 @@ def bundle(session: nox.Session) -> None:
     _call(session, "bundle")
 
 
-@nox.session(venv_backend=None if _is_for_the_cpu() else HOST)
+@nox.session(venv_backend=HERE_IF_CPU)
 def prewarm(session: nox.Session) -> None:
     """Compile what would be compiled just in time, and seal it: prewarm -- --target h200 [--root DIR] [--at-build]."""
     _judge_caches(session, "prewarm")
 
 
-@nox.session(venv_backend=None if _is_for_the_cpu() else HOST)
+@nox.session(venv_backend=HERE_IF_CPU)
 def jit_verify(session: nox.Session) -> None:
     """Whether a sealed cache leaves nothing to compile: jit_verify -- --target h200 [--root DIR]."""
     _judge_caches(session, "jit-verify")
