@@ -11,7 +11,7 @@ from pathlib import Path
 from github_api import NoAnswer, Repository
 
 ROOT = Path.cwd()
-INFRASTRUCTURE = 6
+WRONG_ARGUMENTS, INFRASTRUCTURE = 2, 6
 BODY = (
     "Made by `nox -s lock`, and opened by `ci/open_change.py`. What changed is in the diff; CI says whether it holds."
 )
@@ -55,6 +55,9 @@ def open_change(repository: Repository, branch: str, title: str, paths: list[str
 
 def main() -> int:
     """Open a change for what differs in the paths."""
+    if len(sys.argv) < 4:
+        print("open_change: open_change.py BRANCH TITLE PATH...", file=sys.stderr)
+        return WRONG_ARGUMENTS
     branch, title, *paths = sys.argv[1:]
     into = os.environ.get("GITHUB_REF_NAME", "main")
     try:

@@ -6,12 +6,15 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from github_api import NoAnswer, Repository
 
-EVIDENCE_MISSING, INFRASTRUCTURE = 4, 6
+WRONG_ARGUMENTS, EVIDENCE_MISSING, INFRASTRUCTURE = 2, 4, 6
 KEYS = {"title", "labels", "marker"}
+# Of all labels of an issue these alone are taken off again: they say how a release stands. Any other is a person's.
+STATES = frozenset({"breaks", "at-risk", "clean", "no-evidence", "withdrawn"})
 
 
 @dataclass(frozen=True)
@@ -34,42 +37,58 @@ def read_text(path: Path) -> Text:
     values = {key: json.loads(value) for key, _, value in (line.partition(": ") for line in head.splitlines())}
     if values.keys() != KEYS or not body.startswith(values["marker"]):
         raise ValueError(f"{path.name} has no {', '.join(sorted(KEYS))} before a body that begins with its marker")
+    labels = values["labels"]
+    if not (isinstance(labels, list) and labels and all(isinstance(name, str) and name for name in labels)):
+        raise ValueError(f"{path.name} has no label, by which its issue would be found again")
+    if labels[0] in STATES:
+        raise ValueError(f"{path.name} has {labels[0]!r} first, which changes, and its issue would be lost with it")
     return Text(values["title"], values["labels"], values["marker"], body)
 
 
-def publish(repository: Repository, texts: list[Text], label: str) -> list[str]:
+def publish(repository: Repository, texts: list[Text]) -> list[str]:
     """Open what has no issue yet and change what differs; what was done, a line each.
 
     Closed issues are found too, and stay closed: a person has closed them.
     """
-    known: dict[str, dict[str, object]] = {}
-    for issue in repository.every(f"issues?state=all&labels={quote(label)}&sort=created&direction=asc"):
-        if "pull_request" not in issue:
-            known.setdefault(str(issue.get("body") or "").replace("\r\n", "\n").partition("\n")[0], issue)
+    known: dict[str, dict[str, Any]] = {}
+    for label in dict.fromkeys(text.labels[0] for text in texts):
+        for issue in repository.every(f"issues?state=all&labels={quote(label)}&sort=created&direction=asc"):
+            if "pull_request" not in issue:
+                known.setdefault(str(issue.get("body") or "").replace("\r\n", "\n").partition("\n")[0], issue)
     done = []
     for text in texts:
         issue = known.get(text.marker)
-        wanted = {"title": text.title, "body": text.body, "labels": text.labels}
+        labels = _labels(issue) if issue else set()
+        # A PATCH sets them all.
+        wanted = {"title": text.title, "body": text.body, "labels": sorted((labels - STATES) | set(text.labels))}
         if issue is None:
-            number = repository.call("POST", "issues", wanted)["number"]
-            done.append(f"opened #{number}: {text.title}")
+            known[text.marker] = repository.call("POST", "issues", wanted)
+            done.append(f"opened #{known[text.marker]['number']}: {text.title}")
         elif _differs(issue, text):
-            repository.call("PATCH", f"issues/{issue['number']}", wanted)
+            known[text.marker] = repository.call("PATCH", f"issues/{issue['number']}", wanted)
             done.append(f"changed #{issue['number']}: {text.title}")
         else:
             done.append(f"#{issue['number']} stands as it is: {text.title}")
     return done
 
 
-def _differs(issue: dict[str, object], text: Text) -> bool:
-    rows = issue.get("labels")
-    labels = {row["name"] if isinstance(row, dict) else row for row in rows} if isinstance(rows, list) else set()
+def _labels(issue: dict[str, Any]) -> set[str]:
+    return {str(row["name"] if isinstance(row, dict) else row) for row in issue.get("labels") or ()}
+
+
+def _differs(issue: dict[str, Any], text: Text) -> bool:
+    labels = _labels(issue)
     body = str(issue.get("body") or "").replace("\r\n", "\n").rstrip()
-    return (issue.get("title"), body) != (text.title, text.body.rstrip()) or not set(text.labels) <= labels
+    return (issue.get("title"), body) != (text.title, text.body.rstrip()) or labels & (
+        STATES | set(text.labels)
+    ) != set(text.labels)
 
 
 def main() -> int:
     """Publish every text of a folder; a folder that is not there has none."""
+    if len(sys.argv) != 2:
+        print("publish_issues: publish_issues.py FOLDER, of what `nox -s te_watch` wrote to issues/", file=sys.stderr)
+        return WRONG_ARGUMENTS
     texts, bad = [], []
     for path in sorted(Path(sys.argv[1]).glob("*.md")):
         try:
@@ -77,7 +96,7 @@ def main() -> int:
         except (OSError, ValueError) as fault:
             bad.append(f"{path.name} is no issue text: {fault}")
     try:
-        lines = publish(Repository(), texts, texts[0].labels[0]) if texts else ["nothing is to be published"]
+        lines = publish(Repository(), texts) if texts else ["nothing is to be published"]
     except NoAnswer as fault:
         print(f"publish_issues: {fault}", file=sys.stderr)
         return INFRASTRUCTURE

@@ -23,10 +23,17 @@ from megacpp_validate.catalog_pipelines import Pipelines, read_pipelines, read_s
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path(".github/workflows")
 RECIPES = (Path("ci/gitlab-ci.yml"), Path("ci/crontab"))
-USES = re.compile(r"uses: (?P<id>[\w-]+/[\w-]+)(?P<part>/[\w/-]+)?@(?P<sha>[0-9a-f]{40}) # (?P<tag>v[\d.]+)$")
+USES = re.compile(r"(?P<id>[\w-]+/[\w-]+)(?P<part>/[\w/-]+)?@(?P<sha>[0-9a-f]{40})")
 SESSION = re.compile(r"\./nox -s (\w+)")
 CALL = re.compile(r"(\./nox -s \w+( -- [\w\"$./ -]+)?|python3 ci/(\w+)\.py( [\w\"./ -]+)?)")
-WRITES = re.compile(r"^(write|write-all)$")
+VARIABLE = re.compile(r"MEGACPP_\w+|PIPELINE|FACTS|GITHUB_TOKEN")
+PLANNED_MACHINE = "${{ matrix.job.runner }}"
+KEYS = frozenset({"name", "on", "permissions", "concurrency", "jobs"})
+JOB_KEYS = frozenset({
+    "name", "needs", "if", "strategy", "runs-on", "timeout-minutes", "permissions", "outputs", "env", "steps",
+    "uses", "with",
+})  # fmt: skip
+STEP_KEYS = frozenset({"name", "id", "if", "uses", "with", "run", "env"})
 REFUSED = ("pull_request_target", "workflow_run", "secrets.", "issue_comment")
 
 
@@ -65,6 +72,9 @@ def find_faults(project: Project) -> Iterator[str]:
         except yaml.YAMLError as fault:
             yield f"{shown}: is no YAML: {' '.join(str(fault).split())}"
             continue
+        if not isinstance(data, dict):
+            yield f"{shown}: is no workflow"
+            continue
         yield from (f"{shown}: {fault}" for fault in _file_faults(project, text, data))
         called = set(re.findall(r"(?:pipeline: |nox -s pipeline -- )(\w+)", text))
         planned |= called
@@ -79,45 +89,86 @@ def find_faults(project: Project) -> Iterator[str]:
 
 def _file_faults(project: Project, text: str, data: dict[str, Any]) -> Iterator[str]:
     yield from (f"has {word!r}, by which strangers get at rights or secrets" for word in REFUSED if word in text)
+    yield from _unknown(data, KEYS)
     if data.get("permissions") != {"contents": "read"}:
         yield f"permissions are {data.get('permissions')!r} for every job, and contents: read is enough"
     called_alone = isinstance(data.get("on"), dict) and set(data["on"]) == {"workflow_call"}
-    if not called_alone and not data.get("concurrency", {}).get("group"):
+    concurrency = data.get("concurrency")
+    if not called_alone and not (isinstance(concurrency, dict) and concurrency.get("group")):
         yield "has no concurrency group: two runs of it would go on side by side"
-    for line in filter(lambda line: "uses:" in line, text.splitlines()):
-        yield from _pin_faults(project, line.strip().removeprefix("- "))
-    for name, job in data.get("jobs", {}).items():
-        yield from (f"job {name}: {fault}" for fault in _job_faults(project, data, job))
-
-
-def _pin_faults(project: Project, line: str) -> Iterator[str]:
-    if line.startswith("uses: ./.github/workflows/"):
+    jobs = data.get("jobs")
+    if not isinstance(jobs, dict) or not jobs:
+        yield "has no jobs"
         return
-    found, rows = USES.fullmatch(line), {row.id: row for row in project.pipelines.actions}
+    for name, job in jobs.items():
+        steps = job.get("steps", []) if isinstance(job, dict) else None
+        if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+            yield f"job {name}: is no job with a list of steps"
+            continue
+        yield from (f"job {name}: {fault}" for fault in _job_faults(project, data, job, steps))
+        for used in (str(row["uses"]) for row in (job, *steps) if "uses" in row):
+            yield from _pin_faults(project, used, text)
+
+
+def _unknown(data: dict[str, Any], known: frozenset[str]) -> Iterator[str]:
+    """What nobody looked at here may run code or take rights: `container`, `shell`, `services`, `defaults`."""
+    yield from (f"has the key {key!r}, which is none of {', '.join(sorted(known))}" for key in data if key not in known)
+
+
+def _pin_faults(project: Project, used: str, text: str) -> Iterator[str]:
+    if used.startswith("./.github/workflows/"):
+        return
+    found, rows = USES.fullmatch(used), {row.id: row for row in project.pipelines.actions}
     if found is None:
-        yield f"`{line}` is not pinned by a commit with its tag behind it"
-    elif (row := rows.get(found["id"])) is None or (row.sha, row.tag) != (found["sha"], found["tag"]):
-        yield f"`{line}` is no row of [[action]] in matrix/pipelines.toml"
+        yield f"`uses: {used}` is not pinned by a commit with its tag behind it"
+    elif (row := rows.get(found["id"])) is None or row.sha != found["sha"]:
+        yield f"`uses: {used}` is no row of [[action]] in matrix/pipelines.toml"
+    elif text.count(used) != text.count(f"uses: {used} # {row.tag}\n"):
+        yield f"`uses: {used}` does not say that it is {row.tag}, by which people know it"
 
 
-def _job_faults(project: Project, data: dict[str, Any], job: dict[str, Any]) -> Iterator[str]:
-    runs = [step["run"] for step in job.get("steps", []) if "run" in step]
-    writes = [name for name, right in job.get("permissions", {}).items() if WRITES.match(right)]
-    if writes and any(run.startswith("./nox") for run in runs):
-        yield f"may write {', '.join(writes)}, and runs what reads packages of others"
-    if writes and "pull_request" in data.get("on", {}):
-        yield f"may write {', '.join(writes)} on a pull request"
+def _job_faults(
+    project: Project, data: dict[str, Any], job: dict[str, Any], steps: list[dict[str, Any]]
+) -> Iterator[str]:
+    yield from _unknown(job, JOB_KEYS)
+    for step in steps:
+        yield from _unknown(step, STEP_KEYS)
+    for holder in (job, *steps):
+        yield from _variable_faults(holder.get("env", {}))
+    runs = [str(step["run"]) for step in steps if "run" in step]
+    yield from _right_faults(job.get("permissions", {}), data.get("on", {}), runs)
     if "uses" in job:
         return
     if "timeout-minutes" not in job:
         yield "has no timeout-minutes"
-    if not str(job.get("runs-on", "")).startswith("${{") and [job.get("runs-on")] != project.labels:
+    if job.get("runs-on") != PLANNED_MACHINE and [job.get("runs-on")] != project.labels:
         yield f"runs on {job.get('runs-on')!r}, and the machine that is always there is {project.labels}"
-    for step in job.get("steps", []):
-        if "actions/checkout" in step.get("uses", "") and step.get("with", {}).get("persist-credentials") != "false":
+    for step in steps:
+        given = step.get("with", {})
+        left = not isinstance(given, dict) or given.get("persist-credentials") != "false"
+        if "actions/checkout" in str(step.get("uses", "")) and left:
             yield "leaves its token in the checkout"
     for run in runs:
         yield from _run_faults(project, run)
+
+
+def _variable_faults(variables: object) -> Iterator[str]:
+    """A variable may be code: BASH_ENV, LD_PRELOAD, PYTHONPATH."""
+    if not isinstance(variables, dict):
+        yield f"env is {variables!r}, and no mapping"
+        return
+    yield from (f"sets {name}, which is none of this project's" for name in variables if not VARIABLE.fullmatch(name))
+
+
+def _right_faults(rights: object, on: object, runs: list[str]) -> Iterator[str]:
+    if not isinstance(rights, dict):
+        yield f"permissions are {rights!r}, and each right is named here"
+        return
+    writes = [name for name, right in rights.items() if right == "write"]
+    if writes and any(run.startswith("./nox") for run in runs):
+        yield f"may write {', '.join(writes)}, and runs what reads packages of others"
+    if writes and isinstance(on, str | list | dict) and "pull_request" in on:
+        yield f"may write {', '.join(writes)} on a pull request"
 
 
 def _run_faults(project: Project, run: str) -> Iterator[str]:
@@ -133,7 +184,8 @@ def _run_faults(project: Project, run: str) -> Iterator[str]:
 
 def _clock_faults(project: Project, data: dict[str, Any], called: set[str]) -> Iterator[str]:
     on = data.get("on")
-    found = {row.get("cron") for row in on.get("schedule", [])} if isinstance(on, dict) else set()
+    rows_of = on.get("schedule", []) if isinstance(on, dict) else []
+    found = {str(row.get("cron")) for row in rows_of if isinstance(row, dict)} if isinstance(rows_of, list) else set()
     rows = {row.id: row for row in project.pipelines.pipelines}
     yield from (f"there is no pipeline {name}" for name in sorted(called - rows.keys()))
     wanted = {rows[name].cron for name in called & rows.keys() if rows[name].cron}

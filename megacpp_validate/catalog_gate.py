@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import Field
@@ -21,6 +22,9 @@ from .evidence.release_gate import WAIVABLE, GateRule
 RULES: Final = "gate.toml"
 WAIVERS: Final = "gate_waivers.toml"
 IMPORTS: Final = "imports"  # the module that every other one stands on
+
+_STACK: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,255}")
+_PLAIN: Final = frozenset({"native", "sdpa"})  # what a path of plain PyTorch is claimed as, and seen as
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]+([-_][a-z0-9]+)*$")]
 Words = Annotated[str, Field(min_length=1)]
@@ -58,8 +62,8 @@ class ReleaseKind(Row):
     counts: list[Good] = Field(min_length=1)
     contradicts: list[Red]
     others: Literal["list", "close"]
-    max_age_days: int = Field(ge=1)
-    clock_skew_s: int = Field(ge=0)
+    max_age_days: int = Field(ge=1, le=3660)
+    clock_skew_s: int = Field(ge=0, le=86400)
     least_schema: int = Field(ge=1, le=len(READABLE))
     commit: Literal["one", "clean"]
     environment: Literal["one", "any"]
@@ -300,6 +304,22 @@ def _find_rule_faults(rules: _RuleFile, catalog: Catalog) -> Iterator[str]:
             yield from (f"{where}: there is no target {name!r}" for name in leave.targets if name not in targets)
             known = _every_probe(catalog)
             yield from (f"{where}: there is no probe {name!r}" for name in leave.probes if name not in known)
+    yield from _find_leave_faults(rules)
+
+
+def _find_leave_faults(rules: _RuleFile) -> Iterator[str]:
+    """Rows that would let pass what no rule may: anything at all, a golden image's second copy, a silent fallback."""
+    golden = {row.id for row in rules.release if row.image == "one"}
+    for number, copy in enumerate(rules.second_copy):
+        where = f"{RULES}: second_copy.{number}"
+        if sealed := sorted(golden & set(copy.releases)):
+            yield f"{where}: {sealed[0]} is a golden image, and none has a library twice"
+        for pattern in copy.files:
+            if copy.library not in PurePosixPath(pattern).name:
+                yield f"{where}: {pattern!r} fits files that are no {copy.library}"
+    for row in rules.shows:
+        if odd := [name for name in row.observed if (name in _PLAIN) is not (row.claimed in _PLAIN)]:
+            yield f"{RULES}: shows of {row.claimed}: what runs {odd[0]} is a fallback, and no other name of it"
 
 
 def _find_cell_faults(where: str, row: Requirement, catalog: Catalog) -> Iterator[str]:
@@ -308,6 +328,8 @@ def _find_cell_faults(where: str, row: Requirement, catalog: Catalog) -> Iterato
     if (row.requested == "te") is not bool(target.arch):
         yield f"{where}: requested is {row.requested!r}, and {target.id} has {target.arch or 'no GPU'}"
     listed = list(list_probes(row, catalog))
+    if "fp8" in row.groups and not target.recipes:
+        yield f"{where}: {target.id} has no recipe of FP8: such cells cannot exist"
     if not listed:
         yield f"{where}: it requires nothing, and would be open for anything"
     known = _every_probe(catalog)
@@ -339,7 +361,9 @@ def _find_waiver_faults(waivers: Sequence[ReleaseWaiver], rules: _RuleFile | Non
         where = f"{WAIVERS}: waiver of {waiver.rule.value} for {waiver.cell}"
         if waiver.rule not in WAIVABLE:
             yield f"{where}: evidence that is missing cannot be waived into being"
-        if waiver.rule is GateRule.OUTCOME and waiver.cell.endswith(f"-{IMPORTS}"):
+        if not _STACK.fullmatch(waiver.cell):
+            yield f"{where}: a waiver is of one cell, and this is the name of none"
+        if waiver.rule in (GateRule.OUTCOME, GateRule.CONTRADICTED) and waiver.cell.endswith(f"-{IMPORTS}"):
             yield f"{where}: an import cannot be waived: every module stands on it"
         if rules is None:
             continue

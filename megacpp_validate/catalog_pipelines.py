@@ -22,8 +22,11 @@ GIVES: Final[Mapping[str, frozenset[str]]] = {
     "step": frozenset({"old", "new"}),
     "pinned": frozenset({"stack"}),
     "image": frozenset({"image"}),
-    "release": frozenset({"old", "new"}),
+    "release": frozenset({"old", "new", "target"}),
 }
+# Labels that the watch puts on and takes off; ci/publish_issues.py has them too, for it imports nothing of ours.
+STATES: Final = frozenset({"breaks", "at-risk", "clean", "no-evidence", "withdrawn"})
+STAGES: Final = 2  # that .github/workflows/jobs.yml has: jobs of a matrix cannot wait for each other
 _PLACE: Final = re.compile(r"\{(\w*)\}")
 
 Id = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
@@ -67,15 +70,15 @@ class TeWatch(Row):
         distribution: whose releases.
         prereleases: whether they are judged, too.
         tiers: of the canary, that run at once.
-        gpu_targets: targets whose runner takes the dynamic tier.
-        labels: of every issue.
+        gpu_targets: the target whose runner takes the dynamic tier: one, for a release has one verdict of it.
+        labels: of every issue; by the first one it is found again, so it is no word for how a release stands.
     """
 
     distribution: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")
     prereleases: bool
     tiers: list[Literal["static", "firewall"]] = Field(min_length=1)
     gpu_targets: list[Id]
-    labels: list[Label]
+    labels: list[Label] = Field(min_length=1)
 
 
 class Pipeline(Row):
@@ -105,6 +108,7 @@ class Job(Row):
     needs: list[str] = Field(default_factory=list)
     each: Each = ""
     run: list[Call] = Field(min_length=1)
+    after: list[Call] = Field(default_factory=list)
     artifacts: list[Place] = Field(default_factory=list)
     keeps: list[Place] = Field(default_factory=list)
 
@@ -129,12 +133,18 @@ class Pipelines:
 
 
 def read_sessions(noxfile: Path) -> frozenset[str]:
-    """Names of the sessions in a noxfile, read and not run; none where there is no such file."""
+    """Names of the sessions in a noxfile, read and not run; none where there is no such file.
+
+    Raises:
+        MatrixInvalid: it is no Python.
+    """
     if not noxfile.is_file():
         return frozenset()
-    functions = [
-        node for node in ast.parse(noxfile.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)
-    ]
+    try:
+        body = ast.parse(noxfile.read_text(encoding="utf-8")).body
+    except (OSError, SyntaxError, ValueError, RecursionError) as fault:
+        raise MatrixInvalid([f"{noxfile.name} is no Python that can be read: {fault}"]) from fault
+    functions = [node for node in body if isinstance(node, ast.FunctionDef)]
     return frozenset(
         node.name for node in functions if any("nox.session" in ast.unparse(mark) for mark in node.decorator_list)
     )
@@ -175,22 +185,35 @@ def _dangling(read: _File, targets: Collection[str], sessions: Collection[str]) 
             yield f"job {job.id}: there is no runner {job.runner!r}"
         if job.pipeline not in pipelines:
             yield f"job {job.id}: there is no pipeline {job.pipeline!r}"
-        for call in job.run:
+        for call in (*job.run, *job.after):
             if sessions and call.session not in sessions:
                 yield f"job {job.id}: there is no nox session {call.session!r}"
             for name in {name for text in call.arguments for name in _PLACE.findall(text)} - GIVES[job.each]:
                 yield f"job {job.id}: nothing gives {{{name}}}"
-        if job.each and not any(_PLACE.search(text) for call in job.run for text in call.arguments):
+        if job.each and not any(_PLACE.search(text) for call in (*job.run, *job.after) for text in call.arguments):
             yield f"job {job.id}: each = {job.each!r} makes jobs that are all the same"
     for name in pipelines - {job.pipeline for job in read.job}:
         yield f"pipeline {name}: there is no job of it"
-    for name in sorted({*read.te_watch.gpu_targets} - {*targets}):
+    yield from _gpu_faults(read, targets)
+
+
+def _gpu_faults(read: _File, targets: Collection[str]) -> Iterator[str]:
+    """A release has one verdict of the dynamic tier, of the machine that carries the name of its target."""
+    asked = read.te_watch.gpu_targets
+    for name in sorted({*asked} - {*targets}):
         yield f"te_watch: gpu_targets names {name!r}, which there is not"
+    if len(asked) > 1:
+        yield f"te_watch: gpu_targets names {', '.join(asked)}, and the watch keeps the verdict of one"
+    for job in (job for job in read.job if job.each == "release" and asked and job.runner not in asked):
+        yield f"job {job.id}: runs on {job.runner!r}, and te_watch asks for {', '.join(asked)}"
+    if read.te_watch.labels[0] in STATES:
+        yield f"te_watch: {read.te_watch.labels[0]!r} stands first in labels, and is a word for how a release stands"
 
 
 def _order_faults(read: _File) -> Iterator[str]:
     """What a job needs stands before it, in its own pipeline: so there is no circle."""
     seen: dict[str, str] = {}
+    stage: dict[str, int] = {}
     of = {job.id: job.pipeline for job in read.job}
     for job in read.job:
         for other in job.needs:
@@ -201,6 +224,9 @@ def _order_faults(read: _File) -> Iterator[str]:
             elif other not in seen:
                 yield f"job {job.id}: stands before {other!r}, which it needs"
         seen[job.id] = job.pipeline
+        stage[job.id] = max((stage[other] + 1 for other in job.needs if other in stage), default=0)
+        if stage[job.id] >= STAGES:
+            yield f"job {job.id}: {stage[job.id]} jobs must end before it, one by one; a workflow has {STAGES} stages"
 
 
 def _clock_faults(read: _File) -> Iterator[str]:

@@ -89,6 +89,13 @@ DAMAGE = (
     ('probes = ["attention"]', 'probes = ["atention"]', "no probe 'atention'"),
     ('releases = ["te-upgrade", "nightly"]', 'releases = ["daily"]', "no release 'daily'"),
     ('claimed = "current"', 'claimed = "delayed"', "shows of delayed is there 2 times"),
+    ("max_age_days = 30", "max_age_days = 9999999999", "max_age_days"),
+    ("clock_skew_s = 300", "clock_skew_s = 99999999999999", "clock_skew_s"),
+    ('target = "cpu"\nrequested = "native"\ngroups = ["modules"]',
+     'target = "cpu"\nrequested = "native"\ngroups = ["fp8"]', "cpu has no recipe of FP8"),
+    ('claimed = "delayed"', 'claimed = "te"\nobserved = ["native"]\n[[shows]]\nclaimed = "delayed"', "a fallback"),
+    ('releases = ["te-upgrade", "nightly"]', 'releases = ["release"]', "release is a golden image"),
+    ("*/nvidia/cudnn/lib/libcudnn.so.9", "*", "are no libcudnn"),
     ("[[release]]", "[[release]", "cannot be read"),
 )  # fmt: skip
 
@@ -114,6 +121,9 @@ BAD_WAIVERS = (
     ('rule = "slower"', 'rule = "missing"', "cannot be waived into being"),
     ('rule = "slower"', 'rule = "everything"', "rule"),
     ('attention"\nrule = "slower"', 'imports"\nrule = "outcome"', "an import cannot"),
+    ('attention"\nrule = "slower"', 'imports"\nrule = "contradicted"', "an import cannot"),
+    ("te2.17.1-h200-attention", "*-h200-attention", "the name of none"),
+    ("te2.17.1-h200-attention", "not a stack-h200-attention", "the name of none"),
     ("te2.17.1-h200-attention", "te2.17.1-h200-atention", "requires no such cell"),
     ("te2.17.1-h200-attention", "te2.17.1-cpu-attention", "requires no such cell"),
     ("te2.17.1-h200-attention", "-h200-attention", "requires no such cell"),

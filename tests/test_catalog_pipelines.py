@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ FACTS = {
     "step": [{"old": "2.12.0", "new": "2.17.1"}, {"old": "2.17.1", "new": "2.20.2"}],
     "pinned": [{"stack": "te2.20.2"}],
     "image": [{"image": "h200"}, {"image": "cpu"}],
-    "release": [{"old": "2.20.2", "new": "2.21.0"}],
+    "release": [{"old": "2.20.2", "new": "2.21.0", "target": "h200"}],
 }
 NOXFILE = Path(__file__).parents[1] / "noxfile.py"
 
@@ -36,7 +38,7 @@ def pipelines() -> Pipelines:
 def test_every_session_of_every_job_stands_in_the_noxfile(pipelines: Pipelines) -> None:
     sessions = read_sessions(NOXFILE)
     assert {"lint", "tests", "te_canary"} <= sessions
-    asked = {call.session for job in pipelines.jobs for call in job.run}
+    asked = {call.session for job in pipelines.jobs for call in (*job.run, *job.after)}
     assert asked <= sessions, f"not in the noxfile: {sorted(asked - sessions)}"
 
 
@@ -72,10 +74,11 @@ def test_what_has_no_machine_or_needs_what_is_left_out_is_not_run_and_says_why(p
     plan = plan_pipeline(pipelines, "te_watch_gpu", FACTS, tool="t")
     assert plan.jobs == ()
     (row,) = plan.left_out
-    assert (row.id, row.outcome) == ("te_watch_gpu-2.20.2-2.21.0", "not-run")
+    assert (row.id, row.outcome) == ("te_watch_gpu-2.20.2-2.21.0-h200", "not-run")
     assert "there is no runner h200" in row.reason
     (job,) = plan_pipeline(pipelines, "te_watch_gpu", FACTS, ["h200"], tool="t").jobs
     assert (job.github, job.commands[0].arguments[:2]) == (("self-hosted", "linux", "h200"), ("2.20.2", "2.21.0"))
+    assert job.commands[0].arguments[4:6] == ("--target", "h200")
 
     waits = [job.model_copy(update={"runner": "engine"}) if job.id == "lock_check" else job for job in pipelines.jobs]
     hosted = [
@@ -97,6 +100,7 @@ def test_github_takes_lists_and_gitlab_a_child_pipeline(pipelines: Pipelines) ->
     plan = plan_pipeline(pipelines, "images", FACTS, ["engine"], tool="t")
     lines = dict(line.split("=", 1) for line in render_github_outputs(plan).splitlines())
     first, then = json.loads(lines["first"]), json.loads(lines["then"])
+    assert json.loads(lines["left_out"]) == []
     assert [job["id"] for job in first] == ["lock_check"]
     assert [job["id"] for job in then] == ["images-h200", "images-cpu", "image_proof"]
     assert then[0]["commands"][0][:5] == ["./nox", "-s", "images", "--", "h200"]
@@ -112,6 +116,32 @@ def test_github_takes_lists_and_gitlab_a_child_pipeline(pipelines: Pipelines) ->
     assert "**not run**" in "\n".join(tell_pipeline(plan_pipeline(pipelines, "images", FACTS, tool="t")))
     empty = json.loads(render_gitlab_pipeline(plan_pipeline(pipelines, "te_watch_gpu", {}, tool="t")))
     assert "nothing" in empty  # GitLab refuses a child pipeline without a job
+
+
+def test_a_job_without_its_machine_fails_wherever_the_plan_goes(pipelines: Pipelines) -> None:
+    plan = plan_pipeline(pipelines, "images", FACTS, tool="t")
+    lines = dict(line.split("=", 1) for line in render_github_outputs(plan).splitlines())
+    left = json.loads(lines["left_out"])
+    assert [row["id"] for row in left] == ["images-h200", "images-cpu", "image_proof"]
+    assert "there is no runner engine" in left[0]["not_run"]
+    job = json.loads(render_gitlab_pipeline(plan))["image_proof"]
+    assert job["tags"] == ["linux"]
+    assert job["script"][0].startswith("echo 'image_proof: not-run: there is no runner engine")
+    assert job["script"][1] == "exit 4"
+
+
+def test_a_release_has_its_decision_and_the_pages_with_it_even_where_it_is_closed(pipelines: Pipelines) -> None:
+    (job,) = plan_pipeline(pipelines, "release", FACTS, tool="t").jobs
+    (decides,) = job.commands
+    decision = decides.arguments[decides.arguments.index("--output") + 1]
+    assert decision == "reports/release_gate-te2.20.2.json"
+    report = job.after[-1]
+    assert (report.session, report.arguments[:3]) == ("report", ("docs/evidence", "--gate", decision))
+    plan = plan_pipeline(pipelines, "release", FACTS, tool="t")
+    lines = dict(line.split("=", 1) for line in render_github_outputs(plan).splitlines())
+    assert json.loads(lines["first"])[0]["after"][-1][:3] == ["./nox", "-s", "report"]
+    child = json.loads(render_gitlab_pipeline(plan))["release_gate-te2.20.2"]
+    assert child["after_script"][-1].startswith("./nox -s report -- docs/evidence --gate ")
 
 
 FAULTS = {
@@ -130,7 +160,12 @@ FAULTS = {
     "before what it needs": ('needs = ["lock_check"]\neach', 'needs = ["image_proof"]\neach', "stands before"),
     "of another pipeline": ('needs = ["lock_check"]\neach', 'needs = ["lint"]\neach', "is a job of the pipeline"),
     "needs nobody": ('needs = ["lock_check"]\neach', 'needs = ["gone"]\neach', "which there is not"),
+    "a third stage": ('needs = ["lock_check"]\nrun', 'needs = ["images"]\nrun', "a workflow has 2 stages"),
     "no such target": ('gpu_targets = ["h200"]', 'gpu_targets = ["h100"]', "gpu_targets names 'h100'"),
+    "two targets": ('gpu_targets = ["h200"]', 'gpu_targets = ["h200", "b200"]', "keeps the verdict of one"),
+    "another machine": ('gpu_targets = ["h200"]', 'gpu_targets = ["b200"]', "te_watch_gpu: runs on 'h200'"),
+    "no label": ('labels = ["te-watch"]', "labels = []", "labels"),
+    "a state for a label": ('labels = ["te-watch"]', 'labels = ["clean"]', "'clean' stands first"),
     "twice": ('id = "lint"', 'id = "te_watch"\nartifacts = []', "job te_watch is there 2 times"),
     "without a job": ('[[pipeline]]\nid = "pins"', '[[pipeline]]\nid = "x"\nsays = "x"\nwhen = "tag"\nminutes = 1\n\n'
                       '[[pipeline]]\nid = "pins"', "pipeline x: there is no job of it"),
@@ -142,7 +177,7 @@ def test_a_fault_of_the_file_is_refused_by_name(old: str, new: str, said: str, t
     text = (matrix_folder() / "pipelines.toml").read_text()
     assert old in text
     (tmp_path / "pipelines.toml").write_text(text.replace(old, new, 1))
-    asked = {call.session for job in read_pipelines(TARGETS).jobs for call in job.run}
+    asked = {call.session for job in read_pipelines(TARGETS).jobs for call in (*job.run, *job.after)}
     with pytest.raises(MatrixInvalid, match="fault") as refused:
         read_pipelines(TARGETS, tmp_path, asked)
     assert said in str(refused.value)
@@ -153,7 +188,7 @@ def checkout(tmp_path: Path) -> Path:
     """A checkout with the matrix and a `nox` that writes down what it is asked, and ends as its file says."""
     shutil.copytree(matrix_folder(), tmp_path / "matrix")
     shutil.copytree(matrix_folder().parent / "containers", tmp_path / "containers")
-    asked = sorted({call.session for job in read_pipelines(TARGETS).jobs for call in job.run})
+    asked = sorted({call.session for job in read_pipelines(TARGETS).jobs for call in (*job.run, *job.after)})
     sessions = (f"@nox.session\ndef {name}(session): ...\n" for name in asked)
     (tmp_path / "noxfile.py").write_text("import nox\n" + "".join(sessions))
     nox = tmp_path / "nox"
@@ -186,6 +221,43 @@ def test_without_plan_the_jobs_run_here(
     assert asked == ["lint", "tests", "tests", *["te_canary"] * pairs, "import_firewall", "cpu_parity"]
 
 
+def test_what_follows_runs_after_a_closed_one_too_and_the_code_is_the_first(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAILS", "release_gate")
+    monkeypatch.setenv("CODE", "4")
+    assert call(monkeypatch, checkout, "release") == 4
+    asked = [line.split()[1] for line in (checkout / "asked").read_text().splitlines()]
+    assert asked == ["release_gate", "release_gate", "report"]
+
+
+def test_a_checkout_that_cannot_run_its_sessions_is_told(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (checkout / "nox").chmod(0o644)
+    assert call(monkeypatch, checkout, "te_watch") == 5
+    (checkout / "nox").unlink()
+    assert call(monkeypatch, checkout, "te_watch") == 5
+    assert capfd.readouterr().err.count("cannot be started") == 2
+    (checkout / "noxfile.py").write_text("def broken(:\n")
+    assert call(monkeypatch, checkout, "te_watch") == 2
+    assert "noxfile.py is no Python" in capfd.readouterr().err
+
+
+def test_sigterm_ends_what_was_started_too(checkout: Path) -> None:
+    (checkout / "nox").write_text(f"#!/bin/sh\nsleep 60 &\necho $! > {checkout}/child\nwait\n")
+    command = [sys.executable, "-m", "megacpp_validate.cli", "pipeline", "te_watch", "--matrix", checkout / "matrix"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as verb:
+        until = time.monotonic() + 30
+        while not ((checkout / "child").is_file() and (checkout / "child").read_text()) and time.monotonic() < until:
+            time.sleep(0.02)
+        child = int((checkout / "child").read_text())
+        verb.terminate()
+        assert verb.wait(20) == 130
+    status = Path(f"/proc/{child}/stat")
+    assert not status.is_file() or status.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
 def test_a_job_is_not_run_here_after_one_that_it_needs_has_failed(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,7 +280,7 @@ def test_the_watch_s_facts_become_jobs_and_garbage_does_not(
     facts.write_text(result.model_dump_json())
     options = ["te_watch_gpu", "--plan", "--format", "json", "--runners", "h200", "--facts"]
     assert call(monkeypatch, checkout, *options, str(facts)) == 0
-    assert json.loads(capfd.readouterr().out)["jobs"][0]["id"] == "te_watch_gpu-2.20.2-2.21.0"
+    assert json.loads(capfd.readouterr().out)["jobs"][0]["id"] == "te_watch_gpu-2.20.2-2.21.0-h200"
     for text in ("", "{}", result.model_dump_json().replace("2.21.0", "2.21.0; rm -rf /")):
         facts.write_text(text)
         assert call(monkeypatch, checkout, *options, str(facts)) == 2

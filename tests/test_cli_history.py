@@ -88,6 +88,25 @@ def test_a_cell_is_told_over_its_runs(run: Run, store: Path) -> None:
     assert "The newest 2 of 8" in run(store, "--cell", CELL, "--last", 2).flat
 
 
+def test_only_timed_and_undated_receipts_are_told_and_never_the_last(run: Run, store: Path) -> None:
+    put(store, "again", started="2026-11-21T08:00:00+00:00", seconds={"speed": 1.0, "total": 9.0})
+    put(store, "undated", make_receipt(Outcome.ERROR), started="", commit="d" * 40)
+    said = run(store, "--cell", CELL)
+    assert "10 receipts from 2026-11-01 to 2026-11-21: 7 pass, 1 fail, 1 only timed, 1 error. Last: pass." in said.flat
+    assert "again: it timed its module again" in said.flat
+    assert "undated: it does not say when it started" in said.flat
+    assert "seconds_probe: 2 s in 7 runs." in said.flat
+    assert "1 of 8 runs (12.5%" in said.flat  # as without them
+    put(store, "again", make_receipt(probe="permute"), started="2026-11-21T08:00:00+00:00", seconds={"speed": 1.0})
+    put(store, "undated", make_receipt(probe="gemm"), started="2026-11-21T08:00:00")
+    page = run(store, "--format", "markdown").out
+    assert f"| {CELL} | pass | 7 of 9 | 2026-11-08 |" in page
+    assert "| te2.20.2-h200-permute | unknown | 0 of 0 |  |" in page
+    assert "| te2.20.2-h200-gemm | unknown | 1 of 1 |  |" in page
+    put(store, "undated", make_receipt(probe="moe"), started="2026-11-21T08:00:00")
+    assert "te2.20.2-h200-gemm ? unknown 1 of 1" in run(store).flat  # five cells: a line each
+
+
 def test_every_cell_is_told_without_a_name(run: Run, store: Path) -> None:
     said = run(store)
     assert (said.code, "te2.17.1-h200-attention" in said.out, CELL in said.out) == (OPEN, True, True)

@@ -111,6 +111,10 @@ def test_a_plan_starts_nothing_and_asks_for_what_the_site_says(matrix: Run, tmp_
         (("--targets", "cpu", "--environment", "one"), 2, "is no environment"),
         (("--targets", "cpu", "--cluster", "nowhere.toml"), 2, "cannot be read"),
         (("--targets", "cpu", "--format", "junit"), 2, "not told as junit"),
+        (("--targets", "cpu", "--launcher", "slurm", "--plan", "--limit", "inf"), 2, "--limit"),
+        (("--targets", "cpu", "--launcher", "slurm", "--plan", "--limit", "604801"), 2, "--limit"),
+        (("--targets", "cpu", "--launcher", "slurm", "--plan", "--limit", "nan"), 2, "--limit"),
+        (("--targets", "cpu", "--plan", "--wait", "nan"), 2, "--wait"),
         (("--targets", "cpu", "--environment", "x=python:/nowhere/python"), 5, "Of 14 cells not all ran"),
     ],
 )

@@ -110,5 +110,18 @@ def test_a_full_disk(run: Run, tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("not-run: there is no full device here")
     said = run(EVIDENCE, "--output", tmp_path / "site", "--format", "json", "--told", "/dev/full")
-    assert said.code in {WRONG, INFRASTRUCTURE}
+    assert said.code == INFRASTRUCTURE
+    assert "the disk is full" in " ".join(said.err.split())
     assert (tmp_path / "site" / "index.html").is_file()
+
+
+def test_what_a_report_needs_does_not_lie_where_it_writes(run: Run, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    assert run(EVIDENCE, "--output", site).code == OPEN
+    for more in (("--told", site / "told.txt"), ("--database", site / "index.sqlite")):
+        said = run(EVIDENCE, "--output", site, *more)
+        assert (said.code, "Next step" in said.err) == (WRONG, True)
+        assert not more[1].exists()
+    shutil.copytree(EVIDENCE, site / "receipts")
+    assert run(site / "receipts", "--output", site).code == WRONG
+    assert len(list((site / "receipts").glob("*.json"))) == 7

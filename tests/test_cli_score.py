@@ -116,7 +116,9 @@ PARTIAL = {
     "some mutants": lambda data: data.update(mutants=data["mutants"][:5]),
     "an unknown mutant": lambda data: data["mutants"][0]["mutant"].update(id="another"),
     "one twice": lambda data: data["mutants"].append(data["mutants"][0]),
-    "no clean run": lambda data: data.update(clean_runs=0),
+    "no clean run": lambda data: data.update(clean_runs=0, false_alarms=[]),
+    "another fault under an old name": lambda data: data["mutants"][0]["mutant"].update(at="checkpoints"),
+    "another module is to be blamed": lambda data: data["mutants"][-1]["mutant"].update(module="imports"),
 }
 
 
@@ -128,6 +130,24 @@ def test_what_is_no_full_selftest_is_no_score(
     assert call(monkeypatch, checkout, "--write") == 4
     assert "not of a full selftest" in capfd.readouterr().err
     assert not (checkout / SHOWN).exists()
+
+
+WRONG = {
+    "more alarms than runs": lambda data: data.update(clean_runs=1),
+    "yet to come": lambda data: data.update(finished_at="2999-01-01T00:00:00+00:00"),
+    "no time": lambda data: data.update(finished_at="yesterday"),
+}
+
+
+@pytest.mark.parametrize("change", WRONG.values(), ids=WRONG)
+def test_what_cannot_be_so_is_refused_in_words(
+    change: Any, checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    broken(checkout, change)
+    assert call(monkeypatch, checkout) == 2
+    said = capfd.readouterr().err
+    assert "selftest.json holds no score" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize(

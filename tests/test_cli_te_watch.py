@@ -16,11 +16,13 @@ sys.path.insert(0, str(Path(__file__).parent / "canary"))
 from small_index import PACKAGE, UNREACHABLE, serve, use_index, write_index
 
 from megacpp_validate.canary.sources import CACHE_VARIABLE
-from megacpp_validate.catalog import matrix_folder
+from megacpp_validate.catalog import matrix_folder, read_catalog
 from megacpp_validate.cli import main, te_watch_verbs
+from megacpp_validate.cli.app import TOOL
 from megacpp_validate.cli.watch_folder import StateDamaged, WatchFolder
 from megacpp_validate.evidence.findings import Cause
-from megacpp_validate.evidence.upgrade import Culprit, StepResult, UpgradeResult
+from megacpp_validate.evidence.receipt import Outcome
+from megacpp_validate.evidence.upgrade import Change, Culprit, ModuleChange, StepResult, UpgradeResult
 
 assert te_watch_verbs  # its import makes the verb known
 
@@ -161,16 +163,21 @@ def test_a_damaged_answer_is_made_again(
     assert "breaks linear_walker" in (state / "issues" / "2.10.0.md").read_text()
 
 
-def gpu_answer(release: str, *, lost: bool = False) -> str:
+def gpu_answer(release: str, *, lost: bool = False, red: bool = True, **changes: object) -> str:
+    modules = tuple(
+        ModuleChange(module=module.id, before=Outcome.PASS, after=Outcome.PASS, change=Change.UNCHANGED)
+        for module in read_catalog().modules
+    )
     culprit = Culprit(
         module="attention", cause=Cause.ENVIRONMENT, component="cuDNN", signature="s", summary="cuDNN is too old",
         next_step="install cuDNN 9.12",
     )  # fmt: skip
     step = StepResult(
-        target="h200", before="te2.9.0", after=f"te{release}", modules=(),
-        culprits=() if lost else (culprit,), lost={"a-cell": "timeout"} if lost else {},
-    )  # fmt: skip
-    return UpgradeResult(tool="t", target="h200", tiers=("gpu",), steps=(step,)).model_dump_json()
+        target="h200", before="te2.9.0", after=f"te{release}", modules=modules,
+        culprits=(culprit,) if red and not lost else (), lost={"a-cell": "timeout"} if lost else {},
+    ).model_copy(update=changes.pop("step", {}))  # fmt: skip
+    result = UpgradeResult(tool=TOOL, target="h200", tiers=("gpu",), steps=(step,))
+    return result.model_copy(update=changes).model_dump_json()
 
 
 def judged(state: Path, matrix: Path) -> None:
@@ -192,7 +199,7 @@ def test_what_a_gpu_saw_goes_into_the_same_issue(watch: Watch, state: Path, matr
     (folder / "notes.json").write_text("{}")
     said = watch("--gpu-results", folder)  # the index is not asked: it cannot be reached here
     assert said.code == CLOSED
-    assert said.err.count("is no answer of the gpu tier") == 2
+    assert sum("is no answer of the gpu tier" in reason for reason in said.told["left"]) == 2
     text = (state / "issues" / "2.10.0.md").read_text()
     for words in ("breaks attention", "cuDNN is too old", "install cuDNN 9.12", "release=2.10.0"):
         assert words in text, words
@@ -209,11 +216,70 @@ def test_a_gpu_run_without_evidence_is_still_to_be_done(
     (tmp_path / "gpu").mkdir()
     (tmp_path / "gpu" / "2.10.0.json").write_text(gpu_answer("2.10.0", lost=True))
     said = watch("--gpu-results", tmp_path / "gpu")
+    assert said.code == MISSING
     assert [step["new"] for step in said.told["gpu"]] == ["2.10.0"]
     for name in (".2.10.0.md.77", ".keep"):  # half a file of a killed run, and one of somebody else's
         (state / "issues" / name).write_text("---")
-    assert watch("--gpu-results", tmp_path / "nothing-there").code == OPEN
+    missing = watch("--gpu-results", tmp_path / "nothing-there")
+    assert missing.code == WRONG
+    assert "there is no folder" in missing.err
     assert sorted(path.name for path in (state / "issues").iterdir()) == [".keep", "2.10.0.md"]
+
+
+FOREIGN = {
+    "another release": {"step": {"after": "te2.20.2"}},
+    "against another": {"step": {"before": "te2.8.0"}},
+    "on another target": {"step": {"target": "b200"}},
+    "no step": {"steps": ()},
+    "of no module": {"step": {"modules": ()}},
+    "of another tool": {"tool": "megacpp-validate 0.0.0"},
+    "without the tier": {"tiers": ("static",)},
+}
+
+
+@pytest.mark.parametrize("changes", FOREIGN.values(), ids=FOREIGN)
+def test_an_answer_on_something_else_opens_nothing(
+    changes: dict[str, Any], watch: Watch, state: Path, matrix: Path, tmp_path: Path
+) -> None:
+    judged(state, matrix)
+    (tmp_path / "gpu").mkdir()
+    (tmp_path / "gpu" / "2.10.0.json").write_text(gpu_answer("2.10.0", red=False, **changes))
+    said = watch("--gpu-results", tmp_path / "gpu")
+    assert said.code == MISSING, said.out
+    assert "2.10.0.json is no answer on 2.9.0 -> 2.10.0: " in said.told["left"][0]
+    assert [step["new"] for step in said.told["gpu"]] == ["2.10.0"]
+    assert not (state / "results" / "2.10.0.gpu.json").exists()
+    (tmp_path / "gpu" / "2.10.0.json").write_text(gpu_answer("2.10.0", red=False))
+    assert watch("--gpu-results", tmp_path / "gpu").code == OPEN
+
+
+def test_a_known_break_that_is_withdrawn_is_no_new_one(
+    watch: Watch, state: Path, matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged(state, matrix)
+    text = (state / "state.json").read_text()
+    (state / "state.json").write_text(text.replace('"code": 0', '"code": 1'))
+    offer(tmp_path / "index", monkeypatch, broken="")
+    said = watch("--format", "markdown")
+    assert said.code == OPEN
+    assert "no release judged; 1 withdrawn; 2.9.0 is pinned." in said.out
+
+
+def test_the_pinned_release_that_is_withdrawn_is_said_and_has_an_issue(
+    watch: Watch, state: Path, matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged(state, matrix)
+    page = offer(tmp_path / "index", monkeypatch, marks='data-yanked=""')
+    whole = page.read_text()
+    page.write_text(whole.replace('-2.9.0-py3-none-any.whl"', '-2.9.0-py3-none-any.whl" data-yanked="bad sums"'))
+    said = watch("--format", "markdown")
+    assert "2.9.0 is pinned, and the index has withdrawn it" in said.out
+    issue = (state / "issues" / "2.9.0.md").read_text()
+    assert "which is pinned, was withdrawn" in issue
+    assert "bad sums" in issue
+    page.write_text(whole)
+    watch()
+    assert "is back on the index" in (state / "issues" / "2.9.0.md").read_text()
 
 
 def test_a_release_that_was_deleted_or_yanked_is_said_in_its_issue(
@@ -260,6 +326,8 @@ DAMAGED = {
     "a key twice": '{"distribution": "transformer-engine", "distribution": "transformer-engine"}',
     "a path for a version": '{"distribution": "transformer-engine", "releases": [{"version": "../../x", '
     '"standing": "known", "first_seen": ""}]}',
+    "no version": '{"distribution": "transformer-engine", "releases": [{"version": "2x!", "standing": "known", '
+    '"first_seen": ""}]}',
     "a release twice": '{"distribution": "transformer-engine", "releases": [{"version": "2.9.0", "standing": "known", '
     '"first_seen": ""}, {"version": "2.9.0", "standing": "known", "first_seen": ""}]}',
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import http.client
 import json
 import re
 import ssl
@@ -24,7 +25,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from packaging.tags import Tag
 from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sdist_filename, parse_wheel_filename
 
-from ..evidence.te_watch import Listed
+from ..evidence.te_watch import LONGEST_VERSION, Listed
 
 DEFAULT: Final = "https://pypi.org/simple"
 ACCEPT: Final = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
@@ -126,9 +127,10 @@ def list_releases(distribution: str, files: Iterable[_File]) -> tuple[Listed, ..
             else:
                 name, named = parse_sdist_filename(file.name)
                 pure = False
-        except (InvalidWheelFilename, InvalidSdistFilename):
+        except (InvalidWheelFilename, InvalidSdistFilename, ValueError):
             continue  # signatures, installers, and names of before there was a rule
-        if name == distribution:
+        # A name that could be no file's here, nor an argument: nobody would publish it in earnest.
+        if name == distribution and len(str(named)) <= LONGEST_VERSION:
             found.setdefault(str(named), []).append((file, pure))
     rows = []
     for version, theirs in found.items():
@@ -161,7 +163,7 @@ def _read_page(url: str, distribution: str, cert: str) -> list[_File] | None:
         ) from fault
     try:
         return _read_json(body) if "json" in kind else _read_html(body)
-    except (ValueError, KeyError, TypeError, AttributeError) as fault:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
         raise IndexDown(
             f"{hide_user(url)} answers for {distribution} what is no list of files ({kind or 'no type'}): "
             f"{str(fault)[:200]}. Likely cause: a proxy or a log-in page in place of the index. Next step: open that "
@@ -183,31 +185,44 @@ def _fetch(address: str, cert: str) -> tuple[str, bytes]:
     if parts.scheme not in {"http", "https"}:
         raise ValueError(f"{parts.scheme}: is no way to ask an index")
     headers = {"Accept": ACCEPT, "User-Agent": "megacpp-validate", "Cache-Control": "max-age=0"}
+    request = urllib.request.Request(hide_user(address), headers=headers)  # noqa: S310 - the scheme is looked at above
     if parts.username:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-        headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
-    request = urllib.request.Request(hide_user(address), headers=headers)  # noqa: S310 - the scheme is looked at above
+        # For this host alone: whoever it redirects to is nobody's business.
+        request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(pair.encode()).decode()}")
     context = ssl.create_default_context(cafile=cert or None) if parts.scheme == "https" else None
-    for last in (False, True):
-        try:
-            with urllib.request.urlopen(request, timeout=_LIMIT_S, context=context) as answer:  # noqa: S310
-                body = answer.read(_LARGEST + 1)
-                kind = answer.headers.get_content_type()
-                length = answer.headers.get("Content-Length")
-        except urllib.error.HTTPError as fault:
-            fault.close()  # it is the answer, too, and holds its connection
-            if fault.code in (404, 410):
-                raise FileNotFoundError(address) from fault
-            if last or fault.code < 500:
-                raise
-        except OSError:
-            if last:
-                raise
-        else:
-            if len(body) > _LARGEST or (length is not None and length.isdigit() and int(length) > len(body)):
-                raise ValueError(f"its answer has {length or 'more than 64 million'} bytes, and {len(body)} came")
-            return kind, body
-    raise AssertionError("unreachable")
+    try:
+        return _ask(request, context)
+    except FileNotFoundError:
+        raise
+    except urllib.error.HTTPError as fault:
+        if fault.code < 500:
+            raise
+    except (OSError, _NoHttp):
+        pass
+    return _ask(request, context)
+
+
+class _NoHttp(ValueError):
+    """An answer that is not HTTP."""
+
+
+def _ask(request: urllib.request.Request, context: ssl.SSLContext | None) -> tuple[str, bytes]:
+    try:
+        with urllib.request.urlopen(request, timeout=_LIMIT_S, context=context) as answer:  # noqa: S310
+            body = answer.read(_LARGEST + 1)
+            kind = answer.headers.get_content_type()
+            length = answer.headers.get("Content-Length")
+    except urllib.error.HTTPError as fault:
+        fault.close()  # it is the answer, too, and holds its connection
+        if fault.code in (404, 410):
+            raise FileNotFoundError(request.full_url) from fault
+        raise
+    except http.client.HTTPException as fault:  # neither OSError nor ValueError
+        raise _NoHttp(f"what it says is no HTTP: {type(fault).__name__}: {str(fault)[:200]}") from fault
+    if len(body) > _LARGEST or (length is not None and length.isdigit() and int(length) > len(body)):
+        raise ValueError(f"its answer has {length or 'more than 64 million'} bytes, and {len(body)} came")
+    return kind, body
 
 
 def _read_json(body: bytes) -> list[_File]:
@@ -227,7 +242,10 @@ def _file_of(row: Mapping[str, Any]) -> _File:
 
 def _read_html(body: bytes) -> list[_File]:
     page = _Anchors()
-    page.feed(body.decode("utf-8", "strict"))
+    try:
+        page.feed(body.decode("utf-8", "strict"))
+    except AssertionError as fault:  # by which html.parser refuses some broken declarations
+        raise ValueError(f"it is no HTML: {fault}") from fault
     if not page.files:
         raise ValueError("there is no link to a file on the page")
     return page.files

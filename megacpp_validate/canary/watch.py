@@ -157,6 +157,32 @@ def plan_gpu_steps(state: WatchState, targets: Sequence[str]) -> tuple[GpuStep, 
     return tuple(GpuStep(old=row.against, new=row.version, target=target) for row in waiting for target in targets)
 
 
+def find_gpu_fault(
+    result: UpgradeResult, row: WatchedRelease, *, tool: str, targets: Sequence[str], modules: Sequence[str]
+) -> str:
+    """Why an answer of the dynamic tier is not one on this release; empty where it is.
+
+    Args:
+        result: what came back.
+        row: the release, judged.
+        tool: name and version of this tool: another may have asked other probes.
+        targets: that were asked for.
+        modules: ids of the bridge modules, each of which must be in the step.
+    """
+    if "gpu" not in result.tiers:
+        return f"it has the tiers {', '.join(result.tiers) or 'none'}, and not gpu"
+    if result.tool != tool:
+        return f"it is of {result.tool}, and this is {tool}"
+    wanted = [(f"te{row.against}", f"te{row.version}", target) for target in targets]
+    found = [(step.before, step.after, step.target) for step in result.steps]
+    if sorted(found) != sorted(wanted) or result.target not in targets:
+        said = ", ".join(f"{old} -> {new} on {target}" for old, new, target in found) or "no step"
+        return f"it has {said}; asked for on {', '.join(targets) or 'no target'}"
+    seen = [{change.module for change in step.modules} for step in result.steps]
+    lacking = [module for module in modules if not all(module in names for names in seen)]
+    return f"nothing was asked of {', '.join(lacking)}" if lacking else ""
+
+
 def put_release(state: WatchState, row: WatchedRelease) -> WatchState:
     """The state with one release as it is now."""
     others = [other for other in state.releases if other.version != row.version]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from .app import Format, FormatOption, MatrixOption, OutputOption, app, split_names
 from .session_options import PythonOption, ReceiptsOption, SeedOption
+
+LONGEST_LIMIT_S: Final = 604_800.0  # of a cell: a week. More is a typing error, and infinity no time of a job
 
 
 class JobLauncher(StrEnum):
@@ -42,7 +44,7 @@ def run_many_cells(
     launcher: Annotated[JobLauncher, typer.Option("--launcher", help="What runs the jobs.")] = JobLauncher.LOCAL,
     cluster: Annotated[Path | None, typer.Option("--cluster", help="TOML file: what the site's Slurm is told.")] = None,
     jobs: Annotated[int, typer.Option(min=0, help="Jobs at a time; 0: what this machine has, or all.")] = 0,
-    limit: Annotated[float, typer.Option(min=1, help="Seconds that one cell may take.")] = 900.0,
+    limit: Annotated[float, typer.Option(min=1, max=LONGEST_LIMIT_S, help="Seconds that one cell may take.")] = 900.0,
     wait: Annotated[float, typer.Option(min=0, help="Minutes for all cells; 0: as long as it takes.")] = 0.0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run again what has a receipt already.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Say what would be run; start nothing.")] = False,

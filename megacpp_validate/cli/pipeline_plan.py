@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from ..catalog_pipelines import Job, Pipelines
+from ..catalog_pipelines import Call, Pipelines
 from ..evidence.pipeline_plan import LeftOut, PipelinePlan, PlannedJob, SessionCall
 
 Facts = Mapping[str, Sequence[Mapping[str, str]]]  # `each` -> one mapping of names to values a job
@@ -40,6 +40,7 @@ def plan_pipeline(
             f"there is no runner {', '.join(map(repr, unknown))}. Next step: choose from {', '.join(known)}, which are "
             "the rows of matrix/pipelines.toml."
         )
+    there = next((tuple(runner.gitlab) for runner in pipelines.runners if runner.hosted), ())
     jobs: list[PlannedJob] = []
     left: list[LeftOut] = []
     for job in (job for job in pipelines.jobs if job.pipeline == name):
@@ -47,10 +48,12 @@ def plan_pipeline(
         for values in facts.get(job.each, ()) if job.each else ({},):
             own = "-".join([job.id, *values.values()])
             if not runner.hosted and runner.id not in runners:
-                left.append(LeftOut(id=own, job=job.id, reason=_say_no_runner(runner.id, runner.says)))
+                reason = _say_no_runner(runner.id, runner.says)
+                left.append(LeftOut(id=own, job=job.id, reason=reason, gitlab=there))
                 continue
             if gone := [other for other in job.needs if not any(planned.job == other for planned in jobs)]:
-                left.append(LeftOut(id=own, job=job.id, reason=f"{', '.join(gone)}, which it needs, is not run"))
+                reason = f"{', '.join(gone)}, which it needs, is not run"
+                left.append(LeftOut(id=own, job=job.id, reason=reason, gitlab=there))
                 continue
             before = [planned for planned in jobs if planned.job in job.needs]
             jobs.append(
@@ -63,7 +66,8 @@ def plan_pipeline(
                     needs=tuple(planned.id for planned in before),
                     stage=max((planned.stage + 1 for planned in before), default=0),
                     minutes=job.minutes,
-                    commands=_calls(job, values),
+                    commands=_calls(job.run, values),
+                    after=_calls(job.after, values),
                     artifacts=tuple(job.artifacts),
                     keeps=tuple(job.keeps),
                 )
@@ -71,11 +75,11 @@ def plan_pipeline(
     return PipelinePlan(tool=tool, pipeline=name, minutes=row.minutes, jobs=tuple(jobs), left_out=tuple(left))
 
 
-def _calls(job: Job, values: Mapping[str, str]) -> tuple[SessionCall, ...]:
+def _calls(calls: Sequence[Call], values: Mapping[str, str]) -> tuple[SessionCall, ...]:
     def put(text: str) -> str:
         return re.sub(r"\{(\w+)\}", lambda place: values[place[1]], text)
 
-    return tuple(SessionCall(session=call.session, arguments=tuple(map(put, call.arguments))) for call in job.run)
+    return tuple(SessionCall(session=call.session, arguments=tuple(map(put, call.arguments))) for call in calls)
 
 
 def _say_no_runner(name: str, says: str) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import NoReturn, assert_never
+from typing import Final, NoReturn, assert_never
 
 import typer
 from rich.console import Console
@@ -17,7 +19,7 @@ from rich.console import Console
 from ..catalog import Catalog, matrix_folder
 from ..catalog_images import read_images
 from ..catalog_pipelines import read_pipelines, read_sessions
-from ..evidence.pipeline_plan import PipelinePlan, PlannedJob
+from ..evidence.pipeline_plan import PipelinePlan, PlannedJob, SessionCall
 from ..evidence.te_watch import WatchUnreadable, read_gpu_steps
 from ..report.pipeline_forms import render_github_outputs, render_gitlab_pipeline, tell_pipeline
 from ..report.terminal_pipeline import render_pipeline
@@ -25,6 +27,8 @@ from .app import TOOL, Exit, errors, foreseen, refuse
 from .pipeline_plan import Facts, UnknownPipeline, plan_pipeline
 from .pipeline_verbs import PlanFormat
 from .telling import write_told
+
+_GRACE_S: Final = 5.0  # that a process group has to end by itself
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,8 @@ def run_pipeline(catalog: Catalog, matrix: Path | None, asked: Asked, fmt: PlanF
             "in a checkout, or with --plan.",
             Exit.WRONG_ARGUMENTS,
         )
-    _run_here(plan, root)
+    with _ended_by_sigterm():
+        _run_here(plan, root)
 
 
 def _find_facts(catalog: Catalog, matrix: Path | None, told: str) -> Facts:
@@ -63,7 +68,7 @@ def _find_facts(catalog: Catalog, matrix: Path | None, told: str) -> Facts:
         "step": [{"old": old, "new": new} for old, new in pairwise(stacks)],
         "pinned": [{"stack": catalog.pinned.id}],
         "image": [{"image": image.target} for image in images.image],
-        "release": [{"old": old, "new": new} for old, new in read_gpu_steps(told)] if told else [],
+        "release": [step.model_dump() for step in read_gpu_steps(told)] if told else [],
     }
 
 
@@ -108,23 +113,65 @@ def _run_here(plan: PipelinePlan, root: Path) -> NoReturn:
 
 
 def _run_job(job: PlannedJob, root: Path) -> int:
-    """Its sessions one after the other, up to the first that is not open; ended whole at its limit."""
-    seconds = 60.0 * job.minutes
-    for call in job.commands:
-        command = [str(root / "nox"), *call.words[1:]]
-        with subprocess.Popen(command, cwd=root, env=_variables(os.environ), start_new_session=True) as process:
-            try:
-                code = process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                errors.print(f"{job.id}: ended after {job.minutes} minutes, its limit", markup=False)
-                return Exit.INFRASTRUCTURE
-            except BaseException:
-                os.killpg(process.pid, signal.SIGKILL)
-                raise
-        if code != Exit.OPEN:
-            return code if code > 0 else Exit.INFRASTRUCTURE
-    return Exit.OPEN
+    """Its sessions one after the other, up to the first that is not open, then what follows; its limit is for all."""
+    deadline = time.monotonic() + 60.0 * job.minutes
+    ended: int = Exit.OPEN
+    for call, follows in [*((call, False) for call in job.commands), *((call, True) for call in job.after)]:
+        if ended != Exit.OPEN and not follows:
+            continue
+        try:
+            code = _run_call(call, root, deadline - time.monotonic())
+        except subprocess.TimeoutExpired:
+            errors.print(f"{job.id}: ended after {job.minutes} minutes, its limit", markup=False)
+            return ended or Exit.INFRASTRUCTURE
+        ended = ended or (code if code >= 0 else Exit.INFRASTRUCTURE)
+    return ended
+
+
+def _run_call(call: SessionCall, root: Path, limit_s: float) -> int:
+    """One session in a process group of its own, which ends with this process however that is told to end.
+
+    Raises:
+        TimeoutExpired: it took longer.
+    """
+    command = [str(root / "nox"), *call.words[1:]]
+    try:
+        process = subprocess.Popen(command, cwd=root, env=_variables(os.environ), start_new_session=True)
+    except OSError as fault:
+        refuse(
+            f"{command[0]} cannot be started: {fault.strerror or fault}. Likely cause: a checkout without it, or one "
+            "whose files lost their mode. Next step: `git status`, `chmod +x nox`.",
+            Exit.NO_ENVIRONMENT,
+        )
+    with process:
+        try:
+            return process.wait(max(limit_s, 0.0))
+        except BaseException:
+            _end(process)
+            raise
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Tell the whole group, which may have to tell others; end what does not listen."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_S)
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends this process as an interrupt does: with what it has started."""
+
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _variables(given: Mapping[str, str]) -> dict[str, str]:

@@ -29,14 +29,15 @@ from ..evidence.receipts_manifest import (
 from ..evidence.release_gate import GateDecision
 from ..evidence.store import ReceiptInvalid
 from ..gate.release import decide_release
-from ..gate.release_asked import Asked, Baseline, SignedFolder
+from ..gate.release_asked import Asked, Baseline, SignedFolder, read_time
 from ..gate.release_baseline import choose_baseline
-from ..gate.release_reading import SeenStore, read_store
+from ..gate.release_reading import SeenReceipt, SeenStore, read_store
 from .app import TOOL, Exit, Format, foreseen, refuse
 from .release_gate_blame import make_blame
 from .release_gate_telling import tell_release_gate
 
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}(-dirty)?")
+_YEARS: Final = (2000, 2200)
 RUN_LOCK: Final = ".lock"  # that a run holds in the folder of its receipts
 
 
@@ -61,9 +62,9 @@ def run_release_gate(asked: GateAsked, matrix: Path | None, fmt: Format, output:
     """Decide and tell."""
     if fmt is Format.HTML:
         refuse("this result is not told as html. Next step: `nox -s report` writes pages.", Exit.WRONG_ARGUMENTS)
-    if output is not None and output.suffix == ".json" and output.resolve().is_relative_to(asked.store.resolve()):
+    if output is not None and output.resolve().is_relative_to(asked.store.resolve()):
         refuse(
-            f"{output} lies in the folder that is judged, and would be one of its files the next time. Next step: "
+            f"{output} lies in the folder that is judged, and would be among its files the next time. Next step: "
             "give --output a file elsewhere.",
             Exit.WRONG_ARGUMENTS,
         )
@@ -92,8 +93,7 @@ def decide_store(asked: GateAsked, matrix: Path | None) -> GateDecision:
     target = asked.target or _one_of("target", store)
     rules = policy.choose(asked.release, target)
     stack = asked.stack or _one_of("stack", store, target)
-    at = datetime.now(UTC).replace(microsecond=0) if asked.at is None else asked.at
-    at = (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
+    at = _read_clock(asked.at)
     image, lock = _read_pins(catalog, stack, matrix)
     return decide_release(
         store.seen,
@@ -101,7 +101,7 @@ def decide_store(asked: GateAsked, matrix: Path | None) -> GateDecision:
         rules,
         Asked(stack, at, TOOL, asked.commit, asked.image or image, asked.lock or lock),
         blame=make_blame(catalog, read_needs([module.id for module in catalog.modules], matrix)),
-        baseline=None if asked.baseline is None else _read_baseline(asked.baseline, target),
+        baseline=_read_baseline(asked.baseline, target, _hashes_of(store, stack), at) if asked.baseline else None,
         signed=None if asked.signers is None else read_signed(asked.store, asked.signers, at),
     )
 
@@ -141,9 +141,18 @@ def own_store(folder: Path) -> Iterator[None]:
         _hold(handle, f"another gate judges {folder}, or somebody signs it. Next step: wait for it.")
         for place in (folder, folder.parent, *sorted(each for each in folder.iterdir() if each.is_dir())):
             # Where nobody ran there is no such file, and it may be another user's.
-            with suppress(FileNotFoundError, PermissionError, IsADirectoryError), (place / RUN_LOCK).open("rb") as lock:
-                _hold(lock.fileno(), f"a run writes its receipts to {place}. Next step: wait for it.")
+            with suppress(OSError):
+                _hold_run(place)
         yield
+    finally:
+        os.close(handle)
+
+
+def _hold_run(place: Path) -> None:
+    """Raises OSError where there is no lock of a run, or what is called so is a link."""
+    handle = os.open(place / RUN_LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)  # or a pipe waits
+    try:
+        _hold(handle, f"a run writes its receipts to {place}. Next step: wait for it.")
     finally:
         os.close(handle)
 
@@ -197,6 +206,14 @@ def _one_of(what: str, store: SeenStore, target: str = "") -> str:
     return names[0]
 
 
+def _read_clock(at: datetime | None) -> datetime:
+    """The time of the decision, UTC; now without one."""
+    found = datetime.now(UTC).replace(microsecond=0) if at is None else at
+    if not _YEARS[0] <= found.year <= _YEARS[1]:
+        refuse(f"{found.isoformat()} is no time of a decision. Next step: give --at another.", Exit.WRONG_ARGUMENTS)
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
+
+
 def _read_pins(catalog: Catalog, stack: str, matrix: Path | None) -> tuple[str, str]:
     """Image digest and lock hash that the stack's row of the matrix pins; empty where it pins none."""
     row = next((row for row in catalog.stacks if row.id == stack), None)
@@ -207,7 +224,7 @@ def _read_pins(catalog: Catalog, stack: str, matrix: Path | None) -> tuple[str, 
     return row.image.rpartition("@")[2], digest
 
 
-def _read_baseline(folder: Path, target: str) -> Baseline:
+def _read_baseline(folder: Path, target: str, judged: frozenset[str], at: datetime) -> Baseline:
     """The newest good receipt of each probe of another run, whatever its stack, if it is one."""
     store = _read(folder)
     chosen = choose_baseline(store.seen, target)
@@ -218,8 +235,32 @@ def _read_baseline(folder: Path, target: str) -> Baseline:
             f"the receipts of the baseline {folder} are {found}. Next step: name the folder of one stack.",
             Exit.WRONG_ARGUMENTS if stacks else Exit.EVIDENCE_MISSING,
         )
+    for one in chosen:
+        _refuse_no_baseline(folder, one, judged, at)
     receipts: dict[str, Receipt] = {}
     for one in chosen:
         with suppress(ReceiptInvalid):  # nothing to compare with, which the gate says of that cell
             receipts[one.stem.removeprefix(f"{stacks[0]}-{target}-")] = store.load(one)
     return Baseline(stacks[0], receipts, store.sha256)
+
+
+def _hashes_of(store: SeenStore, stack: str) -> frozenset[str]:
+    return frozenset(one.sha256 for one in store.seen if one.head is not None and one.head.stack == stack)
+
+
+def _refuse_no_baseline(folder: Path, one: SeenReceipt, judged: frozenset[str], at: datetime) -> None:
+    """End where a receipt of the baseline is one of those that it would be compared with, or from the future."""
+    if one.sha256 in judged:
+        refuse(
+            f"{one.told} of the baseline {folder} is one of the receipts that are judged: compared with itself nothing "
+            "is slower. Next step: name the receipts of the release before.",
+            Exit.WRONG_ARGUMENTS,
+        )
+    started = None if one.head is None else read_time(one.head.started)
+    if started is not None and started > at:
+        refuse(
+            f"{one.told} of the baseline {folder} started at {started.isoformat()}, after this decision at "
+            f"{at.isoformat()}. Likely cause: --at names too early a time, or a clock is wrong. Next step: name an "
+            "older baseline.",
+            Exit.WRONG_ARGUMENTS,
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import date, datetime, time
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +11,20 @@ import typer
 from .app import Format, FormatOption, MatrixOption, OutputOption, app
 
 StoreArgument = Annotated[Path, typer.Argument(help="Folder of receipts; every folder below it is one run.")]
+
+
+def parse_clock(text: str) -> datetime:
+    """A time of ISO 8601; a day alone is over when it is judged.
+
+    Raises:
+        typer.BadParameter: it is none.
+    """
+    try:
+        found = datetime.fromisoformat(text)
+        day = date.fromisoformat(text) if "T" not in text and ":" not in text else None
+    except ValueError as fault:
+        raise typer.BadParameter(f"{text!r} is no time, as 2026-11-22 or 2026-11-22T12:00+00:00 is one") from fault
+    return found if day is None else datetime.combine(day, time(23, 59, 59))
 
 
 @app.command()
@@ -38,8 +52,9 @@ def release_gate(
         datetime | None,
         typer.Option(
             "--at",
-            formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M%z", "%Y-%m-%dT%H:%M:%S%z"],
-            help="Time of the decision, UTC where it has no zone; else now.",
+            parser=parse_clock,
+            metavar="TIME",
+            help="Time of the decision, UTC where it has no zone; a day alone means its end; else now.",
         ),
     ] = None,
     verbose: Annotated[

@@ -11,16 +11,25 @@ from pathlib import Path
 from ..catalog import Catalog
 from ..catalog_needs import read_needs
 from ..evidence.receipt import Receipt
-from ..evidence.selftest import SelftestResult
 from ..evidence.site_result import SiteResult
 from ..evidence.store import read_receipt
 from ..report import site_told
 from ..report.site import Page, SiteOverview, SiteSource, render_site
-from ..report.site_folder import NotOurFolder, refuse_other_folder, write_site
+from ..report.site_folder import NotOurFolder, refuse_inside, refuse_other_folder, write_site
 from ..report.site_results import MOST_RESULTS, has_page
 from ..report.site_values import SiteFacts, SiteRow, arrange_stacks, plan_depths
 from .app import TOOL, Exit, Format, foreseen, refuse
-from .report_sources import DecisionInvalid, Judge, find_rates, read_decisions, read_results, read_rows
+from .report_sources import (
+    DecisionInvalid,
+    Judge,
+    find_foreign,
+    find_lost_rows,
+    find_rates,
+    find_scores,
+    read_decisions,
+    read_results,
+    read_rows,
+)
 from .telling import write_told
 
 
@@ -58,11 +67,13 @@ def run_report(catalog: Catalog, asked: Asked, fmt: Format, told: Path | None) -
             "give the folder of receipts; `nox -s cpu_parity` writes some to .megacpp/receipts.",
             Exit.WRONG_ARGUMENTS,
         )
+    refuse_inside(asked.output, filter(None, (told,)))  # before a minute's work, and before anything is replaced
     result = write_report(catalog, asked)
     write_told(
         (lambda console: site_told.render_site(result, console)) if fmt is Format.TABLE else None,
         lambda: _text(result, fmt),
         told,
+        option="--told",
     )
 
 
@@ -71,10 +82,11 @@ def write_report(catalog: Catalog, asked: Asked) -> SiteResult:
 
     Raises:
         DecisionInvalid: a file of `asked.gates` is none.
-        NotOurFolder: there is something else than a site in the folder of the pages.
+        NotOurFolder: there is something else than a site in the folder of the pages, or what is asked for lies in it.
     """
     started = time.monotonic()
     refuse_other_folder(asked.output)
+    refuse_inside(asked.output, filter(None, (asked.store, *asked.gates, asked.database)))
     facts, rows = _read(catalog, asked)
 
     def read(row: SiteRow) -> Receipt:
@@ -110,6 +122,7 @@ def _read(catalog: Catalog, asked: Asked) -> tuple[SiteFacts, list[SiteRow]]:
     try:
         rows, unreadable, by_cell = read_rows(asked.store, asked.database)
         results, read = read_results(asked.store, [*(row.path for row in rows), *unreadable])
+        foreign = find_foreign(gates, asked.store, asked.gates)
     except OSError as fault:
         refuse(
             f"{asked.store} cannot be read: {fault.strerror or fault}. Likely cause: it is not yours. Next step: give "
@@ -122,7 +135,9 @@ def _read(catalog: Catalog, asked: Asked) -> tuple[SiteFacts, list[SiteRow]]:
             "began. Next step: give the folder that a run named in its last lines.",
             Exit.NOTHING_SELECTED,
         )
-    stacks = arrange_stacks(rows, asked.made_at, by_cell)
+    lost = find_lost_rows(rows, by_cell, (target.id for target in catalog.targets))
+    stacks = arrange_stacks([*rows, *lost], asked.made_at, by_cell)
+    mutants = frozenset(mutant.id for mutant in catalog.mutants)
     facts = SiteFacts(
         store=str(asked.store),
         tool=TOOL,
@@ -133,9 +148,11 @@ def _read(catalog: Catalog, asked: Asked) -> tuple[SiteFacts, list[SiteRow]]:
         unreadable=unreadable,
         results=results,
         told=dict([(file, one) for file, one in read.items() if has_page(one)][:MOST_RESULTS]),
-        rates=find_rates(read),
-        scores={file: one for file, one in read.items() if isinstance(one, SelftestResult)},
+        rates=find_rates(read, mutants),
+        scores=find_scores(read),
+        mutants=mutants,
         gates=gates,
+        foreign_gates=foreign,
     )
     return facts, rows
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from pydantic import ValidationError
@@ -18,16 +18,19 @@ from ..catalog_needs import Needs
 from ..environments.stacks import AGAIN
 from ..evidence.history import HistoryRow
 from ..evidence.index import read_store
-from ..evidence.receipt import Receipt
+from ..evidence.receipt import Outcome, Receipt
+from ..evidence.receipts_manifest import hash_manifest
 from ..evidence.release_gate import GateDecision
 from ..evidence.results import Result
 from ..evidence.score import Evidence, Rate, SuiteScore, score_selftest
 from ..evidence.selftest import SelftestResult
 from ..evidence.store import ReceiptInvalid, read_receipt
 from ..evidence.upgrade import StepResult
+from ..gate.release_reading import read_store as read_seen
 from ..report import machine
 from ..report.site import StackSeen
-from ..report.site_values import SiteRow
+from ..report.site_score_words import say_partly
+from ..report.site_values import SiteRow, read_instant
 from .history_runs import find_database
 
 _SCORE: Final = "megacpp-validate/score/1"
@@ -88,18 +91,79 @@ def read_results(store: Path, known: Iterable[str]) -> tuple[dict[str, str], dic
         if not (isinstance(schema, str) and schema.startswith("megacpp-validate/")):
             continue  # a cache of kernels has thousands
         results[name] = schema
-        with suppress(ValueError, TypeError, AttributeError):  # of another version, or none that is told
-            read[name] = SuiteScore.model_validate(data) if schema == _SCORE else machine.read_json(text.decode())
+        with suppress(
+            ValueError, TypeError, AttributeError, ArithmeticError, RecursionError
+        ):  # of another version, or none that is told
+            made = SuiteScore.model_validate(data) if schema == _SCORE else machine.read_json(text.decode())
+            if isinstance(made, SelftestResult):
+                score_selftest(made, Evidence(source=name))  # its numbers can contradict each other
+            read[name] = made
     return results, read
 
 
-def find_rates(read: Mapping[str, Result | SuiteScore]) -> tuple[Rate, ...]:
-    """The suite's score as it is published; of the kill table where there is none."""
-    for result in read.values():
-        if isinstance(result, SuiteScore):
-            return result.rates
-    tables = [(file, result) for file, result in read.items() if isinstance(result, SelftestResult)]
+def find_scores(read: Mapping[str, Result | SuiteScore]) -> dict[str, SelftestResult]:
+    """Kill tables by file, the one that was finished last first."""
+    tables = {file: result for file, result in read.items() if isinstance(result, SelftestResult)}
+    return dict(sorted(tables.items(), key=lambda item: read_instant(item[1].finished_at), reverse=True))
+
+
+def find_rates(read: Mapping[str, Result | SuiteScore], mutants: Collection[str]) -> tuple[Rate, ...]:
+    """The suite's score as it was published last; of the newest kill table of all mutants where there is none.
+
+    Only where there is none of all is it of the newest one of some, which the pages say.
+    """
+    published = [result for result in read.values() if isinstance(result, SuiteScore)]
+    if published:
+        return max(published, key=lambda score: max((rate.day for rate in score.rates), default="")).rates
+    tables = sorted(find_scores(read).items(), key=lambda item: bool(say_partly(item[1], mutants)))
     return tuple(rate for file, table in tables[:1] for rate in score_selftest(table, Evidence(source=file)))
+
+
+def find_lost_rows(
+    rows: Iterable[SiteRow], by_cell: Mapping[str, Sequence[str]], targets: Iterable[str]
+) -> Iterator[SiteRow]:
+    """A row for each cell of which there are only files that are no receipts: what is lost is shown, and not absent.
+
+    Args:
+        rows: of the receipts.
+        by_cell: files by the cell that they name.
+        targets: of the matrix; those of `rows` are known too.
+    """
+    rows = list(rows)
+    known = {row.cell for row in rows}
+    # A target's name may end with that of another one: the longest is meant.
+    names = sorted({*targets, *(row.target for row in rows)}, key=lambda name: (-len(name), name))
+    for cell, files in by_cell.items():
+        found = ((target, *cell.rpartition(f"-{target}-")) for target in names if cell not in known)
+        for target, stack, _, probe in found:
+            if stack and probe:
+                yield SiteRow("", cell, stack, target, probe, Outcome.NOT_RUN, "", files[0], lost=True)
+                break
+
+
+def find_foreign(gates: Sequence[GateDecision], store: Path, files: Iterable[Path]) -> tuple[GateDecision, ...]:
+    """Decisions that were made of other receipts than the store has, in itself or in a folder below it.
+
+    Args:
+        gates: the decisions.
+        store: the folder.
+        files: of the decisions themselves, which may lie in it.
+
+    Raises:
+        OSError: the store cannot be looked into.
+    """
+    if not gates:
+        return ()
+    own = {file.resolve() for file in files}
+    folders: dict[str, dict[str, str]] = {}
+    for file, sha256 in read_seen(store).hashes.items():
+        if (store / file).resolve() in own:
+            continue
+        for folder in PurePosixPath(file).parents:
+            below = file if str(folder) == "." else file.removeprefix(f"{folder}/")
+            folders.setdefault(str(folder), {})[below] = sha256
+    known = {hash_manifest(hashes) for hashes in folders.values()}
+    return tuple(gate for gate in gates if gate.receipts_sha256 not in known)
 
 
 def read_decisions(files: Sequence[Path]) -> tuple[GateDecision, ...]:
@@ -143,8 +207,8 @@ class Judge:
     def _measure(self, target: str) -> CardNoise:
         """From the newest run that was timed again: the run, and its folder `again`."""
         of_target = [row for row in self._rows if row.target == target]
-        twice = [row for row in of_target if row.only_times]
-        newest = max(twice, key=lambda row: (row.started, row.run), default=None)
+        twice = [row for row in of_target if _is_again(row.run)]
+        newest = max(twice, key=lambda row: (row.at, row.run), default=None)
         if newest is None:
             return measure_noise({}, {})
         first = newest.run.rpartition("/")[0] or "."
@@ -159,6 +223,10 @@ class Judge:
             return read_receipt(self._store / row.path)
         except ReceiptInvalid:
             return None
+
+
+def _is_again(run: str) -> bool:
+    return run.rpartition("/")[2] == AGAIN
 
 
 def _row(row: HistoryRow) -> SiteRow | None:
@@ -182,7 +250,7 @@ def _row(row: HistoryRow) -> SiteRow | None:
         step_seconds=row.step_seconds,
         peak_memory_mib=row.peak_memory_mib or None,
         compiles_after=row.compiles_after,
-        only_times=row.run.rpartition("/")[2] == AGAIN,
+        only_times=row.only_timed or _is_again(row.run),
         contradicts=row.contradicts,
     )
 

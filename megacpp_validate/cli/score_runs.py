@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,7 @@ from .image_telling import tell_images
 
 SCORE: Final = "docs/evidence/score.json"
 SHOWN: Final = "docs/examples/score.md"
+_CLOCK_SKEW: Final = timedelta(minutes=5)  # between two hosts, as `clock_skew_s` of matrix/gate.toml
 _BLOCK: Final = re.compile(rf"(<!-- from {re.escape(SHOWN)} -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -88,15 +90,33 @@ def _read_selftest(catalog: Catalog, file: Path) -> SelftestResult:
         raise _invalid(file, fault, "nox -s selftest -- --format json --output FILE") from fault
     if not isinstance(result, SelftestResult):
         raise _invalid(file, ValueError("it is another result"), "nox -s selftest -- --format json --output FILE")
-    ran, known = {row.mutant.id for row in result.mutants}, {row.id for row in catalog.mutants}
-    if ran != known or len(result.mutants) != len(known) or not result.clean_runs:
+    if clock := _find_clock_fault(result.finished_at):
+        raise _invalid(file, ValueError(clock), "nox -s selftest -- --format json --output FILE")
+    planned = {row.id: row.planned for row in catalog.mutants}
+    ran, known = {row.mutant.id for row in result.mutants}, planned.keys()
+    # A row that was planted otherwise, or filed under another module, is another fault under an old name.
+    changed = sorted({row.mutant.id for row in result.mutants if planned.get(row.mutant.id, row.mutant) != row.mutant})
+    if changed or ran != known or len(result.mutants) != len(known) or not result.clean_runs:
         missing = ", ".join(sorted(known - ran)[:5]) or "none"
         raise ScorePartial(
             f"{file} is not of a full selftest of this matrix: {len(ran & known)} of {len(known)} mutants (missing: "
-            f"{missing}; unknown: {', '.join(sorted(ran - known)[:5]) or 'none'}), {result.clean_runs} clean runs. "
+            f"{missing}; unknown: {', '.join(sorted(ran - known)[:5]) or 'none'}; planted otherwise: "
+            f"{', '.join(changed[:5]) or 'none'}), {result.clean_runs} clean runs. "
             "Likely cause: the matrix has changed since, or some were named. Next step: run `nox -s selftest` on all."
         )
     return result
+
+
+def _find_clock_fault(finished_at: str) -> str:
+    """What is wrong with the time at which a run ended; empty where nothing is, or nobody kept it."""
+    if not finished_at:
+        return ""
+    try:
+        ended = datetime.fromisoformat(finished_at)
+    except ValueError:
+        return f"finished_at is {finished_at[:40]!r}, which is no time"
+    ended = ended if ended.tzinfo else ended.replace(tzinfo=UTC)
+    return f"it ended at {finished_at}, which is yet to come" if ended > datetime.now(UTC) + _CLOCK_SKEW else ""
 
 
 def _read_blame(file: Path) -> BlameScore:

@@ -14,13 +14,21 @@ import typer
 from packaging.version import InvalidVersion, Version
 
 from ..canary.simple_index import IndexDown, read_index_settings, read_listed
-from ..canary.watch import IndexNotBelieved, choose_last_good, decide_release, plan_gpu_steps, plan_watch, put_release
+from ..canary.watch import (
+    IndexNotBelieved,
+    choose_last_good,
+    decide_release,
+    find_gpu_fault,
+    plan_gpu_steps,
+    plan_watch,
+    put_release,
+)
 from ..catalog import Catalog, matrix_folder
 from ..catalog_pipelines import TeWatch, read_pipelines
 from ..evidence.te_watch import Standing, WatchedRelease, WatchResult, WatchState
 from ..evidence.upgrade import UpgradeResult
 from ..evidence.whole_file import write_whole
-from ..report.markdown_te_watch import render_issue, tell_watch
+from ..report.markdown_te_watch import render_issue, render_pinned, tell_watch
 from ..report.terminal_te_watch import render_watch
 from .app import TOOL, Exit, Format, errors, foreseen, refuse, refuse_full_disk
 from .image_telling import tell_images
@@ -99,6 +107,7 @@ def _look(watch: _Watch, known: WatchState | None) -> WatchResult:
     changed = {row.version: row for row in plan.changed}
     files: list[str] = []
     waiting = {row.version for row in plan.judge}
+    before = {row.version for row in known.releases if row.withdrawn} if known else set()
     watch.folder.write_state(_without(state, waiting))
     for row in plan.judge:
         done = _judge(watch, row, choose_last_good(state, pinned, row.version))
@@ -109,6 +118,9 @@ def _look(watch: _Watch, known: WatchState | None) -> WatchResult:
     for row in plan.changed:
         if row.standing is Standing.JUDGED:  # withdrawn since, or back again
             files += _write_issue(watch, row)
+        elif Version(row.version) == Version(pinned) and (row.withdrawn or row.version in before):
+            text = render_pinned(row, labels=tuple(watch.rules.labels)).as_file()
+            files.append(str(watch.folder.write_issue(row.version, text)))
     order = [row.version for row in state.releases if row.version in changed]
     return WatchResult(
         tool=TOOL,
@@ -116,6 +128,7 @@ def _look(watch: _Watch, known: WatchState | None) -> WatchResult:
         asked_at=watch.now,
         pinned=pinned,
         changed=tuple(changed[name] for name in order),
+        judged=tuple(row.version for row in plan.judge),
         issues=tuple(files),
         gpu=plan_gpu_steps(state, watch.rules.gpu_targets),
     )
@@ -199,19 +212,31 @@ def _write_issue(watch: _Watch, row: WatchedRelease) -> list[str]:
 
 
 def _take_in(watch: _Watch, known: WatchState | None, folder: Path) -> WatchResult:
-    """Answers of the dynamic tier, put to what is known; what is no answer on a judged release is told and left."""
+    """Answers of the dynamic tier, put to what is known; what answers no step that was asked for is told and left."""
+    if not folder.is_dir():
+        refuse(
+            f"there is no folder {folder}. Likely cause: a typing error, or no machine with a GPU told anything. Next "
+            "step: give the folder of what `te-canary --tiers gpu --format json` wrote.",
+            Exit.WRONG_ARGUMENTS,
+        )
     state = known or WatchState(distribution=watch.rules.distribution)
     rows = {row.version: row for row in state.releases}
     changed: list[WatchedRelease] = []
     files: list[str] = []
+    left: list[str] = []
+    modules = [module.id for module in watch.catalog.modules]
     for file in sorted(folder.glob("*.json")):
         row, result = rows.get(_version_of(file)), read_upgrade(file)
-        if row is None or row.standing is not Standing.JUDGED or result is None or "gpu" not in result.tiers:
-            errors.print(f"{file.name} is no answer of the gpu tier on a release that was judged: left", markup=False)
+        if row is None or row.standing is not Standing.JUDGED or result is None:
+            left.append(f"{file.name} is no answer of the gpu tier on a release that was judged")
+            continue
+        if why := find_gpu_fault(result, row, tool=TOOL, targets=watch.rules.gpu_targets, modules=modules):
+            left.append(f"{file.name} is no answer on {row.against} -> {row.version}: {why}")
             continue
         code = Exit.CLOSED if result.breaks else Exit.EVIDENCE_MISSING if result.lacks else Exit.OPEN
         write_whole(watch.folder.result_file(row.version, gpu=True), file.read_text(encoding="utf-8"))
-        # Without evidence it is still to be run.
+        if code is Exit.EVIDENCE_MISSING:
+            left.append(f"{file.name} lacks evidence: {row.version} is still to be run")
         done = row.model_copy(update={"gpu_code": None if code is Exit.EVIDENCE_MISSING else int(code)})
         state = put_release(state, done)
         files += _write_issue(watch, done)
@@ -223,6 +248,8 @@ def _take_in(watch: _Watch, known: WatchState | None, folder: Path) -> WatchResu
         asked_at=watch.now,
         pinned=watch.catalog.pinned.te,
         changed=tuple(changed),
+        judged=tuple(row.version for row in changed if row.gpu_code is not None),
+        left=tuple(left),
         issues=tuple(files),
         gpu=plan_gpu_steps(state, watch.rules.gpu_targets),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -25,6 +27,7 @@ from ..evidence.selftest import SelftestResult
 from ..evidence.smoke import SmokeSession
 from ..evidence.smoke_faults import SmokeFaultScore
 from ..evidence.upgrade import UpgradeResult
+from ..evidence.whole_file import write_whole
 from ..report import (
     github,
     github_policy,
@@ -60,13 +63,16 @@ def tell(result: Result, fmt: Format, output: Path | None, *, verbose: bool = Fa
     write_told(draw if fmt is Format.TABLE else None, lambda: _text(result, fmt), output)
 
 
-def write_told(draw: Callable[[Console], None] | None, text: Callable[[], str], output: Path | None) -> None:
+def write_told(
+    draw: Callable[[Console], None] | None, text: Callable[[], str], output: Path | None, *, option: str = "--output"
+) -> None:
     """Draw something on the terminal or into a file, or write its text there.
 
     Args:
         draw: on a console; None where it is to be the text.
         text: the same as text.
         output: the file; standard output without one.
+        option: that names the file.
     """
     if output is None:
         try:
@@ -87,18 +93,35 @@ def write_told(draw: Callable[[Console], None] | None, text: Callable[[], str], 
             )
         return
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with output.open("w", encoding="utf-8") as stream:
-            if draw is not None:
-                draw(Console(file=stream))
-            else:
-                stream.write(text())
+        _write_file(output, _draw_text(draw) if draw is not None else text())
     except OSError as fault:
+        if fault.errno in (errno.ENOSPC, errno.EDQUOT):
+            refuse(
+                f"{output} cannot be written: {fault.strerror}; what was there before is as it was. Likely cause: the "
+                f"disk is full. Next step: make room and start it again, or give {option} a file elsewhere.",
+                Exit.INFRASTRUCTURE,
+            )
         refuse(
             f"{output} cannot be written: {fault.strerror or fault}. Likely cause: it is a folder, or lies in a place "
-            "that is not yours. Next step: give --output a file in a folder that you can write.",
+            f"that is not yours. Next step: give {option} a file in a folder that you can write.",
             Exit.WRONG_ARGUMENTS,
         )
+
+
+def _draw_text(draw: Callable[[Console], None]) -> str:
+    stream = io.StringIO()
+    draw(Console(file=stream))
+    return stream.getvalue()
+
+
+def _write_file(output: Path, text: str) -> None:
+    """Whole or not at all; a pipe or a device is written as it is, and through a link the file that it names."""
+    place = output.resolve()
+    if place.exists() and not place.is_file():
+        with place.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+    else:
+        write_whole(place, text)
 
 
 def _drop_output() -> None:

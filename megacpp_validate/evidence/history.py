@@ -10,6 +10,7 @@ from pydantic import Field
 
 from .findings import Frozen
 from .receipt import Outcome
+from .receipt_time import read_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class HistoryRow:
             and its checks were counted.
         same_as: path of another file with the same bytes that stands before it: a copy is not evidence twice.
         contradicts: path of another file that says it is the same process of the same cell, and says something else.
+        only_timed: it is good and judged nothing: its module was timed again.
     """
 
     run: str
@@ -62,11 +64,17 @@ class HistoryRow:
     validated: bool = False
     same_as: str = ""
     contradicts: str = ""
+    only_timed: bool = False
 
     @property
     def counts(self) -> bool:
         """Whether it is an observation of its own, for rates and trends."""
-        return self.outcome is not None and not self.same_as and not self.contradicts
+        return self.outcome is not None and not self.same_as and not self.contradicts and not self.only_timed
+
+    @property
+    def dated(self) -> bool:
+        """Whether it says when it started, with a zone: without that nobody knows what it came after."""
+        return read_time(self.started) is not None
 
 
 class Direction(StrEnum):
@@ -92,7 +100,8 @@ class Trend(Frozen):
 
     Attributes:
         unit: "s", "ms", "MiB", "tokens/s", or empty for a count or a share.
-        points: of runs that passed; copies and contradicted receipts are left out.
+        points: of runs that passed; copies, contradicted receipts, such as only timed and such without a time are left
+            out.
         slope: change a run, as a share of the median: the median of the slopes of all pairs (Theil-Sen).
         low, high: its 95% interval (Sen 1968); None where runs are too few for one.
     """

@@ -31,6 +31,7 @@ _SHOWN: Final = (
     "run", "cell", "stack", "target", "probe", "outcome", "started", "commit", "image_digest", "lock_hash",
     "seconds_total", "seconds_probe", "peak_memory_mib", "compiles_after", "sha256", "path", "step_seconds",
     "environment", "host", "gpu", "schema_id", "reason", "fault", "validated",
+    "only_timed",
 )  # fmt: skip
 _PATH: Final = _SHOWN.index("path")
 _CELL: Final = _SHOWN.index("cell")
@@ -129,7 +130,7 @@ class Index:
         return tuple(sorted({name for _, numbers in self._measured(cell) for name in numbers}))
 
     def trend(self, cell: str, quantity: str) -> Trend:
-        """A quantity of a cell over its runs that passed; empty where none has it."""
+        """A quantity of a cell over its runs that passed and say when; empty where none has it."""
         return self.trends(cell, (quantity,))[0]
 
     def trends(self, cell: str, quantities: Sequence[str] = ()) -> tuple[Trend, ...]:
@@ -164,7 +165,7 @@ class Index:
     def _measured(self, cell: str) -> list[tuple[HistoryRow, dict[str, float]]]:
         kept = self._connection.execute("SELECT path, numbers FROM files WHERE cell = ? AND kind = ?", (cell, RECEIPT))
         numbers = dict(kept.fetchall())
-        passed = (row for row in self.history(cell) if row.counts and row.outcome is Outcome.PASS)
+        passed = (row for row in self.history(cell) if row.counts and row.dated and row.outcome is Outcome.PASS)
         return [(row, json.loads(numbers[row.path])) for row in passed]
 
     def _find_twins(self, cells: Iterable[str]) -> dict[str, tuple[str, str]]:
@@ -285,7 +286,7 @@ def _summarize(store: Path, database: Path, change: Change, not_kept: str, secon
 def _make_row(values: Sequence[object], same_as: str, contradicts: str) -> HistoryRow:
     named = dict(zip(_SHOWN, values, strict=True))
     named["outcome"] = Outcome(str(named["outcome"])) if named["outcome"] else None
-    named["validated"] = bool(named["validated"])
+    named |= {name: bool(named[name]) for name in ("validated", "only_timed")}
     return HistoryRow(**named, same_as=same_as, contradicts=contradicts)  # type: ignore[arg-type]  # columns of ours
 
 

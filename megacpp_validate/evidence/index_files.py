@@ -8,13 +8,14 @@ import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
 from .index_schema import OTHER, RECEIPT, UNREADABLE, FileRow
 from .receipt_fields import Fields, is_another_file, read_fields, shorten_reason, validate_fields
+from .receipt_phases import PROBE, is_only_timed
+from .receipt_time import read_time
 from .store import ReceiptInvalid
 
 _LARGEST: Final = 64 << 20  # bytes; the largest receipt that was seen has less than one
@@ -39,10 +40,10 @@ class Found:
 
 
 def find_files(store: Path) -> Iterator[Found]:
-    """Every `*.json` below a store, and every folder that cannot be looked into.
+    """Every `*.json` below a store, every link to a folder, and every folder that cannot be looked into.
 
-    Links are not followed, for what they point to is no part of the store; names that begin with a dot are files that
-    are still being written, and folders that are not for evidence.
+    Links are told and not followed, for what they point to is no part of the store; names that begin with a dot are
+    files that are still being written, and folders that are not for evidence.
 
     Raises:
         OSError: the store itself cannot be looked into.
@@ -65,7 +66,7 @@ def find_files(store: Path) -> Iterator[Found]:
             key = folder + b"/" + entry.name if folder else entry.name
             if entry.is_dir(follow_symlinks=False):
                 pending.append(key)
-            elif entry.name.endswith(b".json"):
+            elif entry.name.endswith(b".json") or (entry.is_symlink() and entry.is_dir()):
                 yield _find_file(entry, key)
 
 
@@ -147,24 +148,17 @@ def _make_row(fields: Fields, found: Found, digest: str) -> FileRow:
         path=_show(found.key),
         run=_run_of(found.key),
         outcome=fields.outcome.value,
-        at=_read_time(texts["started"]),
+        at=started.timestamp() if (started := read_time(texts["started"])) else None,
         validated=int(fields.validated),
+        only_timed=int(is_only_timed(fields.outcome, fields.seconds)),
         seconds_total=fields.seconds.get("total"),
-        seconds_probe=fields.seconds.get("probe"),
+        seconds_probe=fields.seconds.get(PROBE),
         peak_memory_mib=fields.peak_memory_mib,
         compiles_after=fields.compiles_after,
         step_seconds=fields.numbers.get("step_seconds"),
         numbers=json.dumps(fields.numbers),
         **texts,
     )
-
-
-def _read_time(text: str) -> float | None:
-    try:
-        time_read = datetime.fromisoformat(text)
-        return (time_read if time_read.tzinfo else time_read.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError):
-        return None
 
 
 def _show(key: bytes) -> str:

@@ -14,7 +14,7 @@ from typing import Final
 
 from .whole_file import write_whole_bytes
 
-VERSION: Final = 1  # of the table and of what is read out of a receipt: with another one, everything is read again
+VERSION: Final = 2  # of the table and of what is read out of a receipt: with another one, everything is read again
 _MAGIC: Final = b"SQLite format 3\0"
 RECEIPT, UNREADABLE, OTHER = "receipt", "unreadable", "other"
 
@@ -38,7 +38,7 @@ class FileRow:
         key: its path below the store, as the file system's bytes.
         stamp: size, times and inode when it was read; empty where it may have changed in that moment.
         kind: `RECEIPT`, `UNREADABLE`, or `OTHER`: whole JSON that does not claim to be a receipt.
-        at: seconds since 1970 at which it started; None where that cannot be told.
+        at: seconds since 1970 at which it started; None where that cannot be told, as of a time without a zone.
         outcome: empty where it is unreadable.
         numbers: JSON, quantity -> value.
     """
@@ -66,6 +66,7 @@ class FileRow:
     reason: str = ""
     fault: str = ""
     validated: int = 0
+    only_timed: int = 0
     seconds_total: float | None = None
     seconds_probe: float | None = None
     peak_memory_mib: float = 0.0

@@ -32,6 +32,9 @@ class PlannedJob(Frozen):
         needs: ids of jobs that must have ended well before it.
         stage: how many jobs stand before it at the most, counted from 0.
         minutes: after which it is ended.
+        commands: up to the first that is not open.
+        after: run then, whatever came of them: what shows an answer is wanted most where it is no pass. On GitLab their
+            own exit codes count for nothing.
         artifacts: files and folders that are kept, relative to the checkout.
         keeps: those that go from one run to the next.
     """
@@ -45,17 +48,19 @@ class PlannedJob(Frozen):
     stage: int = Field(default=0, ge=0)
     minutes: int = Field(gt=0)
     commands: tuple[SessionCall, ...]
+    after: tuple[SessionCall, ...] = ()
     artifacts: tuple[str, ...] = ()
     keeps: tuple[str, ...] = ()
 
 
 class LeftOut(Frozen):
-    """A job that is not run, and why. It is no pass."""
+    """A job that is not run, and why. It is no pass; `gitlab`: tags of a machine that is there, and says so."""
 
     id: str
     job: str
     outcome: Literal["not-run"] = "not-run"
     reason: str
+    gitlab: tuple[str, ...] = ()
 
 
 class PipelinePlan(Frozen):

@@ -151,8 +151,10 @@ def _take(data: dict[str, Any], *, validated: bool) -> Fields:
     if texts["schema_id"] not in READABLE or texts["cell"] != cell_id(texts["stack"], texts["target"], texts["probe"]):
         raise ValueError("another schema, or another cell")
     seconds = {name: _number(value) for name, value in data["seconds"].items()}
-    after = int(_number(sum(map(_number, data["jit"]["after"].values()))))
-    memory = _number(data["peak_memory_mib"])
+    compiles = [_number(value) for value in data["jit"]["after"].values()]
+    after, memory = int(_number(sum(compiles))), _number(data["peak_memory_mib"])
+    if min([memory, *compiles]) < 0:
+        raise ValueError("a number below nothing")
     numbers = {f"seconds_{name}": seconds[name] for name in ("total", "probe") if name in seconds}
     numbers |= {"peak_memory_mib": memory} if memory else {}
     numbers |= {"compiles_after": float(after)}

@@ -6,6 +6,8 @@ from datetime import date
 from enum import StrEnum
 from typing import Final, Literal
 
+from pydantic import model_validator
+
 from .findings import Cause, Frozen
 from .preset_decision import WaiverState
 from .receipt import Outcome
@@ -184,6 +186,16 @@ class GateDecision(Frozen):
     receipts_sha256: str
     baseline_sha256: str = ""
     judged_at: str
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> GateDecision:
+        closing = bool(self.closing)
+        if self.exit_code not in (0, 1, 4):
+            raise ValueError(f"exit code {self.exit_code} is none of a decision: 0, 1 or 4")
+        if not self.open == (self.exit_code == 0) == (not closing):
+            word, cells = ("open" if self.open else "closed"), ("a cell closes it" if closing else "no cell closes it")
+            raise ValueError(f"it says that the gate is {word}, its exit code is {self.exit_code}, and {cells}")
+        return self
 
     @property
     def required(self) -> tuple[CellVerdict, ...]:

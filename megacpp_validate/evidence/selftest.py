@@ -226,6 +226,9 @@ class SelftestResult:
         lost: clean runs that gave no evidence, with the reason: they count as neither.
         seconds: wall-clock time of all.
         finished_at: ISO 8601 in UTC; empty in what was written before that was kept.
+
+    Raises:
+        ValueError: more false alarms than clean runs, or less runs than none.
     """
 
     modules: tuple[str, ...]
@@ -236,6 +239,10 @@ class SelftestResult:
     seconds: float = 0.0
     schema_id: str = "megacpp-validate/selftest/1"
     finished_at: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 <= len(self.false_alarms) <= self.clean_runs:
+            raise ValueError(f"{len(self.false_alarms)} false alarms in {self.clean_runs} clean runs")
 
     @property
     def killed(self) -> int:

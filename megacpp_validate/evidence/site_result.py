@@ -11,7 +11,12 @@ from .receipt import Outcome
 
 
 class SiteCell(Frozen):
-    """The newest receipt of a cell; `page` is below the folder of the site."""
+    """The newest receipt of a cell.
+
+    Attributes:
+        page: below the folder of the site.
+        doubt: why a good outcome is no evidence that the cell holds; empty where nothing says so.
+    """
 
     cell: str
     stack: str
@@ -19,16 +24,23 @@ class SiteCell(Frozen):
     probe: str
     outcome: Outcome
     page: str
+    doubt: str = ""
 
 
 class SiteStep(Frozen):
-    """The step between two adjacent releases; `culprits` is empty where nobody is to blame."""
+    """The step between two adjacent releases.
+
+    Attributes:
+        culprits: empty where nobody is to blame.
+        lost: cells of the newer release without evidence, which may be what it breaks.
+    """
 
     target: str
     before: str
     after: str
     culprits: tuple[str, ...]
     page: str
+    lost: tuple[str, ...] = ()
 
 
 class SiteResult(Frozen):
@@ -65,4 +77,4 @@ class SiteResult(Frozen):
     @property
     def not_good(self) -> tuple[SiteCell, ...]:
         """Cells whose newest receipt is no evidence that they hold."""
-        return tuple(cell for cell in self.cells if not cell.outcome.is_good)
+        return tuple(cell for cell in self.cells if cell.doubt or not cell.outcome.is_good)

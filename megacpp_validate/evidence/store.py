@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,12 +128,27 @@ def _find_contradictions(receipt: Receipt, path: Path) -> Iterator[str]:
         yield "outcome fail without a failed check"
     if receipt.outcome is Outcome.BLOCKED and not receipt.blocked_by:
         yield "outcome blocked, and not by which cell"
+    yield from _find_impossible_numbers(receipt)
     for check in receipt.checks:
         yield from _find_false_verdicts(check)
     for record in receipt.training:
         yield from find_record_faults(record)
     if receipt.outcome is Outcome.PASS:
         yield from _find_false_backends(receipt)
+
+
+def _find_impossible_numbers(receipt: Receipt) -> Iterator[str]:
+    """Counts and sizes below nothing, and a library with two entries: each has one, with all its files."""
+    jit = receipt.jit
+    for where, counts in (("warm_up", jit.warm_up), ("after", jit.after), ("hits", jit.hits)):
+        for library, number in counts.items():
+            if number < 0:
+                yield f"jit.{where} counts {number} of {library}"
+    if receipt.peak_memory_mib < 0:
+        yield f"a peak memory of {receipt.peak_memory_mib:g} MiB"
+    for name, entries in Counter(library.name for library in receipt.libraries).items():
+        if entries > 1:
+            yield f"the library {name} is listed {entries} times"
 
 
 def _find_false_verdicts(check: Check) -> Iterator[str]:

@@ -4,15 +4,31 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import Field, ValidationError
+from packaging.version import InvalidVersion, Version
+from pydantic import AfterValidator, Field, ValidationError
 
 from .findings import Frozen
 from .strict_json import refuse_what_json_hides
 
 # A version goes into arguments, file names and titles: what is no version as packaging prints it is refused.
-VersionName = Annotated[str, Field(pattern=r"^[0-9][0-9a-z.!+]*$", max_length=64)]
+LONGEST_VERSION: Final = 64  # characters
+
+
+def _as_printed(name: str) -> str:
+    try:
+        printed = str(Version(name))
+    except InvalidVersion as fault:
+        raise ValueError(str(fault)) from fault
+    if printed != name:
+        raise ValueError(f"{name!r} is printed as {printed}")
+    return name
+
+
+VersionName = Annotated[
+    str, Field(pattern=r"^[0-9][0-9a-z.!+]*$", max_length=LONGEST_VERSION), AfterValidator(_as_printed)
+]
 
 
 class Standing(StrEnum):
@@ -62,6 +78,11 @@ class WatchedRelease(Frozen):
     withdrawn: str = ""
     wheel_sha256: str = ""
 
+    @property
+    def verdict(self) -> int | None:
+        """The last one: a run that takes in what a GPU saw tells nothing else anew."""
+        return self.code if self.gpu_code is None else self.gpu_code
+
 
 class WatchState(Frozen):
     """Everything that the watch knows, oldest release first."""
@@ -86,6 +107,8 @@ class WatchResult(Frozen):
         index: its address, without who asks.
         pinned: the release that is in production.
         changed: releases of which this run learnt something, oldest first.
+        judged: those of them that it judged itself; what is known of the others was told before.
+        left: answers of the gpu tier that gave no verdict, each with why.
         issues: files of issue texts that it wrote.
         gpu: what a machine with a GPU is still to judge.
     """
@@ -96,26 +119,34 @@ class WatchResult(Frozen):
     asked_at: str
     pinned: str
     changed: tuple[WatchedRelease, ...] = ()
+    judged: tuple[VersionName, ...] = ()
+    left: tuple[str, ...] = ()
     issues: tuple[str, ...] = ()
     gpu: tuple[GpuStep, ...] = ()
 
     @property
+    def judged_now(self) -> tuple[WatchedRelease, ...]:
+        """Rows with a verdict of this run; a known break that is withdrawn since is no new one."""
+        return tuple(row for row in self.changed if row.standing is Standing.JUDGED and row.version in self.judged)
+
+    @property
     def breaks(self) -> bool:
         """Whether a release that was judged now breaks something."""
-        return any(1 in (row.code, row.gpu_code) for row in self.changed if row.standing is Standing.JUDGED)
+        return any(row.verdict == 1 for row in self.judged_now)
 
     @property
     def lacks(self) -> bool:
-        """Whether a judgement was tried and given up; a release without a wheel yet was not tried."""
-        return any(row.standing is Standing.WAITING and row.code is not None for row in self.changed)
+        """Whether a judgement was tried and given up, or an answer left; one without a wheel yet was not tried."""
+        tried = any(row.standing is Standing.WAITING and row.code is not None for row in self.changed)
+        return tried or bool(self.left)
 
 
 class WatchUnreadable(ValueError):
     """A text that is no result of the watch; it says why."""
 
 
-def read_gpu_steps(told: str) -> tuple[tuple[str, str], ...]:
-    """Steps (old, new) that wait for a GPU, each once.
+def read_gpu_steps(told: str) -> tuple[GpuStep, ...]:
+    """Steps that wait for a GPU, each once.
 
     Args:
         told: what the watch told as JSON, or the path of its file.
@@ -132,4 +163,4 @@ def read_gpu_steps(told: str) -> tuple[tuple[str, str], ...]:
             f"there are no facts in {told[:80]!r}: {' '.join(str(fault).split())[:300]}. Likely cause: the watch was "
             "cut short. Next step: give the file that `nox -s te_watch -- --format json --output FILE` wrote."
         ) from fault
-    return tuple(dict.fromkeys((step.old, step.new) for step in result.gpu))
+    return tuple(dict.fromkeys(result.gpu))

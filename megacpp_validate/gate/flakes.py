@@ -5,10 +5,10 @@ good and bad: no part of the stack or of this tool had changed between. The rate
 more than once: bad observations in states that were good as well, by all observations. A state that was always bad is
 a breakage and no flake, and counts as observations that did not flake.
 
-What is no observation is left out: cells that were blocked or not run, unreadable receipts, copies of a receipt, and
-receipts that tell one process in two ways. Receipts that name no stack or no commit belong to no state; they are
-counted apart, because a rate that says nothing of them would look better than it is. The seed is not part of a state: a
-cell that fails with some seeds fails without a change.
+What is no observation is left out: cells that were blocked or not run, unreadable receipts, copies of a receipt,
+receipts that tell one process in two ways, and receipts that only timed a module and judged nothing of it. Receipts
+that name no stack or no commit belong to no state; they are counted apart, because a rate that says nothing of them
+would look better than it is. The seed is not part of a state: a cell that fails with some seeds fails without a change.
 """
 
 from __future__ import annotations

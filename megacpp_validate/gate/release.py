@@ -53,7 +53,7 @@ def decide_release(
     judged = (*required, *judge_others(bench))
     cells = tuple(one.verdict for one in judged)
     closed = any(verdict.closes for verdict in cells)
-    breaks = any(reason.breaks for one in judged if one.verdict.closes for reason in one.standing)
+    breaks = any(one.breaks for one in judged)
     bound = bench.bound
     return GateDecision(
         tool=asked.tool,
@@ -65,7 +65,7 @@ def decide_release(
         cells=cells,
         missing=_find_missing(required),
         unreadable=tuple(_find_unreadable(bench)),
-        foreign=tuple(row.seen.file.removesuffix(".json") for row in split.rejected if row.reason.rule in _FOREIGN),
+        foreign=tuple(row.seen.told.removesuffix(".json") for row in split.rejected if row.reason.rule in _FOREIGN),
         waivers=see_waivers(rules, asked, cells),
         culprits=name_culprits(bench, judged, blame),
         commit=bound.commit,
@@ -87,11 +87,11 @@ def _find_missing(required: Sequence[Judged]) -> tuple[str, ...]:
 def _find_unreadable(bench: Bench) -> Iterator[UnreadableReceipt]:
     """By their files: what is no receipt at a glance, and what is none on a closer look."""
     found = {
-        row.seen.file: (row.seen.sha256, row.reason.text) for row in bench.split.rejected if _is_none(row.reason.rule)
+        row.seen.told: (row.seen.sha256, row.reason.text) for row in bench.split.rejected if _is_none(row.reason.rule)
     }
     for cell, why in bench.broken.items():
         one = bench.split.counting[cell]
-        found[one.file] = one.sha256, why
+        found[one.told] = one.sha256, why
     for file in sorted(found):
         yield UnreadableReceipt(file=file, receipt_sha256=found[file][0], reason=found[file][1])
 

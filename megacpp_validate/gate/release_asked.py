@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Final
 
 from ..evidence.receipt import Receipt
 from ..evidence.release_gate import BREAKAGES, GateRule
+
+DIRTY: Final = "-dirty"  # behind a commit from which files differed
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,9 @@ class Asked:
     commit: str = ""
     image: str = ""
     lock: str = ""
+
+
+_DISOWNING: Final = frozenset({GateRule.STACK, GateRule.TARGET, GateRule.AGE, GateRule.SCHEMA})
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,11 @@ class Reason:
     text: str
     hard: bool = False
     component: str = ""
+
+    @property
+    def disowns(self) -> bool:
+        """Whether it says that the receipt is of something else, so that whatever it shows is no breakage of this."""
+        return self.rule in _DISOWNING
 
     @property
     def breaks(self) -> bool:

@@ -37,6 +37,10 @@ def _compare(receipt: Receipt, rules: GateRules, baseline: Baseline | None) -> I
         said = f"it ran on {_say_card(receipt)}, the baseline on {_say_card(before)}: times of two cards tell nothing"
         yield Reason(GateRule.BASELINE, said) if wanted else said
         return
+    if not _measures(before, rules) and (_measures(receipt, rules) or _is_empty(baseline, rules)):
+        said = f"the baseline {baseline.stack} measured nothing that it did: neither speed nor memory is compared"
+        yield Reason(GateRule.BASELINE, said) if wanted else said
+        return
     yield from _find_slower(receipt, before, rules, baseline.stack)
     yield from _find_larger(receipt, before, rules, baseline.stack)
 
@@ -73,6 +77,15 @@ def _find_larger(receipt: Receipt, before: Receipt, rules: GateRules, stack: str
 def _judged(receipt: Receipt, rules: GateRules) -> Iterator[Timing]:
     """Timings of the clocks that are compared; a median of no time at all is none."""
     return (row for row in receipt.timings if row.clock in rules.kind.clocks and row.median_ms > 0.0)
+
+
+def _measures(receipt: Receipt, rules: GateRules) -> bool:
+    return receipt.peak_memory_mib > 0.0 or any(_judged(receipt, rules))
+
+
+def _is_empty(baseline: Baseline, rules: GateRules) -> bool:
+    """Whether a GPU's baseline measured nothing at all, of any cell."""
+    return bool(rules.target.arch) and not any(_measures(each, rules) for each in baseline.receipts.values())
 
 
 def _card(receipt: Receipt) -> tuple[str, str]:

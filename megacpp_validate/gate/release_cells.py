@@ -14,7 +14,7 @@ from ..evidence.store import ReceiptInvalid
 from .release_asked import Asked, Baseline, Reason, SignedFolder
 from .release_baseline import find_growth
 from .release_checks import Bound, find_faults, is_hard, read_bound
-from .release_reading import SeenReceipt
+from .release_reading import SeenReceipt, tell_file
 from .release_sorted import Rejected, Sorted
 from .release_waivers import hold_off
 
@@ -28,6 +28,16 @@ class Judged:
 
     verdict: CellVerdict
     standing: tuple[Reason, ...]
+
+    @property
+    def disowned(self) -> bool:
+        """Whether it is of something else than is judged, and no breakage of this."""
+        return any(reason.disowns for reason in self.standing)
+
+    @property
+    def breaks(self) -> bool:
+        """Whether it closes the gate by a breakage."""
+        return self.verdict.closes and not self.disowned and any(reason.breaks for reason in self.standing)
 
 
 @dataclass(frozen=True)
@@ -92,7 +102,7 @@ def judge_others(bench: Bench) -> Iterator[Judged]:
         yield _judge_rejected(bench, rejected)
     if bench.signed is not None:
         there = {one.file for one in bench.files}
-        for file in sorted(bench.signed.hashes.keys() - there):
+        for file in map(tell_file, sorted(bench.signed.hashes.keys() - there)):
             reason = Reason(GateRule.SIGNATURE, f"{bench.signed.signer} signed {file}, and it is not there", hard=True)
             cell = PurePosixPath(file).name.removesuffix(".json")
             row = CellVerdict(cell=cell, run=str(PurePosixPath(file).parent), closes=True)
@@ -100,7 +110,7 @@ def judge_others(bench: Bench) -> Iterator[Judged]:
 
 
 def _judge_missing(bench: Bench, cell: str, probe: str) -> Judged:
-    refused = [row.seen.file for row in bench.split.rejected if cell in (row.seen.cell, row.seen.stem)]
+    refused = [row.seen.told for row in bench.split.rejected if cell in (row.seen.cell, row.seen.stem)]
     text = "there is no receipt of it"
     if refused:
         text += f" that counts: {', '.join(refused[:3])}{' and others' if refused[3:] else ''} is refused"

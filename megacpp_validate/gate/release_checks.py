@@ -9,15 +9,22 @@ from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Final
 
-from ..catalog_gate import Fallback, GateRules, SecondCopy
+from ..catalog_gate import IMPORTS, Fallback, GateRules, SecondCopy
 from ..evidence.receipt import Backend, Library, Outcome, Receipt
 from ..evidence.release_gate import GateRule
-from .release_asked import Asked, Reason, read_time
+from .release_asked import DIRTY, Asked, Reason, read_time
 
 _OLDEST: Final = datetime.min.replace(tzinfo=UTC)
-_DIRTY: Final = "-dirty"
+_HARD: Final = (Outcome.BLOCKED, Outcome.IMPORT_ERROR, Outcome.NOT_RUN)
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}(-dirty)?")
-_NO_NUMBER: Final = re.compile(r"\b(?:nan|inf|infinity|non-?finite|not finite)\b", re.IGNORECASE)
+# A word for a number that is none, also within a name (`grad_nan`, `isnan`, `hasNaN`), and none of info, nano, tenant.
+_NO_NUMBER: Final = re.compile(
+    r"(?<![a-z])(?:(?:is_?)?(?:[qs]?nans?|infs?)|is_?finite|infinit\w*)(?![a-z])"
+    r"|(?<![a-z])(?:non[- _]?finite|not (?:finite|a number))(?![a-z])"
+    r"|(?-i:NaN|Inf(?:s|inity)?(?![a-z]))",
+    re.IGNORECASE,
+)
+_RELEASE: Final = re.compile(r"te(\d+(?:\.\d+)+.*)")  # what a stack is called after
 
 
 @dataclass(frozen=True)
@@ -76,11 +83,12 @@ def _find_binding(receipt: Receipt, rules: GateRules, asked: Asked, bound: Bound
 
 def _find_release(receipt: Receipt, rules: GateRules) -> Iterator[Found]:
     """A stack that says one release in its name and loaded another is not that stack."""
-    named = rules.stacks.get(receipt.stack) or receipt.stack.removeprefix("te")
+    form = _RELEASE.fullmatch(receipt.stack)
+    named = rules.stacks.get(receipt.stack) or (form[1] if form else "")  # a person's own name says none
     loaded = {row.version.partition("+")[0] for row in receipt.packages if row.name == "transformer_engine"}
     if receipt.requested == "te" and receipt.outcome is Outcome.PASS and not loaded:
         yield Reason(GateRule.STACK, "it is good, and Transformer Engine was not loaded")
-    if receipt.requested == "te" and (other := sorted(loaded - {named})):
+    if receipt.requested == "te" and named and (other := sorted(loaded - {named})):
         yield Reason(
             GateRule.STACK, f"it loaded Transformer Engine {other[0] or 'of no version'}, and {named} is judged"
         )
@@ -103,10 +111,12 @@ def _find_apart(receipt: Receipt, rules: GateRules, bound: Bound) -> Iterator[Fo
         yield Reason(
             GateRule.COMMIT, f"it is of the commit {receipt.commit[:12]}, and the newest of {bound.commit[:12]}"
         )
-    if kind.commit == "clean" and receipt.commit.endswith(_DIRTY):
+    if kind.commit == "clean" and receipt.commit.endswith(DIRTY):
         yield Reason(GateRule.COMMIT, f"files differed from the commit {receipt.commit[:12]} when it ran")
-    if kind.environment == "one" and receipt.environment != bound.environment:
-        has, wants = receipt.environment[:12] or "none", bound.environment[:12] or "none"
+    if kind.environment == "one" and not receipt.environment:
+        yield Reason(GateRule.ENVIRONMENT, "it names no environment")
+    elif kind.environment == "one" and receipt.environment != bound.environment:
+        has, wants = receipt.environment[:12], bound.environment[:12] or "none"
         yield Reason(GateRule.ENVIRONMENT, f"it ran in the environment {has}, and the newest in {wants}")
     rows = (
         (GateRule.IMAGE, kind.image, "image", receipt.image_digest, bound.image),
@@ -141,7 +151,7 @@ def is_hard(receipt: Receipt, counting: Mapping[str, Receipt]) -> bool:
     while root is not None and root.outcome is Outcome.BLOCKED and root.cell not in met:
         met.add(root.cell)
         root = counting.get(root.blocked_by)
-    if root is None or root.outcome in (Outcome.BLOCKED, Outcome.IMPORT_ERROR, Outcome.NOT_RUN):
+    if root is None or root.probe == IMPORTS or root.outcome in _HARD:
         return True
     return has_no_number(root)
 
@@ -161,7 +171,7 @@ def has_no_number(receipt: Receipt) -> bool:
 
 def _find_compiles(receipt: Receipt, rules: GateRules) -> Iterator[Found]:
     jit = receipt.jit
-    after = {name: number for name, number in jit.after.items() if number}
+    after = {name: number for name, number in jit.after.items() if number > 0}
     listed: dict[str, int] = {}
     for row in jit.compiled:
         if row.when == "after":

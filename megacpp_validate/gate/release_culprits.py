@@ -35,11 +35,14 @@ _STEPS: Final = {
 def name_culprits(bench: Bench, judged: Sequence[Judged], blame: Blame) -> tuple[GateCulprit, ...]:
     """In dependency order, those that several modules share first.
 
-    A culprit that a waiver holds off, with all that is filed under it, closes nothing and is not named.
+    Receipts that are of something else, or too old, are no evidence of who did it. A culprit that a waiver holds off,
+    with all that is filed under it, closes nothing and is not named.
     """
-    required = [one for one in judged if one.verdict.required]
+    required = [one for one in judged if one.verdict.required and not one.disowned]
+    of_others = {one.verdict.cell for one in judged if one.verdict.required and one.disowned}
+    whole = tuple(receipt for cell, receipt in bench.counting.items() if cell not in of_others)
     red = {one.verdict.probe for one in required if _breaks(one, GateRule.OUTCOME)}
-    found = [row for row in blame(tuple(bench.counting.values())) if red & {row.module, *row.cascades}] if red else []
+    found = [row for row in blame(whole) if red & {row.module, *row.cascades}] if red else []
     found += _share(row for one in required for row in _name_own(one))
     named = {name for row in found for name in (row.module, *row.cascades)}
     for one in judged:
@@ -55,7 +58,7 @@ def _name_other(bench: Bench, judged: Judged, blame: Blame) -> Sequence[GateCulp
     if not any(_breaks(judged, rule) for rule in (GateRule.OUTCOME, GateRule.CONTRADICTED)):
         return ()
     file = f"{judged.verdict.run}/{judged.verdict.cell}.json".removeprefix("./")
-    one = next((one for one in bench.files if one.file == file), None)
+    one = next((one for one in bench.files if one.told == file), None)
     try:
         return () if one is None else blame((bench.load(one),))
     except ReceiptInvalid:

@@ -53,6 +53,11 @@ class ReceiptHead:
 _HEAD: Final = TypeAdapter(ReceiptHead)
 
 
+def tell_file(file: str) -> str:
+    """The name of a file as text: bytes that are no UTF-8 are escaped."""
+    return os.fsencode(file).decode("utf-8", "backslashreplace")
+
+
 @dataclass(frozen=True)
 class SeenReceipt:
     """One file of a store.
@@ -62,22 +67,29 @@ class SeenReceipt:
         sha256: of its bytes; empty where they could not be read.
         head: None where it is no receipt.
         problem: why it is none.
+        leads_out: whether it is a link out of the store, behind which nobody looks.
     """
 
     file: str
     sha256: str
     head: ReceiptHead | None
     problem: str = ""
+    leads_out: bool = False
+
+    @property
+    def told(self) -> str:
+        """Its file as it can be told: bytes that are no UTF-8 as `\\xff`."""
+        return tell_file(self.file)
 
     @property
     def run(self) -> str:
         """The folder that it lies in; "." for the store itself."""
-        return str(PurePosixPath(self.file).parent)
+        return str(PurePosixPath(self.told).parent)
 
     @property
     def stem(self) -> str:
         """The cell that its name says."""
-        return PurePosixPath(self.file).name.removesuffix(".json")
+        return PurePosixPath(self.told).name.removesuffix(".json")
 
     @property
     def cell(self) -> str:
@@ -132,7 +144,7 @@ def read_store(folder: Path) -> SeenStore:
     Raises:
         OSError: there is no such folder, or it cannot be listed.
     """
-    files = sorted(_list(os.fspath(folder), ""))
+    files = sorted(_list(os.fspath(folder)))
     batches = [files[start : start + _BATCH] for start in range(0, len(files), _BATCH)]
     # Reading and hashing leave the interpreter to others.
     with ThreadPoolExecutor(_THREADS) as crew:
@@ -140,15 +152,18 @@ def read_store(folder: Path) -> SeenStore:
         return SeenStore(folder, tuple(one for batch in seen for one in batch))
 
 
-def _list(folder: str, below: str) -> Iterator[str]:
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir(follow_symlinks=False):
-                yield from _list(entry.path, f"{below}{entry.name}/")
-            elif entry.name.endswith(".json") or (entry.is_symlink() and entry.is_dir()):
-                yield f"{below}{entry.name}"
+def _list(folder: str) -> Iterator[str]:
+    ahead = [(folder, "")]  # a thousand folders in each other are no reason to fail
+    while ahead:
+        place, below = ahead.pop()
+        with os.scandir(place) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    ahead.append((entry.path, f"{below}{entry.name}/"))
+                elif entry.name.endswith(".json") or (entry.is_symlink() and entry.is_dir()):
+                    yield f"{below}{entry.name}"
 
 
 def _see(folder: Path, file: str) -> SeenReceipt:
@@ -162,7 +177,7 @@ def _see(folder: Path, file: str) -> SeenReceipt:
     except OSError as fault:
         link = Path(path).is_symlink()
         why = "it is a link, and what it points to is no part of the store" if link else fault.strerror or str(fault)
-        return SeenReceipt(file, "", None, f"it cannot be read: {why}")
+        return SeenReceipt(file, "", None, f"it cannot be read: {why}", link and _leads_out(folder, Path(path)))
     sha256 = hashlib.sha256(text).hexdigest()
     try:
         head = _read_head(text)
@@ -171,6 +186,15 @@ def _see(folder: Path, file: str) -> SeenReceipt:
     if head.schema_id not in READABLE:
         return SeenReceipt(file, sha256, None, f"its schema_id is {head.schema_id!r}, which this tool does not read")
     return SeenReceipt(file, sha256, head)
+
+
+def _leads_out(folder: Path, link: Path) -> bool:
+    """Whether a link ends where the store is not read: outside of it, in what begins with a dot, or nowhere."""
+    try:
+        inside = link.resolve(strict=True).relative_to(folder.resolve())
+    except (OSError, RuntimeError, ValueError):  # a circle of links is the second
+        return True
+    return any(part.startswith(".") for part in inside.parts)
 
 
 def _read_head(text: bytes) -> ReceiptHead:

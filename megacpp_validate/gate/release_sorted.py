@@ -10,8 +10,8 @@ from typing import Final
 from ..catalog_gate import GateRules
 from ..evidence.receipt import Outcome
 from ..evidence.release_gate import GateRule
-from .release_asked import Asked, Reason, read_time
-from .release_reading import SeenReceipt
+from .release_asked import DIRTY, Asked, Reason, read_time
+from .release_reading import ReceiptHead, SeenReceipt
 
 NEVER: Final = datetime.min.replace(tzinfo=UTC)
 _PHASES: Final = 3
@@ -57,7 +57,7 @@ def find_copies(files: Iterable[SeenReceipt], counting: Mapping[str, SeenReceipt
     for cell, one in counting.items():
         key = _times(one)
         if key in second:
-            yield cell, (second[key] if one.sha256 == first[key].sha256 else first[key]).file
+            yield cell, (second[key] if one.sha256 == first[key].sha256 else first[key]).told
 
 
 def _times(one: SeenReceipt) -> tuple[tuple[str, float], ...]:
@@ -68,29 +68,57 @@ def _times(one: SeenReceipt) -> tuple[tuple[str, float], ...]:
 
 
 def close_by_others(found: Sorted, rules: GateRules, asked: Asked) -> Iterator[Rejected]:
-    """What was rejected, where the newest receipt of a cell that is not required closes the gate if it is red.
+    """What was rejected, where a cell that is not required closes the gate by what would close it if it were.
 
-    Of another commit than is judged, or older than any receipt may be, it says nothing of this release.
+    That is its newest receipt if it is red, an older red one that the newest takes back, and a file under its name that
+    cannot be read. Of another commit than is judged, or older than any receipt may be, one says nothing of this
+    release; files that differed from that commit make it no other one.
     """
     newest = max(found.counting.values(), key=_rank, default=None)
     commit = asked.commit or (newest.head.commit if newest is not None and newest.head is not None else "")
+    own = f"{asked.stack}-{rules.target.id}-"
+    speaking: set[str] = set()
     last: dict[str, SeenReceipt] = {}
     for row in found.rejected:
         if row.reason.rule is GateRule.NOT_REQUIRED and _says_something(row.seen, commit, rules, asked):
             cell = row.seen.cell
             last[cell] = max(last.get(cell, row.seen), row.seen, key=_rank)
+            speaking.add(row.seen.file)
     for row in found.rejected:
-        head = row.seen.head
-        if head is not None and last.get(row.seen.cell) is row.seen and _is_red(row.seen):
-            text = f"{head.outcome.value}, and {rules.kind.id} wants every cell green, required or not"
-            yield replace(row, reason=Reason(GateRule.OUTCOME, text, hard=True), closes=True)
+        if row.reason.rule in (GateRule.UNREADABLE, GateRule.NAME) and _is_of(row.seen, own):
+            yield replace(row, closes=True)
         else:
-            yield row
+            reason = _find_red(row.seen, last[row.seen.cell], rules) if row.seen.file in speaking else None
+            yield row if reason is None else replace(row, reason=reason, closes=True)
+
+
+def _is_of(one: SeenReceipt, own: str) -> bool:
+    """Whether a file says, or its name does, that it is of the judged stack and target."""
+    return one.stem.startswith(own) or one.cell.startswith(own)
+
+
+def _find_red(one: SeenReceipt, last: SeenReceipt, rules: GateRules) -> Reason | None:
+    """Why a receipt of a cell that is not required closes the gate."""
+    head, now = one.head, last.head
+    if head is None or now is None:
+        return None
+    if one is last and _is_red(one):
+        text = f"{head.outcome.value}, and {rules.kind.id} wants every cell green, required or not"
+        return Reason(GateRule.OUTCOME, text, hard=True)
+    if head.outcome.value in rules.kind.contradicts and head.outcome is not now.outcome and ran_the_same(head, now):
+        text = f"it is {head.outcome.value}, and {last.told} of the same commit and environment is {now.outcome.value}"
+        return Reason(GateRule.CONTRADICTED, f"{text}: a failure that comes and goes is one", hard=True)
+    return None
+
+
+def ran_the_same(one: ReceiptHead, other: ReceiptHead) -> bool:
+    """Whether two receipts are of one commit, environment and image."""
+    return (one.commit, one.environment, one.image_digest) == (other.commit, other.environment, other.image_digest)
 
 
 def _says_something(one: SeenReceipt, commit: str, rules: GateRules, asked: Asked) -> bool:
     """A red receipt whose time nobody can tell may be the newest; a good one from the future outdates nothing."""
-    if one.head is None or one.head.commit != commit:
+    if one.head is None or one.head.commit.removesuffix(DIRTY) != commit.removesuffix(DIRTY):
         return False
     started = read_time(one.head.started)
     if started is None or started > asked.at + timedelta(seconds=rules.kind.clock_skew_s):

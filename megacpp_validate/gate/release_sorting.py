@@ -15,7 +15,7 @@ from ..evidence.receipt import cell_id
 from ..evidence.release_gate import GateRule
 from .release_asked import Asked, Reason, read_time
 from .release_reading import PROBE, ReceiptHead, SeenReceipt
-from .release_sorted import NEVER, Rejected, Sorted, close_by_others, find_copies
+from .release_sorted import NEVER, Rejected, Sorted, close_by_others, find_copies, ran_the_same
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,127}")
 
@@ -44,7 +44,7 @@ def sort_receipts(seen: Iterable[SeenReceipt], rules: GateRules, asked: Asked) -
 def _find_odd(one: SeenReceipt, wanted: set[str], rules: GateRules, asked: Asked) -> Rejected | None:
     """Why a receipt is none of a required cell, as far as it can be told from it alone."""
     head = one.head
-    hides = one.stem in wanted
+    hides = one.leads_out or one.stem in wanted or (head is not None and head.cell in wanted)
     if head is None:
         return Rejected(one, Reason(GateRule.UNREADABLE, one.problem or "it is no receipt", hard=True), hides)
     if why := _find_odd_name(one, head):
@@ -60,8 +60,8 @@ def _find_odd(one: SeenReceipt, wanted: set[str], rules: GateRules, asked: Asked
         return Rejected(one, Reason(GateRule.CLOCK, why, hard=True), closes=True)
     if started > asked.at + timedelta(seconds=rules.kind.clock_skew_s):
         why = (
-            f"it started at {head.started}, after this decision at {asked.at.isoformat()}: the clock of one machine is "
-            "wrong, and which receipt is the newest cannot be told"
+            f"it started at {head.started}, after this decision at {asked.at.isoformat()}: --at names too early a "
+            "time, or the clock of one machine is wrong, and which receipt is the newest cannot be told"
         )
         return Rejected(one, Reason(GateRule.CLOCK, why, hard=True), closes=True)
     return None
@@ -106,7 +106,7 @@ def _sort_group(cell: str, group: Sequence[tuple[SeenReceipt, ReceiptHead]], rul
     for one, head in group:
         first = firsts.setdefault(one.sha256, (one, head))
         if first[0] is not one:
-            why = f"the same receipt lies in {first[0].file} already: a copy is no second run"
+            why = f"the same receipt lies in {first[0].told} already: a copy is no second run"
             found.rejected.append(Rejected(one, Reason(GateRule.REPLAYED, why, hard=True)))
     by_start: dict[datetime, list[tuple[SeenReceipt, ReceiptHead]]] = {}
     for one, head in firsts.values():
@@ -123,7 +123,7 @@ def _sort_group(cell: str, group: Sequence[tuple[SeenReceipt, ReceiptHead]], rul
 
 def _tell_duplicates(ones: Sequence[tuple[SeenReceipt, ReceiptHead]]) -> Iterator[Rejected]:
     for one, head in ones:
-        others = ", ".join(other.file for other, _ in ones if other is not one)
+        others = ", ".join(other.told for other, _ in ones if other is not one)
         why = f"{others} is of the same start, {head.started}, and says something else: one of them was edited"
         yield Rejected(one, Reason(GateRule.DUPLICATE, why, hard=True), closes=True)
 
@@ -134,16 +134,15 @@ def _tell_older(
     """An older receipt says nothing of today, unless it is red and what it ran is what the newest ran."""
     young, now = newest[0]
     age = (read_time(now.started) or NEVER) - (read_time(head.started) or NEVER)
-    same = (head.commit, head.environment, head.image_digest) == (now.commit, now.environment, now.image_digest)
     if (
-        same
+        ran_the_same(head, now)
         and head.outcome.value in rules.kind.contradicts
         and head.outcome is not now.outcome
         and age <= timedelta(days=rules.kind.max_age_days)
     ):
         why = (
-            f"it is {head.outcome.value}, and {young.file} of the same commit and environment is "
+            f"it is {head.outcome.value}, and {young.told} of the same commit and environment is "
             f"{now.outcome.value}: a failure that comes and goes is one"
         )
         return Rejected(one, Reason(GateRule.CONTRADICTED, why), closes=True)
-    return Rejected(one, Reason(GateRule.SUPERSEDED, f"{young.file} is younger: {now.started}", hard=True))
+    return Rejected(one, Reason(GateRule.SUPERSEDED, f"{young.told} is younger: {now.started}", hard=True))

@@ -14,13 +14,30 @@ HEADINGS: Final = ("run", "outcome", "started", "commit", "stack", "total s", "p
 OVERVIEW: Final = ("cell", "last", "good", "newest", "flakes", "trends")
 NUMBERS_FROM: Final = 5  # columns of `HEADINGS` from here on are numbers
 _UNREADABLE: Final = Mark("?", "?", "unreadable", "bad")
+_ONLY_TIMED: Final = Mark("·", ".", "only timed", "quiet")
+_UNKNOWN: Final = Mark("?", "?", "unknown", "quiet")
 _DIRECTIONS: Final = {Direction.RISING: "rising", Direction.FALLING: "falling", Direction.STEADY: "steady"}
 _COMMIT: Final = 8
 
 
 def mark_row(row: HistoryRow) -> Mark:
     """How a row of a history looks."""
-    return _UNREADABLE if row.outcome is None else mark_cell(row.outcome)
+    if row.outcome is None:
+        return _UNREADABLE
+    return _ONLY_TIMED if row.only_timed else mark_cell(row.outcome)
+
+
+def find_last(history: CellHistory) -> HistoryRow | None:
+    """The newest row that judged its cell and says when; None where there is none."""
+    judged = (row for row in reversed(history.rows) if row.outcome is not None and not row.only_timed)
+    return next((row for row in judged if row.dated), None)
+
+
+def mark_last(history: CellHistory) -> Mark:
+    """How a cell looks now; unknown where its receipts only timed it, or do not say when."""
+    if (last := find_last(history)) is not None:
+        return mark_row(last)
+    return _UNREADABLE if all(row.outcome is None for row in history.rows) else _UNKNOWN
 
 
 def tell_row(row: HistoryRow) -> tuple[str, ...]:
@@ -46,6 +63,10 @@ def say_notes(row: HistoryRow) -> tuple[str, ...]:
         notes.append(f"{row.path} is no receipt: {row.fault}")
     elif not row.outcome.is_good and row.reason:
         notes.append(row.reason)
+    if row.only_timed:
+        notes.append("it timed its module again and judged nothing: it counts for no rate and no trend")
+    elif row.outcome is not None and not row.dated:
+        notes.append("it does not say when it started, in a time with a zone: it is in no trend, and never the last")
     if row.same_as:
         notes.append(f"a copy of {row.same_as}, and no evidence of its own")
     if row.contradicts:
@@ -68,27 +89,27 @@ def summarize_cell(history: CellHistory) -> str:
     outcomes = Counter(mark_row(row).word for row in history.rows)
     told = ", ".join(f"{number} {word}" for word, number in outcomes.items())
     readable = [row for row in history.rows if row.outcome is not None]
-    days = sorted({row.started[:10] for row in readable if row.started})
+    days = sorted({row.started[:10] for row in readable if row.dated})
     when = f" from {days[0]} to {days[-1]}" if len(days) > 1 else f" on {days[0]}" if days else ""
     hosts = len({row.host for row in readable})
     where = f" on {hosts} machines" if hosts > 1 else ""
-    last = f" Last: {mark_row(readable[-1]).word}." if readable else ""
+    last = f" Last: {mark_last(history).word}." if readable else ""
     return f"{count(len(history.rows), 'receipt')}{when}{where}: {told}.{last}"
 
 
 def tell_overview(history: CellHistory) -> tuple[str, ...]:
     """A cell in the columns of `OVERVIEW`."""
-    readable = [row for row in history.rows if row.outcome is not None]
-    good = sum(row.outcome is not None and row.outcome.is_good for row in readable)
+    judged = [row for row in history.rows if not row.only_timed]
+    good = sum(row.outcome is not None and row.outcome.is_good for row in judged)
     moving = [
         say_direction(trend) for trend in history.trends if trend.direction in (Direction.RISING, Direction.FALLING)
     ]
-    last = readable[-1] if readable else history.rows[-1]
+    last = find_last(history)
     return (
         history.cell,
-        mark_row(last).word,
-        f"{good} of {len(history.rows)}",
-        last.started[:10],
+        mark_last(history).word,
+        f"{good} of {len(judged)}",
+        last.started[:10] if last else "",
         say_rate(history.flakes),
         "; ".join(moving),
     )

@@ -9,6 +9,8 @@ import json
 from dataclasses import dataclass
 from typing import Final
 
+from packaging.version import Version
+
 from megacpp_validate.evidence.findings import Impact, ModuleVerdict, StaticResult
 from megacpp_validate.evidence.te_watch import Standing, WatchedRelease, WatchResult
 from megacpp_validate.evidence.upgrade import StepResult, UpgradeResult
@@ -101,6 +103,22 @@ def render_issue(
         else:
             body += ["", "What was found is too long for an issue; the artifacts of the run have it."]
     return IssueText(_cut(title), (*labels, state), marker_of(row.version), "\n".join(body) + "\n")
+
+
+def render_pinned(row: WatchedRelease, *, labels: tuple[str, ...]) -> IssueText:
+    """The issue of the release that is in production, where nobody has judged it and the index does something to it."""
+    gone = bool(row.withdrawn)
+    state = "withdrawn" if gone else "clean"
+    said = f"**The index has withdrawn it: {_say(row.withdrawn)}.**" if gone else "The index lists it as it was before."
+    step = (
+        "Choose a release to pin in its place (`pinned` in matrix/stacks.toml), judge it, and take this one out of "
+        "every lock and every environment."
+        if gone
+        else "Close this issue, unless it was taken out of production in between."
+    )
+    title = f"Transformer Engine {row.version}, which is pinned, {'was withdrawn' if gone else 'is back on the index'}"
+    body = [marker_of(row.version), "", said, "It is the release that is in production.", "", "### Next steps", ""]
+    return IssueText(title, (*labels, state), marker_of(row.version), "\n".join([*body, f"1. {step}"]) + "\n")
 
 
 def _state(row: WatchedRelease, static: StaticResult | None, gpu: UpgradeResult | None) -> str:
@@ -198,16 +216,24 @@ def tell_watch(result: WatchResult) -> list[str]:
         said = _say(row.withdrawn or row.reason)
         lines.append(f"| {escape(row.version)} | {row.standing.value} | {escape(row.against)} | {code} | {said} |")
     lines += [f"\n{step.new} on {step.target}: **not run** yet" for step in result.gpu]
+    lines += [f"\n**left**: {_say(reason)}" for reason in result.left]
     return lines
 
 
 def say_watch(result: WatchResult) -> str:
-    """The answer in a sentence."""
-    judged = [row for row in result.changed if row.standing is Standing.JUDGED]
+    """The answer in a sentence: what this run judged, then what the index has done to others."""
+    pinned = f"{result.pinned} is pinned"
+    if any(row.withdrawn and Version(row.version) == Version(result.pinned) for row in result.changed):
+        pinned += ", and the index has withdrawn it"
+    left = f"; {count(len(result.left), 'answer')} left" if result.left else ""
     if not result.changed:
-        return f"nothing is new since the last look; {result.pinned} is pinned."
-    bad = [row.version for row in judged if 1 in (row.code, row.gpu_code)]
+        return f"nothing is new since the last look{left}; {pinned}."
+    bad = [row.version for row in result.judged_now if row.verdict == 1]
     verdict = f"{', '.join(bad)} breaks the bridge" if bad else "none of them breaks what can be seen"
+    judged = len(result.judged_now)
+    parts = [f"{count(judged, 'release')} judged, {verdict}" if judged else "no release judged"]
+    withdrawn = sum(bool(row.withdrawn) for row in result.changed)
+    parts += [f"{withdrawn} withdrawn"] if withdrawn else []
     waiting = sum(row.standing is Standing.WAITING for row in result.changed)
-    rest = f"; {waiting} without an answer yet" if waiting else ""
-    return f"{count(len(judged), 'release')} judged, {verdict}{rest}; {result.pinned} is pinned."
+    parts += [f"{waiting} without an answer yet"] if waiting else []
+    return f"{'; '.join(parts)}{left}; {pinned}."

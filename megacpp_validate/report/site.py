@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
 
 from megacpp_validate.evidence.receipt import Outcome, Receipt
 from megacpp_validate.evidence.site_result import SiteCell, SiteStep
@@ -13,12 +15,15 @@ from megacpp_validate.evidence.upgrade import StepResult
 from . import site_pages
 from .site_cell_page import TrainedRun, draw_trained
 from .site_environments import Environment, read_facts
+from .site_marks import FILE_LOST
 from .site_paths import cell_page, result_page, stack_page, step_page, target_page
 from .site_results import render_result
 from .site_values import Depth, SiteFacts, SiteRow, StackHistory, family
 from .upgrade_words import say_culprit
 
 Page = tuple[str, str]
+# What drawing numbers raises that no run can have seen, and that no schema refuses: 10**400 parameters.
+_UNDRAWN: Final = (ArithmeticError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -51,12 +56,14 @@ class StackSeen:
         receipts: the newest of each bridge module.
         environments: of every cell.
         unreadable: cell -> what is wrong with its newest receipt.
+        doubts: cell of a module -> why its newest receipt, which is good, does not settle that it holds.
     """
 
     stack: str
     receipts: dict[str, Receipt] = field(default_factory=dict)
     environments: list[Environment] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)
+    doubts: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -84,15 +91,30 @@ def render_site(facts: SiteFacts, source: SiteSource, overview: SiteOverview) ->
     A receipt that turns out to be none where it is read in full is no evidence: its cell is shown as such everywhere.
     """
     told = _Told()
+    results = []
+    for file, result in facts.told.items():
+        try:
+            yield result_page(file), render_result(result)
+        except _UNDRAWN as fault:
+            told.unreadable[file] = _say_undrawn(fault)
+        else:
+            results.append(file)
     newer: StackSeen | None = None
     before: StackHistory | None = None  # the stack that was read last, which is newer, or of another target or family
     for stack in facts.stacks:
         seen = StackSeen(stack.stack)
         yield from _render_cells(facts, stack, source, seen, told)
-        if newer and before and before.target == stack.target and family(before.stack) == family(stack.stack):
+        beside = before and before.target == stack.target and family(before.stack) == family(stack.stack)
+        if newer and beside:
             yield from _render_step(facts, stack.target, source, (seen, newer), told)
-        newer, before = seen, stack
-    whole = replace(facts, stacks=tuple(told.stacks), unreadable={**facts.unreadable, **told.unreadable})
+        if seen.receipts or not beside:  # the blame is judged across a stack of which no module was read
+            newer, before = seen, stack
+    whole = replace(
+        facts,
+        stacks=tuple(told.stacks),
+        unreadable={**facts.unreadable, **told.unreadable},
+        told={file: facts.told[file] for file in results},
+    )
     _fill(overview, whole, told.steps)
     for target in whole.targets:
         yield target_page(target), site_pages.render_target(whole, target)
@@ -104,8 +126,6 @@ def render_site(facts: SiteFacts, source: SiteSource, overview: SiteOverview) ->
     yield "environments.html", site_pages.render_environments(whole, told.environments, told.pairs)
     yield "score.html", site_pages.render_score(whole)
     yield "files.html", site_pages.render_files(whole)
-    for file, result in facts.told.items():
-        yield result_page(file), render_result(result)
     yield from site_pages.render_assets()
 
 
@@ -117,29 +137,45 @@ def _render_cells(
     for probe, history in stack.cells.items():
         if depth is Depth.LISTED or (depth is Depth.JUDGED and probe not in facts.modules):
             continue
-        row, missing = history.newest, ""
-        runs: tuple[TrainedRun, ...] = ()
-        receipt: Receipt | None = None
+        row = history.newest
         try:
-            receipt = source.read(row)
-        except ReceiptInvalid as fault:
-            missing = f"{row.path} is no receipt: {fault.reason}"
-            told.unreadable[row.path] = seen.unreadable[row.cell] = fault.reason
-            cells[probe] = replace(history, rows=(replace(row, outcome=Outcome.NOT_RUN), *history.rows[1:]))
-        else:
-            seen.environments.append(_environment(row, receipt))
-            if probe in facts.modules:
-                seen.receipts[probe] = receipt
+            receipt = _read(row, facts, source)
+            runs = draw_trained(receipt) if depth is Depth.FULL else ()
+            page = site_pages.render_cell(facts, history, receipt, runs) if depth is Depth.FULL else ""
+            environment = _environment(row, receipt)
+        except (ReceiptInvalid, *_UNDRAWN) as fault:
+            reason = fault.reason if isinstance(fault, ReceiptInvalid) else _say_undrawn(fault)
+            told.unreadable[row.path] = seen.unreadable[row.cell] = reason
+            lost = replace(row, outcome=Outcome.NOT_RUN, lost=True)
+            cells[probe] = replace(history, rows=(lost, *history.rows[1:]))
+            if depth is Depth.FULL:
+                missing = f"{row.path} is no receipt: {reason}"
+                yield cell_page(row.cell), site_pages.render_cell(facts, cells[probe], None, (), missing)
+            continue
+        seen.environments.append(environment)
+        if probe in facts.modules:
+            seen.receipts[probe] = receipt
+            if history.doubt and receipt.outcome.is_good:
+                seen.doubts[row.cell] = f"{history.doubt}: its newest receipt does not settle it"
         if depth is Depth.FULL:
-            runs = draw_trained(receipt) if receipt is not None else ()
             told.keep_trained(runs)
-            yield cell_page(row.cell), site_pages.render_cell(facts, cells[probe], receipt, runs, missing)
+            yield cell_page(row.cell), page
     whole = replace(stack, cells=cells)
     if depth is not Depth.FULL:
         yield stack_page(stack.target, stack.stack), site_pages.render_stack(facts, whole)
     else:
         told.environments += seen.environments
     told.stacks.append(whole)
+
+
+def _read(row: SiteRow, facts: SiteFacts, source: SiteSource) -> Receipt:
+    if row.lost:  # the index could not read it either: it may be something that is better not opened again
+        raise ReceiptInvalid(Path(row.path), facts.unreadable.get(row.path, "it could not be read"))
+    return source.read(row)
+
+
+def _say_undrawn(fault: Exception) -> str:
+    return f"it cannot be shown: {type(fault).__name__}: {fault}"
 
 
 def _render_step(
@@ -149,6 +185,8 @@ def _render_step(
     if not (older.receipts and newer.receipts):
         return
     step = source.judge(target, older, newer)
+    if newer.doubts:  # nobody else is blamed for it, and it is never said that the step breaks nothing
+        step = step.model_copy(update={"lost": {**newer.doubts, **step.lost}})
     told.steps.append(step)
     if facts.depths.get((target, older.stack), Depth.FULL) is Depth.FULL:
         told.pairs.append((older.environments, newer.environments))
@@ -162,13 +200,21 @@ def _fill(overview: SiteOverview, facts: SiteFacts, steps: Sequence[StepResult])
         for probe, history in stack.cells.items():
             row = history.newest
             page = facts.page_of(row.target, row.stack, row.cell)
-            values = {"stack": row.stack, "target": row.target, "outcome": row.outcome, "page": page}
+            values: dict[str, object] = {"stack": row.stack, "target": row.target, "outcome": row.outcome, "page": page}
+            values["doubt"] = FILE_LOST.word if row.lost else history.doubt
             overview.cells.append(SiteCell.model_validate(values | {"cell": row.cell, "probe": probe}))
     for step in steps:
         page = step_page(step.target, step.before, step.after)
         said = tuple(map(say_culprit, step.culprits))
         overview.steps.append(
-            SiteStep(target=step.target, before=step.before, after=step.after, culprits=said, page=page)
+            SiteStep(
+                target=step.target,
+                before=step.before,
+                after=step.after,
+                culprits=said,
+                page=page,
+                lost=tuple(step.lost),
+            )
         )
 
 

@@ -15,6 +15,7 @@ from .html import draw_breakable, draw_sentence
 from .marks import Mark, mark_cell
 from .parity_words import find_failed
 from .site_losses import draw_losses
+from .site_marks import mark_history
 from .site_trends import find_trends
 from .site_values import CellHistory
 from .smoke_words import HEADINGS, Trained, say_phases, say_row, say_state
@@ -81,7 +82,7 @@ def cell_values(history: CellHistory, receipt: Receipt | None, trained: tuple[Tr
         receipt: the newest, in full; None where its file can no longer be read.
         trained: its training runs.
     """
-    mark = mark_cell(history.newest.outcome)
+    mark = mark_history(history)
     values: dict[str, Any] = {
         "history": history,
         "receipt": receipt,
@@ -146,8 +147,8 @@ def _value(value: float | None) -> str:
 
 
 def _say(history: CellHistory, receipt: Receipt | None) -> str:
-    newest = history.newest
-    said = f"{mark_cell(newest.outcome).word[0].upper()}{mark_cell(newest.outcome).word[1:]}"
+    word = mark_history(history).word
+    said = f"{word[0].upper()}{word[1:]}"
     if receipt is not None and receipt.reason:
         said += f": {shorten(first_sentence(receipt.reason.partition(' Next step:')[0]))}"
     elif receipt is not None and receipt.checks:

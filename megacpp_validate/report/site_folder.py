@@ -8,13 +8,14 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 from .site_paths import is_page
 
 MARK: Final = ".megacpp-site"  # says that a folder is a site, and may be replaced by the next one
+_HEAD: Final = "A report site: the next report replaces this folder. Its pages:"
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
 
@@ -46,7 +47,7 @@ def write_site(folder: Path, pages: Iterable[tuple[str, str]]) -> int:
     folder.parent.mkdir(parents=True, exist_ok=True)
     _sweep(folder)
     aside = folder.with_name(f".{folder.name}.{os.getpid()}.new")
-    written = 0
+    written: dict[str, int] = {}
     try:
         aside.mkdir()
         for path, text in pages:
@@ -55,12 +56,14 @@ def write_site(folder: Path, pages: Iterable[tuple[str, str]]) -> int:
             target = aside / path
             target.parent.mkdir(exist_ok=True)
             # Half a character, as a file system may have it in a name, is written as its escape.
-            written += target.write_bytes(text.encode("utf-8", "backslashreplace"))
-        (aside / MARK).write_text("A report site: the next report replaces this folder.\n", encoding="utf-8")
+            written[path] = target.write_bytes(text.encode("utf-8", "backslashreplace"))
+        listed = "".join(f"{path}\n" for path in sorted(written))
+        (aside / MARK).write_text(f"{_HEAD}\n{listed}", encoding="utf-8")
+        refuse_other_folder(folder)  # what came since the first look
         _put(aside, folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    return written
+    return sum(written.values())
 
 
 def refuse_other_folder(folder: Path) -> None:
@@ -71,8 +74,39 @@ def refuse_other_folder(folder: Path) -> None:
     """
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise NotOurFolder(folder, "is no folder")
-    if folder.is_dir() and not (folder / MARK).is_file() and any(folder.iterdir()):
-        raise NotOurFolder(folder, "holds what no report wrote")
+    if not folder.is_dir():
+        return
+    if not (folder / MARK).is_file():
+        if any(folder.iterdir()):
+            raise NotOurFolder(folder, "holds what no report wrote")
+        return
+    if other := next(_find_others(folder), ""):
+        raise NotOurFolder(folder, f"holds {other}, which no report wrote")
+
+
+def refuse_inside(folder: Path, files: Iterable[Path]) -> None:
+    """Refuse a place that holds what a report is made from, or what it is to write beside its pages.
+
+    Raises:
+        NotOurFolder: with the first one.
+    """
+    place = folder.resolve()
+    for file in files:
+        if file.resolve().is_relative_to(place):
+            raise NotOurFolder(folder, f"holds {file}")
+
+
+def _find_others(folder: Path) -> Iterator[str]:
+    """Files of a site that are not on its list; one without a list, of an earlier version, has pages alone."""
+    _, _, listed = (folder / MARK).read_text(encoding="utf-8", errors="replace").partition("\n")
+    known = set(listed.splitlines())
+    for place, folders, names in os.walk(folder):
+        # A link to a folder is one more file that somebody put there.
+        links = [name for name in folders if (Path(place) / name).is_symlink()]
+        for name in (*names, *links):
+            path = (Path(place) / name).relative_to(folder).as_posix()
+            if path != MARK and not (path in known if known else is_page(path)):
+                yield path
 
 
 def _put(aside: Path, folder: Path) -> None:

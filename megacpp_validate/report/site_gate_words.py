@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from megacpp_validate.evidence.release_gate import CellVerdict, GateDecision
 
 from .marks import Mark
@@ -12,11 +14,18 @@ CLOSED = Mark("✗", "X", "closed", "bad")
 LACKING = Mark("○", "?", "closed, evidence missing", "risk")
 
 
-def mark_gate(gate: GateDecision) -> Mark:
-    """How a decision looks: closed for want of evidence is another thing than closed by a breakage."""
-    if gate.open:
-        return OPEN
-    return LACKING if gate.exit_code == 4 else CLOSED
+def mark_gate(gate: GateDecision, foreign: Sequence[GateDecision] = ()) -> Mark:
+    """How a decision looks: closed for want of evidence is another thing than closed by a breakage.
+
+    Args:
+        gate: the decision.
+        foreign: those that were made of other receipts than are shown: open for these is open for nothing here.
+    """
+    mark = OPEN if gate.open else LACKING if gate.exit_code == 4 else CLOSED
+    if gate in foreign:
+        word = f"{mark.word}, of other receipts"
+        return Mark("▲", "!", word, "risk") if gate.open else mark._replace(word=word)
+    return mark
 
 
 def mark_verdict_of(row: CellVerdict) -> Mark:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
-from megacpp_validate.evidence.receipt import Backend
+from megacpp_validate.evidence.receipt import Backend, Outcome
 from megacpp_validate.evidence.selftest import Fate, MutantResult
 from megacpp_validate.evidence.upgrade import StepResult, TimingChange
 
@@ -13,6 +14,7 @@ from .selftest_words import ModuleScore
 from .site_trends import Trend
 from .site_values import CellHistory
 
+FILE_LOST: Final = Mark("○", "?", "file lost", "risk")
 NOT_READ: Final = Mark("○", "?", "no evidence", "risk")
 SECOND_COPY: Final = Mark("▲", "!", "second copy", "risk")
 AHEAD: Final = Mark("▲", "!", "clock ahead", "risk")
@@ -21,11 +23,19 @@ _LOOK_AT: Final = 1.1  # a trend above this ratio says "more"; nothing is decide
 
 
 def mark_history(cell: CellHistory) -> Mark:
-    """How a cell looks: as its newest receipt, unless what may be a newer one cannot be read."""
-    mark = mark_cell(cell.newest.outcome)
-    if cell.unreadable and cell.newest.outcome.is_good:
-        return Mark("▲", "!", f"{mark.word}, file lost", "risk")
-    return mark
+    """How a cell looks: as its newest receipt, unless another one puts it in doubt."""
+    if cell.newest.lost:
+        return FILE_LOST
+    return mark_doubt(cell.newest.outcome, cell.doubt)
+
+
+def mark_doubt(outcome: Outcome, doubt: str) -> Mark:
+    """How an outcome looks that something puts in doubt, which is never good: `doubt` says what, empty if nothing."""
+    mark = mark_cell(outcome)
+    if not doubt:
+        return mark
+    word = f"{mark.word}, {doubt}"
+    return Mark("▲", "!", word, "risk") if outcome.is_good else mark._replace(word=word)
 
 
 def mark_step(step: StepResult) -> Mark:
@@ -50,15 +60,23 @@ def mark_trend(trend: Trend) -> Mark:
     return Mark("▼", "-", "less", "quiet") if trend.ratio < 1 / _LOOK_AT else Mark("·", ".", "the same", "quiet")
 
 
-def mark_backend(backend: Backend) -> Mark:
-    """How a path looks that asked for one backend and took another, or the same."""
-    if backend.requested and backend.requested != backend.claimed:
+def mark_backend(backend: Backend, fell_back: Sequence[Backend]) -> Mark:
+    """How a path looks that asked for one backend and took another, or the same.
+
+    Args:
+        fell_back: paths of its receipt that took what they should not, by what they claim or by what was seen.
+    """
+    if backend in fell_back:
         return Mark("↳", ">", "fell back", "risk")
+    if backend.requested and backend.requested != backend.claimed:
+        return Mark("·", ".", "another, as it may", "quiet")
     return Mark("✓", "-", "as requested", "good")
 
 
 def mark_score(score: ModuleScore) -> Mark:
     """How the mutants of one module fared."""
+    if not score.mutants:
+        return Mark("○", "?", "not run", "risk")
     whole = score.mutants == score.killed == score.blamed_rightly
     return Mark("✓", "-", "all killed", "good") if whole else Mark("✗", "X", "not all", "bad")
 

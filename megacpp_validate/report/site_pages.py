@@ -22,6 +22,7 @@ from .site_gate_words import find_others, identity_of, mark_gate, mark_verdict_o
 from .site_marks import (
     AHEAD,
     CONTRADICTED,
+    FILE_LOST,
     NOT_READ,
     SECOND_COPY,
     mark_backend,
@@ -33,6 +34,7 @@ from .site_marks import (
     mark_trend,
 )
 from .site_paths import result_page, step_page, target_page
+from .site_score_words import say_partly
 from .site_trends import Trend, draw_trend, find_trends, say_trend
 from .site_values import MODULES, CellHistory, Depth, SiteFacts, StackHistory, group_probes
 from .smoke_words import HEADINGS
@@ -116,7 +118,8 @@ def render_steps(facts: SiteFacts, steps: Sequence[StepResult]) -> str:
     """Every step in a row."""
     breaking = sum(step.breaks for step in steps)
     lost = any(step.lost for step in steps)
-    said = f"{breaking} of {count(len(steps), 'step')} break something." if steps else "There is no step to judge."
+    verb = "breaks" if len(steps) == 1 else "break"
+    said = f"{breaking} of {count(len(steps), 'step')} {verb} something." if steps else "There is no step to judge."
     left = sum(depth is Depth.LISTED for depth in facts.depths.values())
     said += f" {count(left, 'older stack')} left out." if left else ""
     tone = "bad" if breaking else "risk" if lost or not steps else "good"
@@ -203,9 +206,12 @@ def render_environments(
 def render_score(facts: SiteFacts) -> str:
     """Kill tables of the suite's own score."""
     scores = list(facts.scores.values())
-    if any(find_unsettled(score) or score.false_alarms or score.lost for score in scores):
+    newest = scores[:1]
+    if any(find_unsettled(score) or score.false_alarms or score.lost for score in newest):
         said, tone = "The selftest did not find everything, or blamed another module for it.", "bad"
-    elif scores:
+    elif newest and (partly := say_partly(newest[0], facts.mutants)):
+        said, tone = f"The newest selftest is {partly}: what the others would show is not known.", "risk"
+    elif newest:
         said, tone = "The selftest found every planted fault, and blamed its own module for it.", "good"
     else:
         said, tone = "There is no kill table.", "risk"
@@ -250,7 +256,10 @@ def _answer(facts: SiteFacts) -> tuple[str, str]:
     """The first page's sentence: the gate's where it decided, else what the newest receipts show."""
     said, tone = _say_stacks(facts.stacks, facts.modules)
     if facts.gates:
-        said, tone = _say_gates(facts)
+        # A decision can be of other receipts, or of other rules: it never makes the page look better than they do.
+        decided, of_gate = _say_gates(facts)
+        said = decided if tone == "good" else f"{decided} {said}"
+        tone = _worst((tone, of_gate))
     if facts.unreadable:
         said += f" {count(len(facts.unreadable), 'file')} could not be read."
         tone = "risk" if tone == "good" else tone
@@ -258,9 +267,14 @@ def _answer(facts: SiteFacts) -> tuple[str, str]:
 
 
 def _say_gates(facts: SiteFacts) -> tuple[str, str]:
-    told = [f"{gate.stack} on {gate.target}: {'open' if gate.open else 'closed'}" for gate in facts.gates]
-    tones = {mark_gate(gate).tone for gate in facts.gates}
-    return f"Release gate: {'; '.join(told)}.", next(tone for tone in ("bad", "risk", "good") if tone in tones)
+    marks = [(gate, mark_gate(gate, facts.foreign_gates)) for gate in facts.gates]
+    told = [f"{gate.stack} on {gate.target}: {mark.word}" for gate, mark in marks]
+    return f"Release gate: {'; '.join(told)}.", _worst(mark.tone for _, mark in marks)
+
+
+def _worst(tones: Iterable[str]) -> str:
+    seen = set(tones)
+    return next(tone for tone in ("bad", "risk", "good") if tone in seen)
 
 
 def _say_stacks(stacks: Sequence[StackHistory], modules: Sequence[str]) -> tuple[str, str]:
@@ -272,25 +286,27 @@ def _say_stacks(stacks: Sequence[StackHistory], modules: Sequence[str]) -> tuple
     told = [said for said, _ in answers[:_MOST_ANSWERS]]
     left = [f"{count(len(answers) - _MOST_ANSWERS, 'other target')} below"] if answers[_MOST_ANSWERS:] else []
     whole = sum(_holds(stack, modules) for stack in stacks)
-    said = f"{'; '.join([*told, *left])}. {whole} of {count(len(stacks), 'stack')} hold."
-    tones = {tone for _, tone in answers}
-    return said, next(tone for tone in ("bad", "risk", "good") if tone in tones)
+    verb = "holds" if len(stacks) == 1 else "hold"
+    said = f"{'; '.join([*told, *left])}. {whole} of {count(len(stacks), 'stack')} {verb}."
+    return said, _worst(tone for _, tone in answers)
 
 
 def _say_newest(stacks: Sequence[StackHistory], modules: Sequence[str]) -> tuple[str, str]:
     newest = next((stack for stack in stacks if not stack.cells.keys().isdisjoint(modules)), stacks[0])
     name = f"{newest.stack} on {newest.target}"
-    red = [module for module in modules if module in newest.cells and not newest.cells[module].newest.outcome.is_good]
+    read = {module: cell for module, cell in newest.cells.items() if module in modules and not cell.newest.lost}
+    red = [module for module in modules if module in read and not read[module].newest.outcome.is_good]
     if red:
         return f"{name} does not hold in {', '.join(red)}", "bad"
-    if lacking := [module for module in modules if module not in newest.cells]:
+    if lacking := [module for module in modules if module not in read]:
         return f"{name} has no receipt of {', '.join(lacking)}", "risk"
-    lost = any(newest.cells[module].unreadable for module in modules)
-    return f"{name} holds in every bridge module", "risk" if lost else "good"
+    if doubts := [f"{module} ({read[module].doubt})" for module in modules if read[module].doubt]:
+        return f"{name} is in doubt in {', '.join(doubts)}", "risk"
+    return f"{name} holds in every bridge module", "good"
 
 
 def _holds(stack: StackHistory, modules: Iterable[str]) -> bool:
-    return all(module in stack.cells and stack.cells[module].newest.outcome.is_good for module in modules)
+    return all(module in stack.cells and stack.cells[module].holds for module in modules)
 
 
 def _target_values(target: str, facts: SiteFacts, most: int) -> dict[str, Any]:
@@ -323,7 +339,7 @@ def _rows_of(stacks: Sequence[StackHistory], probes: Sequence[str]) -> list[Stac
 
 
 def _count_good(stack: StackHistory, probes: Sequence[str]) -> Mapping[str, Any]:
-    seen = [stack.cells[probe].newest.outcome.is_good for probe in probes if probe in stack.cells]
+    seen = [stack.cells[probe].holds for probe in probes if probe in stack.cells]
     return {"stack": stack.stack, "good": sum(seen), "all": len(seen)}
 
 
@@ -331,6 +347,7 @@ _WORDS: Final[dict[str, Any]] = {
     "ahead": AHEAD,
     "contradicted": CONTRADICTED,
     "draw_trend": draw_trend,
+    "file_lost": FILE_LOST,
     "backend_mark": mark_backend,
     "identity_of": identity_of,
     "legend_marks": _LEGEND,
@@ -351,6 +368,7 @@ _WORDS: Final[dict[str, Any]] = {
     "say_counts": say_counts,
     "say_day": say_day,
     "say_interval": say_interval,
+    "say_partly": say_partly,
     "say_share": say_share,
     "say_trend": say_trend,
     "say_unsettled": say_unsettled,

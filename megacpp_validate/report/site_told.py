@@ -15,7 +15,8 @@ from .github import write_command
 from .ink import plain, print_indented, print_marked
 from .junit_tree import add, add_properties, make, write
 from .markdown_text import escape
-from .marks import Mark, mark_cell
+from .marks import Mark
+from .site_marks import mark_doubt
 from .summaries import count
 
 _MOST: Final = 20  # cells and files that a terminal and a log list; the site has all
@@ -28,9 +29,11 @@ def render_site(result: SiteResult, console: Console) -> None:
     """Where the site is, and what to look at first."""
     print_indented(console, Text(plain(summarize_site(result)), "bold"), 0)
     for step in result.steps[:_MOST]:
-        print_marked(console, _BREAKS if step.culprits else _HOLDS, Text(plain(_say_step(step))))
+        print_marked(
+            console, _BREAKS if step.culprits else _LOST if step.lost else _HOLDS, Text(plain(_say_step(step)))
+        )
     for cell in result.not_good[:_MOST]:
-        print_marked(console, mark_cell(cell.outcome), Text(plain(_say_cell(cell))))
+        print_marked(console, mark_doubt(cell.outcome, cell.doubt), Text(plain(_say_cell(cell))))
     for file, reason in list(result.unreadable.items())[:_MOST]:
         print_marked(console, _LOST, Text(plain(f"{file}: {reason}")))
     if left := _count_left(result):
@@ -46,12 +49,13 @@ def render_site_summary(result: SiteResult) -> str:
     if result.steps:
         lines += ["| step | target | to blame |", "| --- | --- | --- |"]
         lines += [
-            f"| {escape(f'{step.before} → {step.after}')} | {escape(step.target)} | "
-            f"{escape('; '.join(step.culprits) or 'nobody')} |"
+            f"| {escape(f'{step.before} → {step.after}')} | {escape(step.target)} | {escape(_say_culprits(step))} |"
             for step in result.steps[:_MOST]
         ]
         lines.append("")
-    lines += [f"- {mark_cell(cell.outcome).symbol} {escape(_say_cell(cell))}" for cell in result.not_good[:_MOST]]
+    lines += [
+        f"- {mark_doubt(cell.outcome, cell.doubt).symbol} {escape(_say_cell(cell))}" for cell in result.not_good[:_MOST]
+    ]
     lines += [f"- not read: {escape(file)}: {escape(why)}" for file, why in list(result.unreadable.items())[:_MOST]]
     if left := _count_left(result):
         lines.append(f"- {left} more on the pages")
@@ -84,6 +88,8 @@ def render_site_junit(result: SiteResult) -> str:
         case = add(suites[name], "testcase", name=cell.probe, classname=classname, time="0.000")
         if cell.outcome is Outcome.NOT_RUN:
             add(case, "skipped", message="not run, or its receipt cannot be read")
+        elif cell.doubt and cell.outcome.is_good:
+            add(case, "error", message=_say_cell(cell))
         elif not cell.outcome.is_good:
             add(case, "failure" if cell.outcome is Outcome.FAIL else "error", message=_say_cell(cell))
     if result.unreadable:
@@ -96,20 +102,27 @@ def render_site_junit(result: SiteResult) -> str:
 def summarize_site(result: SiteResult) -> str:
     """What was found, in a sentence."""
     breaking = sum(bool(step.culprits) for step in result.steps)
+    verb = "breaks" if len(result.steps) == 1 else "break"
     lost = f", {count(len(result.unreadable), 'file')} not read" if result.unreadable else ""
     return (
         f"{count(result.receipts, 'receipt')} in {count(result.runs, 'run')}: {count(len(result.cells), 'cell')}, "
-        f"{len(result.not_good)} not good; {breaking} of {count(len(result.steps), 'step')} break something{lost}."
+        f"{len(result.not_good)} not good; {breaking} of {count(len(result.steps), 'step')} {verb} something{lost}."
     )
 
 
 def _say_step(step: SiteStep) -> str:
-    who = "; ".join(step.culprits) or "nobody is to blame"
-    return f"{step.before} → {step.after} on {step.target}: {who}"
+    return f"{step.before} → {step.after} on {step.target}: {_say_culprits(step)}"
+
+
+def _say_culprits(step: SiteStep) -> str:
+    if step.culprits or not step.lost:
+        return "; ".join(step.culprits) or "nobody is to blame"
+    more = f" and {count(len(step.lost) - 1, 'other cell')}" if step.lost[1:] else ""
+    return f"nobody is to blame, and there is no evidence on {step.lost[0]}{more}"
 
 
 def _say_cell(cell: SiteCell) -> str:
-    return f"{cell.cell}: {mark_cell(cell.outcome).word}"
+    return f"{cell.cell}: {mark_doubt(cell.outcome, cell.doubt).word}"
 
 
 def _count_left(result: SiteResult) -> int:

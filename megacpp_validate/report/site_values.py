@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,10 @@ from enum import Enum
 from functools import cached_property
 from typing import Final
 
+from packaging.version import Version
+
 from megacpp_validate.evidence.receipt import Outcome
+from megacpp_validate.evidence.receipt_time import read_time
 from megacpp_validate.evidence.release_gate import GateDecision
 from megacpp_validate.evidence.results import Result
 from megacpp_validate.evidence.score import Rate
@@ -47,6 +51,7 @@ class SiteRow:
         path: of its file, below the store.
         only_times: of a second run that was made for its times alone: it replaces no receipt with all checks.
         contradicts: path of another file that says it is the same process, and says something else.
+        lost: a cell of which there is only a file under its name that is no receipt.
     """
 
     run: str
@@ -68,6 +73,16 @@ class SiteRow:
     compiles_after: int | None = None
     only_times: bool = False
     contradicts: str = ""
+    lost: bool = False
+
+    def is_again_of(self, other: SiteRow) -> bool:
+        """Whether it is of the second run, for its times alone, of the run that another row is of."""
+        return self.only_times and self.run.rpartition("/")[0] == other.run.removeprefix(".")
+
+    @cached_property
+    def at(self) -> float:
+        """When it started, in seconds since 1970; minus infinity where it tells no time."""
+        return read_instant(self.started)
 
 
 @dataclass(frozen=True)
@@ -76,12 +91,12 @@ class CellHistory:
 
     Attributes:
         rows: the newest first; one whose clock ran ahead of the report's comes last, it can outdate nothing.
-        from_the_future: how many those are.
+        future: those rows.
         unreadable: files under the name of the cell that are no receipts; the newest evidence may be one of them.
     """
 
     rows: tuple[SiteRow, ...]
-    from_the_future: int = 0
+    future: tuple[SiteRow, ...] = ()
     unreadable: tuple[str, ...] = ()
 
     @property
@@ -93,6 +108,30 @@ class CellHistory:
     def not_good(self) -> int:
         """How many of them are no evidence that the cell holds."""
         return sum(not row.outcome.is_good for row in self.rows)
+
+    @cached_property
+    def doubt(self) -> str:
+        """Why the newest receipt does not settle what becomes of the cell; empty where it does.
+
+        It is never hidden that another receipt of the cell may say more than the one that counts.
+        """
+        if self.newest.contradicts:
+            return "contradicted"
+        if not self.newest.outcome.is_good:
+            return ""
+        if self.unreadable:
+            return "file lost"
+        if self.newest in self.future or any(not row.outcome.is_good for row in self.future):
+            return "clock ahead"
+        bad = [row for row in self.rows[1:] if not row.outcome.is_good]
+        if any(row.only_times and (row.at > self.newest.at or row.is_again_of(self.newest)) for row in bad):
+            return "red when timed again"
+        return "red without a date" if any(row.at == -math.inf for row in bad) else ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether there is evidence that the cell holds, and nothing that says otherwise since."""
+        return self.newest.outcome.is_good and not self.doubt
 
     @property
     def contradicted(self) -> tuple[SiteRow, ...]:
@@ -124,7 +163,9 @@ class SiteFacts:
         told: file below the store -> such a result, where its verb tells it as a page.
         scores: file below the store -> kill table of the suite.
         rates: of the suite as it is published, with their intervals and days; else those of `scores`.
+        mutants: ids of all that a full run of the selftest has.
         gates: decisions of the release gate.
+        foreign_gates: those of them that were made of other receipts than lie in the store.
         depths: (target, stack) -> how much of it is read; `plan_depths` says.
     """
 
@@ -138,13 +179,15 @@ class SiteFacts:
     told: Mapping[str, Result] = field(default_factory=dict)
     scores: Mapping[str, SelftestResult] = field(default_factory=dict)
     rates: tuple[Rate, ...] = ()
+    mutants: frozenset[str] = frozenset()
     gates: tuple[GateDecision, ...] = ()
+    foreign_gates: tuple[GateDecision, ...] = ()
     depths: Mapping[tuple[str, str], Depth] = field(default_factory=dict)
 
     @cached_property
     def receipts(self) -> int:
         """How many receipts there are."""
-        return sum(len(cell.rows) for stack in self.stacks for cell in stack.cells.values())
+        return sum(not row.lost for stack in self.stacks for cell in stack.cells.values() for row in cell.rows)
 
     def page_of(self, target: str, stack: str, cell: str) -> str:
         """Where a cell is shown: on its own page, or on that of its stack."""
@@ -175,16 +218,16 @@ def arrange_stacks(
     found: dict[tuple[str, str], dict[str, list[SiteRow]]] = {}
     for row in rows:
         found.setdefault((row.target, row.stack), {}).setdefault(row.probe, []).append(row)
+    now = read_instant(made_at)
+    # Two sorts, the second of which keeps what the first one ordered: a version has no opposite to sort by.
+    newest_first = sorted(found, key=lambda key: _version(key[1]), reverse=True)
     return tuple(
         StackHistory(
             target,
             stack,
-            {
-                probe: _arrange_cell(each, made_at, unreadable or {})
-                for probe, each in sorted(found[target, stack].items())
-            },
+            {probe: _arrange_cell(each, now, unreadable or {}) for probe, each in sorted(found[target, stack].items())},
         )
-        for target, stack in sorted(found, key=lambda key: (key[0], *_newest_first(key[1])))
+        for target, stack in sorted(newest_first, key=lambda key: (key[0], family(key[1]) != "te", family(key[1])))
     )
 
 
@@ -228,16 +271,30 @@ def group_probes(stacks: Iterable[StackHistory], modules: Sequence[str]) -> dict
     return {name: probes for name, probes in groups.items() if probes}
 
 
-def _arrange_cell(rows: Sequence[SiteRow], made_at: str, unreadable: Mapping[str, Sequence[str]]) -> CellHistory:
+def read_instant(text: str) -> float:
+    """Seconds since 1970 of an ISO time with its zone; minus infinity where it is none."""
+    return -math.inf if (told := read_time(text)) is None else told.timestamp()
+
+
+def _arrange_cell(rows: Sequence[SiteRow], now: float, unreadable: Mapping[str, Sequence[str]]) -> CellHistory:
     newest = sorted(
-        rows, key=lambda row: (not row.only_times, row.started <= made_at, row.started, row.run), reverse=True
+        rows,
+        # Of two from the same moment the one that is not good: which folder's name comes later says nothing.
+        key=lambda row: (not row.only_times, row.at <= now, row.at, not row.outcome.is_good, row.run),
+        reverse=True,
     )
     lost = tuple(unreadable.get(newest[0].cell, ()))
-    return CellHistory(tuple(newest), sum(row.started > made_at for row in rows), lost)
+    return CellHistory(tuple(newest), tuple(row for row in newest if row.at > now), lost)
 
 
-def _newest_first(stack: str) -> tuple[int, str, list[tuple[int, str]]]:
-    """The newest release first: te2.12.0 before te2.9.0. Families by name, Transformer Engine first."""
-    pieces = re.split(r"(\d+)", stack)
-    order = [(-int(piece), "") if piece.isdecimal() else (0, piece) for piece in pieces[1:]]
-    return (family(stack) != "te", pieces[0], order)
+def _version(stack: str) -> tuple[Version, str]:
+    """The release that a stack names: te2.12.0 is newer than te2.9.0, and te2.21.0.post1 than te2.21.0.
+
+    Of a name that goes on after it, as no version does, the numbers that it begins with, then the rest as text.
+    """
+    name = stack.removeprefix(family(stack))
+    try:
+        return Version(name), ""
+    except ValueError:  # of packaging, and of Python where a number has thousands of digits
+        numbers = re.match(r"[0-9]{1,9}(\.[0-9]{1,9})*", name)
+        return Version(numbers[0] if numbers else "0"), name

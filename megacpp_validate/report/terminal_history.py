@@ -15,6 +15,7 @@ from .history_words import (
     HEADINGS,
     NUMBERS_FROM,
     OVERVIEW,
+    mark_last,
     mark_row,
     say_flakes,
     say_notes,
@@ -59,9 +60,8 @@ def _draw_overview(cells: tuple[CellHistory, ...], console: Console) -> Table:
     for number, heading in enumerate(OVERVIEW):
         table.add_column(heading, overflow="fold", no_wrap=number < _WHOLE)
     for history in cells:
-        row = next((row for row in reversed(history.rows) if row.outcome is not None), history.rows[-1])
         cell, _, *rest = tell_overview(history)
-        table.add_row(Text(_line(cell)), draw_mark(mark_row(row), console), *(Text(_line(text)) for text in rest))
+        table.add_row(Text(_line(cell)), draw_mark(mark_last(history), console), *(Text(_line(text)) for text in rest))
     return table
 
 

@@ -25,6 +25,8 @@ def render_watch(result: WatchResult, *, console: Console | None = None) -> None
             print_indented(console, draw_sentence(said, "yellow"), 6)
     for file in result.issues:
         console.print(Text(f"  issue text: {plain(file)}"), soft_wrap=True)
+    for reason in result.left:
+        print_indented(console, draw_sentence(f"left: {reason}", "yellow"), 2)
     for step in result.gpu:
         console.print(Text(f"  {step.new} on {step.target}: not-run; it waits for a machine with that label", "yellow"))
     print_indented(console, draw_sentence(f"{say_watch(result)[:1].upper()}{say_watch(result)[1:]}", "bold"), 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import socketserver
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -74,15 +75,8 @@ def serve(answers: Mapping[str, tuple[int, str, bytes]]) -> Iterator[str]:
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name of the base class
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/simple"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with _served(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as port:
+        yield f"http://127.0.0.1:{port}/simple"
 
 
 @contextlib.contextmanager
@@ -90,3 +84,52 @@ def serve_nothing() -> Iterator[str]:
     """A server that takes connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}/simple"
+
+
+@contextlib.contextmanager
+def say(answer: bytes) -> Iterator[str]:
+    """A server that says the same bytes to everybody, and hangs up."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65536)
+            self.request.sendall(answer)
+
+    with _served(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)) as port:
+        yield f"http://127.0.0.1:{port}/simple"
+
+
+@contextlib.contextmanager
+def redirect(heard: dict[str, str | None], answer: tuple[int, str, bytes]) -> Iterator[str]:
+    """An index that sends everybody to another host; `heard` has who asked on either: the header, or None."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            here = "elsewhere" if self.headers["Host"].startswith("localhost") else "index"
+            heard[here] = self.headers["Authorization"]
+            status, kind, body = answer if here == "elsewhere" else (302, "text/plain", b"")
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            if here == "index":
+                self.send_header("Location", f"http://localhost:{self.server.server_address[1]}{self.path}")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name of the base class
+            pass
+
+    with _served(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as port:
+        yield f"http://127.0.0.1:{port}/simple"
+
+
+@contextlib.contextmanager
+def _served(server: socketserver.TCPServer) -> Iterator[int]:
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield int(server.server_address[1])
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

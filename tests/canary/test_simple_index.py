@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_index import UNREACHABLE, serve, serve_nothing, use_index, write_index
+from small_index import UNREACHABLE, redirect, say, serve, serve_nothing, use_index, write_index
 
 from megacpp_validate.canary import simple_index as under_test
 from megacpp_validate.canary.simple_index import IndexDown, IndexSettings, hide_user, read_index_settings, read_listed
@@ -73,6 +73,8 @@ GARBAGE = {
     "a later version": (200, JSON, page(wheel("2.20.2"), version="2.0")),
     "no file": (200, JSON, page()),
     "of another package": (200, JSON, page({"filename": "torch-2.13.0-py3-none-any.whl"})),
+    "nested too deep": (200, JSON, b'{"files": ' + b"[" * 200_000),
+    "a broken declaration": (200, "text/html", b"<a href='/x.whl'>x</a><![foo[x]]>"),
     "a fault of the server": (503, "text/plain", b"down"),
     "who are you": (401, "text/plain", b"no"),
     "no such package": (404, "text/plain", b"no"),
@@ -96,6 +98,25 @@ def test_an_answer_shorter_than_it_says_is_refused() -> None:
 
     with pytest.raises(IndexDown, match=r"did not say|came|Incomplete"):
         ask(200, JSON, Short(body))
+
+
+@pytest.mark.parametrize("said", [b"garbage\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n{}"])
+def test_what_is_no_http_is_refused_too(said: bytes) -> None:
+    with say(said) as url, pytest.raises(IndexDown, match="did not say"):
+        read_listed(NAME, IndexSettings((url,)))
+
+
+def test_a_version_that_is_too_long_is_no_release_and_hides_no_other() -> None:
+    assert set(ask(200, JSON, page(wheel("2.20.2"), wheel("2." + "1" * 80)))) == {"2.20.2"}
+
+
+def test_credentials_go_to_the_index_and_not_to_where_it_redirects() -> None:
+    heard: dict[str, str | None] = {}
+    body = page(wheel("2.20.2"))
+    with redirect(heard, (200, JSON, body)) as url:
+        read_listed(NAME, IndexSettings((url.replace("http://", "http://me:secret@"),)))
+    assert heard["index"] is not None
+    assert heard["elsewhere"] is None
 
 
 def test_nobody_there_and_nobody_who_answers(monkeypatch: pytest.MonkeyPatch) -> None:

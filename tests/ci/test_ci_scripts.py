@@ -94,10 +94,16 @@ def run(
     return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
 
 
-def write_text(folder: Path, release: str, body: str = "It breaks.", title: str = "") -> None:
+def write_text(
+    folder: Path,
+    release: str,
+    body: str = "It breaks.",
+    title: str = "",
+    labels: tuple[str, ...] = ("te-watch", "breaks"),
+) -> None:
     folder.mkdir(exist_ok=True)
     marker = MARKER.format(release)
-    head = {"title": title or f"TE {release}: \u2028 breaks", "labels": ["te-watch", "breaks"], "marker": marker}
+    head = {"title": title or f"TE {release}: \u2028 breaks", "labels": labels, "marker": marker}
     lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in head.items())
     (folder / f"{release}.md").write_text(f"---\n{lines}\n---\n{marker}\n\n{body}\n---\nmore\n")
 
@@ -125,6 +131,39 @@ def test_an_issue_is_opened_once_and_changed_from_then_on(tmp_path: Path) -> Non
     assert tracker.issues[150]["state"] == "closed"  # a person has closed it
     assert "withdrawn" in tracker.issues[151]["body"]
     assert tracker.tokens == {"Bearer a-token"}
+
+
+def test_labels_of_people_stay_and_the_state_before_goes(tmp_path: Path) -> None:
+    tracker, folder = Tracker(), tmp_path / "issues"
+    write_text(folder, "2.21.0", labels=("te-watch", "clean"))
+    with serving(tracker) as env:
+        assert run("publish_issues", folder, env=env).returncode == 0
+        tracker.issues[0]["labels"].append({"name": "team-alice"})
+        write_text(folder, "2.21.0", labels=("te-watch", "breaks"))
+        assert "changed #1" in run("publish_issues", folder, env=env).stdout
+        assert {row["name"] for row in tracker.issues[0]["labels"]} == {"te-watch", "breaks", "team-alice"}
+        assert "stands as it is" in run("publish_issues", folder, env=env).stdout
+
+
+def test_two_texts_of_one_release_have_one_issue_and_one_without_a_label_none(tmp_path: Path) -> None:
+    tracker, folder = Tracker(), tmp_path / "issues"
+    write_text(folder, "2.21.0")
+    (folder / "again.md").write_text((folder / "2.21.0.md").read_text().replace("It breaks.", "It broke."))
+    write_text(folder, "2.22.0", labels=())
+    write_text(folder, "2.23.0", labels=("breaks",))
+    with serving(tracker) as env:
+        done = run("publish_issues", folder, env=env)
+    assert (done.returncode, len(tracker.issues)) == (4, 1)
+    assert "has no label" in done.stdout
+    assert "has 'breaks' first" in done.stdout
+
+
+@pytest.mark.parametrize(("script", "words"), [("publish_issues", ()), ("open_change", ("branch", "title"))])
+def test_without_its_arguments_a_script_says_how_it_is_called(script: str, words: tuple[str, ...]) -> None:
+    done = run(script, *words, env=dict(os.environ))
+    assert done.returncode == 2
+    assert f"{script}.py " in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_what_is_no_issue_text_is_told_and_the_others_are_published(tmp_path: Path) -> None:
@@ -209,6 +248,15 @@ def test_what_is_told_in_markdown_is_on_the_page_of_the_run(checkout: Path) -> N
     [
         (json.dumps(JOB), "", 0, "<-s><lint><-s><te_canary><--><a b><$(touch x)>"),  # no shell reads it
         (json.dumps(JOB), "lint", 4, "<-s><lint>"),
+        ('{"id": "images", "not_run": "there is no runner engine"}', "", 4, ""),
+        (json.dumps(JOB | {"after": [["./nox", "-s", "report"]]}), "lint", 4, "<-s><lint><-s><report>"),
+        (
+            json.dumps(JOB | {"after": [["./nox", "-s", "report"]]}),
+            "report",
+            4,
+            "<-s><lint><-s><te_canary><--><a b><$(touch x)><-s><report>",
+        ),
+        (json.dumps(JOB | {"after": [["rm"]]}), "", 2, ""),
         ("", "", 2, ""),
         ('{"commands": []}', "", 2, ""),
         ('{"commands": [["sh", "-c", "true"]]}', "", 2, ""),

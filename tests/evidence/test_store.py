@@ -163,6 +163,13 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda data: (passed(claimed="te", observed=["te"])(data), changed(requested="native")(data)),
         "where native was requested, and the path attention.bf16",
     ),
+    "less-than-no-kernel": (lambda data: data["jit"]["warm_up"].update(triton=-1), "jit.warm_up counts -1 of triton"),
+    "less-than-no-hits": (lambda data: data["jit"]["hits"].update(inductor=-2), "jit.hits counts -2 of inductor"),
+    "less-than-no-memory": (changed(peak_memory_mib=-0.5), "a peak memory of -0.5 MiB"),
+    "a-library-twice": (
+        lambda data: data["libraries"].append({"name": "libcudart", "version": "12.8", "files": []}),
+        "the library libcudart is listed 2 times",
+    ),
     "missing-key": (lambda data: data.pop("outcome"), "outcome"),
 }  # fmt: skip
 

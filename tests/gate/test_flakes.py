@@ -50,6 +50,7 @@ NOTHING: list[dict[str, object]] = [
     {"outcome": Outcome.NOT_RUN},
     {"outcome": Outcome.FAIL, "same_as": "another"},
     {"outcome": Outcome.FAIL, "contradicts": "another"},
+    {"outcome": Outcome.PASS, "only_timed": True},
     {"outcome": Outcome.FAIL, "cell": "te2.20.2-h200-permute"},
 ]
 

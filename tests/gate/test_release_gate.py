@@ -137,6 +137,9 @@ def test_a_red_cell_that_is_not_required_closes_where_the_rules_want_every_cell_
     assert [(row.probe, row.rules) for row in decision.closing] == [("fp8_delayed", (GateRule.OUTCOME,))]
     assert decision.exit_code == CLOSED
     put(store, good("fp8_delayed", hours=0.5), run="newer")
+    decision = judge(store, rules(others="close"))
+    assert [(row.run, row.rules) for row in decision.closing] == [("run", (GateRule.CONTRADICTED,))]
+    put(store, red("fp8_delayed", environment="f" * 64))
     assert judge(store, rules(others="close")).open
     put(store, red("fp8_delayed", hours=0.2, commit=OTHER_COMMIT), red("fp8_block", hours=24 * 40), run="others")
     assert judge(store, rules(others="close")).open

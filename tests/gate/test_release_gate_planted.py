@@ -21,6 +21,7 @@ from megacpp_validate.evidence.receipt import (
     Package,
     Receipt,
 )
+from megacpp_validate.evidence.receipt_file import receipt_text
 from megacpp_validate.evidence.release_gate import GateRule
 
 CELL = f"{STACK}-{TARGET}-attention"
@@ -91,6 +92,18 @@ def under_another_name(folder: Path) -> None:
     shutil.copy(place(folder, "attention"), place(folder, "permute"))
 
 
+def red_under_another_name(folder: Path) -> None:
+    """The newest run of a cell, as a browser saves a second file of one name."""
+    text = receipt_text(red("attention", hours=0.5))
+    (folder / "run" / f"{CELL} (1).json").write_text(text)
+
+
+def link_out(folder: Path) -> None:
+    """A newer run that lies elsewhere."""
+    put(folder.parent / "elsewhere", red("attention", hours=0.5))
+    (folder / "nightly").symlink_to(folder.parent / "elsewhere")
+
+
 def as_another_cell(folder: Path) -> None:
     """The observations of one cell under the name of another, every name in it changed."""
     text = place(folder, "attention").read_text().replace("h200-attention", "h200-permute")
@@ -136,6 +149,10 @@ PLANTED = (
     Planted("a key twice in the checks", hide_from_a_glance, GateRule.UNREADABLE, MISSING, "twice"),
     Planted("a link", link, GateRule.UNREADABLE, MISSING, "link"),
     Planted("another name", under_another_name, GateRule.NAME, MISSING, "lies under the name of"),
+    Planted("a red one under another name", red_under_another_name, GateRule.NAME, MISSING, "(1)"),
+    Planted("a folder that leads out", link_out, GateRule.UNREADABLE, MISSING, "link"),
+    Planted("no environment in all", lambda folder: fill(folder, environment=""), GateRule.ENVIRONMENT, MISSING,
+            "names no environment"),
     Planted("another cell", as_another_cell, GateRule.REPLAYED, MISSING, "edited copy of the other"),
     Planted("a new day", rejuvenate, GateRule.REPLAYED, MISSING, "edited copy"),
     Planted("another stack's", as_another_stack, GateRule.REPLAYED, MISSING, "edited copy"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -107,8 +108,9 @@ def test_every_form_is_told_and_written_twice_the_same(run: Run, tmp_path: Path)
     assert output.read_bytes() == first
     assert GateDecision.model_validate(json.loads(first)).open
     assert run(store, "--format", "html").code == WRONG
-    said = run(store, "--output", store / "decision.json", "--format", "json")
-    assert (said.code, "lies in the folder" in said.err) == (WRONG, True)
+    for name in ("decision.json", "decision.md", "run/receipts.sha256"):
+        said = run(store, "--output", store / name, "--format", "json")
+        assert (said.code, "lies in the folder" in said.err) == (WRONG, True)
 
 
 def test_a_baseline_is_of_one_stack(run: Run, tmp_path: Path) -> None:
@@ -118,6 +120,57 @@ def test_a_baseline_is_of_one_stack(run: Run, tmp_path: Path) -> None:
     put(before, good("attention", stack="te2.17.1"))
     assert run(store, "--baseline", before).code == WRONG
     assert run(store, "--baseline", tmp_path / "nowhere").code == WRONG
+
+
+def test_a_baseline_is_older_and_of_other_receipts(run: Run, tmp_path: Path) -> None:
+    store = fill(tmp_path / "store")
+    shutil.copytree(store, tmp_path / "copy" / "deeper")
+    for itself in (store, store / "run", tmp_path / "copy"):
+        said = run(store, "--baseline", itself)
+        assert (said.code, "compared with itself" in said.err) == (WRONG, True)
+    before = fill(tmp_path / "before", stack="te2.12.0")
+    put(before, good("attention", stack="te2.12.0", hours=-24 * 1000), run="later")
+    said = run(store, "--baseline", before)
+    assert (said.code, "after this decision" in said.err) == (WRONG, True)
+
+
+def test_a_day_alone_is_over_when_it_is_judged(run: Run, tmp_path: Path) -> None:
+    store = fill(tmp_path)
+    assert run(store, at="2026-11-22").code == OPEN  # it was run at eleven
+    said = run(store, "--format", "json", at="2026-11-21")
+    assert (said.code, "--at names too early" in said.out) == (MISSING, True)
+    for odd in ("9999-12-31", "0001-01-01T00:00:00+14:00", "yesterday"):
+        assert run(store, at=odd).code == WRONG
+
+
+def test_a_full_disk_leaves_the_old_decision(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, output = fill(tmp_path / "store"), tmp_path / "decision.json"
+    output.write_text("the old one")
+    flush = os.fsync
+
+    def full(handle: int) -> None:
+        flush(handle)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    said = run(store, "--format", "json", "--output", output)
+    assert (said.code, "make room" in said.err) == (INFRASTRUCTURE, True)
+    assert output.read_text() == "the old one"
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_device_and_a_link_stay_what_they_are(run: Run, tmp_path: Path) -> None:
+    store, link = fill(tmp_path / "store"), tmp_path / "link.json"
+    assert run(store, "--output", os.devnull).code == OPEN
+    link.symlink_to("whole.json")
+    assert run(store, "--output", link).code == OPEN
+    assert (link.is_symlink(), (tmp_path / "whole.json").is_file()) == (True, True)
+
+
+def test_a_pipe_in_place_of_a_lock_holds_nobody(run: Run, tmp_path: Path) -> None:
+    store = fill(tmp_path)
+    os.mkfifo(store / ".lock")
+    assert run(store).code == OPEN
 
 
 @pytest.mark.parametrize("held", [".", ".lock"])

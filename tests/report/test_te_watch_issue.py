@@ -124,8 +124,12 @@ def test_a_run_is_told_in_a_sentence_and_in_rows() -> None:
     gpu = (GpuStep(old="2.20.2", new="2.21.0", target="h200"),)
     base = WatchResult(tool="t", index="https://mirror", asked_at="now", pinned="2.20.2")
     assert "nothing is new" in say_watch(base)
-    seen = base.model_copy(update={"changed": (ROW.model_copy(update={"code": 1, "withdrawn": EVIL}),), "gpu": gpu})
-    assert say_watch(seen) == "1 release judged, 2.21.0 breaks the bridge; 2.20.2 is pinned."
+    row = ROW.model_copy(update={"code": 1, "withdrawn": EVIL})
+    seen = base.model_copy(update={"changed": (row,), "judged": ("2.21.0",), "gpu": gpu})
+    assert say_watch(seen) == "1 release judged, 2.21.0 breaks the bridge; 1 withdrawn; 2.20.2 is pinned."
+    known = seen.model_copy(update={"judged": ()})  # judged in an earlier run, and told then
+    assert say_watch(known) == "no release judged; 1 withdrawn; 2.20.2 is pinned."
+    assert not known.breaks
     assert "<script>" not in "\n".join(tell_watch(seen))
     console = Console(record=True, width=100)
     render_watch(seen, console=console)

@@ -15,6 +15,7 @@ _OWN: Final = (
     "nodes", "ntasks", "output", "parsable", "partition", "qos", "requeue", "reservation", "time", "wait", "array",
     "wrap", "test-only", "dependency", "exclude",
 )  # fmt: skip
+_WEEK_S, _WEEK_MINUTES = 604_800, 10_080  # more is a typing error
 
 
 class ClusterInvalid(ValueError):
@@ -43,7 +44,7 @@ class JobOptions(_Row):
     gres: Annotated[str, StringConstraints(pattern=r"^[\w.:,]*(\{gpus\})?[\w.:,]*$")] = "gpu:{gpus}"
     cpus: int = Field(default=0, ge=0)
     memory_mib: int = Field(default=0, ge=0)
-    minutes: int = Field(default=0, ge=0)
+    minutes: int = Field(default=0, ge=0, le=2 * _WEEK_MINUTES)  # a cell of a week, and its start
     extra: list[Annotated[str, StringConstraints(pattern=r"^--[a-z][\w-]*(=[^\s]+)?$")]] = Field(default_factory=list)
 
 
@@ -69,11 +70,11 @@ class Cluster(_Row):
     containers: Literal["auto", "pyxis", "none"] = "auto"
     python: _Word = "python3"
     retries: int = Field(default=2, ge=0, le=20)
-    poll_s: float = Field(default=5.0, gt=0)
-    grace_s: float = Field(default=15.0, ge=0)
-    patience_s: float = Field(default=600.0, ge=0)
-    client_s: float = Field(default=60.0, gt=0)
-    start_minutes: int = Field(default=15, ge=1)
+    poll_s: float = Field(default=5.0, gt=0, le=_WEEK_S)
+    grace_s: float = Field(default=15.0, ge=0, le=_WEEK_S)
+    patience_s: float = Field(default=600.0, ge=0, le=_WEEK_S)
+    client_s: float = Field(default=60.0, gt=0, le=_WEEK_S)
+    start_minutes: int = Field(default=15, ge=1, le=_WEEK_MINUTES)
     at_a_time: int = Field(default=0, ge=0)
 
     def options(self, target: str) -> JobOptions:
@@ -115,4 +116,6 @@ def read_cluster(path: Path | None) -> Cluster:
 
 def _with_floats(data: dict[str, object]) -> dict[str, object]:
     """Seconds may be written without a point."""
-    return {key: float(v) if key.endswith("_s") and type(v) is int else v for key, v in data.items()}
+    return {
+        key: float(v) if key.endswith("_s") and type(v) is int and abs(v) <= _WEEK_S else v for key, v in data.items()
+    }

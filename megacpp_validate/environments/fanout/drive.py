@@ -14,8 +14,6 @@ from pathlib import Path
 from threading import Event
 from typing import Final
 
-from ...evidence.receipt import Receipt
-from ...evidence.receipt_file import write_receipt
 from ..restart import find_done, own_folder
 from .collect import bring_home, forget_cell, keep_words
 from .decide import (
@@ -27,14 +25,15 @@ from .decide import (
     receipt_of_given_up,
     receipt_of_never_come,
 )
-from .events import Done, Progress, Rules, Told, What
+from .ends import Ends
+from .events import Done, Progress, Rules
 from .faults import claim, find_fault, name_fault, read_answer, read_node
-from .launcher import JobHeld, JobRefused, Launcher, Phase, SchedulerDown, Seen, Try, Work
+from .giving import give
+from .launcher import Launcher, Phase, SchedulerDown, Seen, Work
 from .state import WORK_FOLDER, Attempt, Fault, JobState, State, hash_order, open_state
 
 _AT_ONCE: Final = 50  # jobs that are named in the state before the first of them is given
 _FIRST_PAUSE_S: Final = 0.2
-_ITS_TURN: Final = frozenset({"", "None", "Priority", "Resources", "BeginTime", "Prolog"})  # of every job's life
 
 
 class Cancelled(RuntimeError):
@@ -60,9 +59,8 @@ class Drive:
     rules: Rules
     stop: Event = field(default_factory=Event)
     progress: Progress = lambda _: None
-    _done: dict[str, Done] = field(default_factory=dict)
+    _ends: Ends = field(init=False)
     _over: dict[str, float] = field(default_factory=dict)  # when an attempt was first seen to be over, by name
-    _told: set[tuple[str, str]] = field(default_factory=set)
     _silent_since: float | None = None
 
     def run(self) -> dict[str, Done]:
@@ -76,6 +74,7 @@ class Drive:
             Cancelled: `stop` was set.
             OSError: the folder cannot be written.
         """
+        self._ends = Ends(self.folder, len(self.works), self.progress)
         with own_folder(self.folder):
             state = open_state(self.folder, _name_launcher(self.launcher))
             try:
@@ -88,7 +87,7 @@ class Drive:
                 self.launcher.close()
             if not any(job.attempt for job in state.jobs.values()):
                 shutil.rmtree(self.folder / WORK_FOLDER, ignore_errors=True)
-            return {work.order.cell: self._done[work.order.cell] for work in self.works}
+            return {work.order.cell: self._ends.done[work.order.cell] for work in self.works}
 
     def _loop(self, state: State) -> None:
         started, pause = time.monotonic(), _FIRST_PAUSE_S
@@ -96,7 +95,7 @@ class Drive:
             self._look(state)
             self._start(state)
             state.keep()
-            if len(self._done) == len(self.works):
+            if len(self._ends.done) == len(self.works):
                 return
             if self.stop.is_set():
                 self._cancel(state)
@@ -122,14 +121,14 @@ class Drive:
             state.jobs[cell] = job if same and not is_given_up(job, self.rules.retries) else _blank(job, asked)
             receipt = None if self.rules.fresh else find_done(work.order, self.folder / f"{cell}.json")
             if receipt is not None:
-                self._end(state, cell, Done(receipt, kept=True))
+                self._ends.end(state, cell, Done(receipt, kept=True))
             elif job.attempt is not None:
-                self._tell(cell, "found", job.attempt.id)
+                self._ends.tell(cell, "found", job.attempt.id)
         state.keep()
 
     def _drop(self, state: State, cell: str, job: JobState, attempt: Attempt) -> JobState:
         """End an attempt that nobody waits for any more."""
-        self.launcher.cancel([_try(state, cell, attempt)])
+        self.launcher.cancel([state.try_of(cell, attempt)])
         folder = state.work_of(cell, attempt.number)
         faults = job.faults
         if read_node(folder):
@@ -144,7 +143,7 @@ class Drive:
         if not active:
             return
         try:
-            seen = self.launcher.look([_try(state, work.order.cell, attempt) for work, attempt in active])
+            seen = self.launcher.look([state.try_of(work.order.cell, attempt) for work, attempt in active])
         except SchedulerDown as fault:
             self._bear(fault, state)
             seen = {}  # receipts may have come meanwhile
@@ -163,32 +162,19 @@ class Drive:
                 self._again(state, work, attempt, fault)
             else:
                 kept = bring_home(receipt, state.jobs[cell].faults, folder, self.folder)
-                self._end(state, cell, Done(kept, node=node))
+                self._ends.end(state, cell, Done(kept, node=node))
         elif seen is None:
             return
         elif seen.phase in (Phase.QUEUED, Phase.RUNS):
             self._over.pop(attempt.name, None)
             if seen.id and seen.id != attempt.id:
-                state.jobs[cell] = state.jobs[cell].model_copy(
-                    update={"attempt": attempt.model_copy(update={"id": seen.id})}
-                )
-            self._tell_once(cell, attempt, seen, node)
+                state.put_attempt(cell, attempt.model_copy(update={"id": seen.id}))
+            self._ends.tell_once(cell, attempt, seen, node)
         elif seen.phase is Phase.GONE and not attempt.id and self._claim(folder):
             # Nobody has taken the job, and from now on nobody will.
-            state.jobs[cell] = state.jobs[cell].model_copy(update={"attempt": None})
+            state.put_attempt(cell, None)
         elif time.monotonic() - self._over.setdefault(attempt.name, time.monotonic()) >= self.rules.grace_s:
             self._again(state, work, attempt, name_fault(seen, folder))
-
-    def _tell_once(self, cell: str, attempt: Attempt, seen: Seen, node: str) -> None:
-        """That it runs, or what it waits for where that is not its turn."""
-        state = attempt.name, "runs" if seen.phase is Phase.RUNS else seen.because
-        if state in self._told or (seen.phase is Phase.QUEUED and seen.because in _ITS_TURN):
-            return
-        self._told.add(state)
-        if seen.phase is Phase.RUNS:
-            self._tell(cell, "runs", node)
-        else:
-            self._tell(cell, "held", f"the job {seen.id} waits: {seen.because}")
 
     def _claim(self, folder: Path) -> bool:
         folder.mkdir(parents=True, exist_ok=True)
@@ -201,17 +187,17 @@ class Drive:
         job = state.jobs[cell].model_copy(update={"attempt": None, "faults": (*state.jobs[cell].faults, fault)})
         state.jobs[cell] = job
         if is_given_up(job, self.rules.retries):
-            self._end_with(state, receipt_of_given_up(work.order, job.faults))
+            self._ends.end_with(state, receipt_of_given_up(work.order, job.faults))
         else:
-            self._tell(cell, "again", str(fault))
+            self._ends.tell(cell, "again", str(fault))
 
     def _start(self, state: State) -> None:
         """Give the launcher what it takes; what is blocked needs no job."""
-        ended = {cell: done.receipt for cell, done in self._done.items()}
+        ended = {cell: done.receipt for cell, done in self._ends.done.items()}
         for work in self.works:
             if work.order.cell not in ended and (blocker := find_blocker(work, ended)) is not None:
                 forget_cell(work.order.cell, self.folder)
-                self._end_with(state, receipt_of_blocked(work.order, blocker))
+                self._ends.end_with(state, receipt_of_blocked(work.order, blocker))
         if self._silent_since is not None or self.stop.is_set():
             return
         chosen: list[Work] = []
@@ -229,52 +215,20 @@ class Drive:
 
     def _waits(self, state: State, work: Work) -> bool:
         cell = work.order.cell
-        return cell not in self._done and state.jobs[cell].attempt is None and may_start(work, self._done)
+        return cell not in self._ends.done and state.jobs[cell].attempt is None and may_start(work, self._ends.done)
 
     def _give(self, state: State, chosen: Sequence[Work]) -> None:
-        """Write down the names first: a job that is given when this is killed is found by its name."""
-        for work in chosen:
-            cell = work.order.cell
-            job = state.jobs[cell]
-            if not job.tries:
-                forget_cell(cell, self.folder)
-            number = job.tries + 1
-            attempt = Attempt(number=number, name=state.name_of(cell, number))
-            state.jobs[cell] = job.model_copy(update={"attempt": attempt, "tries": number})
-        state.keep()
-        for index, work in enumerate(chosen):
-            cell = work.order.cell
-            attempt = _attempt_of(state.jobs[cell])
-            try:
-                given = self.launcher.submit(work, _try(state, cell, attempt))
-            except SchedulerDown as fault:  # it may have taken this one: its name will tell
-                self._take_back(state, chosen[index + 1 :])
-                state.keep()
-                self._bear(fault, state)
-                return
-            except JobHeld as held:
-                self._take_back(state, chosen[index:])
-                self._tell(cell, "held", str(held))
-                return
-            except (JobRefused, OSError):
-                self._take_back(state, chosen[index:])
-                state.keep()
-                raise
-            state.jobs[cell] = state.jobs[cell].model_copy(update={"attempt": attempt.model_copy(update={"id": given})})
-            self._tell(cell, "given", given)
-
-    def _take_back(self, state: State, works: Sequence[Work]) -> None:
-        """Jobs that were named and not given."""
-        for work in works:
-            job = state.jobs[work.order.cell]
-            state.jobs[work.order.cell] = job.model_copy(update={"attempt": None, "tries": job.tries - 1})
+        try:
+            give(state, self.launcher, chosen, self._ends)
+        except SchedulerDown as fault:
+            self._bear(fault, state)
 
     def _bear(self, fault: SchedulerDown, state: State) -> None:
         """A scheduler that restarts is waited for, once it has taken anything."""
         now = time.monotonic()
         if self._silent_since is None:
             self._silent_since = now
-            self._tell("", "silent", str(fault))
+            self._ends.tell("", "silent", str(fault))
         has_jobs = any(attempt.id for _, attempt in self._active(state))
         if not has_jobs or now - self._silent_since >= self.rules.patience_s:
             raise fault
@@ -283,14 +237,13 @@ class Drive:
         """End every job; none of that counts as a fault. What cannot be ended is left to the next start."""
         active = list(self._active(state))
         try:
-            self.launcher.cancel([_try(state, work.order.cell, attempt) for work, attempt in active])
+            self.launcher.cancel([state.try_of(work.order.cell, attempt) for work, attempt in active])
         except SchedulerDown as fault:
-            self._tell("", "silent", str(fault))
+            self._ends.tell("", "silent", str(fault))
         else:
             for work, attempt in active:
                 self._claim(state.work_of(work.order.cell, attempt.number))  # one that starts only now does nothing
-                job = state.jobs[work.order.cell]
-                state.jobs[work.order.cell] = job.model_copy(update={"attempt": None})
+                state.put_attempt(work.order.cell, None)
         state.keep()
 
     def _give_up_all(self, state: State) -> None:
@@ -298,48 +251,17 @@ class Drive:
         self._cancel(state)
         reason = f"it did not come within the {self.rules.wait_s / 60:g} min that were given to the whole run"
         for work in self.works:
-            if work.order.cell not in self._done:
+            if work.order.cell not in self._ends.done:
                 faults = state.jobs[work.order.cell].faults
                 forget_cell(work.order.cell, self.folder)
-                self._end_with(state, receipt_of_never_come(work.order, reason, faults))
+                self._ends.end_with(state, receipt_of_never_come(work.order, reason, faults))
         state.keep()
 
     def _active(self, state: State) -> Iterator[tuple[Work, Attempt]]:
         for work in self.works:
             job = state.jobs.get(work.order.cell)
-            if work.order.cell not in self._done and job is not None and job.attempt is not None:
+            if work.order.cell not in self._ends.done and job is not None and job.attempt is not None:
                 yield work, job.attempt
-
-    def _end_with(self, state: State, receipt: Receipt) -> None:
-        """A cell that no process has a receipt of."""
-        write_receipt(receipt, self.folder / f"{receipt.cell}.json")
-        self._end(state, receipt.cell, Done(receipt))
-
-    def _end(self, state: State, cell: str, done: Done) -> None:
-        self._done[cell] = done
-        if (job := state.jobs.get(cell)) is not None:
-            state.jobs[cell] = job.model_copy(update={"attempt": None})
-        self._tell(cell, "kept" if done.kept else "ended", done.node, done.receipt)
-
-    def _tell(
-        self,
-        cell: str,
-        what: What,
-        says: str = "",
-        receipt: Receipt | None = None,
-    ) -> None:
-        self.progress(Told(cell, what, says, receipt, len(self._done), len(self.works)))
-
-
-def _try(state: State, cell: str, attempt: Attempt) -> Try:
-    avoid = dict.fromkeys(fault.node for fault in state.jobs[cell].faults if fault.accuses_node)
-    return Try(attempt.name, attempt.id, state.work_of(cell, attempt.number), tuple(avoid))
-
-
-def _attempt_of(job: JobState) -> Attempt:
-    if job.attempt is None:  # never: it was named just now
-        raise ValueError("the job has no attempt")
-    return job.attempt
 
 
 def _blank(job: JobState, asked: str) -> JobState:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -62,7 +63,7 @@ def choose_options(
         "constraint": options.constraint,
         "reservation": options.reservation,
         "chdir": str(folder),
-        "output": BATCH_LOG,  # in the folder of `chdir`: a path of its own may hold what Slurm takes for a pattern
+        "output": os.devnull if _is_pattern(folder) else BATCH_LOG,  # in the folder of `chdir`
         "export": "ALL",
         "open-mode": "truncate",
     }
@@ -71,13 +72,26 @@ def choose_options(
 
 
 def render_script(folder: Path, python: str) -> str:
-    """The batch script: one process, which the signals of the scheduler reach."""
+    """The batch script: one process, which the signals of the scheduler reach.
+
+    It writes its log itself where Slurm would not find the place; then the log lacks what Slurm itself has to say.
+    """
     job, path = shlex.quote(str(folder / JOB_FILE)), shlex.quote(str(PACKAGE.parent))
+    log = f"exec >{shlex.quote(str(folder / BATCH_LOG))} 2>&1\n" if _is_pattern(folder) else ""
     return (
-        "#!/bin/sh\n"
+        f"#!/bin/sh\n{log}"
         f'export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}"{path}\n'
         f"exec {shlex.quote(python)} -P -u -m {_MODULE} {job}\n"
     )
+
+
+def _is_pattern(folder: Path) -> bool:
+    r"""Whether Slurm would take the folder of an output for a pattern (sbatch(1), "filename pattern").
+
+    It reads `%` and `\` in the whole path, after it has put the folder of `chdir` before a name; a job whose output
+    cannot be opened ends as JobLaunchFailure. How the two are escaped together differs, so they are kept from it.
+    """
+    return "%" in str(folder) or "\\" in str(folder)
 
 
 def read_queue(text: str) -> dict[str, Seen]:

@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError
 
 from ...evidence.findings import Frozen
 from ...evidence.whole_file import write_whole
+from .launcher import Try
 
 # A node that has no room, or not the shared folder, ends each job at once, and so is the first to be free for the next.
 _OF_A_NODE: Final = frozenset({"disk-full", "not-started", "no-receipt", "boot-fail"})
@@ -56,7 +57,7 @@ class Attempt(Frozen):
 
     number: int = Field(ge=1)
     name: str
-    id: str = ""
+    id: str = Field(default="", pattern=r"^([0-9][0-9_+]*)?$")  # it is given to `scancel`
 
 
 class JobState(Frozen):
@@ -65,13 +66,13 @@ class JobState(Frozen):
     Attributes:
         asked: hash of what its probe is told; a job that was told something else answers nothing.
         attempt: on its way now.
-        tries: attempts so far.
+        tries: attempts so far; the one on its way is the last of them.
         faults: what ended earlier ones.
     """
 
     asked: str
     attempt: Attempt | None = None
-    tries: int = 0
+    tries: int = Field(default=0, ge=0)
     faults: tuple[Fault, ...] = ()
 
 
@@ -126,12 +127,21 @@ class State:
         """Of the job of one attempt."""
         return f"{cell}.{self.run}.{number}"
 
+    def put_attempt(self, cell: str, attempt: Attempt | None) -> None:
+        """What is on its way of a cell now."""
+        self.jobs[cell] = self.jobs[cell].model_copy(update={"attempt": attempt})
+
+    def try_of(self, cell: str, attempt: Attempt) -> Try:
+        """An attempt as a launcher takes it; nodes that ended earlier ones are avoided."""
+        avoid = dict.fromkeys(fault.node for fault in self.jobs[cell].faults if fault.accuses_node)
+        return Try(attempt.name, attempt.id, self.work_of(cell, attempt.number), tuple(avoid))
+
 
 def open_state(folder: Path, launcher: str) -> State:
     """The state of an earlier start, or a new one.
 
     Raises:
-        StateDamaged: it cannot be read, or jobs of another launcher are on their way.
+        StateDamaged: it cannot be read, contradicts itself, or jobs of another launcher are on their way.
     """
     path = folder / STATE_FILE
     try:
@@ -139,15 +149,30 @@ def open_state(folder: Path, launcher: str) -> State:
     except FileNotFoundError:
         return State(folder, secrets.token_hex(4), launcher)
     except (OSError, ValidationError) as fault:
-        said = str(fault).splitlines()[0]
-        raise StateDamaged(
-            f"{path} cannot be read: {said}. Likely cause: it was edited, or is of another version. Next step: see "
-            "that no job of the run is left (`squeue --me`), remove the file, and start again: receipts that are "
-            "there are kept."
-        ) from fault
+        raise StateDamaged(_say_damaged(path, f"cannot be read: {_say_fault(fault)}")) from fault
     if found.launcher != launcher and any(job.attempt for job in found.jobs.values()):
         raise StateDamaged(
             f"{path} has jobs on their way that were given to the launcher {found.launcher}. Next step: start it again "
             f"with --launcher {found.launcher}, or give this run another folder with --receipts."
         )
-    return State(folder, found.run, launcher, dict(found.jobs))
+    state = State(folder, found.run, launcher, dict(found.jobs))
+    for cell, job in state.jobs.items():
+        # A name that is not the job's own would be asked of the scheduler, and its answer believed.
+        if job.attempt and (job.attempt.number, job.attempt.name) != (job.tries, state.name_of(cell, job.tries)):
+            says = f"attempt {job.attempt.number}, {job.attempt.name!r}, is not try {job.tries} of {cell}"
+            raise StateDamaged(_say_damaged(path, f"contradicts itself: {says}"))
+    return state
+
+
+def _say_fault(fault: OSError | ValidationError) -> str:
+    if isinstance(fault, OSError):
+        return str(fault)
+    first = fault.errors()[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
+
+
+def _say_damaged(path: Path, what: str) -> str:
+    return (
+        f"{path} {what}. Likely cause: it was edited, or is of another version. Next step: see that no job of the run "
+        "is left (`squeue --me`), remove the file, and start again: receipts that are there are kept."
+    )

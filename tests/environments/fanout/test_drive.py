@@ -17,7 +17,7 @@ from scripted_scheduler import H200, NOWHERE, QUICK, ScriptedScheduler, drive, o
 from megacpp_validate.environments.fanout.decide import find_ground
 from megacpp_validate.environments.fanout.drive import Cancelled, Drive
 from megacpp_validate.environments.fanout.launcher import JobHeld, JobRefused, SchedulerDown, Seen, Try, Work
-from megacpp_validate.environments.fanout.state import STATE_FILE, State, StateDamaged
+from megacpp_validate.environments.fanout.state import STATE_FILE, State, StateDamaged, hash_order
 from megacpp_validate.environments.restart import FolderTaken, own_folder
 from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.evidence.store import read_receipts
@@ -288,6 +288,23 @@ def test_a_job_that_is_held_off_comes_later_and_one_that_is_refused_ends_the_run
 def test_a_damaged_state_is_refused_and_names_the_next_step(tmp_path: Path) -> None:
     (tmp_path / STATE_FILE).write_text('{"run": "x"')
     with pytest.raises(StateDamaged, match="Next step: see that no job of the run is left"):
+        drive(tmp_path, works_of("a"), ScriptedScheduler())
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        ({"tries": -5}, r"jobs\.te1-cpu-a\.tries: Input should be greater than or equal to 0"),
+        ({"tries": 1, "attempt": {"number": 1, "name": "te1-cpu-b.0123abcd.1"}}, "is not try 1 of te1-cpu-a"),
+        ({"tries": 0, "attempt": {"number": 1, "name": "te1-cpu-a.0123abcd.1"}}, "is not try 0 of te1-cpu-a"),
+        ({"tries": 1, "attempt": {"number": 1, "name": "te1-cpu-a.0123abcd.1", "id": "--full"}}, r"attempt\.id"),
+    ],
+)
+def test_a_state_that_was_edited_is_refused(tmp_path: Path, job: dict[str, object], said: str) -> None:
+    asked = hash_order(works_of("a")[0].order)
+    whole = {"run": "0123abcd", "launcher": "slurm", "jobs": {"te1-cpu-a": {"asked": asked, **job}}}
+    (tmp_path / STATE_FILE).write_text(json.dumps(whole))
+    with pytest.raises(StateDamaged, match=said):
         drive(tmp_path, works_of("a"), ScriptedScheduler())
 
 

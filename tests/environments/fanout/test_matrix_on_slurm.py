@@ -93,6 +93,13 @@ def test_a_controller_that_is_not_there_is_infrastructure(slurm: dict[str, str],
     assert time.monotonic() - started < 100
 
 
+def test_a_folder_whose_name_slurm_would_read_as_a_pattern(slurm: dict[str, str], tmp_path: Path) -> None:
+    show = Show(slurm, tmp_path / "100%j [1], it's\\x", ["--targets", "cpu", "--probes", "imports", *ONE[-2:]])
+    assert show.start().wait(timeout=200) == 0, (show.folder / "said").read_text()
+    (receipt,) = read_receipts(show.receipts).found.values()
+    assert receipt.retries == ()
+
+
 def test_a_partition_that_there_is_not_is_told_in_slurms_words(slurm: dict[str, str], tmp_path: Path) -> None:
     show = Show(slurm, tmp_path, ONE, more='[all]\npartition = "nowhere"\n')
     assert show.start().wait(timeout=120) == 6

@@ -40,7 +40,7 @@ minutes = 45
 
 
 def asked(cluster: Cluster, target: str, gpus: int, limit_s: float = 900) -> set[str]:
-    name, folder = "cell.run.1", Path("/shared/a b%j")
+    name, folder = "cell.run.1", Path("/shared/a b")
     return set(choose_options(cluster, target=target, gpus=gpus, limit_s=limit_s, name=name, folder=folder))
 
 
@@ -53,7 +53,7 @@ def settings(folder: Path, text: str) -> Path:
 def test_what_a_site_says_is_what_slurm_is_told(tmp_path: Path) -> None:
     cluster = read_cluster(settings(tmp_path, SITE))
     plain = {
-        "--parsable", "--no-requeue", "--job-name=cell.run.1", "--nodes=1", "--ntasks=1", "--chdir=/shared/a b%j",
+        "--parsable", "--no-requeue", "--job-name=cell.run.1", "--nodes=1", "--ntasks=1", "--chdir=/shared/a b",
         f"--output={BATCH_LOG}", "--export=ALL", "--open-mode=truncate",
     }  # fmt: skip
     assert asked(Cluster(), "cpu", 0) == plain | {"--time=30"}
@@ -78,12 +78,36 @@ def test_every_fault_of_a_sites_settings_is_named_at_once(tmp_path: Path) -> Non
         read_cluster(tmp_path / "none.toml")
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["client_s = inf", "poll_s = nan", f"grace_s = 1{'0' * 400}", f"start_minutes = 1{'0' * 400}",
+     f"[all]\nminutes = 1{'0' * 400}"],
+)  # fmt: skip
+def test_a_time_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ClusterInvalid, match=text.partition(" =")[0].rpartition("\n")[2]):
+        read_cluster(settings(tmp_path, text))
+
+
 def test_the_script_is_one_that_a_shell_takes() -> None:
     script = render_script(Path("/shared/it's here"), "/opt/py thon")
     assert subprocess.run(["sh", "-n"], input=script, text=True, check=False).returncode == 0
     assert script.endswith(
         "exec '/opt/py thon' -P -u -m megacpp_validate.environments.fanout.one_cell '/shared/it'\"'\"'s here/job'\n"
     )
+
+
+@pytest.mark.parametrize("name", ["100%", "a%j", "a\\x", "a\\%j", "a [1],'b"])
+def test_a_path_that_slurm_would_take_for_a_pattern_is_kept_from_it(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    options = choose_options(Cluster(), target="cpu", gpus=0, limit_s=60, name="JOB", folder=folder)
+    (output,) = (option.removeprefix("--output=") for option in options if option.startswith("--output="))
+    # Slurm puts the folder of a relative output before it, and reads the whole as a pattern.
+    assert not {"%", "\\"} & set(str(folder / output))
+    script = render_script(folder, "/nowhere/python")
+    done = subprocess.run(["sh"], input=script, cwd=folder, capture_output=True, text=True, check=False)
+    said = done.stderr if output == BATCH_LOG else (folder / BATCH_LOG).read_text()
+    assert "/nowhere/python" in said
 
 
 def test_the_queue_is_read() -> None:

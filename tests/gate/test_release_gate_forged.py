@@ -1,0 +1,158 @@
+"""Evidence that was made to look right: cells that nobody requires, baselines that are none, words for NaN, links."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from datetime import date
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from release_receipts import AT, COMMIT, PROBES, STACK, TARGET, compiled, fill, good, judge, place, put, red, rules
+
+from megacpp_validate.catalog_gate import ReleaseWaiver
+from megacpp_validate.cli.release_gate_telling import decision_text
+from megacpp_validate.evidence.receipt import Failure, Machine, Outcome, Package, Receipt
+from megacpp_validate.evidence.release_gate import GateCulprit, GateDecision, GateRule
+from megacpp_validate.gate.release import decide_release
+from megacpp_validate.gate.release_asked import Asked, Baseline
+from megacpp_validate.gate.release_checks import has_no_number
+from megacpp_validate.gate.release_reading import read_store
+
+CELL = f"{STACK}-{TARGET}-attention"
+OTHER = "fp8_delayed"
+CLOSED, MISSING = 1, 4
+every_cell = partial(rules, others="close")
+
+
+@pytest.mark.parametrize(
+    ("receipt", "code"),
+    [
+        (red(OTHER, commit=f"{COMMIT}-dirty"), CLOSED),
+        (red(OTHER, hours=3.0, outcome=Outcome.ERROR, checks=()), CLOSED),
+    ],
+    ids=["dirty", "red, then green"],
+)
+def test_a_red_cell_that_is_not_required_is_hidden_by_nothing(receipt: Receipt, code: int, tmp_path: Path) -> None:
+    store = fill(tmp_path)
+    put(store, receipt, run="other")
+    if receipt.outcome is Outcome.ERROR:
+        put(store, good(OTHER), run="newer")
+    assert judge(store, every_cell()).exit_code == code
+
+
+@pytest.mark.parametrize("name", [f"{STACK}-{TARGET}-{OTHER}.json", "foo.json"])
+def test_a_file_of_the_judged_stack_that_is_none_closes_where_every_cell_counts(name: str, tmp_path: Path) -> None:
+    store = fill(tmp_path)
+    put(store, red(OTHER), run="other")
+    path = place(store, OTHER, "other")
+    path.rename(path.with_name(name))
+    if name != "foo.json":
+        (path.with_name(name)).write_text("{")
+    assert judge(store).open
+    assert judge(store, every_cell()).exit_code == MISSING
+
+
+def test_a_baseline_that_measured_nothing_is_none(tmp_path: Path) -> None:
+    empty = {probe: good(probe, stack="te2.12.0", timings=(), peak_memory_mib=0.0) for probe in PROBES}
+    baseline = Baseline("te2.12.0", empty, "0" * 64)
+    decision = judge(fill(tmp_path), rules(baseline="required"), baseline=baseline)
+    assert decision.exit_code == MISSING
+    assert all(row.rules == (GateRule.BASELINE,) for row in decision.required)
+    put(tmp_path, *(good(probe, timings=(), peak_memory_mib=0.0) for probe in PROBES))
+    assert judge(tmp_path, rules(baseline="required"), baseline=baseline).exit_code == MISSING
+    assert judge(tmp_path, baseline=baseline).open
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"packages": (Package("transformer_engine", "2.17.1", "/env"),)},
+        {"hours": 24 * 40.0},
+        {"schema_id": "megacpp-validate/receipt/1"},
+        {"machine": Machine(gpu="GB10", capability="12.1")},
+    ],
+    ids=["another release", "too old", "old schema", "another GPU"],
+)
+def test_what_is_no_evidence_names_nobody(changes: dict[str, Any], tmp_path: Path) -> None:
+    store = fill(tmp_path)
+    put(store, red("attention", **changes), good("permute", jit=compiled(triton=1), **changes))
+    seen = read_store(store)
+
+    def blame(receipts: Any) -> list[GateCulprit]:
+        return [GateCulprit(module=one.probe, cause="api") for one in receipts if not one.outcome.is_good]
+
+    asked = Asked(STACK, AT)
+    decision = decide_release(seen.seen, seen.load, rules(), asked, blame=blame)
+    assert (decision.exit_code, decision.culprits) == (MISSING, ())
+
+
+WORDS = (
+    "NaNs in gradient", "Infs were found", "infinite loss", "grad_nan", "has_nan=True", "hasNaN", "got -inf",
+    "1.#QNAN", "non-finite", "nonfinite values", "not a number", "assert torch.isfinite(loss)", "loss is nan at step 3",
+)  # fmt: skip
+OTHER_WORDS = ("info", "infer the shape", "nano", "tenant", "inference", "InfiniBand", "finite difference", "finance")
+
+
+@pytest.mark.parametrize("message", WORDS + OTHER_WORDS)
+def test_a_number_that_is_none_is_known_by_any_word(message: str) -> None:
+    receipt = red("attention", outcome=Outcome.ERROR, checks=(), reason="", failure=Failure("RuntimeError", message))
+    assert has_no_number(receipt) is (message in WORDS)
+
+
+def test_no_waiver_holds_off_an_import_that_fails_otherwise_or_what_it_blocks(tmp_path: Path) -> None:
+    store = fill(tmp_path)
+    put(store, red("imports", outcome=Outcome.ERROR, checks=()))
+    put(store, red("attention", outcome=Outcome.BLOCKED, blocked_by=f"{STACK}-{TARGET}-imports", checks=()))
+    waiver = ReleaseWaiver(
+        release="te-upgrade", cell=CELL, rule=GateRule.OUTCOME, owner="somebody", reason="known",
+        link="https://example.org/1", expires=date(2027, 1, 1),
+    )  # fmt: skip
+    decision = judge(store, rules().model_copy(update={"waivers": (waiver,)}))
+    assert {"imports", "attention"} <= {row.probe for row in decision.closing}
+
+
+def test_a_stack_of_a_name_of_its_own_can_open(tmp_path: Path) -> None:
+    package = (Package("transformer_engine", "2.20.2", "/env"),)
+    put(tmp_path, *(good(probe, stack="mine", packages=package) for probe in PROBES))
+    assert judge(tmp_path, stack="mine").open
+    put(tmp_path, good("attention", stack="mine", packages=()))
+    assert judge(tmp_path, stack="mine").exit_code == MISSING
+
+
+def test_a_negative_count_of_compiles_hides_no_other(tmp_path: Path) -> None:
+    one = good("attention", jit=compiled(triton=5, other=-5))
+    store = fill(tmp_path)
+    seen = {file.cell: file for file in read_store(store).seen}
+    whole = {cell: read_store(store).load(file) for cell, file in seen.items()} | {CELL: one}
+    decision = decide_release(
+        seen.values(),
+        lambda file: whole[file.cell], rules(), Asked(STACK, AT),
+    )  # fmt: skip
+    assert decision.exit_code == CLOSED
+
+
+def test_folders_in_each_other_are_read_however_many(tmp_path: Path) -> None:
+    store = fill(tmp_path)
+    (store / "/".join(["a"] * 200)).mkdir(parents=True)
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack()) + 100)
+    try:
+        assert len(read_store(store).seen) == len(PROBES)
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def test_names_that_are_no_text_are_told(tmp_path: Path) -> None:
+    store = fill(tmp_path)
+    with open(os.fsencode(store) + b"/\xff.json", "wb") as stream:  # noqa: PTH123 - no Path takes bytes
+        stream.write(b"x")
+    put(store, red("attention", reason="a\u202eb"))
+    decision = judge(store)
+    text = decision_text(decision)
+    assert '"cell": "\\\\xff"' in text
+    assert "\u202e" not in text
+    assert GateDecision.model_validate_json(text) == decision
