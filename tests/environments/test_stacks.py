@@ -174,11 +174,11 @@ def test_another_row_of_the_target_makes_old_receipts_no_answer(catalog: Catalog
 
 
 INTERRUPTED = """
-import sys, time
+import os, time
 from megacpp_validate.environments.processes import Processes
 from megacpp_validate.environments.stacks import Wanted, prepare_stacks
 def make():
-    print("makes", flush=True)
+    os.write(1, b"makes\\n")  # at once: two threads say it
     time.sleep(600)
 prepare_stacks([Wanted("a", make), Wanted("b", make)], Processes())
 """
