@@ -20,6 +20,7 @@ from ..catalog_file import matrix_folder
 from ..catalog_gate import UnknownRelease, read_gate_policy
 from ..catalog_needs import read_needs
 from ..evidence.receipt import Receipt
+from ..evidence.receipt_time import read_time
 from ..evidence.receipts_manifest import (
     ManifestInvalid,
     NoSshKeygen,
@@ -29,7 +30,7 @@ from ..evidence.receipts_manifest import (
 from ..evidence.release_gate import GateDecision
 from ..evidence.store import ReceiptInvalid
 from ..gate.release import decide_release
-from ..gate.release_asked import Asked, Baseline, SignedFolder, read_time
+from ..gate.release_asked import Asked, Baseline, SignedFolder
 from ..gate.release_baseline import choose_baseline
 from ..gate.release_reading import SeenReceipt, SeenStore, read_store
 from .app import TOOL, Exit, Format, foreseen, refuse

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
+from ..environments.restart import FolderTaken, own_folder
 from ..evidence.strict_json import refuse_what_json_hides
 from ..evidence.te_watch import WatchState
 from ..evidence.upgrade import UpgradeResult
@@ -41,11 +41,10 @@ class WatchFolder:
             WatchTaken: another run holds it.
             OSError: it cannot be written.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / ".lock").open("w") as lock:
+        with ExitStack() as held:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as fault:
+                held.enter_context(own_folder(self.folder))
+            except FolderTaken as fault:
                 raise WatchTaken(
                     f"another run of the watch holds {self.folder}. Likely cause: it was started twice. Next step: "
                     "wait for it; what it finds is found once."

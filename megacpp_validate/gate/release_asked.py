@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 
 from ..evidence.receipt import Receipt
@@ -88,12 +88,3 @@ class Reason:
     def breaks(self) -> bool:
         """Whether it is a breakage, and not a want of evidence."""
         return self.rule in BREAKAGES
-
-
-def read_time(text: str) -> datetime | None:
-    """A time with its zone, ISO 8601; None where it is none."""
-    try:
-        found = datetime.fromisoformat(text)
-        return None if found.tzinfo is None else found.astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None

@@ -10,10 +10,12 @@ from collections.abc import Iterable, Iterator
 
 from ..catalog_gate import GateRules
 from ..evidence.receipt import Receipt, Timing
+from ..evidence.receipt_phases import is_only_timed
+from ..evidence.receipt_time import read_time
 from ..evidence.release_gate import GateRule
-from .release_asked import Baseline, Reason, read_time
+from .release_asked import Baseline, Reason
 from .release_checks import Found
-from .release_reading import PROBE, SeenReceipt
+from .release_reading import SeenReceipt
 
 
 def find_growth(receipt: Receipt, rules: GateRules, baseline: Baseline | None) -> Iterator[Found]:
@@ -101,7 +103,9 @@ def choose_baseline(seen: Iterable[SeenReceipt], target: str) -> tuple[SeenRecei
     newest: dict[str, tuple[tuple[str, str], SeenReceipt]] = {}
     for one in seen:
         head = one.head
-        if head is None or head.target != target or not head.outcome.is_good or PROBE not in head.seconds:
+        if head is None or head.target != target:
+            continue
+        if not head.outcome.is_good or is_only_timed(head.outcome, head.seconds):
             continue
         started = read_time(head.started)
         if started is None or one.stem != head.cell:

@@ -11,8 +11,9 @@ from typing import Final
 
 from ..catalog_gate import IMPORTS, Fallback, GateRules, SecondCopy
 from ..evidence.receipt import Backend, Library, Outcome, Receipt
+from ..evidence.receipt_time import read_time
 from ..evidence.release_gate import GateRule
-from .release_asked import DIRTY, Asked, Reason, read_time
+from .release_asked import DIRTY, Asked, Reason
 
 _OLDEST: Final = datetime.min.replace(tzinfo=UTC)
 _HARD: Final = (Outcome.BLOCKED, Outcome.IMPORT_ERROR, Outcome.NOT_RUN)

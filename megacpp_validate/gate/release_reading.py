@@ -22,7 +22,6 @@ from ..evidence.receipt import READABLE, Outcome, Receipt
 from ..evidence.receipts_manifest import hash_manifest
 from ..evidence.store import ReceiptInvalid, parse_receipt
 
-PROBE: Final = "probe"  # the phase of a process in which a module is judged
 _CHECKS: Final = b'\n  "checks": ['
 _AFTER_CHECKS: Final = b'\n  "backends": '
 _BATCH: Final = 64

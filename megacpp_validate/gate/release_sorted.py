@@ -9,8 +9,9 @@ from typing import Final
 
 from ..catalog_gate import GateRules
 from ..evidence.receipt import Outcome
+from ..evidence.receipt_time import read_time
 from ..evidence.release_gate import GateRule
-from .release_asked import DIRTY, Asked, Reason, read_time
+from .release_asked import DIRTY, Asked, Reason
 from .release_reading import ReceiptHead, SeenReceipt
 
 NEVER: Final = datetime.min.replace(tzinfo=UTC)

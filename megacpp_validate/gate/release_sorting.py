@@ -12,9 +12,11 @@ from typing import Final
 
 from ..catalog_gate import GateRules
 from ..evidence.receipt import cell_id
+from ..evidence.receipt_phases import is_only_timed
+from ..evidence.receipt_time import read_time
 from ..evidence.release_gate import GateRule
-from .release_asked import Asked, Reason, read_time
-from .release_reading import PROBE, ReceiptHead, SeenReceipt
+from .release_asked import Asked, Reason
+from .release_reading import ReceiptHead, SeenReceipt
 from .release_sorted import NEVER, Rejected, Sorted, close_by_others, find_copies, ran_the_same
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,127}")
@@ -52,7 +54,7 @@ def _find_odd(one: SeenReceipt, wanted: set[str], rules: GateRules, asked: Asked
     foreign = _find_foreign(head, rules, asked)
     if foreign is not None:
         return Rejected(one, foreign)
-    if head.outcome.is_good and PROBE not in head.seconds:
+    if is_only_timed(head.outcome, head.seconds):
         return Rejected(one, Reason(GateRule.ONLY_TIMED, "it timed its module, and judged nothing of it", hard=True))
     started = read_time(head.started)
     if started is None:
