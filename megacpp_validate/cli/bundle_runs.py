@@ -34,7 +34,7 @@ from ..report.markdown_bundle import tell_bundle
 from ..report.terminal_bundle import render_bundle
 from .app import TOOL, Exit, Format, errors, foreseen, refuse
 from .image_rows import ImageRows, read_rows
-from .image_telling import tell_images
+from .whole_telling import tell_whole
 
 _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?I?)B?", re.IGNORECASE)
@@ -109,7 +109,7 @@ def run_bundle(catalog: Catalog, matrix: Path | None, asked: Asked, fmt: Format,
         wheels_absent=written.wheels_absent,
         seconds=round(time.monotonic() - started, 1),
     )
-    tell_images(
+    tell_whole(
         result,
         fmt,
         output,

@@ -17,7 +17,7 @@ from ..images.refusals import ImageRefused
 from ..report.markdown_lock import tell_fit
 from ..report.terminal_lock import render_fit
 from .app import TOOL, Exit, Format, foreseen
-from .image_telling import tell_images
+from .whole_telling import tell_whole
 
 
 @foreseen({ImageRefused: Exit.WRONG_ARGUMENTS})
@@ -49,7 +49,7 @@ def run_fits(
         stacks = [stack_of_image(images, image, read_image_lock(root / image.lock)) for image in with_te]
     found = tuple(judge_stack(stack, needs, images.range, releases) for stack in stacks)
     result = FitResult(tool=TOOL, stacks=found, seconds=round(time.monotonic() - started, 3))
-    tell_images(
+    tell_whole(
         result,
         fmt,
         output,

@@ -17,7 +17,7 @@ from ..gate.flakes import rate_flakes
 from ..report.markdown_history import tell_history
 from ..report.terminal_history import render_history
 from .app import TOOL, Exit, Format, refuse
-from .image_telling import tell_images
+from .whole_telling import tell_whole
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def run_history(asked: Asked, fmt: Format, output: Path | None, *, verbose: bool
     result = read_history(asked)
     if not result.cells:
         _refuse_nothing(asked, result)
-    tell_images(
+    tell_whole(
         result,
         fmt,
         output,

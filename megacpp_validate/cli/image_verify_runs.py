@@ -30,7 +30,7 @@ from ..report.markdown_image_verify import tell_image_verdict
 from ..report.terminal_image_verify import render_image_verdict
 from .app import TOOL, Exit, Format, errors, foreseen, refuse
 from .image_rows import read_rows
-from .image_telling import tell_images
+from .whole_telling import tell_whole
 
 _CODES: Final[dict[type[Exception], Exit]] = {
     ImageRefused: Exit.WRONG_ARGUMENTS,
@@ -75,7 +75,7 @@ def run_image_verify(
         unknown_licences=tuple(dict.fromkeys(f"{row.kind} {row.name}" for row in found.licences if not row.known)),
         seconds=round(time.monotonic() - started, 2),
     )
-    tell_images(
+    tell_whole(
         verdict,
         fmt,
         output,

@@ -39,7 +39,7 @@ from ..images.registry import RegistryClient
 from ..report.markdown_lock import tell_lock
 from ..report.terminal_lock import render_lock
 from .app import TOOL, Exit, Format, errors, foreseen, refuse, refuse_full_disk
-from .image_telling import tell_images
+from .whole_telling import tell_whole
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def run_lock(
     else:
         result = _write(catalog, matrix, images, chosen, root, asked)
     result = result.model_copy(update={"seconds": round(time.monotonic() - started, 1)})
-    tell_images(
+    tell_whole(
         result,
         fmt,
         output,

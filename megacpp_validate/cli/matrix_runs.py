@@ -43,8 +43,8 @@ from ..evidence.receipt_file import write_receipt
 from ..report.markdown_matrix import tell_matrix, tell_matrix_plan
 from ..report.terminal_matrix import render_matrix, render_matrix_plan
 from .app import TOOL, Exit, Format, foreseen, refuse, refuse_receipts
-from .image_telling import tell_images as tell_whole
 from .matrix_progress import MatrixProgress
+from .whole_telling import tell_whole
 
 _LOCAL_POLL_S: Final = 0.2
 

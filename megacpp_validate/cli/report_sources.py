@@ -18,6 +18,7 @@ from ..catalog_needs import Needs
 from ..environments.stacks import AGAIN
 from ..evidence.history import HistoryRow
 from ..evidence.index import read_store
+from ..evidence.index_files import find_files
 from ..evidence.receipt import Outcome, Receipt
 from ..evidence.receipts_manifest import hash_manifest
 from ..evidence.release_gate import GateDecision
@@ -78,8 +79,8 @@ def read_results(store: Path, known: Iterable[str]) -> tuple[dict[str, str], dic
     receipts = set(known)
     results: dict[str, str] = {}
     read: dict[str, Result | SuiteScore] = {}
-    for path in _list_files(store):
-        name = str(path.relative_to(store))
+    for name in sorted(os.fsdecode(found.key) for found in find_files(store) if not found.fault):
+        path = store / name
         if name in receipts:
             continue
         try:
@@ -253,14 +254,3 @@ def _row(row: HistoryRow) -> SiteRow | None:
         only_times=row.only_timed or _is_again(row.run),
         contradicts=row.contradicts,
     )
-
-
-def _list_files(store: Path) -> Iterator[Path]:
-    """Files as the index finds them: no links, and nothing whose name begins with a dot."""
-    for place, folders, names in os.walk(store):
-        folder = Path(place)
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and not (folder / name).is_symlink())
-        for name in sorted(names):
-            path = folder / name
-            if name.endswith(".json") and not name.startswith(".") and not path.is_symlink():
-                yield path

@@ -20,7 +20,7 @@ from ..evidence.whole_file import write_whole
 from ..report.machine import read_json
 from ..report.score_words import render_score, tell_score
 from .app import Exit, Format, foreseen, refuse
-from .image_telling import tell_images
+from .whole_telling import tell_whole
 
 SCORE: Final = "docs/evidence/score.json"
 SHOWN: Final = "docs/examples/score.md"
@@ -53,7 +53,7 @@ def run_score(catalog: Catalog, matrix: Path | None, asked: Asked, fmt: Format, 
     result = read_score(catalog, root, asked)
     if asked.write:
         _write(root, result)
-    tell_images(
+    tell_whole(
         result,
         fmt,
         output,

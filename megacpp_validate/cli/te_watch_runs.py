@@ -31,8 +31,8 @@ from ..evidence.whole_file import write_whole
 from ..report.markdown_te_watch import render_issue, render_pinned, tell_watch
 from ..report.terminal_te_watch import render_watch
 from .app import TOOL, Exit, Format, errors, foreseen, refuse, refuse_full_disk
-from .image_telling import tell_images
 from .watch_folder import StateDamaged, WatchFolder, WatchTaken, read_upgrade
+from .whole_telling import tell_whole
 
 _LIMIT_S: Final = 1800.0  # of one release; both tiers take two minutes on two cores
 
@@ -79,7 +79,7 @@ def run_watch(catalog: Catalog, asked: Asked, fmt: Format, output: Path | None) 
             "lies in a place that is not yours. Next step: give --state a folder that you can write.",
             Exit.WRONG_ARGUMENTS,
         )
-    tell_images(
+    tell_whole(
         result,
         fmt,
         output,

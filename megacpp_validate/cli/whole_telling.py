@@ -1,4 +1,4 @@
-"""A result of the image verbs, in the form and at the place that was asked for."""
+"""A result told at once, in the form and at the place that was asked for: whole, or not at all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..evidence.whole_file import write_whole
 from .app import Exit, Format, refuse
 
 
-def tell_images(
+def tell_whole(
     result: Frozen,
     fmt: Format,
     output: Path | None,
