@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from datetime import timedelta
@@ -40,6 +40,7 @@ from megacpp_validate.jitcache.layout import cache_variables  # noqa: E402
 FIGURES: Final = "jit_caches.json"
 STEPS: Final = 6
 SECONDS: Final = 240.0  # of a run
+_LONG: Final = ("kernels", "phases", "late")  # not for a line of the terminal
 _KEYS: Final = {
     "storm": ("ranks", "state", "guard"),
     "smoke": ("precision", "state"),
@@ -48,9 +49,8 @@ _KEYS: Final = {
 ARCHES: Final = {"h200": "sm_90a", "b200": "sm_100a", "gb10": "sm_121a", "cpu": "cpu"}
 
 
-def measure_storm(asked: argparse.Namespace) -> list[dict[str, Any]]:
+def measure_storm(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row a number of processes, state and guard."""
-    rows = []
     with tempfile.TemporaryDirectory(prefix="jit-", dir=asked.caches) as folder:
         for ranks in asked.ranks:
             for name, guard, keep in (("without", "0", ""), ("with", "1", ""), ("with", "1", "with")):
@@ -59,19 +59,13 @@ def measure_storm(asked: argparse.Namespace) -> list[dict[str, Any]]:
                 state = "prewarmed" if keep else "cold"
                 root = Path(folder, f"{ranks}-{keep or name}")
                 receipts = start_ranks(asked, ranks, root, {"MEGACPP_JIT_GUARD": guard})
-                rows.append(row_of(receipts, ranks, state, name))
-                print(json.dumps({name: rows[-1][name] for name in _SHOWN}), flush=True)
+                yield row_of(receipts, ranks, state, name)
             if asked.rehearse:
                 receipts = start_ranks(asked, ranks, Path(folder, f"{ranks}-with"), {}, words=("--rehearse",))
-                rows.append(row_of(receipts, ranks, "prewarmed, rehearsed", "with"))
-                print(json.dumps({name: rows[-1][name] for name in _SHOWN}), flush=True)
+                yield row_of(receipts, ranks, "prewarmed, rehearsed", "with")
             if asked.profile:
                 receipts = start_ranks(asked, ranks, Path(folder, f"{ranks}-with"), {}, words=("--profile",))
                 print("\n".join(receipts[0]["profile"]), flush=True)
-    return rows
-
-
-_SHOWN: Final = ("ranks", "state", "guard", "compiled", "first_step_s", "second_step_s", "notes")
 
 
 def start_ranks(
@@ -126,9 +120,8 @@ TASKS: Final = {
 }
 
 
-def measure_tasks(asked: argparse.Namespace) -> list[dict[str, Any]]:
+def measure_tasks(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row a task and state: N processes that are given the same task at once."""
-    rows = []
     with tempfile.TemporaryDirectory(prefix="jit-", dir=asked.caches) as folder:
         for code in asked.codes:
             for ranks in asked.ranks:
@@ -138,9 +131,7 @@ def measure_tasks(asked: argparse.Namespace) -> list[dict[str, Any]]:
                     place = Path(folder, f"{code}-{ranks}-{root}")
                     row = {"task": code, "ranks": ranks, "state": state, "guard": guard}
                     row |= run_tasks(code, ranks, place, {"MEGACPP_JIT_GUARD": "1" if guard == "with" else "0"})
-                    rows.append(row)
-                    print(json.dumps(row), flush=True)
-    return rows
+                    yield row
 
 
 def run_tasks(code: str, ranks: int, root: Path, more: Mapping[str, str]) -> dict[str, Any]:
@@ -208,25 +199,15 @@ def row_of(receipts: Sequence[Mapping[str, Any]], ranks: int, state: str, guard:
     }
 
 
-def measure_smoke(asked: argparse.Namespace) -> list[dict[str, Any]]:
+def measure_smoke(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The small smoke run as its launcher starts it, on an empty root and on what that left."""
-    rows = []
     with tempfile.TemporaryDirectory(prefix="jit-", dir=asked.caches) as folder:
         for precision in asked.precisions:
             root = asked.root or Path(folder, precision)
             states = ("prewarmed",) if asked.root else ("cold", "prewarmed")
             for state in (*states, *(["prewarmed, rehearsed"] if asked.rehearse else [])):
-                row = {
-                    "precision": precision,
-                    "state": state,
-                    **run_smoke(asked, precision, root, "rehearsed" in state),
-                }
-                rows.append(row)
-                print(
-                    json.dumps({name: value for name, value in row.items() if name not in ("kernels", "phases")}),
-                    flush=True,
-                )
-    return rows
+                seen = run_smoke(asked, precision, root, "rehearsed" in state)
+                yield {"precision": precision, "state": state, **seen}
 
 
 def run_smoke(asked: argparse.Namespace, precision: str, root: Path, rehearse: bool) -> dict[str, Any]:
@@ -318,8 +299,10 @@ def main() -> None:
         for part in set(given) & set(_KEYS):
             write_part(asked.output, part, given[part])
         return
-    rows = {"storm": measure_storm, "smoke": measure_smoke, "tasks": measure_tasks}[asked.verb](asked)
-    write_part(asked.output, asked.verb, rows)
+    measure = {"storm": measure_storm, "smoke": measure_smoke, "tasks": measure_tasks}[asked.verb]
+    for row in measure(asked):  # each is kept at once: a run that is cut short loses the rest only
+        print(json.dumps({name: value for name, value in row.items() if name not in _LONG}), flush=True)
+        write_part(asked.output, asked.verb, [row])
     print((asked.output / FIGURES).with_suffix(".md").read_text(encoding="utf-8"))
 
 
