@@ -168,7 +168,7 @@ def run_tasks(code: str, ranks: int, root: Path, more: Mapping[str, str]) -> dic
 
 def row_of(receipts: Sequence[Mapping[str, Any]], ranks: int, state: str, guard: str) -> dict[str, Any]:
     """Compiles and hits in sum over the processes; times of the slowest."""
-    kernels = Counter((one["library"], one["kernel"], one["shape"]) for each in receipts for one in each["compiled"])
+    kernels = Counter(map(_key_of, (one for each in receipts for one in each["compiled"])))
     compiled = Counter(one["library"] for each in receipts for one in each["compiled"])
     hits: Counter[str] = Counter()
     for each in receipts:
@@ -179,7 +179,7 @@ def row_of(receipts: Sequence[Mapping[str, Any]], ranks: int, state: str, guard:
         "state": state,
         "guard": guard,
         "compiled": dict(sorted(compiled.items())),
-        "distinct": dict(sorted(Counter(library for library, _, _ in kernels).items())),
+        "distinct": dict(sorted(Counter(library for library, *_ in kernels).items())),
         "more_than_once": sum(1 for number in kernels.values() if number > 1),
         "hits": dict(sorted(hits.items())),
         "compile_s": sum(one["seconds"] for each in receipts for one in each["compiled"]),
@@ -197,6 +197,11 @@ def row_of(receipts: Sequence[Mapping[str, Any]], ranks: int, state: str, guard:
         "torch": receipts[0]["torch"],
         "late": [one for each in receipts for one in each["compiled"]][:40] if state != "cold" else [],
     }
+
+
+def _key_of(one: Mapping[str, Any]) -> tuple[str, ...]:
+    """What makes two compiles the same: the cache's own key, since configurations of one kernel share a name."""
+    return one["library"], *((one["looked_for"],) if one["looked_for"] else (one["kernel"], one["shape"]))
 
 
 def measure_smoke(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from megacpp_validate.jit import monitor
-from megacpp_validate.jit.once import guard_compiles
+from megacpp_validate.jit.driver_cache import give_back
+from megacpp_validate.jit.start import start_compiling
 
 
 def main() -> None:
@@ -34,13 +35,15 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="of the first step, by function; it takes longer so")
     parser.add_argument("--output", type=Path, required=True)
     asked = parser.parse_args()
-    guard = guard_compiles()
+    asked.output = asked.output.absolute()
+    guard = start_compiling()
     monitor.watch_compilers()  # without a guard, too
     result = run(asked)
     result["waited"] = 0.0 if guard is None else guard.waited
     result["compiled"] = [vars(one) for one in monitor.compiles_since()]
     result |= monitor.describe_jit()
     asked.output.write_text(json.dumps(result), encoding="utf-8")
+    give_back()
     os._exit(0)  # pools of compilers would be waited for
 
 

@@ -20,9 +20,9 @@ _CHANGE_WHAT_RUNS: Final = (
 # Where a tool finds, keeps or writes things says nothing of what runs: that is fingerprinted where it lies.
 _ONLY_PLACES: Final = frozenset({
     "CUDA_CACHE_PATH", "CUTE_DSL_CACHE_DIR", "DG_JIT_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", "MEGACPP_CACHE",
-    "MEGACPP_ENVIRONMENTS", "MEGACPP_JIT_ROOT", "MEGACPP_OVERLAYS", "MEGACPP_PYTHON", "MEGACPP_RECEIPTS",
-    "PYTHONPYCACHEPREFIX", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TORCH_HOME", "TRITON_CACHE_DIR",
-    "TRITON_HOME",
+    "MEGACPP_ENVIRONMENTS", "MEGACPP_JIT_DRIVER_CACHE", "MEGACPP_JIT_ROOT", "MEGACPP_OVERLAYS", "MEGACPP_PYTHON",
+    "MEGACPP_RECEIPTS", "PYTHONPYCACHEPREFIX", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TORCH_HOME",
+    "TRITON_CACHE_DIR", "TRITON_HOME",
 })  # fmt: skip
 _OURS_THERE: Final = (
     "bridge", "jit", "native", "probes", "training", "evidence/loss_curve.py", "evidence/receipt.py",

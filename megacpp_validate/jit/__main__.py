@@ -20,17 +20,17 @@ from typing import Any
 
 from . import monitor
 from .compiles import seen_since
-from .once import guard_compiles
+from .driver_cache import give_back
 from .order import JitOrder, Lacking, WrongOrder, read_jit_order
 from .stack import read_compiler, read_include_paths, read_versions
+from .start import start_compiling
 
 _LONGEST = 8000
 
 
 def run_task(order: JitOrder) -> dict[str, Any]:
     """Run a task in this process; whatever it raises is in the answer."""
-    guard_compiles()
-    monitor.watch_compilers()
+    start_compiling()
     moment, began = monitor.mark(), time.perf_counter()
     failure = missing = ""
     try:
@@ -65,6 +65,7 @@ def main() -> int:
         sys.stderr.write(f"{fault}\n")
         return 2
     answer = run_task(order)
+    give_back()
     sys.stdout.write(f"\n{json.dumps(answer)}\n")
     return 0
 

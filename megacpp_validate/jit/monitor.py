@@ -7,12 +7,14 @@ is named by `unwatched`.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections import Counter
 from functools import cache
 from typing import Any, Final
 
 from .compiles import Compile, mark_now, seen_since
+from .driver_cache import why_shared
 from .late import faults
 from .once import ARCH, ROOT, current
 from .watch_cute import watch_cute
@@ -21,11 +23,14 @@ from .watch_files import look_at_driver, watch_files
 from .watch_inductor import watch_inductor
 from .watch_triton import watch_triton as _watch_triton
 
-# Compilers that work in memory and tell nobody: module that is loaded where they are -> what they do.
-_IN_MEMORY: Final = {
+# NVRTC keeps what it compiles in the driver's cache since CUDA 12.9 (its manual, "Caching"), and is seen there. Before,
+# it worked in memory and told nobody: module that is loaded where it does -> what it compiles.
+_BY_NVRTC: Final = {
     "transformer_engine": "its NVRTC kernels (transposes, casts) are compiled in memory, in every process",
     "cudnn": "its fused engines are compiled in memory by NVRTC, in every process",
 }
+_CACHES_SINCE: Final = (12, 9)
+_NO_CACHE: Final = "CUDA_CACHE_DISABLE"
 MODE: Final = "MEGACPP_JIT_MODE"
 _NVRTC_OFF: Final = "NVTE_DISABLE_NVRTC"
 
@@ -82,7 +87,18 @@ def describe_jit() -> dict[str, Any]:
 
 def unwatched() -> dict[str, str]:
     """Libraries in this process whose compiles cannot be seen, and why."""
-    found = {name: why for name, why in _IN_MEMORY.items() if name in sys.modules}
+    found = {name: why for name, why in _BY_NVRTC.items() if name in sys.modules and not _nvrtc_caches()}
     if os.environ.get(_NVRTC_OFF, "0") not in ("", "0"):
         found.pop("transformer_engine", None)
+    if why := why_shared():
+        found["cuda"] = f"whose compiles its files are is not known: {why}"
     return found | {name: f"its hook failed: {why}" for name, why in faults().items()}
+
+
+def _nvrtc_caches() -> bool:
+    """Whether NVRTC keeps what it compiles, and so it is seen."""
+    if os.environ.get(_NO_CACHE, "0") not in ("", "0"):
+        return False
+    cuda = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None) or ""
+    release = re.match(r"(\d+)\.(\d+)", str(cuda))
+    return release is not None and (int(release[1]), int(release[2])) >= _CACHES_SINCE

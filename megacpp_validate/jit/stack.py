@@ -45,6 +45,7 @@ def read_versions() -> dict[str, str]:
         found["gpu"] = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
         found["c++ headers"] = os.pathsep.join((str(Path(torch.__file__).with_name(_HEADERS)), get_path(_HEADERS)))
     found["driver"] = _driver()
+    found["working folder"] = str(Path.cwd())
     found["c++"] = _first_line([os.environ.get("CXX") or "g++", "--version"])
     return found
 

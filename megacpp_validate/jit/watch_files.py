@@ -1,17 +1,20 @@
-"""What is seen in files alone: the CUDA driver's own cache, and libraries built by torch.utils.cpp_extension."""
+"""What is seen in files alone: the cache of the CUDA driver and NVRTC, and libraries of torch.utils.cpp_extension."""
 
 from __future__ import annotations
 
 import functools
-import os
+import re
 import time
 from pathlib import Path
 from typing import Any, Final
 
 from .compiles import saw
+from .driver_cache import driver_cache, why_shared
 from .late import after_import
 
-DRIVER: Final = "CUDA_CACHE_PATH"  # else .nv/ComputeCache of the home folder
+_KERNEL: Final = re.compile(rb"\.text\.([A-Za-z_$][\w$.]{1,160})")  # a section of machine code, named after its kernel
+_NO_KERNELS: Final = ("index", ".lock")
+_SAME: Final = "PTX"  # where no name can be read
 _driver_files: Final[set[str]] = set()
 
 
@@ -22,16 +25,29 @@ def watch_files() -> None:
 
 
 def look_at_driver() -> None:
-    """Note what the driver has compiled since: PTX that no library has machine code for. It may be another's."""
+    """Note what was compiled since, by the name of its kernel; nothing where it may be another process's."""
     for name in sorted(_files_of_driver() - _driver_files):
         _driver_files.add(name)
-        saw("cuda", "PTX", name, 0.0, cached=False)
+        if not why_shared():
+            saw("cuda", _kernel_of(name), name, 0.0, cached=False, looked_for=name)
+
+
+def _kernel_of(name: str) -> str:
+    try:
+        found = _KERNEL.search((driver_cache() / name).read_bytes())
+    except (OSError, RuntimeError):
+        return _SAME
+    return found[1].decode() if found else _SAME
 
 
 def _files_of_driver() -> set[str]:
     try:
-        folder = Path(os.environ.get(DRIVER) or Path.home() / ".nv" / "ComputeCache")
-        return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.name != "index"}
+        folder = driver_cache()
+        return {
+            str(path.relative_to(folder))
+            for path in folder.rglob("*")
+            if path.is_file() and path.name not in _NO_KERNELS
+        }
     except (OSError, RuntimeError):
         return set()
 

@@ -232,9 +232,10 @@ _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "quack-kernels": ("cute", "fa4"),
     "deep-gemm": ("deep_gemm",),
     "transformer-engine": ("triton",),
-    "cuda": ("inductor", "triton", "deep_gemm"),
+    "cuda": ("inductor", "triton", "deep_gemm", "cuda"),
     "gpu": ("inductor",),
     "driver": ("cuda",),
+    "working folder": ("cuda",),  # of NVRTC (jit/start.py)
 }
 # TorchInductor compiles C++ only where it has no GPU, for what the compiler and the CPU can. Its key holds the command
 # line, and with it the folders of headers: another environment of the same versions compiles anew (torch 2.13).

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..evidence.receipt_file import write_receipt
+from ..jit.driver_cache import give_back
 from .order import read_order
 from .process import run_probe
 
@@ -35,6 +36,7 @@ def main() -> None:
     except ValueError as fault:
         sys.exit(str(fault))
     write_receipt(run_probe(replace(order, folder=str(path.parent))), path)
+    give_back()
     sys.stdout.flush()
     sys.stderr.flush()
     # Compiled libraries that were loaded side by side crash in their teardown, or wait for a device that is gone: what

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..evidence.receipt import JitCompile, JitCompiles
 from ..jit import monitor
-from ..jit.once import guard_compiles
+from ..jit.start import start_compiling
 
 
 @dataclass
@@ -49,8 +49,7 @@ class JitRecord:
 
     def begin(self) -> None:
         """Watch every compiler from here on, and take turns with other processes on the same caches."""
-        guard_compiles()
-        monitor.watch_compilers()
+        start_compiling()
         self.began_at = monitor.mark()
 
     def receipt(self) -> JitCompiles:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ..evidence.loss_curve import LossCurve, write_curve
-from ..jit.once import guard_compiles
+from ..jit.start import start_compiling
 from .gate_run import GateRun, GateTrainer
 
 
@@ -60,9 +60,9 @@ def train_to_file(run: GateRun, path: Path) -> tuple[LossCurve, Trained]:
 def main() -> None:
     """Read the order, train, and say what came of it."""
     order: dict[str, Any] = json.load(sys.stdin)
-    path = Path(order.pop("path"))
+    path = Path(order.pop("path")).absolute()
     torch.set_num_threads(1)  # runs stand side by side, and their work is the device's
-    guard_compiles()
+    start_compiling()
     _, trained = train_to_file(GateRun(**order), path)
     sys.stdout.write(json.dumps(vars(trained)) + "\n")
 

@@ -11,11 +11,12 @@ import resource
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from ...jit.once import guard_compiles
+from ...jit.start import start_compiling
 from ..parallel.goodput import Ledger, process_began_ns
 from ..parallel.rank_start import Rank, join_ranks
 from .order import SmokeOrder, read_order
@@ -53,7 +54,9 @@ def main() -> None:
     order = read_order(Path(sys.argv[1]).read_text(encoding="utf-8"))
     if order.device == "cpu":
         torch.set_num_threads(1)  # ranks stand side by side
-    guard_compiles()  # before anything is compiled: ranks on one cache compile each kernel once
+    if order.checkpoint_folder:
+        order = replace(order, checkpoint_folder=str(Path(order.checkpoint_folder).absolute()))
+    start_compiling()  # before anything is compiled: ranks on one cache compile each kernel once
     if order.deterministic:
         keep_bits()
     with join_ranks("nccl" if order.device == "cuda" else "gloo") as rank:

@@ -1,0 +1,105 @@
+"""A copy of the CUDA driver's cache for each process: its files do not say who compiled them.
+
+The driver keeps there what it makes of PTX, and NVRTC (since CUDA 12.9) what cuDNN, Transformer Engine and torch had it
+compile. Neither tells anyone, so that their compiles are seen in files alone; in a folder that other processes write to
+at the same time, a process would be blamed for theirs. So it works on a copy, and gives back what is new at its end.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+VARIABLE: Final = "CUDA_CACHE_PATH"  # else .nv/ComputeCache of the home folder
+SOURCE: Final = "MEGACPP_JIT_DRIVER_CACHE"  # of whoever started this process, where that one works on a copy itself
+MOST_BYTES: Final = 512 * 2**20  # copied in a second or two; what is larger holds what other programs left
+_NAMED: Final = "megacpp-cuda-"
+_LOCK: Final = ".lock"
+_copies: Final[list[tuple[Path, Path, int, int]]] = []  # source, copy, its lock and its process: one or none
+_shared: Final[list[str]] = []  # why there is none
+
+
+def work_on_copy() -> None:
+    """Have the driver keep its cache in a copy; before CUDA is initialised, once a process.
+
+    Where there can be none (no room, a cache of gigabytes), all stays as it was, and `why_shared` says so.
+    """
+    source = Path(os.environ.get(SOURCE) or driver_cache())
+    if _copies or _shared:
+        return
+    copy = None
+    try:
+        found = [path for path in source.rglob("*") if path.is_file()]
+        if (size := sum(path.stat().st_size for path in found)) > MOST_BYTES:
+            _shared.append(f"{source} has {size >> 20} MiB, too much to be copied for each process")
+            return
+        _forget_the_dead()
+        copy = Path(tempfile.mkdtemp(prefix=_NAMED))
+        lock = os.open(copy / _LOCK, os.O_CREAT | os.O_RDWR)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for path in found:
+            place = copy / path.relative_to(source)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # the driver writes under another name, and renames
+                shutil.copyfile(path, place)
+    except OSError as fault:
+        if copy is not None:
+            shutil.rmtree(copy, ignore_errors=True)
+        _shared.append(f"{source} cannot be copied: {fault.strerror or fault}")
+        return
+    _copies.append((source, copy, lock, os.getpid()))
+    os.environ[SOURCE], os.environ[VARIABLE] = str(source), str(copy)
+    atexit.register(give_back)
+
+
+def give_back() -> None:
+    """Put what is new in the copy where it came from, and remove the copy. What cannot be written is lost, silently."""
+    while _copies and _copies[-1][-1] == os.getpid():  # a child that was forked gives nothing back
+        source, copy, lock, _ = _copies.pop()
+        for path in copy.rglob("*"):
+            place = source / path.relative_to(copy)
+            if path.is_file() and path.name not in ("index", _LOCK) and not place.exists():
+                with suppress(OSError):
+                    _put(path, place)
+        os.environ[VARIABLE] = str(source)
+        shutil.rmtree(copy, ignore_errors=True)
+        os.close(lock)
+
+
+def _forget_the_dead() -> None:
+    """Remove copies whose process was killed: nobody holds their locks."""
+    for place in Path(tempfile.gettempdir()).glob(f"{_NAMED}*/{_LOCK}"):
+        with suppress(OSError):  # another user's, or gone by now
+            lock = os.open(place, os.O_RDWR)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(place.parent, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _put(path: Path, place: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    aside = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        shutil.copyfile(path, aside)
+        aside.replace(place)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def driver_cache() -> Path:
+    """Where the driver keeps it now. Raises `RuntimeError` where there is no home folder."""
+    return Path(os.environ.get(VARIABLE) or Path.home() / ".nv" / "ComputeCache")
+
+
+def why_shared() -> str:
+    """Why this process works on a folder that others write to; empty where it does not, or never asked for a copy."""
+    return _shared[0] if _shared else ""

@@ -1,0 +1,139 @@
+"""Files of the CUDA driver's cache do not say whose they are: a process works on a copy, and answers for its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from megacpp_validate.jit import driver_cache, monitor, watch_files
+
+# A process that starts as a probe does. "compiles" stands for the driver: it writes where the variable says.
+_PROCESS = """
+import os, sys, time
+from pathlib import Path
+from megacpp_validate.jit import driver_cache, monitor
+from megacpp_validate.jit.start import start_compiling
+name, wait = sys.argv[1], Path(sys.argv[2])
+start_compiling()
+print(Path.cwd())
+moment = monitor.mark()
+own = Path(os.environ["CUDA_CACHE_PATH"]) / name
+own.mkdir(parents=True)
+(own / "kernel").write_bytes(b"\\x7fELF.text.%b\\0.nv.info" % name.encode())
+print("ready", flush=True)
+while not wait.exists():
+    time.sleep(0.01)
+print([(one.library, one.kernel, one.shape) for one in monitor.compiles_since(moment)])
+print(sorted(path.name for path in own.parent.iterdir() if not path.name.startswith(".")))
+if name != "killed":
+    driver_cache.give_back()
+print("given", flush=True)
+while name == "killed":
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A root, a temporary folder and a folder for copies of this test alone."""
+    for variable in (driver_cache.SOURCE, "MEGACPP_JIT_GUARD"):
+        monkeypatch.delenv(variable, raising=False)
+    for name in ("root/cpu/cuda", "tmp", "work"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.setenv("MEGACPP_JIT_ROOT", str(tmp_path / "root"))
+    monkeypatch.setenv("MEGACPP_JIT_ARCH", "cpu")
+    monkeypatch.setenv("CUDA_CACHE_PATH", str(tmp_path / "root/cpu/cuda"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(driver_cache.tempfile, "tempdir", None)
+    monkeypatch.setattr(driver_cache, "_copies", [])
+    monkeypatch.setattr(driver_cache, "_shared", [])
+    yield tmp_path
+    driver_cache.give_back()
+
+
+def start(tmp_path: Path, name: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PROCESS, name, str(tmp_path / "go")], stdout=subprocess.PIPE, text=True,
+        cwd=tmp_path / "work", env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert [process.stdout.readline().strip() for _ in range(2)] == ["/", "ready"]
+    return process
+
+
+def copies(tmp_path: Path) -> Sequence[Path]:
+    return sorted((tmp_path / "tmp").glob("megacpp-cuda-*"))
+
+
+def test_two_processes_at_once_are_each_blamed_for_what_is_theirs(tmp_path: Path) -> None:
+    (tmp_path / "root/cpu/cuda/before").mkdir()
+    (tmp_path / "root/cpu/cuda/before/kernel").write_bytes(b"old")
+    processes = {name: start(tmp_path, name) for name in ("first", "second")}
+    (tmp_path / "go").touch()
+    for name, process in processes.items():
+        said = process.communicate(timeout=60)[0].splitlines()
+        assert said == [f"[('cuda', '{name}', '{name}/kernel')]", f"['before', '{name}']", "given"]
+    assert sorted(path.name for path in (tmp_path / "root/cpu/cuda").iterdir()) == ["before", "first", "second"]
+    assert not copies(tmp_path)
+
+
+def test_the_copy_of_a_killed_process_goes_with_the_next_one(tmp_path: Path) -> None:
+    (tmp_path / "go").touch()
+    killed = start(tmp_path, "killed")
+    assert killed.stdout is not None
+    while killed.stdout.readline().strip() != "given":
+        time.sleep(0.01)
+    driver_cache.work_on_copy()  # of a process that lives, the copy stays
+    assert len(copies(tmp_path)) == 2
+    driver_cache.give_back()
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate(timeout=60)
+    driver_cache.work_on_copy()
+    assert len(copies(tmp_path)) == 1
+
+
+def test_what_is_too_large_to_be_copied_is_nobodys_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_cache, "MOST_BYTES", 3)
+    monkeypatch.setattr(watch_files, "_driver_files", set())
+    place = tmp_path / "root/cpu/cuda/kernel"
+    place.write_bytes(b"four")
+    driver_cache.work_on_copy()
+    moment = monitor.mark()
+    place.with_name("others").write_bytes(b"four")
+    assert not [one for one in monitor.compiles_since(moment) if one.library == "cuda"]
+    assert "too much to be copied" in monitor.unwatched()["cuda"]
+    assert os.environ["CUDA_CACHE_PATH"] == str(place.parent)
+
+
+def test_a_cache_that_cannot_be_written_keeps_nothing_and_breaks_nothing(tmp_path: Path) -> None:
+    driver_cache.work_on_copy()
+    copy = Path(os.environ["CUDA_CACHE_PATH"])
+    (copy / "kernel").write_bytes(b"new")
+    place = tmp_path / "root/cpu/cuda"
+    place.rmdir()
+    place.write_bytes(b"a file where a folder should be")
+    driver_cache.give_back()
+    assert os.environ["CUDA_CACHE_PATH"] == str(place)
+    assert not copy.exists()
+
+
+@pytest.mark.parametrize(
+    ("cuda", "disabled", "seen"), [("13.0", "", True), ("12.9", "0", True), ("12.8", "", False), ("13.0", "1", False)]
+)
+def test_nvrtc_is_unwatched_where_it_keeps_nothing(
+    monkeypatch: pytest.MonkeyPatch, cuda: str, disabled: str, seen: bool
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setenv("CUDA_CACHE_DISABLE", disabled)
+    monkeypatch.delenv("NVTE_DISABLE_NVRTC", raising=False)
+    monkeypatch.setitem(sys.modules, "transformer_engine", sys)
+    assert ("transformer_engine" not in monitor.unwatched()) is seen
