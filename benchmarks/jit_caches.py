@@ -4,12 +4,14 @@
     python benchmarks/jit_caches.py smoke --precisions bf16 delayed --output docs/benchmarks
     python benchmarks/jit_caches.py storm --device cpu --size tiny --ranks 1 4 --output /tmp/figures
     python benchmarks/jit_caches.py tasks --ranks 4 --output docs/benchmarks          # no GPU: what an image compiles
+    python benchmarks/jit_caches.py parity --receipts COLD WARM --output docs/benchmarks
     python benchmarks/jit_caches.py page --merge OTHER/jit_caches.json --output docs/benchmarks
 
 storm: processes start their first steps together on one cache root: cold without the guard, cold with it, and prewarmed
 by the run before. smoke: one run of `moe_smoke`'s small model as a user starts it, on an empty root and again on what
-that left. tasks: prewarm tasks that need no GPU, each by N processes at once. Each verb writes its part of
-jit_caches.json; `page` writes the page of all parts there are.
+that left. tasks: prewarm tasks that need no GPU, each by N processes at once. parity: receipts of two runs of
+h200_parity on one root (nox -s h200_parity -- --receipts FOLDER, with the caches' variables), empty at first. Each verb
+writes its part of jit_caches.json; `page` writes the page of all parts there are.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ _KEYS: Final = {
     "storm": ("ranks", "state", "guard"),
     "smoke": ("precision", "state"),
     "tasks": ("task", "ranks", "state", "guard"),
+    "parity": ("probe", "state"),
 }
 ARCHES: Final = {"h200": "sm_90a", "b200": "sm_100a", "gb10": "sm_121a", "cpu": "cpu"}
 
@@ -253,6 +256,27 @@ def row_of_smoke(answer: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def measure_parity(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A row a probe and state, from receipts."""
+    for state, folder in zip(("cold", "prewarmed"), asked.receipts, strict=True):
+        for place in sorted(folder.glob("*.json")):
+            receipt = json.loads(place.read_text(encoding="utf-8"))
+            seconds, jit = receipt["seconds"], receipt["jit"]
+            if receipt["outcome"] != "pass" or "second-use" not in seconds:
+                sys.exit(f"not-run: {place}: {receipt['outcome']}: {receipt['reason']}")
+            yield {
+                "probe": receipt["probe"],
+                "state": state,
+                "first_use_s": seconds["probe"],
+                "second_use_s": seconds["second-use"],
+                "whole_s": seconds["total"],
+                "compiled": dict(sorted(Counter(one["library"] for one in jit["compiled"]).items())),
+                "hits": jit["hits"],
+                "commit": receipt["commit"],
+                "gpu": receipt["machine"]["gpu"],
+            }
+
+
 def environment_for(root: Path, target: str, more: Mapping[str, str]) -> dict[str, str]:
     """Every cache below a root of its own."""
     path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
@@ -280,7 +304,7 @@ def write_part(output: Path, part: str, rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     """One verb."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("verb", choices=("storm", "smoke", "tasks", "page"))
+    parser.add_argument("verb", choices=("storm", "smoke", "tasks", "parity", "page"))
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "benchmarks", help="folder of figures and page")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--target", default="", help="h200 without it, or cpu with that device")
@@ -292,6 +316,7 @@ def main() -> None:
     parser.add_argument("--caches", type=Path, help="folder of the cache roots; a temporary one without it")
     parser.add_argument("--root", type=Path, help="smoke: a root that is prewarmed already")
     parser.add_argument("--merge", type=Path, help="page: figures of another machine, to be put beside those of output")
+    parser.add_argument("--receipts", type=Path, nargs=2, help="parity: of the cold run and of the one after it")
     parser.add_argument("--rehearse", action="store_true", help="once more, with a pass before step 0")
     parser.add_argument(
         "--profile", action="store_true", help="storm: print the first step on warm caches, by function"
@@ -304,7 +329,10 @@ def main() -> None:
         for part in set(given) & set(_KEYS):
             write_part(asked.output, part, given[part])
         return
-    measure = {"storm": measure_storm, "smoke": measure_smoke, "tasks": measure_tasks}[asked.verb]
+    measures = {
+        "storm": measure_storm, "smoke": measure_smoke, "tasks": measure_tasks, "parity": measure_parity
+    }  # fmt: skip
+    measure = measures[asked.verb]
     for row in measure(asked):  # each is kept at once: a run that is cut short loses the rest only
         print(json.dumps({name: value for name, value in row.items() if name not in _LONG}), flush=True)
         write_part(asked.output, asked.verb, [row])

@@ -22,6 +22,8 @@ def _lines(figures: Mapping[str, Any]) -> Iterator[str]:
         yield from _storm(storm)
     if smoke := figures.get("smoke"):
         yield from _smoke(smoke)
+    if parity := figures.get("parity"):
+        yield from _parity(parity)
     if tasks := figures.get("tasks"):
         yield from _tasks(tasks)
 
@@ -102,6 +104,22 @@ def _smoke(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             f"| {row['precision']} | {row['state']} | {_counts(row['compiled'])} | {row['compile_s']:.1f} "
             f"| {row['first_step_s']:.2f} | {row['second_step_s']:.3f} | {row['median_step_s']:.3f} | {ratio:.2f} "
             f"| {row['whole_s']:.1f} |"
+        )
+
+
+def _parity(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    yield ""
+    yield f"## h200_parity ({rows[0]['gpu']}, commit {rows[0]['commit'][:12]})"
+    yield ""
+    yield "First and second use: the whole probe, and the same calls again in its process. Probes run side by side."
+    yield ""
+    yield "| probe | caches | compiled | from caches | first use | second | first / second | whole |"
+    yield "|---|---|---|---|---:|---:|---:|---:|"
+    for row in rows:
+        ratio = row["first_use_s"] / row["second_use_s"]
+        yield (
+            f"| {row['probe']} | {row['state']} | {_counts(row['compiled'])} | {_counts(row['hits'])} "
+            f"| {row['first_use_s']:.1f} | {row['second_use_s']:.1f} | {ratio:.2f} | {row['whole_s']:.1f} |"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -56,8 +57,31 @@ class PrewarmTask(Row):
         return self.settings.get(_CELL_OF.get(self.code, ""), "")
 
 
+class UnkeptKernel(Row):
+    """A kernel that no cache keeps: a release compiles it in every process, whatever was prewarmed.
+
+    Attributes:
+        library: that the monitor names.
+        kernel: a pattern that its name has somewhere.
+        releases: of Transformer Engine in which that was seen; of another nothing is excused.
+        reason: what is known of the cause.
+        source: where it was seen.
+    """
+
+    library: Library
+    kernel: str = Field(min_length=12)
+    releases: list[str] = Field(min_length=1)
+    reason: str = Field(min_length=1)
+    source: str = Field(min_length=1)
+
+    def fits(self, library: str, kernel: str, release: str) -> bool:
+        """Whether a compile of a release is one of it."""
+        return library == self.library and release in self.releases and re.search(self.kernel, kernel) is not None
+
+
 class _File(Row):
     task: list[PrewarmTask] = Field(min_length=1)
+    unkept: list[UnkeptKernel] = Field(default_factory=list)
 
 
 class UnknownTask(ValueError):
@@ -75,9 +99,14 @@ def read_prewarm(catalog: Catalog, folder: Path | None = None) -> tuple[PrewarmT
         MatrixInvalid: with every fault of the file.
     """
     file = read_matrix_file((folder or matrix_folder()) / FILE, _File)
-    if wrong := [f"{FILE}: {said}" for said in _find_wrong(file.task, catalog)]:
+    if wrong := [f"{FILE}: {said}" for said in (*_find_wrong(file.task, catalog), *_find_wrong_patterns(file.unkept))]:
         raise MatrixInvalid(wrong)
     return tuple(file.task)
+
+
+def read_unkept(folder: Path | None = None) -> tuple[UnkeptKernel, ...]:
+    """What no cache keeps; `read_prewarm` names the file's faults. Raises `MatrixInvalid`."""
+    return tuple(read_matrix_file((folder or matrix_folder()) / FILE, _File).unkept)
 
 
 def choose_tasks(
@@ -128,6 +157,15 @@ def _find_wrong(tasks: list[PrewarmTask], catalog: Catalog) -> Iterator[str]:
             yield f"{name}: there is no probe {task.cell!r}"
         if task.code == SMOKE:
             yield from _find_wrong_smoke(task, smoke.get(task.cell))
+
+
+def _find_wrong_patterns(rows: list[UnkeptKernel]) -> Iterator[str]:
+    for row in rows:
+        try:
+            if re.search(row.kernel, ""):
+                yield f"unkept {row.kernel!r}: fits every kernel"
+        except re.error as fault:
+            yield f"unkept {row.kernel!r}: is no pattern: {fault}"
 
 
 def _find_wrong_smoke(task: PrewarmTask, row: Any) -> Iterator[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.catalog import Catalog, MatrixInvalid
-from megacpp_validate.catalog_prewarm import UnknownTask, choose_tasks, read_prewarm
+from megacpp_validate.catalog_prewarm import UnknownTask, choose_tasks, read_prewarm, read_unkept
 
 ROW = """
 [[task]]
@@ -74,6 +74,31 @@ def test_a_fault_is_named(tmp_path: Path, catalog: Catalog, row: dict[str, str],
     with pytest.raises(MatrixInvalid) as caught:
         read_prewarm(catalog, _write(tmp_path, row))
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"), [("rmsnorm_(fwd_kernel", "is no pattern"), (".*............|", "fits every")]
+)
+def test_a_pattern_that_excuses_everything_is_refused(
+    tmp_path: Path, catalog: Catalog, pattern: str, said: str
+) -> None:
+    words = f'[[unkept]]\nlibrary = "cuda"\nkernel = "{pattern}"\nreleases = ["2.20.2"]\nreason = "x"\nsource = "x"\n'
+    file = _write(tmp_path, {}) / "prewarm.toml"
+    file.write_text(file.read_text(encoding="utf-8") + words, encoding="utf-8")
+    with pytest.raises(MatrixInvalid, match=said):
+        read_prewarm(catalog, tmp_path)
+
+
+def test_the_kernels_that_no_cache_keeps() -> None:
+    """As the monitor named it on one H200, whose name is cut where a receipt cuts it; the same into BF16 is kept."""
+    name = (
+        "_ZN18transformer_engine13normalization24rmsnorm_fwd_tuned_kernelINS0_13Kernel_traitsI13__nv_bfloat16S3_13__nv_"
+        "fp8_e4m3fjLj512ELj1ELj4ELj1ELj16ENS0_18Kernel_trait"
+    )
+    rows = read_unkept()
+    assert any(row.fits("cuda", name, "2.20.2") for row in rows)
+    assert not any(row.fits("cuda", name, "2.21.0") for row in rows)
+    assert not any(row.fits("cuda", name.replace("13__nv_fp8_e4m3", "S3_"), "2.20.2") for row in rows)
 
 
 def test_every_fault_at_once(tmp_path: Path, catalog: Catalog) -> None:

@@ -16,7 +16,7 @@ import typer
 
 from ..catalog import Catalog, read_catalog
 from ..catalog import Target as TargetRow
-from ..catalog_prewarm import PrewarmTask, read_prewarm
+from ..catalog_prewarm import read_prewarm, read_unkept
 from ..environments.interpreter import read_commit
 from ..environments.plan import IMAGE_DIGEST, LOCK_HASH, find_target
 from ..environments.processes import Processes
@@ -49,6 +49,7 @@ def run_jit_verify(
     catalog = read_catalog(matrix)
     target = find_target(catalog, asked.target)
     selected = select_tasks(read_prewarm(catalog, matrix), target, asked, at_build=at_build)
+    selected = replace(selected, unkept=read_unkept(matrix))
     try:
         result = verify(catalog, target, selected, asked, folders, at_build=at_build)
     except OSError as fault:
@@ -101,9 +102,9 @@ def verify(
     ):
         if reason := why_no_tasks(target, stack, at_build=at_build):
             answers = {task.id: Answer(missing=reason) for task in selected.tasks}
-            ran = _judge(selected.tasks, answers, checked)
+            ran = _judge(selected, answers, checked)
         else:
-            ran = _run(stack, checked, selected.tasks, asked, folders.receipts.absolute())
+            ran = _run(stack, checked, selected, asked, folders.receipts.absolute())
         return JitVerifyResult(
                 tool=TOOL, commit=read_commit(), target=target.id, architecture=stack.architecture, folder=str(folder),
                 mode=stack.mode, manifest=checked.digest, interpreter=stack.interpreter,
@@ -116,33 +117,32 @@ def verify(
             )  # fmt: skip
 
 
-def _run(
-    stack: JitStack, checked: Checked, tasks: tuple[PrewarmTask, ...], asked: AskedJit, receipts: Path
-) -> dict[str, Any]:
+def _run(stack: JitStack, checked: Checked, selected: Selected, asked: AskedJit, receipts: Path) -> dict[str, Any]:
     """Compare with the stack, copy, run, judge: fields of the verdict."""
     manifest = checked.manifest
     if differences := compare_stack(manifest, stack.seen, stack.architecture, stack.mode):
         return {"differences": differences}
     began = time.monotonic()
-    # What a stack leaves when it is only asked (DeepGEMM makes its folder when it is imported) is not what was sealed.
+    # What a stack leaves when it is only asked (the driver's folder, where it names its GPU) is not what was sealed.
     shutil.rmtree(stack.root / stack.architecture, ignore_errors=True)
     folder = open_working(asked.place() / stack.architecture, manifest, stack.root)
     copied_s = time.monotonic() - began
     before = {seen.path: seen for seen in list_files(folder)}
-    with TaskProgress(len(tasks)) as shown:
+    with TaskProgress(len(selected.tasks)) as shown:
         answers = run_side_by_side(
-            tasks, lambda task: stack.run(task, receipts, asked.limit_s), asked.jobs or default_jobs(stack.target),
-            shown, stack.processes.stop,
+            selected.tasks, lambda task: stack.run(task, receipts, asked.limit_s),
+            asked.jobs or default_jobs(stack.target), shown, stack.processes.stop,
         )  # fmt: skip
-    judged = _judge(tasks, answers, checked)
+    judged = _judge(selected, answers, checked)
     return {
         **judged, "copied_s": copied_s, "unreported": find_unreported(before, list_files(folder), judged["rows"])
     }  # fmt: skip
 
 
-def _judge(tasks: tuple[PrewarmTask, ...], answers: Mapping[str, Answer], checked: Checked) -> dict[str, Any]:
+def _judge(selected: Selected, answers: Mapping[str, Answer], checked: Checked) -> dict[str, Any]:
+    tasks = selected.tasks
     return {
-        "rows": tuple(judge_task(task, answers[task.id], checked.manifest) for task in tasks),
+        "rows": tuple(judge_task(task, answers[task.id], checked.manifest, selected.unkept) for task in tasks),
         "unwatched": tuple(dict.fromkeys(line for task in tasks for line in answers[task.id].unwatched)),
         "notes": tuple(f"{task.id}: {line}" for task in tasks for line in answers[task.id].notes),
     }

@@ -12,7 +12,7 @@ import typer
 
 from ..catalog import Catalog, read_catalog
 from ..catalog import Target as TargetRow
-from ..catalog_prewarm import PrewarmTask, UnknownTask, choose_tasks, read_prewarm
+from ..catalog_prewarm import PrewarmTask, UnkeptKernel, UnknownTask, choose_tasks, read_prewarm
 from ..environments.environment import NoEnvironment
 from ..environments.interpreter import read_commit
 from ..environments.plan import UnknownTarget, find_target, why_not_here
@@ -78,11 +78,12 @@ def run_prewarm(
 
 @dataclass(frozen=True)
 class Selected:
-    """Tasks to run, all of the target, and of those that are left out why."""
+    """Tasks to run, all of the target, of those that are left out why, and what no cache keeps of any."""
 
     tasks: tuple[PrewarmTask, ...]
     of_target: tuple[PrewarmTask, ...]
     left_out: tuple[str, ...]
+    unkept: tuple[UnkeptKernel, ...] = ()
 
 
 def select_tasks(

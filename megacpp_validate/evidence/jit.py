@@ -129,7 +129,9 @@ class JitVerifyRow(Frozen):
 
     Attributes:
         compiled: what was not found.
-        hits: kernels that were; None where the cell does not count them.
+        unkept: what this release compiles in every process, whatever is in a cache (matrix/prewarm.toml); it closes
+            nothing.
+        hits: kernels that were found; None where the cell does not count them.
         known: shapes of each compiled kernel that the cache does have: "KERNEL: SHAPE; SHAPE".
         cause: why it was not found, where anything was compiled.
         reason: why it failed, or did not run.
@@ -140,6 +142,7 @@ class JitVerifyRow(Frozen):
     verdict: JitVerdict
     cause: JitCause | None = None
     compiled: tuple[JitCompile, ...] = ()
+    unkept: tuple[JitCompile, ...] = ()
     hits: int | None = None
     known: tuple[str, ...] = ()
     reason: str = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from .late import after_import
 
 _KERNEL: Final = re.compile(rb"\.text\.([A-Za-z_$][\w$.]{1,160})")  # a section of machine code, named after its kernel
 _NO_KERNELS: Final = ("index", ".lock")
-_SAME: Final = "PTX"  # where no name can be read
+_NAMELESS: Final = b"PTX"
 _driver_files: Final[set[str]] = set()
 
 
@@ -26,18 +27,28 @@ def watch_files() -> None:
 
 def look_at_driver() -> None:
     """Note what was compiled since, by the name of its kernel; nothing where it may be another process's."""
-    for name in sorted(_files_of_driver() - _driver_files):
-        _driver_files.add(name)
-        if not why_shared():
-            saw("cuda", _kernel_of(name), name, 0.0, cached=False, looked_for=name)
+    new = sorted(_files_of_driver() - _driver_files)
+    _driver_files.update(new)
+    if not why_shared():
+        for name, kernel in _name_kernels(new).items():
+            saw("cuda", kernel, name, 0.0, cached=False, looked_for=name)
 
 
-def _kernel_of(name: str) -> str:
+def _name_kernels(files: Sequence[str]) -> dict[str, str]:
+    """File -> kernel. NVRTC keeps two a kernel: its machine code, where a section has the name, and what was before."""
+    texts = {name: _read(name) for name in files}
+    found = {name: match[1] for name, text in texts.items() if (match := _KERNEL.search(text))}
+    kernels = sorted(set(found.values()), key=len, reverse=True)
+    for name in files:
+        found.setdefault(name, next((one for one in kernels if one in texts[name]), _NAMELESS))
+    return {name: found[name].decode() for name in files}
+
+
+def _read(name: str) -> bytes:
     try:
-        found = _KERNEL.search((driver_cache() / name).read_bytes())
+        return (driver_cache() / name).read_bytes()
     except (OSError, RuntimeError):
-        return _SAME
-    return found[1].decode() if found else _SAME
+        return b""
 
 
 def _files_of_driver() -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..catalog_prewarm import PrewarmTask
+from ..catalog_prewarm import PrewarmTask, UnkeptKernel
 from ..evidence.jit import JitCause, JitCompile, JitVerdict, JitVerifyRow
 from ..evidence.receipt import Outcome, Receipt
 from .files import Seen, find_products, library_of
@@ -45,27 +45,33 @@ def read_receipt_answer(receipt: Receipt) -> Answer:
     )
 
 
-def judge_task(task: PrewarmTask, answer: Answer, manifest: Manifest) -> JitVerifyRow:
+def judge_task(
+    task: PrewarmTask, answer: Answer, manifest: Manifest, unkept: Sequence[UnkeptKernel] = ()
+) -> JitVerifyRow:
     """What a task or a cell made of the cache. What did not run is not verified, whatever it says of compiles.
 
     Args:
         task: row of `matrix/prewarm.toml`.
         answer: of its process on the working copy.
         manifest: of the cache.
+        unkept: what no cache keeps.
     """
+    release = manifest.stack.versions.get("transformer-engine", "")
+    excused = tuple(one for one in answer.compiled if any(row.fits(one.library, one.kernel, release) for row in unkept))
+    missed = tuple(one for one in answer.compiled if one not in excused)
     if answer.missing:
         verdict = JitVerdict.NOT_RUN
     elif answer.failure:
         verdict = JitVerdict.FAILED
-    elif answer.compiled:
+    elif missed:
         verdict = JitVerdict.COMPILED
     else:
         verdict = JitVerdict.SILENT if _is_silent(task, answer, manifest) else JitVerdict.WARM
-    names = dict.fromkeys((one.library, one.kernel) for one in answer.compiled)
+    names = dict.fromkeys((one.library, one.kernel) for one in missed)
     known = tuple(_say_known(manifest, library, kernel) for library, kernel in names)
-    cause = _find_cause(task, manifest) if answer.compiled else None
+    cause = _find_cause(task, manifest) if missed else None
     return JitVerifyRow(
-        task=task.id, verdict=verdict, compiled=answer.compiled, known=known, cause=cause,
+        task=task.id, verdict=verdict, compiled=missed, unkept=excused, known=known, cause=cause,
         hits=None if answer.hits is None else sum(answer.hits.values()),
         reason=answer.missing or answer.failure, seconds=answer.seconds,
     )  # fmt: skip
@@ -103,7 +109,7 @@ def find_unreported(before: Mapping[str, Seen], after: Iterable[Seen], rows: Seq
         before, after: the working copy before anything ran, and now.
         rows: what the processes told.
     """
-    told = {one.library for row in rows for one in row.compiled}
+    told = {one.library for row in rows for one in (*row.compiled, *row.unkept)}
     if told & {"fa4", "cute"}:
         told |= {"fa4", "cute"}  # one compiler, two caches
     if "inductor" in told:

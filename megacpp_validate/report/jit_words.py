@@ -122,6 +122,13 @@ def say_compile(one: JitCompile) -> str:
     return f"{one.library}: `{one.kernel}`{shape}{took}"
 
 
+def say_unkept(row: JitVerifyRow) -> str:
+    """What a row compiled that no cache keeps."""
+    names = ", ".join(f"`{name}`" for name in dict.fromkeys(one.kernel for one in row.unkept))
+    number = count(len(row.unkept), "compile")
+    return f"{row.task}: {number} of what this release compiles in every process: {names} (matrix/prewarm.toml)"
+
+
 def say_looked_for(one: JitCompile, folder: str) -> str:
     """What was not in the cache, as far as it is known."""
     if one.looked_for:

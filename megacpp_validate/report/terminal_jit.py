@@ -23,6 +23,7 @@ from .jit_words import (
     say_next_step,
     say_step_for_differences,
     say_task,
+    say_unkept,
     say_why,
     summarize_prewarm,
     summarize_verify,
@@ -92,6 +93,15 @@ def render_verify(result: JitVerifyResult, *, verbose: bool = False, console: Co
         told = f"{path} appeared, and no process told of its compile: the monitor misses that library"
         print_labelled(console, "unreported", draw_sentence(told, "red"), _LABEL)
     console.print()
+    _print_notes(result, console)
+    opened = f"checked and copied in {result.opened_s:.1f} s"
+    print_indented(console, draw_sentence(f"{result.interpreter}; {opened}; {result.seconds:.1f} s in all", "dim"), 0)
+
+
+def _print_notes(result: JitVerifyResult, console: Console) -> None:
+    for row in result.rows:
+        if row.unkept:
+            print_indented(console, draw_sentence(say_unkept(row), "yellow"), 0)
     for line in result.notes:
         print_indented(console, draw_sentence(line, "yellow"), 0)
     for line in result.left_out:
@@ -101,8 +111,6 @@ def render_verify(result: JitVerifyResult, *, verbose: bool = False, console: Co
         print_indented(console, draw_sentence(without, "yellow"), 0)
     for line in result.unwatched:
         print_indented(console, draw_sentence(f"not a matter of caches: {line}", "dim"), 0)
-    opened = f"checked and copied in {result.opened_s:.1f} s"
-    print_indented(console, draw_sentence(f"{result.interpreter}; {opened}; {result.seconds:.1f} s in all", "dim"), 0)
 
 
 def _print_row(row: JitVerifyRow, result: JitVerifyResult, *, verbose: bool, console: Console) -> None:

@@ -27,6 +27,7 @@ moment = monitor.mark()
 own = Path(os.environ["CUDA_CACHE_PATH"]) / name
 own.mkdir(parents=True)
 (own / "kernel").write_bytes(b"\\x7fELF.text.%b\\0.nv.info" % name.encode())
+(own / "what_came_before").write_bytes(b"llvm.used%bllvm.metadata" % name.encode())
 print("ready", flush=True)
 while not wait.exists():
     time.sleep(0.01)
@@ -79,7 +80,11 @@ def test_two_processes_at_once_are_each_blamed_for_what_is_theirs(tmp_path: Path
     (tmp_path / "go").touch()
     for name, process in processes.items():
         said = process.communicate(timeout=60)[0].splitlines()
-        assert said == [f"[('cuda', '{name}', '{name}/kernel')]", f"['before', '{name}']", "given"]
+        assert said == [
+            f"[('cuda', '{name}', '{name}/kernel'), ('cuda', '{name}', '{name}/what_came_before')]",
+            f"['before', '{name}']",
+            "given",
+        ]
     assert sorted(path.name for path in (tmp_path / "root/cpu/cuda").iterdir()) == ["before", "first", "second"]
     assert not copies(tmp_path)
 

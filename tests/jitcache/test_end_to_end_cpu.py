@@ -110,6 +110,19 @@ def test_a_killed_prewarm_resumes_and_is_found_warm(warm: Path, matrix: Path, tm
     assert all(row.hits for row in verdict.rows), "what is warm was looked for, and found"
 
 
+def test_what_a_stack_leaves_when_it_is_only_asked_is_in_nobodys_way(
+    warm: Path, matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU the driver makes its folder when the device is asked for its name, before the sealed cache is copied."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(
+        "import os\nif path := os.environ.get('CUDA_CACHE_PATH'):\n    os.makedirs(path, exist_ok=True)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    code, verdict = _verify(warm, matrix, tmp_path / "receipts")
+    assert code == Exit.OPEN, verdict
+
+
 def test_a_shape_that_was_not_warmed_is_named(warm: Path, tmp_path: Path) -> None:
     code, verdict = _verify(warm, _matrix(tmp_path / "matrix", rows=24), tmp_path / "receipts")
     assert code == Exit.CLOSED

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from sealed_caches import KERNEL, TASK, make_sealed, put
 
-from megacpp_validate.catalog_prewarm import PrewarmTask
+from megacpp_validate.catalog_prewarm import PrewarmTask, UnkeptKernel
 from megacpp_validate.evidence.jit import (
     JitCause,
     JitCompile,
@@ -23,6 +23,7 @@ from megacpp_validate.jitcache.files import list_files
 from megacpp_validate.jitcache.manifest import Manifest, read_manifest
 from megacpp_validate.jitcache.prewarm import Answer
 from megacpp_validate.jitcache.verify import find_unreported, judge_task, read_receipt_answer
+from megacpp_validate.report.jit_words import say_unkept
 from megacpp_validate.report.terminal_jit import render_verify
 
 MISSED = JitCompile(library="fa4", kernel="fwd", shape="bf16 d96", seconds=2.2)
@@ -59,6 +60,26 @@ def test_a_compile_is_told_with_what_the_cache_has(manifest: Manifest) -> None:
     assert row.known == (f"fwd: {KERNEL.shape}",)
     unknown = MISSED.model_copy(update={"kernel": "bwd"})
     assert judge_task(TASK, Answer(compiled=(unknown,)), manifest).known == ("bwd: nothing",)
+
+
+def test_what_no_cache_keeps_is_told_and_closes_nothing(manifest: Manifest) -> None:
+    """For the release in which it was seen, and for that kernel alone."""
+    row = UnkeptKernel(
+        library="cuda", kernel=r"rmsnorm_fwd_\w+_kernel.*e4m3", releases=["2.20.2"], reason="of a test", source="a test"
+    )
+    every_time = JitCompile(library="cuda", kernel="9rmsnorm_fwd_tuned_kernel_to_e4m3", shape="0/e/f557", seconds=0.0)
+    other = every_time.model_copy(update={"kernel": "9rmsnorm_fwd_tuned_kernel_to_bf16"})
+    stack = manifest.stack.model_copy(update={"versions": {**manifest.stack.versions, "transformer-engine": "2.20.2"}})
+    sealed = manifest.model_copy(update={"stack": stack})
+    excused = judge_task(TASK, Answer(compiled=(every_time,), hits={"fa4": 3}), sealed, (row,))
+    assert (excused.verdict, excused.compiled, excused.unkept) == (JitVerdict.WARM, (), (every_time,))
+    both = judge_task(TASK, Answer(compiled=(every_time, other), hits={"fa4": 3}), sealed, (row,))
+    assert (both.verdict, both.compiled, both.unkept) == (JitVerdict.COMPILED, (other,), (every_time,))
+    of_another = judge_task(TASK, Answer(compiled=(every_time,), hits={"fa4": 3}), manifest, (row,))
+    assert (of_another.verdict, of_another.unkept) == (JitVerdict.COMPILED, ())
+    silent = judge_task(TASK, Answer(compiled=(every_time,), hits={}), sealed, (row,))
+    assert silent.verdict is JitVerdict.SILENT, "it asked no cache for the rest"
+    assert "in every process" in say_unkept(excused)
 
 
 def test_kernels_of_a_graph_are_found_with_the_graph(manifest: Manifest) -> None:
