@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.jit_caches import environment_for, row_of, row_of_smoke, write_part
+import pytest
+
+from benchmarks.jit_caches import environment_for, measure_parity, row_of, row_of_smoke, write_part
 
 
 def left_by(rank: int, *kernels: str, **changes: Any) -> dict[str, Any]:
-    """What one process leaves."""
+    """What one process leaves; a kernel is NAME or NAME KEY."""
     compiled = [
-        {"library": "triton", "kernel": kernel, "shape": "x:*bf16", "seconds": 0.5, "cached": False}
+        {
+            "library": "triton", "kernel": kernel.split()[0], "shape": "x:*bf16", "seconds": 0.5, "cached": False,
+            "looked_for": " ".join(kernel.split()[1:]),
+        }
         for kernel in kernels
-    ]
+    ]  # fmt: skip
     return {
         "rank": rank, "gpu": "NVIDIA H200", "torch": "2.11.0", "started_s": 9.0, "rehearsed_s": 0.0,
         "first_step_s": 4.0 + rank, "steps": [4.0 + rank, 0.2, 0.1], "compiled": compiled, "hits": {"inductor": 2},
@@ -29,6 +35,32 @@ def test_compiles_are_summed_over_processes_and_times_are_the_slowest() -> None:
     assert row["hits"] == {"inductor": 4}
     assert (row["first_step_s"], row["second_step_s"], row["waited_s"]) == (5.0, 0.2, 0.5)
     assert row["compile_s"] == 1.5
+
+
+def test_configurations_of_one_kernel_are_no_kernel_compiled_twice() -> None:
+    row = row_of([left_by(0, "permute 0a", "permute 0b"), left_by(1, "permute 0c")], 2, "cold", "with")
+    assert (row["distinct"], row["more_than_once"]) == ({"triton": 3}, 0)
+    twice = row_of([left_by(0, "permute 0a"), left_by(1, "permute 0a")], 2, "cold", "with")
+    assert (twice["distinct"], twice["more_than_once"]) == ({"triton": 1}, 1)
+
+
+def test_parity_is_read_from_receipts_and_a_red_one_is_no_figure(tmp_path: Path) -> None:
+    for state, seconds in (("cold", 7.0), ("warm", 2.0)):
+        (tmp_path / state).mkdir()
+        receipt = {
+            "probe": "attention", "outcome": "pass", "reason": "", "commit": "0" * 40,
+            "machine": {"gpu": "NVIDIA H200"}, "seconds": {"probe": seconds, "second-use": 1.0, "total": 9.0},
+            "jit": {"compiled": [{"library": "fa4"}] if state == "cold" else [], "hits": {}},
+        }  # fmt: skip
+        (tmp_path / state / "a.json").write_text(json.dumps(receipt))
+    asked = SimpleNamespace(receipts=[tmp_path / "cold", tmp_path / "warm"])
+    write_part(tmp_path, "parity", list(measure_parity(asked)))  # type: ignore[arg-type]
+    page = (tmp_path / "jit_caches.md").read_text()
+    assert "| attention | cold | fa4 1 | nothing | 7.0 | 1.0 | 7.00 | 9.0 |" in page
+    assert "| attention | prewarmed | nothing | nothing | 2.0 | 1.0 | 2.00 | 9.0 |" in page
+    (tmp_path / "warm" / "a.json").write_text(json.dumps({**receipt, "outcome": "fail", "reason": "out of bounds"}))
+    with pytest.raises(SystemExit, match="not-run: .* out of bounds"):
+        list(measure_parity(asked))  # type: ignore[arg-type]
 
 
 def test_parts_stand_beside_each_other_and_a_row_that_is_measured_again_takes_its_place(tmp_path: Path) -> None:
