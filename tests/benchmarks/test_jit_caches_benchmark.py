@@ -59,7 +59,7 @@ def test_parity_is_read_from_receipts_and_a_red_one_is_no_figure(tmp_path: Path)
     assert "| attention | cold | fa4 1 | nothing | 7.0 | 1.0 | 7.00 | 9.0 |" in page
     assert "| attention | prewarmed | nothing | nothing | 2.0 | 1.0 | 2.00 | 9.0 |" in page
     (tmp_path / "warm" / "a.json").write_text(json.dumps({**receipt, "outcome": "fail", "reason": "out of bounds"}))
-    with pytest.raises(SystemExit, match="not-run: .* out of bounds"):
+    with pytest.raises(SystemExit, match=r"not-run: .* out of bounds"):
         list(measure_parity(asked))  # type: ignore[arg-type]
 
 
