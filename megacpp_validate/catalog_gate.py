@@ -24,10 +24,10 @@ WAIVERS: Final = "gate_waivers.toml"
 IMPORTS: Final = "imports"  # the module that every other one stands on
 
 _STACK: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,255}")
-_PLAIN: Final = frozenset({"native", "sdpa"})  # what a path of plain PyTorch is claimed as, and seen as
+PLAIN: Final = frozenset({"native", "sdpa"})  # what a path of plain PyTorch is claimed as, and seen as
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]+([-_][a-z0-9]+)*$")]
-Words = Annotated[str, Field(min_length=1)]
+Words = Annotated[str, Field(pattern=r"[^\s\p{C}]")]  # something to read
 Ratio = Annotated[float, Field(gt=1.0, allow_inf_nan=False)]
 Good = Literal["pass", "expected-unsupported"]
 Red = Literal["fail", "error", "import-error", "timeout"]
@@ -132,6 +132,13 @@ class Fallback(_Leave):
     observed: list[Words] = Field(default_factory=list)
 
 
+class Kernel(_Leave):
+    """A kernel of a vendor that is told where a path, a pattern, ran by it."""
+
+    path: Words
+    observed: Words
+
+
 class Shows(Row):
     """What a claim may be seen as."""
 
@@ -157,6 +164,7 @@ class _RuleFile(Row):
     unwatched: list[Unwatched] = Field(default_factory=list)
     second_copy: list[SecondCopy] = Field(default_factory=list)
     fallback: list[Fallback] = Field(default_factory=list)
+    kernel: list[Kernel] = Field(default_factory=list)
     shows: list[Shows] = Field(default_factory=list)
 
 
@@ -181,6 +189,7 @@ class GateRules(Row):
     unwatched: tuple[Unwatched, ...]
     second_copies: tuple[SecondCopy, ...]
     fallbacks: tuple[Fallback, ...]
+    kernels: tuple[Kernel, ...]
     shows: tuple[Shows, ...]
     waivers: tuple[ReleaseWaiver, ...]
     stacks: dict[str, str]
@@ -231,6 +240,7 @@ class GatePolicy:
             unwatched=_of(self.file.unwatched, release, target),
             second_copies=_of(self.file.second_copy, release, target),
             fallbacks=_of(self.file.fallback, release, target),
+            kernels=_of(self.file.kernel, release, target),
             shows=tuple(self.file.shows),
             waivers=tuple(waiver for waiver in self.waivers if waiver.release == release),
             stacks={stack.id: stack.te for stack in self.catalog.stacks},
@@ -297,6 +307,7 @@ def _find_rule_faults(rules: _RuleFile, catalog: Catalog) -> Iterator[str]:
             yield from _find_cell_faults(where, row, catalog)
     for kind, leaves in (
         ("unwatched", rules.unwatched), ("second_copy", rules.second_copy), ("fallback", rules.fallback),
+        ("kernel", rules.kernel),
     ):  # fmt: skip
         for number, leave in enumerate(leaves):
             where = f"{RULES}: {kind}.{number}"
@@ -318,7 +329,7 @@ def _find_leave_faults(rules: _RuleFile) -> Iterator[str]:
             if copy.library not in PurePosixPath(pattern).name:
                 yield f"{where}: {pattern!r} fits files that are no {copy.library}"
     for row in rules.shows:
-        if odd := [name for name in row.observed if (name in _PLAIN) is not (row.claimed in _PLAIN)]:
+        if odd := [name for name in row.observed if (name in PLAIN) is not (row.claimed in PLAIN)]:
             yield f"{RULES}: shows of {row.claimed}: what runs {odd[0]} is a fallback, and no other name of it"
 
 

@@ -86,6 +86,7 @@ DAMAGE = (
     ("memory = 1.10", "memory = inf", "finite"),
     ("max_age_days = 30", "max_age_days = 30\nmax_age_hours = 1", "max_age_hours"),
     ("least_schema = 2", "least_schema = 9", "least_schema"),
+    ('observed = "unfused"', 'observed = ""', "observed"),
     ('probes = ["attention"]', 'probes = ["atention"]', "no probe 'atention'"),
     ('releases = ["te-upgrade", "nightly"]', 'releases = ["daily"]', "no release 'daily'"),
     ('claimed = "current"', 'claimed = "delayed"', "shows of delayed is there 2 times"),
@@ -129,6 +130,8 @@ BAD_WAIVERS = (
     ("te2.17.1-h200-attention", "-h200-attention", "requires no such cell"),
     ('release = "te-upgrade"', 'release = "te-update"', "no release 'te-update'"),
     ('owner = "somebody"', "", "owner"),
+    ('owner = "somebody"', 'owner = " "', "owner"),
+    ('reason = "known"', 'reason = "\\t\\u200b"', "reason"),
     ("https://example.org/1", "ask me", "link"),
     ("2026-12-31", '"soon"', "expires"),
 )  # fmt: skip

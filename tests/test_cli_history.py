@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from megacpp_validate.evidence.history import Direction, HistoryResult
 from megacpp_validate.evidence.receipt import Outcome
 
 assert history_verbs.history  # registered by its import
-OPEN, WRONG, NOTHING, MISSING = 0, 2, 3, 4
+OPEN, WRONG, NOTHING, MISSING, INFRASTRUCTURE = 0, 2, 3, 4, 6
 CELL = "te2.20.2-h200-attention"
 
 
@@ -160,13 +161,49 @@ def test_an_edited_check_is_found_when_its_cell_is_asked_for(run: Run, store: Pa
 
 
 def test_exit_codes(run: Run, store: Path, tmp_path: Path) -> None:
-    assert run(tmp_path / "nowhere").code == WRONG
+    assert run(tmp_path / "nowhere").code == run(tmp_path / ("x" * 300)).code == WRONG
     assert "Next step" in run(tmp_path / "nowhere").err
     nothing = run(store, "--cell", "te2.20.2-b200-*")
     assert (nothing.code, "no cell of" in nothing.err) == (NOTHING, True)
     assert run(store, "--cell", "").code == NOTHING
     (tmp_path / "empty").mkdir()
     assert run(tmp_path / "empty").code == NOTHING
+
+
+def test_no_file_that_is_no_index_is_written_over(run: Run, store: Path, tmp_path: Path) -> None:
+    receipt = store / "run-0" / f"{CELL}.json"
+    notes, linked, pipe = tmp_path / "notes.md", tmp_path / "linked", tmp_path / "pipe"
+    notes.write_text("mine")
+    linked.symlink_to(store)
+    os.mkfifo(pipe)
+    before = receipt.read_bytes()
+    for inside in (receipt, store / "index.sqlite", linked / "run-0" / receipt.name):
+        for option in ("--database", "--output"):
+            said = run(store, "--cell", CELL, option, inside)
+            assert (said.code, f"Next step: give {option}" in said.err) == (WRONG, True)
+    for other in (notes, pipe, tmp_path):
+        said = run(store, "--database", other)
+        assert (said.code, "is no index of this tool" in said.err) == (WRONG, True)
+    assert (notes.read_text(), receipt.read_bytes(), pipe.is_fifo()) == ("mine", before, True)
+    assert not (store / "index.sqlite").exists()
+    find_database(store).parent.mkdir(parents=True)
+    find_database(store).write_text("damaged")
+    assert run(store).code == OPEN  # nothing but an index is ever there
+    assert run(store, "--database", tmp_path / "new.sqlite").code == OPEN
+    assert run(store, "--database", tmp_path / "new.sqlite", "--rebuild").code == OPEN
+
+
+def test_a_disk_that_is_full_is_no_wrong_argument(
+    run: Run, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(store, "--output", os.devnull).code == OPEN
+    assert Path(os.devnull).is_char_device()
+    said = run(store, "--output", "/dev/full")
+    assert (said.code, "make room" in said.err) == (INFRASTRUCTURE, True)
+    monkeypatch.setattr(sys, "stdout", None)
+    said = run(store)
+    assert (said.code, "standard output is closed" in said.err) == (INFRASTRUCTURE, True)
+    assert run(store, "--output", tmp_path / "told").code == OPEN
 
 
 def test_an_index_that_cannot_be_kept_costs_no_answer(run: Run, store: Path, tmp_path: Path) -> None:

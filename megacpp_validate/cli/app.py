@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum, StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Final, NoReturn
 
 import typer
 from rich.console import Console
@@ -17,6 +18,8 @@ from rich.console import Console
 from .. import __version__
 from ..catalog import MatrixInvalid
 
+# What moves the cursor, colours, rings or turns text around; a message may have lines of its own.
+_STEERS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 TOOL = f"megacpp-validate {__version__}"
 
 
@@ -87,8 +90,9 @@ def main() -> None:
 
 
 def refuse(message: str, code: Exit) -> NoReturn:
-    """End with one message on standard error."""
-    errors.print(f"megacpp-validate: {message}", markup=False)
+    """End with one message on standard error; what it cites of a receipt steers no terminal."""
+    shown = _STEERS.sub(lambda found: found[0].encode("unicode_escape").decode(), message)
+    errors.print(f"megacpp-validate: {shown}", markup=False)
     raise SystemExit(int(code))
 
 

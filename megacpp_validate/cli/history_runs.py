@@ -12,12 +12,12 @@ import typer
 
 from ..canary.sources import Sources
 from ..evidence.history import CellHistory, HistoryResult
-from ..evidence.index import Index, IndexSummary, read_store
+from ..evidence.index import Index, IndexNotOurs, IndexSummary, read_store
 from ..gate.flakes import rate_flakes
 from ..report.markdown_history import tell_history
 from ..report.terminal_history import render_history
 from .app import TOOL, Exit, Format, refuse
-from .whole_telling import tell_whole
+from .whole_telling import refuse_among, tell_whole
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,14 @@ class Asked:
 
 def run_history(asked: Asked, fmt: Format, output: Path | None, *, verbose: bool) -> None:
     """Bring the index up to the store, ask it, and tell."""
-    if not asked.store.is_dir():
+    if not os.path.isdir(asked.store):  # noqa: PTH112 - what cannot be asked is none
         refuse(
             f"there is no folder {asked.store}. Likely cause: nothing has run here, or the receipts lie elsewhere. "
             "Next step: name the folder: history STORE --cell ...",
             Exit.WRONG_ARGUMENTS,
         )
+    refuse_among(asked.store, asked.database, "--database")
+    refuse_among(asked.store, output, "--output")
     if asked.cells is not None and not asked.cells:
         refuse("no cell is named. Next step: name one, or leave --cell out for all.", Exit.NOTHING_SELECTED)
     result = read_history(asked)
@@ -60,7 +62,11 @@ def read_history(asked: Asked) -> HistoryResult:
     """What a store says of cells."""
     database = asked.database or find_database(asked.store)
     try:
-        index, summary = read_store(asked.store, database, rebuild=asked.rebuild, validate=asked.cells or ())
+        index, summary = read_store(
+            asked.store, database, rebuild=asked.rebuild, replace=asked.database is None, validate=asked.cells or ()
+        )
+    except IndexNotOurs as fault:
+        refuse(f"{fault}.", Exit.WRONG_ARGUMENTS)
     except OSError as fault:
         refuse(
             f"{asked.store} cannot be looked into: {fault.strerror or fault}. Likely cause: it is not yours to read. "

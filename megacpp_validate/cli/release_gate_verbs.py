@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import date, datetime, time
 from pathlib import Path
 from typing import Annotated
@@ -19,12 +20,12 @@ def parse_clock(text: str) -> datetime:
     Raises:
         typer.BadParameter: it is none.
     """
+    with suppress(ValueError):
+        return datetime.combine(date.fromisoformat(text), time(23, 59, 59))
     try:
-        found = datetime.fromisoformat(text)
-        day = date.fromisoformat(text) if "T" not in text and ":" not in text else None
+        return datetime.fromisoformat(text)
     except ValueError as fault:
         raise typer.BadParameter(f"{text!r} is no time, as 2026-11-22 or 2026-11-22T12:00+00:00 is one") from fault
-    return found if day is None else datetime.combine(day, time(23, 59, 59))
 
 
 @app.command()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +26,6 @@ from ..evidence.selftest import SelftestResult
 from ..evidence.smoke import SmokeSession
 from ..evidence.smoke_faults import SmokeFaultScore
 from ..evidence.upgrade import UpgradeResult
-from ..evidence.whole_file import write_whole
 from ..report import (
     github,
     github_policy,
@@ -52,6 +50,7 @@ from ..report import (
     terminal_upgrade,
 )
 from .app import Exit, Format, refuse
+from .whole_telling import drop_output, refuse_no_output, write_file
 
 
 def tell(result: Result, fmt: Format, output: Path | None, *, verbose: bool = False) -> None:
@@ -75,6 +74,7 @@ def write_told(
         option: that names the file.
     """
     if output is None:
+        refuse_no_output()
         try:
             if draw is not None:
                 draw(_Terminal())
@@ -83,9 +83,9 @@ def write_told(
                 sys.stdout.write(said if said.endswith("\n") else said + "\n")
             sys.stdout.flush()
         except BrokenPipeError:
-            _drop_output()
+            drop_output()
         except OSError as fault:
-            _drop_output()
+            drop_output()
             refuse(
                 f"the result cannot be written to standard output: {fault.strerror or fault}. Likely cause: the disk "
                 "that it is sent to is full. Next step: make room, or give --output a file elsewhere.",
@@ -93,7 +93,7 @@ def write_told(
             )
         return
     try:
-        _write_file(output, _draw_text(draw) if draw is not None else text())
+        write_file(output, _draw_text(draw) if draw is not None else text())
     except OSError as fault:
         if fault.errno in (errno.ENOSPC, errno.EDQUOT):
             refuse(
@@ -112,21 +112,6 @@ def _draw_text(draw: Callable[[Console], None]) -> str:
     stream = io.StringIO()
     draw(Console(file=stream))
     return stream.getvalue()
-
-
-def _write_file(output: Path, text: str) -> None:
-    """Whole or not at all; a pipe or a device is written as it is, and through a link the file that it names."""
-    place = output.resolve()
-    if place.exists() and not place.is_file():
-        with place.open("w", encoding="utf-8") as stream:
-            stream.write(text)
-    else:
-        write_whole(place, text)
-
-
-def _drop_output() -> None:
-    """Python flushes what is left at the end, and would end with 120 if that failed."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Terminal(Console):

@@ -131,7 +131,7 @@ class FlakeRate(Frozen):
         flakes: bad observations in flaky states.
         rate: flakes / runs; None without a state that was observed more than once.
         low, high: its 95% Wilson interval.
-        unbound: observations that name no stack or no commit, and so belong to no state.
+        unbound: observations that name no stack or no clean commit, and so belong to no state.
     """
 
     cell: str

@@ -2,7 +2,8 @@
 
 The files are the truth. An index is derived from them, can be thrown away at any time, and decides nothing: the gate
 reads the receipts. It is one SQLite file, written aside and renamed, so that whoever opens it has a whole one, however
-many build it at once. One that is damaged, of an older version or of another store is made again.
+many build it at once. One that is of an older version or of another store is made again, and so is a damaged one at a
+place that is for an index alone; elsewhere a file that does not say it is one is left as it is.
 
 A row is read in full only where that was asked for (`validate`): to build every check of ten thousand receipts takes a
 minute, and to read the fields of a row two seconds. What was read in which way stands in `HistoryRow.validated`.
@@ -13,19 +14,22 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from .history import HistoryRow, Trend, TrendPoint
 from .index_build import Change, bring_up
-from .index_schema import RECEIPT, UNREADABLE, IndexUnusable, load_database, save_database
+from .index_schema import RECEIPT, UNREADABLE, IndexNotOurs, IndexUnusable, load_database, save_database
 from .receipt import Outcome
 from .trend import find_trend
 
-__all__ = ["Index", "IndexNotKept", "IndexSummary", "IndexUnusable", "build_index", "open_index", "read_store"]
+__all__ = [
+    "Index", "IndexNotKept", "IndexNotOurs", "IndexSummary", "IndexUnusable", "build_index", "open_index", "read_store",
+]  # fmt: skip
 
 _SHOWN: Final = (
     "run", "cell", "stack", "target", "probe", "outcome", "started", "commit", "image_digest", "lock_hash",
@@ -199,6 +203,7 @@ def build_index(
     database: Path,
     *,
     rebuild: bool = False,
+    replace: bool = False,
     validate: Sequence[str] = (),
     processes: int | None = None,
 ) -> IndexSummary:
@@ -208,14 +213,18 @@ def build_index(
         store: a folder tree; any folder below it with receipts is a run.
         database: the file of the index; its folder is made.
         rebuild: read every file, whatever is known.
+        replace: whatever lies at `database` was an index, as at a place that is for one alone; otherwise a file there
+            has to say that it is one.
         validate: patterns of cells whose receipts are read in full.
         processes: that read at the same time; None for what pays.
 
     Raises:
         IndexNotKept: it cannot be written.
+        IndexNotOurs: the file of the index is another one, and is left alone.
         OSError: the store is no folder, or cannot be looked into.
     """
-    index, summary = _bring_up(store, database, rebuild, validate, processes, keep=True)
+    make = partial(bring_up, rebuild=rebuild, replace=replace, validate=validate, processes=processes)
+    index, summary = _bring_up(store, database, make, keep=True)
     index.close()
     return summary
 
@@ -231,21 +240,29 @@ def open_index(database: Path) -> Index:
 
 
 def read_store(
-    store: Path, database: Path, *, rebuild: bool = False, validate: Sequence[str] = (), processes: int | None = None
+    store: Path,
+    database: Path,
+    *,
+    rebuild: bool = False,
+    replace: bool = False,
+    validate: Sequence[str] = (),
+    processes: int | None = None,
 ) -> tuple[Index, IndexSummary]:
     """As `build_index`, and the index itself; where it cannot be kept, the summary says so.
 
     Raises:
+        IndexNotOurs: the file of the index is another one, and is left alone.
         OSError: the store is no folder, or cannot be looked into.
     """
-    return _bring_up(store, database, rebuild, validate, processes, keep=False)
+    make = partial(bring_up, rebuild=rebuild, replace=replace, validate=validate, processes=processes)
+    return _bring_up(store, database, make, keep=False)
 
 
 def _bring_up(
-    store: Path, database: Path, rebuild: bool, validate: Sequence[str], processes: int | None, *, keep: bool
+    store: Path, database: Path, make: Callable[[Path, Path], Change], *, keep: bool
 ) -> tuple[Index, IndexSummary]:
     started = time.monotonic()
-    change = bring_up(store, database, rebuild=rebuild, validate=validate, processes=processes)
+    change = make(store, database)
     not_kept = ""
     if change.read or change.gone or change.afresh:
         try:

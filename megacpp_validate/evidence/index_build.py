@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from .index_files import Found, find_files, read_file
-from .index_schema import COLUMNS, INSERT, RECEIPT, IndexUnusable, load_database, make_database
+from .index_schema import COLUMNS, INSERT, RECEIPT, IndexUnusable, load_database, make_database, refuse_others
 
 _CHUNK: Final = {False: 64, True: 4}  # files that a process takes at a time; more, and one waits for the last
 # Files below which starting a process takes longer than it saves; to read one in full takes twenty times as long.
@@ -54,19 +54,25 @@ class Change(NamedTuple):
     afresh: str
 
 
-def bring_up(store: Path, database: Path, *, rebuild: bool, validate: Sequence[str], processes: int | None) -> Change:
+def bring_up(
+    store: Path, database: Path, *, rebuild: bool, replace: bool, validate: Sequence[str], processes: int | None
+) -> Change:
     """The index of a store in memory; nothing is written.
 
     Args:
         database: what is known from before, where it can be used.
         rebuild: read every file, whatever is known.
+        replace: the place is for an index alone, and whatever lies there was one.
         validate: patterns of cells whose receipts are read in full.
         processes: that read at the same time; None for what pays.
 
     Raises:
+        IndexNotOurs: the file of the index is another one.
         OSError: the store cannot be looked into.
     """
     connection, afresh = _load(store, database, rebuild=rebuild)
+    if afresh and not replace:
+        refuse_others(database)
     rows = connection.execute('SELECT "key", stamp, kind, validated FROM files')
     known = {key: _Known(stamp, kind, validated) for key, stamp, kind, validated in rows}
     quick: list[Found] = []

@@ -17,6 +17,7 @@ from .receipt_fields import Fields, is_another_file, read_fields, shorten_reason
 from .receipt_phases import PROBE, is_only_timed
 from .receipt_time import read_time
 from .store import ReceiptInvalid
+from .store_links import is_odd_link
 
 _LARGEST: Final = 64 << 20  # bytes; the largest receipt that was seen has less than one
 # A file that is written twice within a tick of the file system's clock has one time: what is younger than this when it
@@ -40,7 +41,7 @@ class Found:
 
 
 def find_files(store: Path) -> Iterator[Found]:
-    """Every `*.json` below a store, every link to a folder, and every folder that cannot be looked into.
+    """Every `*.json` below a store, every link to no file, and every folder that cannot be looked into.
 
     Links are told and not followed, for what they point to is no part of the store; names that begin with a dot are
     files that are still being written, and folders that are not for evidence.
@@ -64,10 +65,13 @@ def find_files(store: Path) -> Iterator[Found]:
             if entry.name.startswith(b"."):
                 continue
             key = folder + b"/" + entry.name if folder else entry.name
-            if entry.is_dir(follow_symlinks=False):
-                pending.append(key)
-            elif entry.name.endswith(b".json") or (entry.is_symlink() and entry.is_dir()):
-                yield _find_file(entry, key)
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(key)
+                elif entry.name.endswith(b".json") or is_odd_link(entry):
+                    yield _find_file(entry, key)
+            except OSError as fault:
+                yield Found(key, "", f"it cannot be looked at: {fault.strerror or fault}")
 
 
 def read_file(store: bytes, found: Found, *, validate: bool) -> FileRow:
@@ -131,7 +135,7 @@ def _read_text(text: bytes, found: Found, *, validate: bool) -> FileRow:
     try:
         fields = validate_fields(text, path) if validate else read_fields(text, path)
     except ReceiptInvalid as fault:
-        if is_another_file(text):
+        if is_another_file(text, path):
             return FileRow(found.key, found.stamp, OTHER, digest, _show(found.key), _run_of(found.key))
         return make_unreadable(found, fault.reason, digest)
     return _make_row(fields, found, digest)

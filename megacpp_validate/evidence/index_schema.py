@@ -1,12 +1,14 @@
 """The database of an index: its one table, and how a file is taken for one or refused.
 
 The files of the store are the truth. A database is derived, so that one that is damaged, of another version, or of
-another store is made again, and never mended or believed.
+another store is made again, and never mended or believed; a file that may be no database of ours is not overwritten.
 """
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import stat
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,7 +16,8 @@ from typing import Final
 
 from .whole_file import write_whole_bytes
 
-VERSION: Final = 2  # of the table and of what is read out of a receipt: with another one, everything is read again
+VERSION: Final = 3  # of the table and of what is read out of a receipt: with another one, everything is read again
+TOOL: Final = "megacpp-validate"
 _MAGIC: Final = b"SQLite format 3\0"
 RECEIPT, UNREADABLE, OTHER = "receipt", "unreadable", "other"
 
@@ -27,6 +30,16 @@ class IndexUnusable(ValueError):
         super().__init__(
             f"{database} is no usable index: {reason}. Likely cause: it was cut short or overwritten, or "
             "comes from another version. Next step: build it again; it is derived from the receipts: nothing is lost."
+        )
+
+
+class IndexNotOurs(OSError):
+    """A file where an index is to lie, and that does not say it is one: it may be a receipt, or anybody's."""
+
+    def __init__(self, database: Path, reason: str) -> None:
+        super().__init__(
+            f"{database} is there already, and is no index of this tool: {reason}. Likely cause: it is another file, "
+            "or a damaged index. Next step: name another file, or remove this one if it was an index; it is as it was"
         )
 
 
@@ -96,6 +109,43 @@ def make_database(store: Path) -> sqlite3.Connection:
     return connection
 
 
+def refuse_others(database: Path) -> None:
+    """Raise where the file that an index would overwrite does not say that it is one of this tool, of any version.
+
+    Raises:
+        IndexNotOurs: it does not, or cannot be asked.
+    """
+    try:
+        content = _read_regular(database)
+        if not content:
+            return
+        connection = sqlite3.connect(":memory:")
+        try:
+            connection.deserialize(content)
+            tool = about(connection).get("tool")
+        finally:
+            connection.close()
+    except FileNotFoundError:
+        return
+    except (OSError, sqlite3.Error, UnicodeDecodeError, OverflowError) as fault:
+        if not os.path.lexists(database):  # what cannot be reached is not overwritten either
+            return
+        raise IndexNotOurs(database, getattr(fault, "strerror", None) or str(fault)) from fault
+    if tool != TOOL:
+        raise IndexNotOurs(database, f"it is of {tool!r}")
+
+
+def _read_regular(database: Path) -> bytes:
+    """A file's bytes; to open a pipe would wait for who writes to it, and a device may never end.
+
+    Raises:
+        OSError: it cannot be read, or is none.
+    """
+    if not stat.S_ISREG(database.stat().st_mode):
+        raise OSError(0, "it is no regular file")
+    return database.read_bytes()
+
+
 def load_database(database: Path, store: Path | None = None) -> sqlite3.Connection:
     """A copy of a database in memory, once it has been looked at: a few MB for thousands of receipts.
 
@@ -106,7 +156,7 @@ def load_database(database: Path, store: Path | None = None) -> sqlite3.Connecti
         IndexUnusable: it is damaged, or of another version or store.
         OSError: it cannot be read.
     """
-    content = database.read_bytes()
+    content = _read_regular(database)
     if not content.startswith(_MAGIC):
         raise IndexUnusable(database, "it is no SQLite database")
     connection = sqlite3.connect(":memory:")
@@ -134,7 +184,7 @@ def about(connection: sqlite3.Connection) -> dict[str, str]:
 
 
 def _describe(store: Path) -> dict[str, str]:
-    return {"tool": "megacpp-validate", "store": ascii(str(store.resolve())), "columns": ",".join(COLUMNS)}
+    return {"tool": TOOL, "store": ascii(str(store.resolve())), "columns": ",".join(COLUMNS)}
 
 
 def _look_at(connection: sqlite3.Connection, database: Path, store: Path | None) -> None:

@@ -9,13 +9,14 @@ has the fields of its file, and nothing is said of the numbers within its checks
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from .receipt import READABLE, Outcome, cell_id
-from .store import ReceiptInvalid, parse_receipt
+from .store import ReceiptInvalid, find_timing_faults, parse_receipt
 
 # After the checks, in the order of `Receipt`, what an index has no use for. A JSON string holds no line end as such: in
 # a text with two spaces a level, a bracket behind two spaces closes a list of the receipt itself.
@@ -27,6 +28,7 @@ _LISTS: Final = tuple(
 _END_OF_LIST: Final = b"\n  ]"
 _FAILED: Final = b'\n      "passed": false'  # of a check; of a part it stands deeper
 _UNFIT: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+_CELL: Final = re.compile(r"[\w.+]+(-[\w.+]+){2,}")  # stack, target and probe, as `cell_id` joins them
 _LONGEST_REASON: Final = 2000
 _LARGEST: Final = 1e18  # below what the integer of a database holds
 TEXTS: Final = ("cell", "stack", "target", "probe", "reason", "started")
@@ -79,15 +81,20 @@ def validate_fields(text: bytes, path: Path) -> Fields:
         raise ReceiptInvalid(path, f"a number or a text in it is none that can be compared: {fault}") from fault
 
 
-def is_another_file(text: bytes) -> bool:
-    """Whether a text is whole JSON and claims to be no receipt: the result of a verb, a list of files."""
+def is_another_file(text: bytes, path: Path) -> bool:
+    """Whether a text is whole JSON and claims to be no receipt: the result of a verb, a list of files.
+
+    What lies under the name of a cell and does not say what else it is was a receipt that something overwrote.
+    """
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
         return False
-    if not isinstance(data, dict):
-        return True
-    return "cell" not in data and not str(data.get("schema_id", "")).startswith("megacpp-validate/receipt/")
+    said = data if isinstance(data, dict) else {}
+    schema = said.get("schema_id")
+    if "cell" in said or str(schema).startswith("megacpp-validate/receipt/"):
+        return False
+    return (isinstance(schema, str) and schema != "") or not _CELL.fullmatch(path.stem)
 
 
 def shorten_reason(reason: str) -> str:
@@ -108,6 +115,8 @@ def _read_quickly(text: bytes, path: Path) -> Fields:
     checked = data["checks"] is None
     if fields.outcome.is_good and (failed or not checked):
         raise ValueError("good, and its checks are not")
+    if fields.outcome.is_good and (data["failure"] is not None or data["blocked_by"]):
+        raise ValueError("good, and something stands in its way")
     if (fields.outcome is Outcome.FAIL and not failed) or (
         fields.outcome is Outcome.BLOCKED and not data["blocked_by"]
     ):
@@ -153,8 +162,10 @@ def _take(data: dict[str, Any], *, validated: bool) -> Fields:
     seconds = {name: _number(value) for name, value in data["seconds"].items()}
     compiles = [_number(value) for value in data["jit"]["after"].values()]
     after, memory = int(_number(sum(compiles))), _number(data["peak_memory_mib"])
-    if min([memory, *compiles]) < 0:
+    if min([memory, *compiles, *seconds.values()]) < 0:
         raise ValueError("a number below nothing")
+    if any(find_timing_faults(map(_timing, data.get("timings", ())))):
+        raise ValueError("a median that is not that of its rounds, or a timing twice")
     numbers = {f"seconds_{name}": seconds[name] for name in ("total", "probe") if name in seconds}
     numbers |= {"peak_memory_mib": memory} if memory else {}
     numbers |= {"compiles_after": float(after)}
@@ -174,6 +185,10 @@ def _take_training(records: list[dict[str, Any]]) -> dict[str, float]:
     numbers |= {"goodput": _number(phases.get("step", 0)) / whole} if whole else {}
     # The first step compiles and warms up, as in `TrainingRecord.step_median`.
     return numbers | ({"step_seconds": _number(statistics.median(times[1:] or times))} if times else {})
+
+
+def _timing(row: dict[str, Any]) -> tuple[str, str, list[float], float]:
+    return _text(row["name"]), _text(row["clock"]), [*map(_number, row["rounds_ms"])], _number(row["median_ms"])
 
 
 def _refuse_constant(name: str) -> float:

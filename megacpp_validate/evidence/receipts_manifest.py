@@ -8,11 +8,14 @@ https://github.com/openssh/openssh-portable/blob/master/PROTOCOL.sshsig
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -23,6 +26,8 @@ MANIFEST: Final = "receipts.sha256"
 SIGNATURE: Final = "receipts.sha256.sig"
 NAMESPACE: Final = "receipts@megacpp-validate"  # so that no signature of another purpose serves here
 _LINE: Final = re.compile(r"(\\?)([0-9a-f]{64})  (\S.*)")
+_ESCAPED: Final = {"n": "\n", "r": "\r", "\\": "\\"}
+_ESCAPE: Final = re.compile(r"\\([nr\\])")
 _LIMIT_S: Final = 60.0
 _MOST_BYTES: Final = 64 * 2**20  # of a manifest: far more than a store has lines for
 
@@ -61,7 +66,8 @@ def read_manifest_text(text: str) -> dict[str, str]:
         if match is None:
             raise ManifestInvalid(f"line {number} of {MANIFEST} is none that `sha256sum` writes: {line[:80]!r}")
         escaped, sha256, file = match.groups()
-        name = file.replace("\\n", "\n").replace("\\\\", "\\") if escaped else file
+        # At once: a backslash that is there twice escapes no letter behind it.
+        name = _ESCAPE.sub(lambda one: _ESCAPED[one[1]], file) if escaped else file
         if name in found:
             raise ManifestInvalid(f"{MANIFEST} names {name!r} twice")
         found[name] = sha256
@@ -87,6 +93,8 @@ def sign_folder(folder: Path, hashes: Mapping[str, str], key: Path, variables: M
         raise ManifestInvalid(
             f"{folder} was not signed: {odd[0]!r} is no name of a receipt. Next step: rename the file."
         )
+    if os.path.exists(key) and not os.path.isfile(key):  # noqa: PTH110, PTH113 - a pipe would wait for who writes
+        raise ManifestInvalid(f"{folder} was not signed: {key} is no file of a key. Next step: name the file of one.")
     words = [_find(variables), "-Y", "sign", "-q", "-f", str(key), "-n", NAMESPACE]
     done = _run(words, text.encode(), variables)
     if done.returncode:
@@ -115,19 +123,18 @@ def verify_folder(
     """
     manifest = _read(folder / MANIFEST)
     _read(folder / SIGNATURE)
-    if not signers.is_file():
+    if not os.path.isfile(signers):  # noqa: PTH113 - what cannot be asked is none
         raise ManifestInvalid(f"there is no file {signers} of those who may sign. Next step: name another.")
-    when = f"-Overify-time={at.astimezone(UTC):%Y%m%d%H%M%SZ}"
-    asked = [_find(variables), "-Y", "find-principals", when, "-s", str(folder / SIGNATURE), "-f", str(signers)]
-    found = _run(asked, b"", variables)
-    principal = found.stdout.decode("utf-8", "replace").strip().partition("\n")[0]
-    if found.returncode or not principal:
+    asked = _Asked(folder / SIGNATURE, manifest, f"-Overify-time={at.astimezone(UTC):%Y%m%d%H%M%SZ}", variables)
+    principal, done = asked.verify(signers)
+    if principal and done.returncode:
+        # A key may stand in several rows, for several purposes, and ssh-keygen tells of the first row alone.
+        principal, done = asked.verify_rows(signers) or (principal, done)
+    if not principal:
         raise ManifestInvalid(
-            f"{SIGNATURE} is by none of {signers}: {_said(found)}. Likely cause: it was signed by another key, or is "
+            f"{SIGNATURE} is by none of {signers}: {_said(done)}. Likely cause: it was signed by another key, or is "
             "no signature. Next step: have one of them sign the folder with `nox -s receipts_sign`."
         )
-    words = [_find(variables), "-Y", "verify", when, "-n", NAMESPACE, "-I", principal, "-f", str(signers)]
-    done = _run([*words, "-s", str(folder / SIGNATURE)], manifest, variables)
     if done.returncode:
         raise ManifestInvalid(
             f"{MANIFEST} is not what {principal} signed: {_said(done)}. Likely cause: it was edited since, or signed "
@@ -136,10 +143,47 @@ def verify_folder(
     return principal, read_manifest_text(manifest.decode("utf-8", "surrogateescape"))
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """What ssh-keygen is asked of a signature."""
+
+    signature: Path
+    manifest: bytes
+    when: str
+    variables: Mapping[str, str]
+
+    def verify(self, signers: Path) -> tuple[str, subprocess.CompletedProcess[bytes]]:
+        """Whose key it is by the first row that has it, and whether it is theirs; empty where it is nobody's."""
+        asked = ["find-principals", self.when, "-s", str(self.signature), "-f", str(signers)]
+        done = self._ask(asked, b"")
+        principal = done.stdout.decode("utf-8", "replace").strip().partition("\n")[0]
+        if done.returncode or not principal:
+            return "", done
+        words = ["verify", self.when, "-n", NAMESPACE, "-I", principal, "-f", str(signers), "-s", str(self.signature)]
+        return principal, self._ask(words, self.manifest)
+
+    def verify_rows(self, signers: Path) -> tuple[str, subprocess.CompletedProcess[bytes]] | None:
+        """As `verify`, each row by itself, as it is judged among others too; None where it fits none of them."""
+        with tempfile.TemporaryDirectory() as folder:
+            for row in signers.read_bytes().splitlines():
+                if row.strip() and not row.lstrip().startswith(b"#"):
+                    (alone := Path(folder) / "row").write_bytes(row + b"\n")
+                    principal, done = self.verify(alone)
+                    if principal and not done.returncode:
+                        return principal, done
+        return None
+
+    def _ask(self, words: Iterable[str], given: bytes) -> subprocess.CompletedProcess[bytes]:
+        return _run([_find(self.variables), "-Y", *words], given, self.variables)
+
+
 def _read(path: Path) -> bytes:
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ManifestInvalid(f"{path.name} has {path.stat().st_size} bytes, which no manifest has")
+        state = path.stat()
+        if not stat.S_ISREG(state.st_mode):  # a pipe would wait for who writes to it
+            raise ManifestInvalid(f"{path.name} is no regular file. Next step: remove it, and sign the folder again.")
+        if state.st_size > _MOST_BYTES:
+            raise ManifestInvalid(f"{path.name} has {state.st_size} bytes, which no manifest has")
         return path.read_bytes()
     except OSError as fault:
         raise ManifestInvalid(

@@ -129,6 +129,7 @@ class GateWaiver(Frozen):
         cell, rule: what it holds off, and of which cell.
         owner: who answers for it.
         expires: the last day on which it can hold, UTC.
+        in_vain: whether it is of an import, of NaN or Inf, which stand although its day has not come.
     """
 
     cell: str
@@ -138,6 +139,7 @@ class GateWaiver(Frozen):
     link: str
     expires: date
     state: WaiverState
+    in_vain: bool = False
 
 
 class GateDecision(Frozen):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,10 @@ from .strict_json import refuse_what_json_hides
 from .training import find_record_faults
 
 _RECEIPT: Final = TypeAdapter(Receipt)
+# `probes.stopwatch.new_timing` rounds to 1e-6 ms: each round errs by half of that, and so does the median of those
+# before they were rounded. The mean of the two rounds in the middle of an even number is rounded once more in fp64.
+_ROUNDED_MS: Final = 1e-6
+_RELATIVE: Final = 2.0**-50
 
 
 class ReceiptInvalid(ValueError):
@@ -124,6 +129,10 @@ def _find_contradictions(receipt: Receipt, path: Path) -> Iterator[str]:
     failed = [check.name for check in receipt.checks if not check.passed]
     if receipt.outcome.is_good and (failed or not receipt.checks):
         yield f"outcome {receipt.outcome} with {'the failed check ' + failed[0] if failed else 'no check at all'}"
+    if receipt.outcome.is_good and receipt.failure is not None:
+        yield f"outcome {receipt.outcome} over the failure {receipt.failure.type}"
+    if receipt.outcome.is_good and receipt.blocked_by:
+        yield f"outcome {receipt.outcome}, and blocked by {receipt.blocked_by}"
     if receipt.outcome is Outcome.FAIL and not failed:
         yield "outcome fail without a failed check"
     if receipt.outcome is Outcome.BLOCKED and not receipt.blocked_by:
@@ -138,7 +147,7 @@ def _find_contradictions(receipt: Receipt, path: Path) -> Iterator[str]:
 
 
 def _find_impossible_numbers(receipt: Receipt) -> Iterator[str]:
-    """Counts and sizes below nothing, and a library with two entries: each has one, with all its files."""
+    """Counts, times and sizes below nothing, and a library with two entries: each has one, with all its files."""
     jit = receipt.jit
     for where, counts in (("warm_up", jit.warm_up), ("after", jit.after), ("hits", jit.hits)):
         for library, number in counts.items():
@@ -146,9 +155,29 @@ def _find_impossible_numbers(receipt: Receipt) -> Iterator[str]:
                 yield f"jit.{where} counts {number} of {library}"
     if receipt.peak_memory_mib < 0:
         yield f"a peak memory of {receipt.peak_memory_mib:g} MiB"
+    for phase, seconds in receipt.seconds.items():
+        if seconds < 0:
+            yield f"seconds.{phase} is {seconds:g}"
+    yield from find_timing_faults((row.name, row.clock, row.rounds_ms, row.median_ms) for row in receipt.timings)
     for name, entries in Counter(library.name for library in receipt.libraries).items():
         if entries > 1:
             yield f"the library {name} is listed {entries} times"
+
+
+def find_timing_faults(rows: Iterable[tuple[str, str, Sequence[float], float]]) -> Iterator[str]:
+    """Medians that are not those of their rounds, and what is timed twice by one clock: nobody knows which counts.
+
+    Args:
+        rows: name, clock, rounds_ms and median_ms of each, milliseconds.
+    """
+    met: set[tuple[str, str]] = set()
+    for name, clock, rounds, median in rows:
+        if (name, clock) in met:
+            yield f"{name} is timed twice by {clock}"
+        met.add((name, clock))
+        seen = statistics.median(rounds) if rounds else 0.0
+        if not rounds or abs(seen - median) > _ROUNDED_MS + _RELATIVE * abs(seen):
+            yield f"{name}: median_ms is {median:g}, and that of its {len(rounds)} rounds is {seen:g}"
 
 
 def _find_false_verdicts(check: Check) -> Iterator[str]:
@@ -179,5 +208,7 @@ def _find_false_backends(receipt: Receipt) -> Iterator[str]:
         shown = f"claims {row.claimed or 'nothing'} and shows {', '.join(row.observed) or 'nothing'}"
         if row.requested == "te" and not (row.claimed == "te" and "te" in row.observed):
             yield f"outcome pass, and the path {row.path} asked for te, {shown}"
+        if "native" in row.observed and len(row.observed) > 1:
+            yield f"the path {row.path} {shown}: native is what shows where nothing else does"
         if receipt.requested == "native" and "te" in (row.requested, row.claimed, *row.observed):
             yield f"outcome pass where native was requested, and the path {row.path} asked for {row.requested}, {shown}"

@@ -7,8 +7,9 @@ a breakage and no flake, and counts as observations that did not flake.
 
 What is no observation is left out: cells that were blocked or not run, unreadable receipts, copies of a receipt,
 receipts that tell one process in two ways, and receipts that only timed a module and judged nothing of it. Receipts
-that name no stack or no commit belong to no state; they are counted apart, because a rate that says nothing of them
-would look better than it is. The seed is not part of a state: a cell that fails with some seeds fails without a change.
+that name no stack or no commit belong to no state, and neither do those of a checkout whose files differed from its
+commit: nobody knows by how much. They are counted apart, because a rate that says nothing of them would look better
+than it is. The seed is not part of a state: a cell that fails with some seeds fails without a change.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from megacpp_validate.evidence.history import FlakeRate, HistoryRow
-from megacpp_validate.evidence.receipt import Outcome
-from megacpp_validate.evidence.selftest import wilson_interval
+from ..evidence.history import FlakeRate, HistoryRow
+from ..evidence.receipt import Outcome
+from ..evidence.selftest import wilson_interval
+from .release_asked import DIRTY
 
 
 def rate_flakes(cell: str, rows: Iterable[HistoryRow]) -> FlakeRate:
@@ -28,7 +30,7 @@ def rate_flakes(cell: str, rows: Iterable[HistoryRow]) -> FlakeRate:
     for row in rows:
         if row.cell != cell or not row.counts or row.outcome in (None, Outcome.BLOCKED, Outcome.NOT_RUN):
             continue
-        if row.environment and row.commit:
+        if row.environment and row.commit and not row.commit.endswith(DIRTY):
             states[(row.environment, row.image_digest, row.lock_hash, row.commit)].append(row.outcome.is_good)
         else:
             unbound += 1

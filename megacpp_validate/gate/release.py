@@ -54,6 +54,7 @@ def decide_release(
     cells = tuple(one.verdict for one in judged)
     closed = any(verdict.closes for verdict in cells)
     breaks = any(one.breaks for one in judged)
+    standing = {(one.verdict.cell, reason.rule) for one in judged for reason in one.standing}
     bound = bench.bound
     return GateDecision(
         tool=asked.tool,
@@ -66,7 +67,7 @@ def decide_release(
         missing=_find_missing(required),
         unreadable=tuple(_find_unreadable(bench)),
         foreign=tuple(row.seen.told.removesuffix(".json") for row in split.rejected if row.reason.rule in _FOREIGN),
-        waivers=see_waivers(rules, asked, cells),
+        waivers=see_waivers(rules, asked, cells, standing),
         culprits=name_culprits(bench, judged, blame),
         commit=bound.commit,
         image_digest=bound.image,

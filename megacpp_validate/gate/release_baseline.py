@@ -6,7 +6,7 @@ Whether a step is beyond the noise of one card is for the canary to say, which h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from ..catalog_gate import GateRules
 from ..evidence.receipt import Receipt, Timing
@@ -39,10 +39,9 @@ def _compare(receipt: Receipt, rules: GateRules, baseline: Baseline | None) -> I
         said = f"it ran on {_say_card(receipt)}, the baseline on {_say_card(before)}: times of two cards tell nothing"
         yield Reason(GateRule.BASELINE, said) if wanted else said
         return
-    if not _measures(before, rules) and (_measures(receipt, rules) or _is_empty(baseline, rules)):
-        said = f"the baseline {baseline.stack} measured nothing that it did: neither speed nor memory is compared"
+    if lacking := list(_find_unmeasured(receipt, before, rules, baseline)):
+        said = f"the baseline {baseline.stack} measured no {' and no '.join(lacking)} of it: that is not compared"
         yield Reason(GateRule.BASELINE, said) if wanted else said
-        return
     yield from _find_slower(receipt, before, rules, baseline.stack)
     yield from _find_larger(receipt, before, rules, baseline.stack)
 
@@ -61,6 +60,9 @@ def _find_slower(receipt: Receipt, before: Receipt, rules: GateRules, stack: str
     if slower:
         told = "; ".join(text for _, text in sorted(slower, reverse=True))
         yield Reason(GateRule.SLOWER, f"slower than x {rules.kind.slowdown:g}: {told}")
+    if known and (new := sorted(name for name, clock in now.keys() - known.keys())):
+        said = f"{stack} did not time {', '.join(new)}: that is not compared"
+        yield Reason(GateRule.BASELINE, said) if rules.kind.baseline == "required" else said
     if lost := sorted(name for name, clock in known.keys() - now.keys()):
         said = f"{stack} timed {', '.join(lost)}, and this receipt does not"
         yield Reason(GateRule.BASELINE, said) if rules.kind.baseline == "required" else said
@@ -81,13 +83,16 @@ def _judged(receipt: Receipt, rules: GateRules) -> Iterator[Timing]:
     return (row for row in receipt.timings if row.clock in rules.kind.clocks and row.median_ms > 0.0)
 
 
-def _measures(receipt: Receipt, rules: GateRules) -> bool:
-    return receipt.peak_memory_mib > 0.0 or any(_judged(receipt, rules))
-
-
-def _is_empty(baseline: Baseline, rules: GateRules) -> bool:
-    """Whether a GPU's baseline measured nothing at all, of any cell."""
-    return bool(rules.target.arch) and not any(_measures(each, rules) for each in baseline.receipts.values())
+def _find_unmeasured(receipt: Receipt, before: Receipt, rules: GateRules, baseline: Baseline) -> Iterator[str]:
+    """Quantities that the baseline has not of a cell, where this one has them, or where a GPU's has them of no cell."""
+    kinds: dict[str, Callable[[Receipt], bool]] = {
+        "speed": lambda one: any(_judged(one, rules)),
+        "memory": lambda one: one.peak_memory_mib > 0.0,
+    }
+    for name, has in kinds.items():
+        nowhere = bool(rules.target.arch) and not any(map(has, baseline.receipts.values()))
+        if not has(before) and (nowhere or has(receipt)):
+            yield name
 
 
 def _card(receipt: Receipt) -> tuple[str, str]:

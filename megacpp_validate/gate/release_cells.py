@@ -35,6 +35,11 @@ class Judged:
         return any(reason.disowns for reason in self.standing)
 
     @property
+    def is_red(self) -> bool:
+        """Whether it is rejected for how it ended, now or earlier."""
+        return any(reason.rule in (GateRule.OUTCOME, GateRule.CONTRADICTED) for reason in self.standing)
+
+    @property
     def breaks(self) -> bool:
         """Whether it closes the gate by a breakage."""
         return self.verdict.closes and not self.disowned and any(reason.breaks for reason in self.standing)
@@ -153,7 +158,8 @@ def _judge_rejected(bench: Bench, rejected: Rejected) -> Judged:
     reasons = [reason, *unsigned]
     standing, owners = hold_off(rejected.seen.cell, reasons, bench.rules, bench.asked)
     closes = bool(unsigned) or (rejected.closes and bool(standing))
-    row = _row(rejected.seen, closes=closes, waived_by=", ".join(owners))
+    warnings = (rejected.warning,) if rejected.warning else ()
+    row = _row(rejected.seen, closes=closes, waived_by=", ".join(owners), warnings=warnings)
     return Judged(_say(row, reasons), standing)
 
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Final
 
-from ..catalog_gate import IMPORTS, Fallback, GateRules, SecondCopy
+from ..catalog_gate import IMPORTS, PLAIN, Fallback, GateRules, SecondCopy
 from ..evidence.receipt import Backend, Library, Outcome, Receipt
 from ..evidence.receipt_time import read_time
 from ..evidence.release_gate import GateRule
@@ -24,6 +24,9 @@ _NO_NUMBER: Final = re.compile(
     r"|(?<![a-z])(?:non[- _]?finite|not (?:finite|a number))(?![a-z])"
     r"|(?-i:NaN|Inf(?:s|inity)?(?![a-z]))",
     re.IGNORECASE,
+)
+_NO_IMPORT: Final = re.compile(
+    r"(?<!\w)(?:ImportError|ModuleNotFoundError)(?!\w)|undefined symbol|cannot open shared object file"
 )
 _RELEASE: Final = re.compile(r"te(\d+(?:\.\d+)+.*)")  # what a stack is called after
 
@@ -154,7 +157,15 @@ def is_hard(receipt: Receipt, counting: Mapping[str, Receipt]) -> bool:
         root = counting.get(root.blocked_by)
     if root is None or root.probe == IMPORTS or root.outcome in _HARD:
         return True
-    return has_no_number(root)
+    return has_no_number(root) or cannot_import(root)
+
+
+def cannot_import(receipt: Receipt) -> bool:
+    """Whether what was raised, also within the probe or in a check that failed, is an import or a symbol not found."""
+    failure = receipt.failure
+    raised = f"{failure.type}: {failure.message}" if failure else ""
+    said = (receipt.reason, raised, *(check.detail for check in receipt.checks if not check.passed))
+    return any(_NO_IMPORT.search(text) for text in said)
 
 
 def has_no_number(receipt: Receipt) -> bool:
@@ -230,13 +241,22 @@ def _find_fallbacks(receipt: Receipt, rules: GateRules) -> Iterator[Found]:
         return
     shows = {row.claimed: {row.claimed, *row.observed} for row in rules.shows}
     for path in receipt.backends:
-        fits = not path.observed or bool(shows.get(path.claimed, {path.claimed}) & set(path.observed))
+        known, ran = shows.get(path.claimed, {path.claimed}), set(path.observed)
+        # What runs plain PyTorch beside its own backend fell back in part; a vendor's kernels call no such function.
+        fits = not ran or (bool(known & ran) and not (PLAIN & ran) - known)
         if path.requested == path.claimed and fits:
+            yield from _tell_kernels(path, receipt, rules)
             continue
         seen = f", and ran {', '.join(path.observed)}" if path.observed else ""
         said = f"{path.path} asked for {path.requested}, says {path.claimed or 'nothing'}{seen}"
         leave = next((row for row in rules.fallbacks if _is_for(row.probes, receipt) and _falls(row, path)), None)
         yield f"{said}. It may be so: {leave.reason}" if leave else Reason(GateRule.FALLBACK, said)
+
+
+def _tell_kernels(path: Backend, receipt: Receipt, rules: GateRules) -> Iterator[Found]:
+    for row in rules.kernels:
+        if row.observed in path.observed and _is_for(row.probes, receipt) and fnmatchcase(path.path, row.path):
+            yield f"{path.path} ran {', '.join(path.observed)}: {row.reason}"
 
 
 def _falls(row: Fallback, path: Backend) -> bool:

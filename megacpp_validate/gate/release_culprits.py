@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from contextlib import suppress
 from typing import Final
 
 from ..evidence.findings import Cause
@@ -12,6 +13,8 @@ from ..evidence.store import ReceiptInvalid
 from ..evidence.upgrade import ENVIRONMENT
 from .release_asked import Reason
 from .release_cells import Bench, Judged
+from .release_reading import SeenReceipt
+from .release_sorted import ran_the_same, rank_by_time
 
 Blame = Callable[[Sequence[Receipt]], Sequence[GateCulprit]]
 """Culprits of the receipts of one stack, in dependency order."""
@@ -44,25 +47,59 @@ def name_culprits(bench: Bench, judged: Sequence[Judged], blame: Blame) -> tuple
     red = {one.verdict.probe for one in required if _breaks(one, GateRule.OUTCOME)}
     found = [row for row in blame(whole) if red & {row.module, *row.cascades}] if red else []
     found += _share(row for one in required for row in _name_own(one))
-    named = {name for row in found for name in (row.module, *row.cascades)}
-    for one in judged:
-        if not one.verdict.required and one.verdict.closes and one.verdict.probe not in named | {""}:
-            found += _name_other(bench, one, blame)
-            named.add(one.verdict.probe)
+    found += _name_others(bench, judged, {name for row in found for name in (row.module, *row.cascades)}, blame)
     rank = {name: number for number, name in enumerate(bench.rules.probes)}
     return tuple(sorted(found, key=lambda row: (rank.get(row.module, -1), row.module, row.cause.value, row.component)))
 
 
-def _name_other(bench: Bench, judged: Judged, blame: Blame) -> Sequence[GateCulprit]:
-    """Who is to blame for a red receipt that closes the gate, and does not count for its cell."""
-    if not any(_breaks(judged, rule) for rule in (GateRule.OUTCOME, GateRule.CONTRADICTED)):
-        return ()
-    file = f"{judged.verdict.run}/{judged.verdict.cell}.json".removeprefix("./")
-    one = next((one for one in bench.files if one.told == file), None)
-    try:
-        return () if one is None else blame((bench.load(one),))
-    except ReceiptInvalid:
-        return ()
+def _name_others(bench: Bench, judged: Sequence[Judged], named: Set[str], blame: Blame) -> Iterator[GateCulprit]:
+    """Who is to blame for red receipts that close the gate, and do not count for their cells.
+
+    They are blamed as what they are, the receipts of runs: together with what else their run holds, each run once.
+    """
+    files = {one.told: one for one in bench.files}
+    closing: dict[str, SeenReceipt] = {}  # the newest of each probe
+    for row in judged:
+        verdict = row.verdict
+        if verdict.required or not verdict.closes or verdict.probe in named | {""} or not row.is_red:
+            continue
+        one = files.get(f"{verdict.run}/{verdict.cell}.json".removeprefix("./"))
+        if one is not None:
+            closing[verdict.probe] = max(closing.get(verdict.probe, one), one, key=rank_by_time)
+    met = set(named)
+    for group in _group_runs(closing.values()):
+        probes = {one.head.probe for one in group if one.head is not None}
+        for found in blame(tuple(_read_run(bench, group))):
+            if found.module not in met and probes & {found.module, *found.cascades}:
+                yield found
+                met |= {found.module, *found.cascades}
+
+
+def _group_runs(receipts: Iterable[SeenReceipt]) -> list[list[SeenReceipt]]:
+    """Those of one folder, or of one commit, environment and image, together."""
+    groups: list[list[SeenReceipt]] = []
+    for one in receipts:
+        near = [group for group in groups if any(_is_one_run(one, other) for other in group)]
+        groups = [group for group in groups if group not in near]
+        groups.append([*(other for group in near for other in group), one])
+    return groups
+
+
+def _is_one_run(one: SeenReceipt, other: SeenReceipt) -> bool:
+    same = one.head is not None and other.head is not None and ran_the_same(one.head, other.head)
+    return same or one.run == other.run
+
+
+def _read_run(bench: Bench, red: Sequence[SeenReceipt]) -> Iterator[Receipt]:
+    """Red receipts, and the newest of every other cell of the judged stack and target in their folders."""
+    folders, own = {one.run for one in red}, f"{bench.asked.stack}-{bench.rules.target.id}-"
+    whole = {one.cell: one for one in red}
+    beside = (one for one in bench.files if one.run in folders and one.cell.startswith(own) and one.stem == one.cell)
+    for one in sorted(beside, key=rank_by_time, reverse=True):
+        whole.setdefault(one.cell, one)
+    for one in whole.values():
+        with suppress(ReceiptInvalid):
+            yield bench.load(one)
 
 
 def _share(rows: Iterable[GateCulprit]) -> Iterator[GateCulprit]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,6 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 from ..evidence.receipt import READABLE, Outcome, Receipt
 from ..evidence.receipts_manifest import hash_manifest
 from ..evidence.store import ReceiptInvalid, parse_receipt
+from ..evidence.store_links import is_odd_link
 
 _CHECKS: Final = b'\n  "checks": ['
 _AFTER_CHECKS: Final = b'\n  "backends": '
@@ -66,7 +68,8 @@ class SeenReceipt:
         sha256: of its bytes; empty where they could not be read.
         head: None where it is no receipt.
         problem: why it is none.
-        leads_out: whether it is a link out of the store, behind which nobody looks.
+        leads_out: whether receipts may lie behind it that nobody sees: a link out of the store, a folder that cannot be
+            read.
     """
 
     file: str
@@ -138,31 +141,62 @@ class SeenStore:
 
 
 def read_store(folder: Path) -> SeenStore:
-    """Every `*.json` below a folder. Links are told and not followed; what begins with a dot is still being written.
+    """Every `*.json` below a folder, and whatever else receipts may lie behind that cannot be read.
+
+    Links are told and not followed; what begins with a dot is still being written.
 
     Raises:
         OSError: there is no such folder, or it cannot be listed.
     """
-    files = sorted(_list(os.fspath(folder)))
+    odd: list[SeenReceipt] = []
+    files = sorted(_list(os.fspath(folder), odd))
     batches = [files[start : start + _BATCH] for start in range(0, len(files), _BATCH)]
     # Reading and hashing leave the interpreter to others.
     with ThreadPoolExecutor(_THREADS) as crew:
         seen = crew.map(lambda batch: [_see(folder, file) for file in batch], batches)
-        return SeenStore(folder, tuple(one for batch in seen for one in batch))
+        read = [one for batch in seen for one in batch]
+    return SeenStore(folder, tuple(sorted([*read, *odd], key=lambda one: one.file) if odd else read))
 
 
-def _list(folder: str) -> Iterator[str]:
+def _list(folder: str, odd: list[SeenReceipt]) -> Iterator[str]:
+    """The files, relative to the folder.
+
+    Args:
+        odd: takes what cannot be looked at.
+    """
     ahead = [(folder, "")]  # a thousand folders in each other are no reason to fail
     while ahead:
         place, below = ahead.pop()
-        with os.scandir(place) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
+        try:
+            with os.scandir(place) as found:
+                entries = [entry for entry in found if not entry.name.startswith(".")]
+        except OSError as fault:
+            if not below:
+                raise
+            odd.append(_see_none(below.removesuffix("/"), "the folder cannot be read", fault))
+            continue
+        for entry in entries:
+            try:
                 if entry.is_dir(follow_symlinks=False):
                     ahead.append((entry.path, f"{below}{entry.name}/"))
-                elif entry.name.endswith(".json") or (entry.is_symlink() and entry.is_dir()):
+                elif entry.name.endswith(".json") or is_odd_link(entry):
                     yield f"{below}{entry.name}"
+            except OSError as fault:
+                odd.append(_see_none(f"{below}{entry.name}", "it cannot be looked at", fault))
+
+
+def find_folders(folder: str) -> Iterator[str]:
+    """A folder and every one below it that `read_store` looks into, as far as they can be listed."""
+    ahead = [folder]
+    while ahead:
+        place = ahead.pop()
+        yield place
+        with suppress(OSError), os.scandir(place) as entries:
+            ahead += [one.path for one in entries if not one.name.startswith(".") and one.is_dir(follow_symlinks=False)]
+
+
+def _see_none(file: str, what: str, fault: OSError) -> SeenReceipt:
+    return SeenReceipt(file, "", None, f"{what}: {fault.strerror or fault}", leads_out=True)
 
 
 def _see(folder: Path, file: str) -> SeenReceipt:
@@ -170,8 +204,11 @@ def _see(folder: Path, file: str) -> SeenReceipt:
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(handle, "rb", buffering=0) as stream:
-            if (size := os.fstat(handle).st_size) > _LARGEST:
-                return SeenReceipt(file, "", None, f"it has {size} bytes, and none has more than {_LARGEST}")
+            state = os.fstat(handle)
+            if not stat.S_ISREG(state.st_mode):
+                return SeenReceipt(file, "", None, "it is no regular file")
+            if state.st_size > _LARGEST:
+                return SeenReceipt(file, "", None, f"it has {state.st_size} bytes, and none has more than {_LARGEST}")
             text = stream.read()
     except OSError as fault:
         link = Path(path).is_symlink()

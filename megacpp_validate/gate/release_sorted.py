@@ -9,6 +9,7 @@ from typing import Final
 
 from ..catalog_gate import GateRules
 from ..evidence.receipt import Outcome
+from ..evidence.receipt_phases import is_only_timed
 from ..evidence.receipt_time import read_time
 from ..evidence.release_gate import GateRule
 from .release_asked import DIRTY, Asked, Reason
@@ -24,11 +25,13 @@ class Rejected:
 
     Attributes:
         closes: whether the gate stays closed by it: it is of a required cell, and hides what there is to see.
+        warning: what a person should know of it.
     """
 
     seen: SeenReceipt
     reason: Reason
     closes: bool = False
+    warning: str = ""
 
 
 @dataclass
@@ -75,7 +78,7 @@ def close_by_others(found: Sorted, rules: GateRules, asked: Asked) -> Iterator[R
     cannot be read. Of another commit than is judged, or older than any receipt may be, one says nothing of this
     release; files that differed from that commit make it no other one.
     """
-    newest = max(found.counting.values(), key=_rank, default=None)
+    newest = max(found.counting.values(), key=rank_by_time, default=None)
     commit = asked.commit or (newest.head.commit if newest is not None and newest.head is not None else "")
     own = f"{asked.stack}-{rules.target.id}-"
     speaking: set[str] = set()
@@ -83,7 +86,7 @@ def close_by_others(found: Sorted, rules: GateRules, asked: Asked) -> Iterator[R
     for row in found.rejected:
         if row.reason.rule is GateRule.NOT_REQUIRED and _says_something(row.seen, commit, rules, asked):
             cell = row.seen.cell
-            last[cell] = max(last.get(cell, row.seen), row.seen, key=_rank)
+            last[cell] = max(last.get(cell, row.seen), row.seen, key=rank_by_time)
             speaking.add(row.seen.file)
     for row in found.rejected:
         if row.reason.rule in (GateRule.UNREADABLE, GateRule.NAME) and _is_of(row.seen, own):
@@ -118,8 +121,13 @@ def ran_the_same(one: ReceiptHead, other: ReceiptHead) -> bool:
 
 
 def _says_something(one: SeenReceipt, commit: str, rules: GateRules, asked: Asked) -> bool:
-    """A red receipt whose time nobody can tell may be the newest; a good one from the future outdates nothing."""
+    """A red receipt whose time nobody can tell may be the newest; a good one from the future outdates nothing.
+
+    One that was not run, or timed its module alone, judged nothing and takes nothing back, however new it is.
+    """
     if one.head is None or one.head.commit.removesuffix(DIRTY) != commit.removesuffix(DIRTY):
+        return False
+    if one.head.outcome is Outcome.NOT_RUN or is_only_timed(one.head.outcome, one.head.seconds):
         return False
     started = read_time(one.head.started)
     if started is None or started > asked.at + timedelta(seconds=rules.kind.clock_skew_s):
@@ -131,7 +139,7 @@ def _is_red(one: SeenReceipt) -> bool:
     return one.head is not None and not one.head.outcome.is_good and one.head.outcome is not Outcome.NOT_RUN
 
 
-def _rank(one: SeenReceipt) -> tuple[datetime, bool, str]:
+def rank_by_time(one: SeenReceipt) -> tuple[datetime, bool, str]:
     """The newest last; of one second the red one."""
     started = read_time(one.head.started) if one.head is not None else None
     return (started or datetime.max.replace(tzinfo=UTC), _is_red(one), one.file)

@@ -15,7 +15,7 @@ from ..evidence.receipt import cell_id
 from ..evidence.receipt_phases import is_only_timed
 from ..evidence.receipt_time import read_time
 from ..evidence.release_gate import GateRule
-from .release_asked import Asked, Reason
+from .release_asked import DIRTY, Asked, Reason
 from .release_reading import ReceiptHead, SeenReceipt
 from .release_sorted import NEVER, Rejected, Sorted, close_by_others, find_copies, ran_the_same
 
@@ -133,18 +133,25 @@ def _tell_duplicates(ones: Sequence[tuple[SeenReceipt, ReceiptHead]]) -> Iterato
 def _tell_older(
     one: SeenReceipt, head: ReceiptHead, newest: Sequence[tuple[SeenReceipt, ReceiptHead]], rules: GateRules
 ) -> Rejected:
-    """An older receipt says nothing of today, unless it is red and what it ran is what the newest ran."""
+    """An older receipt says nothing of today, unless it is red and what it ran is what the newest ran.
+
+    A commit from which files differed names no state of them: what was wrong there may have been mended since.
+    """
     young, now = newest[0]
     age = (read_time(now.started) or NEVER) - (read_time(head.started) or NEVER)
-    if (
+    contradicts = (
         ran_the_same(head, now)
         and head.outcome.value in rules.kind.contradicts
         and head.outcome is not now.outcome
         and age <= timedelta(days=rules.kind.max_age_days)
-    ):
+    )
+    if contradicts and not head.commit.endswith(DIRTY):
         why = (
             f"it is {head.outcome.value}, and {young.told} of the same commit and environment is "
             f"{now.outcome.value}: a failure that comes and goes is one"
         )
         return Rejected(one, Reason(GateRule.CONTRADICTED, why), closes=True)
-    return Rejected(one, Reason(GateRule.SUPERSEDED, f"{young.told} is younger: {now.started}", hard=True))
+    reason = Reason(GateRule.SUPERSEDED, f"{young.told} is younger: {now.started}", hard=True)
+    warning = f"{one.told} is {head.outcome.value}, and {young.told} is {now.outcome.value}: files differed from their "
+    warning += f"commit {head.commit[:12]}, and it may have been mended between, or come and go"
+    return Rejected(one, reason, warning=warning if contradicts else "")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from datetime import UTC
 
 from ..catalog_gate import GateRules, ReleaseWaiver
 from ..evidence.preset_decision import WaiverState
-from ..evidence.release_gate import WAIVABLE, CellVerdict, GateWaiver
+from ..evidence.release_gate import WAIVABLE, CellVerdict, GateRule, GateWaiver
 from .release_asked import Asked, Reason
 
 
@@ -26,8 +26,14 @@ def hold_off(
     return tuple(standing), tuple(owners)
 
 
-def see_waivers(rules: GateRules, asked: Asked, cells: Iterable[CellVerdict]) -> tuple[GateWaiver, ...]:
-    """What each waiver of this release does for the judged stack and target."""
+def see_waivers(
+    rules: GateRules, asked: Asked, cells: Iterable[CellVerdict], standing: Set[tuple[str, GateRule]]
+) -> tuple[GateWaiver, ...]:
+    """What each waiver of this release does for the judged stack and target.
+
+    Args:
+        standing: cells and the rules that they break and no waiver holds off.
+    """
     broken = {(verdict.cell, rule) for verdict in cells for rule in verdict.rules}
     judged = f"{asked.stack}-{rules.target.id}-"
     return tuple(
@@ -39,6 +45,7 @@ def see_waivers(rules: GateRules, asked: Asked, cells: Iterable[CellVerdict]) ->
             link=waiver.link,
             expires=waiver.expires,
             state=_state(waiver, (waiver.cell, waiver.rule) in broken, asked),
+            in_vain=_holds(waiver, asked) and (waiver.cell, waiver.rule) in standing,
         )
         for waiver in rules.waivers
         if waiver.cell.startswith(judged)

@@ -44,6 +44,8 @@ def mark_cell_verdict(verdict: CellVerdict) -> Mark:
 
 def mark_gate_waiver(waiver: GateWaiver) -> Mark:
     """How what a waiver does looks."""
+    if waiver.in_vain:
+        return Mark("✗", "X", "holds nothing off", "bad")
     return _WAIVERS[waiver.state]
 
 
@@ -137,6 +139,8 @@ _NOT_COUNTING: Final = {
 def say_gate_waiver(waiver: GateWaiver) -> str:
     """A waiver by itself: of what, until when, and by whom."""
     of = f"{waiver.rule.value} for {waiver.cell}, of {waiver.owner}"
+    if waiver.in_vain:
+        return f"{of}: holds nothing off: NaN, Inf and imports cannot be waived. Next step: mend the cell"
     match waiver.state:
         case WaiverState.HOLDS:
             return f"{of}: holds until {waiver.expires}: {waiver.reason} ({waiver.link})"

@@ -43,7 +43,7 @@ def render_release_gate_annotations(decision: GateDecision) -> str:
     lines += [
         write_command("warning", say_gate_waiver(waiver), f"waiver of {waiver.rule.value} for {waiver.cell}")
         for waiver in decision.waivers
-        if waiver.state is not WaiverState.HOLDS
+        if waiver.in_vain or waiver.state is not WaiverState.HOLDS
     ]
     level = "notice" if decision.open else "error"
     lines.append(write_command(level, summarize_gate(decision), f"release gate: {where}"))

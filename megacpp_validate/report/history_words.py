@@ -152,7 +152,7 @@ def say_rate(rate: FlakeRate) -> str:
 
 def say_flakes(rate: FlakeRate) -> str:
     """A flake rate with its interval, and what it was seen on."""
-    apart = f" {count(rate.unbound, 'receipt')} without a stack or a commit left out." if rate.unbound else ""
+    apart = f" {count(rate.unbound, 'receipt')} without a stack or a clean commit left out." if rate.unbound else ""
     if rate.rate is None:
         return f"unknown: no stack ran it twice at one commit.{apart}"
     return (

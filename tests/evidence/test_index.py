@@ -20,7 +20,14 @@ from stored_receipts import age, make_receipt, put
 
 from megacpp_validate.evidence import index_files
 from megacpp_validate.evidence.history import HistoryRow
-from megacpp_validate.evidence.index import IndexNotKept, IndexUnusable, build_index, open_index, read_store
+from megacpp_validate.evidence.index import (
+    IndexNotKept,
+    IndexNotOurs,
+    IndexUnusable,
+    build_index,
+    open_index,
+    read_store,
+)
 from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.evidence.receipt_fields import read_fields, validate_fields
 from megacpp_validate.evidence.receipt_file import receipt_text
@@ -200,6 +207,11 @@ def older(database: Path) -> None:
     connection.close()
 
 
+def piped(database: Path) -> None:
+    database.unlink()
+    os.mkfifo(database)
+
+
 def another_table(database: Path) -> None:
     database.unlink()
     with sqlite3.connect(database) as connection:
@@ -217,9 +229,39 @@ def test_a_database_that_cannot_be_believed_is_made_again(
     damage(database)
     with pytest.raises(IndexUnusable, match="Next step: build it again"):
         open_index(database)
-    summary = build_index(store, database)
+    summary = build_index(store, database, replace=True)
     assert summary.afresh
     assert (summary.read, rows_of(database)) == (4, rows)
+
+
+def no_permission(database: Path) -> None:
+    garbage(database)
+    database.chmod(0)  # which root does not mind
+
+
+def told_of(database: Path) -> tuple[int, ...]:
+    state = database.lstat()
+    return state.st_ino, state.st_mode, state.st_size, state.st_mtime_ns
+
+
+@pytest.mark.parametrize("damage", [garbage, cut, another_table, no_permission, piped])
+@pytest.mark.parametrize("rebuild", [False, True])
+def test_a_file_that_does_not_say_it_is_an_index_is_never_overwritten(
+    damage: Callable[[Path], object], rebuild: bool, store: Path, database: Path
+) -> None:
+    build_index(store, database)
+    damage(database)
+    before = told_of(database)
+    for make in (build_index, read_store):
+        with pytest.raises(IndexNotOurs, match="is there already"):
+            make(store, database, rebuild=rebuild)
+    assert told_of(database) == before
+
+
+def test_an_index_of_an_older_version_is_ours(store: Path, database: Path) -> None:
+    build_index(store, database)
+    older(database)
+    assert build_index(store, database).read == 4
 
 
 def test_the_database_of_another_store_is_not_believed(store: Path, database: Path, tmp_path: Path) -> None:

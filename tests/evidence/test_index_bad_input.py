@@ -131,6 +131,31 @@ def test_a_link_to_a_folder_is_told(tmp_path: Path, database: Path) -> None:
     assert (row.path, row.cell, "no part of the store" in row.fault) == ("linked", "", True)
 
 
+@pytest.mark.parametrize("target", ["not-mounted", "itself", "x" * 300, os.devnull])
+def test_a_link_to_no_file_is_told(target: str, tmp_path: Path, database: Path) -> None:
+    """What a link that leads nowhere today hides tomorrow nobody knows, and it costs nobody the rest."""
+    put(tmp_path / "store", "run")
+    (tmp_path / "store" / "itself").symlink_to(target)
+    (tmp_path / "store" / "notes").symlink_to(__file__)
+    summary = build_index(tmp_path / "store", database)
+    assert (summary.receipts, summary.unreadable) == (1, 1)
+    (row,) = open_index(database).unreadable()
+    assert (row.path, "no part of the store" in row.fault) == ("itself", True)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "null", '{"schema_id": null}'])
+def test_a_receipt_that_something_overwrote_is_unreadable_and_not_another_file(
+    text: str, tmp_path: Path, database: Path
+) -> None:
+    path = put(tmp_path / "store", "run")
+    path.write_text(text)
+    path.with_name("files.json").write_text(text)
+    path.with_name("a-list-of.json").write_text('{"schema_id": "megacpp-validate/upgrade/1"}')
+    summary = build_index(tmp_path / "store", database)
+    assert (summary.unreadable, summary.others) == (1, 2)
+    assert [row.cell for row in open_index(database).unreadable()] == [CELL]
+
+
 NAMES = [b"a b", b"<script>alert(1)</script>", b"new\nline", b"\xff\xfe", "\u202egnp".encode(), b"%2e%2e", b"'; DROP--"]
 
 

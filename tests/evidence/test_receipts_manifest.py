@@ -85,6 +85,32 @@ def test_a_signature_of_another_purpose_does_not_serve(tmp_path: Path, keys: Pat
 
 
 @needs_ssh
+def test_a_key_in_several_rows_may_sign_by_any_of_them(tmp_path: Path, keys: Path) -> None:
+    sign_folder(tmp_path, HASHES, keys / "team", os.environ)
+    public, rows = (keys / "team.pub").read_text(), (keys / "signers").read_text()
+    signers = tmp_path / "signers"
+    signers.write_text(f'# of git\n\nalice namespaces="git" {public}{rows}')
+    assert verify(tmp_path, signers) == ("ci@team", HASHES)
+    signers.write_text(f'alice namespaces="git" {public}bob {(keys / "other.pub").read_text()}')
+    with pytest.raises(ManifestInvalid, match="is not what alice signed"):
+        verify(tmp_path, signers)
+    signers.write_text(f'alice namespaces="git" {public}{rows}')
+    (tmp_path / MANIFEST).write_text(render_manifest(HASHES | {"run/a.json": "2" * 64}))
+    with pytest.raises(ManifestInvalid, match="is not what alice signed"):
+        verify(tmp_path, signers)
+
+
+@needs_ssh
+def test_a_pipe_in_place_of_a_file_holds_nobody(tmp_path: Path, keys: Path) -> None:
+    os.mkfifo(tmp_path / MANIFEST)
+    with pytest.raises(ManifestInvalid, match="no regular file"):
+        verify(tmp_path, keys / "signers")
+    (tmp_path / MANIFEST).rename(tmp_path / "pipe")
+    with pytest.raises(ManifestInvalid, match="no file of a key"):
+        sign_folder(tmp_path, HASHES, tmp_path / "pipe", os.environ)
+
+
+@needs_ssh
 def test_a_key_that_is_none_signs_nothing(tmp_path: Path, keys: Path) -> None:
     with pytest.raises(ManifestInvalid, match="Next step"):
         sign_folder(tmp_path, HASHES, keys / "nobody", os.environ)
@@ -100,7 +126,7 @@ def test_without_ssh_keygen_it_says_so(tmp_path: Path) -> None:
 
 
 def test_a_manifest_reads_back_and_names_what_is_none() -> None:
-    odd = {"a\nb\\c.json": "0" * 64, "d\u2028.json": "1" * 64} | HASHES
+    odd = {"a\nb\\c.json": "0" * 64, "runs\\nightly/\\\\n.json": "2" * 64, "d\u2028.json": "1" * 64} | HASHES
     assert read_manifest_text(render_manifest(odd)) == odd
     assert read_manifest_text("") == {}
     assert hash_manifest(HASHES) == hash_manifest(dict(reversed(HASHES.items()))) != hash_manifest(odd)

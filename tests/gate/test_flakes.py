@@ -66,6 +66,12 @@ def test_what_names_no_state_is_counted_apart() -> None:
     assert (rate.rate, rate.unbound) == (None, 3)
 
 
+def test_files_that_differed_from_their_commit_name_no_state() -> None:
+    """Red, mended, green, all before the commit: nothing flaked."""
+    rate = rate_flakes(CELL, rows(Outcome.FAIL, Outcome.PASS, commit=f"{'a' * 40}-dirty"))
+    assert (rate.rate, rate.flakes, rate.unbound) == (None, 0, 2)
+
+
 outcomes = st.sampled_from([Outcome.PASS, Outcome.FAIL, Outcome.BLOCKED, None])
 
 

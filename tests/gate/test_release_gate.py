@@ -15,6 +15,7 @@ import pytest
 from release_receipts import (
     AT,
     COMMIT,
+    FAILED,
     IMAGE,
     NOT_A_NUMBER,
     OTHER_COMMIT,
@@ -163,8 +164,8 @@ def test_slower_and_larger_than_the_baseline_closes_it(tmp_path: Path) -> None:
     assert decision.exit_code == CLOSED
     assert decision.closing[0].rules == (GateRule.SLOWER, GateRule.MEMORY)
     assert [(row.module, row.cause.value) for row in decision.culprits] == [("attention", "performance")]
-    just = replace(slow, median_ms=1.1)
-    host = replace(slow, clock="perf_counter", median_ms=9.0)
+    just = replace(slow, rounds_ms=(1.1, 1.1), median_ms=1.1)
+    host = replace(slow, clock="perf_counter", rounds_ms=(9.0, 9.0), median_ms=9.0)
     put(store, good("attention", timings=(just, host), peak_memory_mib=110.0))
     assert judge(store, baseline=BEFORE).open
 
@@ -209,6 +210,7 @@ def test_a_waiver_holds_until_its_day_and_hides_nothing(tmp_path: Path) -> None:
     put(store, red("attention"))
     decision = judge(store, with_waiver(GateRule.OUTCOME))
     assert decision.open
+    assert not decision.waivers[0].in_vain
     held = next(row for row in decision.required if row.probe == "attention")
     assert (held.accepted, held.waived_by, held.rules) == (True, "somebody", (GateRule.OUTCOME,))
     assert decision.waivers[0].state is WaiverState.HOLDS
@@ -226,6 +228,9 @@ def test_a_waiver_holds_until_its_day_and_hides_nothing(tmp_path: Path) -> None:
         red("attention", checks=(NOT_A_NUMBER,)),
         red("attention", outcome=Outcome.ERROR, failure=Failure("RuntimeError", "loss is NaN at step 3"), checks=()),
         red("attention", outcome=Outcome.IMPORT_ERROR, checks=()),
+        red("attention", outcome=Outcome.ERROR, failure=Failure("ModuleNotFoundError", "no module 'x'"), checks=()),
+        red("attention", outcome=Outcome.ERROR, failure=Failure("OSError", "te.so: undefined symbol: f"), checks=()),
+        red("attention", checks=(replace(FAILED, detail="ImportError: cannot import name 'f'"),)),
         red("attention", outcome=Outcome.BLOCKED, blocked_by=f"{STACK}-{TARGET}-imports", checks=()),
         red("attention", outcome=Outcome.BLOCKED, blocked_by=f"{STACK}-{TARGET}-nothing", checks=()),
         red("attention", commit=OTHER_COMMIT),
@@ -235,6 +240,9 @@ def test_a_waiver_holds_until_its_day_and_hides_nothing(tmp_path: Path) -> None:
         "NaN",
         "NaN in words",
         "import",
+        "import in the probe",
+        "symbol in the probe",
+        "import in a check",
         "blocked by an import",
         "blocked by nobody knows what",
         "no evidence either",
@@ -246,8 +254,10 @@ def test_no_waiver_holds_off_an_import_a_nan_or_missing_evidence(receipt: Receip
     put(store, receipt)
     if receipt.blocked_by.endswith("imports"):
         put(store, red("imports", outcome=Outcome.IMPORT_ERROR, checks=()))
-    row = next(row for row in judge(store, with_waiver(GateRule.OUTCOME)).required if row.probe == "attention")
+    decision = judge(store, with_waiver(GateRule.OUTCOME))
+    row = next(row for row in decision.required if row.probe == "attention")
     assert row.closes
+    assert decision.waivers[0].in_vain is (GateRule.OUTCOME in row.rules and row.rules[0] is GateRule.OUTCOME)
 
 
 def test_a_contradiction_is_waived_unless_it_is_of_an_import_or_nan(tmp_path: Path) -> None:

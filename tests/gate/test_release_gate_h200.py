@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,6 +29,7 @@ def test_a_release_that_holds_opens_it(folder: Path) -> None:
     assert decision.culprits == ()
     # Two files of cuDNN are mapped on this host, in healthy processes as in others: told, and no breakage.
     assert all(any("libcudnn is mapped from" in warning for warning in row.warnings) for row in decision.required)
+    assert not any("unfused" in warning for row in decision.required for warning in row.warnings)
 
 
 def test_a_baseline_of_the_same_card_lets_the_release_that_holds_through() -> None:
@@ -46,6 +49,24 @@ def test_2_17_1_is_closed_by_attention_and_cudnn() -> None:
     assert len(decision.culprits) == 1
     red = [row.probe for row in decision.required if row.closes]
     assert red == ["attention", "native_block", "layer_spec"]
+
+
+def test_2_17_1_and_a_green_run_of_it_after_name_one_culprit(tmp_path: Path) -> None:
+    shutil.copytree(H200 / "te2.17.1", tmp_path / "mon")
+    environment = json.loads((tmp_path / "mon" / "te2.17.1-h200-attention.json").read_text())["environment"]
+    (tmp_path / "tue").mkdir()
+    for path in (H200 / "te2.20.2").glob("te2.20.2-h200-*.json"):
+        data = json.loads(path.read_text().replace("te2.20.2", "te2.17.1"))
+        data |= {"environment": environment, "started": "2026-11-22T10:00:00+00:00"}
+        data["seconds"] = {phase: seconds + 0.5 for phase, seconds in data["seconds"].items()}
+        for package in data["packages"]:
+            package["version"] = package["version"].replace("2.20.2", "2.17.1")
+        (tmp_path / "tue" / path.name.replace("te2.20.2", "te2.17.1")).write_text(json.dumps(data, indent=2) + "\n")
+    decision = judge(tmp_path)
+    assert [row.run for row in decision.closing] == ["mon"] * 3
+    assert [(row.module, row.component, row.cascades) for row in decision.culprits] == [
+        ("attention", "cuDNN", ("native_block", "layer_spec"))
+    ]
 
 
 def test_2_14_1_is_closed_by_the_import_and_cublas() -> None:

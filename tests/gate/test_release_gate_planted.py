@@ -13,6 +13,7 @@ from release_receipts import OTHER_COMMIT, STACK, TARGET, compiled, fill, good, 
 
 from megacpp_validate.evidence.receipt import (
     Backend,
+    Failure,
     JitCompile,
     JitCompiles,
     Library,
@@ -198,6 +199,13 @@ PLANTED = (
         Package("transformer_engine", "2.20.2", "/env/te", ("/other/te",)),))), GateRule.SECOND_COPY, CLOSED, "/other"),
     Planted("fallback", write(attention(backends=(Backend("attention.fa3", "fa3", "sdpa", ("sdpa",)),))),
             GateRule.FALLBACK, CLOSED, "fa3"),
+    Planted("a part fell back", write(attention(backends=(Backend("attention.x", "te", "te", ("sdpa", "te")),))),
+            GateRule.FALLBACK, CLOSED, "ran sdpa, te"),
+    Planted("native beside another", write(attention(backends=(
+        Backend("attention.x", "te", "te", ("te", "sdpa", "native")),))), GateRule.UNREADABLE, MISSING,
+            "shows te, sdpa"),
+    Planted("good over a failure", write(attention(failure=Failure("RuntimeError", "cuDNN Error"))),
+            GateRule.UNREADABLE, MISSING, "over the failure"),
     Planted("a claim that is not so", write(attention(backends=(Backend("attention.x", "fa3", "fa3", ("sdpa",)),))),
             GateRule.FALLBACK, CLOSED, "ran sdpa"),
 )  # fmt: skip

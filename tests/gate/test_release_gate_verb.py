@@ -10,17 +10,19 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from release_receipts import fill, good, place, put, red
+from release_receipts import STACK, fill, good, place, put, red
 
 from megacpp_validate.catalog import matrix_folder
 from megacpp_validate.cli import (
     main,
     release_gate_verbs,  # noqa: F401 - registers the verbs
 )
+from megacpp_validate.evidence.receipt import Outcome, Package
 from megacpp_validate.evidence.receipts_manifest import MANIFEST, NAMESPACE, SIGNATURE
 from megacpp_validate.evidence.release_gate import GateDecision, GateRule
 
@@ -71,7 +73,8 @@ def test_each_answer_has_its_exit_code(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_store_that_is_none_is_told(run: Run, tmp_path: Path) -> None:
-    assert run(tmp_path / "nowhere").code == WRONG
+    for nowhere in (tmp_path / "nowhere", Path(__file__), tmp_path / ("x" * 300)):
+        assert run(nowhere).code == WRONG
     said = run(tmp_path)
     assert (said.code, "there is no receipt" in said.err) == (MISSING, True)
     said = run(H200)
@@ -113,6 +116,53 @@ def test_every_form_is_told_and_written_twice_the_same(run: Run, tmp_path: Path)
         assert (said.code, "lies in the folder" in said.err) == (WRONG, True)
 
 
+def test_no_receipt_of_a_baseline_is_written_over(run: Run, tmp_path: Path) -> None:
+    store, before = fill(tmp_path / "store"), fill(tmp_path / "before", stack="te2.12.0")
+    old = next((before / "run").iterdir())
+    text = old.read_text()
+    said = run(store, "--baseline", before, "--format", "json", "--output", old)
+    assert (said.code, "lies in the folder" in said.err, old.read_text() == text) == (WRONG, True, True)
+
+
+def test_a_lock_that_is_pinned_and_not_there_is_not_dropped(run: Run, tmp_path: Path) -> None:
+    """As in a package, which has the matrix and not the locks."""
+    matrix = tmp_path / "matrix"
+    shutil.copytree(matrix_folder(), matrix)
+    with (matrix / "stacks.toml").open("a") as stream:
+        stream.write('\n[[stack]]\nid = "locked"\nte = "2.20.2"\nlock = "containers/locks/locked.txt"\n')
+    package = (Package("transformer_engine", "2.20.2", "/env"),)
+    content = b"a == 1 --hash=sha256:0"
+    store = fill(tmp_path / "store", stack="locked", packages=package, lock_hash=sha256(content).hexdigest())
+    said = run(store, "--matrix", matrix)
+    assert (said.code, "give --lock its SHA-256" in said.err) == (WRONG, True)
+    assert run(store, "--matrix", matrix, "--lock", "0" * 64).code == MISSING
+    assert run(store, "--matrix", matrix, "--lock", sha256(content).hexdigest()).code == OPEN
+    (tmp_path / "containers" / "locks").mkdir(parents=True)
+    (tmp_path / "containers" / "locks" / "locked.txt").write_bytes(content)
+    assert run(store, "--matrix", matrix).code == OPEN
+    (tmp_path / "containers" / "locks" / "locked.txt").write_bytes(b"another")
+    assert run(store, "--matrix", matrix).code == MISSING
+
+
+def test_what_a_receipt_says_steers_no_terminal(run: Run, tmp_path: Path) -> None:
+    store = fill(tmp_path / "store")
+    put(store, good("attention"), run="odd")
+    path = place(store, "attention", "odd")
+    path.write_text(path.read_text().replace(f'"stack": "{STACK}"', '"stack": "\\u001b[31mOWNED\\nfake line\\u202e"'))
+    said = run(store)
+    assert (said.code, "\\x1b[31mOWNED\\nfake line\\u202e" in said.err) == (WRONG, True)
+    assert said.err.count("\n") == 1
+
+
+def test_where_nothing_can_be_told_it_says_so(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = fill(tmp_path / "store")
+    monkeypatch.setattr(sys, "stdout", None)
+    for fmt in ("table", "json"):
+        said = run(store, "--format", fmt)
+        assert (said.code, "standard output is closed" in said.err) == (INFRASTRUCTURE, True)
+    assert run(store, "--output", tmp_path / "told").code == OPEN
+
+
 def test_a_baseline_is_of_one_stack(run: Run, tmp_path: Path) -> None:
     store = fill(tmp_path / "store")
     before = fill(tmp_path / "before", stack="te2.12.0")
@@ -132,6 +182,14 @@ def test_a_baseline_is_older_and_of_other_receipts(run: Run, tmp_path: Path) -> 
     put(before, good("attention", stack="te2.12.0", hours=-24 * 1000), run="later")
     said = run(store, "--baseline", before)
     assert (said.code, "after this decision" in said.err) == (WRONG, True)
+
+
+def test_a_baseline_asked_for_what_is_judged(run: Run, tmp_path: Path) -> None:
+    said = run(H200 / "te2.20.2", "--baseline", H200 / "native")
+    assert (said.code, "asked for native, and te is judged" in said.err) == (WRONG, True)
+    before = fill(tmp_path / "before", stack="te2.12.0")
+    put(before, good("permute", stack="te2.12.0", requested="native", backends=()))
+    assert run(fill(tmp_path / "store"), "--baseline", before).code == WRONG
 
 
 def test_a_day_alone_is_over_when_it_is_judged(run: Run, tmp_path: Path) -> None:
@@ -187,12 +245,34 @@ def test_two_at_once_are_told(held: str, run: Run, tmp_path: Path) -> None:
     assert run(store).code == OPEN
 
 
+@pytest.mark.parametrize("runs", ["store/deep/er", "store", ".", "before/deep/er"])
+def test_a_run_is_noticed_wherever_it_writes(
+    runs: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, before = fill(tmp_path / "store"), fill(tmp_path / "before", stack="te2.12.0")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "link").symlink_to(store)
+    monkeypatch.chdir(store)
+    (tmp_path / runs).mkdir(parents=True, exist_ok=True)
+    with (tmp_path / runs / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for asked in (".", tmp_path / "elsewhere" / "link"):
+            said = run(asked, "--baseline", before)
+            assert (said.code, "Next step: wait" in said.err) == (INFRASTRUCTURE, True)
+        fcntl.flock(lock, fcntl.LOCK_SH)  # as another gate that looks
+        assert run(".", "--baseline", before).code == OPEN
+
+
+def make_key(key: Path) -> None:
+    words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(key)]
+    subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
+
+
 @pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="not-run: there is no ssh-keygen")
 def test_a_signed_store_is_held_to_its_signature(run: Run, tmp_path: Path) -> None:
     store = fill(tmp_path / "store")
     key, signers = tmp_path / "key", tmp_path / "signers"
-    words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(key)]
-    subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
+    make_key(key)
     signers.write_text(f'ci@team namespaces="{NAMESPACE}" {key.with_suffix(".pub").read_text()}')
     asked = (store, "--signers", signers, "--format", "json")
     assert run(*asked).code == MISSING  # not signed yet
@@ -225,4 +305,24 @@ def test_what_is_no_receipt_is_not_signed(run: Run, tmp_path: Path) -> None:
     place(store, "attention").write_text("{")
     said = run(store, "--key", tmp_path / "key", verb="receipts-sign")
     assert (said.code, "was not signed" in said.err) == (MISSING, True)
+    put(store, good("attention", outcome=Outcome.FAIL))
+    said = run(store, "--key", tmp_path / "key", verb="receipts-sign")
+    assert (said.code, "without a failed check" in said.err) == (MISSING, True)
     assert not (store / MANIFEST).exists()
+
+
+@pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="not-run: there is no ssh-keygen")
+@pytest.mark.parametrize(("code", "number"), [(INFRASTRUCTURE, errno.ENOSPC), (WRONG, errno.EROFS)])
+def test_a_folder_that_cannot_be_written_is_told(
+    code: int, number: int, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, key = fill(tmp_path / "store"), tmp_path / "key"
+    make_key(key)
+
+    def refuse(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    said = run(store, "--key", key, verb="receipts-sign")
+    assert (said.code, os.strerror(number) in said.err, "Next step" in said.err) == (code, True, True)
+    assert sorted(path.name for path in store.iterdir()) == ["run"]

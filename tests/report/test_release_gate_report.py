@@ -102,6 +102,14 @@ def test_the_terminal_tells_all_of_it() -> None:
     assert "te2.12.0-h200-attention" in draw(CLOSED, verbose=True)
 
 
+def test_a_waiver_in_vain_is_not_said_to_hold() -> None:
+    vain = STALE.model_copy(update={"state": WaiverState.HOLDS, "expires": date(2027, 1, 1), "in_vain": True})
+    decision = CLOSED.model_copy(update={"waivers": (vain,)})
+    for said in (draw(decision), render_release_gate_markdown(decision), render_release_gate_annotations(decision)):
+        assert "NaN, Inf and imports cannot be waived" in " ".join(said.split())
+        assert "holds until" not in said
+
+
 def test_a_log_in_ascii_gets_letters() -> None:
     assert "X Closed by attention" in draw(CLOSED, encoding="ascii")
 
