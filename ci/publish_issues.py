@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ WRONG_ARGUMENTS, EVIDENCE_MISSING, INFRASTRUCTURE = 2, 4, 6
 KEYS = {"title", "labels", "marker"}
 # Of all labels of an issue these alone are taken off again: they say how a release stands. Any other is a person's.
 STATES = frozenset({"breaks", "at-risk", "clean", "no-evidence", "withdrawn"})
+# Whose token a workflow has: its issues are found again without their label, too. A stranger can write a marker.
+ACCOUNT = "github-actions[bot]"
+ORDER = "sort=created&direction=asc"
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,11 @@ def read_text(path: Path) -> Text:
     """
     _, head, body = path.read_text(encoding="utf-8").split("---\n", 2)
     values = {key: json.loads(value) for key, _, value in (line.partition(": ") for line in head.splitlines())}
-    if values.keys() != KEYS or not body.startswith(values["marker"]):
-        raise ValueError(f"{path.name} has no {', '.join(sorted(KEYS))} before a body that begins with its marker")
+    words = [values.get(key) for key in ("title", "marker")]
+    if values.keys() != KEYS or not all(isinstance(word, str) and word for word in words):
+        raise ValueError(f"{path.name} has no {', '.join(sorted(KEYS))} of which title and marker are words")
+    if not body.startswith(values["marker"]):
+        raise ValueError(f"{path.name} has a body that does not begin with its marker")
     labels = values["labels"]
     if not (isinstance(labels, list) and labels and all(isinstance(name, str) and name for name in labels)):
         raise ValueError(f"{path.name} has no label, by which its issue would be found again")
@@ -48,13 +55,9 @@ def read_text(path: Path) -> Text:
 def publish(repository: Repository, texts: list[Text]) -> list[str]:
     """Open what has no issue yet and change what differs; what was done, a line each.
 
-    Closed issues are found too, and stay closed: a person has closed them.
+    Closed issues are found too, and stay closed: a person has closed them. One that lost its label gets it again.
     """
-    known: dict[str, dict[str, Any]] = {}
-    for label in dict.fromkeys(text.labels[0] for text in texts):
-        for issue in repository.every(f"issues?state=all&labels={quote(label)}&sort=created&direction=asc"):
-            if "pull_request" not in issue:
-                known.setdefault(str(issue.get("body") or "").replace("\r\n", "\n").partition("\n")[0], issue)
+    known = _find_known(repository, texts)
     done = []
     for text in texts:
         issue = known.get(text.marker)
@@ -70,6 +73,23 @@ def publish(repository: Repository, texts: list[Text]) -> list[str]:
         else:
             done.append(f"#{issue['number']} stands as it is: {text.title}")
     return done
+
+
+def _find_known(repository: Repository, texts: list[Text]) -> dict[str, dict[str, Any]]:
+    """Issues by marker, the oldest of each: those with the label, then those of the workflow's own account."""
+    known: dict[str, dict[str, Any]] = {}
+    for label in dict.fromkeys(text.labels[0] for text in texts):
+        _put_marked(known, repository.every(f"issues?state=all&labels={quote(label)}&{ORDER}"))
+    if any(text.marker not in known for text in texts):  # it is new, or a person has taken the label off
+        own = repository.every(f"issues?state=all&creator={quote(ACCOUNT)}&{ORDER}")
+        _put_marked(known, (issue for issue in own if (issue.get("user") or {}).get("login") == ACCOUNT))
+    return known
+
+
+def _put_marked(known: dict[str, dict[str, Any]], issues: Iterable[dict[str, Any]]) -> None:
+    for issue in issues:
+        if "pull_request" not in issue:
+            known.setdefault(str(issue.get("body") or "").replace("\r\n", "\n").partition("\n")[0], issue)
 
 
 def _labels(issue: dict[str, Any]) -> set[str]:

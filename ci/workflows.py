@@ -26,6 +26,7 @@ RECIPES = (Path("ci/gitlab-ci.yml"), Path("ci/crontab"))
 USES = re.compile(r"(?P<id>[\w-]+/[\w-]+)(?P<part>/[\w/-]+)?@(?P<sha>[0-9a-f]{40})")
 SESSION = re.compile(r"\./nox -s (\w+)")
 CALL = re.compile(r"(\./nox -s \w+( -- [\w\"$./ -]+)?|python3 ci/(\w+)\.py( [\w\"./ -]+)?)")
+RUN_HERE = re.compile(r"\./nox -s pipeline -- (\w+)")
 VARIABLE = re.compile(r"MEGACPP_\w+|PIPELINE|FACTS|GITHUB_TOKEN")
 PLANNED_MACHINE = "${{ matrix.job.runner }}"
 KEYS = frozenset({"name", "on", "permissions", "concurrency", "jobs"})
@@ -150,6 +151,7 @@ def _job_faults(
             yield "leaves its token in the checkout"
     for run in runs:
         yield from _run_faults(project, run)
+        yield from _room_faults(project, job, run)
 
 
 def _variable_faults(variables: object) -> Iterator[str]:
@@ -180,6 +182,16 @@ def _run_faults(project: Project, run: str) -> Iterator[str]:
     for session in SESSION.findall(run):
         if session not in project.sessions:
             yield f"`{run}`: there is no nox session {session}"
+
+
+def _room_faults(project: Project, job: dict[str, Any], run: str) -> Iterator[str]:
+    """A job that runs a pipeline itself ends after it: what the pipeline's own limit ends is kept, and told, yet."""
+    if (found := RUN_HERE.fullmatch(run)) is None:
+        return
+    inner = sum(row.minutes for row in project.pipelines.jobs if row.pipeline == found[1])
+    limit = str(job.get("timeout-minutes", ""))
+    if limit.isdecimal() and int(limit) <= inner:
+        yield f"ends after {limit} minutes, and the pipeline {found[1]} that it runs after {inner}"
 
 
 def _clock_faults(project: Project, data: dict[str, Any], called: set[str]) -> Iterator[str]:

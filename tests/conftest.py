@@ -74,6 +74,7 @@ THOROUGH = (
     "tests/test_cli_smoke_faults.py::test_planted_",
     "tests/test_cli_te_watch.py::test_a_damaged_answer",
     "tests/test_cli_te_watch_killed.py",
+    "tests/test_cli_te_watch_told.py::test_what_ends_the_watch",
     "tests/test_cli_upgrade.py::test_killed_again_and_again",
     "tests/training/parallel/",
     "tests/training/smoke/test_smoke_deaths.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -244,7 +245,8 @@ def test_a_checkout_that_cannot_run_its_sessions_is_told(
     assert "noxfile.py is no Python" in capfd.readouterr().err
 
 
-def test_sigterm_ends_what_was_started_too(checkout: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_what_was_started_too(number: signal.Signals, checkout: Path) -> None:
     (checkout / "nox").write_text(f"#!/bin/sh\nsleep 60 &\necho $! > {checkout}/child\nwait\n")
     command = [sys.executable, "-m", "megacpp_validate.cli", "pipeline", "te_watch", "--matrix", checkout / "matrix"]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as verb:
@@ -252,7 +254,7 @@ def test_sigterm_ends_what_was_started_too(checkout: Path) -> None:
         while not ((checkout / "child").is_file() and (checkout / "child").read_text()) and time.monotonic() < until:
             time.sleep(0.02)
         child = int((checkout / "child").read_text())
-        verb.terminate()
+        verb.send_signal(number)
         assert verb.wait(20) == 130
     status = Path(f"/proc/{child}/stat")
     assert not status.is_file() or status.read_text().rpartition(")")[2].split()[0] == "Z"

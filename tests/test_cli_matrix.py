@@ -124,10 +124,14 @@ def test_arguments_have_exit_codes(words: tuple[str, ...], code: int, said: str,
     assert said in done.err + done.out
 
 
-def test_without_a_scheduler_it_says_so(matrix: Run, tmp_path: Path) -> None:
-    words = ("--targets", "cpu", "--probes", "imports", "--launcher", "slurm", "--receipts", str(tmp_path))
-    done = matrix(*words, "--python", sys.executable, path="/nowhere")
+def test_without_a_scheduler_it_says_so_and_what_it_says_helps(matrix: Run, tmp_path: Path) -> None:
+    host = make_h200_host(tmp_path / "host", "write()")
+    words = ("--targets", "cpu", "--probes", "imports", "--receipts", tmp_path, "--python", host / "python3")
+    done = matrix(*words, "--launcher", "slurm", path="/nowhere")
     assert (done.code, "there is no Slurm here: sbatch is not on the PATH" in done.err) == (6, True)
+    assert "use --launcher local" in done.err
+    done = matrix(*words, "--launcher", "local")  # nothing was given, so nothing is on its way
+    assert (done.code, "The one cell holds: 1 pass." in done.out) == (0, True), done.err
 
 
 def test_cells_run_here_and_a_second_run_at_once_is_refused(matrix: Run, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from packaging.tags import Tag
 from packaging.utils import InvalidSdistFilename, InvalidWheelFilename, parse_sdist_filename, parse_wheel_filename
+from packaging.version import Version
 
 from ..evidence.te_watch import LONGEST_VERSION, Listed
 
@@ -60,8 +61,11 @@ class _File:
 
 
 def hide_user(url: str) -> str:
-    """An address without name and password."""
-    parts = urlsplit(url)
+    """An address without name and password; of one that is none what follows the last of those, too."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # a bracket without its other half
+        return url.rpartition("@")[2]
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
@@ -71,17 +75,8 @@ def read_index_settings() -> IndexSettings:
     Raises:
         IndexDown: pip does not say, or is told to ask no index.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list", "--disable-pip-version-check"],
-        capture_output=True, text=True, check=False, timeout=_LIMIT_S,
-    )  # fmt: skip
-    if done.returncode:
-        raise IndexDown(
-            f"pip does not say which index it asks: {done.stderr.strip()[:300]}. Likely cause: a damaged pip "
-            "configuration. Next step: run `pip config debug`."
-        )
     said: dict[str, dict[str, str]] = {}
-    for line in done.stdout.splitlines():
+    for line in _ask_pip().splitlines():
         key, _, value = line.partition("=")
         section, _, name = key.rpartition(".")
         try:
@@ -97,6 +92,26 @@ def read_index_settings() -> IndexSettings:
         )
     urls = [merged.get("index-url", DEFAULT), *merged.get("extra-index-url", "").split()]
     return IndexSettings(tuple(dict.fromkeys(url.rstrip("/") for url in urls)), merged.get("cert", ""))
+
+
+def _ask_pip() -> str:
+    command = [sys.executable, "-m", "pip", "config", "list", "--disable-pip-version-check"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False, timeout=_LIMIT_S
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as fault:
+        raise IndexDown(_say_pip(f"`pip config list` was not done after {_LIMIT_S:g} s")) from fault
+    if done.returncode:
+        raise IndexDown(_say_pip(done.stderr.strip()[:300]))
+    return done.stdout
+
+
+def _say_pip(why: str) -> str:
+    return (
+        f"pip does not say which index it asks: {why}. Likely cause: a damaged pip configuration, or a home folder "
+        "that does not answer. Next step: run `pip config debug`."
+    )
 
 
 def read_listed(distribution: str, settings: IndexSettings) -> tuple[Listed, ...]:
@@ -118,7 +133,7 @@ def read_listed(distribution: str, settings: IndexSettings) -> tuple[Listed, ...
 
 def list_releases(distribution: str, files: Iterable[_File]) -> tuple[Listed, ...]:
     """Files put together by release; a release is yanked where all of its files are."""
-    found: dict[str, list[tuple[_File, bool]]] = {}
+    found: dict[Version, list[tuple[_File, Version, bool]]] = {}
     for file in files:
         try:
             if file.name.endswith(".whl"):
@@ -131,15 +146,16 @@ def list_releases(distribution: str, files: Iterable[_File]) -> tuple[Listed, ..
             continue  # signatures, installers, and names of before there was a rule
         # A name that could be no file's here, nor an argument: nobody would publish it in earnest.
         if name == distribution and len(str(named)) <= LONGEST_VERSION:
-            found.setdefault(str(named), []).append((file, pure))
+            found.setdefault(named, []).append((file, named, pure))  # 2.10 is 2.10.0
     rows = []
-    for version, theirs in found.items():
-        wheels = [file for file, pure in theirs if pure]
-        standing = [file for file, _ in theirs if file.yanked is None]
-        reasons = [file.yanked for file, _ in theirs if file.yanked]
+    for theirs in found.values():
+        wheels = [file for file, _, pure in theirs if pure]
+        standing = [file for file, _, _ in theirs if file.yanked is None]
+        reasons = [file.yanked for file, _, _ in theirs if file.yanked]
         rows.append(
             Listed(
-                version=version,
+                # As its wheel says, whatever the order of a listing.
+                version=max((pure, len(str(named)), str(named)) for _, named, pure in theirs)[2],
                 has_wheel=any(file.yanked is None for file in wheels),
                 wheel_sha256=wheels[0].sha256 if wheels else "",
                 yanked=None if standing else next(iter(reasons), ""),
@@ -234,9 +250,10 @@ def _read_json(body: bytes) -> list[_File]:
 
 
 def _file_of(row: Mapping[str, Any]) -> _File:
-    yanked = row.get("yanked", False)
+    yanked = row.get("yanked")
     sha256 = str(row.get("hashes", {}).get("sha256", ""))
-    reason = yanked if isinstance(yanked, str) else "" if yanked else None
+    # As pip reads it: a reason is a text that is not empty (PEP 691), or there is none and it is `true`.
+    reason = None if not yanked else yanked if isinstance(yanked, str) else ""
     return _File(str(row["filename"]), sha256 if _SHA256.fullmatch(sha256) else "", reason)
 
 

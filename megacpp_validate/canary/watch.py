@@ -25,7 +25,7 @@ class WatchPlan:
     Attributes:
         state: everything that is known before anything is judged; it may be kept at once.
         judge: releases to judge, oldest first.
-        changed: releases of which the index says something else than before.
+        changed: releases of which the index says something else than before, or of which something is untold.
     """
 
     state: WatchState
@@ -79,7 +79,7 @@ def plan_watch(
         judge=tuple(row for row in order if row.standing is Standing.WAITING and not row.reason),
         changed=tuple(row for row in order if row.standing is not Standing.KNOWN or row.withdrawn)
         if state is None
-        else tuple(row for version, row in rows.items() if row != known.get(version)),
+        else tuple(row for version, row in rows.items() if row != known.get(version) or row.untold),
     )
 
 

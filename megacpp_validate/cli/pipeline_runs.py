@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +24,7 @@ from ..evidence.te_watch import WatchUnreadable, read_gpu_steps
 from ..report.pipeline_forms import render_github_outputs, render_gitlab_pipeline, tell_pipeline
 from ..report.terminal_pipeline import render_pipeline
 from .app import TOOL, Exit, errors, foreseen, refuse
+from .interrupts import ended_by_signals
 from .pipeline_plan import Facts, UnknownPipeline, plan_pipeline
 from .pipeline_verbs import PlanFormat
 from .telling import write_told
@@ -57,7 +58,7 @@ def run_pipeline(catalog: Catalog, matrix: Path | None, asked: Asked, fmt: PlanF
             "in a checkout, or with --plan.",
             Exit.WRONG_ARGUMENTS,
         )
-    with _ended_by_sigterm():
+    with ended_by_signals():
         _run_here(plan, root)
 
 
@@ -155,23 +156,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """Tell the whole group, which may have to tell others; end what does not listen."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_S)
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends this process as an interrupt does: with what it has started."""
-
-    def interrupt(*_: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE_S)
+        finally:  # a second interrupt waits for nobody
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _variables(given: Mapping[str, str]) -> dict[str, str]:

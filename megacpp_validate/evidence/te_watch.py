@@ -40,6 +40,14 @@ class Standing(StrEnum):
     LEFT_OUT = "left-out"  # by rule: a pre-release, or withdrawn before it was judged
 
 
+class Untold(StrEnum):
+    """What of a release no run has told yet, for none came to its end since."""
+
+    NOTHING = ""
+    LOOK = "look"  # that the index says something else of it than before
+    VERDICT = "verdict"
+
+
 class Listed(Frozen):
     """A release as the index has it.
 
@@ -65,6 +73,7 @@ class WatchedRelease(Frozen):
         gpu_code: that of the dynamic tier.
         reason: why it is not judged; empty where it is.
         withdrawn: what the index has done to it since; empty where it stands as it was.
+        untold: what the next run has to tell of it; a file of an earlier version has none of it, and all was told.
     """
 
     version: VersionName
@@ -77,6 +86,12 @@ class WatchedRelease(Frozen):
     reason: str = ""
     withdrawn: str = ""
     wheel_sha256: str = ""
+    untold: Untold = Untold.NOTHING
+
+    @property
+    def told(self) -> WatchedRelease:
+        """The same, with nothing left to tell."""
+        return self.model_copy(update={"untold": Untold.NOTHING})
 
     @property
     def verdict(self) -> int | None:
@@ -91,6 +106,11 @@ class WatchState(Frozen):
     distribution: str
     releases: tuple[WatchedRelease, ...] = ()
 
+    @property
+    def told(self) -> WatchState:
+        """The same, with nothing left to tell."""
+        return self.model_copy(update={"releases": tuple(row.told for row in self.releases)})
+
 
 class GpuStep(Frozen):
     """A step that waits for a machine with a GPU."""
@@ -104,10 +124,10 @@ class WatchResult(Frozen):
     """One run.
 
     Attributes:
-        index: its address, without who asks.
+        index: its address, without who asks; empty where none was asked.
         pinned: the release that is in production.
-        changed: releases of which this run learnt something, oldest first.
-        judged: those of them that it judged itself; what is known of the others was told before.
+        changed: releases of which this run learnt something, or one before it that did not come to tell it.
+        judged: those of them whose verdict is told for the first time; that of the others was told before.
         left: answers of the gpu tier that gave no verdict, each with why.
         issues: files of issue texts that it wrote.
         gpu: what a machine with a GPU is still to judge.
@@ -126,12 +146,12 @@ class WatchResult(Frozen):
 
     @property
     def judged_now(self) -> tuple[WatchedRelease, ...]:
-        """Rows with a verdict of this run; a known break that is withdrawn since is no new one."""
+        """Rows with a verdict that is new; a known break that is withdrawn since is no new one."""
         return tuple(row for row in self.changed if row.standing is Standing.JUDGED and row.version in self.judged)
 
     @property
     def breaks(self) -> bool:
-        """Whether a release that was judged now breaks something."""
+        """Whether a release with a new verdict breaks something."""
         return any(row.verdict == 1 for row in self.judged_now)
 
     @property

@@ -212,12 +212,19 @@ def tell_watch(result: WatchResult) -> list[str]:
     if result.changed:
         lines += ["", "| release | standing | against | exit code | |", "|" + " --- |" * 5]
     for row in result.changed:
-        code = "" if row.code is None else str(row.code)
         said = _say(row.withdrawn or row.reason)
-        lines.append(f"| {escape(row.version)} | {row.standing.value} | {escape(row.against)} | {code} | {said} |")
+        cells = (escape(row.version), row.standing.value, escape(row.against), say_verdict(row), said)
+        lines.append(f"| {' | '.join(cells)} |")
     lines += [f"\n{step.new} on {step.target}: **not run** yet" for step in result.gpu]
     lines += [f"\n**left**: {_say(reason)}" for reason in result.left]
     return lines
+
+
+def say_verdict(row: WatchedRelease) -> str:
+    """The exit code of the last verdict on a release, and of which tiers it is; empty before there is one."""
+    if row.gpu_code is not None:
+        return f"{row.gpu_code}, of the gpu tier"
+    return "" if row.code is None else f"{row.code}, without a GPU"
 
 
 def say_watch(result: WatchResult) -> str:

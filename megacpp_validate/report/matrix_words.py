@@ -7,12 +7,15 @@ from collections import Counter
 from megacpp_validate.evidence.matrix_run import MatrixPlan, MatrixRun
 
 from .marks import mark_cell
+from .summaries import count
 
 
 def summarize_matrix(run: MatrixRun) -> str:
     """The verdict of a run in a sentence."""
     counts = Counter(mark_cell(cell.outcome).word for cell in run.cells)
     listed = ", ".join(f"{number} {word}" for word, number in counts.items())
+    if len(run.cells) == 1:
+        return f"The one cell {'holds' if run.holds else 'does not hold' if run.breaks else 'did not run'}: {listed}."
     if run.holds:
         return f"All {len(run.cells)} cells hold: {listed}."
     if run.breaks:
@@ -34,4 +37,5 @@ def summarize_plan(plan: MatrixPlan) -> str:
     """What would be run, in a sentence."""
     gpus = sum(cell.gpus for cell in plan.cells)
     needs = f", {gpus} GPU(s) if all run at once" if gpus else ""
-    return f"{len(plan.cells)} cells as {len(plan.cells)} jobs, through the launcher {plan.launcher}{needs}."
+    cells, jobs = (count(len(plan.cells), noun) for noun in ("cell", "job"))
+    return f"{cells} as {jobs}, through the launcher {plan.launcher}{needs}."

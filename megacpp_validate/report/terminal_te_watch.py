@@ -8,17 +8,16 @@ from rich.text import Text
 from megacpp_validate.evidence.te_watch import WatchResult
 
 from .ink import draw_sentence, plain, print_indented
-from .markdown_te_watch import say_watch
+from .markdown_te_watch import say_verdict, say_watch
 
 
 def render_watch(result: WatchResult, *, console: Console | None = None) -> None:
     """Print what became of each release, the issue texts, and what waits for a GPU."""
     console = console or Console()
-    console.print(
-        Text(f"Releases of Transformer Engine on {plain(result.index)}, {result.asked_at}", "dim"), soft_wrap=True
-    )
+    place = f" on {plain(result.index)}" if result.index else ", as GPUs saw them; no index was asked"
+    console.print(Text(f"Releases of Transformer Engine{place}, {result.asked_at}", "dim"), soft_wrap=True)
     for row in result.changed:
-        code = "" if row.code is None else f", exit code {row.code}"
+        code = f", exit code {said}" if (said := say_verdict(row)) else ""
         against = f" against {row.against}" if row.against else ""
         console.print(Text(f"  {plain(row.version)}  {row.standing.value}{against}{code}"), soft_wrap=True)
         for said in filter(None, (row.reason, row.withdrawn)):

@@ -40,6 +40,7 @@ def test_releases_of_json_are_put_together_from_their_files() -> None:
         {"filename": "transformer_engine-2.21.0.tar.gz", "hashes": {}},
         wheel("2.19.0", yanked="wrong sums"),
         wheel("2.18.0", yanked=True),
+        wheel("2.16.0", yanked=""),
         wheel("2.17.1", yanked=True),
         {"filename": "transformer_engine-2.17.1.tar.gz", "yanked": False},
         {"filename": "transformer_engine_cu12-2.20.2-py3-none-any.whl", "hashes": {}},
@@ -51,8 +52,15 @@ def test_releases_of_json_are_put_together_from_their_files() -> None:
         "2.21.0": (False, "", None),
         "2.19.0": (False, SHA, "wrong sums"),
         "2.18.0": (False, SHA, ""),
+        "2.16.0": (True, SHA, None),  # in JSON `""` is no reason, as pip reads it; in HTML it is one
         "2.17.1": (False, SHA, None),  # a release is yanked where all of its files are
     }
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_two_spellings_of_one_version_are_one_release(order: int) -> None:
+    files = [wheel("2.10.0"), {"filename": "transformer_engine-2.10.tar.gz", "hashes": {}}][::order]
+    assert ask(200, JSON, page(*files)) == {"2.10.0": (True, SHA, None)}
 
 
 def test_an_index_that_speaks_html_alone_is_read_too() -> None:
@@ -62,6 +70,19 @@ def test_an_index_that_speaks_html_alone_is_read_too() -> None:
         "2.20.2": (True, SHA, None),
         "2.19.0": (False, "", "wrong & bad"),
     }
+
+
+def test_an_address_that_is_none_is_told_without_who_asks() -> None:
+    with pytest.raises(IndexDown, match="did not say which releases") as fault:
+        read_listed(NAME, IndexSettings(("http://me:secret@[bad/simple",)))
+    assert "secret" not in str(fault.value)
+    assert "[bad/simple" in str(fault.value)
+
+
+def test_a_pip_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(under_test, "_LIMIT_S", 0.001)
+    with pytest.raises(IndexDown, match=r"pip config list. was not done after 0\.001 s"):
+        read_index_settings()
 
 
 GARBAGE = {

@@ -61,6 +61,8 @@ HOUSE = {
                             "      issues: write\n", "runs what reads packages of others"),
     "strangers": ("pull_request.yml", "  pull_request:\n", "  pull_request_target:\n", "strangers get at rights"),
     "a secret": ("jobs.yml", "${{ toJSON(matrix.job) }}", "${{ secrets.KEY }}", "strangers get at rights"),
+    "no time to keep what was found": ("te_watch.yml", "timeout-minutes: 60", "timeout-minutes: 50",
+                                       "the pipeline te_watch that it runs after 50"),
     "no end": ("pins.yml", "    timeout-minutes: 10\n", "", "has no timeout-minutes"),
     "side by side": ("te_watch.yml", "concurrency:\n  group: te-watch\n", "x:\n", "side by side"),
     "a token left": ("jobs.yml", "persist-credentials: false", "persist-credentials: true", "leaves its token"),

@@ -131,6 +131,9 @@ def test_a_run_is_told_in_a_sentence_and_in_rows() -> None:
     assert say_watch(known) == "no release judged; 1 withdrawn; 2.20.2 is pinned."
     assert not known.breaks
     assert "<script>" not in "\n".join(tell_watch(seen))
+    assert "| 2.21.0 | judged | 2.20.2 | 1, without a GPU |" in "\n".join(tell_watch(seen))
+    on_a_gpu = base.model_copy(update={"changed": (ROW.model_copy(update={"gpu_code": 1}),), "judged": ("2.21.0",)})
+    assert "| 2.21.0 | judged | 2.20.2 | 1, of the gpu tier |" in "\n".join(tell_watch(on_a_gpu))
     console = Console(record=True, width=100)
     render_watch(seen, console=console)
     told = console.export_text()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .collect import forget_cell
 from .ends import Ends
-from .launcher import JobHeld, JobRefused, Launcher, SchedulerDown, Work
+from .launcher import JobHeld, JobRefused, Launcher, SchedulerAbsent, SchedulerDown, Work
 from .state import Attempt, State
 
 
@@ -14,8 +14,9 @@ def give(state: State, launcher: Launcher, chosen: Sequence[Work], ends: Ends) -
     """Write down the names first: a job that is given when this is killed is found by its name.
 
     Raises:
+        SchedulerAbsent: neither this one nor later ones were given.
         SchedulerDown: it may have taken the job that it fell silent at: its name will tell. Later ones were not given.
-        JobRefused: neither this one nor later ones were given.
+        JobRefused: as where it is absent; the text says how many were given before.
         OSError: a folder cannot be written; as above.
     """
     attempts = [_name(state, work, ends) for work in chosen]
@@ -24,15 +25,19 @@ def give(state: State, launcher: Launcher, chosen: Sequence[Work], ends: Ends) -
         cell = work.order.cell
         try:
             given = launcher.submit(work, state.try_of(cell, attempt))
-        except SchedulerDown:
-            _take_back(state, chosen[index + 1 :])
+        except SchedulerDown as fault:
+            _take_back(state, chosen[index + (not isinstance(fault, SchedulerAbsent)) :])
             state.keep()
             raise
         except JobHeld as held:
             _take_back(state, chosen[index:])
             ends.tell(cell, "held", str(held))
             return
-        except (JobRefused, OSError):
+        except JobRefused as fault:
+            _take_back(state, chosen[index:])
+            state.keep()
+            raise JobRefused(f"{fault}{_say_given(state)}") from fault
+        except OSError:
             _take_back(state, chosen[index:])
             state.keep()
             raise
@@ -50,6 +55,15 @@ def _name(state: State, work: Work, ends: Ends) -> Attempt:
     attempt = Attempt(number=number, name=state.name_of(cell, number))
     state.jobs[cell] = job.model_copy(update={"attempt": attempt, "tries": number})
     return attempt
+
+
+def _say_given(state: State) -> str:
+    """What goes on where no more is given."""
+    given = sum(job.attempt is not None for job in state.jobs.values())
+    if not given:
+        return ""
+    jobs = "1 job that was given before goes" if given == 1 else f"{given} jobs that were given before go"
+    return f" {jobs} on: the same command finds them, and Ctrl-C while it runs cancels them."
 
 
 def _take_back(state: State, works: Sequence[Work]) -> None:

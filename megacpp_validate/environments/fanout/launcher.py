@@ -21,6 +21,10 @@ class SchedulerDown(RuntimeError):
     """The scheduler does not answer, or is not here; jobs that it has are left to it."""
 
 
+class SchedulerAbsent(SchedulerDown):
+    """Its tools are not here, or cannot be started: what they were to be told they were not told."""
+
+
 class JobRefused(RuntimeError):
     """The scheduler answers, and does not take the job."""
 

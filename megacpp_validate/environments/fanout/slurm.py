@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from ...evidence.whole_file import write_whole
 from .cluster import Cluster
-from .launcher import JobHeld, JobRefused, Phase, SchedulerDown, Seen, Try, Work
+from .launcher import JobHeld, JobRefused, Phase, SchedulerAbsent, SchedulerDown, Seen, Try, Work
 from .shipped import write_job
 from .slurm_words import (
     ACCOUNT_FORMAT,
@@ -25,11 +25,13 @@ from .slurm_words import (
     is_not_there,
     missing_of,
     read_account,
+    read_number,
     read_queue,
     render_script,
     say_absent,
     say_down,
     say_refused,
+    say_unnumbered,
 )
 
 
@@ -73,15 +75,28 @@ class SlurmLauncher:
         done = self._call("sbatch", *options, *avoid, str(script))
         if avoid and done.returncode and not is_not_there(done.stderr):
             done = self._call("sbatch", *options, str(script))  # where there is no other node, the same one again
-        number = done.stdout.strip().splitlines()[-1].partition(";")[0] if done.stdout.strip() else ""
-        if done.returncode == 0 and number.isdigit():
-            return number
+        if done.returncode == 0:
+            return read_number(done.stdout) or self._find_number(attempt, done.stdout)
         said = f"{done.stderr} {done.stdout}".strip()
         if is_not_there(said):
             raise SchedulerDown(say_down("sbatch", said))
         if is_for_later(said):
             raise JobHeld(" ".join(said.split())[-400:])
         raise JobRefused(say_refused(options, said))
+
+    def _find_number(self, attempt: Try, said: str) -> str:
+        """The number of a job that was taken, where `sbatch` does not tell it: a site's own words came in its place.
+
+        Raises:
+            SchedulerDown: the queue does not have it; its name will tell at the next start.
+        """
+        try:
+            seen = self.look([attempt])[attempt.name]
+        except SchedulerAbsent as fault:  # of `squeue`: `sbatch` is there
+            raise SchedulerDown(say_unnumbered(said)) from fault
+        if not seen.id:
+            raise SchedulerDown(say_unnumbered(said))
+        return seen.id
 
     def look(self, attempts: Sequence[Try]) -> dict[str, Seen]:
         """Ask the queue, which tells of ended jobs for some minutes; then the accounts, where there are any."""
@@ -120,11 +135,12 @@ class SlurmLauncher:
         """Run a tool of Slurm. An interrupt of the terminal does not reach it: a job is given whole, or not.
 
         Raises:
-            SchedulerDown: it is not here, or does not answer in time.
+            SchedulerAbsent: it is not here, or cannot be started.
+            SchedulerDown: it does not answer in time.
         """
         path = shutil.which(tool, path=self.variables.get("PATH", os.defpath))
         if path is None:
-            raise SchedulerDown(say_absent(tool))
+            raise SchedulerAbsent(say_absent(tool))
         try:
             return subprocess.run(
                 [path, *words], capture_output=True, text=True, errors="replace", check=False, start_new_session=True,
@@ -133,4 +149,4 @@ class SlurmLauncher:
         except subprocess.TimeoutExpired as fault:
             raise SchedulerDown(say_down(tool, f"nothing within {self.cluster.client_s:g} s")) from fault
         except OSError as fault:
-            raise SchedulerDown(say_absent(tool)) from fault
+            raise SchedulerAbsent(say_absent(tool)) from fault

@@ -17,6 +17,7 @@ from .launcher import BATCH_LOG, JOB_FILE, Phase, Seen, Try
 QUEUE_FORMAT: Final = "%i|%j|%T|%N|%r"
 ACCOUNT_FORMAT: Final = "JobIDRaw,JobName,State,NodeList,Reason"
 _MODULE: Final = "megacpp_validate.environments.fanout.one_cell"
+_NUMBER: Final = re.compile(r"([0-9]+)(?:;[\w.-]+)?")  # of the job, and the cluster where there are several
 _QUEUED: Final = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD"})
 _RUNS: Final = frozenset({
     "RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED", "SPECIAL_EXIT",
@@ -94,6 +95,12 @@ def _is_pattern(folder: Path) -> bool:
     return "%" in str(folder) or "\\" in str(folder)
 
 
+def read_number(text: str) -> str:
+    """The number that `sbatch --parsable` tells, among lines that a site adds; empty where none is one."""
+    found = (_NUMBER.fullmatch(line.strip()) for line in reversed(text.splitlines()))
+    return next((match[1] for match in found if match), "")
+
+
 def read_queue(text: str) -> dict[str, Seen]:
     """What `squeue` says, by name of the job; of two of one name the later one."""
     found: dict[str, Seen] = {}
@@ -157,6 +164,15 @@ def say_absent(tool: str) -> str:
     return (
         f"there is no Slurm here: {tool} is not on the PATH. Likely cause: this is no login node of a cluster. Next "
         "step: start it on one, or use --launcher local."
+    )
+
+
+def say_unnumbered(said: str) -> str:
+    """That a job was taken, and nobody knows it."""
+    return (
+        f"sbatch took a job and told no number of it: {' '.join(said.split())[-400:] or 'it says nothing'}; nor is it "
+        "found in the queue. Likely cause: sbatch is a script of the site's own, or gives jobs to another cluster. "
+        "Next step: `squeue --me`; then the same command again, which looks for the job by its name."
     )
 
 

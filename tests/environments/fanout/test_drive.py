@@ -275,14 +275,19 @@ def test_a_job_that_is_held_off_comes_later_and_one_that_is_refused_ends_the_run
 
     class Strict(ScriptedScheduler):
         def submit(self, work: Work, attempt: Try) -> str:
-            raise JobRefused("invalid partition")
+            if work.order.probe == "b":
+                return super().submit(work, attempt)
+            raise JobRefused("invalid partition.")
 
     done, told = drive(tmp_path / "full", works_of(*"abc"), scheduler := Full())
     assert (len(done), scheduler.ran) == (3, {"a": 1, "b": 1, "c": 1})
     assert "held" in {one.what for one in told}
-    with pytest.raises(JobRefused):
+    with pytest.raises(JobRefused, match=r"^invalid partition\.$"):
         drive(tmp_path / "strict", works_of("a"), Strict())
-    assert json.loads((tmp_path / "strict" / STATE_FILE).read_text())["jobs"]["te1-cpu-a"]["attempt"] is None
+    with pytest.raises(JobRefused, match=r"invalid partition\. 1 job that was given before goes on: the same command"):
+        drive(tmp_path / "strict", works_of("b", "a"), Strict())
+    jobs = json.loads((tmp_path / "strict" / STATE_FILE).read_text())["jobs"]
+    assert (jobs["te1-cpu-a"]["attempt"], jobs["te1-cpu-b"]["attempt"]["id"]) == (None, "1")
 
 
 def test_a_damaged_state_is_refused_and_names_the_next_step(tmp_path: Path) -> None:

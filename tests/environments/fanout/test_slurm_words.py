@@ -9,7 +9,16 @@ import pytest
 
 from megacpp_validate.environments.fanout.cluster import Cluster, ClusterInvalid, read_cluster
 from megacpp_validate.environments.fanout.faults import name_fault
-from megacpp_validate.environments.fanout.launcher import BATCH_LOG, JobRefused, Phase, SchedulerDown, Seen, Try, Work
+from megacpp_validate.environments.fanout.launcher import (
+    BATCH_LOG,
+    JobRefused,
+    Phase,
+    SchedulerAbsent,
+    SchedulerDown,
+    Seen,
+    Try,
+    Work,
+)
 from megacpp_validate.environments.fanout.pyxis import PyxisEnvironment, has_pyxis, name_for_enroot, open_pyxis
 from megacpp_validate.environments.fanout.slurm import SlurmLauncher
 from megacpp_validate.environments.fanout.slurm_words import (
@@ -186,6 +195,24 @@ def test_tools_that_are_absent_slow_or_wrong_are_told(tmp_path: Path) -> None:
     told = launcher(tmp_path, squeue="true", sacct="echo '7|cell.run.1|NODE_FAIL|n3|None'").look([attempt])
     assert (told["cell.run.1"].word, told["cell.run.1"].node) == ("NODE_FAIL", "n3")
     assert launcher(tmp_path, sbatch="echo '12;cluster'").submit(work, attempt) == "12"
+
+
+def test_a_job_that_sbatch_took_is_never_called_refused_whatever_else_a_site_says(tmp_path: Path) -> None:
+    attempt = Try("cell.run.1", "", tmp_path / "attempt")
+    work = Work(Order("a", "te1", Target("cpu", ""), "native"), InterpreterEnvironment(("python3",), {}), 60.0, 0)
+    notice = "echo Your project has used 90 % of its hours"
+    assert launcher(tmp_path, sbatch=f"{notice}; echo 12; {notice}").submit(work, attempt) == "12"
+    there = launcher(tmp_path, sbatch=notice, squeue="echo '34|cell.run.1|PENDING||None'")
+    assert there.submit(work, attempt) == "34"  # found by its name
+    with pytest.raises(SchedulerDown, match="told no number of it: Your project"):
+        launcher(tmp_path, sbatch=notice, squeue="true").submit(work, attempt)
+    (tmp_path / "squeue").unlink()
+    with pytest.raises(SchedulerDown) as silent:  # it may have taken the job: its name stays known
+        SlurmLauncher(Cluster(), {"PATH": str(tmp_path)}).submit(work, attempt)
+    assert not isinstance(silent.value, SchedulerAbsent)
+    (tmp_path / "sbatch").unlink()
+    with pytest.raises(SchedulerAbsent):
+        SlurmLauncher(Cluster(), {"PATH": str(tmp_path)}).submit(work, attempt)
 
 
 def test_a_node_is_avoided_where_there_is_another(tmp_path: Path) -> None:
