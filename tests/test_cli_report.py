@@ -13,6 +13,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from megacpp_validate.cli import main, report_verbs
+from megacpp_validate.cli.report_sources import read_rows
 from megacpp_validate.evidence.site_result import SiteResult
 
 EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence" / "h200" / "te2.14.1"
@@ -125,3 +126,29 @@ def test_what_a_report_needs_does_not_lie_where_it_writes(run: Run, tmp_path: Pa
     shutil.copytree(EVIDENCE, site / "receipts")
     assert run(site / "receipts", "--output", site).code == WRONG
     assert len(list((site / "receipts").glob("*.json"))) == 7
+
+
+def test_an_index_replaces_no_file_of_others(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(EVIDENCE, tmp_path / "store")
+    notes = tmp_path / "notes.txt"
+    notes.write_text("precious")
+    receipt = next((tmp_path / "store").glob("*.json"))
+    before = receipt.read_bytes()
+    inside = (receipt, tmp_path / "store" / "index.sqlite", tmp_path / "store" / ".." / "store" / "x" / "y")
+    for database in (notes, *inside):
+        said = run(tmp_path / "store", "--output", tmp_path / "site", "--database", database)
+        assert (said.code, "Next step" in said.err, said.out) == (WRONG, True, ""), database
+    said = run(tmp_path / "store", "--output", tmp_path / "site", "--database", notes)
+    assert "is there already, and is no index of this tool" in " ".join(said.err.split())
+    assert "cannot be read" not in said.err  # the store can
+    assert notes.read_text() == "precious"
+    assert receipt.read_bytes() == before
+    assert not (tmp_path / "site").exists()
+    assert len(list((tmp_path / "store").iterdir())) == 7
+    # The place in the cache is for an index alone: what is damaged there is made again.
+    monkeypatch.setenv("MEGACPP_CACHE_DIR", str(tmp_path / "cache"))
+    rows, _, _ = read_rows(tmp_path / "store", None)
+    (kept,) = (tmp_path / "cache" / "index").iterdir()
+    kept.write_bytes(b"damaged")
+    assert read_rows(tmp_path / "store", None)[0] == rows
+    assert kept.read_bytes().startswith(b"SQLite format 3")

@@ -103,6 +103,14 @@ def test_it_is_written_where_people_look(
     assert score.rates[3].day  # of the commit
     assert call(monkeypatch, checkout, "--write") == 0
     assert (checkout / SHOWN).read_text() == shown
+    # Evidence that is not as it was committed is of no day that anybody knows; the other files keep theirs.
+    changed = checkout / "docs" / "evidence" / FILES[0]
+    changed.write_text(changed.read_text() + "\n")
+    assert call(monkeypatch, checkout, "--write") == 0
+    days = {rate.id: rate.day for rate in SuiteScore.model_validate_json((checkout / SCORE).read_text()).rates}
+    assert (days["te-blame"], days["te-false-blame"]) == ("", "")
+    assert days["te-blame-held-out"] == score.rates[5].day != ""
+    assert "| unknown |" in (checkout / SHOWN).read_text()
 
 
 def broken(checkout: Path, change: Any) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..catalog import Catalog
 from ..catalog_needs import read_needs
+from ..evidence.index import IndexNotOurs
 from ..evidence.receipt import Receipt
 from ..evidence.site_result import SiteResult
 from ..evidence.store import read_receipt
@@ -24,6 +25,7 @@ from .report_sources import (
     Judge,
     find_foreign,
     find_lost_rows,
+    find_outdated,
     find_rates,
     find_scores,
     read_decisions,
@@ -31,6 +33,7 @@ from .report_sources import (
     read_rows,
 )
 from .telling import write_told
+from .whole_telling import refuse_among
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ def run_report(catalog: Catalog, asked: Asked, fmt: Format, told: Path | None) -
             "give the folder of receipts; `nox -s cpu_parity` writes some to .megacpp/receipts.",
             Exit.WRONG_ARGUMENTS,
         )
+    refuse_among(asked.store, asked.database, "--database")
     refuse_inside(asked.output, filter(None, (told,)))  # before a minute's work, and before anything is replaced
     result = write_report(catalog, asked)
     write_told(
@@ -123,6 +127,8 @@ def _read(catalog: Catalog, asked: Asked) -> tuple[SiteFacts, list[SiteRow]]:
         rows, unreadable, by_cell = read_rows(asked.store, asked.database)
         results, read = read_results(asked.store, [*(row.path for row in rows), *unreadable])
         foreign = find_foreign(gates, asked.store, asked.gates)
+    except IndexNotOurs as fault:
+        refuse(f"{fault}.", Exit.WRONG_ARGUMENTS)
     except OSError as fault:
         refuse(
             f"{asked.store} cannot be read: {fault.strerror or fault}. Likely cause: it is not yours. Next step: give "
@@ -138,6 +144,7 @@ def _read(catalog: Catalog, asked: Asked) -> tuple[SiteFacts, list[SiteRow]]:
     lost = find_lost_rows(rows, by_cell, (target.id for target in catalog.targets))
     stacks = arrange_stacks([*rows, *lost], asked.made_at, by_cell)
     mutants = frozenset(mutant.id for mutant in catalog.mutants)
+    rates = find_rates(read, mutants, asked.made_at)
     facts = SiteFacts(
         store=str(asked.store),
         tool=TOOL,
@@ -148,7 +155,8 @@ def _read(catalog: Catalog, asked: Asked) -> tuple[SiteFacts, list[SiteRow]]:
         unreadable=unreadable,
         results=results,
         told=dict([(file, one) for file, one in read.items() if has_page(one)][:MOST_RESULTS]),
-        rates=find_rates(read, mutants),
+        rates=rates,
+        outdated=find_outdated(read, rates),
         scores=find_scores(read),
         mutants=mutants,
         gates=gates,

@@ -56,9 +56,10 @@ def read_rows(store: Path, database: Path | None) -> tuple[list[SiteRow], dict[s
         database: of its index, which is brought up to the files; in the user's cache without it.
 
     Raises:
+        IndexNotOurs: the database is somebody's file, and no index.
         OSError: the store cannot be looked into.
     """
-    index, _ = read_store(store, database or find_database(store))
+    index, _ = read_store(store, database or find_database(store), replace=database is None)
     found = index.rows()
     index.close()
     unreadable = {row.path: row.fault for row in found if row.outcome is None}
@@ -108,16 +109,51 @@ def find_scores(read: Mapping[str, Result | SuiteScore]) -> dict[str, SelftestRe
     return dict(sorted(tables.items(), key=lambda item: read_instant(item[1].finished_at), reverse=True))
 
 
-def find_rates(read: Mapping[str, Result | SuiteScore], mutants: Collection[str]) -> tuple[Rate, ...]:
-    """The suite's score as it was published last; of the newest kill table of all mutants where there is none.
+def find_rates(read: Mapping[str, Result | SuiteScore], mutants: Collection[str], made_at: str) -> tuple[Rate, ...]:
+    """The suite's score: as it was published last, and of the newest kill table of all mutants.
 
-    Only where there is none of all is it of the newest one of some, which the pages say.
+    A published rate gives way to that of the table, unless it is known to be of a later run: what was good once says
+    nothing of what a selftest showed since. Only where nothing was published, and there is no table of all mutants, is
+    it of the newest one of some, which the pages say.
+
+    Args:
+        read: results by file.
+        mutants: ids of all of the matrix.
+        made_at: the report's clock: what is said to come after it is later than nothing.
     """
-    published = [result for result in read.values() if isinstance(result, SuiteScore)]
-    if published:
-        return max(published, key=lambda score: max((rate.day for rate in score.rates), default="")).rates
+    published = _find_published(read)
     tables = sorted(find_scores(read).items(), key=lambda item: bool(say_partly(item[1], mutants)))
-    return tuple(rate for file, table in tables[:1] for rate in score_selftest(table, Evidence(source=file)))
+    if published and tables and say_partly(tables[0][1], mutants):
+        return published
+    seen = {rate.id: rate for file, table in tables[:1] for rate in score_selftest(table, Evidence(source=file))}
+    if any(rate.day <= made_at[:10] and _is_later(rate, seen[rate.id]) for rate in published if rate.id in seen):
+        return published
+    if all(_counts(seen.get(rate.id, rate)) == _counts(rate) for rate in published):
+        # The same counts of the same day: its source is then the one that was published.
+        seen |= {rate.id: rate for rate in published if rate.id in seen and rate.day == seen[rate.id].day}
+    return (*seen.values(), *(rate for rate in published if rate.id not in seen))
+
+
+def find_outdated(read: Mapping[str, Result | SuiteScore], rates: Iterable[Rate]) -> tuple[Rate, ...]:
+    """Rates as they were published last that give way to others in `rates`, see `find_rates`."""
+    shown = {rate.id: _counts(rate) for rate in rates}
+    return tuple(rate for rate in _find_published(read) if shown[rate.id] != _counts(rate))
+
+
+def _find_published(read: Mapping[str, Result | SuiteScore]) -> tuple[Rate, ...]:
+    published = [result for result in read.values() if isinstance(result, SuiteScore)]
+    return (
+        max(published, key=lambda score: max((rate.day for rate in score.rates), default="")).rates if published else ()
+    )
+
+
+def _is_later(rate: Rate, seen: Rate) -> bool:
+    """Whether a rate is known to be of a later run; the day of a commit is only the last day that it can be."""
+    return rate.day_of == "run" and bool(seen.day) and rate.day > seen.day
+
+
+def _counts(rate: Rate) -> tuple[int, int]:
+    return rate.hits, rate.trials
 
 
 def find_lost_rows(
@@ -208,16 +244,20 @@ class Judge:
     def _measure(self, target: str) -> CardNoise:
         """From the newest run that was timed again: the run, and its folder `again`."""
         of_target = [row for row in self._rows if row.target == target]
-        twice = [row for row in of_target if _is_again(row.run)]
+        known = {(row.run, row.probe): row.sha256 for row in of_target}
+        # A copy of the first run, in the place of a second one, would show a card without any noise.
+        twice = [
+            row for row in of_target if _is_again(row.run) and known.get((_first(row.run), row.probe)) != row.sha256
+        ]
         newest = max(twice, key=lambda row: (row.at, row.run), default=None)
         if newest is None:
             return measure_noise({}, {})
-        first = newest.run.rpartition("/")[0] or "."
-        runs = [
-            {row.probe: receipt for row in of_target if row.run == run and (receipt := self._read(row)) is not None}
-            for run in (first, newest.run)
-        ]
-        return measure_noise(*runs)
+        sides = (of_target, _first(newest.run)), (twice, newest.run)
+        return measure_noise(*(self._read_run(*side) for side in sides))
+
+    def _read_run(self, rows: Iterable[SiteRow], run: str) -> dict[str, Receipt]:
+        read = {row.probe: self._read(row) for row in rows if row.run == run}
+        return {probe: receipt for probe, receipt in read.items() if receipt is not None}
 
     def _read(self, row: SiteRow) -> Receipt | None:
         try:
@@ -228,6 +268,11 @@ class Judge:
 
 def _is_again(run: str) -> bool:
     return run.rpartition("/")[2] == AGAIN
+
+
+def _first(run: str) -> str:
+    """The run that another one timed again."""
+    return run.rpartition("/")[0] or "."
 
 
 def _row(row: HistoryRow) -> SiteRow | None:
@@ -252,5 +297,6 @@ def _row(row: HistoryRow) -> SiteRow | None:
         peak_memory_mib=row.peak_memory_mib or None,
         compiles_after=row.compiles_after,
         only_times=row.only_timed or _is_again(row.run),
+        same_as=row.same_as,
         contradicts=row.contradicts,
     )

@@ -136,14 +136,24 @@ def _invalid(file: Path, fault: Exception, command: str) -> ScoreInvalid:
 
 
 def _evidence(root: Path, file: Path) -> Evidence:
-    """Where a file lies, and the day of the commit that it came with; no day outside of a checkout."""
-    command = ["git", "log", "-1", "--format=%cs", "--", str(file)]
+    """Where a file lies, and the day of the commit that it came with; no day outside of a checkout.
+
+    Neither has a file that is not as it was committed: its evidence came after that day.
+    """
+    changed = _ask_git(root, "status", "--porcelain", "--ignored", "--", str(file))
+    day = _ask_git(root, "log", "-1", "--format=%cs", "--", str(file)) if changed == "" else None
+    return Evidence(source=file.as_posix(), committed=day or "")
+
+
+def _ask_git(root: Path, *words: str) -> str | None:
+    """What git says; None where it cannot."""
     try:
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-        day = done.stdout.strip() if done.returncode == 0 else ""
+        done = subprocess.run(
+            ["git", "--no-optional-locks", *words], cwd=root, capture_output=True, text=True, check=False
+        )
     except OSError:
-        day = ""
-    return Evidence(source=file.as_posix(), committed=day)
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _write(root: Path, result: SuiteScore) -> None:

@@ -26,9 +26,9 @@ def te_watch(
 ) -> None:
     """Is there a release on the index that nobody has judged? Judge it without a GPU, and write its issue text.
 
-    A release is judged once, whatever ends a run half way. Exit code 0: nothing new breaks, 1: a release that is new
-    breaks the bridge, 4: one could not be judged, 5: the index does not say what there is, 6: the state is damaged, or
-    another run holds it.
+    A release is judged once, and told, whatever ends a run half way. Exit code 0: nothing new breaks, 1: a release that
+    is new breaks the bridge, 3: the folder of --gpu-results has no answer, 4: one could not be judged, 5: the index
+    does not say what there is, 6: the state is damaged, or another run holds it.
     """
     from .te_watch_runs import Asked, run_watch
 

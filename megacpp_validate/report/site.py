@@ -140,7 +140,7 @@ def _render_cells(
         row = history.newest
         try:
             receipt = _read(row, facts, source)
-            runs = draw_trained(receipt) if depth is Depth.FULL else ()
+            runs = draw_trained(history, receipt) if depth is Depth.FULL else ()
             page = site_pages.render_cell(facts, history, receipt, runs) if depth is Depth.FULL else ""
             environment = _environment(row, receipt)
         except (ReceiptInvalid, *_UNDRAWN) as fault:

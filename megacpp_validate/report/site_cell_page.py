@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 from megacpp_validate.evidence.receipt import Check, Receipt
 
 from .html import draw_breakable, draw_sentence
-from .marks import Mark, mark_cell
+from .marks import Mark
 from .parity_words import find_failed
 from .site_losses import draw_losses
 from .site_marks import mark_history
@@ -49,8 +49,9 @@ class TrainedRun:
     times: Markup
 
 
-def draw_trained(receipt: Receipt) -> tuple[TrainedRun, ...]:
-    """Every training run of a receipt, drawn."""
+def draw_trained(history: CellHistory, receipt: Receipt) -> tuple[TrainedRun, ...]:
+    """Every training run of the newest receipt of a cell, drawn; it looks no better than the cell."""
+    mark = mark_history(history)
     runs = []
     for record in receipt.training:
         row = say_row(Trained(receipt, record))[1:]
@@ -62,7 +63,7 @@ def draw_trained(receipt: Receipt) -> tuple[TrainedRun, ...]:
                 target=receipt.target,
                 probe=receipt.probe,
                 started=receipt.started,
-                mark=mark_cell(receipt.outcome),
+                mark=mark,
                 name=f"{record.name} of {receipt.cell}",
                 said=f"Run {record.name}: {told}",
                 state=f"Where the time of run {record.name} went: {say_phases(record)}. {say_state(record)}",
@@ -153,9 +154,8 @@ def _say(history: CellHistory, receipt: Receipt | None) -> str:
         said += f": {shorten(first_sentence(receipt.reason.partition(' Next step:')[0]))}"
     elif receipt is not None and receipt.checks:
         said += f": {count(len(receipt.checks), 'check')} held"
-    bad = sum(not row.outcome.is_good for row in history.rows[1:])
-    earlier = len(history.rows) - 1
-    before = f" {bad} of {count(earlier, 'earlier receipt')} not good." if bad else ""
+    bad = sum(not row.outcome.is_good for row in history.earlier)
+    before = f" {bad} of {count(len(history.earlier), 'earlier receipt')} not good." if bad else ""
     return f"{said}{before}" if said.endswith("…") else f"{said.rstrip('.')}.{before}"
 
 

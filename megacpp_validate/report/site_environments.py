@@ -71,11 +71,12 @@ def read_facts(receipt: Receipt) -> Facts:
 
 def merge_facts(environments: Iterable[Environment]) -> Facts:
     """Facts of a stack, of which each receipt saw some; where they do not agree, every value."""
-    found: dict[str, dict[str, None]] = {}
+    found: dict[str, set[str]] = {}
     for each in environments:
         for name, value in each.facts.items():
-            found.setdefault(name, {}).setdefault(value)
-    return {name: " | ".join(values) for name, values in found.items()}
+            found.setdefault(name, set()).add(value)
+    # Sorted: which receipt was read first says nothing, and the same values are no difference.
+    return {name: " | ".join(sorted(values)) for name, values in found.items()}
 
 
 def pair_facts(before: Facts, after: Facts) -> tuple[FactPair, ...]:

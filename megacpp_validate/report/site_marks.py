@@ -19,6 +19,8 @@ NOT_READ: Final = Mark("○", "?", "no evidence", "risk")
 SECOND_COPY: Final = Mark("▲", "!", "second copy", "risk")
 AHEAD: Final = Mark("▲", "!", "clock ahead", "risk")
 CONTRADICTED: Final = Mark("▲", "!", "contradicted", "risk")
+COPIED: Final = Mark("·", ".", "copy", "quiet")
+OUTDATED: Final = Mark("▲", "!", "outdated", "risk")
 _LOOK_AT: Final = 1.1  # a trend above this ratio says "more"; nothing is decided by it
 
 

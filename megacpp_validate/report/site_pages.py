@@ -22,8 +22,10 @@ from .site_gate_words import find_others, identity_of, mark_gate, mark_verdict_o
 from .site_marks import (
     AHEAD,
     CONTRADICTED,
+    COPIED,
     FILE_LOST,
     NOT_READ,
+    OUTDATED,
     SECOND_COPY,
     mark_backend,
     mark_fate,
@@ -34,7 +36,7 @@ from .site_marks import (
     mark_trend,
 )
 from .site_paths import result_page, step_page, target_page
-from .site_score_words import say_partly
+from .site_score_words import falls_short, find_left_out, say_partly
 from .site_trends import Trend, draw_trend, find_trends, say_trend
 from .site_values import MODULES, CellHistory, Depth, SiteFacts, StackHistory, group_probes
 from .smoke_words import HEADINGS
@@ -129,10 +131,9 @@ def render_steps(facts: SiteFacts, steps: Sequence[StepResult]) -> str:
 def render_training(facts: SiteFacts, trained: Sequence[TrainedRun]) -> str:
     """Loss curves and goodput of the runs that cells are about, the newest first."""
     runs = sorted(trained, key=lambda run: run.started, reverse=True)
-    red = sum(run.mark.tone == "bad" for run in runs)
-    said = (
-        f"{count(len(runs), 'training run')}, {red} of them in a cell that is not good." if runs else "Nobody trained."
-    )
+    tones = [run.mark.tone for run in runs]
+    doubted = sum(tone in ("bad", "risk") for tone in tones)
+    said = f"{count(len(runs), 'training run')}, {doubted} of them in a cell that is not good or in doubt."
     return _render(
         "training",
         facts,
@@ -140,8 +141,8 @@ def render_training(facts: SiteFacts, trained: Sequence[TrainedRun]) -> str:
         trained=runs[:MOST_TRAINED],
         left=max(len(runs) - MOST_TRAINED, 0),
         headings=HEADINGS[1:],
-        said=said,
-        tone="bad" if red else "good" if runs else "risk",
+        said=said if runs else "Nobody trained.",
+        tone=_worst(["good", *tones]) if runs else "risk",
     )
 
 
@@ -159,7 +160,7 @@ def render_trends(facts: SiteFacts) -> str:
         here="trends.html",
         shown=found[:_MOST_TRENDS],
         left=max(len(found) - _MOST_TRENDS, 0),
-        said=said if found else "No cell has two good receipts yet.",
+        said=said if found else "No cell has two good receipts with a date yet.",
         tone="risk" if more or not found else "good",
     )
 
@@ -207,7 +208,8 @@ def render_score(facts: SiteFacts) -> str:
     """Kill tables of the suite's own score."""
     scores = list(facts.scores.values())
     newest = scores[:1]
-    if any(find_unsettled(score) or score.false_alarms or score.lost for score in newest):
+    short = bool(newest) and falls_short(facts.rates)
+    if short or any(find_unsettled(score) or score.false_alarms or score.lost for score in newest):
         said, tone = "The selftest did not find everything, or blamed another module for it.", "bad"
     elif newest and (partly := say_partly(newest[0], facts.mutants)):
         said, tone = f"The newest selftest is {partly}: what the others would show is not known.", "risk"
@@ -346,6 +348,7 @@ def _count_good(stack: StackHistory, probes: Sequence[str]) -> Mapping[str, Any]
 _WORDS: Final[dict[str, Any]] = {
     "ahead": AHEAD,
     "contradicted": CONTRADICTED,
+    "copied": COPIED,
     "draw_trend": draw_trend,
     "file_lost": FILE_LOST,
     "backend_mark": mark_backend,
@@ -362,6 +365,7 @@ _WORDS: Final[dict[str, Any]] = {
     "not_read": NOT_READ,
     "number": number,
     "others": find_others,
+    "outdated": OUTDATED,
     "result_page": result_page,
     "rows_of": _rows_of,
     "say_gate": say_gate,
@@ -373,6 +377,7 @@ _WORDS: Final[dict[str, Any]] = {
     "say_trend": say_trend,
     "say_unsettled": say_unsettled,
     "score_modules": score_modules,
+    "find_left_out": find_left_out,
     "find_unsettled": find_unsettled,
     "second_copy": SECOND_COPY,
     "shorten": shorten,

@@ -79,13 +79,9 @@ class Trend:
 def find_trends(cell: CellHistory) -> tuple[Trend, ...]:
     """Quantities that at least two good and whole runs of a cell tell: what a red run cost says nothing.
 
-    Neither does one that is told in two ways, or whose place among the others is not known.
+    Neither does a copy, one that is told in two ways, or one whose place among the others is not known.
     """
-    good = [
-        row
-        for row in reversed(cell.rows)
-        if row.outcome.is_good and not (row.only_times or row.contradicts or row in cell.future)
-    ]
+    good = [row for row in reversed(cell.rows) if row.outcome.is_good and row.counts and row not in cell.future]
     trends = []
     for quantity in QUANTITIES:
         points = [(row.run, row.started, value) for row in good if (value := quantity.of(row)) is not None]

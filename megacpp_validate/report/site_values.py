@@ -50,6 +50,7 @@ class SiteRow:
         compiles_after: kernels that were compiled after warm-up.
         path: of its file, below the store.
         only_times: of a second run that was made for its times alone: it replaces no receipt with all checks.
+        same_as: path of another file with the same bytes that stands before it: a copy is no evidence of its own.
         contradicts: path of another file that says it is the same process, and says something else.
         lost: a cell of which there is only a file under its name that is no receipt.
     """
@@ -72,8 +73,14 @@ class SiteRow:
     peak_memory_mib: float | None = None
     compiles_after: int | None = None
     only_times: bool = False
+    same_as: str = ""
     contradicts: str = ""
     lost: bool = False
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is an observation of its own whose place is known, as `counts` and `dated` of `HistoryRow`."""
+        return self.at > -math.inf and not (self.lost or self.same_as or self.contradicts or self.only_times)
 
     def is_again_of(self, other: SiteRow) -> bool:
         """Whether it is of the second run, for its times alone, of the run that another row is of."""
@@ -107,7 +114,22 @@ class CellHistory:
     @property
     def not_good(self) -> int:
         """How many of them are no evidence that the cell holds."""
-        return sum(not row.outcome.is_good for row in self.rows)
+        return sum(not row.outcome.is_good for row in self.rows if not row.same_as)
+
+    @property
+    def receipts(self) -> int:
+        """How many receipts there are of it, copies apart."""
+        return sum(not (row.lost or row.same_as) for row in self.rows)
+
+    @property
+    def copies(self) -> int:
+        """How many files only say once more what another one says."""
+        return sum(bool(row.same_as) for row in self.rows)
+
+    @property
+    def earlier(self) -> tuple[SiteRow, ...]:
+        """Rows that are known to be no later than the newest one, copies apart."""
+        return tuple(row for row in self.rows[1:] if -math.inf < row.at <= self.newest.at and not row.same_as)
 
     @cached_property
     def doubt(self) -> str:
@@ -162,7 +184,8 @@ class SiteFacts:
         results: file below the store -> schema of the result of a verb that lies there.
         told: file below the store -> such a result, where its verb tells it as a page.
         scores: file below the store -> kill table of the suite.
-        rates: of the suite as it is published, with their intervals and days; else those of `scores`.
+        rates: of the suite as it is published, with their intervals and days, and of the newest of `scores`.
+        outdated: rates as they were published that the newest of `scores` does not bear out.
         mutants: ids of all that a full run of the selftest has.
         gates: decisions of the release gate.
         foreign_gates: those of them that were made of other receipts than lie in the store.
@@ -179,6 +202,7 @@ class SiteFacts:
     told: Mapping[str, Result] = field(default_factory=dict)
     scores: Mapping[str, SelftestResult] = field(default_factory=dict)
     rates: tuple[Rate, ...] = ()
+    outdated: tuple[Rate, ...] = ()
     mutants: frozenset[str] = frozenset()
     gates: tuple[GateDecision, ...] = ()
     foreign_gates: tuple[GateDecision, ...] = ()
@@ -279,8 +303,9 @@ def read_instant(text: str) -> float:
 def _arrange_cell(rows: Sequence[SiteRow], now: float, unreadable: Mapping[str, Sequence[str]]) -> CellHistory:
     newest = sorted(
         rows,
-        # Of two from the same moment the one that is not good: which folder's name comes later says nothing.
-        key=lambda row: (not row.only_times, row.at <= now, row.at, not row.outcome.is_good, row.run),
+        # Of two from the same moment the one that is not good: which folder's name comes later says nothing. Of copies
+        # the first.
+        key=lambda row: (not row.only_times, row.at <= now, row.at, not row.outcome.is_good, not row.same_as, row.run),
         reverse=True,
     )
     lost = tuple(unreadable.get(newest[0].cell, ()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 from dataclasses import replace
 from itertools import pairwise
@@ -22,7 +23,7 @@ from megacpp_validate.evidence.store import ReceiptInvalid, read_receipt
 from megacpp_validate.evidence.upgrade import StepResult
 from megacpp_validate.report import machine, site_pages, site_values
 from megacpp_validate.report.site import SiteOverview, SiteSource, StackSeen, render_site
-from megacpp_validate.report.site_paths import cell_page, is_page, stack_page, step_page
+from megacpp_validate.report.site_paths import cell_page, is_page, stack_page, step_page, target_page
 from megacpp_validate.report.site_values import SiteFacts, SiteRow, arrange_stacks, plan_depths
 
 FIRST_PAGE = 300_000  # bytes
@@ -82,6 +83,35 @@ def test_every_link_leads_to_a_page_of_the_site(site: tuple[Path, SiteResult]) -
                     led = (folder / name).parent / link
                     assert led.resolve().is_relative_to(folder.resolve()), (name, link)
                     assert led.is_file(), (name, tag, link)
+
+
+def reach(pages: dict[str, Page], first: str = "index.html") -> set[str]:
+    """Pages that somebody who opens the first one can come to."""
+    seen, ahead = {first}, [first]
+    while ahead:
+        here = ahead.pop()
+        for _, attributes in pages[here].tags:
+            name = posixpath.normpath(posixpath.join(posixpath.dirname(here), attributes.get("href") or ""))
+            if name in pages and name not in seen:
+                seen.add(name)
+                ahead.append(name)
+    return seen
+
+
+def test_every_page_is_reached_from_the_first_one(site: tuple[Path, SiteResult]) -> None:
+    folder, _ = site
+    pages = {str(path.relative_to(folder)): Page(path.read_text()) for path in folder.rglob("*.html")}
+    assert reach(pages) == pages.keys()
+
+
+def test_a_target_page_links_every_cell_of_its_target(site: tuple[Path, SiteResult]) -> None:
+    folder, result = site
+    page = Page((folder / target_page("h200")).read_text())
+    linked = {link.removeprefix("../") for _, attributes in page.tags if (link := attributes.get("href"))}
+    assert {cell.page for cell in result.cells if cell.target == "h200"} <= linked
+    assert len([cell for cell in result.cells if cell.target == "h200"]) == 9
+    heads = re.findall(r'<th scope="col">(.*?)</th>', (folder / target_page("h200")).read_text())
+    assert {"imports", "native_block", "smoke_small_delayed"} <= {head.replace("<wbr>", "") for head in heads}
 
 
 def test_pages_can_be_read_by_everybody(site: tuple[Path, SiteResult]) -> None:
@@ -260,6 +290,8 @@ def test_older_stacks_are_judged_and_then_listed(monkeypatch: pytest.MonkeyPatch
     assert seen == {"te2.7.0": 64, "te2.6.0": 64, "te2.5.0": 16, "te2.4.0": 0, "te2.0.0": 0}
     assert all(cell.page in pages for cell in overview.cells)
     assert len(overview.cells) == 8 * 64
+    drawn = {path: Page(text) for path, text in pages.items() if path.endswith(".html")}
+    assert reach(drawn) == drawn.keys()
     listed = Page(pages[stack_page("target0", "te2.0.0")])
     assert "run/te2.0.0-target0-fp8_block.json" in listed.text
     assert "5 older stacks" not in Page(pages["index.html"]).text

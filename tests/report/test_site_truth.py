@@ -243,8 +243,8 @@ def test_a_part_of_the_selftest_is_not_all_of_it() -> None:
     part = replace(CLEAN, mutants=(), finished_at="2026-11-22T00:00:00+00:00")
     read = {"a": of_all, "b": newer, "c": part}
     assert list(find_scores(read)) == ["c", "b", "a"]
-    assert {rate.source for rate in find_rates(read, {GOOD.mutant.id})} == {"b"}
-    assert {rate.source for rate in find_rates({"c": part}, {GOOD.mutant.id})} == {"c"}
+    assert {rate.source for rate in find_rates(read, {GOOD.mutant.id}, NOW)} == {"b"}
+    assert {rate.source for rate in find_rates({"c": part}, {GOOD.mutant.id}, NOW)} == {"c"}
     assert say_partly(of_all, {GOOD.mutant.id}) == ""
     assert say_partly(of_all, {GOOD.mutant.id, "other"}) == "of 1 of 2 mutants of the matrix"
     assert say_partly(part, ()) == "of no mutant at all"
