@@ -141,6 +141,8 @@ def test_an_index_replaces_no_file_of_others(run: Run, tmp_path: Path, monkeypat
     said = run(tmp_path / "store", "--output", tmp_path / "site", "--database", notes)
     assert "is there already, and is no index of this tool" in " ".join(said.err.split())
     assert "cannot be read" not in said.err  # the store can
+    said = run(tmp_path / "store", "--output", tmp_path / "site", "--told", receipt)
+    assert (said.code, "would be among its files" in " ".join(said.err.split())) == (WRONG, True)
     assert notes.read_text() == "precious"
     assert receipt.read_bytes() == before
     assert not (tmp_path / "site").exists()

@@ -71,6 +71,7 @@ def run_report(catalog: Catalog, asked: Asked, fmt: Format, told: Path | None) -
             Exit.WRONG_ARGUMENTS,
         )
     refuse_among(asked.store, asked.database, "--database")
+    refuse_among(asked.store, told, "--told")
     refuse_inside(asked.output, filter(None, (told,)))  # before a minute's work, and before anything is replaced
     result = write_report(catalog, asked)
     write_told(
