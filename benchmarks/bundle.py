@@ -52,7 +52,8 @@ def write_sample(folder: Path) -> None:
         path.write_bytes(number.to_bytes(8, "big") + noise[:SMALL_BYTES])
     (folder / "restore.py").write_text(compose_restore())
     files = hash_files(folder, PART, ())
-    manifest = Manifest("benchmark", "", "cpu", "linux/amd64", "3.11", None, "0" * 64, PART, (), {}, files)
+    image = {"name": "benchmark:1", "digest": f"sha256:{'0' * 64}", "configs": [f"sha256:{'0' * 64}"]}
+    manifest = Manifest("benchmark", "", "cpu", "linux/amd64", "3.11", image, "0" * 64, PART, (), {}, files)
     write_lists(folder, manifest, "")
 
 
@@ -179,6 +180,7 @@ def main() -> int:
     }
     page = write_page(data)
     if asked.output:
+        asked.output.mkdir(parents=True, exist_ok=True)
         (asked.output / "bundle.json").write_text(json.dumps(data, indent=2) + "\n")
         (asked.output / "bundle.md").write_text(page)
     print(page)
