@@ -41,8 +41,7 @@ def work_on_copy() -> None:
             return
         _forget_the_dead()
         copy = Path(tempfile.mkdtemp(prefix=_NAMED))
-        lock = os.open(copy / _LOCK, os.O_CREAT | os.O_RDWR)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock = _lock(copy)
         for path in found:
             place = copy / path.relative_to(source)
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -62,14 +61,21 @@ def give_back() -> None:
     """Put what is new in the copy where it came from, and remove the copy. What cannot be written is lost, silently."""
     while _copies and _copies[-1][-1] == os.getpid():  # a child that was forked gives nothing back
         source, copy, lock, _ = _copies.pop()
-        for path in copy.rglob("*"):
-            place = source / path.relative_to(copy)
-            if path.is_file() and path.name not in ("index", _LOCK) and not place.exists():
+        for name in list_kernels(copy):
+            if not (source / name).exists():
                 with suppress(OSError):
-                    _put(path, place)
+                    _put(copy / name, source / name)
         os.environ[VARIABLE] = str(source)
         shutil.rmtree(copy, ignore_errors=True)
         os.close(lock)
+
+
+def _lock(copy: Path) -> int:
+    """Held as long as the process lives. It is named once it is held: before, the copy would pass for a dead one."""
+    lock = os.open(copy / f"{_LOCK}-to-be", os.O_CREAT | os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    (copy / f"{_LOCK}-to-be").rename(copy / _LOCK)
+    return lock
 
 
 def _forget_the_dead() -> None:
@@ -93,6 +99,19 @@ def _put(path: Path, place: Path) -> None:
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
+
+
+def list_kernels(folder: Path) -> set[str]:
+    """Files of a cache that hold kernels, relative to it: not the driver's index, locks, and what is half given back.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    return {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "index" and not path.name.startswith(".")
+    }
 
 
 def driver_cache() -> Path:

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from .compiles import saw
-from .driver_cache import driver_cache, why_shared
+from .driver_cache import driver_cache, list_kernels, why_shared
 from .late import after_import
 
 _KERNEL: Final = re.compile(rb"\.text\.([A-Za-z_$][\w$.]{1,160})")  # a section of machine code, named after its kernel
-_NO_KERNELS: Final = ("index", ".lock")
 _NAMELESS: Final = b"PTX"
 _driver_files: Final[set[str]] = set()
 
@@ -53,12 +52,7 @@ def _read(name: str) -> bytes:
 
 def _files_of_driver() -> set[str]:
     try:
-        folder = driver_cache()
-        return {
-            str(path.relative_to(folder))
-            for path in folder.rglob("*")
-            if path.is_file() and path.name not in _NO_KERNELS
-        }
+        return list_kernels(driver_cache())
     except (OSError, RuntimeError):
         return set()
 

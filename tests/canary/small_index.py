@@ -57,23 +57,28 @@ def write_index(folder: Path, wheels: Mapping[str, Mapping[str, str]]) -> str:
     return (folder / "simple").as_uri()
 
 
+class _Quiet(BaseHTTPRequestHandler):
+    """Answers, and logs nothing."""
+
+    def answer(self, status: int, kind: str, body: bytes, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name of the base class
+        pass
+
+
 @contextlib.contextmanager
 def serve(answers: Mapping[str, tuple[int, str, bytes]]) -> Iterator[str]:
     """A server that gives (status, content type, body) by how the path ends; 404 otherwise."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(_Quiet):
         def do_GET(self) -> None:
-            status, kind, body = next(
-                (answer for end, answer in answers.items() if self.path.endswith(end)), (404, "text/html", b"no")
-            )
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name of the base class
-            pass
+            found = (answer for end, answer in answers.items() if self.path.endswith(end))
+            self.answer(*next(found, (404, "text/html", b"no")))
 
     with _served(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as port:
         yield f"http://127.0.0.1:{port}/simple"
@@ -103,21 +108,15 @@ def say(answer: bytes) -> Iterator[str]:
 def redirect(heard: dict[str, str | None], answer: tuple[int, str, bytes]) -> Iterator[str]:
     """An index that sends everybody to another host; `heard` has who asked on either: the header, or None."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(_Quiet):
         def do_GET(self) -> None:
             here = "elsewhere" if self.headers["Host"].startswith("localhost") else "index"
             heard[here] = self.headers["Authorization"]
-            status, kind, body = answer if here == "elsewhere" else (302, "text/plain", b"")
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            if here == "index":
-                self.send_header("Location", f"http://localhost:{self.server.server_address[1]}{self.path}")
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name of the base class
-            pass
+            if here == "elsewhere":
+                self.answer(*answer)
+            else:
+                elsewhere = f"http://localhost:{self.server.server_address[1]}{self.path}"
+                self.answer(302, "text/plain", b"", Location=elsewhere)
 
     with _served(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as port:
         yield f"http://127.0.0.1:{port}/simple"

@@ -104,6 +104,21 @@ def test_the_copy_of_a_killed_process_goes_with_the_next_one(tmp_path: Path) -> 
     assert len(copies(tmp_path)) == 1
 
 
+def test_a_copy_that_is_being_made_is_not_taken_for_a_dead_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process starts between the copy and its lock: what has no lock by its name yet is left alone."""
+    plain = driver_cache.fcntl.flock
+
+    def flock(lock: int, deed: int) -> None:
+        monkeypatch.setattr(driver_cache.fcntl, "flock", plain)
+        driver_cache._forget_the_dead()
+        plain(lock, deed)
+
+    monkeypatch.setattr(driver_cache.fcntl, "flock", flock)
+    driver_cache.work_on_copy()
+    (copy,) = copies(tmp_path)
+    assert (copy / ".lock").exists()
+
+
 def test_what_is_too_large_to_be_copied_is_nobodys_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_cache, "MOST_BYTES", 3)
     monkeypatch.setattr(watch_files, "_driver_files", set())
