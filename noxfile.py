@@ -374,7 +374,10 @@ def lint(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Everything that runs without a GPU: tests -- [pytest arguments]."""
     _install(session, "test", *_groups_of_damage())
-    session.run("pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", *session.posargs)
+    # Many tests start the tool as a process: each would compile the project again where bytecode is not kept.
+    bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": f"{session.virtualenv.location}/bytecode"}
+    workers = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
+    session.run("pytest", *workers, *session.posargs, env=bytecode)
 
 
 @nox.session

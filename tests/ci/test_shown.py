@@ -1,0 +1,64 @@
+"""What the pages show is what a command wrote, and where they point there is something."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "ci"))
+
+from shown import find_sources, read_pages, render_page  # noqa: E402
+
+PAGES = read_pages(ROOT)
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_shows_the_files_as_they_were_written(page: Path) -> None:
+    text = page.read_text()
+    assert text == render_page(text, ROOT), "run `python ci/shown.py`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_links_to_is_there(page: Path) -> None:
+    for path, anchor in LINK.findall(page.read_text()):
+        target = page if not path else page.parent / path
+        assert target.exists(), path
+        if anchor:
+            assert anchor in anchors_of(target), f"{path}#{anchor}"
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The names of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"(?m)^#+ (.*)$", page.read_text())
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_figures_that_readers_decide_by_are_shown() -> None:
+    shown = {source for page in PAGES for source in find_sources(page.read_text())}
+    assert shown >= {
+        "docs/examples/te_canary.txt",
+        "docs/examples/te_canary_h200.txt",
+        "docs/examples/import_firewall.txt",
+        "docs/examples/score.md",
+        "docs/examples/selftest.md",
+        "docs/examples/blame_score.md",
+        "docs/examples/blame_score_held_out.md",
+        "docs/examples/fp8_h200.txt",
+        "docs/examples/moe_smoke_cpu.txt",
+        "docs/examples/moe_smoke_h200.txt",
+        "docs/evidence/support.md",
+    }
+
+
+def test_a_figure_that_is_no_longer_the_files_is_seen_and_put_right(tmp_path: Path) -> None:
+    (tmp_path / "f.txt").write_text("now: 2\n")
+    page = "before\n<!-- from f.txt -->\n```text\nnow: 1\n```\n<!-- end -->\nafter\n"
+    right = page.replace("1", "2")
+    assert (render_page(page, tmp_path), render_page(right, tmp_path)) == (right, right)
+    with pytest.raises(FileNotFoundError):
+        render_page(page.replace("f.txt", "g.txt"), tmp_path)
