@@ -326,8 +326,7 @@ def test_an_interrupt_is_no_evidence_and_leaves_nothing_running(host: Callable[.
     """Cells run side by side: each says in a file of its own that it has begun."""
     begun = tmp_path / "begun"
     begun.mkdir()
-    mark = f"open(os.path.join({str(begun)!r}, str(os.getpid())), 'w').close()"
-    overlays = host(f"{mark}; time.sleep(600)", "2.9.0", "2.20.2")
+    overlays = host(f"open(f'{begun}/{{os.getpid()}}', 'w').close(); time.sleep(600)", "2.9.0", "2.20.2")
     tool = start(*GPU, "2.9.0", "2.20.2", "--overlays", overlays, "--receipts", "kept", "--probes", "imports")
     assert within(60, lambda: any(begun.iterdir())), Path("tool.log").read_text()
     tool.send_signal(signal.SIGINT)

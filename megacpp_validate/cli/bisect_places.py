@@ -20,7 +20,7 @@ from ..environments.fleet import Fleet
 from ..environments.installed import Found, find_environments
 from ..environments.interpreter import InterpreterEnvironment, read_commit
 from ..environments.overlay import put_over
-from ..environments.plan import find_target, plan_parity, why_not_here
+from ..environments.plan import find_target, plan_blank, plan_parity, why_not_here
 from ..environments.processes import Processes
 from ..environments.restart import find_done
 from ..environments.room import count_cores
@@ -103,21 +103,12 @@ class Places:
             if reason := why_not_here(self.target, facts):
                 raise NotHere(reason)
             require_torch(facts)
-            orders = plan_parity(
-                self.catalog,
-                self.target,
-                facts,
-                probes,
-                self.means.variables,
-                seed=seed + run,
-                tool=TOOL,
-                commit=self.commit,
-            )
+            blank = plan_blank(self.target, facts, self.means.variables, seed=seed + run, tool=TOOL, commit=self.commit)
             folder = receipts / name_folder(choices) / f"{run}-within-{limit_s:g}s"  # a longer one asks anew
             folder.mkdir(parents=True, exist_ok=True)
             cells = [
                 (Cell(environment, replace(order, environment=environment.identity), folder, limit_s), Need(0.0, 0.0))
-                for order in orders
+                for order in plan_parity(self.catalog, blank, probes)
             ]
             for cell, _ in cells:
                 done = find_done(cell.order, cell.place)

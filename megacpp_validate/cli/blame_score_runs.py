@@ -18,7 +18,7 @@ from ..environments.cell import Cell
 from ..environments.environment import NoEnvironment
 from ..environments.faulty_overlay import NoClean
 from ..environments.interpreter import read_commit
-from ..environments.plan import UnknownTarget, find_target, plan_parity
+from ..environments.plan import UnknownTarget, find_target, plan_blank, plan_parity
 from ..environments.restart import FolderTaken
 from ..environments.schedule import Need, expect_need
 from ..evidence.blame_score import BlameScore
@@ -120,7 +120,8 @@ def _make_cells(
     """The cells of every run whose copy can be made."""
     rows = {module.id: module for module in catalog.modules}
     turnstile = folder / "turnstile"
-    orders = plan_parity(catalog, target, host.facts, (), host.bare.variables, tool=TOOL, commit=read_commit())
+    blank = plan_blank(target, host.facts, host.bare.variables, tool=TOOL, commit=read_commit())
+    orders = plan_parity(catalog, blank, ())
 
     opened = open_copies(host, [(run.name, run.fault, run.copied) for run in plan.runs], troubles)
     for run in plan.runs:

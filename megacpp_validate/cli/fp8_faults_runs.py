@@ -19,7 +19,7 @@ from ..environments.cell import Cell
 from ..environments.environment import NoEnvironment
 from ..environments.faulty_overlay import NoClean
 from ..environments.interpreter import read_commit
-from ..environments.plan import UnknownTarget, find_target, plan_fp8
+from ..environments.plan import UnknownTarget, find_target, plan_blank, plan_fp8
 from ..environments.restart import FolderTaken
 from ..environments.schedule import CONTEXT_MIB, Need
 from ..evidence.fp8_faults import Fp8FaultResult, Fp8FaultScore
@@ -100,12 +100,8 @@ def _make_cells(
 ) -> Iterator[tuple[Cell, Need]]:  # fmt: skip
     """The cells of every run whose copy can be made."""
     rows = {row.id: row for row in catalog.fp8}
-    orders = {
-        order.probe: order
-        for order in plan_fp8(
-            catalog, target, host.facts, (), host.bare.variables, seed=asked.seed, tool=TOOL, commit=read_commit()
-        )
-    }
+    blank = plan_blank(target, host.facts, host.bare.variables, seed=asked.seed, tool=TOOL, commit=read_commit())
+    orders = {order.probe: order for order in plan_fp8(catalog, blank, ())}
     opened = open_copies(host, [(run.name, run.fault, run.fault is not None) for run in plan.runs], troubles)
     for run in plan.runs:
         if run.name not in opened:

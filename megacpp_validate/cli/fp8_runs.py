@@ -12,7 +12,7 @@ from ..catalog import Catalog, Fp8Cell, read_catalog
 from ..environments.environment import NoEnvironment
 from ..environments.facts import Facts
 from ..environments.interpreter import read_commit
-from ..environments.plan import UnknownTarget, choose_fp8_cells, find_target, plan_fp8
+from ..environments.plan import UnknownTarget, choose_fp8_cells, find_target, plan_blank, plan_fp8
 from ..environments.restart import FolderTaken
 from ..environments.session import Expected
 from ..evidence.fp8 import Fp8Result
@@ -48,9 +48,8 @@ def observe_fp8(catalog: Catalog, matrix: Path | None, asked: Asked) -> Fp8Resul
     target = find_target(catalog, asked.target)
 
     def plan(facts: Facts, variables: Mapping[str, str]) -> tuple[Order, ...]:
-        return plan_fp8(
-            catalog, target, facts, asked.probes or (), variables, seed=asked.seed, tool=TOOL, commit=read_commit()
-        )
+        blank = plan_blank(target, facts, variables, seed=asked.seed, tool=TOOL, commit=read_commit())
+        return plan_fp8(catalog, blank, asked.probes or ())
 
     rows = choose_fp8_cells(catalog, asked.probes or ())
     policy = decide_policy(matrix, read_today())  # first: a file of the matrix that is wrong must not cost a session

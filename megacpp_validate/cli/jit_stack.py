@@ -23,7 +23,7 @@ from ..environments.environment import NoEnvironment
 from ..environments.facts import Facts, read_facts, require_torch
 from ..environments.identity import hash_parts, say_package
 from ..environments.interpreter import PACKAGE, InterpreterEnvironment, host_interpreter, read_commit
-from ..environments.plan import plan_compositions, plan_parity, plan_smoke
+from ..environments.plan import plan_blank, plan_compositions, plan_parity, plan_smoke
 from ..environments.processes import Processes
 from ..environments.room import count_cores, share_cores
 from ..evidence.findings import Frozen
@@ -160,12 +160,12 @@ class JitStack:
         return read_receipt_answer(receipt)
 
     def _order(self, task: PrewarmTask) -> Order:
-        words: dict[str, Any] = {"seed": self.seed, "tool": TOOL, "commit": read_commit()}
         variables = self.environment.variables
+        blank = plan_blank(self.target, self.facts, variables, seed=self.seed, tool=TOOL, commit=read_commit())
         if task.code != PROBE:
-            return plan_smoke(self.catalog, self.target, self.facts, [task.cell], variables, **words)[0]
+            return plan_smoke(self.catalog, blank, [task.cell])[0]
         plan = plan_compositions if _is_composition(self.catalog, task.cell) else plan_parity
-        return plan(self.catalog, self.target, self.facts, [task.cell], variables, **words)[0]
+        return plan(self.catalog, blank, [task.cell])[0]
 
     def _run_task(self, task: PrewarmTask, logs: Path, limit_s: float) -> Answer:
         told = ask_task(

@@ -11,7 +11,7 @@ from ..catalog import Catalog
 from ..environments.environment import NoEnvironment
 from ..environments.facts import Facts
 from ..environments.interpreter import read_commit
-from ..environments.plan import UnknownTarget, find_target, plan_parity
+from ..environments.plan import UnknownTarget, find_target, plan_blank, plan_parity
 from ..environments.restart import FolderTaken
 from ..evidence.parity import ParityResult, build_support
 from ..evidence.store import ReceiptInvalid, read_receipts
@@ -31,9 +31,8 @@ def run_parity(catalog: Catalog, asked: Asked, fmt: Format, output: Path | None,
         refuse("no probe is selected. Next step: name one, or leave --probes out for all.", Exit.NOTHING_SELECTED)
 
     def plan(facts: Facts, variables: Mapping[str, str]) -> tuple[Order, ...]:
-        return plan_parity(
-            catalog, target, facts, asked.probes or (), variables, seed=asked.seed, tool=TOOL, commit=read_commit()
-        )
+        blank = plan_blank(target, facts, variables, seed=asked.seed, tool=TOOL, commit=read_commit())
+        return plan_parity(catalog, blank, asked.probes or ())
 
     result = ParityResult(**dict(run_session(target, asked, plan)))
     tell(result, fmt, output, verbose=verbose)

@@ -16,7 +16,7 @@ from ..catalog_smoke_faults import FaultPlan, SmokeFault, SmokeFaults, read_smok
 from ..environments.environment import NoEnvironment
 from ..environments.facts import Facts
 from ..environments.interpreter import read_commit
-from ..environments.plan import UnknownTarget, find_target, plan_smoke
+from ..environments.plan import UnknownTarget, find_target, plan_blank, plan_smoke
 from ..environments.restart import FolderTaken
 from ..environments.session import Expected
 from ..evidence.parity import SessionResult
@@ -101,7 +101,8 @@ def _run(catalog: Catalog, cells: tuple[SmokeCell, ...], target: TargetRow, aske
     holding = catalog.model_copy(update={"smoke": cells})
 
     def plan(facts: Facts, variables: Mapping[str, str]) -> tuple[Order, ...]:
-        return plan_smoke(holding, target, facts, (), variables, seed=asked.seed, tool=TOOL, commit=read_commit())
+        blank = plan_blank(target, facts, variables, seed=asked.seed, tool=TOOL, commit=read_commit())
+        return plan_smoke(holding, blank, ())
 
     expected = {cell.id: Expected(cell.seconds, cell.limit_s) for cell in cells}
     return run_session(target, replace(asked, target=target.id), plan, expected)

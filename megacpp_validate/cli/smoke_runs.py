@@ -13,7 +13,7 @@ from ..catalog import Catalog, read_catalog
 from ..environments.environment import NoEnvironment
 from ..environments.facts import Facts, read_facts
 from ..environments.interpreter import own_interpreter, read_commit
-from ..environments.plan import UnknownTarget, choose_smoke_cells, choose_target, find_target, plan_smoke
+from ..environments.plan import UnknownTarget, choose_smoke_cells, choose_target, find_target, plan_blank, plan_smoke
 from ..environments.processes import Processes
 from ..environments.restart import FolderTaken
 from ..environments.session import Expected
@@ -53,7 +53,7 @@ def observe_smoke(catalog: Catalog, chosen: Chosen) -> SmokeSession:
     """Run the cells one after the other. Raises as `run_session`."""
     asked = chosen.asked
     target = find_target(catalog, asked.target or _target_here(catalog))
-    every = choose_smoke_cells(catalog, target, asked.probes or ())
+    every = choose_smoke_cells(catalog, target.id, asked.probes or ())
     rows = [row for row in every if chosen.ranks in (0, row.ranks)]
     if not rows:
         refuse(
@@ -64,16 +64,8 @@ def observe_smoke(catalog: Catalog, chosen: Chosen) -> SmokeSession:
     names = [row.id for row in rows]
 
     def plan(facts: Facts, variables: Mapping[str, str]) -> tuple[Order, ...]:
-        orders = plan_smoke(
-            catalog,
-            target,
-            facts,
-            names,
-            variables,
-            seed=asked.seed,
-            tool=TOOL,
-            commit=read_commit(),
-        )
+        blank = plan_blank(target, facts, variables, seed=asked.seed, tool=TOOL, commit=read_commit())
+        orders = plan_smoke(catalog, blank, names)
         return tuple(replace(order, settings={**order.settings, "launcher": chosen.launcher}) for order in orders)
 
     expected = {row.id: Expected(row.seconds, row.limit_s) for row in rows}

@@ -112,85 +112,67 @@ def why_not_here(target: TargetRow, facts: Facts) -> str:
     return ""
 
 
-def plan_parity(
-    catalog: Catalog,
-    target: TargetRow,
-    facts: Facts,
-    probes: Sequence[str],
-    variables: Mapping[str, str],
-    *,
-    seed: int = 0,
-    tool: str = "",
-    commit: str = "",
-) -> tuple[Order, ...]:
-    """One order a probe, in dependency order.
+def plan_blank(
+    target: TargetRow, facts: Facts, variables: Mapping[str, str], *, seed: int = 0, tool: str = "", commit: str = ""
+) -> Order:
+    """What all orders of a session have in common: the order of no probe.
 
     Args:
-        catalog: the matrix.
         target: row that the probes are judged by.
         facts: what the environment has.
-        probes: those to run; all where there is none.
         variables: environment variables of the user, which may turn Transformer Engine off.
         seed, tool, commit: what the receipts carry.
+    """
+    request = choose_request(target, facts, variables)
+    judged_by = Target(
+        id=target.id,
+        arch=target.arch,
+        recipes=tuple(target.recipes),
+        production_recipe=target.production_recipe,
+        attention=tuple(target.attention),
+        deep_gemm=target.deep_gemm,
+    )
+    return Order(
+        probe="",
+        stack=request.stack,
+        target=judged_by,
+        requested=request.backend,
+        requested_because=request.because,
+        seed=seed,
+        tool=tool,
+        commit=commit,
+        lock_hash=variables.get(LOCK_HASH, ""),
+        image_digest=variables.get(IMAGE_DIGEST, ""),
+    )
+
+
+def plan_parity(catalog: Catalog, blank: Order, probes: Sequence[str]) -> tuple[Order, ...]:
+    """One order a probe, in dependency order; of all where none is named.
 
     Raises:
         UnknownTarget: a probe that there is not.
     """
-    blank = _blank_order(target, facts, variables, seed=seed, tool=tool, commit=commit)
     return tuple(replace(blank, probe=probe) for probe in choose_probes(catalog, probes))
 
 
-def plan_fp8(
-    catalog: Catalog,
-    target: TargetRow,
-    facts: Facts,
-    cells: Sequence[str],
-    variables: Mapping[str, str],
-    *,
-    seed: int = 0,
-    tool: str = "",
-    commit: str = "",
-) -> tuple[Order, ...]:
-    """One order a cell of FP8, in the order of `matrix/fp8.toml`; arguments and errors as of `plan_parity`."""
-    blank = _blank_order(target, facts, variables, seed=seed, tool=tool, commit=commit)
+def plan_fp8(catalog: Catalog, blank: Order, cells: Sequence[str]) -> tuple[Order, ...]:
+    """One order a cell of FP8, in the order of `matrix/fp8.toml`; of all where none is named. Raises as above."""
     return tuple(
         replace(_fill(blank, row), needs_te=row.needs_te, once=row.once) for row in choose_fp8_cells(catalog, cells)
     )
 
 
-def plan_smoke(
-    catalog: Catalog,
-    target: TargetRow,
-    facts: Facts,
-    cells: Sequence[str],
-    variables: Mapping[str, str],
-    *,
-    seed: int = 0,
-    tool: str = "",
-    commit: str = "",
-) -> tuple[Order, ...]:
-    """One order a cell of the smoke run, in the order of `matrix/moe_smoke.toml`; arguments and errors as above.
+def plan_smoke(catalog: Catalog, blank: Order, cells: Sequence[str]) -> tuple[Order, ...]:
+    """One order a cell of the smoke run, in the order of `matrix/moe_smoke.toml`; of all where none is named.
 
-    A second use would be a second training: each is once.
+    A second use would be a second training: each is once. Raises as above.
     """
-    blank = _blank_order(target, facts, variables, seed=seed, tool=tool, commit=commit)
-    rows = choose_smoke_cells(catalog, target, cells)
+    rows = choose_smoke_cells(catalog, blank.target.id, cells)
     return tuple(replace(_fill(blank, row), once=True) for row in rows)
 
 
-def plan_compositions(
-    catalog: Catalog,
-    target: TargetRow,
-    facts: Facts,
-    wanted: Sequence[str],
-    variables: Mapping[str, str],
-    *,
-    seed: int = 0,
-    tool: str = "",
-    commit: str = "",
-) -> tuple[Order, ...]:
+def plan_compositions(catalog: Catalog, blank: Order, wanted: Sequence[str]) -> tuple[Order, ...]:
     """One order a composition of the canary; all of them where none is named, those that are known else."""
-    blank = _blank_order(target, facts, variables, seed=seed, tool=tool, commit=commit)
     rows = (row for row in catalog.compositions if not wanted or row.id in wanted)
     return tuple(replace(_fill(blank, row), once=row.once) for row in rows)
 
@@ -213,20 +195,20 @@ def _choose(known: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in known if not wanted or name in wanted)
 
 
-def choose_smoke_cells(catalog: Catalog, target: TargetRow, wanted: Sequence[str]) -> tuple[SmokeCell, ...]:
+def choose_smoke_cells(catalog: Catalog, target: str, wanted: Sequence[str]) -> tuple[SmokeCell, ...]:
     """The target's cells of the smoke run, told by their ids with or without `smoke_`; all where none is named.
 
     Raises:
         UnknownTarget: one that there is not, or a target without any.
     """
-    rows = {row.id: row for row in catalog.smoke if target.id in row.targets}
+    rows = {row.id: row for row in catalog.smoke if target in row.targets}
     asked = {name: name if name.startswith("smoke_") else f"smoke_{name}" for name in wanted}
     if not rows:
         of = sorted({name for row in catalog.smoke for name in row.targets})
-        raise UnknownTarget(f"the smoke run has no cell for {target.id}. Next step: choose one of {', '.join(of)}.")
+        raise UnknownTarget(f"the smoke run has no cell for {target}. Next step: choose one of {', '.join(of)}.")
     if unknown := [name for name, cell in asked.items() if cell not in rows]:
         raise UnknownTarget(
-            f"there is no cell {', '.join(map(repr, unknown))} of the smoke run on {target.id}. Next step: choose from "
+            f"there is no cell {', '.join(map(repr, unknown))} of the smoke run on {target}. Next step: choose from "
             f"{', '.join(rows)}."
         )
     return tuple(row for row in rows.values() if not wanted or row.id in asked.values())
@@ -256,33 +238,6 @@ def choose_fp8_cells(catalog: Catalog, wanted: Sequence[str]) -> tuple[Fp8Cell, 
             f"there is no cell {', '.join(map(repr, unknown))} of FP8. Next step: choose from {', '.join(known)}."
         )
     return tuple(row for row in catalog.fp8 if not wanted or row.id in asked.values())
-
-
-def _blank_order(
-    target: TargetRow, facts: Facts, variables: Mapping[str, str], *, seed: int, tool: str, commit: str
-) -> Order:
-    """What all orders of a session have in common."""
-    request = choose_request(target, facts, variables)
-    judged_by = Target(
-        id=target.id,
-        arch=target.arch,
-        recipes=tuple(target.recipes),
-        production_recipe=target.production_recipe,
-        attention=tuple(target.attention),
-        deep_gemm=target.deep_gemm,
-    )
-    return Order(
-        probe="",
-        stack=request.stack,
-        target=judged_by,
-        requested=request.backend,
-        requested_because=request.because,
-        seed=seed,
-        tool=tool,
-        commit=commit,
-        lock_hash=variables.get(LOCK_HASH, ""),
-        image_digest=variables.get(IMAGE_DIGEST, ""),
-    )
 
 
 def receipt_without_probe(order: Order, outcome: Outcome, reason: str) -> Receipt:

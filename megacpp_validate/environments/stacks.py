@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ..catalog import BridgeModule, Catalog, ProbeCell
 from ..catalog import Target as TargetRow
@@ -27,7 +27,7 @@ from .facts import Facts, read_facts, require_torch
 from .fleet import Fleet, Progress
 from .identity import hash_parts
 from .interpreter import InterpreterEnvironment
-from .plan import choose_canary_probes, plan_compositions, plan_parity, receipt_without_probe, why_not_here
+from .plan import choose_canary_probes, plan_blank, plan_compositions, plan_parity, receipt_without_probe, why_not_here
 from .processes import Processes
 from .restart import own_folder
 from .schedule import Need, Room, expect_need
@@ -218,12 +218,12 @@ def _plan(catalog: Catalog, target: TargetRow, stack: Stack, asked: Asked, gate:
     )
     probes = choose_canary_probes(catalog, asked.probes)
     modules = {module.id for module in catalog.modules}
-    carried: dict[str, Any] = {"seed": asked.seed, "tool": asked.tool, "commit": asked.commit}
+    blank = plan_blank(target, facts, asked.variables, seed=asked.seed, tool=asked.tool, commit=asked.commit)
     orders: tuple[Order, ...] = ()
     if own := tuple(name for name in probes if name in modules):
-        orders += plan_parity(catalog, target, facts, own, asked.variables, **carried)
+        orders += plan_parity(catalog, blank, own)
     if more := tuple(name for name in probes if name not in modules):
-        orders += plan_compositions(catalog, target, facts, more, asked.variables, **carried)
+        orders += plan_compositions(catalog, blank, more)
     image = stack.environment.image_digest if isinstance(stack.environment, ContainerEnvironment) else ""
     made_from = stack.environment.lock_hash if isinstance(stack.environment, InterpreterEnvironment) else ""
     return tuple(

@@ -23,13 +23,17 @@ _WAIVERS: Final = {
     WaiverState.EXPIRED: Mark("✗", "X", "expired", "bad"),
     WaiverState.NOT_NEEDED: Mark("·", ".", "not needed", "quiet"),
 }
+_LACKING: Final = 4  # the gate's exit code where evidence is missing and nothing is broken
 _MOST_NAMED: Final = 5
 _SHORT: Final = 12
 
 
 def mark_gate(decision: GateDecision) -> Mark:
-    """How the answer looks."""
-    return Mark("✓", "-", "open", "good") if decision.open else Mark("✗", "X", "closed", "bad")
+    """How the answer looks: closed for want of evidence is another thing than closed by a breakage."""
+    if decision.open:
+        return Mark("✓", "-", "open", "good")
+    lacking = decision.exit_code == _LACKING
+    return Mark("○", "?", "closed, evidence missing", "risk") if lacking else Mark("✗", "X", "closed", "bad")
 
 
 def mark_cell_verdict(verdict: CellVerdict) -> Mark:

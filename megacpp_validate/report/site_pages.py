@@ -8,6 +8,7 @@ from typing import Any, Final
 from megacpp_validate.evidence.receipt import Outcome, Receipt
 from megacpp_validate.evidence.upgrade import StepResult
 
+from .gate_words import mark_cell_verdict, summarize_gate
 from .html import render_page
 from .marks import mark_cell
 from .score_words import say_counts, say_day, say_interval, say_share
@@ -18,7 +19,7 @@ from .selftest_words import (
 )
 from .site_cell_page import TrainedRun, cell_values, number, shorten
 from .site_environments import MOST_RECEIPTS, Environment, merge_facts, pack_environments, pair_facts
-from .site_gate_words import find_others, identity_of, mark_gate, mark_verdict_of, say_gate
+from .site_gate_words import find_others, identity_of, mark_shown_gate
 from .site_marks import (
     AHEAD,
     CONTRADICTED,
@@ -269,7 +270,7 @@ def _answer(facts: SiteFacts) -> tuple[str, str]:
 
 
 def _say_gates(facts: SiteFacts) -> tuple[str, str]:
-    marks = [(gate, mark_gate(gate, facts.foreign_gates)) for gate in facts.gates]
+    marks = [(gate, mark_shown_gate(gate, facts.foreign_gates)) for gate in facts.gates]
     told = [f"{gate.stack} on {gate.target}: {mark.word}" for gate, mark in marks]
     return f"Release gate: {'; '.join(told)}.", _worst(mark.tone for _, mark in marks)
 
@@ -354,21 +355,20 @@ _WORDS: Final[dict[str, Any]] = {
     "backend_mark": mark_backend,
     "identity_of": identity_of,
     "legend_marks": _LEGEND,
+    "mark_cell_verdict": mark_cell_verdict,
     "mark_fate": mark_fate,
-    "mark_gate": mark_gate,
     "mark_history": mark_history,
     "mark_score": mark_score,
+    "mark_shown_gate": mark_shown_gate,
     "mark_step": mark_step,
     "mark_timing": mark_timing,
     "mark_trend": mark_trend,
-    "mark_verdict_of": mark_verdict_of,
     "not_read": NOT_READ,
     "number": number,
     "others": find_others,
     "outdated": OUTDATED,
     "result_page": result_page,
     "rows_of": _rows_of,
-    "say_gate": say_gate,
     "say_counts": say_counts,
     "say_day": say_day,
     "say_interval": say_interval,
@@ -382,5 +382,6 @@ _WORDS: Final[dict[str, Any]] = {
     "second_copy": SECOND_COPY,
     "shorten": shorten,
     "step_page": step_page,
+    "summarize_gate": summarize_gate,
     "target_page": target_page,
 }

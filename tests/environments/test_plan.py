@@ -14,13 +14,23 @@ from megacpp_validate.environments.plan import (
     UnknownTarget,
     choose_canary_probes,
     find_target,
+    plan_blank,
     plan_compositions,
     plan_fp8,
     plan_parity,
     plan_smoke,
     why_not_here,
 )
-from megacpp_validate.probes.order import read_order
+from megacpp_validate.probes.order import Order, read_order
+
+
+def h200(catalog: Catalog, seed: int = 0) -> Order:
+    return plan_blank(target_of(catalog, "h200"), H200_HOST, {}, seed=seed)
+
+
+def laptop(catalog: Catalog) -> Order:
+    return plan_blank(target_of(catalog, "cpu"), LAPTOP, {})
+
 
 REQUESTS: dict[str, tuple[str, dict[str, str], dict[str, str], tuple[str, str], str]] = {
     "te": ("h200", {}, {}, ("te2.20.2", "te"), "h200"),
@@ -44,13 +54,14 @@ def test_what_is_requested_and_why(
     catalog: Catalog,
 ) -> None:
     there = H200_HOST.model_copy(update=facts)
-    orders = plan_parity(catalog, target_of(catalog, target), there, (), variables)
+    orders = plan_parity(catalog, plan_blank(target_of(catalog, target), there, variables), ())
     assert {(order.stack, order.requested) for order in orders} == {asked}
     assert all(because in order.requested_because for order in orders)
 
 
 def test_every_module_is_a_cell_in_dependency_order(catalog: Catalog) -> None:
-    orders = plan_parity(catalog, target_of(catalog, "h200"), H200_HOST, (), {}, seed=5, tool="tool", commit="abc")
+    blank = plan_blank(target_of(catalog, "h200"), H200_HOST, {}, seed=5, tool="tool", commit="abc")
+    orders = plan_parity(catalog, blank, ())
     assert [order.probe for order in orders] == [module.id for module in catalog.modules]
     assert orders[1].cell == "te2.20.2-h200-attention"
     assert {(order.seed, order.tool, order.commit) for order in orders} == {(5, "tool", "abc")}
@@ -59,12 +70,12 @@ def test_every_module_is_a_cell_in_dependency_order(catalog: Catalog) -> None:
 
 
 def test_selected_probes_keep_the_order_and_come_once(catalog: Catalog) -> None:
-    orders = plan_parity(catalog, target_of(catalog, "cpu"), LAPTOP, ("permute", "attention", "permute"), {})
+    orders = plan_parity(catalog, laptop(catalog), ("permute", "attention", "permute"))
     assert [order.probe for order in orders] == ["attention", "permute"]
 
 
 def test_the_cells_of_fp8_are_told_all_they_need(catalog: Catalog) -> None:
-    orders = plan_fp8(catalog, target_of(catalog, "h200"), H200_HOST, (), {}, seed=5)
+    orders = plan_fp8(catalog, h200(catalog, seed=5), ())
     assert [order.probe for order in orders] == [row.id for row in catalog.fp8]
     first = orders[0]
     assert (first.cell, first.code) == ("te2.20.2-h200-fp8_delayed", "fp8.recipe")
@@ -74,20 +85,19 @@ def test_the_cells_of_fp8_are_told_all_they_need(catalog: Catalog) -> None:
 
 
 def test_cells_of_fp8_are_chosen_by_their_short_names_too(catalog: Catalog) -> None:
-    target = target_of(catalog, "h200")
-    orders = plan_fp8(catalog, target, H200_HOST, ("loss", "fp8_block", "loss"), {})
+    orders = plan_fp8(catalog, h200(catalog), ("loss", "fp8_block", "loss"))
     assert [order.probe for order in orders] == ["fp8_block", "fp8_loss"]
     with pytest.raises(UnknownTarget, match=r"'attention'.*Next step.*fp8_delayed"):
-        plan_fp8(catalog, target, H200_HOST, ("attention",), {})
+        plan_fp8(catalog, h200(catalog), ("attention",))
 
 
 def test_the_cells_of_the_smoke_run_are_those_of_the_target(catalog: Catalog) -> None:
     for name, facts in (("h200", H200_HOST), ("cpu", LAPTOP)):
-        orders = plan_smoke(catalog, target_of(catalog, name), facts, (), {}, seed=5)
+        orders = plan_smoke(catalog, plan_blank(target_of(catalog, name), facts, {}, seed=5), ())
         assert [order.probe for order in orders] == [row.id for row in catalog.smoke if name in row.targets]
         assert all(order.once and order.seed == 5 and order.code.startswith("smoke.") for order in orders)
         assert read_order(json.dumps(asdict(orders[0]))) == orders[0]
-    (chosen,) = plan_smoke(catalog, target_of(catalog, "h200"), H200_HOST, ("small_bf16",), {})
+    (chosen,) = plan_smoke(catalog, h200(catalog), ("small_bf16",))
     assert chosen.cell == "te2.20.2-h200-smoke_small_bf16"
 
 
@@ -95,23 +105,23 @@ def test_compositions_come_after_the_modules_and_reach_all_of_them(catalog: Cata
     names = choose_canary_probes(catalog, ())
     assert names == (*(module.id for module in catalog.modules), "moe_smoke")
     assert choose_canary_probes(catalog, ("moe_smoke", "imports")) == ("imports", "moe_smoke")
-    (order,) = plan_compositions(catalog, target_of(catalog, "h200"), H200_HOST, (), {})
+    (order,) = plan_compositions(catalog, h200(catalog), ())
     assert order.bridge_modules == tuple(module.id for module in catalog.modules)
-    assert plan_compositions(catalog, target_of(catalog, "h200"), H200_HOST, ("imports",), {}) == ()
+    assert plan_compositions(catalog, h200(catalog), ("imports",)) == ()
     with pytest.raises(UnknownTarget, match=r"'smoke'.*Next step.*moe_smoke"):
         choose_canary_probes(catalog, ("smoke",))
 
 
 def test_a_probe_or_target_that_there_is_not_names_those_that_there_are(catalog: Catalog) -> None:
     with pytest.raises(UnknownTarget, match=r"'atention'.*Next step.*attention"):
-        plan_parity(catalog, target_of(catalog, "cpu"), LAPTOP, ("atention",), {})
+        plan_parity(catalog, laptop(catalog), ("atention",))
     with pytest.raises(UnknownTarget, match=r"'h100'.*Next step.*h200"):
         find_target(catalog, "h100")
 
 
 def test_an_order_goes_to_the_process_and_back_unchanged(catalog: Catalog) -> None:
     for target in catalog.targets:
-        for order in plan_parity(catalog, target, H200_HOST, (), {"MEGACPP_LOCK_HASH": "f00"}, seed=1):
+        for order in plan_parity(catalog, plan_blank(target, H200_HOST, {"MEGACPP_LOCK_HASH": "f00"}, seed=1), ()):
             assert read_order(json.dumps(asdict(order))) == order
             assert order.lock_hash == "f00"
 

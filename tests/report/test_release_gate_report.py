@@ -77,7 +77,9 @@ def test_the_answer_names_who_closes_it_and_what_is_missing() -> None:
 
 
 def test_nothing_is_told_by_colour_alone() -> None:
-    marks = [mark_gate(OPEN), mark_gate(CLOSED), *map(mark_cell_verdict, (GOOD, RED, LOST, WAIVED, FOREIGN))]
+    lacking = CLOSED.model_copy(update={"exit_code": 4})
+    gates = map(mark_gate, (OPEN, CLOSED, lacking))
+    marks = [*gates, *map(mark_cell_verdict, (GOOD, RED, LOST, WAIVED, FOREIGN))]
     assert len({(mark.symbol, mark.word) for mark in marks}) == len(marks)
 
 

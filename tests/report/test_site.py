@@ -130,7 +130,7 @@ def test_pages_can_be_read_by_everybody(site: tuple[Path, SiteResult]) -> None:
 def test_the_first_page_answers(site: tuple[Path, SiteResult]) -> None:
     text = text_of(site[0], "index.html")
     assert "Release gate: te2.17.1 on h200: closed, of other receipts. te2.20.2 on h200" in text
-    assert "to blame: attention (cuDNN)" in text
+    assert "Closed by attention (cuDNN, environment): " in text
     assert (
         "✗ breaks te2.14.1 → te2.17.1 on h200: Breaks attention (environment: cuDNN), and with it native_block" in text
     )

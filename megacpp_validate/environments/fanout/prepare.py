@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ...catalog import Catalog
 from ...catalog import Target as TargetRow
@@ -24,6 +24,7 @@ from ..installed import find_environments, open_host
 from ..interpreter import InterpreterEnvironment
 from ..plan import (
     SWITCH,
+    plan_blank,
     plan_compositions,
     plan_fp8,
     plan_parity,
@@ -38,7 +39,7 @@ from .decide import find_ground
 from .launcher import Work
 from .pyxis import PyxisEnvironment, open_pyxis
 
-_KINDS: Final[Mapping[str, Callable[..., tuple[Order, ...]]]] = {
+_KINDS: Final[Mapping[str, Callable[[Catalog, Order, Sequence[str]], tuple[Order, ...]]]] = {
     "module": plan_parity, "composition": plan_compositions, "fp8": plan_fp8, "smoke": plan_smoke,
 }  # fmt: skip
 
@@ -169,11 +170,11 @@ def _plan_orders(
         python="", executable="", machine="", torch="", te="", te_folder="", gpu=None, why_no_gpu=""
     )
     variables = {**source.variables, SWITCH: "1"} if stack.name == NATIVE and target.arch else source.variables
-    more: dict[str, Any] = {"seed": carried.seed, "tool": carried.tool, "commit": carried.commit}
+    blank = plan_blank(target, facts, variables, seed=carried.seed, tool=carried.tool, commit=carried.commit)
     found: dict[str, Order] = {}
     for kind, plan in _KINDS.items():
         if names := [cell.probe for cell in cells if cell.kind == kind]:
-            found |= {order.probe: order for order in plan(catalog, target, facts, names, variables, **more)}
+            found |= {order.probe: order for order in plan(catalog, blank, names)}
     environment = stack.environment
     smoke = {cell.probe for cell in cells if cell.kind == "smoke"}  # a job has one machine, and starts its ranks there
     image = environment.image_digest if isinstance(environment, ContainerEnvironment | PyxisEnvironment) else ""
