@@ -17,7 +17,8 @@ from ..gate.flakes import rate_flakes
 from ..report.markdown_history import tell_history
 from ..report.terminal_history import render_history
 from .app import TOOL, Exit, Format, refuse
-from .whole_telling import refuse_among, tell_whole
+from .output import refuse_among
+from .whole_telling import tell_whole
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ from ..report.pipeline_forms import render_github_outputs, render_gitlab_pipelin
 from ..report.terminal_pipeline import render_pipeline
 from .app import TOOL, Exit, errors, foreseen, refuse
 from .interrupts import ended_by_signals
+from .output import write_told
 from .pipeline_plan import Facts, UnknownPipeline, plan_pipeline
 from .pipeline_verbs import PlanFormat
-from .telling import write_told
 
 _GRACE_S: Final = 5.0  # that a process group has to end by itself
 

@@ -35,9 +35,9 @@ from ..gate.release_asked import Asked, Baseline, SignedFolder
 from ..gate.release_baseline import choose_baseline
 from ..gate.release_reading import SeenReceipt, SeenStore, find_folders, read_store
 from .app import TOOL, Exit, Format, foreseen, refuse
+from .output import refuse_among
 from .release_gate_blame import make_blame
 from .release_gate_telling import tell_release_gate
-from .whole_telling import refuse_among
 
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}(-dirty)?")
 _YEARS: Final = (2000, 2200)

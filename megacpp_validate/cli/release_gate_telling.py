@@ -16,7 +16,7 @@ from ..report.junit_release_gate import render_release_gate_junit
 from ..report.markdown_release_gate import render_release_gate_markdown
 from ..report.terminal_release_gate import render_release_gate
 from .app import Format
-from .telling import write_told
+from .output import write_told
 
 
 def decision_text(decision: GateDecision) -> str:

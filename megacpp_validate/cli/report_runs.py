@@ -20,6 +20,7 @@ from ..report.site_folder import NotOurFolder, refuse_inside, refuse_other_folde
 from ..report.site_results import MOST_RESULTS, has_page
 from ..report.site_values import SiteFacts, SiteRow, arrange_stacks, plan_depths
 from .app import TOOL, Exit, Format, foreseen, refuse
+from .output import refuse_among, write_told
 from .report_sources import (
     DecisionInvalid,
     Judge,
@@ -32,8 +33,6 @@ from .report_sources import (
     read_results,
     read_rows,
 )
-from .telling import write_told
-from .whole_telling import refuse_among
 
 
 @dataclass(frozen=True)

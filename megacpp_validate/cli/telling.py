@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import io
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, assert_never
@@ -50,7 +47,7 @@ from ..report import (
     terminal_upgrade,
 )
 from .app import Exit, Format, refuse
-from .whole_telling import drop_output, refuse_no_output, write_file
+from .output import write_told
 
 
 def tell(result: Result, fmt: Format, output: Path | None, *, verbose: bool = False) -> None:
@@ -60,64 +57,6 @@ def tell(result: Result, fmt: Format, output: Path | None, *, verbose: bool = Fa
         _print_table(result, console, verbose=verbose)
 
     write_told(draw if fmt is Format.TABLE else None, lambda: _text(result, fmt), output)
-
-
-def write_told(
-    draw: Callable[[Console], None] | None, text: Callable[[], str], output: Path | None, *, option: str = "--output"
-) -> None:
-    """Draw something on the terminal or into a file, or write its text there.
-
-    Args:
-        draw: on a console; None where it is to be the text.
-        text: the same as text.
-        output: the file; standard output without one.
-        option: that names the file.
-    """
-    if output is None:
-        refuse_no_output()
-        try:
-            if draw is not None:
-                draw(_Terminal())
-            else:
-                said = text()
-                sys.stdout.write(said if said.endswith("\n") else said + "\n")
-            sys.stdout.flush()
-        except BrokenPipeError:
-            drop_output()
-        except OSError as fault:
-            drop_output()
-            refuse(
-                f"the result cannot be written to standard output: {fault.strerror or fault}. Likely cause: the disk "
-                "that it is sent to is full. Next step: make room, or give --output a file elsewhere.",
-                Exit.INFRASTRUCTURE,
-            )
-        return
-    try:
-        write_file(output, _draw_text(draw) if draw is not None else text())
-    except OSError as fault:
-        if fault.errno in (errno.ENOSPC, errno.EDQUOT):
-            refuse(
-                f"{output} cannot be written: {fault.strerror}; what was there before is as it was. Likely cause: the "
-                f"disk is full. Next step: make room and start it again, or give {option} a file elsewhere.",
-                Exit.INFRASTRUCTURE,
-            )
-        refuse(
-            f"{output} cannot be written: {fault.strerror or fault}. Likely cause: it is a folder, or lies in a place "
-            f"that is not yours. Next step: give {option} a file in a folder that you can write.",
-            Exit.WRONG_ARGUMENTS,
-        )
-
-
-def _draw_text(draw: Callable[[Console], None]) -> str:
-    stream = io.StringIO()
-    draw(Console(file=stream))
-    return stream.getvalue()
-
-
-class _Terminal(Console):
-    def on_broken_pipe(self) -> None:
-        """Leave it to the caller: rich would end the process with 1, which says that something broke."""
-        raise BrokenPipeError
 
 
 def _print_table(result: Result, console: Console, *, verbose: bool) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import io
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,8 +11,8 @@ from typing import TextIO
 from rich.console import Console
 
 from ..evidence.findings import Frozen
-from ..evidence.whole_file import write_whole
 from .app import Exit, Format, refuse
+from .output import write_told
 
 
 def tell_whole(
@@ -40,70 +38,7 @@ def tell_whole(
             text = "\n".join(markdown()) + "\n"
         case _:
             refuse(f"this is not told as {fmt.value}. Next step: choose table, json or markdown.", Exit.WRONG_ARGUMENTS)
-    if output is None:
-        refuse_no_output()
-    try:
-        if output is not None:
-            write_file(output, text)
-            return
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        drop_output()
-    except OSError as fault:
-        if output is None:
-            drop_output()
-        place = output or "standard output"
-        if fault.errno in (errno.ENOSPC, errno.EDQUOT):
-            refuse(
-                f"{place} cannot be written: {fault.strerror}. Likely cause: the "
-                "disk is full. Next step: make room, or give --output a file elsewhere.",
-                Exit.INFRASTRUCTURE,
-            )
-        refuse(
-            f"{place} cannot be written: {fault.strerror or fault}. Likely cause: it is a folder, or lies in a place "
-            "that is not yours. Next step: give --output another file.",
-            Exit.WRONG_ARGUMENTS,
-        )
-
-
-def write_file(output: Path, text: str) -> None:
-    """Whole or not at all; a pipe or a device is written as it is, and through a link the file that it names.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    place = output.resolve()
-    if place.exists() and not place.is_file():
-        with place.open("w", encoding="utf-8") as stream:
-            stream.write(text)
-    else:
-        write_whole(place, text)
-
-
-def refuse_no_output() -> None:
-    """End where standard output was closed before the start: nothing can be told there."""
-    if sys.stdout is None:
-        refuse(
-            "the result cannot be written: standard output is closed. Likely cause: `>&-`, or a service without one. "
-            "Next step: give --output a file; for the exit code alone send the output to /dev/null.",
-            Exit.INFRASTRUCTURE,
-        )
-
-
-def drop_output() -> None:
-    """Write no more: Python flushes what is left at the end, and would end with 120 if that failed."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def refuse_among(folder: Path, file: Path | None, option: str) -> None:
-    """End where a file that is to be written would lie among the files that are read, and maybe in place of one."""
-    if file is not None and Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder)):
-        refuse(
-            f"{file} lies in the folder {folder}, which is read: it would be among its files the next time, or "
-            f"instead of one. Next step: give {option} a file elsewhere.",
-            Exit.WRONG_ARGUMENTS,
-        )
+    write_told(None, lambda: text, output)
 
 
 def _draw(render: Callable[[Console], None], stream: TextIO | None) -> str:

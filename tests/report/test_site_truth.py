@@ -14,7 +14,7 @@ from site_stores import EVIDENCE, NOW, add, make_site
 from test_selftest import CLEAN, GOOD
 
 from megacpp_validate.catalog import Catalog
-from megacpp_validate.cli import telling
+from megacpp_validate.cli import output
 from megacpp_validate.cli.app import Exit
 from megacpp_validate.cli.report_sources import find_lost_rows, find_rates, find_scores
 from megacpp_validate.evidence.receipt import Backend, Outcome, Receipt
@@ -256,7 +256,7 @@ def test_a_full_disk_is_told_as_one(capsys: pytest.CaptureFixture[str]) -> None:
     if not full.exists():
         pytest.skip("not-run: this system has no /dev/full")
     with pytest.raises(SystemExit) as ended:
-        telling.write_told(None, lambda: "x", full, option="--told")
+        output.write_told(None, lambda: "x", full, option="--told")
     assert ended.value.code == Exit.INFRASTRUCTURE
     said = " ".join(capsys.readouterr().err.split())
     assert "disk is full" in said
