@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import PurePosixPath
 
 from ..catalog_gate import GateRules
+from ..evidence.host_faults import find_host_fault
 from ..evidence.receipt import Receipt, cell_id
 from ..evidence.release_gate import CellVerdict, GateRule
 from ..evidence.store import ReceiptInvalid
@@ -151,6 +152,7 @@ def _judge_counting(bench: Bench, cell: str, one: SeenReceipt) -> Judged:
 
 def _judge_rejected(bench: Bench, rejected: Rejected) -> Judged:
     """Its own reason, and that it is not what was signed."""
+    rejected = _excuse_host(bench, rejected)
     unsigned = [] if bench.signed is None else list(_find_unsigned(bench, rejected.seen))
     reason = rejected.reason
     if reason.rule is GateRule.CONTRADICTED and any(one.cell == rejected.seen.cell for one in bench.rules.waivers):
@@ -161,6 +163,23 @@ def _judge_rejected(bench: Bench, rejected: Rejected) -> Judged:
     warnings = (rejected.warning,) if rejected.warning else ()
     row = _row(rejected.seen, closes=closes, waived_by=", ".join(owners), warnings=warnings)
     return Judged(_say(row, reasons), standing)
+
+
+def _excuse_host(bench: Bench, rejected: Rejected) -> Rejected:
+    """A red receipt that a fault of the host made red: it takes back no younger one, and is no breakage by itself."""
+    if rejected.reason.rule not in (GateRule.CONTRADICTED, GateRule.OUTCOME):
+        return rejected
+    try:
+        fault = find_host_fault(bench.load(rejected.seen))
+    except ReceiptInvalid:
+        return rejected
+    if not fault:
+        return rejected
+    said = f"it met a fault of the host, which says nothing of its module: {fault}"
+    if rejected.reason.rule is GateRule.OUTCOME:
+        return replace(rejected, reason=Reason(GateRule.NOT_RUN, said, hard=True))
+    reason = Reason(GateRule.SUPERSEDED, f"{said}; a younger one of its cell is there", hard=True)
+    return replace(rejected, reason=reason, closes=False, warning=f"{rejected.seen.told}: {said}")
 
 
 def _is_hard_whole(bench: Bench, one: SeenReceipt) -> bool:

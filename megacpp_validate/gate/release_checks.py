@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from ..catalog_gate import IMPORTS, PLAIN, Fallback, GateRules, SecondCopy
+from ..evidence.host_faults import find_host_fault
 from ..evidence.receipt import Backend, Library, Outcome, Receipt
 from ..evidence.receipt_time import read_time
 from ..evidence.release_gate import GateRule
@@ -140,6 +141,9 @@ def _find_outcome(receipt: Receipt, rules: GateRules, counting: Mapping[str, Rec
         yield Reason(GateRule.OUTCOME, f"{text}: {receipt.reason}")
     elif outcome is Outcome.NOT_RUN:
         yield Reason(GateRule.NOT_RUN, f"it was not run: {receipt.reason}")
+    elif fault := find_host_fault(find_root(receipt, counting) or receipt):
+        text = f"{outcome.value} by a fault of the host, which says nothing of its module: {fault}: {receipt.reason}"
+        yield Reason(GateRule.NOT_RUN, text, hard=True)
     elif outcome.value not in rules.kind.counts:
         yield Reason(GateRule.OUTCOME, f"{outcome.value}: {receipt.reason}", hard=is_hard(receipt, counting))
     if outcome is Outcome.PASS and receipt.probe in rules.unsupported:
@@ -148,13 +152,19 @@ def _find_outcome(receipt: Receipt, rules: GateRules, counting: Mapping[str, Rec
         yield f"it was retried: {'; '.join(receipt.retries)}"
 
 
-def is_hard(receipt: Receipt, counting: Mapping[str, Receipt]) -> bool:
-    """An import that fails, what it blocks, and a number that is none: no waiver holds these off."""
+def find_root(receipt: Receipt, counting: Mapping[str, Receipt]) -> Receipt | None:
+    """What stands in a blocked one's way in the end; itself where it is not blocked; None where that is not there."""
     met: set[str] = set()
     root: Receipt | None = receipt
     while root is not None and root.outcome is Outcome.BLOCKED and root.cell not in met:
         met.add(root.cell)
         root = counting.get(root.blocked_by)
+    return root
+
+
+def is_hard(receipt: Receipt, counting: Mapping[str, Receipt]) -> bool:
+    """An import that fails, what it blocks, and a number that is none: no waiver holds these off."""
+    root = find_root(receipt, counting)
     if root is None or root.probe == IMPORTS or root.outcome in _HARD:
         return True
     return has_no_number(root) or cannot_import(root)

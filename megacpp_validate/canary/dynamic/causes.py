@@ -58,9 +58,11 @@ _LOADER: Final[tuple[Rule, ...]] = (
     Rule(r"undefined symbol:? [`']?(\w+)", Cause.BINARY, owned=True, seen="TE 2.14.1; DeepGEMM 0.2.1"),
     Rule(r"symbol lookup error.*?: [`']?(\w+)", Cause.BINARY, owned=True, seen="ld.so"),
     Rule(r"[Cc]annot (?:import|load|find) symbol:? [`']?(\w+)", Cause.BINARY, owned=True, seen="ld.so"),
-    Rule(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object", Cause.ENVIRONMENT, owned=True, seen="ld.so"),
-    Rule(r"(lib[\w.+-]+\.so[\w.]*): (?:file too short|invalid ELF header|cannot read)", Cause.BINARY, owned=True,
+    Rule(r"([\w.+-]+\.so[\w.]*): cannot open shared object", Cause.ENVIRONMENT, owned=True, seen="ld.so"),
+    Rule(r"([\w.+-]+\.so[\w.]*): (?:file too short|invalid ELF header|cannot read)", Cause.BINARY, owned=True,
          seen="ld.so"),
+    Rule(r"failed to map segment from shared object", Cause.ENVIRONMENT, component="file permissions",
+         seen="ld.so: a folder mounted noexec"),
     Rule(r"version [`']((?:GLIBC|GLIBCXX|CXXABI)_[\d.]+)' not found", Cause.BINARY, owned=True, seen="ld.so"),
     Rule(r"(\w+) shared object not found", Cause.ENVIRONMENT, owned=True, seen="transformer_engine/common/__init__.py"),
     Rule(r"[Cc]ould not find shared object file|package version mismatch\. Found", Cause.BINARY,
@@ -106,7 +108,7 @@ _FOLLOWS: Final = frozenset(
 _CRASHES: Final = re.compile(
     r"illegal memory access|misaligned address|unspecified launch failure|illegal instruction|invalid program counter|"
     r"hardware stack error|device-side assert|kernel image is invalid|invalid configuration argument|"
-    r"CUDA [Ee]rror: (?:invalid|unknown error|operation not|the launch timed out)|invalid resource handle|"
+    r"CUDA (?:driver )?[Ee]rror: (?:invalid|unknown error|operation not|the launch timed out)|invalid resource handle|"
     r"CUDA_ERROR_ILLEGAL|Segmentation fault|Bus error"
 )
 _MISSING: Final = re.compile(

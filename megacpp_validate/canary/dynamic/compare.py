@@ -21,7 +21,8 @@ def compare(before: Receipt | None, after: Receipt | None) -> Change:
     """What became of a cell.
 
     A blocked cell is as red as what blocks it: that failure is its own, too. Only where it had another one before is
-    that one out of sight now, and so lost.
+    that one out of sight now, and so lost. What passed and now says that it is not supported shows no longer that it
+    holds: that is lost as well, and why is for a person to judge.
 
     Args:
         before, after: of the same probe; None where there is no receipt that can be believed.
@@ -30,6 +31,8 @@ def compare(before: Receipt | None, after: Receipt | None) -> Change:
         return Change.LOST if has_evidence(before) else Change.UNCHANGED
     if before is None or not has_evidence(before):
         return Change.NEW
+    if before.outcome is Outcome.PASS and after.outcome is Outcome.EXPECTED_UNSUPPORTED:
+        return Change.LOST
     if after.outcome.is_good:
         return Change.UNCHANGED if before.outcome.is_good else Change.FIXED
     if before.outcome.is_good:

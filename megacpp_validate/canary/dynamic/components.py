@@ -80,8 +80,9 @@ COMPONENTS: Final[tuple[Component, ...]] = (
     Component(
         "driver",
         symbols=r"libcuda\.so|libnvidia|cu(?:Init|Mem|Ctx|Device|Stream|Tensor|Multicast|Launch)[A-Z]",
-        says=r"driver version is insufficient|CUDA driver (?:error|initialization|version)|CUDA_ERROR_\w*DRIVER\w*|"
-        r"unsupported toolchain|Found no NVIDIA driver|NVIDIA driver on your system is too old|CUDA_ERROR_NO_DEVICE|"
+        says=r"driver version is insufficient|CUDA driver (?:initialization|version)|CUDA unknown error|"
+        r"CUDA_ERROR_\w*DRIVER\w*|unsupported toolchain|Found no NVIDIA driver|CUDA_ERROR_NO_DEVICE|"
+        r"NVIDIA driver on your system is too old|"
         r"no CUDA-capable device|No CUDA GPUs are available|unsupported display driver|PTX JIT compiler library|"
         r"forward compatibility was attempted|CUDA-capable device\(s\) is/are busy",
         loaded=("driver",),
@@ -101,7 +102,8 @@ COMPONENTS: Final[tuple[Component, ...]] = (
               seen="errno: a JIT compiler's cache"),
     Component("file permissions", says=r"^PermissionError", seen="CPython: a device file, a package, a cache"),
     Component("compiler", says=r"Failed to find (?:C compiler|Python\.h)|NVCC compilation failed|Ninja is required|"
-              r"(?:Command '\[|directory: |No module named )'(?:[\w./-]*/)?(?:gcc|g\+\+|cc|c\+\+|clang|nvcc|ninja)'",
+              r"(?:Command '\[|directory: |No module named )'(?:[\w./-]*[/-])?"
+              r"(?:gcc|g\+\+|cc|c\+\+|clang|nvcc|ninja)(?:-\d+)?'",
               seen="triton/runtime/build.py; torch/utils/cpp_extension.py; DeepGEMM csrc/jit/compiler.hpp"),
     Component("CuTe DSL", r"(?:nvidia[-_])?cutlass|quack|tvm_ffi", r"\bcutlass\.(?:cute|base_dsl)|DSLRuntimeError|"
               r"nvidia-cutlass-dsl", r"(?:cutlass|quack)/", ("cutlass",), "nvidia-cutlass-dsl",
@@ -110,8 +112,9 @@ COMPONENTS: Final[tuple[Component, ...]] = (
               r"FlashAttention(?:[- ]?\d)? (?:cannot|only supports|requires|is not)|"
               r"flash_attn_(?:varlen_|with_kvcache)?func", r"flash_attn", ("flash_attn", "flash_attn_interface",
               "flash_attn_3"), "flash-attn", seen="bridge/flash_attention.py"),
-    Component("DeepGEMM", r"deep_gemm|deep-gemm", r"deep_gemm|DeepGEMM|dim == \S+ or dim == ", r"deep_gemm/",
-              ("deep_gemm",), "deep-gemm", seen="sgl-deep-gemm 0.1.7: loads and reads tensors wrongly, 2026-11-21"),
+    Component("DeepGEMM", r"deep_gemm|deep-gemm", r"deep_gemm|DeepGEMM|dim == \S+ or dim == |"
+              r"CUDA (?:driver|runtime) error \(csrc/", r"deep_gemm/", ("deep_gemm",), "deep-gemm",
+              seen="sgl-deep-gemm 0.1.7: loads and reads tensors wrongly, 2026-11-21; DeepGEMM/issues/359"),
     Component("triton", r"(?:lib)?triton|proton", r"Triton Error|\btriton\.(?:compiler|runtime|language|backends)|"
               r"PTXASError|CompilationError|OutOfResources|ptxas|PassManager::run failed|"
               r"active drivers \(\[", r"triton/", ("triton",), "triton",
@@ -122,10 +125,12 @@ COMPONENTS: Final[tuple[Component, ...]] = (
               r"\w*(?:3c10|2at\d|5torch)", r"compiled (?:against|with) (?:a different|another) version of "
               r"(?:Py)?[Tt]orch|lib(?:torch|c10)\w*\.so", loaded=("torch",), package="torch",
               seen="sgl-deep-gemm 0.2.1: undefined symbol in c10, 2026-11-21"),
-    Component("CUDA runtime", r"(?:lib)?cudart|_?_?cuda[A-Z]\w*|cuda[A-Z]", r"libcudart\S*\.so", loaded=("libcudart",),
-              package="nvidia-cuda-runtime{-cuda}", seen="bridge/te_reasons.py"),
-    Component("Linux libraries", r"(?:GLIBC|GLIBCXX|CXXABI)_", r"version [`'](?:GLIBC|GLIBCXX|CXXABI)_\S+' not found",
-              seen="bridge/te_reasons.py"),
+    Component("CUDA runtime", r"(?:lib)?cudart|_?_?cuda[A-Z]\w*|cuda[A-Z]",
+              r"libcudart\S*\.so|detected CUDA version \S+ mismatches", loaded=("libcudart",),
+              package="nvidia-cuda-runtime{-cuda}", seen="bridge/te_reasons.py; torch/utils/cpp_extension.py"),
+    Component("Linux libraries", r"(?:GLIBC|GLIBCXX|CXXABI)_|_ZN?K?S[ast]",
+              r"version [`'](?:GLIBC|GLIBCXX|CXXABI)_\S+' not found",
+              seen="bridge/te_reasons.py; a symbol of libstdc++: NVIDIA/TransformerEngine/issues/611"),
     Component("Python", r"_?Py[A-Z_]", loaded=("python",), seen="bridge/te_reasons.py"),
     Component("numpy", r"numpy", frames=r"numpy/", loaded=("numpy",), package="numpy",
               seen="numpy.core.multiarray failed to import: an extension built for another numpy"),

@@ -20,6 +20,7 @@ from .performance import Slow
 from .red import Red
 from .slowdown import HOST
 from .versions import second_copies, shorter, version_of
+from .watched import Watched
 
 _LISTED: Final = 3
 _LONGEST: Final = 600
@@ -104,6 +105,22 @@ def tell_slow(slow: Slow, sides: Sides) -> Culprit:
         entry_points=() if slow.module == FIREWALL else USES.get(slow.module, ()),
         next_step=slow_step(slow.module, component, replace(sides.facts, held=True), slowest),
         cascades=(slow.module, *slow.others) if component else slow.others,
+    )
+
+
+def tell_watched(watched: Watched, sides: Sides) -> Culprit:
+    """A module that is good, and changed in what no check of it holds."""
+    component = _slow_component(watched.module, sides)
+    return Culprit(
+        module=ENVIRONMENT if component else watched.module,
+        cause=watched.cause,
+        component=component,
+        signature=watched.signature,
+        summary=f"{watched.summary}.",
+        evidence=watched.evidence,
+        entry_points=() if watched.module == FIREWALL else USES.get(watched.module, ()),
+        next_step=slow_step(watched.module, component, replace(sides.facts, held=True), watched.accepting),
+        cascades=(watched.module, *watched.others) if component else watched.others,
     )
 
 

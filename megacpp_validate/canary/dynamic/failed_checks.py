@@ -46,7 +46,9 @@ _TENSORS: Final = (
     _BACKWARD | _FORWARD | {"bias", "dtype", "finite", "history", "scale", "blocks", "unpadded", "applied"}
 )
 _RAISED: Final = re.compile(
-    r"(?:^|; )([A-Za-z_][\w.]*(?:Error|Exception|Missing|Mismatch|Exit|NoBackend))(?: instead of \w+)?: (.*)", re.DOTALL
+    r"(?:^|; |cannot be used: )([A-Za-z_][\w.]*(?:Error|Exception|Missing|Mismatch|Exit|NoBackend))"
+    r"(?: instead of \w+)?: (.*)",
+    re.DOTALL,
 )
 _BY_NATIVE: Final = re.compile(r"\bby native\b|, seen native\b|not seen: ")
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from ...evidence.upgrade import TimingChange
 from .blame import Order
-from .entries import of_module
+from .entries import SHARED_PARTS, of_module
 from .explain import FIREWALL
 from .slowdown import HOST
 
-_LOW = frozenset({"fp8", "delayed", "current", "block", "mxfp8", "nvfp4"})
+_LOW: Final = frozenset({"fp8", "delayed", "current", "block", "mxfp8", "nvfp4"})
+_HIGH: Final = frozenset({"fp32", "bf16", "fp16"})
 
 
 @dataclass(frozen=True)
@@ -64,17 +66,40 @@ def _slows(
     held: frozenset[tuple[str, str]],
 ) -> bool:  # fmt: skip
     """Whether what is slower in one module makes every row of another slower."""
-    if cause != FIREWALL and not _share(cause, module):
+    if cause != FIREWALL and not _share(cause, module) and not _share_part(cause, its, module, held):
         return False
     # What the scope costs the host is paid by whatever is run in it, on the device too, which waits for the host.
-    low = all(_words(row) & _LOW for row in its)
+    low = all(_is_low(row.name) for row in its)
     backward = all(_is_of_backward(row, held) for row in its)
     return all(
-        (cause != FIREWALL or row.name.endswith(HOST) or bool(_words(row) & _LOW))
-        and (bool(_words(row) & _LOW) or not low)
+        (cause != FIREWALL or row.name.endswith(HOST) or _is_low(row.name))
+        and (_is_low(row.name) or not low)
         and (not backward or "backward" in _words(row))
         for row in rows[module]
     )
+
+
+def _share_part(
+    cause: str, its: Sequence[TimingChange], module: str, held: frozenset[tuple[str, str]]
+) -> bool:  # fmt: skip
+    """Whether both run one part of Transformer Engine, and no use of the device that runs it is as fast as it was.
+
+    As of numbers that are wrong (shared_layers.py): every entry point that runs the shared code must show it.
+    """
+    mine, theirs = (of_module(name) or frozenset() for name in (cause, module))
+    low = all(_is_low(row.name) for row in its)
+    for part in SHARED_PARTS:
+        if not (part.shows & mine and part.shows & theirs):
+            continue
+        fast = (
+            name
+            for other, name in held
+            if part.shows & (of_module(other) or frozenset()) and not name.endswith(HOST)
+            and (not low or _is_low(name))
+        )  # fmt: skip
+        if not any(fast) and part.shows & mine == mine:
+            return True
+    return False
 
 
 def _is_of_backward(row: TimingChange, held: frozenset[tuple[str, str]]) -> bool:
@@ -93,3 +118,9 @@ def _share(one: str, other: str) -> bool:
 
 def _words(row: TimingChange) -> frozenset[str]:
     return frozenset(re.split(r"[.-]", row.name))
+
+
+def _is_low(name: str) -> bool:
+    """Whether a use is of a low precision: of "bf16.block.forward" the block is no recipe."""
+    words = frozenset(re.split(r"[.-]", name))
+    return bool(words & _LOW) and not words & _HIGH

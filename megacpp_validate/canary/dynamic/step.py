@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
@@ -10,18 +10,20 @@ from typing import Final
 from ...catalog import BridgeModule
 from ...catalog_needs import Needs
 from ...evidence.findings import Cause
+from ...evidence.host_faults import find_host_fault
 from ...evidence.receipt import Outcome, Receipt, cell_id
 from ...evidence.upgrade import ENVIRONMENT, Change, Culprit, ModuleChange, StepResult, TimingChange
 from .blame import Case, Order, file_reds, merge_cases, read_order, share_cases, worst_of
 from .boundary import is_first_seen, name_boundary
 from .compare import compare, has_evidence, is_red
-from .culprits import Sides, component_of, say_timing, tell_case, tell_slow
+from .culprits import Sides, component_of, say_timing, tell_case, tell_slow, tell_watched
 from .next_steps import Facts
 from .performance import file_slow
 from .red import Red
 from .shared_layers import share_layers
 from .slowdown import SharedSlowdown, split_slowness
 from .versions import changed_components, compare_versions, release_of
+from .watched import find_watched
 from .witness import name_the_layer
 
 _NEW: Final = frozenset({Change.REGRESSED, Change.NEW})
@@ -87,9 +89,11 @@ def compare_stacks(
     """
     target = target or _target_of((*after.receipts, *before.receipts))
     old, new = (_believed(side, target) for side in (before, after))
+    old = {name: receipt for name, receipt in old.items() if not find_host_fault(receipt)}
     order = read_order(modules)
     names = (*order.names, *sorted((old.keys() | new.keys()) - set(order.names)))
-    out = _out_of_sight(new)  # blocked by what is not red, or is not there
+    hosts = {name: fault for name, receipt in new.items() if (fault := find_host_fault(receipt))}
+    out = hosts.keys() | _out_of_sight(new, hosts)  # ended by the host; blocked by what is not red, or is not there
     seen = {name: receipt for name, receipt in new.items() if name not in out}
     changes = {name: compare(old.get(name), seen.get(name)) for name in names}
     reds = [Red(name, seen[name], changes[name], old.get(name)) for name in names if is_red(seen.get(name))]
@@ -99,6 +103,9 @@ def compare_stacks(
     culprits, under = _name_red(cases, order, sides)
     culprits = [name_boundary(culprit, reds, order, before.stack) for culprit in culprits]
     slow, under_slow = _name_slow(timings, order, under | {red.module: red.module for red in reds}, sides)
+    changed = find_watched(old, seen, order, {red.module for red in reds})
+    timed = under_slow.keys() | {culprit.module for culprit in slow}  # its time tells of the same
+    watched = [tell_watched(one, sides) for one in changed if one.module not in timed]
     rows = tuple(
         ModuleChange(
             module=name,
@@ -117,10 +124,10 @@ def compare_stacks(
         before=before.stack,
         after=after.stack,
         modules=rows,
-        culprits=tuple(sorted((*culprits, *slow), key=lambda culprit: rank.get(culprit.module, len(names)))),
+        culprits=tuple(sorted((*culprits, *slow, *watched), key=lambda culprit: rank.get(culprit.module, len(names)))),
         timings=tuple(timings),
         versions=sides.facts.versions,
-        lost=_lost(rows, new, out, after, target),
+        lost=_lost(rows, new, out, after, target) | _say_hosts(new, hosts),
     )
 
 
@@ -209,9 +216,10 @@ def _target_of(receipts: Iterable[Receipt]) -> str:
     return max(sorted(set(targets)), key=targets.count, default="")
 
 
-def _out_of_sight(new: Mapping[str, Receipt]) -> set[str]:
-    """Blocked cells that nothing red stands behind."""
-    red = {receipt.cell for receipt in new.values() if is_red(receipt) and receipt.outcome is not Outcome.BLOCKED}
+def _out_of_sight(new: Mapping[str, Receipt], hosts: Collection[str]) -> set[str]:
+    """Blocked cells that nothing red stands behind; what met a fault of the host is not red."""
+    shown = (receipt for name, receipt in new.items() if name not in hosts)
+    red = {receipt.cell for receipt in shown if is_red(receipt) and receipt.outcome is not Outcome.BLOCKED}
     by_cell = {receipt.cell: receipt for receipt in new.values()}
 
     def is_behind(receipt: Receipt) -> bool:
@@ -241,6 +249,10 @@ def _lost(
         elif not has_evidence(receipt) or row.module in out or row.change is Change.LOST:
             lost[receipt.cell] = receipt.reason or "it was not run"
     return lost
+
+
+def _say_hosts(new: Mapping[str, Receipt], hosts: Mapping[str, str]) -> dict[str, str]:
+    return {new[name].cell: f"a fault of the host: {fault} ({new[name].reason})" for name, fault in hosts.items()}
 
 
 def _why_lost(name: str, after: StackReceipts, target: str) -> str:

@@ -9,7 +9,8 @@ from typing import Final
 from ...catalog import BridgeModule
 from ...environments.environment import Environment, NoEnvironment
 from ...evidence.bisect import Answer, Verdict
-from ...evidence.receipt import FROM_OUTSIDE, Library, Outcome, Package, Receipt
+from ...evidence.host_faults import find_host_fault
+from ...evidence.receipt import Library, Outcome, Package, Receipt
 from ..dynamic.components import component_named
 from .judge import NotBuilt
 
@@ -118,10 +119,10 @@ def judge_receipts(
 
 def find_machine_trouble(receipt: Receipt) -> str:
     """What of the machine ended a probe; empty where nothing did. What it takes is its own, not its release's."""
+    if fault := find_host_fault(receipt):
+        return fault
     if receipt.failure is None or receipt.outcome is not Outcome.ERROR:
         return ""
-    if receipt.failure.type in FROM_OUTSIDE:
-        return receipt.failure.type
     text = f"{receipt.failure.type}: {receipt.failure.message}"
     rows = (component for name in _OF_MACHINE if (component := component_named(name)) is not None)
     return next((row.name for row in rows if row.says and re.search(row.says, text)), "")

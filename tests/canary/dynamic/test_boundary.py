@@ -65,8 +65,9 @@ def test_where_every_module_holds_it_lies_between_them(red: Receipt, catalog: Ca
 
 
 def test_a_machine_that_ends_it_is_none_between_modules(catalog: Catalog) -> None:
-    (found,) = step(catalog, dies(SMOKE, "SIGKILL")).culprits
+    (found,) = step(catalog, dies(SMOKE, "SIGXCPU")).culprits
     assert found.cause is Cause.ENVIRONMENT
+    assert not step(catalog, dies(SMOKE, "SIGKILL")).culprits
 
 
 def test_a_failure_that_another_module_does_not_explain_is_its_own_and_no_boundary(catalog: Catalog) -> None:

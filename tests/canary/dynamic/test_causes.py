@@ -104,6 +104,27 @@ RAISED: dict[str, tuple[Cause, str]] = {
     "OSError: /x/libtransformer_engine.so: cannot open shared object file: No such file": (Cause.BINARY, ""),
     "AssertionError: TransformerEngine package version mismatch. Found transformer_engine v2.20.2":
         (Cause.BINARY, ""),
+    # As written in issues of those who met them.
+    "ImportError: /x/transformer_engine_torch.so: failed to map segment from shared object": (
+        Cause.ENVIRONMENT, "file permissions"),
+    "OSError: /x/libtransformer_engine.so: undefined symbol: _ZNKSt10filesystem4path12has_filenameEv":  # TE 611
+        (Cause.BINARY, "Linux libraries"),
+    "ImportError: /x/a.so: undefined symbol: _ZNSt6vectorIN2at6TensorESaIS1_EE": (Cause.BINARY, "torch ABI"),
+    "RuntimeError: CUDA driver error (csrc/apis/../jit/handle.hpp:141): 200 (CUDA_ERROR_INVALID_IMAGE, device kernel "
+    "image is invalid)": (Cause.ENVIRONMENT, "DeepGEMM"),  # DeepGEMM 359
+    "RuntimeError: CUDA driver error (csrc/apis/../jit_kernels/impls/runtime_utils.hpp:143): 1 "
+    "(CUDA_ERROR_INVALID_VALUE, invalid argument)": (Cause.ENVIRONMENT, "DeepGEMM"),
+    "RuntimeError: CUDA driver error (csrc/apis/../jit/handle.hpp:9): 803 (CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, no)":
+        (Cause.ENVIRONMENT, "driver"),
+    "RuntimeError: CUDA driver error: invalid argument": (Cause.BINARY, ""),  # triton 7967: the driver only says so
+    "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, e.g. changing":
+        (Cause.ENVIRONMENT, "driver"),  # pytorch 49327
+    "RuntimeError: The detected CUDA version (12.8) mismatches the version that was used to compile PyTorch (13.0).":
+        (Cause.ENVIRONMENT, "CUDA runtime"),
+    "ImportError: /x/transformer_engine_torch.cpython-312-x86_64-linux-gnu.so: cannot open shared object file: No such "
+    "file": (Cause.BINARY, ""),
+    "torch._inductor.exc.InductorError: CalledProcessError: Command '['/usr/bin/x86_64-linux-gnu-gcc-12', '/tmp/a.c']' "
+    "returned non-zero exit status 1.": (Cause.ENVIRONMENT, "compiler"),  # ComfyUI-WanVideoWrapper 1168
     "ValueError: FP8 execution requires 2D input matrices with height divisible by 8": (Cause.API, ""),
     "AssertionError: requires a torch.Tensor of 2 dimensions": (Cause.API, ""),
 }  # fmt: skip
@@ -196,3 +217,10 @@ def test_entries_are_those_of_the_bridges_call_sites(surface: Surface) -> None:
 def test_a_text_that_names_a_class_of_te_tells_the_entry_point(module: str) -> None:
     name = KNOWN[module][0]
     assert entries_in(f"{name}.__init__() got an unexpected keyword argument 'a'", USES[module])
+
+
+def test_a_check_that_tells_why_a_package_cannot_be_used_has_the_class_of_that() -> None:
+    """FlashAttention 3 built for another CUDA, as in Dao-AILab/flash-attention/issues/631."""
+    said = "FlashAttention 3 cannot be used: ImportError: libcudart.so.12: cannot open shared object file: No such file"
+    red = replace(fails("attention", "x"), checks=(Check("fa3.present", False, detail=said),))
+    assert (diagnose(red).cause, diagnose(red).component) == (Cause.ENVIRONMENT, "CUDA runtime")

@@ -31,6 +31,8 @@ def wanted(before: Outcome | None, after: Outcome | None) -> Change:
         return Change.UNCHANGED if before in NONE else Change.LOST
     if before in NONE:
         return Change.NEW
+    if (before, after) == GOOD:  # it passed, and shows no longer that it holds
+        return Change.LOST
     if after in GOOD:
         return Change.UNCHANGED if before in GOOD else Change.FIXED
     if before in GOOD:

@@ -140,11 +140,12 @@ TABLE: dict[str, tuple[tuple[Receipt, ...], Named]] = {
               for m in ("linear_walker", "expert_gemm")), {"linear_walker": ("expert_gemm",)},
     ),
     "deaths-that-say-nothing-stay-apart": (
-        (dies("attention", "SIGKILL"), dies("permute", "SIGKILL")), {"attention": (), "permute": ()},
+        (dies("attention", "no-receipt"), dies("permute", "no-receipt")), {"attention": (), "permute": ()},
     ),
     "so-many-are-one-of-the-host": (
-        tuple(dies(m, "SIGKILL") for m in MODULES[1:]), {ENVIRONMENT: MODULES[1:]},
+        tuple(dies(m, "no-receipt") for m in MODULES[1:]), {ENVIRONMENT: MODULES[1:]},
     ),
+    "killed-from-outside-says-nothing": (tuple(dies(m, "SIGKILL") for m in MODULES), {}),
     "a-composition-falls-with-its-part": (
         (raises("permute", *keyword("permute")), raises("moe_smoke", *keyword("permute"))), {"permute": ("moe_smoke",)},
     ),
@@ -273,6 +274,19 @@ SLOW: dict[str, tuple[tuple[TimingChange, ...], Named]] = {
                                          {"linear_walker": ("native_block",)}),
     "backward-alone": ((row("linear_walker", "bf16.x.backward"), row("native_block", "bf16.block.forward")),
                        {"linear_walker": (), "native_block": ()}),
+    # The A-block is no recipe; its bf16 is slow by itself.
+    "low-precision-explains-no-bf16-of-the-block": (
+        (row("linear_walker", FP8), row("native_block", "bf16.block.forward-backward")),
+        {"linear_walker": (), "native_block": ()}),
+    # One matrix product: Linear, LayerNormLinear and LayerNormMLP are all slower, and what does not run it is not.
+    "what-runs-the-same-product": (
+        (row("linear_walker", FP8), row("linear_walker", BF16, 1.0), row("native_block", FP8), row("layer_spec", FP8),
+         row("native_block", "bf16.block.forward-backward", 1.0), row("expert_gemm", FP8, 1.0),
+         row("permute", BF16, 1.0)),
+        {"linear_walker": ("native_block", "layer_spec")}),
+    "but-what-runs-it-is-as-fast-there": (
+        (row("linear_walker", FP8), row("native_block", FP8, 1.0), row("layer_spec", FP8), row("permute", BF16, 1.0)),
+        {"linear_walker": (), "layer_spec": ()}),
     "the-scope": ((row("imports", "scope.entered-50-times"), row("expert_gemm", FP8), row("expert_gemm", BF16, 1.0)),
                   {"imports": ("expert_gemm",)}),
 }  # fmt: skip

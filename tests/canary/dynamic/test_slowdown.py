@@ -258,7 +258,10 @@ UNKNOWN: dict[str, tuple[dict[str, Receipt], dict[str, Receipt], CardNoise, str]
     "another driver": (
         one(STEADY), one(TWICE, machine=replace(H200, driver="590")), measure_noise(one(STEADY), one(STEADY)), "590",
     ),
-    "no second run": (one(STEADY), one(TWICE), measure_noise(one(STEADY), {}), "run twice"),
+    "no second run, time of the host": (
+        {"attention": receipt("attention", (timing("use", WALL, STEADY),))},
+        {"attention": receipt("attention", (timing("use", WALL, TWICE),))}, measure_noise(one(STEADY), {}), "run twice",
+    ),
     "noise of another card": (
         one(STEADY), one(TWICE),
         measure_noise(one(STEADY, machine=ELSEWHERE), one(STEADY, machine=ELSEWHERE)), "run twice",
@@ -282,6 +285,18 @@ def test_without_the_noise_of_this_card_nothing_is_slower_and_the_row_says_why(
     assert row.derivation.startswith("not compared")
     assert words in row.derivation
     assert split_slowness((row,)) == Slowness((), ())
+
+
+@pytest.mark.parametrize(("ratio", "slower"), [(1.03, False), (1.15, False), (1.19, False), (1.22, True), (2.0, True)])
+def test_where_nothing_was_run_twice_device_time_is_held_to_what_is_believed_of_any_card(
+    ratio: float, slower: bool
+) -> None:
+    """exp(8.610 x 0.015 x sqrt(2)) = 1.200: Student's t of four degrees of freedom, beyond which one in 2000 is."""
+    noise = measure_noise(one(STEADY), {})
+    (row,) = compare_timings(one(STEADY), one([value * ratio for value in STEADY]), noise)
+    assert row.slower is slower
+    assert row.noise == pytest.approx(math.exp(8.610 * 0.015 * math.sqrt(2.0)))
+    assert "0 modules run twice" in row.derivation
 
 
 @pytest.mark.parametrize("rounds", [[0.0] * 5, [math.nan] * 5, [1.0, 2.0, math.inf, 1.0, 1.0], [-1.0] * 5])

@@ -95,6 +95,8 @@ def test_what_ran_without_transformer_engine_says_nothing_of_it(outcome: Outcome
         ("SIGKILL", "nothing", Verdict.CANNOT_TELL),
         ("SIGSEGV", "nothing", Verdict.BAD),
         ("RuntimeError", "CUDA error: uncorrectable ECC error encountered", Verdict.CANNOT_TELL),
+        ("RuntimeError", "CUDA error: CUDA-capable device(s) is/are busy or unavailable", Verdict.CANNOT_TELL),
+        ("exit status 137", "nothing", Verdict.CANNOT_TELL),
         ("RuntimeError", "CUDA error: an illegal memory access was encountered", Verdict.BAD),
         ("TypeError", "forward() got an unexpected keyword argument", Verdict.BAD),
     ],

@@ -1,0 +1,158 @@
+"""What changed in a cell that is good on both sides, and no check holds: a slower kernel, late compiles, memory.
+
+Each is a fact of two receipts, and none needs the noise of a card: which kernel ran, how many were compiled after
+warm-up, and what an allocator held at its peak, which two runs of one cell and seed hold alike.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ...evidence.findings import Cause
+from ...evidence.receipt import Backend, Outcome, Receipt
+from .blame import Order
+
+# Transformer Engine's own attention of plain products and a softmax: right, and taken where no fused kernel is.
+SLOW_KERNELS: Final = frozenset({"unfused"})
+# matrix/gate.toml: bridge modules of healthy releases differ by 3 % at the most (2.12.0 to 2.20.2 on an H200).
+MEMORY_RATIO: Final = 1.10
+# A workspace of cuBLAS has 32 MiB on Hopper, and a grouped product one for each of four streams: which of them are
+# there changes from release to release (expert_gemm has 128 MiB less in 2.20.2 than in 2.12.0, permute 32 and
+# fp8_torchao 45 more), and means nothing.
+MEMORY_RISE_MIB: Final = 4 * 32.0
+
+
+@dataclass(frozen=True)
+class Watched:
+    """One module that changed so, and what stands on it and did, too.
+
+    Attributes:
+        signature: what makes two sightings one.
+        summary: what was seen, in a sentence without its end.
+        evidence: the lines that show it.
+        accepting: what a person accepts who goes on with it.
+    """
+
+    module: str
+    cause: Cause
+    signature: str
+    summary: str
+    evidence: tuple[str, ...]
+    accepting: str
+    others: tuple[str, ...] = ()
+
+
+def find_watched(
+    before: Mapping[str, Receipt], after: Mapping[str, Receipt], order: Order, red: Collection[str]
+) -> tuple[Watched, ...]:
+    """Everything of the kind, in dependency order.
+
+    Args:
+        before, after: by module.
+        red: modules that are red: what stands on one may take another path by it, and is not named for that.
+    """
+    found: list[Watched] = []
+    for module in sorted(before.keys() & after.keys(), key=order.rank):
+        one, other = before[module], after[module]
+        whole = one.outcome is Outcome.PASS and other.outcome is Outcome.PASS
+        if not whole or any(order.depends(module, name) for name in red):
+            continue
+        for look in _LOOKS:
+            if (seen := look(module, one, other)) is not None:
+                _file(seen, found, order)
+    return tuple(found)
+
+
+def _file(seen: Watched, found: list[Watched], order: Order) -> None:
+    """Under the first module that it stands on and that changed in the same way, else by itself."""
+    for index, first in enumerate(found):
+        if first.signature == seen.signature and order.depends(seen.module, first.module):
+            others = (*first.others, seen.module)
+            found[index] = Watched(
+                first.module, first.cause, first.signature, first.summary, first.evidence, first.accepting, others
+            )
+            return
+    found.append(seen)
+
+
+def _find_slow_kernel(module: str, before: Receipt, after: Receipt) -> Watched | None:
+    """A path that asks for the same, ran a fused kernel and runs a slow one now, on a card of the same capability."""
+    if before.machine.capability != after.machine.capability:
+        return None
+    known = dict(_paths(before))
+    rows = [
+        (row, old)
+        for path, row in _paths(after)
+        if (old := known.get(path)) is not None and (old.requested, old.claimed) == (row.requested, row.claimed)
+        and SLOW_KERNELS & {*row.observed} and not SLOW_KERNELS & {*old.observed} and {*old.observed} - {old.claimed}
+    ]  # fmt: skip
+    if not rows:
+        return None
+    first, old = rows[0]
+    fused, now = (", ".join(kernel for kernel in row.observed if kernel != row.claimed) for row in (old, first))
+    return Watched(
+        module,
+        Cause.SILENT_FALLBACK,
+        f"another kernel: {now}",
+        f"{module} ran by {fused} and runs by {now} now, in {len(rows)} paths; its numbers are right",
+        tuple(f"{row.path}: observed {', '.join(was.observed)} -> {', '.join(row.observed)}" for row, was in rows),
+        f"that {module} runs by {now}",
+    )
+
+
+def _paths(receipt: Receipt) -> Iterator[tuple[str, Backend]]:
+    """Paths that one row alone is of: of several with one name nobody knows which is which."""
+    paths = [row.path for row in receipt.backends]
+    return ((row.path, row) for row in receipt.backends if paths.count(row.path) == 1)
+
+
+def _find_late_compiles(module: str, before: Receipt, after: Receipt) -> Watched | None:
+    """Libraries that compiled nothing after warm-up, and do now.
+
+    Kernels count, and no numbers by themselves: until receipts named each kernel (schema 5), what another process put
+    into the same cache was counted, too (docs/evidence/fp8: deep_gemm, in healthy cells of 2.20.2).
+    """
+    known = {name for name, number in before.jit.after.items() if number > 0}
+    kernels = [row for row in after.jit.compiled if row.when == "after" and row.library not in known]
+    late = Counter(row.library for row in kernels)
+    if not late:
+        return None
+    told = ", ".join(f"{name} {number}" for name, number in sorted(late.items()))
+    return Watched(
+        module,
+        Cause.PERFORMANCE,
+        f"compiled after warm-up: {', '.join(sorted(late))}",
+        f"{module} compiles in its second use what it had compiled in its first: {told}",
+        tuple(dict.fromkeys(f"{row.library}: {row.kernel} {row.shape}".strip() for row in kernels)),
+        "a compile in the middle of a run",
+    )
+
+
+def _find_memory(module: str, before: Receipt, after: Receipt) -> Watched | None:
+    """More memory at the peak, of the same checks with the same numbers on the same kind of card."""
+    same = (
+        before.machine.gpu == after.machine.gpu != "" and before.seed == after.seed
+        and {check.name for check in before.checks} == {check.name for check in after.checks}
+    )  # fmt: skip
+    old, new = before.peak_memory_mib, after.peak_memory_mib
+    if not same or old <= 0.0 or new <= max(old * MEMORY_RATIO, old + MEMORY_RISE_MIB):
+        return None
+    return Watched(
+        module,
+        Cause.PERFORMANCE,
+        "more memory at its peak",
+        f"{module} holds {new / old:.2f} times the GPU memory at its peak (it was {old:.0f} MiB and is {new:.0f} MiB)",
+        (
+            f"peak of torch's allocator: {old:g} -> {new:g} MiB; no noise is more than {MEMORY_RATIO:.2f} times and "
+            f"more than {MEMORY_RISE_MIB:g} MiB, four workspaces of cuBLAS",
+        ),
+        f"{new / old:.2f} times the memory",
+    )
+
+
+_LOOKS: Final[tuple[Callable[[str, Receipt, Receipt], Watched | None], ...]] = (
+    _find_slow_kernel, _find_late_compiles, _find_memory,
+)  # fmt: skip

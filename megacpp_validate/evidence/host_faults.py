@@ -1,0 +1,110 @@
+"""Faults of the host in a receipt: what ended a probe from outside of it says nothing of the module that it looked at.
+
+A GPU whose memory fails, a card that another process has, a rank that is lost, a process that somebody kills: the same
+cell may hold a minute later, in every release. So a receipt that met one is no evidence, of a breakage or of anything
+else. What lasts until somebody mends it (a full disk, a driver, a library) is none of these: blame says what to do.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from .receipt import FROM_OUTSIDE, Outcome, Receipt
+
+
+@dataclass(frozen=True)
+class HostFault:
+    """A pattern of what a fault of the host raises.
+
+    Attributes:
+        pattern: searched in "class: text".
+        says: what it is.
+        seen: where such a text was seen.
+    """
+
+    pattern: str
+    says: str
+    seen: str
+
+
+# Xid: 13, 31, 43 and 45 are what a program does itself, and are not here.
+HOST_FAULTS: Final[tuple[HostFault, ...]] = (
+    HostFault(r"uncorrectable ECC|cudaErrorECCUncorrectable|CUDA_ERROR_ECC_UNCORRECTABLE",
+              "the GPU's memory has an error that cannot be corrected",
+              "github.com/vllm-project/vllm/issues/5222; nagadit/DeepFaceLab_Linux/issues/89"),
+    HostFault(r"fallen off the bus|GPU is lost|Xid \(PCI:[^)]*\): (?:48|62|63|64|74|79|92|94|95|119|120|140)\b",
+              "the GPU failed (nvidia-smi -q, dmesg)", "docs.nvidia.com/deploy/xid-errors"),
+    HostFault(r"uncorrectable NVLink error|cudaErrorNvlinkUncorrectable|CUDA_ERROR_NVLINK_UNCORRECTABLE",
+              "a link between GPUs failed", "CUDA Runtime API, cudaError_t 220"),
+    HostFault(r"CUDA-capable device\(s\) is/are busy or unavailable|cudaErrorDevicesUnavailable",
+              "another process has the GPU for itself", "CUDA Runtime API, cudaError_t 46"),
+    HostFault(r"CUDA [Ee]rror: system not yet initialized|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY",
+              "the GPU's fabric manager does not run", "CUDA Runtime API, cudaError_t 802"),
+    HostFault(r"ncclRemoteError|remote process exited or there was a network error",
+              "another rank, or the network to it, was lost", "nccl.h, ncclRemoteError; NCCL user guide, Errors"),
+    HostFault(r"gloo/transport/\S+\] .*Connection (?:closed|reset) by peer|"
+              r"client socket has timed out after \S+ while trying to connect",
+              "another rank, or the network to it, was lost",
+              "github.com/pytorch/pytorch/issues/75512; vllm-project/vllm/issues/19670"),
+    HostFault(r"slurmstepd: error: .*(?:CANCELLED AT|oom[-_]kill)", "the batch system ended the job",
+              "github.com/labsyspharm/mcmicro/issues/163; nextflow-io/nextflow/issues/5932"),
+    HostFault(r"Watchdog caught collective operation timeout",
+              "a collective waited for another rank in vain",
+              "github.com/hiyouga/LlamaFactory/issues/7396; pytorch/pytorch/issues/118369"),
+)  # fmt: skip
+# What a shell or a container engine makes of a process that a signal ended: 128 and its number (SIGHUP, SIGINT,
+# SIGKILL, SIGTERM). 139 is a segmentation fault, which is none.
+_BY_NUMBER: Final = frozenset({"exit status 129", "exit status 130", "exit status 137", "exit status 143"})
+_SIZE: Final = r"(\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)"
+_MIB: Final = {"bytes": 2.0**-20, "KiB": 2.0**-10, "MiB": 1.0, "GiB": 2.0**10}
+
+
+def find_host_fault(receipt: Receipt) -> str:
+    """The fault of the host that a red receipt is red for; empty where it is good, or red for anything else.
+
+    Checks that failed before count for themselves: where one of them is of no such fault, the receipt is not either.
+    """
+    outcome, failure = receipt.outcome, receipt.failure
+    if outcome.is_good or outcome in (Outcome.NOT_RUN, Outcome.BLOCKED, Outcome.TIMEOUT):
+        return ""
+    found = [_read(check.detail) for check in receipt.checks if not check.passed]
+    if outcome is not Outcome.FAIL:
+        if failure is not None and failure.type in FROM_OUTSIDE | _BY_NUMBER:
+            found.append(f"its process was ended from outside, by {failure.type}")
+        else:
+            found.append(_read(f"{failure.type}: {failure.message}" if failure else receipt.reason))
+    return found[-1] if found and all(found) else ""
+
+
+def _read(text: str) -> str:
+    known = next((row.says for row in HOST_FAULTS if re.search(row.pattern, text)), "")
+    return known or _find_full_gpu(text)
+
+
+def _find_full_gpu(text: str) -> str:
+    """Other processes have the GPU's memory: more of it than this one, which would fit if it were alone.
+
+    As torch writes it (c10/cuda/CUDACachingAllocator.cpp). In a container its own process may be listed by a number as
+    well, so that all others are what is neither free nor its own.
+    """
+    if "out of memory" not in text:
+        return ""
+    wanted, total, free = (
+        _size(rf"{words}{_SIZE}", text) for words in ("Tried to allocate ", r"total capaci?ty of ", "of which ")
+    )
+    used = (rf"this process has {_SIZE} memory in use", rf"allocated memory {_SIZE} is allocated by PyTorch")
+    own = max((size for one in used if (size := _size(one, text)) is not None), default=None)
+    if wanted is None or total is None or free is None or own is None:
+        return ""
+    others = total - free - own
+    if others > own and own + wanted <= total:
+        return f"other processes have {others / 1024:.1f} of the GPU's {total / 1024:.1f} GiB"
+    return ""
+
+
+def _size(pattern: str, text: str) -> float | None:
+    """MiB."""
+    found = re.search(pattern, text)
+    return float(found[1]) * _MIB[found[2]] if found else None

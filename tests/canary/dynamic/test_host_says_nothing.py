@@ -1,0 +1,56 @@
+"""A fault of the host in a step: nobody is named for it, and its cells are lost."""
+
+from __future__ import annotations
+
+import pytest
+from planted import MODULES, blocked, cannot_import, clean, dies, fails, raises, stack_of
+
+from megacpp_validate.canary.dynamic.step import compare_stacks
+from megacpp_validate.catalog import read_catalog
+from megacpp_validate.evidence.receipt import Receipt
+from megacpp_validate.evidence.upgrade import Change, StepResult
+
+CATALOG = read_catalog()
+ECC = ("torch.AcceleratorError", "CUDA error: uncorrectable ECC error encountered")
+
+
+def step(*red: Receipt) -> StepResult:
+    return compare_stacks(clean("te1"), stack_of("te2", *red), CATALOG.modules)
+
+
+@pytest.mark.parametrize("red", [
+    raises("attention", *ECC, "transformer_engine/pytorch/attention/backends.py:9 in forward"),
+    dies("permute", "SIGTERM"),
+], ids=["raised", "killed"])  # fmt: skip
+def test_nobody_is_named_and_its_cell_is_lost(red: Receipt) -> None:
+    found = step(red)
+    assert not found.culprits
+    assert found.lost.keys() == {red.cell}
+    assert "a fault of the host" in found.lost[red.cell]
+    (row,) = (row for row in found.modules if row.module == red.probe)
+    assert row.change is Change.LOST
+
+
+def test_what_it_blocks_is_lost_with_it() -> None:
+    found = step(raises("imports", *ECC), *(blocked(module) for module in MODULES[1:]))
+    assert not found.culprits
+    assert len(found.lost) == len(MODULES)
+
+
+def test_a_fault_of_a_module_beside_it_is_named_and_nothing_else_is_filed_under_it() -> None:
+    found = step(raises("attention", *ECC), fails("permute", "bf16.aligned.rows"))
+    assert [(culprit.module, culprit.cascades) for culprit in found.culprits] == [("permute", ())]
+
+
+def test_before_it_says_nothing_either_and_what_is_red_now_is_named() -> None:
+    before = stack_of("te1", raises("attention", *ECC, stack="te1"))
+    again = compare_stacks(before, stack_of("te2", raises("attention", *ECC)), CATALOG.modules)
+    assert (again.culprits, len(again.lost)) == ((), 1)
+    now = compare_stacks(before, stack_of("te2", fails("attention", "bf16.gqa4.d64.forward")), CATALOG.modules)
+    assert [culprit.module for culprit in now.culprits] == ["attention"]
+    assert "Nothing was seen of it" in now.culprits[0].summary
+
+
+def test_an_import_that_fails_is_none() -> None:
+    found = step(cannot_import(), *(blocked(module) for module in MODULES[1:]))
+    assert [culprit.module for culprit in found.culprits] == ["imports"]

@@ -1,0 +1,123 @@
+"""What no check holds and two receipts show: a slower kernel, late compiles, memory; and what is none of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from planted import MACHINE, MODULES, clean, fails, falls_back, good, stack_of
+
+from megacpp_validate.canary.dynamic.step import StackReceipts, compare_stacks
+from megacpp_validate.catalog import read_catalog
+from megacpp_validate.evidence.findings import Cause
+from megacpp_validate.evidence.receipt import Backend, Check, JitCompile, JitCompiles, Outcome, Receipt
+from megacpp_validate.evidence.upgrade import StepResult
+
+CATALOG = read_catalog()
+FUSED, UNFUSED, NATIVE = (("te", "cudnn"), ("te", "unfused"), ("sdpa",))
+KERNEL = JitCompile("triton", "_permute_kernel", "bf16", 0.2, "after")
+LATE = JitCompiles(after={"triton": 1}, compiled=(KERNEL,))
+
+
+def ran(*observed: str, path: str = "bf16.block", claimed: str = "te") -> dict[str, Any]:
+    return {"backends": (Backend(path, claimed, claimed, observed),)}
+
+
+def step(module: str, before: Mapping[str, Any], after: Mapping[str, Any], *others: Receipt) -> StepResult:
+    sides = [
+        good(module, stack, te, **changes) for stack, te, changes in (("te1", "1.0", before), ("te2", "2.0", after))
+    ]
+    return compare_stacks(
+        stack_of("te1", sides[0], te="1.0"), stack_of("te2", sides[1], *others, te="2.0"), CATALOG.modules
+    )
+
+
+CHANGED: dict[str, tuple[Mapping[str, Any], Mapping[str, Any], Cause, str]] = {
+    "kernel": (ran(*FUSED), ran(*UNFUSED), Cause.SILENT_FALLBACK, "ran by cudnn and runs by unfused now"),
+    "late-compile": ({}, {"jit": LATE}, Cause.PERFORMANCE, "compiles in its second use"),
+    "memory": (
+        {"peak_memory_mib": 1376.0}, {"peak_memory_mib": 2752.0}, Cause.PERFORMANCE, "2.00 times the GPU memory"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "after", "cause", "words"), CHANGED.values(), ids=CHANGED)
+def test_it_is_named(before: Mapping[str, Any], after: Mapping[str, Any], cause: Cause, words: str) -> None:
+    (found,) = step("permute", before, after).culprits
+    assert (found.module, found.cause, found.cascades) == ("permute", cause, ())
+    assert words in found.summary
+    assert "te1" in found.next_step
+    assert found.evidence
+    assert not step("permute", after, before).culprits  # the other way round it is better, or the same
+    assert not step("permute", after, after).culprits
+
+
+NOTHING: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+    "another-fused-kernel": (ran(*FUSED), ran("te", "fa3")),
+    "no-kernel-was-seen": (ran("te"), ran(*UNFUSED)),
+    "another-request": (ran(*NATIVE, claimed="sdpa"), ran(*UNFUSED)),
+    "another-card": (ran(*FUSED), ran(*UNFUSED) | {"machine": replace(MACHINE, capability="10.0")}),
+    "one-name-for-two-paths": (ran(*FUSED), {"backends": ran(*UNFUSED)["backends"] * 2}),
+    "compiles-that-no-kernel-is-named-for": ({}, {"jit": JitCompiles(after={"deep_gemm": 1})}),
+    "compiles-in-warm-up": ({}, {"jit": JitCompiles({"triton": 9}, compiled=(replace(KERNEL, when="warm-up"),))}),
+    # docs/evidence: healthy releases.
+    "a-workspace": ({"peak_memory_mib": 94.1}, {"peak_memory_mib": 139.2}),
+    "a-few-percent": ({"peak_memory_mib": 4000.0}, {"peak_memory_mib": 4300.0}),
+    "memory-of-another-card": (
+        {"peak_memory_mib": 1376.0}, {"peak_memory_mib": 2752.0, "machine": replace(MACHINE, gpu="NVIDIA H100")}),
+    "memory-of-another-seed": ({"peak_memory_mib": 1376.0}, {"peak_memory_mib": 2752.0, "seed": 1}),
+    "memory-of-the-process-where-there-is-no-gpu": (
+        {"peak_memory_mib": 1376.0, "machine": replace(MACHINE, gpu="")},
+        {"peak_memory_mib": 2752.0, "machine": replace(MACHINE, gpu="")}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "after"), NOTHING.values(), ids=NOTHING)
+def test_it_is_none(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    assert not step("permute", before, after).culprits
+
+
+def test_other_checks_take_other_memory() -> None:
+    more = replace(
+        good("permute", "te2", "2.0", peak_memory_mib=2752.0), checks=(Check("seen", True), Check("new", True))
+    )
+    before = stack_of("te1", good("permute", "te1", "1.0", peak_memory_mib=1376.0), te="1.0")
+    assert not compare_stacks(before, stack_of("te2", more, te="2.0"), CATALOG.modules).culprits
+
+
+def test_what_stands_on_a_red_module_takes_another_path_by_it() -> None:
+    found = step("native_block", ran(*FUSED), ran(*UNFUSED), falls_back("attention", "bf16.gqa4.d64"))
+    assert [culprit.module for culprit in found.culprits] == ["attention"]
+
+
+def test_modules_that_change_alike_are_one_case_of_the_first() -> None:
+    sides = [
+        stack_of(
+            stack, *(good(m, stack, te, **ran(*kernel)) for m in ("attention", "native_block", "layer_spec")), te=te
+        )
+        for stack, te, kernel in (("te1", "1.0", FUSED), ("te2", "2.0", UNFUSED))
+    ]
+    (found,) = compare_stacks(*sides, CATALOG.modules).culprits
+    assert (found.module, found.cascades) == ("attention", ("native_block", "layer_spec"))
+
+
+def test_where_a_library_alone_is_new_it_is_named() -> None:
+    newer = {"machine": replace(MACHINE, torch="2.12.0+cu130")}
+    before = stack_of("te1", *(good(m, "te1", "1.0") for m in MODULES), te="1.0")
+    after = StackReceipts("te2", tuple(good(m, "te2", "1.0", **newer) for m in MODULES))
+    changed = tuple(replace(r, jit=LATE) if r.probe == "permute" else r for r in after.receipts)
+    (found,) = compare_stacks(before, StackReceipts("te2", changed), CATALOG.modules).culprits
+    assert (found.module, found.component, found.cascades) == ("environment", "torch", ("permute",))
+
+
+def test_what_passed_and_is_not_supported_now_is_lost() -> None:
+    unsupported = replace(good("expert_gemm"), outcome=Outcome.EXPECTED_UNSUPPORTED, reason="needs sm_100")
+    found = compare_stacks(clean("te1"), stack_of("te2", unsupported), CATALOG.modules)
+    assert (found.culprits, found.lost) == ((), {"te2-h200-expert_gemm": "needs sm_100"})
+
+
+def test_a_red_module_is_told_by_what_is_red() -> None:
+    red = fails("permute", "bf16.aligned.rows", jit=LATE)
+    (found,) = compare_stacks(clean("te1"), stack_of("te2", red), CATALOG.modules).culprits
+    assert found.cause is Cause.NUMERICS
