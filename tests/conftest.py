@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 from hypothesis import settings
+from kept_commands import keep_commands
 
 from megacpp_validate.canary.release import Release
 from megacpp_validate.canary.sources import Sources, SourceUnavailable
@@ -27,6 +28,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The same examples at every run: what is red is red again. HYPOTHESIS_PROFILE=default looks for new ones.
 settings.register_profile("steady", derandomize=True, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
+
+keep_commands()
 
 # Second looks, which `nox -s tests -- --thorough` takes too: faults that `nox -s selftest` and `smoke_faults` plant as
 # well, statistics over many seeds, and ranks of which `tests/training/smoke` has some at every run. Without them the
@@ -51,6 +54,7 @@ THOROUGH = (
     "tests/images/test_bundle_verbs.py::test_a_bundle_",
     "tests/images/test_bundle_writing.py::test_a_package_without",
     "tests/images/test_bundle_writing.py::test_a_wheel_that",
+    "tests/images/test_bundle_writing.py::test_an_index_that_knows_nothing",
     "tests/images/test_image_proof_real.py",
     "tests/images/test_image_stages_real.py",
     "tests/images/test_lock_real.py",

@@ -46,6 +46,9 @@ def fill(folder: Path) -> Path:
     put(folder / "inductor/locks/c6b.lock", b"")
     put(folder / "inductor/2b/.17.42.tmp", b"half")
     put(folder / "triton/KEY2/tmp.pid_9_uuid/kernel.ttir", b"half")
+    put(folder / "triton/tmp.0b4f8a52-uuid/kernel.cubin", b"of a graph, where another process was first")
+    put(folder / "cuda/index", b"the driver's")
+    put(folder / "cuda/4/2/.f2aec281.17.tmp", b"half given back")
     put(folder / "deep_gemm/cache/kernel.fp8_gemm.abc/kernel.cubin", b"sm_90a" * 40)
     put(folder / "deep_gemm/tmp/17/kernel.cu", b"half")
     put(folder / "locks/KEY/OWNER", b"")
@@ -79,13 +82,13 @@ def flip_a_bit(place: Path) -> None:
 
 
 @contextmanager
-def small_disk(size: str = "64k") -> Iterator[Path]:
-    """A file system that is soon full."""
+def small_disk(size: str = "64k", option: str = "exec") -> Iterator[Path]:
+    """A file system of its own, that is soon full."""
     import subprocess
 
     folder = Path(tempfile.mkdtemp(prefix="megacpp-small-"))
     done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", f"size={size},{option}", "tmpfs", str(folder)], capture_output=True, check=False
     )
     if done.returncode:
         folder.rmdir()

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sealed_caches import CUBIN, as_nobody, flip_a_bit, make_sealed, open_to_all, small_disk
 from typer.testing import CliRunner
 
+from megacpp_validate.catalog import Catalog
+from megacpp_validate.catalog_prewarm import read_prewarm
 from megacpp_validate.cli import (  # noqa: F401 - registers verbs
     jit_cache_verbs,
+    jit_stack,
+    jit_verify_runs,
     jit_verify_verbs,
     main,
     prewarm_runs,
     prewarm_verbs,
 )
 from megacpp_validate.cli.app import Exit, app
+from megacpp_validate.cli.prewarm_runs import Selected, select_tasks
+from megacpp_validate.environments.plan import find_target
+from megacpp_validate.evidence.jit import JitVerdict, JitVerifyResult
 from megacpp_validate.jitcache.place import CacheReadOnly
-from megacpp_validate.jitcache.seal import CacheDamaged
+from megacpp_validate.jitcache.prewarm import Answer
+from megacpp_validate.jitcache.seal import CacheDamaged, check_sealed
 
 RUNNER = CliRunner()
 
@@ -34,7 +46,6 @@ def ask(*arguments: object) -> tuple[int, str]:
         (("prewarm", "--target", "abacus"), Exit.WRONG_ARGUMENTS, "abacus"),
         (("prewarm", "--target", "cpu", "--tasks", "nun"), Exit.WRONG_ARGUMENTS, "has no task 'nun'"),
         (("prewarm", "--target", "cpu", "--tasks", ","), Exit.NOTHING_SELECTED, "no task is selected"),
-        (("prewarm", "--target", "cpu", "--format", "html"), Exit.WRONG_ARGUMENTS, "choose table or json"),
         (("prewarm", "--target", "cpu", "--root", "/proc/none"), Exit.WRONG_ARGUMENTS, "cannot be written"),
         (
             ("prewarm", "--target", "h200", "--tasks", "deep_gemm_small", "--at-build"), Exit.WRONG_ARGUMENTS,
@@ -58,6 +69,119 @@ def test_what_cannot_be_is_refused(
     assert said in text
     assert "Next step" in text
     assert "unforeseen" not in text
+
+
+@pytest.mark.parametrize(
+    ("option", "place"),
+    [
+        ("--receipts", "file"),
+        ("--receipts", "file/below"),
+        ("--work", "file"),
+        ("--output", "."),
+        ("--output", "file/x"),
+    ],
+)
+def test_a_folder_that_cannot_be_written_is_told_before_anything_runs(tmp_path: Path, option: str, place: str) -> None:
+    """The cache is damaged, and would be told of next."""
+    folder, _ = make_sealed(tmp_path / "root")
+    flip_a_bit(folder / CUBIN)
+    (tmp_path / "file").touch()
+    words = {"--receipts": tmp_path / "receipts", option: tmp_path / place}
+    code, text = ask(
+        "jit-verify", "--target", "h200", "--root", tmp_path / "root", *(w for two in words.items() for w in two)
+    )
+    assert code == Exit.WRONG_ARGUMENTS, text
+    assert f"give {option}" in text
+    assert "unforeseen" not in text
+
+
+def test_a_device_or_a_pipe_is_written_as_it_is() -> None:
+    """Its path leads into /proc, where nobody writes a file."""
+    script = "from pathlib import Path; from megacpp_validate.cli.told_options import require_output as ask; " + (
+        "ask(Path('/dev/stdout')); ask(Path('/dev/null')); ask(None); print('taken')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("taken\n", "")
+
+
+def test_a_folder_from_which_no_library_can_be_loaded_is_told(tmp_path: Path) -> None:
+    make_sealed(tmp_path)
+    with small_disk("4m", "noexec") as disk:
+        for words in (
+            ("prewarm", "--target", "cpu", "--root", disk / "root"),
+            ("jit-verify", "--target", "h200", "--root", tmp_path, "--work", disk, "--receipts", tmp_path / "receipts"),
+        ):
+            code, text = ask(*words)
+            assert code == Exit.WRONG_ARGUMENTS, text
+            assert "mounted noexec" in text
+
+
+def test_no_folder_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(jit_stack.tempfile, "gettempdir", nowhere)
+    for words in (("prewarm", "--target", "cpu"), ("jit-verify", "--target", "cpu", "--receipts", tmp_path)):
+        code, text = ask(*words, "--root", tmp_path)
+        assert code == Exit.NO_ENVIRONMENT, text
+        assert "--tmpfs /tmp:exec" in text
+
+
+# --- what a verdict is about -----------------------------------------------------------------------------------------
+
+
+def _select(
+    catalog: Catalog, *, tasks: tuple[str, ...] | None = None, ranks: int = 1, at_build: bool = False
+) -> Selected:
+    asked = jit_stack.AskedJit("h200", tasks, None, "", "", ranks, 1, 0, 1.0)
+    return select_tasks(read_prewarm(catalog), find_target(catalog, "h200"), asked, at_build=at_build)
+
+
+def _verdict(selected: Selected, root: Path) -> JitVerifyResult:
+    """Where every task that could run was found warm."""
+    checked = check_sealed(make_sealed(root)[0])
+    answers = {task.id: Answer(hits={"fa4": 1}) for task in selected.tasks}
+    fields: dict[str, Any] = jit_verify_runs._judge(selected, answers, checked)
+    return JitVerifyResult(
+        tool="t", target="h200", architecture="sm_90a", folder="f", mode="nvcc", manifest="m", interpreter="i",
+        left_out=selected.not_asked, **fields,
+    )  # fmt: skip
+
+
+def test_a_task_that_takes_more_devices_than_there_are_is_not_verified(catalog: Catalog, tmp_path: Path) -> None:
+    """A cache that was verified in part must not read as one that was verified whole."""
+    result = _verdict(_select(catalog), tmp_path)
+    (lacking,) = [row for row in result.rows if row.verdict is not JitVerdict.WARM]
+    assert (lacking.task, lacking.verdict) == ("smoke_small_experts_4", JitVerdict.NOT_RUN)
+    assert "it takes 4 devices, and --ranks says 1" in lacking.reason
+    assert (result.lacks, result.breaks, result.left_out) == (True, False, ())
+    of_target = [task.id for task in read_prewarm(catalog) if "h200" in task.targets]
+    assert [row.task for row in result.rows] == of_target, "the verdict covers the whole target"
+
+
+def test_with_devices_for_all_the_verdict_is_whole(catalog: Catalog, tmp_path: Path) -> None:
+    result = _verdict(_select(catalog, ranks=4), tmp_path)
+    assert (result.holds, result.left_out) == (True, ())
+
+
+@pytest.mark.parametrize(("names", "at_build"), [(("fa4_d64", "triton_rotation"), False), (None, True)])
+def test_what_the_caller_leaves_out_is_named_and_missed_by_nobody(
+    catalog: Catalog, tmp_path: Path, names: tuple[str, ...] | None, at_build: bool
+) -> None:
+    selected = _select(catalog, tasks=names, at_build=at_build)
+    result = _verdict(selected, tmp_path)
+    assert result.holds
+    covered = {row.task for row in result.rows}
+    assert covered == set(names or [task.id for task in selected.of_target if not task.gpu])
+    assert {line.partition(":")[0] for line in result.left_out} == {task.id for task in selected.of_target} - covered
+
+
+def test_a_verdict_in_part_never_lies_where_a_whole_one_is_looked_for(catalog: Catalog, tmp_path: Path) -> None:
+    names = [
+        jit_verify_runs.name_verdict(_verdict(_select(catalog, tasks=tasks), tmp_path / str(tasks)))
+        for tasks in (None, ("fa4_d128",))
+    ]
+    assert names == ["jit_verify-h200.json", "jit_verify-h200.part.json"]
 
 
 def test_a_flipped_bit_is_refused_before_anything_runs(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from ..report.markdown_bundle import tell_bundle
 from ..report.terminal_bundle import render_bundle
 from .app import TOOL, Exit, Format, errors, foreseen, refuse
 from .image_rows import ImageRows, read_rows
+from .told_options import require_output
 from .whole_telling import tell_whole
 
 _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
@@ -66,6 +67,7 @@ class Asked:
 def run_bundle(catalog: Catalog, matrix: Path | None, asked: Asked, fmt: Format, output: Path | None) -> None:
     """Read what is known of the image, write the bundle, tell what is in it."""
     started = time.monotonic()
+    require_output(output)
     rows = read_rows(catalog, asked.target, matrix)
     part_bytes = read_size(asked.part_size)
     for path in filter(None, (asked.jit, asked.key, asked.sign_key)):

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from ..catalog import read_catalog
-from .app import Format, FormatOption, MatrixOption, OutputOption, app
+from .app import Format, MatrixOption, OutputOption, app
+from .told_options import PageFormat, PageFormatOption
 
 
 @app.command()
@@ -24,7 +25,7 @@ def bundle(
     sign_key: Annotated[
         Path | None, typer.Option("--sign-key", help="Private key that signs the bundle, with cosign.")
     ] = None,
-    fmt: FormatOption = Format.TABLE,
+    fmt: PageFormatOption = PageFormat.TABLE,
     output: OutputOption = None,
     matrix: MatrixOption = None,
 ) -> None:
@@ -37,4 +38,4 @@ def bundle(
     from .bundle_runs import Asked, run_bundle
 
     asked = Asked(target, image, (out or Path(f"bundle-{target}")).absolute(), part_size, jit, key, sign_key)
-    run_bundle(read_catalog(matrix), matrix, asked, fmt, output)
+    run_bundle(read_catalog(matrix), matrix, asked, Format(fmt), output)

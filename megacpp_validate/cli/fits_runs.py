@@ -9,14 +9,15 @@ import typer
 
 from ..catalog import Catalog, matrix_folder
 from ..catalog_images import read_images
-from ..catalog_needs import read_needs
 from ..evidence.stack_fit import FitResult, FitVerdict
-from ..images.compatibility import judge_stack, stack_of_image, stack_of_words
+from ..images.compatibility import stack_of_image, stack_of_words
 from ..images.locks import read_image_lock
 from ..images.refusals import ImageRefused
 from ..report.markdown_lock import tell_fit
 from ..report.terminal_lock import render_fit
 from .app import TOOL, Exit, Format, foreseen
+from .image_rows import judge_stacks
+from .told_options import require_output
 from .whole_telling import tell_whole
 
 
@@ -33,6 +34,7 @@ def run_fits(
 ) -> None:
     """Judge a stack that is given in words, or that of every image; closed where something does not fit."""
     started = time.monotonic()
+    require_output(output)
     if parts and not te:
         raise ImageRefused(
             f"{' '.join(parts)} is given without a release of Transformer Engine. Next step: say it first, as in "
@@ -40,14 +42,12 @@ def run_fits(
         )
     root = (matrix or matrix_folder()).absolute().parent
     images = read_images({target.id: target.machine for target in catalog.targets}, matrix)
-    needs = read_needs([module.id for module in catalog.modules], matrix)
-    releases = [stack.te for stack in catalog.stacks]
     if te:
         stacks = [stack_of_words(te, parts)]
     else:
         with_te = [image for image in images.image if image.te]
         stacks = [stack_of_image(images, image, read_image_lock(root / image.lock)) for image in with_te]
-    found = tuple(judge_stack(stack, needs, images.range, releases) for stack in stacks)
+    found = judge_stacks(catalog, matrix, images, stacks)
     result = FitResult(tool=TOOL, stacks=found, seconds=round(time.monotonic() - started, 3))
     tell_whole(
         result,

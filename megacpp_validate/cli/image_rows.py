@@ -1,14 +1,18 @@
-"""What the matrix says of the image of a target, for the verbs of bundles and of the supply chain."""
+"""What the matrix says of images and stacks, for the verbs of locks, images, bundles and of the supply chain."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..catalog import Catalog, Target, matrix_folder
 from ..catalog_images import MACHINES, Base, Image, Images, read_images
+from ..catalog_needs import read_needs
 from ..environments.plan import find_target
+from ..evidence.stack_fit import StackFit
 from ..images.bundle.wheels import Machine
+from ..images.compatibility import Stack, judge_stack
 from ..images.pins import FILE, Pins, read_pins
 from ..images.plan import find_images
 
@@ -65,3 +69,16 @@ def read_rows(catalog: Catalog, target: str, matrix: Path | None) -> ImageRows:
     images = read_images({one.id: one.machine for one in catalog.targets}, matrix)
     folder = (matrix or matrix_folder()).absolute()
     return ImageRows(folder.parent, folder, images, row, find_images(images, [row.id])[0])
+
+
+def judge_stacks(
+    catalog: Catalog, matrix: Path | None, images: Images, stacks: Iterable[Stack]
+) -> tuple[StackFit, ...]:
+    """Whether each stack fits, by all rows of the matrix.
+
+    Raises:
+        MatrixInvalid: the rows are wrong.
+    """
+    needs = read_needs([module.id for module in catalog.modules], matrix)
+    releases = [stack.te for stack in catalog.stacks]
+    return tuple(judge_stack(stack, needs, images.range, releases) for stack in stacks)

@@ -30,6 +30,7 @@ from ..report.markdown_image_verify import tell_image_verdict
 from ..report.terminal_image_verify import render_image_verdict
 from .app import TOOL, Exit, Format, errors, foreseen, refuse
 from .image_rows import read_rows
+from .told_options import require_output
 from .whole_telling import tell_whole
 
 _CODES: Final[dict[type[Exception], Exit]] = {
@@ -59,6 +60,7 @@ def run_image_verify(
 ) -> None:
     """Look at everything, tell it; closed where a check fails, not open where one was not run."""
     started = time.monotonic()
+    require_output(output)
     place = read_place(asked.image)
     if asked.target:
         read_rows(catalog, asked.target, matrix)  # one that is named and is none is a wrong argument, not a check

@@ -11,7 +11,6 @@ import typer
 
 from ..catalog import Catalog, matrix_folder, read_catalog
 from ..catalog_images import Images, read_images
-from ..catalog_needs import read_needs
 from ..environments.interpreter import read_commit
 from ..evidence.image_build import ImageBuild, ImagePlans, Refused
 from ..evidence.image_plan import ImagePlan
@@ -21,7 +20,7 @@ from ..images.bake import render_bake
 from ..images.build import BuildOrder, Told, build_image, require_platform, write_build
 from ..images.build_faults import BuildFailed
 from ..images.build_settings import BuildSettings, read_build_settings
-from ..images.compatibility import judge_stack, stack_of_image
+from ..images.compatibility import stack_of_image
 from ..images.engine import Engine, NoEngine, bring_up, find_engine
 from ..images.locks import read_image_lock
 from ..images.pins import FILE as PINS_FILE
@@ -31,7 +30,9 @@ from ..images.prove import prove_image
 from ..images.recipe_lint import lint_recipe
 from ..images.refusals import ImageRefused
 from .app import TOOL, Exit, Format, errors, foreseen, refuse, refuse_full_disk
-from .images_telling import require_format, tell_image
+from .image_rows import judge_stacks
+from .images_telling import tell_image
+from .told_options import require_output
 
 _TAG = re.compile(r"^\w[\w.-]{0,127}$", re.ASCII)
 _REGISTRY = re.compile(r"^[a-z0-9.-]+(:\d+)?(/[a-z0-9._-]+)*$")
@@ -70,8 +71,8 @@ class _Rows:
 @foreseen({ImageRefused: Exit.CLOSED, NoEngine: Exit.NO_ENVIRONMENT})
 def run_images(asked: Asked, fmt: Format, output: Path | None) -> None:
     """Plan, or build each target that is named."""
-    require_format(fmt)
     _require_words(asked)
+    require_output(output)
     rows = _read_rows(asked)
     if asked.own_engine:
         with errors.status("bringing up an engine"):
@@ -174,10 +175,8 @@ def _tell_plans(asked: Asked, rows: _Rows, fmt: Format, output: Path | None) -> 
 def _judge(asked: Asked, rows: _Rows, target: str) -> tuple[list[Refused], list[Refused]]:
     """What does not fit in the stack of an image, and what is not known to."""
     image = find_images(rows.images, [target])[0]
-    needs = read_needs([module.id for module in rows.catalog.modules], asked.matrix)
-    lock = read_image_lock(rows.root / image.lock)
-    looked_at = [stack.te for stack in rows.catalog.stacks]
-    fit = judge_stack(stack_of_image(rows.images, image, lock, asked.own_base), needs, rows.images.range, looked_at)
+    stack = stack_of_image(rows.images, image, read_image_lock(rows.root / image.lock), asked.own_base)
+    (fit,) = judge_stacks(rows.catalog, asked.matrix, rows.images, [stack])
     found: dict[FitVerdict, list[Refused]] = {verdict: [] for verdict in FitVerdict}
     for one in fit.fits:
         why = (

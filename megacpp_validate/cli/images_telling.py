@@ -16,12 +16,6 @@ from .app import Exit, Format, refuse
 Told = ImagePlans | ImageBuild | ImageProof
 
 
-def require_format(fmt: Format) -> None:
-    """Refuse a form in which images are not told, before anything is done."""
-    if fmt not in (Format.TABLE, Format.JSON):
-        refuse(f"images are not told as {fmt.value}. Next step: choose table or json.", Exit.WRONG_ARGUMENTS)
-
-
 def tell_image(told: Told, fmt: Format, output: Path | None) -> None:
     """Print it, or write it to a file."""
     if output is None:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from .app import Format, FormatOption, MatrixOption, OutputOption, app
+from .app import Format, MatrixOption, OutputOption, app
+from .told_options import PlainFormat, PlainFormatOption
 
 
 @app.command()
@@ -37,7 +38,7 @@ def images(
     receipts: Annotated[Path, typer.Option("--receipts", help="Folder for the receipts of builds, and logs.")] = Path(
         ".megacpp/images"
     ),
-    fmt: FormatOption = Format.TABLE,
+    fmt: PlainFormatOption = PlainFormat.TABLE,
     output: OutputOption = None,
     matrix: MatrixOption = None,
 ) -> None:
@@ -63,4 +64,4 @@ def images(
         receipts=receipts,
         matrix=matrix,
     )
-    run_images(asked, fmt, output)
+    run_images(asked, Format(fmt), output)

@@ -21,8 +21,9 @@ from ..jitcache.transfer import export_cache, import_cache, read_carried
 from ..jitcache.working import is_at_home, open_working
 from .app import TOOL, Exit, Format, foreseen, refuse, refuse_full_disk
 from .jit_stack import AskedJit, open_stack
-from .jit_telling import require_told, tell_jit
+from .jit_telling import tell_jit
 from .prewarm_runs import FORESEEN
+from .told_options import require_output
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class AskedCache:
 @foreseen({**FORESEEN, TransferRefused: Exit.WRONG_ARGUMENTS})
 def run_jit_cache(matrix: Path | None, asked: AskedCache, fmt: Format, output: Path | None) -> None:
     """One deed, told; closed where a cache is of another stack."""
-    require_told(fmt)
+    require_output(output)
     started = time.monotonic()
     root = asked.jit.place()
     try:

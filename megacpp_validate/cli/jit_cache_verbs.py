@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from .app import Format, FormatOption, MatrixOption, OutputOption, app
+from .app import Format, MatrixOption, OutputOption, app
 from .prewarm_verbs import RootOption
 from .session_options import PythonOption
+from .told_options import PlainFormat, PlainFormatOption
 
 
 class Deed(StrEnum):
@@ -42,7 +43,7 @@ def jit_cache(
         bool, typer.Option("--shared", help="seal: any user may add files beside the sealed ones.")
     ] = False,
     python: PythonOption = "",
-    fmt: FormatOption = Format.TABLE,
+    fmt: PlainFormatOption = PlainFormat.TABLE,
     output: OutputOption = None,
     matrix: MatrixOption = None,
 ) -> None:
@@ -54,4 +55,4 @@ def jit_cache(
     from .jit_cache_runs import AskedCache, run_jit_cache
 
     asked = AskedCache(deed.value, place, root, arch, work, prefix, replace, any_stack, shared, python)
-    run_jit_cache(matrix, asked, fmt, output)
+    run_jit_cache(matrix, asked, Format(fmt), output)

@@ -237,6 +237,21 @@ def ask_task(
     return Answer(failure=said, seconds=ended.seconds)
 
 
+def require_temporary() -> None:
+    """Refuse a machine on which no temporary file can be written.
+
+    Raises:
+        NoEnvironment: it is one.
+    """
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as fault:
+        raise NoEnvironment(
+            f"there is no folder for temporary files: {fault.strerror or fault}. Likely cause: a read-only root, or a "
+            "full disk. Next step: mount one on /tmp (`--tmpfs /tmp:exec` of `docker run`), or name one in TMPDIR."
+        ) from fault
+
+
 @contextmanager
 def open_stack(
     catalog: Catalog, target: TargetRow, asked: AskedJit, root: Path, processes: Processes
@@ -246,6 +261,7 @@ def open_stack(
     Raises:
         NoEnvironment: there is no interpreter that has torch, or it does not answer.
     """
+    require_temporary()
     architecture, mode = cache_arch(target.arch), asked.mode or NVCC
     jobs = asked.jobs or default_jobs(target)
     with tempfile.TemporaryDirectory(prefix="megacpp-jit-") as scratch:
@@ -255,6 +271,7 @@ def open_stack(
             # that was filled by so many processes at a time cold for another number of them.
             "OMP_NUM_THREADS": "1",
             **cache_variables(root, architecture, nvrtc=mode == NVRTC),
+            "MEGACPP_JIT_DRIVER_CACHE": "",  # of a process that worked on a copy itself (jit/driver_cache.py)
         }
         door = Path(scratch, "door")
         door.mkdir()

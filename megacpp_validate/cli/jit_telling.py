@@ -14,16 +14,10 @@ from ..evidence.jit import JitCacheResult, JitVerifyResult, PrewarmResult
 from ..jitcache.prewarm import Answer
 from ..report.terminal_jit import render_prewarm, render_verify
 from ..report.terminal_jit_cache import render_cache
-from .app import Exit, Format, errors, refuse
-from .telling import write_told
+from .app import Format, errors
+from .output import write_told
 
 JitResult = PrewarmResult | JitVerifyResult | JitCacheResult
-
-
-def require_told(fmt: Format) -> None:
-    """Refuse a form in which these results are not told, before anything runs."""
-    if fmt not in (Format.TABLE, Format.JSON):
-        refuse(f"JIT caches are not told as {fmt.value}. Next step: choose table or json.", Exit.WRONG_ARGUMENTS)
 
 
 def result_text(result: JitResult) -> str:

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from .app import Format, FormatOption, MatrixOption, OutputOption, app, split_names
+from .app import Format, MatrixOption, OutputOption, app, split_names
 from .prewarm_verbs import AtBuildOption, RanksOption, RootOption, TargetOption, TasksOption
 from .session_options import PythonOption, SeedOption, VerboseOption
+from .told_options import PlainFormat, PlainFormatOption
 
 
 @app.command()
@@ -30,7 +31,7 @@ def jit_verify(
     seed: SeedOption = 0,
     limit: Annotated[float, typer.Option(min=1, help="Seconds that one task may take.")] = 900.0,
     verbose: VerboseOption = False,
-    fmt: FormatOption = Format.TABLE,
+    fmt: PlainFormatOption = PlainFormat.TABLE,
     output: OutputOption = None,
     matrix: MatrixOption = None,
 ) -> None:
@@ -45,4 +46,4 @@ def jit_verify(
 
     names = None if tasks is None else split_names(tasks)
     asked = AskedJit(target, names, root, python, "", ranks, jobs, seed, limit)
-    run_jit_verify(matrix, asked, Folders(work, receipts), fmt, output, at_build=at_build, verbose=verbose)
+    run_jit_verify(matrix, asked, Folders(work, receipts), Format(fmt), output, at_build=at_build, verbose=verbose)

@@ -12,13 +12,12 @@ import typer
 
 from ..catalog import Catalog, Target, matrix_folder
 from ..catalog_images import Image, Images, read_images
-from ..catalog_needs import read_needs
 from ..environments.environment import NoEnvironment
 from ..evidence.lock_result import LockLine, LockResult, PinLine, PinNews
 from ..evidence.stack_fit import StackFit
 from ..images.bake import FILE as BAKE_FILE
 from ..images.bake import render_bake
-from ..images.compatibility import judge_stack, stack_of_image
+from ..images.compatibility import stack_of_image
 from ..images.inputs import read_project
 from ..images.locking import (
     Asker,
@@ -39,6 +38,8 @@ from ..images.registry import RegistryClient
 from ..report.markdown_lock import tell_lock
 from ..report.terminal_lock import render_lock
 from .app import TOOL, Exit, Format, errors, foreseen, refuse, refuse_full_disk
+from .image_rows import judge_stacks
+from .told_options import require_output
 from .whole_telling import tell_whole
 
 
@@ -73,6 +74,7 @@ def run_lock(
 ) -> None:
     """Look or write, and tell; closed where something is older than the matrix, or was refused."""
     started = time.monotonic()
+    require_output(output)
     root = (matrix or matrix_folder()).absolute().parent
     images = read_images({target.id: target.machine for target in catalog.targets}, matrix)
     chosen = find_images(images, asked.targets)
@@ -218,10 +220,7 @@ def _make(catalog: Catalog, images: Images, chosen: tuple[Image, ...], root: Pat
 def _judge(
     catalog: Catalog, matrix: Path | None, images: Images, chosen: tuple[Image, ...], locks: dict[str, ImageLock]
 ) -> tuple[StackFit, ...]:
-    needs = read_needs([module.id for module in catalog.modules], matrix)
-    releases = [stack.te for stack in catalog.stacks]
-    return tuple(
-        judge_stack(stack_of_image(images, image, locks[image.target]), needs, images.range, releases)
-        for image in chosen
-        if image.te and image.target in locks
+    stacks = (
+        stack_of_image(images, image, locks[image.target]) for image in chosen if image.te and image.target in locks
     )
+    return judge_stacks(catalog, matrix, images, stacks)

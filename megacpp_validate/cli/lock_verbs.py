@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from ..catalog import read_catalog
-from .app import Format, FormatOption, MatrixOption, OutputOption, app
+from .app import Format, MatrixOption, OutputOption, app
+from .told_options import PageFormat, PageFormatOption
 
 
 class Half(StrEnum):
@@ -34,7 +35,7 @@ def lock(
         list[str] | None, typer.Option("--upgrade", metavar="NAME", help="A package to take anew; all for all.")
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="List every need of every stack.")] = False,
-    fmt: FormatOption = Format.TABLE,
+    fmt: PageFormatOption = PageFormat.TABLE,
     output: OutputOption = None,
     matrix: MatrixOption = None,
 ) -> None:
@@ -53,7 +54,7 @@ def lock(
         accept=frozenset(accept or ()),
         upgrade=tuple("*" if name == "all" else name for name in upgrade or ()),
     )
-    run_lock(read_catalog(matrix), matrix, asked, fmt, output, verbose=verbose)
+    run_lock(read_catalog(matrix), matrix, asked, Format(fmt), output, verbose=verbose)
 
 
 @app.command()
@@ -63,7 +64,7 @@ def fits(
         list[str] | None, typer.Argument(metavar="PART=VERSION...", help="cublas=13.1.0.3 cudnn=9.19 torch=2.11.0 ...")
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="List what fits too.")] = False,
-    fmt: FormatOption = Format.TABLE,
+    fmt: PageFormatOption = PageFormat.TABLE,
     output: OutputOption = None,
     matrix: MatrixOption = None,
 ) -> None:
@@ -74,4 +75,4 @@ def fits(
     """
     from .fits_runs import run_fits
 
-    run_fits(read_catalog(matrix), matrix, te, tuple(parts or ()), fmt, output, verbose=verbose)
+    run_fits(read_catalog(matrix), matrix, te, tuple(parts or ()), Format(fmt), output, verbose=verbose)

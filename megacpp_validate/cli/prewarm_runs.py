@@ -22,7 +22,15 @@ from ..jitcache.crew import run_side_by_side
 from ..jitcache.files import NoPlainFile, list_files
 from ..jitcache.layout import STATE, cache_arch
 from ..jitcache.manifest import Manifest, ManifestInvalid, measure_caches, write_manifest
-from ..jitcache.place import CacheReadOnly, OtherArchitecture, require_place, require_space, require_writable
+from ..jitcache.place import (
+    CacheReadOnly,
+    CannotLoad,
+    OtherArchitecture,
+    require_loadable,
+    require_place,
+    require_space,
+    require_writable,
+)
 from ..jitcache.prewarm import (
     Answer,
     PrewarmTaken,
@@ -35,13 +43,15 @@ from ..jitcache.prewarm import (
 from ..jitcache.seal import CacheDamaged, check_sealed, is_sealed, seal, unseal
 from .app import TOOL, Exit, Format, foreseen, refuse, refuse_full_disk
 from .jit_stack import AskedJit, JitStack, default_jobs, open_stack
-from .jit_telling import TaskProgress, require_told, tell_jit
+from .jit_telling import TaskProgress, tell_jit
+from .told_options import require_output
 
 _LOGS = "logs"
 FORESEEN: Mapping[type[Exception], Exit] = {
     UnknownTarget: Exit.WRONG_ARGUMENTS, UnknownTask: Exit.WRONG_ARGUMENTS, NoEnvironment: Exit.NO_ENVIRONMENT,
     OtherArchitecture: Exit.WRONG_ARGUMENTS, CacheReadOnly: Exit.WRONG_ARGUMENTS, PrewarmTaken: Exit.INFRASTRUCTURE,
-    NoPlainFile: Exit.INFRASTRUCTURE, CacheDamaged: Exit.CLOSED, ManifestInvalid: Exit.EVIDENCE_MISSING,
+    CannotLoad: Exit.WRONG_ARGUMENTS, NoPlainFile: Exit.INFRASTRUCTURE, CacheDamaged: Exit.CLOSED,
+    ManifestInvalid: Exit.EVIDENCE_MISSING,
 }  # fmt: skip
 
 
@@ -60,7 +70,7 @@ def run_prewarm(
     matrix: Path | None, asked: AskedJit, how: How, fmt: Format, output: Path | None, *, verbose: bool
 ) -> None:
     """A prewarm; closed where a task failed, and not open where one did not run."""
-    require_told(fmt)
+    require_output(output)
     catalog = read_catalog(matrix)
     target = find_target(catalog, asked.target)
     every = read_prewarm(catalog, matrix)
@@ -78,12 +88,31 @@ def run_prewarm(
 
 @dataclass(frozen=True)
 class Selected:
-    """Tasks to run, all of the target, of those that are left out why, and what no cache keeps of any."""
+    """Which of a target's tasks a run takes.
+
+    Attributes:
+        tasks: to run.
+        of_target: all of them.
+        not_asked: those that the caller left out (--tasks, --at-build): "ID: reason". Nothing is asked of them.
+        beyond: those that were asked for and cannot run so, by id: why.
+        unkept: what no cache keeps of any.
+    """
 
     tasks: tuple[PrewarmTask, ...]
     of_target: tuple[PrewarmTask, ...]
-    left_out: tuple[str, ...]
+    not_asked: tuple[str, ...]
+    beyond: Mapping[str, str]
     unkept: tuple[UnkeptKernel, ...] = ()
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Everything that is not run."""
+        return (*self.not_asked, *(f"{name}: {reason}" for name, reason in self.beyond.items()))
+
+    @property
+    def asked(self) -> tuple[PrewarmTask, ...]:
+        """What a verdict is about, in the matrix's order: what is run, and what was asked for and cannot be."""
+        return tuple(task for task in self.of_target if task in self.tasks or task.id in self.beyond)
 
 
 def select_tasks(
@@ -91,14 +120,15 @@ def select_tasks(
 ) -> Selected:
     """The tasks to run. One that is named is never left out for the devices that it takes.
 
+    Only what the caller says narrows what is asked: names, or --at-build. --ranks says what there is to run it on.
+
     Raises:
         UnknownTask: as `choose_tasks`.
     """
     if asked.tasks == ():
         refuse("no task is selected. Next step: name one, or leave --tasks out for all.", Exit.NOTHING_SELECTED)
-    named = asked.tasks or ()
-    chosen = choose_tasks(every, target.id, named, without_gpu=at_build)
-    tasks = tuple(task for task in chosen if named or task.ranks <= asked.ranks)
+    chosen = choose_tasks(every, target.id, asked.tasks or (), without_gpu=at_build)
+    tasks = tuple(task for task in chosen if asked.tasks or task.ranks <= asked.ranks)
     if not tasks:
         refuse(
             f"matrix/prewarm.toml has no task for {target.id} that could run so. Next step: add one, or leave "
@@ -106,18 +136,17 @@ def select_tasks(
             Exit.NOTHING_SELECTED,
         )
     of_target = choose_tasks(every, target.id)
-    left = (task for task in of_target if task not in tasks)
+    why = "not named" if asked.tasks else "it needs a GPU, and --at-build was said"
     return Selected(
-        tasks, of_target, tuple(f"{task.id}: {_why_left_out(task, asked, at_build=at_build)}" for task in left)
+        tasks,
+        of_target,
+        not_asked=tuple(f"{task.id}: {why}" for task in of_target if task not in chosen),
+        beyond={
+            task.id: f"it takes {task.ranks} devices, and --ranks says {asked.ranks}"
+            for task in chosen
+            if task not in tasks
+        },
     )
-
-
-def _why_left_out(task: PrewarmTask, asked: AskedJit, *, at_build: bool) -> str:
-    if asked.tasks:
-        return "not named"
-    if at_build and task.gpu:
-        return "it needs a GPU"
-    return f"it takes {task.ranks} devices (--ranks {task.ranks})"
 
 
 def _prewarm(catalog: Catalog, target: TargetRow, asked: AskedJit, how: How, selected: Selected) -> PrewarmResult:
@@ -127,6 +156,7 @@ def _prewarm(catalog: Catalog, target: TargetRow, asked: AskedJit, how: How, sel
     if not is_sealed(folder):
         require_writable(folder)  # before a process is started
         require_space(folder)
+        require_loadable(folder)
     with open_stack(catalog, target, asked, root, processes) as stack:
         result = PrewarmResult(
             tool=TOOL, target=target.id, architecture=stack.architecture, folder=str(folder), mode=stack.mode,
@@ -221,10 +251,12 @@ def _fill(stack: JitStack, selected: Selected, progress: Progress, asked: AskedJ
     caches = measure_caches((file.path, file.bytes) for file in list_files(folder))
     if progress.failed:
         return {"rows": rows, "caches": caches, "swept": progress.swept}
+    progress.settle()
     manifest = make_manifest(
         folder, target=stack.target.id, mode=stack.mode, stack=stack.seen, tasks=progress.finished(selected.of_target),
         missing=[task.id for task in selected.of_target if not progress.is_done(task)],
         words={"made": datetime.now(UTC).isoformat(timespec="seconds"), "tool": TOOL, "commit": read_commit()},
+        variables=stack.environment.variables,
     )  # fmt: skip
     digest = write_manifest(folder, manifest)
     sealed = how.seal and all(row.state in (JitTaskState.DONE, JitTaskState.KEPT) for row in rows)

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from .app import Format, FormatOption, MatrixOption, OutputOption, app, split_names
+from .app import Format, MatrixOption, OutputOption, app, split_names
 from .session_options import PythonOption, SeedOption, VerboseOption
+from .told_options import PlainFormat, PlainFormatOption
 
 
 class Mode(StrEnum):
@@ -51,7 +52,7 @@ def prewarm(
     seed: SeedOption = 0,
     limit: Annotated[float, typer.Option(min=1, help="Seconds that one task may take.")] = 900.0,
     verbose: VerboseOption = False,
-    fmt: FormatOption = Format.TABLE,
+    fmt: PlainFormatOption = PlainFormat.TABLE,
     output: OutputOption = None,
     matrix: MatrixOption = None,
 ) -> None:
@@ -65,4 +66,4 @@ def prewarm(
 
     names = None if tasks is None else split_names(tasks)
     asked = AskedJit(target, names, root, python, mode.value, ranks, jobs, seed, limit)
-    run_prewarm(matrix, asked, How(at_build, reopen, seal, shared), fmt, output, verbose=verbose)
+    run_prewarm(matrix, asked, How(at_build, reopen, seal, shared), Format(fmt), output, verbose=verbose)

@@ -25,6 +25,7 @@ from .refusals import ImageRefused
 LIBRARIES: Final = {"libcudart": "cuda", "libcublasLt": "cublas", "libcudnn": "cudnn", "libnccl": "nccl"}
 
 _ASKED: Final = "asked for"
+_BY_FILE: Final = {canonicalize_name(file): name for file, name in LIBRARIES.items()}
 _CORE: Final = ("transformer-engine", "transformer-engine-torch", "transformer-engine-cu13", "transformer-engine-cu12")
 
 
@@ -63,17 +64,25 @@ def stack_of_words(te: str, words: Iterable[str]) -> Stack:
     """A stack that is given as "component=version"; "component=" is there in a version that is not known.
 
     Raises:
-        ImageRefused: a word is none of that kind, or a version is none.
+        ImageRefused: a word is none of that kind, a version is none, or a component is given twice.
     """
     found: dict[str, Part] = {}
+    said: dict[str, str] = {}
     for word in words:
         name, sign, version = word.partition("=")
-        name, version = canonicalize_name(LIBRARIES.get(name, name)), version.lstrip("=")
+        name, version = canonicalize_name(name), version.lstrip("=")
+        name = _BY_FILE.get(name, name)
         if not sign or not name or (version and _read(version) is None):
             raise ImageRefused(
                 f"{word!r} is no component and version. Next step: say for instance cublas=13.1.0.3 cudnn=9.19 "
                 "torch=2.11.0, or cublas= for one whose version you do not know."
             )
+        if name in said:
+            raise ImageRefused(
+                f"{said[name]!r} and {word!r} are both {name}, and one of them would be held against nothing. Next "
+                "step: say the one that is loaded."
+            )
+        said[name] = word
         found[name] = Part(name=name, version=version, brought_by=_ASKED)
     if _read(te) is None:
         raise ImageRefused(f"{te!r} is no release of Transformer Engine. Next step: say one as in 2.20.2.")

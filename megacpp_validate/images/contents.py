@@ -21,24 +21,14 @@ from typing import Any, Final
 
 from .plan import MIRROR, show_through
 from .refusals import ImageRefused, RegistryLies, RegistryUnreachable
-from .registry import PLAIN_HTTP
+from .registry import ACCEPT, LOOPBACK, MOST_BYTES, plain_http
 from .registry_login import find_login
 
-INDEXES: Final = (
-    "application/vnd.oci.image.index.v1+json",
-    "application/vnd.docker.distribution.manifest.list.v2+json",
-)
-MANIFESTS: Final = (
-    "application/vnd.oci.image.manifest.v1+json",
-    "application/vnd.docker.distribution.manifest.v2+json",
-)
 _REFERENCE: Final = re.compile(
     r"(?P<host>[a-z0-9.-]+(:\d+)?)/(?P<path>[a-z0-9._/-]+?)(:[\w.-]+)?@(?P<digest>sha256:[0-9a-f]{64})"
 )
-_LOOPBACK: Final = re.compile(r"(127\.[\d.]+|localhost)(:\d+)?")
 _CHUNK: Final = 1 << 20
 _WAITS_S: Final = 60.0
-_MOST_MANIFEST: Final = 4 << 20  # bytes: what a registry takes as a manifest at most
 
 
 @dataclass(frozen=True)
@@ -110,9 +100,9 @@ class Contents:
 
     def tagged(self, name: str) -> bytes | None:
         """The bytes of a manifest by tag or digest, as the registry gives them; None where it has none."""
-        answer = self._ask("GET", f"manifests/{name}", {"Accept": ", ".join((*INDEXES, *MANIFESTS))}, (200, 404))
+        answer = self._ask("GET", f"manifests/{name}", {"Accept": ACCEPT}, (200, 404))
         with answer:
-            body = answer.read(_MOST_MANIFEST + 1)
+            body = answer.read(MOST_BYTES + 1)
             return body if answer.status == 200 else None
 
     def size_of(self, digest: str) -> int | None:
@@ -166,10 +156,10 @@ class Contents:
 
     @property
     def _scheme(self) -> str:
-        return "http" if plain_http(self.host) else "https"
+        return "http" if plain_http(self.host, os.environ) else "https"
 
     def _open(self, request: urllib.request.Request) -> Any:
-        direct = [urllib.request.ProxyHandler({})] if _LOOPBACK.fullmatch(self.host) else []
+        direct = [urllib.request.ProxyHandler({})] if LOOPBACK.fullmatch(self.host) else []
         try:
             return urllib.request.build_opener(*direct).open(request, timeout=_WAITS_S)
         except urllib.error.HTTPError as refusal:
@@ -193,7 +183,7 @@ class Contents:
             request.add_unredirected_header("Authorization", f"Basic {basic}")
         with self._open(request) as answer:
             try:
-                found: dict[str, Any] = json.loads(answer.read(_MOST_MANIFEST))
+                found: dict[str, Any] = json.loads(answer.read(MOST_BYTES))
                 return f"Bearer {found.get('token') or found['access_token']}"
             except (ValueError, KeyError, AttributeError) as fault:
                 raise self._unreachable(f"its login at {realm} answers {answer.status}") from fault
@@ -217,15 +207,10 @@ def open_contents(place: Place) -> Contents:
         ImageRefused: the setting that names it is none.
     """
     mirror = os.environ.get(MIRROR, "")
-    if _LOOPBACK.fullmatch(place.host) or place.repository.startswith(f"{mirror.rstrip('/')}/"):
+    if LOOPBACK.fullmatch(place.host) or place.repository.startswith(f"{mirror.rstrip('/')}/"):
         mirror = ""
     host, _, path = show_through(place.repository, mirror).partition("/")
     return Contents(host, path)
-
-
-def plain_http(host: str) -> bool:
-    """Whether a registry is asked without TLS: one on this machine, or one that is named for it."""
-    return bool(_LOOPBACK.fullmatch(host)) or host in os.environ.get(PLAIN_HTTP, "").replace(",", " ").split()
 
 
 def require_digest(wanted: str, found: str, where: str) -> None:

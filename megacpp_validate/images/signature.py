@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -17,8 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from .bundle.restore.p256 import is_signed
-from .contents import Contents, Place, plain_http
+from .contents import Contents, Place
 from .refusals import ImageRefused, RegistryLies
+from .registry import plain_http
 
 COSIGN: Final = "MEGACPP_COSIGN"
 PASSWORD: Final = "COSIGN_PASSWORD"  # noqa: S105  the name of a variable
@@ -242,7 +244,7 @@ def _how(place: Place, key: Path) -> list[str]:
 
 
 def _plain(place: Place) -> list[str]:
-    return ["--allow-http-registry", "--allow-insecure-registry"] if plain_http(place.host) else []
+    return ["--allow-http-registry", "--allow-insecure-registry"] if plain_http(place.host, os.environ) else []
 
 
 def _require_key(key: Path, variables: Mapping[str, str]) -> None:

@@ -35,18 +35,18 @@ def work_on_copy() -> None:
         return
     copy = None
     try:
-        found = [path for path in source.rglob("*") if path.is_file()]
-        if (size := sum(path.stat().st_size for path in found)) > MOST_BYTES:
+        found = sorted(list_kernels(source))
+        if (size := sum(map(_size, (source / name for name in found)))) > MOST_BYTES:
             _shared.append(f"{source} has {size >> 20} MiB, too much to be copied for each process")
             return
         _forget_the_dead()
         copy = Path(tempfile.mkdtemp(prefix=_NAMED))
         lock = _lock(copy)
-        for path in found:
-            place = copy / path.relative_to(source)
+        for name in found:
+            place = copy / name
             place.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):  # the driver writes under another name, and renames
-                shutil.copyfile(path, place)
+            with suppress(FileNotFoundError):  # the driver has thrown it away meanwhile
+                shutil.copyfile(source / name, place)
     except OSError as fault:
         if copy is not None:
             shutil.rmtree(copy, ignore_errors=True)
@@ -90,9 +90,16 @@ def _forget_the_dead() -> None:
                 os.close(lock)
 
 
+def _size(path: Path) -> int:
+    with suppress(FileNotFoundError):
+        return path.stat().st_size
+    return 0
+
+
 def _put(path: Path, place: Path) -> None:
+    """Whole, or not at all: what lies aside meanwhile is named as what nobody keeps (`jitcache.files`)."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    aside = place.with_name(f".{place.name}.{os.getpid()}")
+    aside = place.with_name(f".{place.name}.{os.getpid()}.tmp")
     try:
         shutil.copyfile(path, aside)
         aside.replace(place)

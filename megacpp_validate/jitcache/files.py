@@ -20,11 +20,16 @@ from .layout import LIBRARIES, LOCKS, STATE
 
 _CHUNK: Final = 2**20
 _READERS: Final = 4  # hashing lets other threads run
-# What compilers and locks leave on the way: Triton (tmp.pid_*, lock), Inductor (locks/, .PID.THREAD.tmp),
-# FlashAttention 4 (.KEY.PID.tmp.o, KEY.lock), DeepGEMM (tmp/ below its folder), network file systems (.nfs*).
-_PASSING_FOLDER: Final = re.compile(rf"tmp\.pid_.*|__pycache__|{LOCKS}|{re.escape(STATE)}")
+# What compilers and locks leave on the way: Triton (tmp.pid_*, lock), Inductor (locks/, .PID.THREAD.tmp, and tmp.UUID
+# among Triton's, which stays where another process was first), FlashAttention 4 (.KEY.PID.tmp.o, KEY.lock), DeepGEMM
+# (tmp/ below its folder), what is given back of the driver's (.KEY.PID.tmp), network file systems (.nfs*).
+_PASSING_FOLDER: Final = re.compile(rf"tmp\..*|__pycache__|{LOCKS}|{re.escape(STATE)}")
 _PASSING_FILE: Final = re.compile(r"lock|.*\.lock|.*\.tmp|\..*\.tmp\.o|\.nfs.*")
 _DEEP_GEMM_TMP: Final = ("deep_gemm", "tmp")
+_DRIVER: Final = "cuda"
+# The driver writes it in any process, and finds its kernels without it (CUDA 13.0, one H200: none of 15 was compiled
+# again). Sealed, it would be another file a moment later.
+_DRIVER_INDEX: Final = f"{_DRIVER}/index"
 # What a compiler makes, and nothing else does: its appearance is a compile.
 _PRODUCTS: Final = frozenset({".cubin", ".o", ".ptx", ".so"})
 _GRAPHS: Final = "fxgraph"  # one file a graph that TorchInductor compiled, without a suffix
@@ -72,7 +77,7 @@ def _walk(folder: Path) -> Iterator[Seen]:
                 if entry.is_dir():
                     if not _PASSING_FOLDER.fullmatch(entry.name) and tuple(path.split("/"))[:2] != _DEEP_GEMM_TMP:
                         waiting.append(path)
-                elif not _PASSING_FILE.fullmatch(entry.name):
+                elif not _is_passing(path):
                     with suppress(FileNotFoundError):
                         found = entry.stat()
                         yield Seen(path, found.st_size, found.st_mtime_ns)
@@ -94,8 +99,12 @@ def drop_passing(folder: Path) -> None:
                 shutil.rmtree(place)
                 continue
             for file in files:
-                if _PASSING_FILE.fullmatch(file):
+                if _is_passing(f"{relative.as_posix()}/{file}"):
                     Path(place, file).unlink()
+
+
+def _is_passing(path: str) -> bool:
+    return path == _DRIVER_INDEX or _PASSING_FILE.fullmatch(path.rpartition("/")[2]) is not None
 
 
 def hash_file(path: Path) -> str:
@@ -119,12 +128,19 @@ def hash_files(folder: Path, paths: Iterable[str]) -> dict[str, str]:
 
 
 def find_products(before: Mapping[str, Seen], after: Iterable[Seen]) -> tuple[str, ...]:
-    """Paths of compiled kernels that appeared, or became others, between two listings of one folder."""
-    return tuple(seen.path for seen in after if _is_product(seen.path) and before.get(seen.path) != seen)
+    """Paths of compiled kernels that appeared, or became others, between two listings of one folder.
+
+    A file of the driver's cache has no suffix, and is one where it appeared: the driver may touch those that it finds.
+    """
+    return tuple(seen.path for seen in after if _is_product(seen, before.get(seen.path)))
 
 
-def _is_product(path: str) -> bool:
-    parts = path.split("/")
+def _is_product(now: Seen, before: Seen | None) -> bool:
+    if now == before:
+        return False
+    parts = now.path.split("/")
+    if parts[0] == _DRIVER:
+        return before is None
     return os.path.splitext(parts[-1])[1] in _PRODUCTS or _GRAPHS in parts[:-1]  # noqa: PTH122 - no file is asked
 
 

@@ -87,6 +87,7 @@ def cache_variables(root: Path | str, arch: str, *, nvrtc: bool) -> dict[str, st
         "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
         "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1",  # off by default
         "DG_JIT_USE_NVRTC": "1" if nvrtc else "0",
+        "CUDA_CACHE_DISABLE": "0",  # else it keeps nothing, and nobody sees what it compiles
         "CUDA_CACHE_MAXSIZE": str(_CUDA_CACHE_BYTES),
         ROOT_VARIABLE: str(root),
         ARCH_VARIABLE: arch,

@@ -53,7 +53,12 @@ class StackSeen(Frozen):
 
 
 class TaskDone(Frozen):
-    """A task that was finished, and what it compiled."""
+    """A task that was finished, and what it compiled.
+
+    Attributes:
+        compiled: by whichever run of it.
+        asked: libraries that it compiled for or found in a cache when it was finished; a manifest of before has none.
+    """
 
     id: str
     code: str
@@ -61,6 +66,7 @@ class TaskDone(Frozen):
     ranks: int = 1
     seconds: float = 0.0
     compiled: tuple[JitCompile, ...] = ()
+    asked: tuple[str, ...] = ()
 
 
 class FileSeen(Frozen):
@@ -90,6 +96,7 @@ class Manifest(Frozen):
         tasks: that are finished.
         missing: tasks of the target that are not, such as those that need a GPU.
         files: every file that counts, sorted.
+        variables: of the compilers, as `variables.hash_variables` has them; a manifest of before says nothing of them.
     """
 
     schema_id: Literal["megacpp-validate/jit-manifest/1"] = SCHEMA
@@ -101,6 +108,7 @@ class Manifest(Frozen):
     tasks: tuple[TaskDone, ...]
     missing: tuple[str, ...] = ()
     files: tuple[FileSeen, ...]
+    variables: dict[str, str] | None = None
     made: str = ""
     tool: str = ""
     commit: str = ""

@@ -28,6 +28,10 @@ class CacheReadOnly(RuntimeError):
     """A folder for caches that cannot be written."""
 
 
+class CannotLoad(RuntimeError):
+    """A folder for caches from which no library can be loaded."""
+
+
 class _Place(Frozen):
     architecture: str
     machine: str
@@ -83,16 +87,14 @@ def mark_place(folder: Path, machine: str) -> None:
 
 
 def require_writable(folder: Path) -> None:
-    """Try to write to a folder, which says more than its mode: a mount may be read-only, and root may write anything.
+    """Refuse a folder for caches that cannot be written.
 
     Raises:
         CacheReadOnly: it cannot be made or written.
+        OSError: its disk is full.
     """
-    probe = folder / f".writable.{os.getpid()}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(b"")
-        probe.unlink()
+        try_to_write(folder)
     except OSError as fault:
         if fault.errno in (errno.ENOSPC, errno.EDQUOT):
             raise  # full is another matter
@@ -102,6 +104,35 @@ def require_writable(folder: Path) -> None:
             "may be. Next step: give --root a folder that you can write; a sealed cache is used by a copy of it "
             "(`nox -s jit_cache -- open --root SEALED --work FOLDER`)."
         ) from fault
+
+
+def try_to_write(folder: Path) -> None:
+    """Write to a folder, which says more than its mode: a mount may be read-only, and root may write anything.
+
+    Raises:
+        OSError: it cannot be made or written.
+    """
+    probe = folder / f".writable.{os.getpid()}"
+    folder.mkdir(parents=True, exist_ok=True)
+    probe.write_bytes(b"")
+    probe.unlink()
+
+
+def require_loadable(folder: Path) -> None:
+    """Refuse a folder on a file system that is mounted noexec: Triton and TorchInductor load libraries from theirs.
+
+    Args:
+        folder: is there.
+
+    Raises:
+        CannotLoad: it is on one.
+    """
+    if os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0):  # of Linux
+        raise CannotLoad(
+            f"no library can be loaded from {folder}: its file system is mounted noexec, and every task would fail. "
+            "Likely cause: `--tmpfs /tmp` of `docker run`, which is noexec unless it says otherwise. Next step: "
+            "`--tmpfs /tmp:exec`, or another folder (--root, --work, TMPDIR)."
+        )
 
 
 def require_space(folder: Path) -> None:

@@ -28,6 +28,7 @@ from .files import Seen, drop_passing, hash_files, list_files
 from .layout import LIBRARIES, MANIFEST, MANIFEST_HASH, OPENED, STATE
 from .manifest import FileSeen, Manifest, StackSeen, TaskDone
 from .place import mark_place, require_writable
+from .variables import hash_variables
 
 _DONE: Final = "done"
 _RUNNING: Final = "running"  # there while a prewarm runs; one that is killed leaves it
@@ -77,6 +78,12 @@ class Answer:
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
 
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Libraries that it compiled for, or found in a cache."""
+        found = {library for library, number in (self.hits or {}).items() if number}
+        return tuple(sorted(found | {one.library for one in self.compiled}))
+
 
 def hash_task(task: PrewarmTask, architecture: str, mode: str, stack: StackSeen, sources: str) -> str:
     """What must be the same for a finished task to stay finished.
@@ -116,6 +123,7 @@ class Progress:
     failed: bool = False
     _records: dict[str, _Record] = field(default_factory=dict)
     _owned: set[_Owned] = field(default_factory=set)
+    _now: set[str] = field(default_factory=set)  # ids that this run has finished
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def is_done(self, task: PrewarmTask) -> bool:
@@ -155,12 +163,29 @@ class Progress:
             compiled = dict.fromkeys((*(before.compiled if before is not None else ()), *answer.compiled))
             done = TaskDone(
                 id=task.id, code=task.code, settings=task.settings, ranks=task.ranks, seconds=answer.seconds,
-                compiled=tuple(compiled),
+                compiled=tuple(compiled), asked=answer.asked,
             )  # fmt: skip
-            record = _Record(key=self.keys[task.id], done=done, files=tuple(new))
-            write_whole(_state(self.folder) / _DONE / f"{task.id}{_NAMES}", record.model_dump_json(indent=1) + "\n")
-            self._records[task.id] = record
+            self._write(_Record(key=self.keys[task.id], done=done, files=tuple(new)))
             self._owned.update(new)
+
+    def settle(self) -> None:
+        """Forget what was on disk when a task of this run ended and is not now that all have.
+
+        It was a passing file of a task beside it, and the task would not count as finished without it.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        for record in [self._records[name] for name in sorted(self._now)]:
+            files = tuple(file for file in record.files if (self.folder / file.path).exists())
+            if files != record.files:
+                self._write(record.model_copy(update={"files": files}))
+
+    def _write(self, record: _Record) -> None:
+        name = record.done.id
+        write_whole(_state(self.folder) / _DONE / f"{name}{_NAMES}", record.model_dump_json(indent=1) + "\n")
+        self._records[name] = record
+        self._now.add(name)
 
     def finished(self, tasks: Iterable[PrewarmTask]) -> tuple[TaskDone, ...]:
         """What is known of each finished task, in their order."""
@@ -283,7 +308,7 @@ def read_progress(folder: Path, keys: Mapping[str, str]) -> Progress:
 
 def make_manifest(
     folder: Path, *, target: str, mode: str, stack: StackSeen, tasks: Sequence[TaskDone], missing: Sequence[str],
-    words: Mapping[str, str],
+    words: Mapping[str, str], variables: Mapping[str, str] | None = None,
 ) -> Manifest:  # fmt: skip
     """The manifest of what lies in ROOT/ARCH now: every file is read.
 
@@ -295,6 +320,7 @@ def make_manifest(
         tasks: that are finished.
         missing: ids of those that are not.
         words: `made` (when), `tool` and `commit` (by what).
+        variables: of the environment that compiled.
 
     Raises:
         NoPlainFile: a link lies there.
@@ -305,6 +331,7 @@ def make_manifest(
     return Manifest(
         architecture=folder.name, target=target, folder=str(folder), mode=mode, stack=stack, tasks=tuple(tasks),
         missing=tuple(missing), files=tuple(_say_file(folder, file, hashes[file.path]) for file in seen),
+        variables=None if variables is None else hash_variables(variables),
         made=words["made"], tool=words["tool"], commit=words["commit"],
     )  # fmt: skip
 

@@ -18,6 +18,8 @@ _DID_NOT_RUN = (Outcome.NOT_RUN, Outcome.BLOCKED)
 # and the graph's when it is found.
 _COUNTED = {"deep_gemm": "deep_gemm", "fa4": "fa4", "inductor": "inductor or triton", "triton": "inductor or triton"}
 _SHOWN = 4  # shapes of a kernel that are told
+_DRIVER = "cuda"
+_NAMELESS = "PTX"  # a file of the driver's cache in which no name is found (jit/watch_files.py)
 
 
 def read_receipt_answer(receipt: Receipt) -> Answer:
@@ -56,8 +58,7 @@ def judge_task(
         manifest: of the cache.
         unkept: what no cache keeps.
     """
-    release = manifest.stack.versions.get("transformer-engine", "")
-    excused = tuple(one for one in answer.compiled if any(row.fits(one.library, one.kernel, release) for row in unkept))
+    excused = _find_unkept(answer.compiled, unkept, manifest.stack.versions.get("transformer-engine", ""))
     missed = tuple(one for one in answer.compiled if one not in excused)
     if answer.missing:
         verdict = JitVerdict.NOT_RUN
@@ -77,13 +78,32 @@ def judge_task(
     )  # fmt: skip
 
 
+def _find_unkept(
+    compiled: Sequence[JitCompile], unkept: Sequence[UnkeptKernel], release: str
+) -> tuple[JitCompile, ...]:
+    """What no cache keeps, and the other halves of it.
+
+    NVRTC leaves two files a kernel: its machine code, which has a name, and what that was made of, in which none may be
+    found. Where nothing else of the driver's was compiled, and there are no more of those than of named ones, they are
+    these halves: a kernel that is really missing leaves its machine code, and with it its name.
+    """
+    named = [one for one in compiled if any(row.fits(one.library, one.kernel, release) for row in unkept)]
+    others = [one for one in compiled if one.library == _DRIVER and one not in named]
+    halves = others if len(others) <= len(named) and all(one.kernel == _NAMELESS for one in others) else []
+    return tuple(one for one in compiled if one in named or one in halves)
+
+
 def _is_silent(task: PrewarmTask, answer: Answer, manifest: Manifest) -> bool:
-    """Whether a library was not asked that compiled for this task once: a fallback compiles nothing, either."""
+    """Whether a library was not asked that this task asked when it was finished: a fallback compiles nothing, either.
+
+    What it found then counts as what it compiled: another task may have been first.
+    """
     done = next((one for one in manifest.tasks if one.id == task.id), None)
     if done is None or answer.hits is None:
         return False
     found = {_COUNTED.get(library) for library, number in answer.hits.items() if number}
-    return any(_COUNTED.get(one.library) not in (None, *found) for one in done.compiled)
+    asked = done.asked or tuple(one.library for one in done.compiled)
+    return any(_COUNTED.get(library) not in (None, *found) for library in asked)
 
 
 def _find_cause(task: PrewarmTask, manifest: Manifest) -> JitCause:

@@ -109,7 +109,8 @@ def summarize_verify(result: JitVerifyResult) -> str:
     warm = sum(row.verdict is JitVerdict.WARM for row in result.rows)
     said = f"{warm} of {count(len(result.rows), 'task')} ran on the sealed cache without a compile"
     if result.holds:
-        return f"Warm: {said}."
+        part = f"; {count(len(result.left_out), 'task')} of the target not asked for" if result.left_out else ""
+        return f"Warm: {said}{part}."
     compiles = len(result.compiled) + len(result.unreported)
     cold = f"Not warm: {count(compiles, 'compile')}; " if compiles else ""
     return f"{cold}{said}." if cold else f"Not proven: {said}."

@@ -17,6 +17,7 @@ from small_bundle import PART, order_of, run_restore, write_small, write_sources
 from small_registry import SmallRegistry, digest_of, served
 from small_signer import Signer
 
+from megacpp_validate.images.bundle.restore import door
 from megacpp_validate.images.bundle.restore.door import main
 from megacpp_validate.images.bundle.restore.engines import push_image
 from megacpp_validate.images.bundle.restore.folders import NotTaken
@@ -328,15 +329,24 @@ def test_signatures_that_lead_nowhere_are_told_before_anything_is_pushed(bundle:
 def test_what_takes_nothing_says_why(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Before anything is verified, and before a folder is there that was asked for beside it."""
+    monkeypatch.setattr(door, "verify", lambda *_: pytest.fail("it was verified first"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert restore(bundle, "--load") == 5
+    beside = ("--unpack", str(tmp_path / "unpacked"))
+    assert restore(bundle, "--load", *beside) == 5
     assert "no docker on PATH" in capsys.readouterr().err
+    (tmp_path / "docker").write_text("#!/bin/sh\necho Cannot connect to the Docker daemon >&2\nexit 1\n")
+    (tmp_path / "docker").chmod(0o755)
+    assert restore(bundle, "--load", *beside) == 5
+    assert "the engine does not answer: Cannot connect" in capsys.readouterr().err
     assert restore(bundle, "--venv", str(tmp_path / "venv"), "--python", "/bin/false") == 5
     assert "it is no Python" in capsys.readouterr().err
     (tmp_path / "full").mkdir()
     (tmp_path / "full/mine").touch()
-    assert restore(bundle, "--venv", str(tmp_path / "full")) == 5
-    assert "was not made from this bundle" in capsys.readouterr().err
+    for place in (tmp_path / "full", tmp_path / "full/mine"):
+        assert restore(bundle, "--venv", str(place), *beside) == 5
+        assert "was not made from this bundle" in capsys.readouterr().err
+    assert not (tmp_path / "unpacked").exists()
     rewrite(bundle, {"wheels_absent": ["transformer-engine-torch"], "python": "3.1"})
     assert restore(bundle, "--venv", str(tmp_path / "venv")) == 5
     assert "lacks transformer-engine-torch" in capsys.readouterr().err

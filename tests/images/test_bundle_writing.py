@@ -7,6 +7,7 @@ import os
 import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ from small_registry import SmallRegistry, served
 from megacpp_validate.images.bundle import write
 from megacpp_validate.images.bundle.archive import FILE
 from megacpp_validate.images.bundle.restore.door import main
-from megacpp_validate.images.bundle.wheels import Machine, fetch_wheels
+from megacpp_validate.images.bundle.wheels import Machine, _require_source, fetch_wheels
 from megacpp_validate.images.bundle.write import BundleOrder
+from megacpp_validate.images.locks import LockedPackage
 from megacpp_validate.images.refusals import ImageRefused, RegistryLies, RegistryUnreachable
 
 ASIDE = ".bundle.writing"
@@ -126,15 +128,35 @@ def test_a_wheel_that_is_not_the_locked_one(registry: SmallRegistry, tmp_path: P
 def test_a_package_without_a_wheel_is_told(registry: SmallRegistry, tmp_path: Path) -> None:
     variables, order = write_sources(tmp_path), order_of(registry, tmp_path)
     with order.lock.open("a") as file:
-        file.write(f"only-source==1.0 --hash=sha256:{'a' * 64}\n")
+        file.write(f"only-source==1.0 --hash=sha256:{sha256(b'source').hexdigest()}\n")
     (tmp_path / "index/only_source-1.0.1.tar.gz").touch()
     with pytest.raises(ImageRefused, match=r"neither a wheel of only-source .* nor its source release.*Next step"):
         write_small(order, variables)  # another version is no more than an index that answers 404
     assert is_no_bundle(tmp_path)
-    (tmp_path / "index/only_source-1.0.tar.gz").touch()
+    (tmp_path / "index/only_source-1.0.tar.gz").write_bytes(b"another")
+    with pytest.raises(ImageRefused, match=r"another source release of only-source .*nox -s lock"):
+        write_small(order, variables)
+    (tmp_path / "index/only_source-1.0.tar.gz").write_bytes(b"source")
     made = write_small(order, variables)
     assert made.wheels_absent == ("only-source",)
     assert main(["--bundle", str(made.folder), "--venv", str(tmp_path / "venv")]) == 5
+
+
+def test_a_source_release_is_held_to_the_lock_by_what_the_index_says_of_it(tmp_path: Path) -> None:
+    one, other = (sha256(content).hexdigest() for content in (b"one", b"other"))
+    row = LockedPackage("1.0", frozenset({one}))
+
+    def say(*fragments: str) -> str:
+        link = "No sources permitted for only-source: https://index.invalid/only_source-1.0.tar.gz"
+        return "\n".join(f"Skipping link: {link}{fragment} (from https://index.invalid/)" for fragment in fragments)
+
+    with pytest.raises(ImageRefused, match=f"another source release of only-source .*{other}"):
+        _require_source("only-source", row, say(f"#sha256={other}"), tmp_path)
+    for other_release in ("", say("").replace("-1.0.", "-1.0.1.")):
+        with pytest.raises(ImageRefused, match=r"neither a wheel of only-source .*answers 404"):
+            _require_source("only-source", row, other_release, tmp_path)
+    for fragments in ([f"#sha256={one}"], [f"#sha256={other}", f"#egg=x&sha256={one}"], [""]):
+        _require_source("only-source", row, say(*fragments), tmp_path)
 
 
 def test_an_index_that_knows_nothing(registry: SmallRegistry, tmp_path: Path) -> None:

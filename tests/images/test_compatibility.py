@@ -68,7 +68,11 @@ def test_te_2_14_1_on_cublas_13_1_is_refused_in_a_second(catalog: Catalog) -> No
         ("2.20.2", [*H200[:5], FRONTEND, "driver=570.124"], {"driver-for-cuda-13"}),
         ("2.20.2", [*H200, FRONTEND, "transformer-engine-cu12=2.20.2"], {"cuda-12"}),
         ("2.20.2", [*H200, FRONTEND, "transformer-engine-cu13=2.19.0"], {"one-release"}),
-        ("2.20.2", [*H200, FRONTEND, "transformer-engine-cu13=2.20.2", "cuda=12.9", "driver=535"], {"cuda-13"}),
+        (
+            "2.20.2",
+            [*H200[:3], *H200[4:5], *H200[6:], FRONTEND, "transformer-engine-cu13=2.20.2", "cuda=12.9", "driver=535"],
+            {"cuda-13"},
+        ),
         ("2.20.2", [*H200, FRONTEND, FA4, "nvidia-cutlass-dsl=4.5.2"], {"flash-attn-4-cute-guarded"}),
         ("2.20.2", [*H200, FRONTEND, FA4, "nvidia-cutlass-dsl=4.8.1", "flash-attn=2.8.3"], {"flash-attn-2-hides-4"}),
         ("2.20.2", [*H200, FRONTEND, "sgl-deep-gemm=0.2.0"], {"build of sgl-deep-gemm"}),
@@ -93,7 +97,8 @@ def test_the_h200_stack_is_told_what_it_goes_without(images: Images, needs: Need
 @pytest.mark.parametrize("part", ["cublas", "cudnn", "torch"])
 def test_what_nobody_has_told_of_is_not_fine(images: Images, needs: Needs, releases: list[str], part: str) -> None:
     full = [*H200, FRONTEND]
-    for words in ([word for word in full if not word.startswith(part)], [*full, f"{part}="]):
+    without = [word for word in full if not word.startswith(f"{part}=")]
+    for words in (without, [*without, f"{part}="]):
         fit = judge_stack(stack_of_words("2.20.2", words), needs, images.range, releases)
         assert part in {one.component for one in fit.of(UNKNOWN)} or part == "cublas"
         assert part not in {one.component for one in fit.of(FITS)}
@@ -110,6 +115,21 @@ def test_a_release_that_nobody_has_looked_at(images: Images, needs: Needs, relea
 def test_words_that_are_no_part(word: str) -> None:
     with pytest.raises(ImageRefused, match=r"no component.*Next step"):
         stack_of_words("2.20.2", [word])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["cublas=13.2", "cublas=13.1"], ["cublas=13.2", "cublas=13.2"], ["libcublasLt=13.1", "cublas=13.2"],
+        ["cuda=13.0", "LIBCUDART=12.9"], ["flash-attn-4=4.0.0b36", "Flash_Attn.4="],
+    ],
+)  # fmt: skip
+def test_a_component_that_is_given_twice_is_refused(words: list[str]) -> None:
+    """The last one alone would be judged, and the answer depend on the order."""
+    with pytest.raises(ImageRefused) as refusal:
+        stack_of_words("2.20.2", [*words, "torch=2.11.0"])
+    for word in words:
+        assert repr(word) in str(refusal.value)
 
 
 def test_a_name_that_no_row_knows_is_named(images: Images, needs: Needs, releases: list[str]) -> None:

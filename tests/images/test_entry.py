@@ -226,6 +226,31 @@ def test_caches_without_room_beside_them_are_refused_in_words(
     assert capsys.readouterr().err.count("--tmpfs /tmp") == 2
 
 
+def test_a_sealed_cache_is_verified_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links to its files would be refused, since they lead out of the cache; the verdict lies with the receipts."""
+    given = cache_variables(tmp_path / "jit", "sm_90a", nvrtc=False)
+    (tmp_path / "jit/sm_90a").mkdir(parents=True)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    started: dict[str, tuple[list[str], str]] = {}
+
+    def run_child(words: list[str], variables: dict[str, str]) -> int:
+        verb = words[words.index("megacpp_validate.cli") + 1]
+        started[verb] = words, variables["MEGACPP_JIT_ROOT"]
+        return 0
+
+    monkeypatch.setattr(caches.os, "access", lambda *_: False)
+    monkeypatch.setattr(caches.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(entry, "refuse_session", lambda *_: None)
+    monkeypatch.setattr(entry, "choose_place", lambda: Place(tmp_path, mounted=True))
+    monkeypatch.setattr(entry, "run_child", run_child)
+    monkeypatch.setenv("MEGACPP_TARGET", "h200")
+    assert [entry.main([name]) for name in ("jit_verify", "prewarm")] == [0, 0]
+    words, root = started["jit-verify"]
+    assert (root, words[-1]) == (str(tmp_path / "jit"), str(tmp_path / "jit_verify"))
+    assert started["prewarm"][1] == str(tmp_path / "megacpp-jit")
+
+
 def test_any_other_command_is_run_as_it_is(tmp_path: Path) -> None:
     done = start(tmp_path, "sh", "-c", "echo there; exit 3")
     assert (done.returncode, done.stdout) == (3, "there\n")

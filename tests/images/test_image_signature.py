@@ -10,7 +10,7 @@ import pytest
 from small_registry import SmallRegistry, add_image, served, write_layer
 from small_signer import Signer, attest, push, write_der
 
-from megacpp_validate.images.bundle.restore.p256 import _N, is_signed, read_key
+from megacpp_validate.images.bundle.restore.p256 import _G, _N, _P, _add, _times, is_signed, read_key
 from megacpp_validate.images.contents import Contents, read_place
 from megacpp_validate.images.refusals import ImageRefused, RegistryLies
 from megacpp_validate.images.signature import (
@@ -139,3 +139,14 @@ def test_no_cosign_no_password_and_no_key_say_what_to_do(tmp_path: Path) -> None
         make_keys(tmp_path / "k", told)
     with pytest.raises(NoCosign, match=r"cosign sign-blob` failed \(1\)"):
         sign_file(tmp_path, tmp_path / "k.key", {**told, "COSIGN_PASSWORD": ""})
+
+
+def test_multiples_of_a_point_are_sums_of_it() -> None:
+    """Where formulas of a curve go wrong: nothing, the point itself, its opposite, and once around."""
+    opposite = (_G[0], _P - _G[1])
+    total = None
+    for factor in range(20):
+        assert _times(factor, _G) == total
+        total = _add(total, _G)
+    assert [_times(_N + step, _G) for step in (-1, 0, 1, 2)] == [opposite, None, _G, _add(_G, _G)]
+    assert _times(_N - 5, opposite) == _times(5, _G)

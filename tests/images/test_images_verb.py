@@ -7,7 +7,16 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from megacpp_validate.cli import images_verbs
+from megacpp_validate.cli import (  # noqa: F401 - registers verbs
+    bundle_verbs,
+    image_verify_verbs,
+    images_verbs,
+    jit_cache_verbs,
+    jit_verify_verbs,
+    lock_verbs,
+    main,
+    prewarm_verbs,
+)
 from megacpp_validate.cli.app import app
 
 BASE = f"127.0.0.1:5000/base@sha256:{'0' * 64}"
@@ -30,7 +39,7 @@ def images(*words: str) -> tuple[int, str, str]:
         (("cpu", "--push", "https://registry"), 2, "'https://registry' is no registry"),
         (("cpu", "--base", "debian:bookworm"), 2, "is not pinned by a digest"),
         (("h200", "--prove"), 2, "--prove runs the image on this machine"),
-        (("cpu", "--plan", "--format", "html"), 2, "not told as html"),
+        (("cpu", "--plan", "--output", "/"), 2, "/ cannot be written"),
     ],
 )
 def test_what_is_refused(words: tuple[str, ...], code: int, said: str) -> None:
@@ -38,6 +47,23 @@ def test_what_is_refused(words: tuple[str, ...], code: int, said: str) -> None:
     assert ended == code, words_of_it
     assert said in words_of_it
     assert "Next step" in words_of_it
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (("images", "--plan"), "table json"), (("lock", "--check"), "table json markdown"),
+        (("fits",), "table json markdown"), (("bundle", "cpu"), "table json markdown"),
+        (("image-verify", "x"), "table json markdown"), (("prewarm", "--target", "cpu"), "table json"),
+        (("jit-verify", "--target", "cpu"), "table json"), (("jit-cache", "check"), "table json"),
+    ],
+)  # fmt: skip
+def test_a_form_is_offered_where_it_is_told_and_nowhere_else(words: tuple[str, ...], offered: str) -> None:
+    """A verb that refuses at its end has done, and may have written, all of its work by then."""
+    done = CliRunner().invoke(app, [*words, "--format", "junit"], env={"COLUMNS": "200"})
+    assert done.exit_code == 2, done.output
+    assert all(f"'{form}'" in done.output for form in offered.split()), done.output
+    assert "'html'" not in done.output
 
 
 def test_a_plan_needs_no_engine_and_says_what_was_not_looked_at() -> None:

@@ -13,7 +13,7 @@ import pytest
 from lying_registry import LyingRegistry, digest_of, serve
 
 from megacpp_validate.images.refusals import ImageRefused, RegistryLies, RegistryUnreachable
-from megacpp_validate.images.registry import RegistryClient
+from megacpp_validate.images.registry import RegistryClient, plain_http
 
 PLATFORMS = ("linux/amd64", "linux/arm64")
 
@@ -148,7 +148,8 @@ def test_a_login_is_the_one_that_docker_keeps(registry: LyingRegistry, tmp_path:
 def test_a_name_without_tls_is_taken_from_this_machine_alone(client: RegistryClient) -> None:
     with pytest.raises(RegistryUnreachable, match=r"registry\.invalid"):
         client.resolve("registry.invalid/base", "1")
-    assert client._scheme("registry.invalid") == "https"
-    assert client._scheme("127.0.0.1:5000") == client._scheme("localhost") == client._scheme("[::1]:1") == "http"
-    asked_for = RegistryClient({"MEGACPP_REGISTRY_PLAIN_HTTP": "a.invalid, registry.invalid:80"})
-    assert [asked_for._scheme(host) for host in ("registry.invalid:80", "registry.invalid")] == ["http", "https"]
+    assert not plain_http("registry.invalid", {})
+    assert all(plain_http(host, {}) for host in ("127.0.0.1:5000", "localhost", "[::1]:1"))
+    assert not any(plain_http(host, {}) for host in ("127.0.0.1.invalid", "localhost.invalid:80", "127.evil:1"))
+    named = {"MEGACPP_REGISTRY_PLAIN_HTTP": "a.invalid, registry.invalid:80"}
+    assert [plain_http(host, named) for host in ("registry.invalid:80", "registry.invalid")] == [True, False]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.jit import driver_cache, monitor, watch_files
+from megacpp_validate.jitcache.files import list_files
 
 # A process that starts as a probe does. "compiles" stands for the driver: it writes where the variable says.
 _PROCESS = """
@@ -117,6 +118,34 @@ def test_a_copy_that_is_being_made_is_not_taken_for_a_dead_one(tmp_path: Path, m
     driver_cache.work_on_copy()
     (copy,) = copies(tmp_path)
     assert (copy / ".lock").exists()
+
+
+def test_what_is_half_given_back_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prewarm lists the cache whenever a task ends, and another process may copy it at that moment."""
+    driver_cache.work_on_copy()
+    (Path(os.environ["CUDA_CACHE_PATH"]) / "kernel").write_bytes(b"new")
+    plain, seen, copied = driver_cache.shutil.copyfile, list[str](), list[str]()
+
+    def copyfile(source: Path, target: Path) -> None:
+        plain(source, target)
+        seen.extend(file.path for file in list_files(tmp_path / "root/cpu"))
+        copied.extend(driver_cache.list_kernels(tmp_path / "root/cpu/cuda"))
+        assert len(list((tmp_path / "root/cpu/cuda").iterdir())) == 1
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver_cache.shutil, "copyfile", copyfile)
+        driver_cache.give_back()
+    assert (seen, copied) == ([], [])
+    assert [file.path for file in list_files(tmp_path / "root/cpu")] == ["cuda/kernel"]
+
+
+def test_the_drivers_index_is_not_copied(tmp_path: Path) -> None:
+    """It may be of a process that only asked for the device, and name none of the kernels that lie there."""
+    (tmp_path / "root/cpu/cuda/index").write_bytes(b"empty")
+    (tmp_path / "root/cpu/cuda/kernel").write_bytes(b"one")
+    driver_cache.work_on_copy()
+    (copy,) = copies(tmp_path)
+    assert sorted(path.name for path in copy.iterdir()) == [".lock", "kernel"]
 
 
 def test_what_is_too_large_to_be_copied_is_nobodys_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,15 +110,49 @@ def test_a_killed_prewarm_resumes_and_is_found_warm(warm: Path, matrix: Path, tm
     assert all(row.hits for row in verdict.rows), "what is warm was looked for, and found"
 
 
+PAIR = """
+[[task]]
+id = "pair"
+library = "inductor"
+code = "smoke"
+targets = ["cpu"]
+gpu = false
+ranks = 2
+settings = { cell = "smoke_tiny_train" }
+"""
+
+
+def test_what_was_not_run_for_want_of_devices_is_not_verified_unless_it_was_not_asked_for(
+    warm: Path, tmp_path: Path
+) -> None:
+    matrix = _matrix(tmp_path / "matrix")
+    with (matrix / "prewarm.toml").open("a", encoding="utf-8") as stream:
+        stream.write(PAIR)
+    code, verdict = _verify(warm, matrix, tmp_path / "whole")
+    assert code == Exit.EVIDENCE_MISSING
+    assert {row.task: row.verdict.value for row in verdict.rows} == {"norm": "warm", "gated": "warm", "pair": "not-run"}
+    words = ("--root", warm, "--matrix", matrix, "--receipts", tmp_path / "part", "--tasks", "norm,gated")
+    code, text = _ask("jit-verify", "--target", "cpu", *words)
+    assert code == Exit.OPEN, text
+    kept = JitVerifyResult.model_validate_json((tmp_path / "part" / "jit_verify-cpu.part.json").read_bytes())
+    assert kept.left_out == ("pair: not named",)
+
+
 def test_what_a_stack_leaves_when_it_is_only_asked_is_in_nobodys_way(
     warm: Path, matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU the driver makes its folder when the device is asked for its name, before the sealed cache is copied."""
+    """On a GPU the driver makes its folder, and its index, when the device is asked for its name: in the sealed root
+    before a second prewarm looks at it, and before the sealed cache is copied.
+    """
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(
         "import os\nif path := os.environ.get('CUDA_CACHE_PATH'):\n    os.makedirs(path, exist_ok=True)\n"
+        "    open(f'{path}/index', 'a').write(f'{os.getpid()} ')\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    code, text = _ask("prewarm", "--target", "cpu", "--root", warm, "--matrix", matrix)
+    assert code == Exit.OPEN, text
+    assert (warm / "cpu" / "cuda" / "index").exists()
     code, verdict = _verify(warm, matrix, tmp_path / "receipts")
     assert code == Exit.OPEN, verdict
 

@@ -22,6 +22,7 @@ from megacpp_validate.jitcache.manifest import (
     parse_manifest,
     read_manifest,
 )
+from megacpp_validate.jitcache.variables import hash_variables, say_other_variables
 
 
 def test_locks_and_what_is_half_written_do_not_count(tmp_path: Path) -> None:
@@ -152,3 +153,21 @@ def test_a_package_that_is_gone_is_named(manifest: Manifest) -> None:
     versions = {name: version for name, version in STACK.versions.items() if name != "flash-attn-4"}
     (difference,) = compare_stack(manifest, STACK.model_copy(update={"versions": versions}), "sm_90a", "nvcc")
     assert difference.observed == "not installed"
+
+
+def test_a_variable_of_a_compiler_that_differs_is_told_and_its_value_is_not() -> None:
+    secret = "redis://user:password@host"
+    one, two = (
+        hash_variables({"HOME": "/root", "TRITON_CACHE_DIR": root, "TRITON_DEBUG": debug, **more})
+        for root, debug, more in (
+            ("/one", "1", {"TORCHINDUCTOR_REDIS_URL": secret, "NVTE_FUSED_ATTN": "0"}),
+            ("/two", "0", {"DG_JIT_DEBUG": "1", "NVTE_FUSED_ATTN": "0"}),
+        )
+    )
+    assert secret not in str(one)
+    assert [said.partition(":")[0] for said in say_other_variables(one, two)] == [
+        "DG_JIT_DEBUG is set here and was not when the cache was filled",
+        "TORCHINDUCTOR_REDIS_URL was set when the cache was filled and is not here",
+        "TRITON_DEBUG has another value than when the cache was filled",
+    ]
+    assert say_other_variables(one, one) == say_other_variables(None, two) == ()

@@ -124,6 +124,22 @@ def test_a_file_that_is_gone_undoes_its_task(tmp_path: Path) -> None:
     assert not read_progress(folder, KEYS).is_done(TASK)
 
 
+def test_what_passed_while_others_ran_undoes_nothing(tmp_path: Path) -> None:
+    """A task ends while one beside it has a file under a name that is none of its own: that is gone a moment later."""
+    folder = tmp_path / "sm_90a"
+    with open_prewarm(folder, "x86_64", KEYS) as progress:
+        put(folder / "fa4" / "one.o", b"one")
+        put(folder / "cute" / "half.of_another", b"half")
+        progress.keep(TASK, Answer())
+        (folder / "cute" / "half.of_another").rename(folder / "cute" / "whole")
+        progress.keep(OTHER, Answer())
+        assert not progress.is_done(TASK)
+        progress.settle()
+        assert [done.id for done in progress.finished([TASK, OTHER])] == [TASK.id, OTHER.id]
+    (folder / "fa4" / "one.o").unlink()
+    assert [read_progress(folder, KEYS).is_done(task) for task in (TASK, OTHER)] == [False, True]
+
+
 def test_another_stack_undoes_all(tmp_path: Path) -> None:
     folder = tmp_path / "sm_90a"
     with open_prewarm(folder, "x86_64", KEYS) as progress:

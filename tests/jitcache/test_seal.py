@@ -48,6 +48,15 @@ def test_every_change_is_named_at_once(tmp_path: Path) -> None:
         check_sealed(folder)
 
 
+def test_what_the_driver_writes_whenever_it_is_asked_is_no_damage(tmp_path: Path) -> None:
+    """Its index, which a second prewarm on the same root may touch when it asks what is here."""
+    folder, digest = make_sealed(tmp_path)
+    put(folder / "cuda" / "index", b"another")
+    checked = check_sealed(folder)
+    assert (checked.digest, checked.extra) == (digest, ())
+    assert not [file.path for file in checked.manifest.files if file.path.startswith(("cuda/", "triton/tmp."))]
+
+
 def test_what_appeared_since_is_told_and_is_not_sealed(tmp_path: Path) -> None:
     folder, _ = make_sealed(tmp_path)
     put(folder / "triton" / "KEY3" / "new.cubin", b"new")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from sealed_caches import KERNEL, TASK, make_sealed, put
+from sealed_caches import KERNEL, OBJECT, TASK, make_sealed, put
 
 from megacpp_validate.catalog_prewarm import PrewarmTask, UnkeptKernel
 from megacpp_validate.evidence.jit import (
@@ -19,6 +20,8 @@ from megacpp_validate.evidence.jit import (
 )
 from megacpp_validate.evidence.receipt import JitCompile as Told
 from megacpp_validate.evidence.receipt import JitCompiles, Outcome, Receipt
+from megacpp_validate.jit import watch_files
+from megacpp_validate.jitcache import verify
 from megacpp_validate.jitcache.files import list_files
 from megacpp_validate.jitcache.manifest import Manifest, read_manifest
 from megacpp_validate.jitcache.prewarm import Answer
@@ -26,6 +29,7 @@ from megacpp_validate.jitcache.verify import find_unreported, judge_task, read_r
 from megacpp_validate.report.jit_words import say_unkept
 from megacpp_validate.report.terminal_jit import render_verify
 
+CACHED_BY_DEEP_GEMM = "deep_gemm/cache/kernel.fp8_gemm.abc/kernel.cubin"
 MISSED = JitCompile(library="fa4", kernel="fwd", shape="bf16 d96", seconds=2.2)
 
 
@@ -80,6 +84,41 @@ def test_what_no_cache_keeps_is_told_and_closes_nothing(manifest: Manifest) -> N
     silent = judge_task(TASK, Answer(compiled=(every_time,), hits={}), sealed, (row,))
     assert silent.verdict is JitVerdict.SILENT, "it asked no cache for the rest"
     assert "in every process" in say_unkept(excused)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "verdict"),
+    [
+        (["to_e4m3", "PTX"], JitVerdict.WARM),
+        (["to_e4m3", "to_e4m3", "PTX", "PTX"], JitVerdict.WARM),
+        (["to_e4m3", "PTX", "PTX"], JitVerdict.COMPILED),
+        (["to_e4m3", "PTX", "cudnn_sdpa"], JitVerdict.COMPILED),
+        (["PTX"], JitVerdict.COMPILED),
+    ],
+)
+def test_the_other_half_of_what_no_cache_keeps_has_no_name(
+    manifest: Manifest, kernels: list[str], verdict: JitVerdict
+) -> None:
+    """As receipts of one H200 have it: a file with a name, and one without, a kernel."""
+    stack = manifest.stack.model_copy(update={"versions": {"transformer-engine": "2.20.2"}})
+    row = UnkeptKernel(library="cuda", kernel="rmsnorm_to_e4m3", releases=["2.20.2"], reason="a test", source="a test")
+    names = [name.replace("to_e4m3", "rmsnorm_to_e4m3") for name in kernels]
+    compiled = tuple(JitCompile(library="cuda", kernel=name, shape=str(at)) for at, name in enumerate(names))
+    judged = judge_task(
+        TASK, Answer(compiled=compiled, hits={"fa4": 3}), manifest.model_copy(update={"stack": stack}), (row,)
+    )
+    assert judged.verdict is verdict
+    assert len(judged.compiled) + len(judged.unkept) == len(kernels)
+    assert watch_files._NAMELESS.decode() == verify._NAMELESS
+
+
+def test_what_was_found_when_it_was_prewarmed_must_be_asked_for_again(manifest: Manifest) -> None:
+    """Another task had compiled it: a fallback that asks for nothing would pass for warm."""
+    done = [one.model_copy(update={"compiled": (), "asked": ("cuda", "fa4")}) for one in manifest.tasks]
+    sealed = manifest.model_copy(update={"tasks": tuple(done)})
+    assert judge_task(TASK, Answer(), sealed).verdict is JitVerdict.SILENT
+    assert judge_task(TASK, Answer(hits={"fa4": 1}), sealed).verdict is JitVerdict.WARM
+    assert Answer(compiled=(MISSED,), hits={"triton": 2, "cute": 0}).asked == ("fa4", "triton")
 
 
 def test_kernels_of_a_graph_are_found_with_the_graph(manifest: Manifest) -> None:
@@ -148,13 +187,20 @@ def test_a_kernel_that_nobody_told_of_is_found(tmp_path: Path) -> None:
     put(folder / "deep_gemm" / "cache" / "kernel.x" / "kernel.cubin", b"new")
     put(folder / "inductor" / "fxgraph" / "ab" / "fab" / "cde", b"a graph")
     put(folder / "triton" / "KEY" / "kernel.json", b"no kernel")
+    put(folder / "cuda" / "6" / "a" / "fa3a0d85", b"of a process that could not work on a copy")
+    put(folder / "cuda" / "index", b"no kernel")
     after = list_files(folder)
     silent = judge_task(TASK, Answer(), read_manifest(folder)[0])
     assert find_unreported(before, after, [silent]) == (
-        "deep_gemm/cache/kernel.x/kernel.cubin", "inductor/fxgraph/ab/fab/cde",
+        "cuda/6/a/fa3a0d85", "deep_gemm/cache/kernel.x/kernel.cubin", "inductor/fxgraph/ab/fab/cde",
     )  # fmt: skip
     told = silent.model_copy(update={"compiled": (JitCompile(library="inductor", kernel="graph"),)})
-    assert find_unreported(before, after, [told]) == ("deep_gemm/cache/kernel.x/kernel.cubin",)
+    assert find_unreported(before, after, [told]) == ("cuda/6/a/fa3a0d85", "deep_gemm/cache/kernel.x/kernel.cubin")
+    found = {seen.path: seen for seen in after}
+    touched = [replace(seen, mtime_ns=1) for seen in after]
+    assert find_unreported(found, touched, [told]) == (
+        CACHED_BY_DEEP_GEMM, "deep_gemm/cache/kernel.x/kernel.cubin", OBJECT,
+    ), "the driver may touch what it finds, and the others do not"  # fmt: skip
 
 
 def _result(*rows: JitVerifyRow, **more: object) -> JitVerifyResult:

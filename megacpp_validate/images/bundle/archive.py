@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..contents import INDEXES, Contents
+from ..contents import Contents
 from ..refusals import RegistryLies
+from ..registry import INDEXES
 
 FILE: Final = "image.tar"
 _BLOCK: Final = tarfile.BLOCKSIZE

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from ..locks import read_image_lock
+from ..locks import LockedPackage, read_image_lock
 from ..refusals import ImageRefused
 from .restore.reading import hash_file
 
@@ -21,6 +21,7 @@ _NO_WHEEL: Final = re.compile(r"No matching distribution found for ([A-Za-z0-9][
 # What pip says (-vv) of a source release that it sees and may not take: the index knows the project.
 _SOURCE: Final = re.compile(r"No sources permitted for [^:\s]+: (\S+)")
 _SOURCE_ENDS: Final = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz", ".tgz")
+_STATED: Final = re.compile(r"(?:^|&)sha256=([0-9a-f]{64})")
 _OLDEST_GLIBC: Final = 5  # of 2.x: manylinux1
 _LEGACY: Final = {5: "manylinux1", 12: "manylinux2010", 17: "manylinux2014"}
 
@@ -86,16 +87,9 @@ def fetch_wheels(lock: Path, machine: Machine, folder: Path, variables: Mapping[
                 "reached, or gives another file than the lock says. Next step: `pip config list` says which index it "
                 "is; where hashes differ, do not use what it gives, and run `nox -s lock` to see what changed."
             )
-        if found[1] not in wanted or not _has_source(
-            found[1],
-            packages[found[1]].version,
-            _download([wanted[found[1]]], machine, folder, variables, "-vv")[1],
-        ):
-            raise ImageRefused(
-                f"the index has neither a wheel of {found[1]} for this target nor its source release, which {lock} "
-                "has. Likely cause: it is not the index that the lock was made from: it answers 404, or mirrors a part "
-                "of it. Next step: `pip config list` says which index it is; take the one that the lock was made from."
-            )
+        asked = [wanted[found[1]]] if found[1] in wanted else []
+        seen = _download(asked, machine, folder, variables, "-vv")[1] if asked else ""
+        _require_source(found[1], packages.get(found[1]), seen, lock)
         lacking.append(found[1])
     known = {one for row in packages.values() for one in row.hashes}
     for path in folder.iterdir():  # of another lock, or of a pip that was killed
@@ -109,11 +103,48 @@ def _has_versions(said: str) -> bool:
     return "connection" not in said.lower() and "retrying" not in said.lower()
 
 
-def _has_source(name: str, version: str, said: str) -> bool:
-    """Whether pip saw the source release of this version, so that a build has something to start from."""
-    files = {unquote(urlsplit(link).path).rpartition("/")[2] for link in _SOURCE.findall(said)}
-    stems = {file[: -len(end)] for file in files for end in _SOURCE_ENDS if file.endswith(end)}
-    return _plain(f"{name}-{version}") in {_plain(stem) for stem in stems}
+def _require_source(name: str, row: LockedPackage | None, said: str, lock: Path) -> None:
+    """That there is something to build from, and that it is what the lock has, where pip's words tell its hash.
+
+    An index that gives hashes apart from its links (PEP 691) tells none: pip compares it where it is built.
+
+    Raises:
+        ImageRefused: the index has no source release of the version, or another one.
+    """
+    links = _find_sources(name, row.version, said) if row is not None else []
+    if row is None or not links:
+        raise ImageRefused(
+            f"the index has neither a wheel of {name} for this target nor its source release, which {lock} "
+            "has. Likely cause: it is not the index that the lock was made from: it answers 404, or mirrors a part "
+            "of it. Next step: `pip config list` says which index it is; take the one that the lock was made from."
+        )
+    found = [_hash_of(link) for link in links]
+    if all(one and one not in row.hashes for one in found):
+        raise ImageRefused(
+            f"the index has another source release of {name} than {lock}: sha256 {', '.join(found)}. Likely cause: "
+            "another index than the lock was made from, or the file was changed there. Next step: do not build from "
+            "it; `nox -s lock` shows what changed."
+        )
+
+
+def _find_sources(name: str, version: str, said: str) -> list[str]:
+    """Links to the source release of a version that pip saw, and may not take."""
+    links = []
+    for link in _SOURCE.findall(said):
+        file = unquote(urlsplit(link).path).rpartition("/")[2]
+        stems = [file[: -len(end)] for end in _SOURCE_ENDS if file.endswith(end)]
+        if any(_plain(stem) == _plain(f"{name}-{version}") for stem in stems):
+            links.append(link)
+    return links
+
+
+def _hash_of(link: str) -> str:
+    """SHA-256 of what a link leads to, from its fragment or from the file on this disk; empty where neither says it."""
+    parts = urlsplit(link)
+    if stated := _STATED.search(parts.fragment):
+        return stated[1]
+    path = Path(unquote(parts.path))
+    return hash_file(path, []) if parts.scheme == "file" and path.is_file() else ""
 
 
 def _plain(text: str) -> str:

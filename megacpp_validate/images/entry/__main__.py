@@ -59,7 +59,7 @@ def _run_session(session: Session, arguments: tuple[str, ...], image: ImageFacts
         _say(said)
     if refusal := refuse_no_room():
         return _refuse(refusal)
-    variables = _find_room()
+    variables = dict(os.environ) if session.copies_caches else _find_room()
     if isinstance(variables, Refusal):
         return _refuse(variables)
     place = choose_place()

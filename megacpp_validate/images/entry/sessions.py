@@ -35,6 +35,7 @@ class Session:
         target: of the only image that has it; empty for all of them.
         names_target: whether the verb is told the image's target.
         says: one line for people.
+        copies_caches: the verb works on a copy of the image's JIT caches, which it reads as they were sealed.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Session:
     says: str
     target: str = ""
     names_target: bool = False
+    copies_caches: bool = False
 
 
 SESSIONS: Final = (
@@ -104,9 +106,10 @@ SESSIONS: Final = (
         "jit_verify",
         ("jit-verify",),
         Needs.GPU,
-        Leaves.NOTHING,
+        Leaves.RECEIPTS,
         "that nothing is compiled on a sealed cache",
         names_target=True,
+        copies_caches=True,
     ),
 )
 

@@ -27,7 +27,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from .engines import fill_venv, load_image, push_image
+from .engines import fill_venv, find_docker, find_image, is_venv_filled, load_image, push_image
 from .folders import NoRoom, NotTaken, staged
 from .listing import MANIFEST, SIGNATURE, Refused, read_bundle, stored_files
 from .p256 import is_signed
@@ -98,6 +98,7 @@ def _restore(asked: Any) -> int:
     bundle = read_bundle(root)
     name = sha256((root / MANIFEST).read_bytes()).hexdigest()
     _hold_to_caller(root, name, asked)
+    _ask_takers(bundle, asked, name)
     rows = stored_files(bundle).values()
     total = sum(row["bytes"] for row in rows)
     _say(f"verifying {len(rows)} files, {total / 1e9:.2f} GB")
@@ -147,6 +148,16 @@ def _hold_to_caller(root: Path, name: str, asked: Any) -> None:
             f"{root} is not signed by {asked.key}: {why}. Nothing was installed. Likely cause: it is of somebody else, "
             "or was changed by somebody. Next step: ask its writer which key it was signed with."
         )
+
+
+def _ask_takers(bundle: dict[str, Any], asked: Any, name: str) -> None:
+    """What is to take the bundle, before gigabytes are read and folders are there that stay."""
+    if asked.load or asked.push:
+        find_image(bundle)
+    if asked.load:
+        find_docker()
+    if asked.venv:
+        is_venv_filled(bundle, asked.venv.absolute(), asked.python, name)
 
 
 def _has_wheels_in_parts(bundle: dict[str, Any]) -> bool:

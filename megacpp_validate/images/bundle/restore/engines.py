@@ -35,19 +35,34 @@ def find_image(bundle: dict[str, Any]) -> dict[str, Any]:
     raise NotTaken("the bundle holds no image. Next step: leave --load and --push out.")
 
 
-def load_image(root: Path, bundle: dict[str, Any]) -> str:
-    """Give the archive to `docker load`, and ask the engine for the digest of what it has now.
+def find_docker() -> str:
+    """The engine's client, whose engine answers.
 
     Raises:
-        NotTaken: there is no engine, it does not take it, or what it has then is not the image of the bundle.
+        NotTaken: there is none, or it does not.
     """
-    image, row = bundle["image"], find_image(bundle)
     docker = shutil.which("docker")
     if docker is None:
         raise NotTaken(
             "there is no docker on PATH, so the image was not loaded. Next step: install Docker Engine, or take --push "
             "REGISTRY/REPOSITORY or --unpack FOLDER, whose image.tar is an OCI archive."
         )
+    done = subprocess.run([docker, "version"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise NotTaken(
+            f"the engine does not answer: {done.stderr.strip()[-300:]}. Likely cause: it does not run, or is not "
+            "yours. Next step: `docker info` says more; then run this again."
+        )
+    return docker
+
+
+def load_image(root: Path, bundle: dict[str, Any]) -> str:
+    """Give the archive to `docker load`, and ask the engine for the digest of what it has now.
+
+    Raises:
+        NotTaken: there is no engine, it does not take it, or what it has then is not the image of the bundle.
+    """
+    image, row, docker = bundle["image"], find_image(bundle), find_docker()
     known = (image["digest"], *image["configs"])
     if _ask_engine(docker, image["name"]) in known:
         return f"{image['name']} ({image['digest']}) is in the engine already"
@@ -188,6 +203,37 @@ class _Registry:
         return answer.getheader("Location") or answer.getheader("Docker-Content-Digest") or ""
 
 
+def is_venv_filled(bundle: dict[str, Any], venv: Path, python: str, name: str) -> bool:
+    """Whether an environment was finished from this bundle; where it was not, one can be made there.
+
+    Args:
+        bundle: its manifest.
+        venv: folder for the environment.
+        python: the interpreter that it is made with.
+        name: of the bundle.
+
+    Raises:
+        NotTaken: something else is there, wheels are lacking, or it is another Python.
+    """
+    if _read_done(venv) == name:
+        return True
+    if venv.exists() and (not venv.is_dir() or any(venv.iterdir())) and not (venv / ".restoring").exists():
+        raise NotTaken(f"{venv} is there and was not made from this bundle. Next step: name another folder.")
+    if lacking := bundle["wheels_absent"]:
+        raise NotTaken(
+            f"the wheelhouse lacks {', '.join(sorted(lacking))}, which are built from source: the image has them. Next "
+            "step: take --load."
+        )
+    script = 'import sys; print("%d.%d" % sys.version_info[:2])'
+    version = _run([python, "-c", script], _variables(), "it is no Python").strip()
+    if version != bundle["python"]:
+        raise NotTaken(
+            f"{python} is Python {version}, and the wheels are for {bundle['python']}. Next step: name one with "
+            "--python."
+        )
+    return False
+
+
 def fill_venv(root: Path, bundle: dict[str, Any], venv: Path, python: str, joined: Path | None, name: str) -> str:
     """Make a virtual environment, and install the wheelhouse into it: no index, every hash that of the lock.
 
@@ -199,26 +245,11 @@ def fill_venv(root: Path, bundle: dict[str, Any], venv: Path, python: str, joine
         name: of the bundle: an environment that was finished from it is left as it is.
 
     Raises:
-        NotTaken: another Python, no venv module, or pip refuses a wheel.
+        NotTaken: as `is_venv_filled`; there is no venv module, or pip refuses a wheel.
     """
-    if _read_done(venv) == name:
+    if is_venv_filled(bundle, venv, python, name):
         return f"{venv} has the wheels of this bundle already"
-    if venv.exists() and any(venv.iterdir()) and not (venv / ".restoring").exists():
-        raise NotTaken(f"{venv} is there and was not made from this bundle. Next step: name another folder.")
-    if lacking := bundle["wheels_absent"]:
-        raise NotTaken(
-            f"the wheelhouse lacks {', '.join(sorted(lacking))}, which are built from source: the image has them. Next "
-            "step: take --load."
-        )
-    variables = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "PYTHON"))}
-    variables.update(PIP_CONFIG_FILE=os.devnull, PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1")
-    script = 'import sys; print("%d.%d" % sys.version_info[:2])'
-    version = _run([python, "-c", script], variables, "it is no Python").strip()
-    if version != bundle["python"]:
-        raise NotTaken(
-            f"{python} is Python {version}, and the wheels are for {bundle['python']}. Next step: name one with "
-            "--python."
-        )
+    variables = _variables()
     shutil.rmtree(venv, ignore_errors=True)
     venv.mkdir(parents=True)
     (venv / ".restoring").touch()
@@ -230,6 +261,12 @@ def fill_venv(root: Path, bundle: dict[str, Any], venv: Path, python: str, joine
     (venv / DONE).write_text(json.dumps({"bundle": name, "lock": bundle["lock"]}))
     (venv / ".restoring").unlink()
     return f"installed {sum(row['kind'] == 'wheel' for row in bundle['files'])} wheels into {venv}"
+
+
+def _variables() -> dict[str, str]:
+    """The environment without what would tell Python or pip another place than this."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "PYTHON"))}
+    return {**kept, "PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
 
 
 def _read_done(venv: Path) -> str:

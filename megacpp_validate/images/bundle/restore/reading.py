@@ -6,7 +6,7 @@ import concurrent.futures
 import hashlib
 import io
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ def verify(
     bundle: dict[str, Any],
     jobs: int,
     copies: Mapping[str, list[tuple[Path, int]]] | None = None,
-    progress: Callable[[int], None] | None = None,
 ) -> None:
     """Hash every file, several at a time, and write on the way what is wanted elsewhere: one reading serves both.
 
@@ -28,7 +27,6 @@ def verify(
         root, bundle: the folder, and what `read_bundle` gave.
         jobs: threads; reading, hashing and writing let each other go.
         copies: by path of a stored file: the files that it is written to, and the offset in each.
-        progress: told the bytes of each file that is done.
 
     Raises:
         Refused: a file has another sha256 than the manifest says.
@@ -37,8 +35,6 @@ def verify(
 
     def look(row: dict[str, Any]) -> list[str]:
         digest = hash_file(root / row["path"], (copies or {}).get(row["path"], []))
-        if progress is not None:
-            progress(row["bytes"])
         same = digest == row["sha256"]
         return [] if same else [f"{row['path']}: its sha256 is not the one of {MANIFEST}: a bit or more is another"]
 
