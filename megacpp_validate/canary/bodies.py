@@ -15,16 +15,19 @@ def keywords_taken(node: ast.AST | None) -> tuple[dict[str, str | None], str]:
         return {}, "elsewhere"
     name = node.args.kwarg.arg
     taken: dict[str, str | None] = {}
+    away: set[str] = set()  # keys that are no longer in it when it is handed on
     handed_on = ""
     for found in ast.walk(node):
         match found:
             case ast.Call(
-                func=ast.Attribute(value=ast.Name(id=owner), attr="pop" | "get"),
+                func=ast.Attribute(value=ast.Name(id=owner), attr="pop" | "get" as way),
                 args=[ast.Constant(value=str(key)), *rest],
             ) if owner == name:
                 taken[key] = ast.unparse(rest[0]) if rest else None
+                away |= {key} if way == "pop" else set()
             case ast.Subscript(value=ast.Name(id=owner), slice=ast.Constant(value=str(key))) if owner == name:
                 taken.setdefault(key, "...")  # read under a condition as a rule
+                away |= {key} if isinstance(found.ctx, ast.Del) else set()
             case ast.Compare(left=ast.Constant(value=str(key)), ops=[ast.In()], comparators=[ast.Name(id=owner)]) if (
                 owner == name
             ):
@@ -34,6 +37,8 @@ def keywords_taken(node: ast.AST | None) -> tuple[dict[str, str | None], str]:
                     handed_on = (
                         "super" if ast.unparse(func).startswith("super()") and handed_on != "elsewhere" else "elsewhere"
                     )
+    if handed_on == "super":  # what is only looked at is for the base to take
+        taken = {key: default for key, default in taken.items() if key in away}
     return taken, handed_on
 
 
@@ -83,7 +88,7 @@ def deprecations(node: ast.AST | None) -> list[tuple[str, ast.stmt | ast.expr, s
         return []
     notices: list[tuple[str, ast.stmt | ast.expr, str]] = []
     marked = (d for d in node.decorator_list if "deprecat" in ast.unparse(d).lower())
-    notices += [("", decorator, _message(decorator)) for decorator in marked]
+    notices += [("", decorator, text_of(decorator)) for decorator in marked]
     if isinstance(node, ast.ClassDef):
         return notices
     warned = (guard for guard in guards(node) if guard.kind == "warn" and guard.is_deprecation)
@@ -164,7 +169,7 @@ class Guard:
     @cached_property
     def message(self) -> str:
         """Its text, literals only."""
-        return _message(self.node)
+        return text_of(self.node)
 
     @cached_property
     def exception(self) -> str:
@@ -247,6 +252,19 @@ def default_meanings(node: ast.AST | None) -> dict[str, str]:
     return {name: "; ".join(dict.fromkeys(texts)) for name, texts in meanings.items()}
 
 
+def environment_defaults(node: ast.AST) -> dict[str, str]:
+    """Environment variable -> what stands for it where it is not set, as text, where it is read with a default."""
+    found: dict[str, str] = {}
+    for one in ast.walk(node):
+        match one:
+            case ast.Call(
+                func=ast.Attribute(attr="getenv") | ast.Attribute(value=ast.Attribute(attr="environ"), attr="get"),
+                args=[ast.Constant(value=str(name)), default],
+            ):
+                found[name] = ast.unparse(default)
+    return found
+
+
 def _replacement(node: ast.AST) -> tuple[str, ast.expr | None]:
     """The name that a piece of code replaces where it is None or empty, and what by."""
     match node:
@@ -283,30 +301,36 @@ def _name_if_given(test: ast.expr) -> str:
     return ""
 
 
-def returned_lengths(node: ast.AST | None) -> set[int | None]:
-    """Lengths of what a function's `return` statements give: 1 for a single name, None for what is not known."""
+def returned_values(node: ast.AST | None) -> list[ast.expr | None]:
+    """What a function's own `return` statements give."""
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        return {None}
-    singles = _unpacked_names(node)
-    lengths: set[int | None] = set()
-    for found in _own_nodes(node):
-        if isinstance(found, ast.Return):
-            match found.value:
-                case ast.Tuple(elts=elts) if not any(isinstance(e, ast.Starred) for e in elts):
-                    lengths.add(len(elts))
-                case ast.Name(id=name) if name in singles:
-                    lengths.add(1)
-                case _:
-                    lengths.add(None)
-    return lengths or {None}
+        return []
+    return [found.value for found in _own_nodes(node) if isinstance(found, ast.Return)]
 
 
-def _unpacked_names(node: ast.AST) -> set[str]:
+def unpacked_names(node: ast.AST) -> set[str]:
+    """Local names that stand among others in the target of an assignment."""
     names: set[str] = set()
     for found in ast.walk(node):
         if isinstance(found, ast.Assign) and isinstance(found.targets[0], ast.Tuple):
             names |= {e.id for e in found.targets[0].elts if isinstance(e, ast.Name)}
     return names
+
+
+def yields(function: ast.AST | None) -> bool:
+    """Whether a function's own body yields, those of functions within it left out."""
+    found = _own_nodes(function) if isinstance(function, ast.FunctionDef) else ()
+    return any(isinstance(node, ast.Yield | ast.YieldFrom) for node in found)
+
+
+def returns_literals(function: ast.AST | None) -> bool:
+    """Whether all that a function returns is nothing, or what is written out: a tuple, a constant."""
+    if not isinstance(function, ast.FunctionDef) or not function.body:
+        return False
+    returned = [node.value for node in _own_nodes(function) if isinstance(node, ast.Return)]
+    literal = ast.Tuple | ast.List | ast.Dict | ast.Set | ast.Constant | ast.JoinedStr | ast.Compare
+    says_nothing = not returned and isinstance(function.body[-1], ast.Raise | ast.Expr)
+    return all(value is None or isinstance(value, literal) for value in returned) and not says_nothing
 
 
 def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
@@ -317,6 +341,7 @@ def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
         yield from _own_nodes(child)
 
 
-def _message(node: ast.AST) -> str:
+def text_of(node: ast.AST) -> str:
+    """The text that a statement or an expression holds, literals only."""
     texts = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
     return " ".join(" ".join(texts).split())

@@ -12,7 +12,9 @@ from . import bodies
 from .changes import Change
 from .conditions import can_fire
 from .guard_changes import Consumed, compare_guards, known_inside
+from .reach import callees
 from .release import Found, Release
+from .returns import compare_returns
 from .surface import Argument, Use
 
 
@@ -41,15 +43,16 @@ def compare_bodies(
         return
     yield from compare_guards(Consumed(old, before, one), Consumed(new, after, other), given)
     yield from _default_meanings(old, new, (before, one), (after, other), given)
-    yield from _returns(one, other, use, file)
+    yield from _environment(old, new, (before, one), (after, other))
+    yield from compare_returns(old, new, before, after, use)
 
 
 def compare_deprecations(
     old: Release, new: Release, before: griffe.Object, after: griffe.Object, given: Mapping[str, Argument]
 ) -> Iterator[Change]:
     """Deprecation notices of a consumed class or function that are new, or reached by what the call passes."""
-    known = {(condition, message) for condition, _, message in bodies.deprecations(old.node_of(before))}
-    for condition, node, message in bodies.deprecations(new.node_of(after)):
+    known = {(condition, message) for condition, _, message in _notices(old, before)}
+    for condition, node, message in _notices(new, after):
         if (condition, message) in known:
             continue
         tests = _tests_of(node, new.node_of(after))
@@ -66,6 +69,44 @@ def compare_deprecations(
             old=condition,
             new=message,
         )
+
+
+def _notices(release: Release, obj: griffe.Object) -> list[tuple[str, ast.stmt | ast.expr, str]]:
+    """Deprecation notices of a class or function, and of helpers that it calls at once whatever it is given."""
+    node = release.node_of(obj)
+    notices = bodies.deprecations(node)
+    if not isinstance(node, ast.FunctionDef) or not isinstance(obj, griffe.Function):
+        return notices
+    calls = {id(s.value): s for s in node.body if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call)}
+    for call, callee, _ in callees(release, obj, node):
+        said = [message for condition, _, message in bodies.deprecations(callee) if not condition]
+        if said and id(call) in calls:
+            notices.append(("", calls[id(call)], " ".join((*said, bodies.text_of(call)))))
+    return notices
+
+
+def _environment(
+    old: Release,
+    new: Release,
+    before: tuple[griffe.Function, ast.FunctionDef],
+    after: tuple[griffe.Function, ast.FunctionDef],
+) -> Iterator[Change]:
+    """Environment variables that are taken for something else now where they are not set."""
+    one, other = _variables(old, *before), _variables(new, *after)
+    for name in sorted(set(one) & set(other)):
+        if one[name] != other[name]:
+            where = SourceLine(file=str(after[0].filepath), line=after[1].lineno)
+            yield Change(
+                ChangeKind.DEFAULT_CHANGED, Impact.RISK, parameter=name, after=where, old=one[name], new=other[name]
+            )
+
+
+def _variables(release: Release, function: griffe.Function, node: ast.FunctionDef) -> dict[str, str]:
+    """Environment variable -> its default, of a function and of those of the package that it calls."""
+    found: dict[str, str] = {}
+    for _, callee, _ in callees(release, function, node):
+        found |= bodies.environment_defaults(callee)
+    return found | bodies.environment_defaults(node)
 
 
 def _default_meanings(
@@ -111,19 +152,6 @@ def _constant_behind(release: Release, function: griffe.Function, dotted: str) -
     if isinstance(found, Found) and isinstance(found.obj, griffe.Attribute):
         return str(found.obj.value)
     return ""
-
-
-def _returns(one: ast.FunctionDef, other: ast.FunctionDef, use: Use, file: str) -> Iterator[Change]:
-    before, after = bodies.returned_lengths(one), bodies.returned_lengths(other)
-    wanted = use.unpack or 1
-    if before == {wanted} and None not in after and wanted not in after:
-        yield Change(
-            ChangeKind.RETURN_CHANGED,
-            Impact.BREAKING,
-            after=SourceLine(file=file, line=other.lineno),
-            old=f"{wanted} value(s)",
-            new=f"{', '.join(str(n) for n in sorted(filter(None, after)))} value(s)",
-        )
 
 
 def _tests_of(node: ast.stmt | ast.expr, function: ast.AST | None) -> tuple[bodies.Test, ...]:

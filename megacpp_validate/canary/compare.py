@@ -17,14 +17,24 @@ from .binding import bind
 from .body_changes import compare_bodies, compare_deprecations
 from .call_changes import call_faults, compare_calls
 from .changes import Change
+from .gathering import Met, gather
+from .import_faults import compare_conditions, compare_import_faults
 from .import_time import compare_import_time, deprecated_modules
 from .reach import constant_in
 from .release import Found, Opaque, Release
 from .relocation import likely_member, moved_to, renamed_to
-from .shapes import Shape, callee_of, is_context_manager, is_decorator, shape_of, signature_of
+from .shapes import (
+    Shape,
+    callee_of,
+    enum_values,
+    goes_through_a_base,
+    is_context_manager,
+    is_decorator,
+    left_abstract,
+    shape_of,
+    signature_of,
+)
 from .surface import RESULT, Surface, Symbol, Use, UseKind
-
-_ORDER = {Impact.BREAKING: 0, Impact.RISK: 1, Impact.HARMLESS: 2}
 
 
 @dataclass(frozen=True)
@@ -35,21 +45,12 @@ class Resolved:
     found: Found | None  # None: it may be there, but only running the code would tell
 
 
-@dataclass(frozen=True)
-class _Met:
-    """A change, and the use that meets it."""
-
-    change: Change
-    use: Use
-    symbol: Symbol
-
-
 def compare_releases(old: Release, new: Release, surface: Surface) -> tuple[list[Finding], list[Finding]]:
     """Findings of the step from `old` to `new`, and faults that `old` has in the same way."""
     comparison = _Comparison(old, new, surface)
     met = list(comparison.changes())
     faults = list(comparison.standing_faults())
-    return _gather(met, surface), _gather(faults, surface)
+    return gather(met, surface), gather(faults, surface)
 
 
 def judge_modules(findings: Iterable[Finding], surface: Surface) -> tuple[ModuleResult, ...]:
@@ -75,7 +76,7 @@ class _Comparison:
         self._before = {name: _resolve(old, a.symbols) for name, a in surface.accessors.items()}
         self._after = {name: _resolve(new, a.symbols) for name, a in surface.accessors.items()}
 
-    def changes(self) -> Iterator[_Met]:
+    def changes(self) -> Iterator[Met]:
         """Every change that a use meets in the step from old to new."""
         for use in self.surface.uses:
             if not self._alive(use, self._before):
@@ -85,7 +86,7 @@ class _Comparison:
         yield from self._faults_of_new_paths()
         yield from self._import_time()
 
-    def standing_faults(self) -> Iterator[_Met]:
+    def standing_faults(self) -> Iterator[Met]:
         """Calls that fail in both releases alike, for a symbol that both have."""
         for use in self._calls():
             if self._alive(use, self._before) and self._alive(use, self._after):
@@ -109,11 +110,16 @@ class _Comparison:
         if after.what == "missing":
             yield self._gone(use, before, after)
             return
-        if after.what == "unknown":
-            return
+        if after.what != "unknown":
+            yield from self._by_kind(use, before, after)
+
+    def _by_kind(self, use: Use, before: Shape, after: Shape) -> Iterator[Change]:
         match use.kind:
             case UseKind.CALL:
                 yield from self._call(use, before, after)
+            case UseKind.ATTRIBUTE if (values := enum_values(before, after)) is not None:
+                change = Change(ChangeKind.RETURN_CHANGED, Impact.RISK, Cause.NUMERICS, old=values[0], new=values[1])
+                yield self._at(change, before, after)
             case UseKind.CLASS if before.what == "class" and after.what == "function":
                 yield self._at(Change(ChangeKind.CLASS_BECAME_FUNCTION, Impact.BREAKING), before, after)
             case UseKind.CONTEXT:
@@ -148,6 +154,7 @@ class _Comparison:
             notice = deprecated_modules(self.new, after.symbol)
             if notice and not deprecated_modules(self.old, before.symbol):
                 yield Change(ChangeKind.DEPRECATED, Impact.RISK, old=before.symbol.module, new=notice)
+            yield from compare_conditions(self.old, self.new, after.symbol.module, after.symbol.name)
             if before.found and after.found:
                 yield from self._kind_of_definition(before.found, after.found)
                 for change in compare_deprecations(self.old, self.new, before.found.obj, after.found.obj, {}):
@@ -233,6 +240,12 @@ class _Comparison:
             if after.what in {"value", "instance"} and not after.maybe:
                 yield self._at(Change(ChangeKind.NOT_CALLABLE, Impact.BREAKING), before, after)
             return
+        if goes_through_a_base(self.old, before) and goes_through_a_base(self.new, after) is False:
+            yield self._at(Change(ChangeKind.NOT_CALLABLE, Impact.BREAKING), before, after)
+            return
+        for name in sorted(left_abstract(self.new, after) - left_abstract(self.old, before)):
+            what = f"TypeError: the abstract method {name} is not defined"
+            yield self._at(Change(ChangeKind.GUARD_ADDED, Impact.BREAKING, new=what), before, after)
         first, second = callee_of(self.old, before)[0], callee_of(self.new, after)[0]
         for change in compare_calls(one, other, use):
             seen = self._through_constants(change, first, second)
@@ -280,7 +293,7 @@ class _Comparison:
 
     # --- uses together ------------------------------------------------------------------------------------
 
-    def _faults_of_new_paths(self) -> Iterator[_Met]:
+    def _faults_of_new_paths(self) -> Iterator[Met]:
         """A path that the bridge takes in the new release only, and that does not fit there."""
         for use in self._calls():
             if self._alive(use, self._before) or not self._alive(use, self._after):
@@ -299,15 +312,14 @@ class _Comparison:
             for change in call_faults(signature, use):
                 yield replace(change, after=where)
 
-    def _import_time(self) -> Iterator[_Met]:
+    def _import_time(self) -> Iterator[Met]:
         use = next(iter(self.surface.uses))
         anchor = Symbol("transformer_engine.pytorch", "")
-        for change in compare_import_time(self.old, self.new):
-            yield _Met(
-                change,
-                replace(use, module=self.surface.module_order[0], site=_vendor_site(self.surface)),
-                anchor,
-            )
+        use = replace(use, module=self.surface.module_order[0], site=_vendor_site(self.surface))
+        for change in (*compare_import_faults(self.old, self.new), *compare_import_time(self.old, self.new)):
+            ends = change.impact is Impact.BREAKING  # nothing of the bridge has Transformer Engine then
+            for module in self.surface.module_order if ends else (use.module,):
+                yield Met(change, replace(use, module=module), anchor)
 
     def _calls(self) -> Iterator[Use]:
         return (use for use in self.surface.uses if use.kind is UseKind.CALL)
@@ -331,7 +343,7 @@ class _Comparison:
         other = change.after or (self.new.where(after) if after is not None else None)
         return replace(change, before=one, after=other)
 
-    def _met(self, change: Change, use: Use) -> _Met:
+    def _met(self, change: Change, use: Use) -> Met:
         member = ".".join(step for step in use.path if step != RESULT)
         if use.path and use.path[-1] == RESULT and use.kind is UseKind.CALL:
             member = f"{member}.forward".lstrip(".")
@@ -339,7 +351,7 @@ class _Comparison:
             member = member.rpartition(".")[0]
         resolved = self._before[use.accessor] or self._after[use.accessor]
         symbol = resolved.symbol if resolved else self.surface.accessors[use.accessor].symbols[0]
-        return _Met(replace(change, member=change.member or member), use, symbol)
+        return Met(replace(change, member=change.member or member), use, symbol)
 
 
 def _resolve(release: Release, symbols: Iterable[Symbol]) -> Resolved | None:
@@ -355,40 +367,3 @@ def _resolve(release: Release, symbols: Iterable[Symbol]) -> Resolved | None:
 
 def _vendor_site(surface: Surface) -> SourceLine:
     return next(iter(surface.accessors.values())).sites[0]
-
-
-def _gather(met: Iterable[_Met], surface: Surface) -> list[Finding]:
-    """Uses that meet the same change become one finding, filed under the first module in dependency order."""
-    groups: dict[tuple[object, ...], list[_Met]] = {}
-    for one in met:
-        c = one.change
-        key = (one.symbol.path, c.member, c.kind, c.parameter, c.old, c.new)
-        groups.setdefault(key, []).append(one)
-    findings = [_finding(group, surface) for group in groups.values()]
-    rank = surface.module_order.index
-    return sorted(findings, key=lambda f: (_ORDER[f.impact], rank(f.module), f.symbol, f.member, f.kind, f.parameter))
-
-
-def _finding(group: list[_Met], surface: Surface) -> Finding:
-    worst = min(_ORDER[one.change.impact] for one in group)  # what a change is told as
-    told = [one for one in group if _ORDER[one.change.impact] == worst]
-    change = told[0].change
-    modules = {one.use.module for one in group}
-    sites = {(one.use.site.file, one.use.site.line): one.use.site for one in group}
-    return Finding(
-        module=surface.first({one.use.module for one in told}),
-        modules=tuple(sorted(modules, key=surface.module_order.index)),
-        kind=change.kind,
-        impact=change.impact,
-        cause=change.cause,
-        symbol=group[0].symbol.path.rstrip("."),
-        member=change.member,
-        parameter=change.parameter,
-        before=change.before,
-        after=change.after,
-        call_sites=tuple(sites[key] for key in sorted(sites)),
-        old=change.old,
-        new=change.new,
-        suggestion=change.suggestion,
-        follows=change.follows,
-    )

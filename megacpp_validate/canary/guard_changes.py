@@ -7,7 +7,7 @@ import builtins
 import copy
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 
 import griffe
@@ -42,11 +42,11 @@ def compare_guards(before: Consumed, after: Consumed, given: Mapping[str, Argume
         before, after: the function in each release.
         given: parameter -> what the call passes for it; a parameter that is left out is not in it.
     """
-    known = [r.guard for r in guards_reached(before.release, before.function, before.node, depth=_KNOWN_DEPTH)]
+    known = [r.guard for r in _on_the_way(before, depth=_KNOWN_DEPTH)]
     old_view, view = _View(before, given), _View(after, given)
     conditions = {(guard.kind == "warn", guard.condition) for guard in known}
     new_features = _parameter_names(after.node) - _parameter_names(before.node) - set(given)
-    for reached in guards_reached(after.release, after.function, after.node):
+    for reached in _on_the_way(after):
         guard = reached.guard
         if (guard.kind == "warn", guard.condition) in conditions or guard.is_deprecation:
             continue  # it was there before, or is told as a deprecation
@@ -65,6 +65,22 @@ def compare_guards(before: Consumed, after: Consumed, given: Mapping[str, Argume
         if enclosing and all(ast.unparse(test.expression).endswith(".is_cuda") for test in enclosing):
             continue  # the bridge takes this path with tensors of the GPU only
         yield _told(reached, concerned or view.left_out(tests), certain=fires is True)
+
+
+def _on_the_way(consumed: Consumed, *, depth: int = 1) -> list[Reached]:
+    """Guards of a call; of a class that is a context manager also those of `__enter__`, which runs next."""
+    release, function, node = consumed.release, consumed.function, consumed.node
+    found = guards_reached(release, function, node, depth=depth)
+    holder = function.parent
+    entered = holder.members.get("__enter__") if isinstance(holder, griffe.Class) else None
+    if node.name != "__init__" or not isinstance(entered, griffe.Function):
+        return found
+    inner = release.node_of(entered)
+    if not isinstance(inner, ast.FunctionDef):
+        return found
+    told = _fields(node, ()).visit(copy.deepcopy(inner))  # in terms of what the constructor was given
+    late = guards_reached(release, entered, told, depth=depth)
+    return [*found, *(replace(one, through=one.through or entered.name) for one in late)]
 
 
 def _told(reached: Reached, parameters: set[str], *, certain: bool) -> Change:

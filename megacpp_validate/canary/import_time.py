@@ -22,7 +22,9 @@ from .release import PACKAGE, Release
 from .surface import Argument, Symbol
 
 ENTRY = "transformer_engine.pytorch"
-_GIVEN = frozenset({PACKAGE, "torch", "__future__", *sys.stdlib_module_names})
+# What torch itself has asked for since 2.1 (`Requires-Dist` of its wheels) is there wherever torch is.
+_WITH_TORCH = frozenset({"filelock", "fsspec", "jinja2", "networkx", "sympy", "typing_extensions"})
+_GIVEN = frozenset({PACKAGE, "torch", "__future__", *sys.stdlib_module_names}) | _WITH_TORCH
 _COVERS = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException", ""})
 _CALL_DEPTH = 2
 # Private, but there in torch 2.1 already, the least that Transformer Engine 2 takes.
@@ -142,7 +144,7 @@ class _Walk:
                     for alias in names:
                         self._imported(alias.name, (), node, place, condition)
                 case ast.ImportFrom(module=module, names=names, level=level):
-                    base = _absolute(module or "", level, place.package)
+                    base = absolute(module or "", level, place.package)
                     self._imported(base, tuple(a.name for a in names), node, place, condition)
                 case ast.Try(body=inner, handlers=handlers, orelse=orelse):
                     caught = " or ".join(ast.unparse(h.type) if h.type else "" for h in handlers)
@@ -254,11 +256,12 @@ def _function_in(tree: ast.Module, name: str) -> ast.FunctionDef | None:
 def _imported_from(place: _Place, name: str) -> str:
     for node in place.tree.body:
         if isinstance(node, ast.ImportFrom) and any((a.asname or a.name) == name for a in node.names):
-            return _absolute(node.module or "", node.level, place.package)
+            return absolute(node.module or "", node.level, place.package)
     return ""
 
 
-def _absolute(module: str, level: int, package: str) -> str:
+def absolute(module: str, level: int, package: str) -> str:
+    """The dotted path that `from ..module` means in a package."""
     if not level:
         return module
     base = package.split(".")

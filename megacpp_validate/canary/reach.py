@@ -57,7 +57,7 @@ def _reach(release: Release, function: griffe.Function, node: ast.FunctionDef, d
         yield Reached(bodies.Guard(guard.kind, guard.node, tests), file)
     if depth == 0:
         return
-    for call, callee, source in _callees(release, function, node):
+    for call, callee, source in callees(release, function, node):
         names = _bound_names(call, callee)
         if not names:
             continue
@@ -68,9 +68,10 @@ def _reach(release: Release, function: griffe.Function, node: ast.FunctionDef, d
             yield Reached(bodies.Guard(guard.kind, guard.node, tests), deeper.file, callee.name, call.lineno)
 
 
-def _callees(
+def callees(
     release: Release, function: griffe.Function, node: ast.FunctionDef
 ) -> Iterator[tuple[ast.Call, ast.FunctionDef, griffe.Function]]:
+    """Calls in a function that run code of the package: the call, that code, and what it belongs to."""
     for call in (n for n in ast.walk(node) if isinstance(n, ast.Call)):
         target = ast.unparse(call.func)
         if target.startswith("torch.ops."):

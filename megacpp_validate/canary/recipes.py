@@ -7,7 +7,7 @@ it without a word, which is the worse fault. The constructor is made here, and l
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import griffe
 
@@ -36,24 +36,27 @@ def _visit(holder: griffe.Module | griffe.Class, seen: set[str]) -> None:
             _visit(member, seen)
 
 
-def _decorator_of(cls: griffe.Class) -> griffe.Decorator | None:
+def _decorator_of(cls: griffe.Class) -> griffe.Expr | str | None:
+    """The `dataclass(...)` that decorates a class, written there or kept under a name of its module."""
     for decorator in cls.decorators:
-        path = decorator.callable_path
+        kept = cls.module.members.get(str(decorator.value))
+        value = kept.value if isinstance(kept, griffe.Attribute) and kept.value is not None else decorator.value
+        path = value.canonical_path if isinstance(value, griffe.Expr) else str(value)
         if path.startswith("pydantic.") and path.endswith("dataclass"):
-            return decorator
+            return value
     return None
 
 
-def _construct(cls: griffe.Class, decorator: griffe.Decorator) -> None:
+def _construct(cls: griffe.Class, decorator: griffe.Expr | str) -> None:
     parameters = [griffe.Parameter("self", kind=griffe.ParameterKind.positional_or_keyword)]
-    keyword_only = "kw_only=True" in str(decorator.value).replace(" ", "")
+    keyword_only = "kw_only=True" in str(decorator).replace(" ", "")
     kind = griffe.ParameterKind.keyword_only if keyword_only else griffe.ParameterKind.positional_or_keyword
     for name, member in _fields(cls).items():
         parameters.append(griffe.Parameter(name, annotation=member.annotation, kind=kind, default=_default(member)))
     init = griffe.Function(
         "__init__", parameters=griffe.Parameters(*parameters), lineno=cls.lineno, endlineno=cls.endlineno
     )
-    if "extra='forbid'" not in str(decorator.value).replace('"', "'").replace(" ", ""):
+    if "extra='forbid'" not in str(decorator).replace('"', "'").replace(" ", ""):
         init.labels.add(IGNORES_UNKNOWN)
     cls.set_member("__init__", init)
 
@@ -72,13 +75,20 @@ def _fields(cls: griffe.Class) -> dict[str, griffe.Attribute]:
                     continue
                 if "class-attribute" in member.labels and "instance-attribute" not in member.labels:
                     continue
+                if _is_field(member.value) and "init=False" in str(member.value).replace(" ", ""):
+                    fields.pop(name, None)
+                    continue
                 fields[name] = member
     return fields
 
 
+def _is_field(value: str | griffe.Expr | None) -> TypeGuard[griffe.ExprCall]:
+    return isinstance(value, griffe.ExprCall) and value.canonical_path.rpartition(".")[2].lower() == "field"
+
+
 def _default(member: griffe.Attribute) -> str | griffe.Expr | None:
     value = member.value
-    if isinstance(value, griffe.ExprCall) and value.canonical_path.rpartition(".")[2].lower() == "field":
+    if _is_field(value):
         for argument in value.arguments:
             if isinstance(argument, griffe.ExprKeyword) and argument.name in {"default", "default_factory"}:
                 return f"{argument.value}()" if argument.name == "default_factory" else argument.value

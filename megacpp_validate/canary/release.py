@@ -82,6 +82,7 @@ class Release:
         self._cache = cache
         self.memory: dict[str, Any] = {}  # what a comparison has worked out about this release
         self._syntax: dict[str, ast.Module] = {}
+        self._unreadable: dict[str, str] = {}
         self._nodes: dict[str, dict[tuple[str, int], ast.AST]] = {}
 
     @property
@@ -172,8 +173,16 @@ class Release:
     def syntax(self, file: str) -> ast.Module:
         """The syntax tree of a file, by its path relative to the wheel's root."""
         if file not in self._syntax:
-            self._syntax[file] = ast.parse(self.text(file))
+            try:
+                self._syntax[file] = ast.parse(self.text(file))
+            except (SyntaxError, ValueError) as fault:
+                self._syntax[file], self._unreadable[file] = ast.Module([], []), str(fault)
         return self._syntax[file]
+
+    def why_unreadable(self, file: str) -> str:
+        """Why a file is no Python for this interpreter; empty where it is. Its syntax tree is then empty."""
+        self.syntax(file)
+        return self._unreadable.get(file, "")
 
     def text(self, file: str) -> str:
         """The text of a file."""
@@ -194,7 +203,11 @@ class Release:
     def stored(self, name: str, make: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
         """Facts about the release that `make` reads from its sources, kept beside the tree."""
         tree = self._stored_tree()
-        path = tree.with_suffix(f".{name}.json") if tree else None
+        used = vars(sys.modules[make.__module__]).values()
+        named = {str(getattr(v, "__module__", None) or getattr(v, "__name__", "")) for v in used}
+        here = {module for module in named if module.startswith(f"{__package__}.")}
+        code = _hash_of(frozenset({make.__module__, *here}))
+        path = tree.with_suffix(f".{name}-{code}.json") if tree else None
         if path and path.is_file():
             try:
                 known = json.loads(path.read_text(encoding="utf-8"))
@@ -260,7 +273,16 @@ class Release:
             return self._lookup_assigned(holder, member, seen)
         return Found(member)
 
+    def _unread(self, module: str) -> str:
+        """Why a module of the package that is there is not in the tree; empty where it is not there either."""
+        base = module.replace(".", "/")
+        files = self.memory.setdefault("files", frozenset(self.files()))
+        there = [file for file in (f"{base}.py", f"{base}/__init__.py") if file in files]
+        return next((why for file in there if (why := self.why_unreadable(file))), "")
+
     def _lookup_in_class(self, path: str, name: str, seen: set[tuple[str, str]]) -> Lookup:
+        if why := self._unread(path):
+            return Opaque(why)
         owner, _, last = path.rpartition(".")
         if not owner or self.module(owner) is None:
             return Absent(module_there=False)
@@ -315,8 +337,13 @@ def _why_unreadable(wheel: str, folder: Path, fault: Exception) -> str:
 @cache
 def _reader_hash() -> str:
     """What the stored facts depend on besides the wheel: griffe, and the code that reads them."""
+    return _hash_of(frozenset({__name__, lazy_target.__module__, ConstructedDataclasses.__module__}))
+
+
+@cache
+def _hash_of(modules: frozenset[str]) -> str:
     digest = hashlib.sha256(distribution_version("griffe").encode())
-    for module in (__name__, lazy_target.__module__, ConstructedDataclasses.__module__):
+    for module in sorted(modules):
         digest.update(Path(sys.modules[module].__file__ or "").read_bytes())
     return digest.hexdigest()[:12]
 

@@ -12,6 +12,7 @@ from . import bodies
 from .recipes import IGNORES_UNKNOWN
 from .release import Found, Release
 from .surface import RESULT
+from .wrapping import partial_of, stands_for, taken_by_decorators
 
 _POSITIONAL = {griffe.ParameterKind.positional_only, griffe.ParameterKind.positional_or_keyword}
 _VARIADIC = {griffe.ParameterKind.var_positional, griffe.ParameterKind.var_keyword}
@@ -67,8 +68,9 @@ class Shape:
     """A value in one release.
 
     Attributes:
-        what: "class", "instance", "function", "generator" (what calling a plain generator function gives), "value",
-            "assigned" (a value that may be callable), "missing" (definitely not there), "unknown".
+        what: "class", "instance", "function", "plain" (what calling a plain generator function, or one that returns
+            nothing but literals, gives), "value", "assigned" (a value that may be callable), "missing" (definitely not
+            there), "unknown".
         obj: the class of a class or an instance, or the function, or the attribute.
         bound: the function is reached through an instance or is a classmethod: its first parameter is given.
         maybe: it is there only as a name made at run time.
@@ -86,6 +88,8 @@ UNKNOWN_SHAPE = Shape("unknown")
 def shape_of(release: Release, found: Found, path: Sequence[str]) -> Shape:
     """The shape of the value at the end of `path` from a definition."""
     shape = _shape_of_object(found)
+    if found.wrapped and (made := partial_of(release, found.obj)) is not None:
+        shape = Shape("function", made)
     for step in path:
         shape = _called(release, shape) if step == RESULT else _member(release, shape, step)
         if shape.what in {"unknown", "missing"}:
@@ -110,8 +114,12 @@ def signature_of(release: Release, shape: Shape) -> Signature | None:
     function, bound = callee_of(release, shape)
     if function is None:
         return Signature(()) if shape.what == "class" and _takes_nothing(release, shape.obj) else None
-    parameters = list(function.parameters)[1 if bound else 0 :]
-    known = [_parameter(p) for p in parameters]
+    if (other := stands_for(release, function)) is not None:
+        return signature_of(release, _shape_of_object(other))
+    outermost = taken_by_decorators(release, function)
+    parameters = list(function.parameters) if outermost is None else outermost
+    given = 1 if bound and parameters and parameters[0].kind not in _VARIADIC else 0
+    known = [_parameter(p) for p in parameters[given:]]
     if not any(p.kind is griffe.ParameterKind.var_keyword for p in known):
         return Signature(tuple(known), ignores_unknown=IGNORES_UNKNOWN in function.labels)
     extra, is_open, swallows = _keywords_in(release, function)
@@ -122,7 +130,7 @@ def signature_of(release: Release, shape: Shape) -> Signature | None:
 
 def is_context_manager(release: Release, shape: Shape) -> bool | None:
     """Whether `with` takes the value; None where that cannot be known."""
-    if shape.what == "generator":
+    if shape.what == "plain":
         return False
     if shape.what == "instance" and isinstance(shape.obj, griffe.Class):
         if _method(release, shape.obj, "__enter__") and _method(release, shape.obj, "__exit__"):
@@ -181,8 +189,9 @@ def _called(release: Release, shape: Shape) -> Shape:
                 return Shape("instance", given)
             if is_generator_context(function):
                 return Shape("value", function)
-            plain = not function.decorators and _yields(release.node_of(function))
-            return Shape("generator", function) if plain else UNKNOWN_SHAPE
+            node = release.node_of(function)
+            plain = not function.decorators and (bodies.yields(node) or bodies.returns_literals(node))
+            return Shape("plain", function) if plain else UNKNOWN_SHAPE
     return UNKNOWN_SHAPE
 
 
@@ -194,18 +203,6 @@ def _takes_nothing(release: Release, cls: griffe.Object | None) -> bool:
     outside = {str(base) for one in (cls, *bases) for base in one.bases}
     made = outside & {"Enum", "IntEnum", "NamedTuple"} or any(one.decorators for one in (cls, *bases))
     return complete and not made
-
-
-def _yields(function: ast.AST | None) -> bool:
-    """Whether a function's own body yields, those of functions within it left out."""
-    waiting: list[ast.AST] = list(function.body) if isinstance(function, ast.FunctionDef) else []
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.Yield | ast.YieldFrom):
-            return True
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
-            waiting += ast.iter_child_nodes(node)
-    return False
 
 
 def _returned_class(release: Release, function: griffe.Function) -> griffe.Class | None:
@@ -238,13 +235,68 @@ def _member(release: Release, shape: Shape, name: str) -> Shape:
                 return Shape("function", member)
             return Shape("function", member, bound=shape.what == "instance" or "classmethod" in labels)
         if isinstance(member, griffe.Object):
-            return Shape("class" if isinstance(member, griffe.Class) else _value_or_assigned(member), member)
+            return _held(release, member)
     nodes = [release.node_of(cls) for cls in (shape.obj, *bases)]
     if any(bodies.may_name(node, name) for node in nodes):
         return Shape("value", shape.obj, maybe=not any(bodies.surely_names(node, name) for node in nodes))
     if "__getattr__" in {m for cls in (shape.obj, *bases) for m in cls.members}:
         return UNKNOWN_SHAPE
     return Shape("missing", shape.obj, maybe=not complete)
+
+
+def _held(release: Release, member: griffe.Object) -> Shape:
+    """What a class holds under a name: another class, an instance by `name = Class()` in its body, or a value."""
+    if isinstance(member, griffe.Class):
+        return Shape("class", member)
+    value = member.value if isinstance(member, griffe.Attribute) else None
+    if isinstance(value, griffe.ExprCall) and "class-attribute" in member.labels and not _is_enumeration(member.parent):
+        found = release.in_scope(member.module, str(value.function))
+        if isinstance(found, Found) and isinstance(found.obj, griffe.Class):
+            return Shape("instance", found.obj)
+    return Shape(_value_or_assigned(member), member)
+
+
+def enum_values(before: Shape, after: Shape) -> tuple[str, str] | None:
+    """The values of an enumeration's member in two releases, where they differ."""
+    one, other = before.obj, after.obj
+    if not isinstance(one, griffe.Attribute) or not isinstance(other, griffe.Attribute):
+        return None
+    if not _is_enumeration(other.parent):
+        return None
+    values = " ".join(str(one.value).split()), " ".join(str(other.value).split())
+    return None if values[0] == values[1] or "auto" in values[0] + values[1] else values
+
+
+def _is_enumeration(holder: object) -> bool:
+    return isinstance(holder, griffe.Class) and any(str(base).endswith(("Enum", "Flag")) for base in holder.bases)
+
+
+def goes_through_a_base(release: Release, shape: Shape) -> bool | None:
+    """Whether calling an instance is what a base outside of the package does, as torch's modules call `forward`.
+
+    False where there is no such base and no `__call__`: the instance cannot be called. None for anything else.
+    """
+    if shape.what != "instance" or not isinstance(shape.obj, griffe.Class) or _method(release, shape.obj, "__call__"):
+        return None
+    return not release.bases(shape.obj)[1]
+
+
+def left_abstract(release: Release, shape: Shape) -> set[str]:
+    """Abstract methods that keep a class from being instantiated: none in its lineage is defined."""
+    if shape.what != "class" or not isinstance(shape.obj, griffe.Class):
+        return set()
+    lineage = (shape.obj, *release.bases(shape.obj)[0])
+    if not any(str(base).rpartition(".")[2] == "ABC" for cls in lineage for base in cls.bases):
+        return set()
+    first: dict[str, griffe.Object | griffe.Alias] = {}
+    for cls in lineage:
+        for name, member in cls.members.items():
+            first.setdefault(name, member)
+    return {n for n, m in first.items() if isinstance(m, griffe.Function) and _is_abstract(m)}
+
+
+def _is_abstract(function: griffe.Function) -> bool:
+    return any(str(d.value).rpartition(".")[2].startswith("abstract") for d in function.decorators)
 
 
 def _method(release: Release, cls: griffe.Class, name: str) -> griffe.Function | None:

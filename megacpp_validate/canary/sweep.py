@@ -21,6 +21,7 @@ from .import_time import read_requirements
 from .release import ROOTS, Release, ReleaseUnreadable, without_garbage_collection
 from .sources import Sources, SourceUnavailable
 from .surface import Surface
+from .unlisted import unlisted_files
 
 OLDEST = "1.9.0.post1"  # the first release with a pure-Python wheel
 
@@ -32,7 +33,8 @@ def read_surface(catalog: Catalog) -> Surface:
         for module in catalog.modules
         for name in module.files
     ]
-    return derive_surface(files, [module.id for module in catalog.modules])
+    order = [module.id for module in catalog.modules]
+    return derive_surface([*files, *unlisted_files(files, order)], order)
 
 
 def run_pair(old: Release, new: Release, surface: Surface, *, tool: str, verbose: bool = False) -> StaticResult:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from textwrap import dedent
+from typing import NamedTuple
 
 from megacpp_validate.canary.derive import BridgeFile, derive_surface
 from megacpp_validate.canary.release import Release
@@ -16,6 +17,16 @@ from megacpp_validate.evidence.findings import ReleaseSource, StaticResult
 PYTORCH = "transformer_engine/pytorch"
 RECIPES = "transformer_engine/common/recipe"
 Sources = str | Mapping[str, str]
+
+
+class Case(NamedTuple):
+    """Two releases, a bridge, and everything that must be said."""
+
+    name: str
+    old: Sources
+    new: Sources
+    bridge: str
+    said: set[str]
 
 
 def write_release(folder: Path, code: Sources) -> Release:

@@ -11,6 +11,7 @@ from small_sources import write_bridge
 from megacpp_validate.canary.derive import BridgeFile, BridgeUnreadable, derive_surface
 from megacpp_validate.canary.surface import Argument, Use, UseKind
 from megacpp_validate.canary.sweep import read_surface
+from megacpp_validate.canary.unlisted import unlisted_files
 from megacpp_validate.catalog import Catalog
 
 NAME, CALL, ATTRIBUTE = UseKind.NAME, UseKind.CALL, UseKind.ATTRIBUTE
@@ -283,3 +284,29 @@ def test_the_real_bridge_is_read_whole(catalog: Catalog) -> None:
     used = {use.accessor for use in surface.uses}
     assert used == set(surface.accessors), "an accessor that nothing calls"
     assert {use.module for use in surface.uses if use.kind is CALL} == {m.id for m in catalog.modules}
+
+
+# file -> its code, beside `imports.py` (of module imports) and `user.py` (of module user); which further ones are read
+UNLISTED: dict[str, tuple[dict[str, str], set[tuple[str, str]]]] = {
+    "none": ({"user": "from . import imports as te"}, set()),
+    "of-who-imports-it": ({"user": "from .more import g", "more": "from . import imports"}, {("user", "bridge/more.py")}),
+    "of-who-comes-first": ({"imports": "from .more import g", "user": "from .more import g", "more": "from .imports import f"}, {("imports", "bridge/more.py")}),
+    "through-another": ({"user": "from . import a", "a": "from .more import g", "more": "from . import imports"}, {("user", "bridge/more.py")}),
+    "of-nobody": ({"user": "", "more": "from . import imports"}, {("imports", "bridge/more.py")}),
+    "without-accessors": ({"user": "from .more import g", "more": "import torch"}, set()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("codes", "wanted"), UNLISTED.values(), ids=UNLISTED)
+def test_a_file_that_no_module_lists_counts_as_the_first_that_imports_it(
+    codes: dict[str, str], wanted: set[tuple[str, str]], tmp_path: Path
+) -> None:
+    for name, code in {"imports": "", **codes}.items():
+        (tmp_path / f"{name}.py").write_text(code)
+    listed = [BridgeFile(name, tmp_path / f"{name}.py", f"bridge/{name}.py") for name in ("imports", "user")]
+    assert {(file.module, file.shown) for file in unlisted_files(listed, ["imports", "user"])} == wanted
+
+
+def test_every_file_of_the_real_bridge_that_asks_an_accessor_is_read(catalog: Catalog) -> None:
+    read_files = {use.site.file.rpartition("/")[2] for use in read_surface(catalog).uses}
+    assert {"pending_amax.py", "amax_region.py", "recompute.py"} <= read_files

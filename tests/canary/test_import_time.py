@@ -9,7 +9,7 @@ import pytest
 from small_sources import Sources, compare, said_by, write_release
 
 from megacpp_validate.canary.import_time import read_requirements
-from megacpp_validate.evidence.findings import Cause
+from megacpp_validate.evidence.findings import Cause, ModuleVerdict
 
 INIT = "pytorch/__init__.py"
 CHECK = "def _check():\n    if version('flash-attn') < '3':\n        raise ImportError\n"
@@ -51,6 +51,7 @@ ASKED: dict[str, tuple[Sources, set[tuple[str, str, str]]]] = {
     ),
     "private-torch": ("from torch._strange import thing", {("library", "torch._strange", "")}),
     "known-private-torch": ("import torch._C", set()),
+    "what-comes-with-torch": ("from typing_extensions import deprecated\nimport networkx", set()),
     "a-warning": ("import warnings\nwarnings.warn('slow')", set()),
     "a-circle": ({INIT: "from . import a", "pytorch/a.py": "from . import b\nimport einops", "pytorch/b.py": "from . import a"}, {("library", "einops", "")}),
 }  # fmt: skip
@@ -66,14 +67,15 @@ LAYER = "class Linear:\n    def __init__(self, size): ...\n"
 USES = "te.Linear.require()(8)"
 SAID = "imports import-requirement-added"
 
+VERSION = "from torch import torch_version\n"
 ADDED = {
     "a-library": ("", "import einops\n", {f"{SAID} einops risk"}),
     "a-library-that-was-there": ("import einops\n", "import einops\n", set()),
     "a-library-less": ("import einops\n", "", set()),
     "was-optional": ("try:\n    import einops\nexcept ImportError:\n    pass\n", "import einops\n", {f"{SAID} einops risk"}),
-    "asked-for-at-times-now-always": ("if torch.version.cuda:\n    import einops.a\n", "import einops.a\n", {f"{SAID} einops risk"}),
-    "a-minimum-version": ("", "assert torch_version() >= (2, 1)\n", {f"{SAID} risk"}),
-    "a-higher-minimum-version": ("assert torch_version() >= (2, 1)\n", "assert torch_version() >= (2, 6)\n", {f"{SAID} risk"}),
+    "asked-for-at-times-now-always": ("import torch\nif torch.version.cuda:\n    import einops.a\n", "import einops.a\n", {f"{SAID} einops risk"}),
+    "a-minimum-version": ("", f"{VERSION}assert torch_version() >= (2, 1)\n", {f"{SAID} risk"}),
+    "a-higher-minimum-version": (f"{VERSION}assert torch_version() >= (2, 1)\n", f"{VERSION}assert torch_version() >= (2, 6)\n", {f"{SAID} risk"}),
     "a-check-of-its-own": ("", "assert len([1]) == 1\n", {f"{SAID} harmless"}),
 }  # fmt: skip
 
@@ -92,3 +94,63 @@ def test_the_place_is_named_in_the_new_release(tmp_path: Path) -> None:
     assert finding.after is not None
     assert (finding.after.file, finding.after.line) == ("transformer_engine/pytorch/__init__.py", 4)
     assert finding.new == "import einops"
+
+
+LOADS = "from transformer_engine.pytorch.linear import Linear\n"
+
+
+def package(init: str = LOADS, **files: str) -> Sources:
+    """`pytorch/__init__.py`, and other modules of `pytorch` by name."""
+    return {INIT: init, "pytorch/linear.py": LAYER, **{f"pytorch/{name}.py": text for name, text in files.items()}}
+
+
+BREAKS = {f"{SAID} breaking"}
+ENDS: dict[str, tuple[Sources, set[str]]] = {
+    "nothing-changed": (package(), set()),
+    "a-name-that-is-not-there": (package(LOADS + "from .linear import Conv"), BREAKS),
+    "a-module-that-is-not-there": (package(LOADS + "from .conv import Conv"), BREAKS),
+    "a-module-that-is-not-there-imported-plainly": (package(LOADS + "import transformer_engine.pytorch.conv"), BREAKS),
+    "a-submodule": (package(LOADS + "from . import other", other=""), set()),
+    "caught": (package(LOADS + "try:\n    from .conv import Conv\nexcept ImportError:\n    Conv = None\nConv"), set()),
+    "caught-as-something-else": (package(LOADS + "try:\n    from .conv import Conv\nexcept ValueError:\n    Conv = None"), BREAKS),
+    "suppressed": (package(LOADS + "from contextlib import suppress\nwith suppress(ImportError):\n    from .conv import Conv"), set()),
+    "only-for-types": (package(LOADS + "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .conv import Conv"), set()),
+    "within-a-function": (package(LOADS + "def f():\n    from .conv import Conv"), set()),
+    "a-circle-that-ends-it": (package(LOADS + "from .a import one", a="from .b import two\none = 1", b="from .a import one\ntwo = 2"), BREAKS),
+    "a-circle-that-does-not": (package(LOADS + "from .a import one", a="one = 1\nfrom .b import two", b="from .a import one\ntwo = 2"), set()),
+    "a-circle-of-modules": (package(LOADS + "from . import a", a="from . import b", b="from . import a"), set()),
+    "a-name-that-nothing-binds": (package(LOADS + "@no_dynamo\ndef f(): ..."), BREAKS),
+    "a-name-that-is-bound-later": (package(LOADS + "class A(B): ...\nclass B: ..."), BREAKS),
+    "a-name-in-a-body": (package(LOADS + "def f(): return nothing\ng = lambda: nothing"), set()),
+    "a-name-in-an-annotation": (package(LOADS + "def f(x: Unknown): ..."), BREAKS),
+    "a-name-in-a-late-annotation": (package("from __future__ import annotations\n" + LOADS + "def f(x: Unknown): ..."), set()),
+    "a-name-of-a-comprehension": (package(LOADS + "x = [a for a in (1, 2)]"), set()),
+    "a-name-of-a-class": (package(LOADS + "class A:\n    x = 1\n    y = x\n    if x:\n        z = 1\n        w = z"), set()),
+    "a-name-that-a-function-binds": (package(LOADS + "def f():\n    global x\n    x = 1\nf()\nx"), set()),
+    "a-name-through-a-star": (package(LOADS + "from torch.nn import *\nLayerNorm"), set()),
+    "bound-under-a-condition": (package("import torch\nif torch.version.cuda:\n    " + LOADS), {"user guard-added risk"}),
+    "bound-either-way": (package("import torch\nif torch.version.cuda:\n    " + LOADS + "else:\n    Linear = None"), set()),
+    "asked-for-where-it-may-not-be": (package(LOADS + "from .a import one", a="import torch\nif torch.version.cuda:\n    one = 1"), {f"{SAID} risk"}),
+    "no-python-of-this-version": (package(LOADS + "from . import a", a="def f(:"), {f"{SAID} risk"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("new", "said"), ENDS.values(), ids=ENDS)
+def test_what_ends_an_import_whatever_surrounds_it(new: Sources, said: set[str], tmp_path: Path) -> None:
+    assert said_by(compare(tmp_path, package(), new, USES)) == said
+
+
+def test_what_ended_the_import_of_the_old_release_too_is_not_this_upgrades_doing(tmp_path: Path) -> None:
+    broken = package(LOADS + "from .conv import Conv")
+    assert not compare(tmp_path, broken, broken, USES).findings
+
+
+def test_an_import_that_ends_takes_every_module_with_it(tmp_path: Path) -> None:
+    result = compare(tmp_path, package(), package(LOADS + "from .conv import Conv"), USES)
+    (finding,) = result.findings
+    assert (finding.module, finding.modules) == ("imports", ("imports", "user"))
+    assert {row.module: (row.verdict, row.under) for row in result.modules} == {
+        "imports": (ModuleVerdict.BREAKS, ""),
+        "user": (ModuleVerdict.CASCADE, "imports"),
+    }
+    assert finding.new == "ModuleNotFoundError: no transformer_engine.pytorch.conv among the sources"

@@ -4,23 +4,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-from small_sources import compare, said_by
+from small_sources import Case, compare, said_by
 
 from megacpp_validate.evidence.findings import Cause
-
-
-class Case(NamedTuple):
-    """Two releases, a bridge, and everything that must be said."""
-
-    name: str
-    old: str
-    new: str
-    bridge: str
-    said: set[str]
-
 
 CLASS = "class Layer:\n    def __init__(self, size): ...\n"
 FUNCTION = "def Layer(size): ...\n"
@@ -36,7 +24,7 @@ NOW_RAISES = [
     Case("raises-where-nothing-matched", "def f(x):\n    if x: return 1", "def f(x):\n    if x: return 1\n    raise ValueError('x')", "te.f.require()(1)", set()),
     Case("became-async", "def f(x): return x", "async def f(x): return x", "te.f.require()(1)", {"user return-changed breaking"}),
     Case("only-while-type-checking", "def f(x): return x", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .deep import f", "te.f.require()(1)", {"user removed breaking"}),
-    Case("default-respelled", "class E:\n    x = 1\ndef f(a, m=E.x): ...", "class E:\n    x = 1\ndef f(a, m=pytorch.E.x): ...", "te.f.require()(1)", set()),
+    Case("default-respelled", "class E:\n    x = 1\ndef f(a, m=E.x): ...", "from transformer_engine import pytorch\nclass E:\n    x = 1\ndef f(a, m=pytorch.E.x): ...", "te.f.require()(1)", set()),
     Case("default-of-another-name", "def f(a, m=E.x): ...", "def f(a, m=E.y): ...", "te.f.require()(1)", {"user default-changed m risk"}),
 ]  # fmt: skip
 
@@ -100,7 +88,7 @@ TAKES = "class Layer:\n    def __init__(self, size): ..."
 DEFINITIONS += [
     Case("became-a-lambda", FUNCTION, "Layer = lambda size: size", CALLS, set()),
     Case("became-one-of-another-library", CLASS, "import torch\nLayer = torch.nn.Linear", CALLS, set()),
-    Case("became-one-of-two", CLASS, "Layer = A if V else B", CALLS, set()),
+    Case("became-one-of-two", CLASS, "A = B = V = int\nLayer = A if V else B", CALLS, set()),
     Case(
         "method-under-another-name",
         "class Layer:\n    def run(self): ...",
@@ -117,7 +105,13 @@ DEFINITIONS += [
         CALLS,
         {"user parameter-removed size breaking"},
     ),
-    Case("constructor-made-by-a-decorator", TAKES, "@attrs.define\nclass Layer:\n    size: int", CALLS, set()),
+    Case(
+        "constructor-made-by-a-decorator",
+        "import attrs\n" + TAKES,
+        "import attrs\n@attrs.define\nclass Layer:\n    size: int",
+        CALLS,
+        set(),
+    ),
 ]
 
 SCOPE = "from contextlib import contextmanager\n@contextmanager\ndef scope(on=True):\n    yield\n"
@@ -307,7 +301,9 @@ BODIES = [
     body("or-resolved-differently", "mode = mode or 'a'\nreturn x", "mode = mode or 'b'\nreturn x", LEAVES_OUT, {"user default-meaning-changed mode risk"}),
     body("ternary-resolved-differently", "mode = 'a' if mode is None else mode\nreturn x", "mode = 'b' if mode is None else mode\nreturn x", LEAVES_OUT, {"user default-meaning-changed mode risk"}),
     body("another-value-returned", "return x, mode", "return x, mode, 1", "a, b = te.f.require()(x)", {"user return-changed breaking"}),
-    body("same-number-returned", "return x, mode", "return mode, x", "a, b = te.f.require()(x)", set()),
+    body("same-values-in-another-order", "return x, mode", "return mode, x", "a, b = te.f.require()(x)", {"user return-changed breaking"}),
+    body("same-values-in-another-order-kept-whole", "return x, mode", "return mode, x", "te.f.require()(x)", set()),
+    body("same-number-returned", "return x, mode", "return x, 1", "a, b = te.f.require()(x)", set()),
     body("number-returned-is-unknown", "return x, mode", "return other(x)", "a, b = te.f.require()(x)", set()),
 ]  # fmt: skip
 
@@ -317,12 +313,20 @@ KEYS = "def f(x, **kwargs):\n    mode = kwargs.pop('mode', 'a')\n    tp = kwargs
 MORE_BODIES = [
     Case("constant-behind-a-default", CONSTANT, CONSTANT.replace("1", "2"), "te.f.require()(3)", {"user default-meaning-changed limit risk"}),
     Case("constant-behind-a-default-passed", CONSTANT, CONSTANT.replace("1", "2"), "te.f.require()(3, limit=3)", set()),
-    Case("decorated-as-deprecated", "def f(x): ...", "@deprecated('use g')\ndef f(x): ...", "te.f.require()(3)", {"user deprecated risk"}),
-    Case("class-decorated-as-deprecated", "class f: ...", "@deprecated('use g')\nclass f: ...", "te.f.require()()", {"user deprecated risk"}),
+    Case("decorated-as-deprecated", "def f(x): ...", "from warnings import deprecated\n@deprecated('use g')\ndef f(x): ...", "te.f.require()(3)", {"user deprecated risk"}),
+    Case("class-decorated-as-deprecated", "class f: ...", "from warnings import deprecated\n@deprecated('use g')\nclass f: ...", "te.f.require()()", {"user deprecated risk"}),
     Case("key-no-longer-popped", KEYS, KEYS.replace("    tp = kwargs.pop('tp', None)\n", ""), "te.f.require()(3, tp=1)", {"user parameter-removed tp breaking"}),
     Case("key-popped-under-another-name", KEYS, KEYS.replace("'tp'", "'tp_group'"), "te.f.require()(3, tp=1)", {"user parameter-renamed tp breaking"}),
     Case("default-of-a-popped-key", KEYS, KEYS.replace("'a'", "'b'"), "te.f.require()(3, tp=1)", {"user default-changed mode risk"}),
     Case("keys-handed-on", KEYS, "def f(x, **kwargs):\n    return run(x, **kwargs)", "te.f.require()(3, tp=1)", {"user parameter-removed tp risk"}),
+]  # fmt: skip
+
+BASE = "class Base:\n    def __init__(self, *, size, dtype=None): ...\n"
+LOOKS = "class L(Base):\n    def __init__(self, old=None, **kwargs):\n        if 'dtype' in kwargs: pass\n        kwargs['dtype'] = old\n        super().__init__(**kwargs)"
+DATACLASSES += [
+    Case("field-not-in-init", RECIPE + "    interval: int = 1\n", RECIPE.replace("dataclass\n", "dataclass\nfrom dataclasses import field\n", 1) + "    interval: int = field(default=1, init=False)\n", MAKES, {"user parameter-removed interval breaking"}),
+    Case("dataclass-under-another-name", RECIPE + "    interval: int = 1\n", RECIPE.replace("@dataclass()", "recipe = dataclass()\n@recipe"), MAKES, {"user parameter-removed interval breaking"}),
+    Case("key-only-looked-at", BASE + LOOKS, BASE.replace("dtype", "kind") + LOOKS, "te.L.require()(size=8, dtype=1)", {"user parameter-removed dtype breaking"}),
 ]  # fmt: skip
 
 EVERY = [

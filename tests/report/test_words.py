@@ -155,9 +155,9 @@ TABLE: list[tuple[ChangeKind, dict[str, object], str, str]] = [
     ),
     (
         ChangeKind.IMPORT_REQUIREMENT_ADDED,
-        {"new": "RuntimeError if cudnn < MIN_CUDNN"},
-        "importing `transformer_engine.pytorch.Thing` has a new check: `RuntimeError if cudnn < MIN_CUDNN`",
-        "see that the environment passes the check",
+        {"new": "cannot import name 'gone' from transformer_engine.common"},
+        "importing `transformer_engine.pytorch.Thing` fails: `cannot import name 'gone' from transformer_engine.common`",
+        "stay on 2.8.x",
     ),
     (
         ChangeKind.PARAMETER_REQUIRED,
@@ -336,6 +336,12 @@ def test_the_message_of_a_check_is_told_and_not_taken_for_a_name(kind: ChangeKin
     finding = bare(kind, Impact.RISK, suggestion="Keys and values must match!")
     assert "It says: `Keys and values must match!`." in consequence(finding)
     assert "Keys" not in next_step(finding, "2.8.0")
+
+
+def test_a_check_at_import_is_a_risk_that_the_environment_may_pass() -> None:
+    finding = bare(ChangeKind.IMPORT_REQUIREMENT_ADDED, Impact.RISK, new="RuntimeError if cudnn < MIN_CUDNN")
+    assert headline(finding).endswith("has a new check: `RuntimeError if cudnn < MIN_CUDNN`")
+    assert "see that the environment passes the check" in next_step(finding, "2.8.0")
 
 
 def test_an_import_under_a_condition_says_when() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, assert_never
 
-from megacpp_validate.evidence.findings import ChangeKind, Finding
+from megacpp_validate.evidence.findings import ChangeKind, Finding, Impact
 
 from .subject import Sentences, at_call_sites, parameter, place, quote, series, stay, subject, successor
 
@@ -138,6 +138,14 @@ def _import_requirement_added(finding: Finding, old: str) -> Sentences:
 
 
 def _import_check_added(finding: Finding, module: str, old: str) -> Sentences:
+    if finding.impact is Impact.BREAKING:  # it ends by itself, whatever is installed
+        return Sentences(
+            f"importing {module} fails: {quote(finding.new)}",
+            "Nothing in the environment mends it: every bridge module takes its native path.",
+            "The import may fail.",
+            f"The bridge does not import {module}.",
+            stay(old),
+        )
     where = f"{place(finding.after)}: " if finding.after else ""
     return Sentences(
         f"importing {module} has a new check" + (f": {quote(finding.new)}" if finding.new else ""),

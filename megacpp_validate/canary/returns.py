@@ -1,0 +1,142 @@
+"""What a function gives back, as far as its `return` statements say: how many values, which names in which order."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import griffe
+
+from ..evidence.findings import ChangeKind, Impact, SourceLine
+from . import bodies
+from .changes import Change
+from .release import PACKAGE, Found, Release
+from .surface import Use
+
+_DEPTH = 2  # calls to follow: `return helper(x)`
+_ONE = frozenset({"torch.Tensor", "Tensor", "bool", "int", "float", "str"})
+
+
+class Returned(NamedTuple):
+    """One `return`.
+
+    Attributes:
+        length: how many values; None where that is not known.
+        names: the local names that are given, in order; empty where one of them is something else.
+    """
+
+    length: int | None
+    names: tuple[str, ...] = ()
+
+
+def compare_returns(
+    old: Release, new: Release, before: griffe.Function, after: griffe.Function, use: Use
+) -> Iterator[Change]:
+    """Another number of values, or the same ones in another order, where the call takes the result apart."""
+    one, other = set(returned(old, before)), set(returned(new, after))
+    wanted = use.unpack or 1
+    lengths = {r.length for r in other}
+    where = SourceLine(file=str(after.filepath), line=after.lineno or 1)
+    if {r.length for r in one} == {wanted} and (wrong := lengths - {wanted, None}):
+        yield Change(
+            ChangeKind.RETURN_CHANGED,
+            Impact.BREAKING if lengths == wrong else Impact.RISK,  # else some way through the function gives them
+            after=where,
+            old=f"{wanted} value(s)",
+            new=f"{', '.join(str(n) for n in sorted(filter(None, wrong)))} value(s)",
+        )
+    if use.unpack and len(one) == len(other) == 1:
+        (was,), (now,) = one, other
+        if was.names != now.names and sorted(was.names) == sorted(now.names):
+            names = ", ".join(was.names), ", ".join(now.names)
+            yield Change(ChangeKind.RETURN_CHANGED, Impact.BREAKING, after=where, old=names[0], new=names[1])
+    if lengths == {None}:
+        yield from _annotations(old, new, (before, after), use, where)
+
+
+def returned(release: Release, function: griffe.Function, depth: int = _DEPTH) -> list[Returned]:
+    """What each `return` of a function gives."""
+    node = release.node_of(function)
+    if not isinstance(node, ast.FunctionDef) or bodies.yields(node):
+        return [Returned(None)]
+    read = _Reader(release, function, node, depth)
+    return [r for value in bodies.returned_values(node) for r in read.value(value)] or [Returned(None)]
+
+
+class _Reader:
+    def __init__(self, release: Release, function: griffe.Function, node: ast.FunctionDef, depth: int) -> None:
+        self._release, self._function, self._depth = release, function, depth
+        self._assigned = _assigned(node)
+        self._singles = bodies.unpacked_names(node) | {
+            a.arg
+            for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+            if a.annotation is not None and ast.unparse(a.annotation) in _ONE and a.arg not in self._assigned
+        }
+
+    def value(self, value: ast.expr | None) -> Iterator[Returned]:
+        """What one returned expression gives."""
+        match value:
+            case ast.Tuple(elts=elts) if not any(isinstance(e, ast.Starred) for e in elts):
+                yield Returned(len(elts), _names(elts))
+            case ast.Name(id=name) if len(kept := self._assigned.get(name, [])) == 1 and isinstance(kept[0], ast.Tuple):
+                yield from self.value(kept[0])
+            case ast.Name(id=name) if name in self._singles:
+                yield Returned(1)
+            case ast.Call() if self._depth:
+                yield from self._call(value)
+            case _:
+                yield Returned(None)
+
+    def _call(self, call: ast.Call) -> Iterator[Returned]:
+        dotted = ast.unparse(call.func)
+        found = None
+        if all(part.isidentifier() for part in dotted.split(".")):
+            found = self._release.in_scope(self._function.module, dotted)
+        obj = found.obj if isinstance(found, Found) and found.obj.path.startswith(PACKAGE) else None
+        if isinstance(obj, griffe.Function) and not obj.decorators:
+            yield from returned(self._release, obj, self._depth - 1)
+        elif isinstance(obj, griffe.Class) and (fields := _fields(obj)):
+            given = dict(zip(fields, call.args, strict=False)) | {k.arg: k.value for k in call.keywords if k.arg}
+            yield Returned(len(fields), _names([given.get(field, ast.Constant(None)) for field in fields]))
+        else:
+            yield Returned(None)
+
+
+def _names(values: list[ast.expr]) -> tuple[str, ...]:
+    names = tuple(value.id for value in values if isinstance(value, ast.Name))
+    return names if len(names) == len(values) else ()
+
+
+def _assigned(node: ast.FunctionDef) -> dict[str, list[ast.expr]]:
+    """Local name -> every value that is assigned to it."""
+    found: dict[str, list[ast.expr]] = {}
+    for one in ast.walk(node):
+        if isinstance(one, ast.Assign):
+            for target in one.targets:
+                for name in ast.walk(target):
+                    if isinstance(name, ast.Name):
+                        found.setdefault(name.id, []).append(one.value if target is name else ast.Constant(None))
+        elif isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store):
+            found.setdefault(one.id, [])
+    return found
+
+
+def _fields(cls: griffe.Class) -> list[str]:
+    """Fields of a named tuple, in order."""
+    if not any(str(base).rpartition(".")[2] == "NamedTuple" for base in cls.bases):
+        return []
+    return [n for n, m in cls.members.items() if isinstance(m, griffe.Attribute) and m.annotation is not None]
+
+
+def _annotations(
+    old: Release, new: Release, pair: tuple[griffe.Function, griffe.Function], use: Use, where: SourceLine
+) -> Iterator[Change]:
+    """An annotation that spoke of several values and speaks of one, where the `return` statements changed with it."""
+    texts = ["" if f.returns is None else str(f.returns) for f in pair]
+    several, one = texts[0].lower().startswith("tuple[") and "..." not in texts[0], texts[1] in _ONE
+    nodes = (old.node_of(pair[0]), new.node_of(pair[1]))
+    values = [[ast.unparse(v) for v in bodies.returned_values(n) if v is not None] for n in nodes]
+    if several and one and values[0] != values[1]:
+        impact = Impact.BREAKING if use.unpack else Impact.RISK
+        yield Change(ChangeKind.RETURN_CHANGED, impact, after=where, old=texts[0], new=texts[1])

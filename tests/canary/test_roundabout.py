@@ -1,0 +1,84 @@
+"""Changes that no signature shows where the call stands: wrappers, bases, scopes, and what comes back."""
+# ruff: noqa: E501 - one case a line: tables
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from small_sources import Case, compare, said_by
+
+TAKES = "class Layer:\n    def __init__(self, size): ..."
+SCOPE = "from contextlib import contextmanager\n@contextmanager\ndef scope(on=True):\n    yield\n"
+ENTERS = "def f():\n    with te.scope.require()(on=True):\n        pass"
+PARTIAL = "import functools\ndef _f(x, y, z): ...\nf = functools.partial(_f, {})"
+WRAPPED = "import functools\ndef only(function):\n    @functools.wraps(function)\n    def wrapper({0}):\n        return function({0})\n    return wrapper\n@only\ndef f(x, y=1): ..."
+PADS = "import torch\nclass Pad({}):\n    def forward(self, x): ..."
+ABSTRACT = "from abc import ABC, abstractmethod\nclass Base(ABC):\n    @abstractmethod\n    def describe(self): ...\nclass Layer(Base):\n    {}"
+PLAIN_SCOPE = "def scope(on=True):\n    return {}\n"
+MANAGER = "class State:\n    {} = 1\nclass Manager:\n    state = State()"
+CHECKS = "def check(mode):\n    if not isinstance(mode, str): raise TypeError('mode')\n"
+CHECKED_CLASS = (
+    CHECKS
+    + "class scope:\n    def __init__(self, mode=None):\n        self._mode = mode\n    def __enter__(self):\n        check(self._mode)\n    def __exit__(self, *a): ..."
+)
+CHECKED_FUNCTION = (
+    CHECKS + "from contextlib import contextmanager\n@contextmanager\ndef scope(mode=None):\n    check(mode)\n    yield"
+)
+ENTERS_MODE = "def f(mode):\n    with te.scope.require()(mode=mode):\n        pass"
+
+ROUNDABOUT = [
+    Case("partial-that-fills-what-is-passed", "def f(x, y, z): ...", PARTIAL.format("y=0"), "te.f.require()(1, 2, z=3)", {"user parameter-keyword-only y breaking"}),
+    Case("partial-that-fills-a-new-place", "def f(y, z): ...", PARTIAL.format("0"), "te.f.require()(1, z=3)", set()),
+    Case("decorator-that-takes-less", "def f(x, y=1): ...", WRAPPED.format("x"), "te.f.require()(1, y=2)", {"user parameter-removed y breaking"}),
+    Case("decorator-that-takes-all", "def f(x, y=1): ...", WRAPPED.format("*args, **kwargs"), "te.f.require()(1, y=2)", set()),
+    Case("factory-that-hands-all-on", TAKES, "class _L:\n    def __init__(self, size): ...\ndef Layer(*args, **kwargs):\n    return _L(*args, **kwargs)", "te.Layer.require()(size=8)", {"user class-became-function harmless"}),
+    Case("factory-of-something-else", TAKES, "class _L:\n    def __init__(self, width): ...\ndef Layer(*args, **kwargs):\n    return _L(*args, **kwargs)", "te.Layer.require()(size=8)", {"user class-became-function harmless", "user parameter-removed size breaking", "user parameter-required width breaking"}),
+    Case("no-module-any-more", PADS.format("torch.nn.Module"), PADS.format("object"), "pad = te.Pad.require()()\npad(1)", {"user not-callable breaking"}),
+    Case("another-module", PADS.format("torch.nn.Module"), PADS.format("torch.nn.Identity"), "pad = te.Pad.require()()\npad(1)", set()),
+    Case("abstract-method-left", ABSTRACT.format("def describe(self): ..."), ABSTRACT.format("pass"), "te.Layer.require()()", {"user guard-added breaking"}),
+    Case("abstract-without-abc", ABSTRACT.format("pass").replace("(ABC)", ""), ABSTRACT.format("x = 1").replace("(ABC)", ""), "te.Layer.require()()", set()),
+    Case("scope-that-returns-a-tuple", SCOPE, PLAIN_SCOPE.format("1, 2"), ENTERS, {"user context-manager-lost breaking"}),
+    Case("scope-that-returns-a-call", SCOPE, PLAIN_SCOPE.format("make()"), ENTERS, set()),
+    Case("held-by-a-class", MANAGER.format("amax"), MANAGER.format("amaxes"), "def f():\n    m = te.Manager.require()\n    return getattr(m.state, 'amax', None)", {"user attribute-removed amax risk"}),
+    Case("checked-on-entry-now-at-once", CHECKED_CLASS, CHECKED_FUNCTION, ENTERS_MODE, {"user class-became-function harmless"}),
+    Case("checked-on-entry", CHECKED_CLASS.replace("check(self._mode)", "pass"), CHECKED_CLASS, ENTERS_MODE, {"user guard-added mode risk"}),
+    Case("enumeration-of-other-values", "from enum import Enum\nclass F(Enum):\n    A = 1", "from enum import Enum\nclass F(Enum):\n    A = 2", "x = te.F.require().A", {"user return-changed risk"}),
+    Case("enumeration-of-other-classes", "from enum import Enum\nclass V:\n    x = 1\nclass F(Enum):\n    A = V(1)", "from enum import Enum\nclass V:\n    x = 1\nclass F(Enum):\n    A = V(2)", "x = te.F.require().A", {"user return-changed risk"}),
+    Case("enumeration-with-one-more", "from enum import Enum\nclass F(Enum):\n    A = 1", "from enum import Enum\nclass F(Enum):\n    B = 0\n    A = 1", "x = te.F.require().A", set()),
+]  # fmt: skip
+
+HEAD = "import os, warnings\nfrom typing import NamedTuple\nimport torch\nclass Two(NamedTuple):\n    {0}: int\n    {1}: int\ndef three(a):\n    return a, 1, 2\ndef old_way(what):\n    warnings.warn(what + ' is deprecated', FutureWarning)\ndef f(x: torch.Tensor, y=1):\n    {2}"
+UNPACKS = "a, b = te.f.require()(1)"
+
+
+def gives(
+    name: str, new: str, said: set[str], bridge: str = UNPACKS, fields: str = "xy", old: str = "return x, y"
+) -> Case:
+    """A function that returns or says something else."""
+    return Case(name, HEAD.format("x", "y", old), HEAD.format(*fields, new), bridge, said)
+
+
+GIVES = [
+    gives("through-a-helper-of-three", "return three(x)", {"user return-changed breaking"}),
+    gives("through-a-helper-that-nobody-knows", "return torch.ops.three(x)", set()),
+    gives("named-tuple", "return Two(x, y)", set()),
+    gives("named-tuple-by-keywords", "return Two(y=y, x=x)", set()),
+    gives("named-tuple-in-another-order", "return Two(x=x, y=y)", {"user return-changed breaking"}, fields="yx"),
+    gives("one-on-one-way", "if y: return x\n    return x, y", {"user return-changed risk"}),
+    gives("kept-under-a-name", "both = x, y\n    return both", set()),
+    gives("environment", "os.getenv('A', '1')\n    return x", {"user default-changed A risk"}, "te.f.require()(1)", old="os.getenv('A', '0')\n    return x"),
+    gives("environment-of-its-own", "os.getenv('B', '1')\n    return x", set(), "te.f.require()(1)", old="os.getenv('A', '0')\n    return x"),
+    gives("deprecated-through-a-helper", "old_way('f')\n    return x", {"user deprecated risk"}, "te.f.require()(1)", old="return x"),
+    gives("deprecated-through-a-helper-at-times", "if y == 3: old_way('f')\n    return x", set(), "te.f.require()(1)", old="return x"),
+    Case("annotated-as-one", "S = (1, 'a')\ndef f() -> tuple[bool, str]:\n    return S", "S = (1, 'a')\ndef f() -> bool:\n    return S[0]", "x = te.f.require()()", {"user return-changed risk"}),
+    Case("annotated-as-one-only", "S = (1, 'a')\ndef f() -> tuple[bool, str]:\n    return S", "S = (1, 'a')\ndef f() -> bool:\n    return S", "x = te.f.require()()", set()),
+]  # fmt: skip
+
+
+EVERY = [*ROUNDABOUT, *GIVES]
+
+
+@pytest.mark.parametrize("case", EVERY, ids=[case.name for case in EVERY])
+def test_what_is_said_of_what_no_signature_shows(case: Case, tmp_path: Path) -> None:
+    assert said_by(compare(tmp_path, case.old, case.new, case.bridge)) == case.said
