@@ -39,6 +39,7 @@ THOROUGH = (
     "tests/bridge/test_compiled_scan.py::test_compiled_numbers_",
     "tests/canary/dynamic/test_slowdown.py::test_a_stack_beside_itself_is_slower",
     "tests/canary/search/test_static_judge.py::test_the_first_release_that_breaks",
+    "tests/canary/test_firewall.py::test_more_damage",
     "tests/canary/test_planted.py::test_each_plant_is_found_blamed_on_its_module_and_nothing_else_is_said[same-symbol-again]",
     "tests/canary/test_real_releases.py::test_a_downgrade_is_said_to_be_one",
     "tests/canary/test_real_releases.py::test_nothing_is_said_where_nothing_changed",

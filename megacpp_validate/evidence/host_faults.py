@@ -1,8 +1,11 @@
 """Faults of the host in a receipt: what ended a probe from outside of it says nothing of the module that it looked at.
 
-A GPU whose memory fails, a card that another process has, a rank that is lost, a process that somebody kills: the same
-cell may hold a minute later, in every release. So a receipt that met one is no evidence, of a breakage or of anything
-else. What lasts until somebody mends it (a full disk, a driver, a library) is none of these: blame says what to do.
+A GPU whose memory fails, a card that another process has, a process that somebody kills: the same cell may hold a
+minute later, in every release. So a receipt that met one is no evidence, of a breakage or of anything else. What lasts
+until somebody mends it (a full disk, a driver, a library) is none of these: blame says what to do.
+
+Nor is a rank that was lost, or waited for in vain (ncclRemoteError, "Connection closed by peer", a watchdog): that is
+what the ranks say that did not crash, whatever ended the other one. In doubt it is no fault of the host.
 """
 
 from __future__ import annotations
@@ -42,18 +45,18 @@ HOST_FAULTS: Final[tuple[HostFault, ...]] = (
               "another process has the GPU for itself", "CUDA Runtime API, cudaError_t 46"),
     HostFault(r"CUDA [Ee]rror: system not yet initialized|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY",
               "the GPU's fabric manager does not run", "CUDA Runtime API, cudaError_t 802"),
-    HostFault(r"ncclRemoteError|remote process exited or there was a network error",
-              "another rank, or the network to it, was lost", "nccl.h, ncclRemoteError; NCCL user guide, Errors"),
-    HostFault(r"gloo/transport/\S+\] .*Connection (?:closed|reset) by peer|"
-              r"client socket has timed out after \S+ while trying to connect",
-              "another rank, or the network to it, was lost",
-              "github.com/pytorch/pytorch/issues/75512; vllm-project/vllm/issues/19670"),
     HostFault(r"slurmstepd: error: .*(?:CANCELLED AT|oom[-_]kill)", "the batch system ended the job",
               "github.com/labsyspharm/mcmicro/issues/163; nextflow-io/nextflow/issues/5932"),
-    HostFault(r"Watchdog caught collective operation timeout",
-              "a collective waited for another rank in vain",
-              "github.com/hiyouga/LlamaFactory/issues/7396; pytorch/pytorch/issues/118369"),
 )  # fmt: skip
+# What a program does itself: in one text with a fault of the host, nobody knows which came first.
+_OF_THE_PROGRAM: Final = re.compile(
+    r"illegal memory access|illegal instruction|misaligned address|device-side assert|\bSIG(?:SEGV|ABRT|BUS|FPE|ILL)\b|"
+    r"exit status 13[245689]\b|Xid \(PCI:[^)]*\): (?:13|31|43|45)\b|\b(?:nan|inf)\b",
+    re.IGNORECASE,
+)
+# As the launcher of ranks tells of a run (training/parallel/launch.py): all of them, and which one is at fault.
+_AT_FAULT: Final = re.compile(r"At fault: rank (\d+(?:, \d+)*)\.")
+_KILLED: Final = re.compile(r"^rank \d+ ended by (SIG(?:HUP|INT|KILL|TERM)|exit status (?:129|130|137|143))\b")
 # What a shell or a container engine makes of a process that a signal ended: 128 and its number (SIGHUP, SIGINT,
 # SIGKILL, SIGTERM). 139 is a segmentation fault, which is none.
 _BY_NUMBER: Final = frozenset({"exit status 129", "exit status 130", "exit status 137", "exit status 143"})
@@ -79,23 +82,36 @@ def find_host_fault(receipt: Receipt) -> str:
 
 
 def _read(text: str) -> str:
+    text = _of_the_accused(text)
+    if _OF_THE_PROGRAM.search(text):
+        return ""
+    if killed := _KILLED.search(text):
+        return f"a rank was ended from outside, by {killed[1]}"
     known = next((row.says for row in HOST_FAULTS if re.search(row.pattern, text)), "")
     return known or _find_full_gpu(text)
+
+
+def _of_the_accused(text: str) -> str:
+    """Of a run of many ranks what is said of those at fault: the others only lost them."""
+    named = _AT_FAULT.search(text)
+    if named is None:
+        return text
+    ranks = named[1].replace(", ", "|")
+    ended = re.findall(rf"^rank (?:{ranks}) (?:was ended|ended by) .*$", text, re.MULTILINE)
+    said = re.search(rf"^rank (?:{ranks}) said last .*", text, re.MULTILINE | re.DOTALL)
+    return "\n".join([*ended, *([said[0]] if said else [])])
 
 
 def _find_full_gpu(text: str) -> str:
     """Other processes have the GPU's memory: more of it than this one, which would fit if it were alone.
 
-    As torch writes it (c10/cuda/CUDACachingAllocator.cpp). In a container its own process may be listed by a number as
-    well, so that all others are what is neither free nor its own.
+    As torch writes it (c10/cuda/CUDACachingAllocator.cpp). In a container its own process may be listed by a number,
+    like the others: what it has beside torch's allocator is not known then, and nobody else is accused.
     """
     if "out of memory" not in text:
         return ""
-    wanted, total, free = (
-        _size(rf"{words}{_SIZE}", text) for words in ("Tried to allocate ", r"total capaci?ty of ", "of which ")
-    )
-    used = (rf"this process has {_SIZE} memory in use", rf"allocated memory {_SIZE} is allocated by PyTorch")
-    own = max((size for one in used if (size := _size(one, text)) is not None), default=None)
+    sizes = ("Tried to allocate ", r"total capaci?ty of ", "of which ", "this process has ")
+    wanted, total, free, own = (_size(rf"{words}{_SIZE}", text) for words in sizes)
     if wanted is None or total is None or free is None or own is None:
         return ""
     others = total - free - own

@@ -28,8 +28,10 @@ def new_fault(*edits: Edit, name: str = "fault") -> TeFault:
 
 
 @pytest.fixture
-def clean(tmp_path: Path) -> Path:
-    """A site folder as a release has it: sources, compiled sources, a large library, metadata."""
+def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A site folder as a release has it: sources, compiled sources beside them, a large library, metadata."""
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
     site = tmp_path / "site"
     package = site / "transformer_engine" / "pytorch"
     package.mkdir(parents=True)

@@ -12,6 +12,14 @@ FULL = (
     "Process 20398 has {other} memory in use. Including non-PyTorch memory, this process has {own} memory in use. Of "
     "the allocated memory {own} is allocated by PyTorch, and 36.73 MiB is reserved by PyTorch but unallocated."
 )
+LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:2913"
+# As training/parallel/launch.py tells of two ranks of gloo, one of which was made to raise, or to end by a signal.
+RANKS = (
+    "a rank died, and the others were ended. At fault: rank 1.\n"
+    f"rank 0 ended by exit status 1; last collective: all_reduce; {LOST}\n"
+    "rank 1 ended by {how}; last collective: none; {said}\n"
+    "rank 1 said last (rank1.log): Traceback\n{said}"
+)
 OF_THE_HOST = {
     "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered": "cannot be corrected",  # vllm 5222
     "RuntimeError: CUDA error: unspecified launch failure NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, GPU has fallen off "
@@ -20,28 +28,31 @@ OF_THE_HOST = {
     "torch.AcceleratorError: CUDA error: uncorrectable NVLink error detected during the execution": "link",
     "torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable": "another process",
     "RuntimeError: CUDA error: system not yet initialized": "fabric manager",
-    "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited or there was "
-    "a network error, NCCL version 2.28.9": "another rank",
-    "SIGABRT: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1580)": "in vain",
     "SIGKILL: nothing": "ended from outside",
     "exit status 137: nothing": "ended from outside",
     "exit status 1: slurmstepd: error: *** STEP 494583.0 ON node07 CANCELLED AT 2026-11-20T09:09:37 DUE TO TIME LIMIT":
         "batch system",
     "exit status 1: slurmstepd: error: Detected 1 oom_kill event in StepId=11300781.0.": "batch system",
-    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:10895":
-        "another rank",
-    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:589] Read error [10.0.0.2]:25266: Connection reset "
-    "by peer": "another rank",
-    "torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while trying to connect to (a)":
-        "another rank",
     f"torch.OutOfMemoryError: {FULL.format(wanted='226.00 MiB', free='41.38 MiB', other='138.5 GiB', own='1.21 GiB')}":
         "other processes have",
-    # torch before 2.2 writes "capacty"; in a container its own process has a number, and what it allocated tells.
-    "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacty of 80.00 "
-    "GiB of which 0 bytes is free. Process 7 has 3.00 GiB memory in use. Process 9 has 77.00 GiB memory in use. Of the "
-    "allocated memory 2.50 GiB is allocated by PyTorch, and 1 MiB is reserved": "other processes have",
+    "smoke: " + RANKS.format(how="SIGKILL", said="nothing"): "a rank was ended from outside, by SIGKILL",
+    "smoke: " + RANKS.format(how="exit status 1", said="CUDA error: uncorrectable ECC error encountered"): "corrected",
 }  # fmt: skip
 OF_THE_MODULE = (
+    # Who lost a rank, or waited for it, does not know what made it go.
+    LOST,
+    "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited or there was "
+    "a network error, NCCL version 2.28.9",
+    "SIGABRT: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1580)",
+    "smoke: " + RANKS.format(how="exit status 1", said="CUDA error: an illegal memory access was encountered"),
+    "smoke: " + RANKS.format(how="exit status 1", said="RuntimeError: the split does not fit"),
+    "smoke: " + RANKS.format(how="SIGSEGV", said="nothing"),
+    "smoke: " + RANKS.replace("rank 1.", "not to be told from the records.").format(how="SIGKILL", said="nothing"),
+    "RuntimeError: loss nan on rank 1; CUDA error: uncorrectable ECC error encountered",
+    # In a container its own process has a number: what it holds beside torch's allocator nobody can tell.
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.20 GiB "
+    "of which 0.50 GiB is free. Process 9 has 78.70 GiB memory in use. Of the allocated memory 20.00 GiB is allocated "
+    "by PyTorch, and 58.00 GiB is reserved by PyTorch but unallocated.",
     "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
     "RuntimeError: NVRM: Xid (PCI:0000:3b:00): 31, pid=4711, Ch 00000008, MMU Fault",
     "RuntimeError: CUDA driver version is insufficient for CUDA runtime version",

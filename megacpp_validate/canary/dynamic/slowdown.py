@@ -75,12 +75,13 @@ class CardNoise:
     spreads: Mapping[str, _Spread]
     apart: Mapping[tuple[str, str, str], float]
 
-    def of_card(self, card: tuple[str, str, str]) -> CardNoise:
+    def of_card(self, card: tuple[str, str, str], modules: int) -> CardNoise:
         """That of a card; where nothing was run twice at all, what is believed of any card's device times.
 
-        Times on the host are not among them: healthy releases differ by 39 % there (permute, 2.12.0 to 2.20.2).
+        Times on the host are not among them: healthy releases differ by 39 % there (permute, 2.12.0 to 2.20.2). And
+        where fewer modules are timed than can share a slowdown, a card with a lower clock would be one module's fault.
         """
-        if any(self.card):
+        if any(self.card) or modules < FEWEST_SHARING:
             return self
         return CardNoise(card, {clock: _spread(clock, ()) for clock in _BELIEVED}, {})
 
@@ -148,14 +149,20 @@ def compare_timings(before: Receipts, after: Receipts, noise: CardNoise) -> tupl
     """Every use that was timed on both sides, in the order of `after`.
 
     A use is slower if the ratio of its medians is beyond the noise and every round of `after` took longer than every
-    round of `before`. Where nothing was run twice, the noise of device times is what is believed of any card. Where
-    nothing can be said (the cards differ, the noise is another card's, or a time is the host's), a row has `noise` 0,
-    is not slower, and its derivation begins with "not compared".
+    round of `before`. Where nothing was run twice, the noise of device times is what is believed of any card, if enough
+    modules are timed to tell a slow card from a slow module. Where nothing can be said (the cards differ, the noise is
+    another card's, or a time is the host's), a row has `noise` 0, is not slower, and its derivation begins with "not
+    compared".
     """
     rows: list[TimingChange] = []
+    timed = sum(
+        any(one.clock in _BELIEVED for one, _ in _pairs(before[module], receipt))
+        for module, receipt in after.items()
+        if module in before
+    )
     for module, receipt in after.items():
         if module in before:
-            known = noise.of_card(_card(before[module].machine))
+            known = noise.of_card(_card(before[module].machine), timed)
             for one, other in _pairs(before[module], receipt):
                 why_not = _why_not(before[module], receipt, one, other, known)
                 rows.append(_compare(module, one, other, why_not, known))

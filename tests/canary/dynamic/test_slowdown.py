@@ -292,11 +292,19 @@ def test_where_nothing_was_run_twice_device_time_is_held_to_what_is_believed_of_
     ratio: float, slower: bool
 ) -> None:
     """exp(8.610 x 0.015 x sqrt(2)) = 1.200: Student's t of four degrees of freedom, beyond which one in 2000 is."""
+    others = {name: receipt(name, (timing("use", DEVICE, STEADY),)) for name in ("permute", "expert_gemm")}
+    after = one([value * ratio for value in STEADY])
     noise = measure_noise(one(STEADY), {})
-    (row,) = compare_timings(one(STEADY), one([value * ratio for value in STEADY]), noise)
+    rows = {row.module: row for row in compare_timings(one(STEADY) | others, after | others, noise)}
+    row = rows["attention"]
     assert row.slower is slower
     assert row.noise == pytest.approx(math.exp(8.610 * 0.015 * math.sqrt(2.0)))
     assert "0 modules run twice" in row.derivation
+    # Two modules cannot tell a card with a lower clock from a slower module.
+    two = {name: others[name] for name in ("permute",)}
+    rows = {row.module: row for row in compare_timings(one(STEADY) | two, after | two, noise)}
+    assert not rows["attention"].slower
+    assert rows["attention"].derivation.startswith("not compared")
 
 
 @pytest.mark.parametrize("rounds", [[0.0] * 5, [math.nan] * 5, [1.0, 2.0, math.inf, 1.0, 1.0], [-1.0] * 5])
