@@ -98,8 +98,8 @@ def test_it_is_written_where_people_look(
     assert [rate.id for rate in score.rates] == [
         "kill-rate", "blame-accuracy", "false-alarms", "te-blame", "te-false-blame", "te-blame-held-out",
     ]  # fmt: skip
-    assert re.search(r"held-out .* \| \d+ of 35 \|", shown)  # one of the 36 gave no evidence, and says so below
-    assert shown.count("no evidence: ") == 1
+    assert re.search(r"held-out .* \| \d+ of 35 \|", shown)  # one of the 36 is left out, and says so below
+    assert shown.count("for want of evidence: ") == 1
     assert score.rates[3].day  # of the commit
     assert call(monkeypatch, checkout, "--write") == 0
     assert (checkout / SHOWN).read_text() == shown

@@ -34,14 +34,14 @@ def say_day(rate: Rate) -> str:
 
 
 def tell_score(score: SuiteScore) -> list[str]:
-    """A row a rate, in Markdown; then what gave no evidence."""
+    """A row a rate, in Markdown; then what they leave out."""
     lines = ["| what | how many | rate | 95% Wilson | run on | evidence |", "| --- | --: | --: | --: | --- | --- |"]
     lines += [
         f"| {escape(rate.says)} | {say_counts(rate)} | {say_share(rate)} | {say_interval(rate)} | {say_day(rate)} "
         f"| [{escape(rate.id)}]({rate.source}) |"
         for rate in score.rates
     ]
-    return lines + [f"\nno evidence: {escape(reason)}" for reason in score.lost]
+    return lines + [f"\nLeft out of the figures, for want of evidence: {escape(reason)}" for reason in score.lost]
 
 
 def render_score(score: SuiteScore, *, console: Console | None = None) -> None:
@@ -52,4 +52,4 @@ def render_score(score: SuiteScore, *, console: Console | None = None) -> None:
         console.print(Text(f"{rate.id:18} {seen}", "bold"), soft_wrap=True)
         console.print(Text(f"    {plain(rate.says)}", "dim"), soft_wrap=True)
     for reason in score.lost:
-        console.print(Text(f"no evidence: {plain(reason)}", "yellow"), soft_wrap=True)
+        console.print(Text(f"Left out of the figures, for want of evidence: {plain(reason)}", "yellow"), soft_wrap=True)
