@@ -54,6 +54,7 @@ class ReleaseKind(Row):
         baseline: whether speed and memory must be compared.
         clocks: of the timings that are compared.
         slowdown, memory: largest ratio to the baseline.
+        memory_floor_mib: of GPU memory; what a peak may rise by in any case.
         jit_after: kernels that may be compiled after warm-up.
     """
 
@@ -74,6 +75,7 @@ class ReleaseKind(Row):
     clocks: list[Literal["cuda-events", "perf_counter"]]
     slowdown: Ratio
     memory: Ratio
+    memory_floor_mib: float = Field(ge=0.0, allow_inf_nan=False)
     jit_after: int = Field(ge=0)
 
 

@@ -84,6 +84,8 @@ DAMAGE = (
     ("slowdown = 1.10", "slowdown = 0.9", "greater than 1"),
     ("slowdown = 1.10", "slowdown = nan", "finite"),
     ("memory = 1.10", "memory = inf", "finite"),
+    ("memory_floor_mib = 128", "memory_floor_mib = -1", "greater than or equal to 0"),
+    ("memory_floor_mib = 128", "memory_floor_mib = inf", "memory_floor_mib"),
     ("max_age_days = 30", "max_age_days = 30\nmax_age_hours = 1", "max_age_hours"),
     ("least_schema = 2", "least_schema = 9", "least_schema"),
     ('observed = "unfused"', 'observed = ""', "observed"),

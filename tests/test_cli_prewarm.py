@@ -7,14 +7,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sealed_caches import CUBIN, as_nobody, flip_a_bit, make_sealed, open_to_all, small_disk
+from sealed_caches import CUBIN, STACK, as_nobody, flip_a_bit, make_sealed, open_to_all, put, small_disk
 from typer.testing import CliRunner
 
 from megacpp_validate.catalog import Catalog
-from megacpp_validate.catalog_prewarm import read_prewarm
+from megacpp_validate.catalog_prewarm import PrewarmTask, read_prewarm
 from megacpp_validate.cli import (  # noqa: F401 - registers verbs
     jit_cache_verbs,
     jit_stack,
@@ -27,10 +28,11 @@ from megacpp_validate.cli import (  # noqa: F401 - registers verbs
 from megacpp_validate.cli.app import Exit, app
 from megacpp_validate.cli.prewarm_runs import Selected, select_tasks
 from megacpp_validate.environments.plan import find_target
-from megacpp_validate.evidence.jit import JitVerdict, JitVerifyResult
+from megacpp_validate.environments.processes import Processes
+from megacpp_validate.evidence.jit import JitTaskState, JitVerdict, JitVerifyResult, PrewarmResult
 from megacpp_validate.jitcache.place import CacheReadOnly
-from megacpp_validate.jitcache.prewarm import Answer
-from megacpp_validate.jitcache.seal import CacheDamaged, check_sealed
+from megacpp_validate.jitcache.prewarm import Answer, open_prewarm
+from megacpp_validate.jitcache.seal import CacheDamaged, check_sealed, is_sealed
 
 RUNNER = CliRunner()
 
@@ -164,6 +166,57 @@ def test_with_devices_for_all_the_verdict_is_whole(catalog: Catalog, tmp_path: P
     assert (result.holds, result.left_out) == (True, ())
 
 
+def _prewarmed(selected: Selected, catalog: Catalog, root: Path, *, whole: bool = False) -> PrewarmResult:
+    """What a prewarm comes to in a folder in which whatever can run on one device is finished; or everything."""
+    asked = jit_stack.AskedJit("h200", None, root, "", "", 1, 1, 0, 1.0)
+    idle: Any = SimpleNamespace(  # nothing is left to run on it
+        target=find_target(catalog, "h200"), mode="nvcc", seen=STACK, processes=Processes(),
+        environment=SimpleNamespace(variables={}),
+    )  # fmt: skip
+    with open_prewarm(root / "sm_90a", "x86_64", {task.id: task.id for task in selected.of_target}) as progress:
+        for task in selected.of_target:
+            if whole or task.ranks == 1:
+                put(root / "sm_90a" / "fa4" / f"{task.id}.o", b"a kernel")
+                progress.keep(task, Answer(hits={}))
+        how = prewarm_runs.How(at_build=False, reopen=False, seal=True, shared=False)
+        fields: dict[str, Any] = prewarm_runs._fill(idle, selected, progress, asked, how)
+    return PrewarmResult(
+        tool="t", target="h200", architecture="sm_90a", folder="f", mode="nvcc", interpreter="i",
+        left_out=selected.not_asked, **fields,
+    )  # fmt: skip
+
+
+def test_a_task_that_takes_more_devices_is_told_as_not_run_and_the_rest_is_sealed(
+    catalog: Catalog, tmp_path: Path
+) -> None:
+    selected = _select(catalog)
+    result = _prewarmed(selected, catalog, tmp_path)
+    (lacking,) = [row for row in result.rows if row.state is not JitTaskState.KEPT]
+    assert (lacking.task, lacking.state) == ("smoke_small_experts_4", JitTaskState.NOT_RUN)
+    assert "it takes 4 devices, and --ranks says 1. Next step: --ranks 4" in lacking.reason
+    assert [row.task for row in result.rows] == [task.id for task in selected.of_target]
+    assert (result.sealed, result.lacks, result.breaks, result.left_out) == (True, True, False, ())
+    checked = check_sealed(tmp_path / "sm_90a")
+    assert checked.manifest.missing == ("smoke_small_experts_4",)
+    assert is_sealed(tmp_path / "sm_90a")
+    keys = {task.id: task.id for task in selected.of_target}
+    again: dict[str, Any] = prewarm_runs._find_sealed(tmp_path / "sm_90a", selected, keys, reopen=False)
+    assert again["rows"] == result.rows, "a second look at what is sealed says the same"
+
+
+def test_who_names_what_one_device_can_do_misses_nothing(catalog: Catalog, tmp_path: Path) -> None:
+    names = tuple(task.id for task in read_prewarm(catalog) if "h200" in task.targets and task.ranks == 1)
+    result = _prewarmed(_select(catalog, tasks=names), catalog, tmp_path)
+    assert (result.sealed, result.lacks, result.breaks) == (True, False, False)
+    assert result.left_out == ("smoke_small_experts_4: not named",)
+
+
+def test_what_another_host_has_finished_is_not_missed_on_this_one(catalog: Catalog, tmp_path: Path) -> None:
+    result = _prewarmed(_select(catalog), catalog, tmp_path, whole=True)
+    assert {row.state for row in result.rows} == {JitTaskState.KEPT}
+    assert (result.sealed, result.lacks) == (True, False)
+
+
 @pytest.mark.parametrize(("names", "at_build"), [(("fa4_d64", "triton_rotation"), False), (None, True)])
 def test_what_the_caller_leaves_out_is_named_and_missed_by_nobody(
     catalog: Catalog, tmp_path: Path, names: tuple[str, ...] | None, at_build: bool
@@ -174,6 +227,31 @@ def test_what_the_caller_leaves_out_is_named_and_missed_by_nobody(
     covered = {row.task for row in result.rows}
     assert covered == set(names or [task.id for task in selected.of_target if not task.gpu])
     assert {line.partition(":")[0] for line in result.left_out} == {task.id for task in selected.of_target} - covered
+
+
+@pytest.mark.parametrize(
+    ("unwatched", "closes"), [(("cuda: /r/cuda has 600 MiB, too much to be copied",), False), ((), True)]
+)
+def test_what_appears_in_a_drivers_cache_closes_where_it_could_be_watched(
+    catalog: Catalog, tmp_path: Path, unwatched: tuple[str, ...], closes: bool
+) -> None:
+    work = tmp_path / "work"
+
+    def run(task: PrewarmTask, logs: Path, limit_s: float) -> Answer:
+        """What the driver does when a process asks it for a kernel, and the process says nothing of it."""
+        put(work / "sm_90a" / "cuda" / "0" / "e" / "f557", task.id.encode())
+        return Answer(hits={"fa4": 1}, unwatched=unwatched)
+
+    stack: Any = SimpleNamespace(
+        target=find_target(catalog, "h200"), architecture="sm_90a", mode="nvcc", seen=STACK, root=work, run=run,
+        processes=Processes(), environment=SimpleNamespace(variables={}),
+    )  # fmt: skip
+    checked = check_sealed(make_sealed(tmp_path)[0])
+    asked = jit_stack.AskedJit("h200", ("fa4_d128",), tmp_path, "", "", 1, 1, 0, 1.0)
+    ran = jit_verify_runs._run(stack, checked, _select(catalog, tasks=("fa4_d128",)), asked, tmp_path / "receipts")
+    assert ran["unreported"] == (("cuda/0/e/f557",) if closes else ())
+    assert any("cuda/0/e/f557" in line for line in ran["unproven"]) is not closes
+    assert ran["unwatched"] == unwatched
 
 
 def test_a_verdict_in_part_never_lies_where_a_whole_one_is_looked_for(catalog: Catalog, tmp_path: Path) -> None:

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
-from rich.status import Status
 
 from ..catalog_prewarm import PrewarmTask
 from ..evidence.jit import JitCacheResult, JitVerifyResult, PrewarmResult
 from ..jitcache.prewarm import Answer
 from ..report.terminal_jit import render_prewarm, render_verify
 from ..report.terminal_jit_cache import render_cache
-from .app import Format, errors
+from .app import Format
 from .output import write_told
+from .progress import Progress
 
 JitResult = PrewarmResult | JitVerifyResult | JitCacheResult
 
@@ -42,27 +42,16 @@ def tell_jit(result: JitResult, fmt: Format, output: Path | None, *, verbose: bo
 
 
 @dataclass
-class TaskProgress:
-    """What runs, where a person looks on; what has ended, a line each, everywhere.
+class TaskProgress(Progress):
+    """What becomes of tasks.
 
     Attributes:
         total: tasks of the run.
     """
 
-    total: int
+    total: int = 0
     _ended: int = 0
     _running: dict[str, None] = field(default_factory=dict)
-    _status: Status | None = None
-
-    def __enter__(self) -> TaskProgress:
-        if errors.is_terminal:
-            self._status = errors.status("starting")
-            self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
 
     def __call__(self, task: PrewarmTask, answer: Answer | None) -> None:
         """Tell that a task starts (None), or has ended."""
@@ -73,7 +62,5 @@ class TaskProgress:
             self._running.pop(task.id, None)
             said = f"{len(answer.compiled)} compiled"
             word = "failed" if answer.failure else "not run" if answer.missing else said
-            line = f"[{self._ended}/{self.total}] {word:12} {task.id} ({answer.seconds:.1f} s)"
-            errors.print(line, markup=False)
-        if self._status is not None and self._running:
-            self._status.update(f"[{self._ended}/{self.total}] running: {', '.join(self._running)}")
+            self.say(f"[{self._ended}/{self.total}] {word:12} {task.id} ({answer.seconds:.1f} s)")
+        self.show(f"[{self._ended}/{self.total}] ", self._running)

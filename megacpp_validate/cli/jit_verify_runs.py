@@ -30,7 +30,7 @@ from ..jitcache.place import require_loadable, require_place, try_to_write
 from ..jitcache.prewarm import Answer
 from ..jitcache.seal import Checked, check_sealed, is_sealed
 from ..jitcache.variables import hash_variables, say_other_variables
-from ..jitcache.verify import find_unreported, judge_task
+from ..jitcache.verify import find_unreported, judge_task, set_unwatched_apart
 from ..jitcache.working import open_working
 from .app import TOOL, Exit, Format, foreseen, refuse, refuse_full_disk, refuse_receipts
 from .jit_stack import AskedJit, JitStack, default_jobs, open_stack, require_temporary
@@ -164,16 +164,19 @@ def _run(stack: JitStack, checked: Checked, selected: Selected, asked: AskedJit,
     folder = open_working(asked.place() / stack.architecture, manifest, stack.root)
     copied_s = time.monotonic() - began
     before = {seen.path: seen for seen in list_files(folder)}
-    with TaskProgress(len(selected.tasks)) as shown:
+    with TaskProgress(total=len(selected.tasks)) as shown:
         answers = run_side_by_side(
             selected.tasks, lambda task: stack.run(task, receipts, asked.limit_s),
             asked.jobs or default_jobs(stack.target), shown, stack.processes.stop,
         )  # fmt: skip
     judged = _judge(selected, answers, checked)
     other = say_other_variables(manifest.variables, hash_variables(stack.environment.variables))
+    unreported, unproven = set_unwatched_apart(
+        find_unreported(before, list_files(folder), judged["rows"]), judged["unwatched"]
+    )
     return {
-        **judged, "copied_s": copied_s, "notes": (*judged["notes"], *other),
-        "unreported": find_unreported(before, list_files(folder), judged["rows"]),
+        **judged, "copied_s": copied_s, "notes": (*judged["notes"], *other), "unreported": unreported,
+        "unproven": unproven,
     }  # fmt: skip
 
 

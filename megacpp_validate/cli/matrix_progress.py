@@ -4,34 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rich.console import Console
-from rich.status import Status
-
 from ..environments.fanout.events import Told
 from ..report.ink import plain
 from ..report.marks import mark_cell
-from .app import errors
-
-_MOST_NAMED = 6
+from .progress import Progress
 
 
 @dataclass
-class MatrixProgress:
+class MatrixProgress(Progress):
     """Jobs on their way, and cells that have ended."""
 
-    console: Console = field(default_factory=lambda: errors)
     _on_their_way: dict[str, str] = field(default_factory=dict)
-    _status: Status | None = None
-
-    def __enter__(self) -> MatrixProgress:
-        if self.console.is_terminal:
-            self._status = self.console.status("starting")
-            self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
 
     def __call__(self, told: Told) -> None:
         """Take note of what became of a cell."""
@@ -40,11 +23,8 @@ class MatrixProgress:
         elif told.cell:
             self._on_their_way[told.cell] = told.what
         if line := _line(told):
-            self.console.print(plain(line), markup=False)
-        if self._status is not None:
-            named = list(self._on_their_way)
-            more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
-            self._status.update(f"{told.done}/{told.total}; {', '.join(named[:_MOST_NAMED])}{more}")
+            self.say(plain(line))
+        self.show(f"{told.done}/{told.total}; ", self._on_their_way)
 
 
 def _line(told: Told) -> str:

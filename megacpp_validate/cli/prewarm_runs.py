@@ -47,6 +47,7 @@ from .jit_telling import TaskProgress, tell_jit
 from .told_options import require_output
 
 _LOGS = "logs"
+_STEP_BEYOND = "Next step: --ranks {ranks} on a host that has them, or leave it out: --tasks with the others."
 FORESEEN: Mapping[type[Exception], Exit] = {
     UnknownTarget: Exit.WRONG_ARGUMENTS, UnknownTask: Exit.WRONG_ARGUMENTS, NoEnvironment: Exit.NO_ENVIRONMENT,
     OtherArchitecture: Exit.WRONG_ARGUMENTS, CacheReadOnly: Exit.WRONG_ARGUMENTS, PrewarmTaken: Exit.INFRASTRUCTURE,
@@ -105,13 +106,8 @@ class Selected:
     unkept: tuple[UnkeptKernel, ...] = ()
 
     @property
-    def left_out(self) -> tuple[str, ...]:
-        """Everything that is not run."""
-        return (*self.not_asked, *(f"{name}: {reason}" for name, reason in self.beyond.items()))
-
-    @property
     def asked(self) -> tuple[PrewarmTask, ...]:
-        """What a verdict is about, in the matrix's order: what is run, and what was asked for and cannot be."""
+        """What an answer is about, in the matrix's order: what is run, and what was asked for and cannot be."""
         return tuple(task for task in self.of_target if task in self.tasks or task.id in self.beyond)
 
 
@@ -160,18 +156,18 @@ def _prewarm(catalog: Catalog, target: TargetRow, asked: AskedJit, how: How, sel
     with open_stack(catalog, target, asked, root, processes) as stack:
         result = PrewarmResult(
             tool=TOOL, target=target.id, architecture=stack.architecture, folder=str(folder), mode=stack.mode,
-            interpreter=stack.interpreter, left_out=selected.left_out,
+            interpreter=stack.interpreter, left_out=selected.not_asked,
         )  # fmt: skip
         reason = why_no_tasks(target, stack, at_build=how.at_build)
         if reason:
-            rows = tuple(_row(task, Answer(missing=reason)) for task in selected.tasks)
+            rows = tuple(_row(task, Answer(missing=selected.beyond.get(task.id, reason))) for task in selected.asked)
             return result.model_copy(update={"rows": rows, "seconds": round(time.monotonic() - started, 1)})
         require_place(root, stack.architecture, stack.facts.machine)
         sources = stack.sources
         keys = {
             task.id: hash_task(task, stack.architecture, stack.mode, stack.seen, sources) for task in selected.of_target
         }
-        update = _find_sealed(folder, selected.tasks, keys, reopen=how.reopen) if is_sealed(folder) else {}
+        update = _find_sealed(folder, selected, keys, reopen=how.reopen) if is_sealed(folder) else {}
         if not update:
             require_writable(folder)
             earlier = _open_again(folder) if is_sealed(folder) else None
@@ -205,12 +201,10 @@ def why_no_tasks(target: TargetRow, stack: JitStack, *, at_build: bool) -> str:
     return "" if at_build and not other_machine else reason
 
 
-def _find_sealed(
-    folder: Path, tasks: Sequence[PrewarmTask], keys: Mapping[str, str], *, reopen: bool
-) -> dict[str, object]:
+def _find_sealed(folder: Path, selected: Selected, keys: Mapping[str, str], *, reopen: bool) -> dict[str, object]:
     """What a sealed cache says where nothing is left to do; empty where it is to be opened again."""
     progress = read_progress(folder, keys)
-    undone = [task.id for task in tasks if not progress.is_done(task)]
+    undone = [task.id for task in selected.tasks if not progress.is_done(task)]
     if undone and reopen:
         return {}
     if undone:
@@ -221,7 +215,7 @@ def _find_sealed(
             Exit.WRONG_ARGUMENTS,
         )
     checked = check_sealed(folder)
-    rows = tuple(_kept_row(task, progress) for task in tasks)
+    rows = _list_rows(selected, progress, {})
     return {"rows": rows, "caches": checked.manifest.sizes, "manifest": checked.digest, "sealed": True}
 
 
@@ -230,7 +224,7 @@ def _fill(stack: JitStack, selected: Selected, progress: Progress, asked: AskedJ
     folder, logs = progress.folder, progress.folder / STATE / _LOGS
     waiting = [task for task in selected.tasks if not progress.is_done(task)]
 
-    with TaskProgress(len(waiting)) as shown:
+    with TaskProgress(total=len(waiting)) as shown:
 
         def told(task: PrewarmTask, answer: Answer | None) -> None:
             if answer is not None:
@@ -245,9 +239,7 @@ def _fill(stack: JitStack, selected: Selected, progress: Progress, asked: AskedJ
             waiting, lambda task: stack.run(task, logs, asked.limit_s), asked.jobs or default_jobs(stack.target), told,
             stack.processes.stop,
         )  # fmt: skip
-    rows = tuple(
-        _row(task, answers[task.id]) if task.id in answers else _kept_row(task, progress) for task in selected.tasks
-    )
+    rows = _list_rows(selected, progress, answers)
     caches = measure_caches((file.path, file.bytes) for file in list_files(folder))
     if progress.failed:
         return {"rows": rows, "caches": caches, "swept": progress.swept}
@@ -259,10 +251,24 @@ def _fill(stack: JitStack, selected: Selected, progress: Progress, asked: AskedJ
         variables=stack.environment.variables,
     )  # fmt: skip
     digest = write_manifest(folder, manifest)
-    sealed = how.seal and all(row.state in (JitTaskState.DONE, JitTaskState.KEPT) for row in rows)
+    # What is beyond this host is missing in the manifest too: it keeps nobody from the rest.
+    sealed = how.seal and all(
+        row.state in (JitTaskState.DONE, JitTaskState.KEPT) for row in rows if row.task not in selected.beyond
+    )
     if sealed:
         seal(folder, shared=how.shared)
     return {"rows": rows, "caches": caches, "manifest": digest, "sealed": sealed, "swept": progress.swept}
+
+
+def _list_rows(selected: Selected, progress: Progress, answers: Mapping[str, Answer]) -> tuple[JitTaskRow, ...]:
+    """A row for everything that was asked for; what is beyond this host may have been finished on another."""
+    beyond = {
+        task.id: Answer(missing=f"{selected.beyond[task.id]}. {_STEP_BEYOND.format(ranks=task.ranks)}")
+        for task in selected.asked
+        if task.id in selected.beyond and not progress.is_done(task)
+    }
+    told = {**beyond, **answers}
+    return tuple(_row(task, told[task.id]) if task.id in told else _kept_row(task, progress) for task in selected.asked)
 
 
 def _row(task: PrewarmTask, answer: Answer) -> JitTaskRow:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rich.status import Status
-
 from ..catalog import Target as TargetRow
 from ..environments.environment import Environment
 from ..environments.facts import Facts, read_facts, require_torch
@@ -24,7 +22,8 @@ from ..evidence.parity import SessionResult
 from ..evidence.receipt import Outcome, Receipt
 from ..probes.order import Order
 from ..report.marks import mark_cell
-from .app import TOOL, errors, refuse_receipts
+from .app import TOOL, refuse_receipts
+from .progress import Progress
 
 _JOBS_ON_A_GPU = 8
 _JOBS_WITHOUT = 2
@@ -93,7 +92,7 @@ def _run_orders(
     orders: Sequence[Order], session: Session, processes: Processes, expected: Mapping[str, Expected] | None
 ) -> tuple[Receipt, ...]:
     """Run them while nobody else writes to their folder: a receipt there would be of either run."""
-    with _Progress() as progress:
+    with _CellProgress() as progress:
         try:
             with own_folder(session.folder):
                 return session.run(orders, processes, progress, expected)
@@ -107,21 +106,8 @@ def _say_interpreter(environment: Environment, facts: Facts) -> str:
 
 
 @dataclass
-class _Progress:
-    """What runs, where a person looks on; what has ended, a line each, everywhere."""
-
+class _CellProgress(Progress):
     _running: dict[str, None] = field(default_factory=dict)
-    _status: Status | None = None
-
-    def __enter__(self) -> _Progress:
-        if errors.is_terminal:
-            self._status = errors.status("starting")
-            self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
 
     def __call__(self, cell: str, receipt: Receipt | None) -> None:
         if receipt is None:
@@ -129,6 +115,5 @@ class _Progress:
         else:
             self._running.pop(cell, None)
             seconds = receipt.seconds.get("total", 0.0)
-            errors.print(f"{mark_cell(receipt.outcome).word:12} {cell} ({seconds:.1f} s)", markup=False)
-        if self._status is not None and self._running:
-            self._status.update(f"running: {', '.join(self._running)}")
+            self.say(f"{mark_cell(receipt.outcome).word:12} {cell} ({seconds:.1f} s)")
+        self.show("", self._running)

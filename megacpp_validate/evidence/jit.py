@@ -178,6 +178,7 @@ class JitVerifyResult(Frozen):
         left_out: tasks of the target that were not asked for, and why not: "ID: reason"; nothing is said of them.
         missing: ids of tasks that the cache does not have.
         unreported: files of compiled kernels that appeared and that no process told of.
+        unproven: what appeared where no process could watch, in sentences.
         unwatched: what compiles in memory, where no cache can be warm: "LIBRARY: why".
         notes: of the processes: one that was waited for in vain, a folder that could not be written.
         opened_s: seconds to check and to copy the cache into a folder that can be written.
@@ -203,6 +204,7 @@ class JitVerifyResult(Frozen):
     left_out: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     unreported: tuple[str, ...] = ()
+    unproven: tuple[str, ...] = ()
     unwatched: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     started: str = ""
@@ -222,8 +224,8 @@ class JitVerifyResult(Frozen):
 
     @property
     def lacks(self) -> bool:
-        """Whether something did not run: what never ran is not verified."""
-        return not self.rows or any(row.verdict is JitVerdict.NOT_RUN for row in self.rows)
+        """Whether something did not run, or could not be watched: that is not verified."""
+        return not self.rows or bool(self.unproven) or any(row.verdict is JitVerdict.NOT_RUN for row in self.rows)
 
     @property
     def holds(self) -> bool:

@@ -58,7 +58,8 @@ class Culprit(Frozen):
         evidence: the lines that show it: exception, frame, checks out of bounds, versions that differ, timings.
         entry_points: of Transformer Engine, as the bridge names them.
         next_step: what to do.
-        cascades: modules that are red or slower by it, in dependency order.
+        cascades: modules that are red, slower or changed by it, in dependency order.
+        green: every check passed, and something else changed: time, kernel, memory, late compiles.
     """
 
     module: str
@@ -70,6 +71,7 @@ class Culprit(Frozen):
     entry_points: tuple[str, ...] = ()
     next_step: str
     cascades: tuple[str, ...] = ()
+    green: bool = False
 
     @property
     def is_slowdown(self) -> bool:

@@ -1,7 +1,8 @@
 """Speed and memory of a release beside those of the one before it. Pure.
 
-How much slower is too slow is a rule (`slowdown`, `memory` of matrix/gate.toml, with where the numbers come from).
-Whether a step is beyond the noise of one card is for the canary to say, which has two runs of one stack to measure it.
+How much slower or larger is too much is a rule: `slowdown`, `memory` and `memory_floor_mib` of matrix/gate.toml, with
+where the numbers come from. Whether a step is beyond the noise of one card is for the canary to say, which has two runs
+of one stack to measure it.
 """
 
 from __future__ import annotations
@@ -73,9 +74,10 @@ def _find_larger(receipt: Receipt, before: Receipt, rules: GateRules, stack: str
     if old > 0.0 and now <= 0.0:
         said = f"{stack} measured its memory, and this receipt does not"
         yield Reason(GateRule.BASELINE, said) if rules.kind.baseline == "required" else said
-    elif old > 0.0 and now > rules.kind.memory * old:
+    elif old > 0.0 and now > max(rules.kind.memory * old, old + rules.kind.memory_floor_mib):
         said = f"its peak is {now:.0f} MiB, {old:.0f} MiB in {stack} (x {now / old:.2f})"
-        yield Reason(GateRule.MEMORY, f"{said}; x {rules.kind.memory:g} is the most")
+        most = f"x {rules.kind.memory:g} is the most, or {rules.kind.memory_floor_mib:g} MiB more"
+        yield Reason(GateRule.MEMORY, f"{said}; {most}")
 
 
 def _judged(receipt: Receipt, rules: GateRules) -> Iterator[Timing]:

@@ -77,7 +77,7 @@ def _walk(folder: Path) -> Iterator[Seen]:
                 if entry.is_dir():
                     if not _PASSING_FOLDER.fullmatch(entry.name) and tuple(path.split("/"))[:2] != _DEEP_GEMM_TMP:
                         waiting.append(path)
-                elif not _is_passing(path):
+                elif not is_passing(path):
                     with suppress(FileNotFoundError):
                         found = entry.stat()
                         yield Seen(path, found.st_size, found.st_mtime_ns)
@@ -99,12 +99,23 @@ def drop_passing(folder: Path) -> None:
                 shutil.rmtree(place)
                 continue
             for file in files:
-                if _is_passing(f"{relative.as_posix()}/{file}"):
+                if is_passing(f"{relative.as_posix()}/{file}"):
                     Path(place, file).unlink()
 
 
-def _is_passing(path: str) -> bool:
-    return path == _DRIVER_INDEX or _PASSING_FILE.fullmatch(path.rpartition("/")[2]) is not None
+def is_passing(path: str) -> bool:
+    """Whether a file is nobody's kernel: a lock, something half written, the driver's index.
+
+    Args:
+        path: relative to ROOT/ARCH, with slashes.
+    """
+    *folders, name = path.split("/")
+    return (
+        path == _DRIVER_INDEX
+        or _PASSING_FILE.fullmatch(name) is not None
+        or tuple(folders[:2]) == _DEEP_GEMM_TMP
+        or any(_PASSING_FOLDER.fullmatch(folder) for folder in folders)
+    )
 
 
 def hash_file(path: Path) -> str:

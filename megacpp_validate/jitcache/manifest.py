@@ -18,7 +18,7 @@ from ..evidence.findings import Frozen
 from ..evidence.jit import JitCacheSize, JitCompile, StackDifference
 from ..evidence.strict_json import refuse_what_json_hides
 from ..evidence.whole_file import write_whole
-from .files import library_of
+from .files import is_passing, library_of
 from .layout import CPU, LIBRARIES, MANIFEST, MANIFEST_HASH
 
 SCHEMA: Final = "megacpp-validate/jit-manifest/1"
@@ -57,7 +57,8 @@ class TaskDone(Frozen):
 
     Attributes:
         compiled: by whichever run of it.
-        asked: libraries that it compiled for or found in a cache when it was finished; a manifest of before has none.
+        asked: libraries that it compiled for or found in a cache when it was finished. None where nobody knows: its
+            process counted no hits, or an earlier version wrote it.
     """
 
     id: str
@@ -66,7 +67,7 @@ class TaskDone(Frozen):
     ranks: int = 1
     seconds: float = 0.0
     compiled: tuple[JitCompile, ...] = ()
-    asked: tuple[str, ...] = ()
+    asked: tuple[str, ...] | None = None
 
 
 class FileSeen(Frozen):
@@ -95,7 +96,7 @@ class Manifest(Frozen):
         mode: "nvcc" or "nvrtc": what DeepGEMM was told to compile with.
         tasks: that are finished.
         missing: tasks of the target that are not, such as those that need a GPU.
-        files: every file that counts, sorted.
+        files: every file that counts, sorted. Earlier versions counted more: `parse_manifest` leaves out what passes.
         variables: of the compilers, as `variables.hash_variables` has them; a manifest of before says nothing of them.
     """
 
@@ -185,7 +186,7 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
 
 
 def parse_manifest(text: bytes, line: bytes, where: str) -> tuple[Manifest, str]:
-    """A manifest and its hash from their bytes. Raises as `read_manifest`."""
+    """A manifest and its hash from their bytes, with the files that count alone. Raises as `read_manifest`."""
     digest = hash_manifest(text)
     if line.decode(errors="replace") != hash_line(digest):
         raise ManifestInvalid(
@@ -203,7 +204,10 @@ def parse_manifest(text: bytes, line: bytes, where: str) -> tuple[Manifest, str]
         raise _say_no_manifest(where, str(fault)) from fault
     if said := "; ".join(_find_contradictions(manifest)):
         raise _say_no_manifest(where, said)
-    return manifest, digest
+    # What earlier versions sealed and nobody reads as a cache (the driver's index, Triton's tmp.*) may be gone or
+    # another file by now, and the cache is whole.
+    counted = tuple(file for file in manifest.files if not is_passing(file.path))
+    return manifest.model_copy(update={"files": counted}), digest
 
 
 def _say_no_manifest(where: str, said: str) -> ManifestInvalid:

@@ -79,9 +79,11 @@ class Answer:
     seconds: float = 0.0
 
     @property
-    def asked(self) -> tuple[str, ...]:
-        """Libraries that it compiled for, or found in a cache."""
-        found = {library for library, number in (self.hits or {}).items() if number}
+    def asked(self) -> tuple[str, ...] | None:
+        """Libraries that it compiled for, or found in a cache; None where it does not count what it found."""
+        if self.hits is None:
+            return None
+        found = {library for library, number in self.hits.items() if number}
         return tuple(sorted(found | {one.library for one in self.compiled}))
 
 

@@ -20,6 +20,7 @@ _COUNTED = {"deep_gemm": "deep_gemm", "fa4": "fa4", "inductor": "inductor or tri
 _SHOWN = 4  # shapes of a kernel that are told
 _DRIVER = "cuda"
 _NAMELESS = "PTX"  # a file of the driver's cache in which no name is found (jit/watch_files.py)
+_NAMED = 4  # files that nobody could watch and that are named
 
 
 def read_receipt_answer(receipt: Receipt) -> Answer:
@@ -102,7 +103,7 @@ def _is_silent(task: PrewarmTask, answer: Answer, manifest: Manifest) -> bool:
     if done is None or answer.hits is None:
         return False
     found = {_COUNTED.get(library) for library, number in answer.hits.items() if number}
-    asked = done.asked or tuple(one.library for one in done.compiled)
+    asked = tuple(one.library for one in done.compiled) if done.asked is None else done.asked
     return any(_COUNTED.get(library) not in (None, *found) for library in asked)
 
 
@@ -123,15 +124,41 @@ def _say_known(manifest: Manifest, library: str, kernel: str) -> str:
 def find_unreported(before: Mapping[str, Seen], after: Iterable[Seen], rows: Sequence[JitVerifyRow]) -> tuple[str, ...]:
     """Compiled kernels that appeared in the working copy, in caches of which no process told a compile.
 
-    A monitor that misses a compile would call a cold cache warm: the files are asked too.
+    A monitor that misses a compile would call a cold cache warm: the files are asked too. Of the driver's cache each
+    file must have been told, since its processes tell of files (jit/watch_files.py).
 
     Args:
         before, after: the working copy before anything ran, and now.
         rows: what the processes told.
     """
-    told = {one.library for row in rows for one in (*row.compiled, *row.unkept)}
+    every = [one for row in rows for one in (*row.compiled, *row.unkept)]
+    files = {f"{_DRIVER}/{one.shape}" for one in every if one.library == _DRIVER}
+    told = {one.library for one in every if one.library != _DRIVER}
     if told & {"fa4", "cute"}:
         told |= {"fa4", "cute"}  # one compiler, two caches
     if "inductor" in told:
         told.add("triton")  # TorchInductor writes its kernels in Triton
-    return tuple(path for path in find_products(before, after) if library_of(path) not in told)
+    return tuple(path for path in find_products(before, after) if path not in files and library_of(path) not in told)
+
+
+def set_unwatched_apart(unreported: Sequence[str], unwatched: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Files that nobody told of, and sentences about those of which nobody could.
+
+    A process that cannot work on a copy of the driver's cache tells of no compile there, and says so. What appears
+    there then is no breakage (the kernels that no cache keeps appear each time), and no proof either.
+
+    Args:
+        unreported: as `find_unreported` has them.
+        unwatched: what the processes could not watch: "LIBRARY: why".
+    """
+    if not any(line.startswith(f"{_DRIVER}: ") for line in unwatched):
+        return tuple(unreported), ()
+    apart = [path for path in unreported if library_of(path) == _DRIVER]
+    if not apart:
+        return tuple(unreported), ()
+    more = f" and {len(apart) - _NAMED} more" if len(apart) > _NAMED else ""
+    said = (
+        f"{len(apart)} file(s) appeared in the driver's cache, which could not be watched: "
+        f"{', '.join(apart[:_NAMED])}{more}. Whether it is warm is not proven"
+    )
+    return tuple(path for path in unreported if path not in apart), (said,)

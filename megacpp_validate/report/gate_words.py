@@ -23,6 +23,8 @@ _WAIVERS: Final = {
     WaiverState.EXPIRED: Mark("✗", "X", "expired", "bad"),
     WaiverState.NOT_NEEDED: Mark("·", ".", "not needed", "quiet"),
 }
+# What breaks one of these is of something else than is judged, or too old: what it shows is no breakage of this.
+OF_ANOTHER: Final = frozenset({GateRule.STACK, GateRule.TARGET, GateRule.AGE, GateRule.SCHEMA})
 _LACKING: Final = 4  # the gate's exit code where evidence is missing and nothing is broken
 _MOST_NAMED: Final = 5
 _SHORT: Final = 12
@@ -42,8 +44,16 @@ def mark_cell_verdict(verdict: CellVerdict) -> Mark:
         return Mark("▲", "!", "waived", "risk") if verdict.waived_by else Mark("✓", "-", "accepted", "good")
     if not verdict.closes:
         return Mark("▲", "!", "waived", "risk") if verdict.waived_by else Mark("·", ".", "does not count", "quiet")
-    missing = any(rule.of_evidence for rule in verdict.rules)
-    return Mark("○", "?", "no evidence", "bad") if missing else Mark("✗", "X", "rejected", "bad")
+    return Mark("✗", "X", "rejected", "bad") if is_rejected(verdict) else Mark("○", "?", "no evidence", "bad")
+
+
+def is_rejected(verdict: CellVerdict) -> bool:
+    """Whether a cell is closed by a breakage, whatever evidence it lacks beside it.
+
+    A waiver holds off one of its breakages at least, and a verdict does not say which: one more is one that stands.
+    """
+    breaking = {rule for rule in verdict.rules if not rule.of_evidence}
+    return verdict.closes and len(breaking) > bool(verdict.waived_by) and not OF_ANOTHER & {*verdict.rules}
 
 
 def mark_gate_waiver(waiver: GateWaiver) -> Mark:
@@ -68,10 +78,10 @@ def summarize_gate(decision: GateDecision) -> str:
     said = "Closed"
     if decision.culprits:
         said += f" by {'; '.join(map(name_culprit, decision.culprits))}"
-    rejected = [verdict.cell for verdict in required if verdict.closes and verdict.cell not in decision.missing]
+    rejected = {verdict.cell for verdict in required if is_rejected(verdict)}
     parts = [f"{len(rejected)} of {count(len(required), 'required cell')} rejected"] if rejected else []
-    if decision.missing:
-        parts.append(f"no evidence of {_name(decision.missing)}")
+    if missing := tuple(cell for cell in decision.missing if cell not in rejected):
+        parts.append(f"no evidence of {_name(missing)}")
     if others := [verdict for verdict in decision.closing if not verdict.required]:
         parts.append(f"{count(len(others), 'other receipt')} in the way")
     return f"{said}: {'; '.join(parts)}."

@@ -7,6 +7,7 @@ from xml.etree import ElementTree as ET
 from megacpp_validate.evidence.release_gate import CellVerdict, GateDecision
 
 from .gate_words import (
+    is_rejected,
     list_others,
     mark_cell_verdict,
     name_culprit,
@@ -43,7 +44,7 @@ def _add_case(suite: ET.Element, verdict: CellVerdict, decision: GateDecision) -
     why = "\n".join(say_why(verdict))
     word = mark_cell_verdict(verdict).word
     if verdict.closes:
-        tag = "error" if any(rule.of_evidence for rule in verdict.rules) else "failure"
+        tag = "failure" if is_rejected(verdict) else "error"
         rules = ", ".join(dict.fromkeys(rule.value for rule in verdict.rules))
         add(case, tag, why, message=f"{verdict.cell}: {word} ({rules})", type=verdict.rules[0].value)
     add(case, "system-out", "\n".join(filter(None, [word, why, *verdict.warnings])))

@@ -6,9 +6,11 @@ no green run: the exit code says so.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from xml.etree import ElementTree as ET
 
-from megacpp_validate.evidence.upgrade import ENVIRONMENT, Culprit, ModuleChange, StepResult, UpgradeResult
+from megacpp_validate.evidence.receipt import cell_id
+from megacpp_validate.evidence.upgrade import ENVIRONMENT, Change, Culprit, ModuleChange, StepResult, UpgradeResult
 
 from .junit import firewall_suite, static_suite
 from .junit_tree import add, add_properties, make, write
@@ -40,24 +42,27 @@ def _step_suite(step: StepResult, result: UpgradeResult) -> ET.Element:
     for culprit in shared:
         case = _case(suite, step, ENVIRONMENT)
         add(case, "failure", _tell(culprit), message=say_culprit(culprit), type=culprit.cause.value)
-    by_module = {culprit.module: culprit for culprit in step.culprits}
     for row in step.modules:
-        _add_module(suite, step, row, by_module.get(row.module))
+        _add_module(suite, step, row, [culprit for culprit in step.culprits if culprit.module == row.module])
     add(suite, "system-out", summarize_step(step))
     return suite
 
 
-def _add_module(suite: ET.Element, step: StepResult, row: ModuleChange, culprit: Culprit | None) -> None:
+def _add_module(suite: ET.Element, step: StepResult, row: ModuleChange, culprits: Sequence[Culprit]) -> None:
     case = _case(suite, step, row.module)
-    if culprit is not None:
-        add(case, "failure", _tell(culprit), message=say_culprit(culprit), type=culprit.cause.value)
+    lost = step.lost.get(cell_id(step.after, step.target, row.module), "")
+    if culprits:
+        told, message = "\n\n".join(map(_tell, culprits)), "; ".join(map(say_culprit, culprits))
+        add(case, "failure", told, message=message, type=culprits[0].cause.value)
     elif row.under:
         add(case, "error", row.reason, message=f"filed under {row.under}: not a culprit", type="cascade")
-    elif row.module in step.lost or row.after is None:
-        add(case, "skipped", message=step.lost.get(row.module, "there is no receipt"))
+    elif lost or row.after is None:
+        add(case, "skipped", message=lost or "there is no receipt")
     elif not row.after.is_good:
         add(case, "error", row.reason, message=f"{row.change.value}: {row.reason}", type=row.after.value)
     lines = [f"{say_outcome(row.before)}, then {say_outcome(row.after)}: {row.change.value}"]
+    if row.change is Change.NEW and row.reason:
+        lines.append(row.reason)
     lines += [say_timing(timing) for timing in step.timings if timing.module == row.module]
     add(case, "system-out", "\n".join(lines))
 

@@ -13,6 +13,7 @@ from .marks import Mark, mark_cell
 from .selftest_words import ModuleScore
 from .site_trends import Trend
 from .site_values import CellHistory
+from .upgrade_words import find_unseen
 
 FILE_LOST: Final = Mark("○", "?", "file lost", "risk")
 NOT_READ: Final = Mark("○", "?", "no evidence", "risk")
@@ -45,7 +46,7 @@ def mark_step(step: StepResult) -> Mark:
     if step.breaks:
         slow = all(culprit.is_slowdown for culprit in step.culprits)
         return Mark("▲", "!", "slower", "risk") if slow else Mark("✗", "X", "breaks", "bad")
-    return NOT_READ if step.lost else Mark("✓", "-", "breaks nothing", "good")
+    return NOT_READ if step.lost or find_unseen(step) else Mark("✓", "-", "breaks nothing", "good")
 
 
 def mark_timing(row: TimingChange) -> Mark:

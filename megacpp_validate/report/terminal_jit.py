@@ -92,6 +92,8 @@ def render_verify(result: JitVerifyResult, *, verbose: bool = False, console: Co
     for path in result.unreported:
         told = f"{path} appeared, and no process told of its compile: the monitor misses that library"
         print_labelled(console, "unreported", draw_sentence(told, "red"), _LABEL)
+    for sentence in result.unproven:
+        print_labelled(console, "unproven", draw_sentence(sentence, "yellow"), _LABEL)
     console.print()
     _print_notes(result, console)
     opened = f"checked and copied in {result.opened_s:.1f} s"

@@ -56,19 +56,25 @@ def say_culprit(culprit: Culprit) -> str:
 
 def say_cascades(culprit: Culprit) -> str:
     """What is filed under a culprit; empty where nothing is."""
-    how = "slower" if culprit.is_slowdown else "red"
+    how = "slower" if culprit.is_slowdown else "changed" if culprit.green else "red"
     named = ", ".join(culprit.cascades)
     return f"{how} because of this, not culprits of their own: {named}" if named else ""
+
+
+def find_unseen(step: StepResult) -> tuple[str, ...]:
+    """Modules that are good now, and were not seen before: nobody knows whether anything of them changed."""
+    return tuple(row.module for row in step.modules if row.change is Change.NEW and row.after and row.after.is_good)
 
 
 def summarize_step(step: StepResult) -> str:
     """The answer for one step in one sentence."""
     said = []
+    unseen = find_unseen(step)
     if step.culprits:
         cascades = [name for culprit in step.culprits for name in culprit.cascades]
         with_it = f", and with {'it' if len(step.culprits) == 1 else 'them'} {', '.join(cascades)}" if cascades else ""
         said.append(f"breaks {' and '.join(say_culprit(culprit) for culprit in step.culprits)}{with_it}")
-    elif step.lost:
+    elif step.lost or unseen:
         said.append("nobody is to blame by what was seen")
     else:
         said.append("breaks nothing")
@@ -77,6 +83,8 @@ def summarize_step(step: StepResult) -> str:
             said.append(f"{word} {', '.join(modules)}")
     if step.lost:
         said.append(f"no evidence on {', '.join(step.lost)}")
+    if unseen:
+        said.append(f"nothing on {step.before} to compare {', '.join(unseen)} with")
     sentence = "; ".join(said)
     return f"{sentence[0].upper()}{sentence[1:]}."
 

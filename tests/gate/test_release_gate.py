@@ -159,15 +159,29 @@ def test_slower_and_larger_than_the_baseline_closes_it(tmp_path: Path) -> None:
     store = fill(tmp_path)
     assert judge(store, baseline=BEFORE).open
     slow = Timing("bf16.forward", "cuda-events", (1.11, 1.11), 1.11, 0.0, 5)
-    put(store, good("attention", timings=(slow,), peak_memory_mib=111.0))
+    put(store, good("attention", timings=(slow,), peak_memory_mib=229.0))
     decision = judge(store, baseline=BEFORE)
     assert decision.exit_code == CLOSED
     assert decision.closing[0].rules == (GateRule.SLOWER, GateRule.MEMORY)
     assert [(row.module, row.cause.value) for row in decision.culprits] == [("attention", "performance")]
     just = replace(slow, rounds_ms=(1.1, 1.1), median_ms=1.1)
     host = replace(slow, clock="perf_counter", rounds_ms=(9.0, 9.0), median_ms=9.0)
-    put(store, good("attention", timings=(just, host), peak_memory_mib=110.0))
+    put(store, good("attention", timings=(just, host), peak_memory_mib=228.0))
     assert judge(store, baseline=BEFORE).open
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "opens"),
+    [(94.1, 139.2, True), (100.0, 228.0, True), (100.0, 228.1, False), (2000.0, 2200.0, True), (2000.0, 2201.0, False)],
+)
+def test_memory_that_may_come_and_go_closes_nothing(before: float, now: float, opens: bool, tmp_path: Path) -> None:
+    baseline = replace(
+        BEFORE, receipts={probe: good(probe, stack="te2.12.0", peak_memory_mib=before) for probe in PROBES}
+    )
+    decision = judge(fill(tmp_path, peak_memory_mib=now), baseline=baseline)
+    assert decision.open is opens
+    assert {rule for row in decision.closing for rule in row.rules} == (set() if opens else {GateRule.MEMORY})
+    assert judge(tmp_path, rules(memory_floor_mib=0.0), baseline=baseline).open is (now <= 1.1 * before)
 
 
 @pytest.mark.parametrize(

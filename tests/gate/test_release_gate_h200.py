@@ -97,3 +97,11 @@ def test_committed_receipts_bind_to_their_release_and_card(folder: str) -> None:
     assert judged
     # They are older than the schema that tells what was not watched, and deep_gemm was not prewarmed for them.
     assert {rule for row in judged for rule in row.rules} <= {GateRule.SCHEMA, GateRule.JIT, GateRule.COMMIT}
+
+
+def test_memory_of_healthy_releases_closes_nothing() -> None:
+    """fp8_torchao has 94 MiB in 2.12.0 and 139 in 2.20.2, and expert_gemm 1376 in 2.20.2 and 1504 in 2.12.0."""
+    up = GateAsked(EVIDENCE / "fp8/te2.20.2", "nightly", at=AT, target="h200", baseline=EVIDENCE / "fp8/te2.12.0")
+    for decision in (decide_store(up, None), judge(H200 / "te2.12.0", baseline=H200 / "te2.20.2")):
+        assert decision.baseline
+        assert not [row.probe for row in decision.cells if GateRule.MEMORY in row.rules]

@@ -131,6 +131,16 @@ def test_what_was_not_run_for_want_of_devices_is_not_verified_unless_it_was_not_
     code, verdict = _verify(warm, matrix, tmp_path / "whole")
     assert code == Exit.EVIDENCE_MISSING
     assert {row.task: row.verdict.value for row in verdict.rows} == {"norm": "warm", "gated": "warm", "pair": "not-run"}
+    for unsealed in (False, True):  # found sealed, and sealed again: without the pair
+        if unsealed:
+            code, text = _ask("jit-cache", "unseal", "--root", warm)
+            assert code == Exit.OPEN, text
+        code, text = _ask("prewarm", "--target", "cpu", "--root", warm, "--matrix", matrix)
+        made = PrewarmResult.model_validate_json(text)
+        assert (code, made.sealed) == (Exit.EVIDENCE_MISSING, True), text
+        assert {row.task: row.state.value for row in made.rows} == {"norm": "kept", "gated": "kept", "pair": "not-run"}
+    code, text = _ask("prewarm", "--target", "cpu", "--root", warm, "--matrix", matrix, "--tasks", "norm,gated")
+    assert code == Exit.OPEN, text
     words = ("--root", warm, "--matrix", matrix, "--receipts", tmp_path / "part", "--tasks", "norm,gated")
     code, text = _ask("jit-verify", "--target", "cpu", *words)
     assert code == Exit.OPEN, text

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,10 +25,10 @@ from megacpp_validate.evidence.receipt import JitCompile as Told
 from megacpp_validate.evidence.receipt import JitCompiles, Outcome, Receipt
 from megacpp_validate.jit import watch_files
 from megacpp_validate.jitcache import verify
-from megacpp_validate.jitcache.files import list_files
+from megacpp_validate.jitcache.files import Seen, list_files
 from megacpp_validate.jitcache.manifest import Manifest, read_manifest
 from megacpp_validate.jitcache.prewarm import Answer
-from megacpp_validate.jitcache.verify import find_unreported, judge_task, read_receipt_answer
+from megacpp_validate.jitcache.verify import find_unreported, judge_task, read_receipt_answer, set_unwatched_apart
 from megacpp_validate.report.jit_words import say_unkept
 from megacpp_validate.report.terminal_jit import render_verify
 
@@ -121,6 +124,27 @@ def test_what_was_found_when_it_was_prewarmed_must_be_asked_for_again(manifest: 
     assert Answer(compiled=(MISSED,), hits={"triton": 2, "cute": 0}).asked == ("fa4", "triton")
 
 
+@pytest.mark.parametrize(
+    ("asked", "verdict"), [((), JitVerdict.WARM), (None, JitVerdict.SILENT), (("fa4",), JitVerdict.SILENT)]
+)
+def test_what_asked_for_nothing_when_it_was_prewarmed_need_not_ask(
+    manifest: Manifest, asked: tuple[str, ...] | None, verdict: JitVerdict
+) -> None:
+    """What it had compiled for an older stack stays in the manifest, and says nothing of this one."""
+    done = [one.model_copy(update={"asked": asked}) for one in manifest.tasks]
+    assert all(one.compiled for one in done)
+    sealed = Manifest.model_validate_json(manifest.model_copy(update={"tasks": tuple(done)}).model_dump_json())
+    assert judge_task(TASK, Answer(hits={}), sealed).verdict is verdict
+
+
+def test_whoever_counts_nothing_says_nothing_of_what_it_asked(manifest: Manifest) -> None:
+    assert Answer(hits={}).asked == ()
+    assert Answer(hits=None).asked is None
+    text = manifest.model_dump_json().replace('"asked":null,', "").replace(',"asked":null', "")
+    assert '"asked"' not in text
+    assert [one.asked for one in Manifest.model_validate_json(text).tasks] == [None], "as earlier versions wrote it"
+
+
 def test_kernels_of_a_graph_are_found_with_the_graph(manifest: Manifest) -> None:
     kernels = [KERNEL.model_copy(update={"library": library}) for library in ("inductor", "triton")]
     tasks = tuple(one.model_copy(update={"compiled": tuple(kernels)}) for one in manifest.tasks)
@@ -203,6 +227,48 @@ def test_a_kernel_that_nobody_told_of_is_found(tmp_path: Path) -> None:
     ), "the driver may touch what it finds, and the others do not"  # fmt: skip
 
 
+EXCUSED = JitCompile(library="cuda", kernel="rmsnorm_to_e4m3", shape="0/e/f557")
+
+
+@pytest.mark.parametrize("field", ["compiled", "unkept"])
+def test_one_told_file_of_the_driver_silences_no_other(field: str) -> None:
+    row = JitVerifyRow(task="probe_native_block", verdict=JitVerdict.WARM).model_copy(update={field: (EXCUSED,)})
+    after = [Seen(path, 5, 1) for path in ("cuda/0/e/f557", "cuda/0/e/f558", "cuda/9/0/e/f557")]
+    assert find_unreported({}, after, [row]) == ("cuda/0/e/f558", "cuda/9/0/e/f557")
+    assert find_unreported({}, after[:1], [row]) == ()
+
+
+UNWATCHED = "cuda: whose compiles its files are is not known: /r/cuda has 600 MiB, too much to be copied"
+
+
+def test_what_appears_where_nobody_could_watch_is_told_and_closes_nothing() -> None:
+    """A driver's cache that is too large to be copied: of what RMSNorm compiles there in every process, too."""
+    found = [f"cuda/0/e/f55{number}" for number in range(6)]
+    closing, notes = set_unwatched_apart([*found, CACHED_BY_DEEP_GEMM], ["te: NVRTC in memory", UNWATCHED])
+    assert closing == (CACHED_BY_DEEP_GEMM,)
+    (said,) = notes
+    for words in ("6 file(s) appeared", "cuda/0/e/f550, cuda/0/e/f551", "and 2 more", "is not proven"):
+        assert words in said
+    assert _result(WARM, unreported=closing).breaks
+    for nothing in ([], ["triton: its hook failed: x"], ["cudnn: in memory"]):
+        assert set_unwatched_apart(found, nothing) == (tuple(found), ())
+    assert set_unwatched_apart([], [UNWATCHED]) == ((), ())
+
+
+def test_the_process_itself_says_that_it_cannot_watch(tmp_path: Path) -> None:
+    """In the very words by which its files are set apart."""
+    script = (
+        "import sys; from megacpp_validate.jit import driver_cache, monitor; driver_cache.MOST_BYTES = 0; "
+        "driver_cache.work_on_copy(); print(*(f'{name}: {why}' for name, why in monitor.unwatched().items()))"
+    )
+    put(tmp_path / "0" / "e" / "f557", b"a kernel")
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True,
+        env={**os.environ, "CUDA_CACHE_PATH": str(tmp_path), "MEGACPP_JIT_DRIVER_CACHE": ""},
+    )  # fmt: skip
+    assert set_unwatched_apart(["cuda/0/e/f558"], done.stdout.splitlines())[0] == ()
+
+
 def _result(*rows: JitVerifyRow, **more: object) -> JitVerifyResult:
     blank = JitVerifyResult(
         tool="t", target="h200", architecture="sm_90a", folder="/r/sm_90a", mode="nvcc", manifest="sha256:0",
@@ -230,6 +296,7 @@ DIFFERS = StackDifference(what="torch", recorded="2.11.0", observed="2.13.0", ma
         (_result(WARM, _row(JitVerdict.FAILED)), True, False),
         (_result(WARM, _row(JitVerdict.SILENT)), True, False),
         (_result(WARM, unreported=("deep_gemm/a.cubin",)), True, False),
+        (_result(WARM, unproven=("1 file(s) appeared in the driver's cache",)), False, True),
         (_result(differences=(DIFFERS,)), True, True),
     ],
 )

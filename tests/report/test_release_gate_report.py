@@ -12,7 +12,8 @@ from megacpp_validate.evidence.findings import Cause
 from megacpp_validate.evidence.preset_decision import WaiverState
 from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.evidence.release_gate import CellVerdict, GateCulprit, GateDecision, GateRule, GateWaiver
-from megacpp_validate.report.gate_words import mark_cell_verdict, mark_gate, summarize_gate
+from megacpp_validate.gate.release_asked import Reason
+from megacpp_validate.report.gate_words import OF_ANOTHER, mark_cell_verdict, mark_gate, summarize_gate
 from megacpp_validate.report.github_release_gate import render_release_gate_annotations
 from megacpp_validate.report.junit_release_gate import render_release_gate_junit
 from megacpp_validate.report.markdown_release_gate import render_release_gate_markdown
@@ -81,6 +82,25 @@ def test_nothing_is_told_by_colour_alone() -> None:
     gates = map(mark_gate, (OPEN, CLOSED, lacking))
     marks = [*gates, *map(mark_cell_verdict, (GOOD, RED, LOST, WAIVED, FOREIGN))]
     assert len({(mark.symbol, mark.word) for mark in marks}) == len(marks)
+
+
+def test_a_breakage_is_told_whatever_evidence_is_missing_beside_it() -> None:
+    both = RED.model_copy(update={"rules": (GateRule.OUTCOME, GateRule.UNWATCHED), "reasons": ("error", "unseen")})
+    decision = CLOSED.model_copy(update={"cells": (GOOD, both, LOST), "missing": (both.cell, LOST.cell)})
+    assert mark_cell_verdict(both).word == "rejected"
+    assert "1 of 3 required cells rejected; no evidence of te2.17.1-h200-permute." in summarize_gate(decision)
+    held = both.model_copy(update={"waived_by": "somebody"})  # the breakage, so that the lack is what closes it
+    old = both.model_copy(update={"rules": (GateRule.AGE, GateRule.OUTCOME)})  # and what is too old breaks nothing
+    for cell in (held, old):
+        lacking = decision.model_copy(
+            update={"cells": (cell,), "missing": (cell.cell,), "exit_code": 4, "culprits": ()}
+        )
+        assert mark_cell_verdict(cell).word == "no evidence"
+        assert summarize_gate(lacking) == f"Closed: no evidence of {cell.cell}."
+
+
+def test_what_disowns_a_receipt_is_what_the_gate_says() -> None:
+    assert {rule for rule in GateRule if Reason(rule, "").disowns} == OF_ANOTHER
 
 
 def test_the_terminal_tells_all_of_it() -> None:

@@ -68,7 +68,7 @@ BROKEN = StepResult(
     culprits=(CULPRIT,),
     timings=(SLOW, STEADY),
     versions=(VersionChange(name="triton", before="3.5.0", after="3.6.0"),),
-    lost={"layer_spec": "there is no receipt"},
+    lost={"te2.17.1-h200-layer_spec": "there is no receipt"},
 )
 FIXED = StepResult(
     target="h200",
@@ -175,16 +175,26 @@ def test_a_slowdown_is_told_once_and_nothing_is_called_red_by_it() -> None:
 
 def test_sentences() -> None:
     assert summarize_step(BROKEN) == (
-        "Breaks attention (environment: cuDNN), and with it native_block; no evidence on layer_spec."
+        "Breaks attention (environment: cuDNN), and with it native_block; no evidence on te2.17.1-h200-layer_spec."
     )
     assert summarize_step(FIXED) == "Breaks nothing; fixes attention; leaves red what was red: permute."
     shared = BROKEN.model_copy(update={"culprits": (CULPRIT.model_copy(update={"module": ENVIRONMENT}),), "lost": {}})
     assert summarize_step(shared).startswith("Breaks the environment, not a module (environment: cuDNN)")
     nobody = BROKEN.model_copy(update={"culprits": ()})
-    assert summarize_step(nobody) == "Nobody is to blame by what was seen; no evidence on layer_spec."
+    assert summarize_step(nobody) == "Nobody is to blame by what was seen; no evidence on te2.17.1-h200-layer_spec."
     assert "dynamic: 1 of 2 steps breaks something: te2.17.1 attention. te2.16.0 could not" in summarize_upgrade(
         UPGRADE
     )
+
+
+def test_what_was_not_seen_before_is_not_said_to_hold() -> None:
+    new = change("permute", None, Outcome.PASS, Change.NEW, reason="nothing on te2.17.1 to compare it with: a full GPU")
+    red = change("expert_gemm", None, Outcome.FAIL, Change.NEW)  # it is told as a culprit, or as a cascade
+    step = FIXED.model_copy(update={"modules": (*FIXED.modules[:2], new, red)})
+    assert summarize_step(step) == (
+        "Nobody is to blame by what was seen; fixes attention; nothing on te2.17.1 to compare permute with."
+    )
+    assert "a full GPU" in write_junit(UPGRADE.model_copy(update={"steps": (step,)}))
 
 
 def test_lost_evidence_is_never_good() -> None:
@@ -210,6 +220,16 @@ def test_junit_fails_the_culprit_and_skips_what_is_lost() -> None:
     assert cases[step, "layer_spec"].find("skipped") is not None
     assert cases["upgrade.te2_20_2.h200", "permute"].find("error") is not None
     assert [child.tag for child in cases[step, "imports"]] == ["system-out"]
+
+
+@pytest.mark.parametrize("after", [Outcome.EXPECTED_UNSUPPORTED, Outcome.ERROR, Outcome.BLOCKED])
+def test_junit_skips_a_receipt_that_is_no_evidence_with_its_reason(after: Outcome) -> None:
+    row = change("permute", Outcome.PASS, after, Change.LOST, reason="refused")
+    lost = {"te2.20.2-h200-permute": "a fault of the host: the GPU failed"}
+    step = FIXED.model_copy(update={"modules": (*FIXED.modules[:2], row), "lost": lost})
+    suites = ET.fromstring(write_junit(UPGRADE.model_copy(update={"steps": (step,), "static": (), "firewall": None})))
+    assert (suites.get("skipped"), suites.get("failures")) == ("1", "0")
+    assert [skipped.get("message") for skipped in suites.iter("skipped")] == list(lost.values())
 
 
 def test_annotations_hold_one_error_a_culprit() -> None:

@@ -20,7 +20,7 @@ from .performance import Slow
 from .red import Red
 from .slowdown import HOST
 from .versions import second_copies, shorter, version_of
-from .watched import Watched
+from .watched import Green, Watched
 
 _LISTED: Final = 3
 _LONGEST: Final = 600
@@ -89,38 +89,37 @@ def tell_case(case: Case, sides: Sides) -> Culprit:
     )
 
 
-def tell_slow(slow: Slow, sides: Sides) -> Culprit:
-    """A module that became slower by itself."""
-    # Time on the host has that of the device in it, and is noisier.
-    worst = max(slow.changes, key=lambda row: (not row.name.endswith(HOST), row.ratio))
-    slowest = f"{worst.ratio:.2f} times the time of `{worst.name}`"
-    component = _slow_component(slow.module, sides)
+def tell_green(green: Green, sides: Sides) -> Culprit:
+    """A module that is good, and became slower by itself, or changed in what no check of it holds."""
+    parts = (*green.watched, *map(_tell_slow, green.slow))
+    component = _slow_component(green.module, sides)
+    accepting = " and ".join(part.accepting for part in parts)
     return Culprit(
-        module=ENVIRONMENT if component else slow.module,
-        cause=Cause.PERFORMANCE,
+        module=ENVIRONMENT if component else green.module,
+        # Why it is slower tells more than that it is.
+        cause=next((part.cause for part in parts if part.cause is not Cause.PERFORMANCE), Cause.PERFORMANCE),
         component=component,
-        signature=f"slower: {', '.join(sorted({row.name for row in slow.changes}))}",
-        summary=f"{slow.module} takes {slowest} (it was {worst.before_ms:.3g} ms and is {worst.after_ms:.3g} ms)",
-        evidence=tuple(say_timing(row) for row in slow.changes),
-        entry_points=() if slow.module == FIREWALL else USES.get(slow.module, ()),
-        next_step=slow_step(slow.module, component, replace(sides.facts, held=True), slowest),
-        cascades=(slow.module, *slow.others) if component else slow.others,
+        signature="; ".join(part.signature for part in parts),
+        summary=f"{'. '.join(part.summary for part in parts)}.",
+        evidence=tuple(line for part in parts for line in part.evidence),
+        entry_points=() if green.module == FIREWALL else USES.get(green.module, ()),
+        next_step=slow_step(green.module, component, replace(sides.facts, held=True), accepting),
+        cascades=(green.module, *green.others) if component else green.others,
+        green=True,
     )
 
 
-def tell_watched(watched: Watched, sides: Sides) -> Culprit:
-    """A module that is good, and changed in what no check of it holds."""
-    component = _slow_component(watched.module, sides)
-    return Culprit(
-        module=ENVIRONMENT if component else watched.module,
-        cause=watched.cause,
-        component=component,
-        signature=watched.signature,
-        summary=f"{watched.summary}.",
-        evidence=watched.evidence,
-        entry_points=() if watched.module == FIREWALL else USES.get(watched.module, ()),
-        next_step=slow_step(watched.module, component, replace(sides.facts, held=True), watched.accepting),
-        cascades=(watched.module, *watched.others) if component else watched.others,
+def _tell_slow(slow: Slow) -> Watched:
+    # Time on the host has that of the device in it, and is noisier.
+    worst = max(slow.changes, key=lambda row: (not row.name.endswith(HOST), row.ratio))
+    slowest = f"{worst.ratio:.2f} times the time of `{worst.name}`"
+    return Watched(
+        slow.module,
+        Cause.PERFORMANCE,
+        f"slower: {', '.join(sorted({row.name for row in slow.changes}))}",
+        f"{slow.module} takes {slowest} (it was {worst.before_ms:.3g} ms and is {worst.after_ms:.3g} ms)",
+        tuple(say_timing(row) for row in slow.changes),
+        slowest,
     )
 
 

@@ -129,7 +129,7 @@ def measure_noise(first: Receipts, again: Receipts) -> CardNoise:
     card = statistics.mode(cards) if cards else ("", "", "")
     apart: dict[tuple[str, str, str], float] = {}
     squares: dict[str, list[float]] = {}
-    for module in first.keys() & again.keys():
+    for module in sorted(first.keys() & again.keys()):
         before, after = first[module], again[module]
         if before.stack != after.stack or {_card(before.machine), _card(after.machine)} != {card}:
             continue

@@ -16,14 +16,14 @@ from ...evidence.upgrade import ENVIRONMENT, Change, Culprit, ModuleChange, Step
 from .blame import Case, Order, file_reds, merge_cases, read_order, share_cases, worst_of
 from .boundary import is_first_seen, name_boundary
 from .compare import compare, has_evidence, is_red
-from .culprits import Sides, component_of, say_timing, tell_case, tell_slow, tell_watched
+from .culprits import Sides, component_of, say_timing, tell_case, tell_green
 from .next_steps import Facts
 from .performance import file_slow
 from .red import Red
 from .shared_layers import share_layers
 from .slowdown import SharedSlowdown, split_slowness
 from .versions import changed_components, compare_versions, release_of
-from .watched import find_watched
+from .watched import Watched, find_watched, join_slow
 from .witness import name_the_layer
 
 _NEW: Final = frozenset({Change.REGRESSED, Change.NEW})
@@ -89,10 +89,11 @@ def compare_stacks(
     """
     target = target or _target_of((*after.receipts, *before.receipts))
     old, new = (_believed(side, target) for side in (before, after))
-    old = {name: receipt for name, receipt in old.items() if not find_host_fault(receipt)}
+    unseen = _find_hosts(old)
+    old = {name: receipt for name, receipt in old.items() if name not in unseen}
     order = read_order(modules)
     names = (*order.names, *sorted((old.keys() | new.keys()) - set(order.names)))
-    hosts = {name: fault for name, receipt in new.items() if (fault := find_host_fault(receipt))}
+    hosts = _find_hosts(new)
     out = hosts.keys() | _out_of_sight(new, hosts)  # ended by the host; blocked by what is not red, or is not there
     seen = {name: receipt for name, receipt in new.items() if name not in out}
     changes = {name: compare(old.get(name), seen.get(name)) for name in names}
@@ -102,10 +103,8 @@ def compare_stacks(
     cases = [name_the_layer(case, seen) for case in _cases(reds, order, good, sides)]
     culprits, under = _name_red(cases, order, sides)
     culprits = [name_boundary(culprit, reds, order, before.stack) for culprit in culprits]
-    slow, under_slow = _name_slow(timings, order, under | {red.module: red.module for red in reds}, sides)
-    changed = find_watched(old, seen, order, {red.module for red in reds})
-    timed = under_slow.keys() | {culprit.module for culprit in slow}  # its time tells of the same
-    watched = [tell_watched(one, sides) for one in changed if one.module not in timed]
+    watched = find_watched(old, seen, order, {red.module for red in reds})
+    green, under_green = _name_green(timings, watched, order, under | {red.module: red.module for red in reds}, sides)
     rows = tuple(
         ModuleChange(
             module=name,
@@ -113,7 +112,7 @@ def compare_stacks(
             after=new[name].outcome if name in new else None,
             change=changes[name],
             signature=next((str(red.signature) for red in reds if red.module == name), ""),
-            under=under.get(name, under_slow.get(name, "")),
+            under=under.get(name, under_green.get(name, "")),
             reason=new[name].reason if name in new else _why_lost(name, after, target),
         )
         for name in names
@@ -123,8 +122,8 @@ def compare_stacks(
         target=target,
         before=before.stack,
         after=after.stack,
-        modules=rows,
-        culprits=tuple(sorted((*culprits, *slow, *watched), key=lambda culprit: rank.get(culprit.module, len(names)))),
+        modules=tuple(_say_unseen(row, old, unseen, before, target) for row in rows),
+        culprits=tuple(sorted((*culprits, *green), key=lambda culprit: rank.get(culprit.module, len(names)))),
         timings=tuple(timings),
         versions=sides.facts.versions,
         lost=_lost(rows, new, out, after, target) | _say_hosts(new, hosts),
@@ -160,15 +159,18 @@ def _name_red(cases: Sequence[Case], order: Order, sides: Sides) -> tuple[list[C
     return culprits, under
 
 
-def _name_slow(
-    timings: Sequence[TimingChange], order: Order, red: Mapping[str, str], sides: Sides
+def _name_green(
+    timings: Sequence[TimingChange], watched: Sequence[Watched], order: Order, red: Mapping[str, str], sides: Sides
 ) -> tuple[list[Culprit], dict[str, str]]:
-    """Culprits of class performance, and module -> what it is slower by."""
+    """Culprits that are good, slower or changed, and module -> what it is filed under.
+
+    What all share is a lower clock, which explains no kernel, no compile and no memory.
+    """
     slowness = split_slowness(timings)
     found = [_tell_shared(shared, sides) for shared in slowness.shared if shared.changes]
     under = {row.module: ENVIRONMENT for shared in slowness.shared for row in shared.changes}
-    for slow in file_slow(slowness.own, order, red, timings):
-        culprit = tell_slow(slow, sides)
+    for green in join_slow(watched, file_slow(slowness.own, order, red, timings), order):
+        culprit = tell_green(green, sides)
         found.append(culprit)
         under |= dict.fromkeys(culprit.cascades, culprit.module)
     return found, under
@@ -216,6 +218,11 @@ def _target_of(receipts: Iterable[Receipt]) -> str:
     return max(sorted(set(targets)), key=targets.count, default="")
 
 
+def _find_hosts(receipts: Mapping[str, Receipt]) -> dict[str, str]:
+    """Module -> the fault of the host that its receipt met."""
+    return {name: fault for name, receipt in receipts.items() if (fault := find_host_fault(receipt))}
+
+
 def _out_of_sight(new: Mapping[str, Receipt], hosts: Collection[str]) -> set[str]:
     """Blocked cells that nothing red stands behind; what met a fault of the host is not red."""
     shown = (receipt for name, receipt in new.items() if name not in hosts)
@@ -249,6 +256,21 @@ def _lost(
         elif not has_evidence(receipt) or row.module in out or row.change is Change.LOST:
             lost[receipt.cell] = receipt.reason or "it was not run"
     return lost
+
+
+def _say_unseen(
+    row: ModuleChange, old: Mapping[str, Receipt], hosts: Mapping[str, str], before: StackReceipts, target: str
+) -> ModuleChange:
+    """A good cell with nothing to compare it with says so: that it broke is not known, nor that it did not."""
+    name = row.module
+    if row.change is not Change.NEW or row.after is None or not row.after.is_good:
+        return row
+    if name in hosts:
+        why = f"a fault of the host: {hosts[name]}"
+    else:
+        why = old[name].reason or "it was not run" if name in old else _why_lost(name, before, target)
+    said = f"nothing on {before.stack} to compare it with: {why}"
+    return row.model_copy(update={"reason": "; ".join(filter(None, (row.reason, said)))})
 
 
 def _say_hosts(new: Mapping[str, Receipt], hosts: Mapping[str, str]) -> dict[str, str]:

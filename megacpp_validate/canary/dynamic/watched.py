@@ -1,28 +1,28 @@
 """What changed in a cell that is good on both sides, and no check holds: a slower kernel, late compiles, memory.
 
 Each is a fact of two receipts, and none needs the noise of a card: which kernel ran, how many were compiled after
-warm-up, and what an allocator held at its peak, which two runs of one cell and seed hold alike.
+warm-up, and what an allocator held at its peak, which two runs of one cell and seed hold alike. What became slower is
+joined to it: one module is one culprit, whatever of it changed.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ...evidence.findings import Cause
 from ...evidence.receipt import Backend, Outcome, Receipt
 from .blame import Order
+from .performance import Slow
 
 # Transformer Engine's own attention of plain products and a softmax: right, and taken where no fused kernel is.
 SLOW_KERNELS: Final = frozenset({"unfused"})
-# matrix/gate.toml: bridge modules of healthy releases differ by 3 % at the most (2.12.0 to 2.20.2 on an H200).
+# As the gate's `memory` and `memory_floor_mib`: matrix/gate.toml says what healthy releases differ by, up and down.
 MEMORY_RATIO: Final = 1.10
-# A workspace of cuBLAS has 32 MiB on Hopper, and a grouped product one for each of four streams: which of them are
-# there changes from release to release (expert_gemm has 128 MiB less in 2.20.2 than in 2.12.0, permute 32 and
-# fp8_torchao 45 more), and means nothing.
-MEMORY_RISE_MIB: Final = 4 * 32.0
+MEMORY_RISE_MIB: Final = 4 * 32.0  # four workspaces of cuBLAS
+_NAMES_KERNELS: Final = 5  # the first schema of receipts that names each kernel that was compiled
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Watched:
         summary: what was seen, in a sentence without its end.
         evidence: the lines that show it.
         accepting: what a person accepts who goes on with it.
+        explains_time: whether a module that changed so may be slower by it.
     """
 
     module: str
@@ -43,6 +44,23 @@ class Watched:
     evidence: tuple[str, ...]
     accepting: str
     others: tuple[str, ...] = ()
+    explains_time: bool = False
+
+
+@dataclass(frozen=True)
+class Green:
+    """One module that is good, and changed so, or is slower, or both: one culprit.
+
+    Attributes:
+        watched: in the order in which they are looked for.
+        slow: its own slowness, and that of modules which changed by it.
+        others: what is filed under it, in dependency order.
+    """
+
+    module: str
+    watched: tuple[Watched, ...]
+    slow: tuple[Slow, ...]
+    others: tuple[str, ...]
 
 
 def find_watched(
@@ -71,11 +89,32 @@ def _file(seen: Watched, found: list[Watched], order: Order) -> None:
     for index, first in enumerate(found):
         if first.signature == seen.signature and order.depends(seen.module, first.module):
             others = (*first.others, seen.module)
-            found[index] = Watched(
-                first.module, first.cause, first.signature, first.summary, first.evidence, first.accepting, others
-            )
+            found[index] = replace(first, others=others)
             return
     found.append(seen)
+
+
+def join_slow(watched: Sequence[Watched], slow: Sequence[Slow], order: Order) -> tuple[Green, ...]:
+    """What changed and what is slower, by the module that is to blame, in dependency order.
+
+    A slower kernel and late compiles tell why a module is slower: its time is told with them, where it was the first to
+    change so, or under the first. Memory explains no time.
+    """
+    heads: dict[str, str] = {}
+    for one in watched:
+        if one.explains_time:
+            for name in (one.module, *one.others):
+                heads.setdefault(name, one.module)
+    of_head: dict[str, list[Slow]] = {}
+    for late in slow:
+        of_head.setdefault(heads.get(late.module, late.module), []).append(late)
+    found: list[Green] = []
+    for module in sorted({one.module for one in watched} | of_head.keys(), key=order.rank):
+        mine, its = tuple(one for one in watched if one.module == module), tuple(of_head.get(module, ()))
+        others = {name for one in mine for name in one.others}
+        others |= {name for one in its for name in (one.module, *one.others)}
+        found.append(Green(module, mine, its, tuple(sorted(others - {module}, key=order.rank))))
+    return tuple(found)
 
 
 def _find_slow_kernel(module: str, before: Receipt, after: Receipt) -> Watched | None:
@@ -100,6 +139,7 @@ def _find_slow_kernel(module: str, before: Receipt, after: Receipt) -> Watched |
         f"{module} ran by {fused} and runs by {now} now, in {len(rows)} paths; its numbers are right",
         tuple(f"{row.path}: observed {', '.join(was.observed)} -> {', '.join(row.observed)}" for row, was in rows),
         f"that {module} runs by {now}",
+        explains_time=True,
     )
 
 
@@ -113,9 +153,13 @@ def _find_late_compiles(module: str, before: Receipt, after: Receipt) -> Watched
     """Libraries that compiled nothing after warm-up, and do now.
 
     Kernels count, and no numbers by themselves: until receipts named each kernel (schema 5), what another process put
-    into the same cache was counted, too (docs/evidence/fp8: deep_gemm, in healthy cells of 2.20.2).
+    into the same cache was counted, too (docs/evidence/fp8: deep_gemm, in healthy cells of 2.20.2). So before must name
+    them, and what it lists of training ranks, or says that nobody watched, is not new.
     """
-    known = {name for name, number in before.jit.after.items() if number > 0}
+    if int(before.schema_id.rpartition("/")[2]) < _NAMES_KERNELS:
+        return None
+    known = {name for name, number in before.jit.after.items() if number > 0} | before.jit.unwatched.keys()
+    known |= {row.library for row in before.jit.compiled if row.when == "after"}
     kernels = [row for row in after.jit.compiled if row.when == "after" and row.library not in known]
     late = Counter(row.library for row in kernels)
     if not late:
@@ -128,6 +172,7 @@ def _find_late_compiles(module: str, before: Receipt, after: Receipt) -> Watched
         f"{module} compiles in its second use what it had compiled in its first: {told}",
         tuple(dict.fromkeys(f"{row.library}: {row.kernel} {row.shape}".strip() for row in kernels)),
         "a compile in the middle of a run",
+        explains_time=True,
     )
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from planted import MODULES, blocked, cannot_import, clean, dies, fails, raises, stack_of
+from planted import MODULES, blocked, cannot_import, clean, dies, fails, not_run, raises, stack_of
 
-from megacpp_validate.canary.dynamic.step import compare_stacks
+from megacpp_validate.canary.dynamic.step import StackReceipts, compare_stacks
 from megacpp_validate.catalog import read_catalog
 from megacpp_validate.evidence.receipt import Receipt
 from megacpp_validate.evidence.upgrade import Change, StepResult
@@ -49,6 +49,21 @@ def test_before_it_says_nothing_either_and_what_is_red_now_is_named() -> None:
     now = compare_stacks(before, stack_of("te2", fails("attention", "bf16.gqa4.d64.forward")), CATALOG.modules)
     assert [culprit.module for culprit in now.culprits] == ["attention"]
     assert "Nothing was seen of it" in now.culprits[0].summary
+
+
+@pytest.mark.parametrize(("before", "why"), [
+    (raises("attention", *ECC, stack="te1"), "a fault of the host: the GPU's memory has an error"),
+    (not_run("attention", stack="te1"), "there is no GPU"),
+], ids=["host", "not-run"])  # fmt: skip
+def test_what_is_good_now_is_said_to_have_nothing_to_be_compared_with(before: Receipt, why: str) -> None:
+    found = compare_stacks(stack_of("te1", before), clean("te2"), CATALOG.modules)
+    assert (found.culprits, found.lost) == ((), {})
+    (row,) = (row for row in found.modules if row.change is Change.NEW)
+    assert row.module == "attention"
+    assert row.reason.startswith(f"nothing on te1 to compare it with: {why}")
+    gone = StackReceipts("te1", clean("te1").receipts, {"te1-h200-attention": "cut short"})
+    (row,) = (row for row in compare_stacks(gone, clean("te2"), CATALOG.modules).modules if row.change is Change.NEW)
+    assert row.reason == "nothing on te1 to compare it with: cut short"
 
 
 def test_an_import_that_fails_is_none() -> None:
