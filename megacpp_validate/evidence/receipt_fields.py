@@ -106,12 +106,12 @@ def _read_quickly(text: bytes, path: Path) -> Fields:
     """Raises `ValueError` or what comes of a wrong type where it is not laid out as expected, or looks wrong."""
     if not (text.startswith(b'{\n  "cell": ') and text.endswith(b"\n}\n")):
         raise ValueError("another layout")
-    short = _cut_lists(text)
-    data = json.loads(short, parse_constant=_refuse_constant)
+    short, checks = _cut_lists(text)
+    data = _DECODER.decode(short.decode("utf-8"))
     if short.count(b'\n  "') != len(data):
         raise ValueError("a key that is there twice")
     fields = _take(data, validated=False)
-    failed = text.find(_FAILED) >= 0
+    failed = text.find(_FAILED, checks.start, checks.stop) >= 0
     checked = data["checks"] is None
     if fields.outcome.is_good and (failed or not checked):
         raise ValueError("good, and its checks are not")
@@ -126,8 +126,8 @@ def _read_quickly(text: bytes, path: Path) -> Fields:
     return fields
 
 
-def _cut_lists(text: bytes) -> bytes:
-    """The text with null for each long list that holds something."""
+def _cut_lists(text: bytes) -> tuple[bytes, slice]:
+    """The text with null for each long list that holds something, and where the checks stand."""
     start, rest = text.find(_CHECKS), text.rfind(_AFTER_CHECKS)
     if start < 0 or rest < start:
         raise ValueError("no checks, or in another place")
@@ -147,7 +147,7 @@ def _cut_lists(text: bytes) -> bytes:
             raise ValueError("a list without an end")
         pieces += [tail[position : start + len(opening) - 1], b"null"]
         position = end + len(_END_OF_LIST)
-    return b"".join([*pieces, tail[position:]])
+    return b"".join([*pieces, tail[position:]]), slice(len(head), rest)
 
 
 def _take(data: dict[str, Any], *, validated: bool) -> Fields:
@@ -193,6 +193,9 @@ def _timing(row: dict[str, Any]) -> tuple[str, str, list[float], float]:
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"the number {name}")
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _text(value: object) -> str:
