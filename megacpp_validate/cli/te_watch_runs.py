@@ -6,7 +6,6 @@ or cannot write what it found, leaves it to the next one to tell.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,6 +26,7 @@ from .interrupts import ended_by_signals
 from .te_watch_canary import judge
 from .te_watch_gpu import find_answers, take_in
 from .te_watch_steps import Watch, mark_untold, write_issue, write_pinned_issue
+from .told_options import require_output
 from .watch_folder import StateDamaged, WatchFolder, WatchTaken
 from .whole_telling import tell_whole
 
@@ -84,21 +84,7 @@ def _refuse_telling(fmt: Format, output: Path | None) -> None:
     """End before anything is judged where nobody would be told of it."""
     if fmt not in (Format.TABLE, Format.JSON, Format.MARKDOWN):
         refuse(f"a watch is not told as {fmt.value}. Next step: choose table, json or markdown.", Exit.WRONG_ARGUMENTS)
-    if output is None:
-        return
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=output.parent):
-            if not output.is_dir():
-                return
-        said = "it is a folder"
-    except OSError as fault:
-        said = fault.strerror or str(fault)
-    refuse(
-        f"{output} cannot be written: {said}. Likely cause: it is a folder, or lies in a place that is not yours. Next "
-        "step: give --output another file; nothing was judged.",
-        Exit.WRONG_ARGUMENTS,
-    )
+    require_output(output)
 
 
 def _look(watch: Watch, known: WatchState | None) -> tuple[WatchResult, WatchState]:

@@ -5,7 +5,7 @@ An option offers what its verb tells, and no more; where it is to be written is 
 
 from __future__ import annotations
 
-import os
+import tempfile
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -43,9 +43,15 @@ def require_output(output: Path | None) -> None:
         return
     place = output.resolve()
     nearest = next((path for path in place.parents if path.exists()), place)
-    if place.is_dir() or not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        refuse(
-            f"{output} cannot be written. Likely cause: it is a folder, or lies in a place that is not yours. Next "
-            "step: give --output another file.",
-            Exit.WRONG_ARGUMENTS,
-        )
+    try:
+        with tempfile.TemporaryFile(dir=nearest):  # permissions alone do not tell: /proc lets root write nothing
+            if not place.is_dir():
+                return
+        said = "it is a folder"
+    except OSError as fault:
+        said = fault.strerror or str(fault)
+    refuse(
+        f"{output} cannot be written: {said}. Likely cause: it is a folder, or lies in a place that is not yours. Next "
+        "step: give --output another file; nothing was done.",
+        Exit.WRONG_ARGUMENTS,
+    )
