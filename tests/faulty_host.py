@@ -15,7 +15,8 @@ from places import LAPTOP, make_probes
 from site_folders import make_te
 
 from megacpp_validate.catalog import matrix_folder
-from megacpp_validate.cli import faulty_copies, main
+from megacpp_validate.cli import main
+from megacpp_validate.cli.scores import faulty_copies
 from megacpp_validate.environments.installed import Found
 from megacpp_validate.environments.overlay import put_over
 

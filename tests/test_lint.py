@@ -49,11 +49,11 @@ def test_the_gate_must_not_import_torch(project: Path, vendor: str) -> None:
 
 def test_the_canary_must_not_import_the_report_or_the_bridge(project: Path) -> None:
     (project / "megacpp_validate" / "canary" / "plant.py").write_text(
-        "from ..report import words\nfrom ..bridge import imports\n"
+        "from ..report.words import findings\nfrom ..bridge import imports\n"
     )
     done = lint_imports(project)
     assert done.returncode == 1
-    assert "megacpp_validate.canary.plant -> megacpp_validate.report.words" in done.stdout
+    assert "megacpp_validate.canary.plant -> megacpp_validate.report.words.findings" in done.stdout
     assert "megacpp_validate.canary.plant -> megacpp_validate.bridge.imports" in done.stdout
 
 

@@ -23,29 +23,26 @@ from ..evidence.selftest import SelftestResult
 from ..evidence.smoke import SmokeSession
 from ..evidence.smoke_faults import SmokeFaultScore
 from ..evidence.upgrade import UpgradeResult
-from ..report import (
-    github,
-    github_policy,
-    html,
-    html_policy,
-    junit,
-    junit_parity,
-    junit_policy,
-    junit_upgrade,
-    loss_report,
-    machine,
-    terminal,
-    terminal_bisect,
-    terminal_blame_score,
-    terminal_doctor,
-    terminal_fp8_faults,
-    terminal_parity,
-    terminal_policy,
-    terminal_selftest,
-    terminal_smoke_faults,
-    terminal_sweep,
-    terminal_upgrade,
-)
+from ..report import loss_report, machine
+from ..report.github import annotations as github
+from ..report.github import policy as github_policy
+from ..report.html import pages as html
+from ..report.html import policy as html_policy
+from ..report.junit import parity as junit_parity
+from ..report.junit import policy as junit_policy
+from ..report.junit import static_tier as junit
+from ..report.junit import upgrade as junit_upgrade
+from ..report.terminal import bisect as terminal_bisect
+from ..report.terminal import blame_score as terminal_blame_score
+from ..report.terminal import doctor as terminal_doctor
+from ..report.terminal import fp8_faults as terminal_fp8_faults
+from ..report.terminal import parity as terminal_parity
+from ..report.terminal import policy as terminal_policy
+from ..report.terminal import selftest as terminal_selftest
+from ..report.terminal import smoke_faults as terminal_smoke_faults
+from ..report.terminal import static_tier as terminal
+from ..report.terminal import sweep as terminal_sweep
+from ..report.terminal import upgrade as terminal_upgrade
 from .app import Exit, Format, refuse
 from .output import write_told
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from megacpp_validate.evidence.findings import SourceLine
 
 from .marks import Mark
-from .words import place
+from .words.findings import place
 
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _TONES: Final = {"bad": "bold red", "risk": "yellow", "good": "green", "quiet": "dim"}

@@ -9,12 +9,12 @@ from rich.text import Text
 
 from megacpp_validate.evidence.loss_gate import LossGateResult, LossOutcome
 
-from .check_words import say_check
-from .github import write_command
-from .html import render_page
+from .github.annotations import write_command
+from .html.pages import render_page
 from .ink import draw_mark, draw_sentence, print_indented, print_labelled
-from .junit_tree import add, add_properties, make, write
-from .loss_words import find_failed_losses, mark_loss, name_loss, say_loss, summarize_losses
+from .junit.tree import add, add_properties, make, write
+from .words.checks import say_check
+from .words.loss import find_failed_losses, mark_loss, name_loss, say_loss, summarize_losses
 
 _LABEL: Final = 9
 

@@ -10,11 +10,11 @@ from markupsafe import Markup
 from megacpp_validate.evidence.loss_gate import LossVerdict
 from megacpp_validate.evidence.receipt import Check
 
-from .check_words import say_parts
-from .loss_curves import draw_loss_curves
-from .loss_words import mark_loss, name_loss, say_loss
+from .drawings.loss_curves import draw_loss_curves
 from .plain_text import strip_control
 from .summaries import count
+from .words.checks import say_parts
+from .words.loss import mark_loss, name_loss, say_loss
 
 _SECTION: Final = Markup(
     '<section class="losses" aria-labelledby="loss-gate">\n<h2 id="loss-gate">Loss gate</h2>\n'

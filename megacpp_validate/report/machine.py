@@ -21,7 +21,7 @@ from megacpp_validate.evidence.selftest import SelftestResult
 from megacpp_validate.evidence.smoke import SmokeSession
 from megacpp_validate.evidence.upgrade import UpgradeResult
 
-from .words import consequence, headline, headline_of_fault, next_step, next_step_of_fault
+from .words.findings import consequence, headline, headline_of_fault, next_step, next_step_of_fault
 
 _WORDS: Final = ("headline", "consequence", "next_step")
 _MODELS: Final[dict[str, type[Result]]] = {

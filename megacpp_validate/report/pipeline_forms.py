@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from megacpp_validate.evidence.pipeline_plan import PipelinePlan, PlannedJob
 
-from .markdown_text import escape
+from .markdown.text import escape
 
 EVIDENCE_MISSING: Final = 4  # as exit code
 STAGES: Final = ("first", "then")  # jobs of a matrix cannot wait for each other, so a workflow has two of them

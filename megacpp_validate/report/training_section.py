@@ -7,10 +7,10 @@ from typing import Final
 
 from markupsafe import Markup
 
+from .drawings.step_times import draw_step_times
 from .marks import mark_cell
 from .plain_text import strip_control
-from .smoke_words import HEADINGS, Trained, say_phases, say_row, say_state
-from .step_times import draw_step_times
+from .words.smoke import HEADINGS, Trained, say_phases, say_row, say_state
 
 _SECTION: Final = Markup(
     '<section class="losses" aria-labelledby="training">\n<h2 id="training">Training</h2>\n'

@@ -184,7 +184,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     put(tmp_path / "store", "run")
     place = tmp_path / "disk"
     place.mkdir()
-    code = "import megacpp_validate.cli.history_verbs; from megacpp_validate.cli import main; main()"
+    code = "import megacpp_validate.cli.gate.history_verbs; from megacpp_validate.cli import main; main()"
     words = f"sh -c '{sys.executable} -c \"{code}\" history {tmp_path}/store --cell {CELL}; echo code $?; find {place}'"
     command = ["unshare", "--mount", "sh", "-c", FULL.format(place=place, words=words)]
     variables = {**os.environ, "MEGACPP_CACHE_DIR": str(place / "cache")}

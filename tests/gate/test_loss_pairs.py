@@ -12,7 +12,7 @@ from small_curves import DATA, cut_to, make_pairs
 from megacpp_validate.evidence.loss_curve import LossCurve
 from megacpp_validate.evidence.loss_gate import LossOutcome
 from megacpp_validate.gate.loss import decide_loss
-from megacpp_validate.report.loss_words import say_loss
+from megacpp_validate.report.words.loss import say_loss
 
 Curves = list[LossCurve]
 

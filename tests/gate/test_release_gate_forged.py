@@ -15,7 +15,7 @@ import pytest
 from release_receipts import AT, COMMIT, PROBES, STACK, TARGET, compiled, fill, good, judge, place, put, red, rules
 
 from megacpp_validate.catalog_gate import ReleaseWaiver
-from megacpp_validate.cli.release_gate_telling import decision_text
+from megacpp_validate.cli.gate.release_gate_telling import decision_text
 from megacpp_validate.evidence.receipt import Backend, Failure, Machine, Outcome, Package, Receipt, Timing
 from megacpp_validate.evidence.release_gate import GateCulprit, GateDecision, GateRule
 from megacpp_validate.gate.release import decide_release

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.cli.release_gate_runs import GateAsked, decide_store
+from megacpp_validate.cli.gate.release_gate_runs import GateAsked, decide_store
 from megacpp_validate.evidence.release_gate import GateDecision, GateRule
 
 EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence"

@@ -18,10 +18,7 @@ import pytest
 from release_receipts import STACK, fill, good, place, put, red
 
 from megacpp_validate.catalog import matrix_folder
-from megacpp_validate.cli import (
-    main,
-    release_gate_verbs,  # noqa: F401 - registers the verbs
-)
+from megacpp_validate.cli import main
 from megacpp_validate.evidence.receipt import Outcome, Package
 from megacpp_validate.evidence.receipts_manifest import MANIFEST, NAMESPACE, SIGNATURE
 from megacpp_validate.evidence.release_gate import GateDecision, GateRule

@@ -18,8 +18,8 @@ from small_signer import Signer, attest
 
 from megacpp_validate.catalog import matrix_folder, read_catalog
 from megacpp_validate.cli import main
-from megacpp_validate.cli.bundle_runs import read_size
-from megacpp_validate.cli.image_rows import read_rows
+from megacpp_validate.cli.images.bundle_runs import read_size
+from megacpp_validate.cli.images.image_rows import read_rows
 from megacpp_validate.images.bundle.restore.door import main as restore
 from megacpp_validate.images.contents import Contents
 from megacpp_validate.images.licences import list_licences, write_licences

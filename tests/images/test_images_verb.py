@@ -7,17 +7,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from megacpp_validate.cli import (  # noqa: F401 - registers verbs
-    bundle_verbs,
-    image_verify_verbs,
-    images_verbs,
-    jit_cache_verbs,
-    jit_verify_verbs,
-    lock_verbs,
-    main,
-    prewarm_verbs,
-)
 from megacpp_validate.cli.app import app
+from megacpp_validate.cli.images import images_verbs
 
 BASE = f"127.0.0.1:5000/base@sha256:{'0' * 64}"
 

@@ -18,7 +18,7 @@ import pytest
 from lying_registry import LyingRegistry, serve
 from small_project import RELEASES, write_project, write_shelf, write_wheel
 
-import megacpp_validate.cli.lock_verbs  # noqa: F401 - what adds the verb
+import megacpp_validate.cli.images.lock_verbs  # noqa: F401 - what adds the verb
 from megacpp_validate.cli import main
 from megacpp_validate.environments.environment import NoEnvironment
 from megacpp_validate.environments.venv import find_uv
@@ -254,7 +254,7 @@ def test_then_every_form(root: Path, run: Run) -> None:
 
 
 def start(root: Path, *arguments: str, **more: object) -> subprocess.Popen[str]:
-    code = "import megacpp_validate.cli.lock_verbs; from megacpp_validate.cli import main; main()"
+    code = "import megacpp_validate.cli.images.lock_verbs; from megacpp_validate.cli import main; main()"
     words = [sys.executable, "-c", code, "lock", *arguments, "--matrix", str(root / "matrix")]
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)  # type: ignore[call-overload, no-any-return]
 

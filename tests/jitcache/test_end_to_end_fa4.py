@@ -11,14 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from megacpp_validate.cli import (  # noqa: F401 - registers verbs
-    jit_cache_verbs,
-    jit_verify_runs,
-    jit_verify_verbs,
-    main,
-    prewarm_verbs,
-)
 from megacpp_validate.cli.app import Exit, app
+from megacpp_validate.cli.jit import jit_verify_runs
 from megacpp_validate.evidence.jit import JitCause, JitVerdict, JitVerifyResult, PrewarmResult
 from megacpp_validate.jitcache import working
 from megacpp_validate.jitcache.layout import arch_folder

@@ -29,8 +29,8 @@ from megacpp_validate.jitcache.files import Seen, list_files
 from megacpp_validate.jitcache.manifest import Manifest, read_manifest
 from megacpp_validate.jitcache.prewarm import Answer
 from megacpp_validate.jitcache.verify import find_unreported, judge_task, read_receipt_answer, set_unwatched_apart
-from megacpp_validate.report.jit_words import say_unkept
-from megacpp_validate.report.terminal_jit import render_verify
+from megacpp_validate.report.terminal.jit import render_verify
+from megacpp_validate.report.words.jit import say_unkept
 
 CACHED_BY_DEEP_GEMM = "deep_gemm/cache/kernel.fp8_gemm.abc/kernel.cubin"
 MISSED = JitCompile(library="fa4", kernel="fwd", shape="bf16 d96", seconds=2.2)

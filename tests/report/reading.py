@@ -19,17 +19,15 @@ from megacpp_validate.evidence.parity import ParityResult, SupportGrid
 from megacpp_validate.evidence.results import Result
 from megacpp_validate.evidence.smoke import SmokeSession
 from megacpp_validate.evidence.upgrade import UpgradeResult
-from megacpp_validate.report import (
-    github,
-    junit,
-    junit_parity,
-    junit_upgrade,
-    machine,
-    terminal,
-    terminal_parity,
-    terminal_upgrade,
-)
-from megacpp_validate.report import html as pages
+from megacpp_validate.report import machine
+from megacpp_validate.report.github import annotations as github
+from megacpp_validate.report.html import pages
+from megacpp_validate.report.junit import parity as junit_parity
+from megacpp_validate.report.junit import static_tier as junit
+from megacpp_validate.report.junit import upgrade as junit_upgrade
+from megacpp_validate.report.terminal import parity as terminal_parity
+from megacpp_validate.report.terminal import static_tier as terminal
+from megacpp_validate.report.terminal import upgrade as terminal_upgrade
 
 
 class Page(HTMLParser):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from megacpp_validate.catalog import Catalog
-from megacpp_validate.cli.report_runs import Asked, write_report
+from megacpp_validate.cli.gate.report_runs import Asked, write_report
 from megacpp_validate.evidence.receipt import Receipt
 from megacpp_validate.evidence.receipt_file import write_receipt
 from megacpp_validate.evidence.site_result import SiteResult

@@ -15,9 +15,9 @@ from megacpp_validate.catalog import read_catalog
 from megacpp_validate.evidence.ablation import AblationResult, read_ablation
 from megacpp_validate.evidence.smoke import SmokeSession
 from megacpp_validate.evidence.store import read_receipts
-from megacpp_validate.report.html import render_session_html
-from megacpp_validate.report.markdown_ablation import render_ablation_page
-from megacpp_validate.report.terminal_parity import render_session
+from megacpp_validate.report.html.pages import render_session_html
+from megacpp_validate.report.markdown.ablation import render_ablation_page
+from megacpp_validate.report.terminal.parity import render_session
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 EVIDENCE: Final = ROOT / "docs" / "evidence" / "smoke"

@@ -17,9 +17,9 @@ from megacpp_validate.evidence.ablation import (
     RunSeen,
     Verdict,
 )
-from megacpp_validate.report.ablation_words import HEADINGS, say_cells, say_states, say_verdict, summarize_ablation
-from megacpp_validate.report.markdown_ablation import render_ablation_page
-from megacpp_validate.report.terminal_ablation import render_ablation
+from megacpp_validate.report.markdown.ablation import render_ablation_page
+from megacpp_validate.report.terminal.ablation import render_ablation
+from megacpp_validate.report.words.ablation import HEADINGS, say_cells, say_states, say_verdict, summarize_ablation
 
 HOSTILE = "<script>alert(1)</script> | `x` \x1b[31m [bold]"
 

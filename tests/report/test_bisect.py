@@ -17,9 +17,10 @@ from megacpp_validate.evidence.bisect import (
     Turn,
     Verdict,
 )
-from megacpp_validate.report import github, machine
-from megacpp_validate.report.bisect_words import mark_point, say_headline
-from megacpp_validate.report.terminal_bisect import render_bisect
+from megacpp_validate.report import machine
+from megacpp_validate.report.github import annotations as github
+from megacpp_validate.report.terminal.bisect import render_bisect
+from megacpp_validate.report.words.bisect import mark_point, say_headline
 
 TE = Axis(name="te", values=("2.14.1", "2.15.0", "2.16.0", "2.17.0"))
 CUDNN = Axis(name="cudnn", values=("9.14.0", "9.19.0", "9.21.0"))

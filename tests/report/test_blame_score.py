@@ -10,10 +10,10 @@ from rich.console import Console
 from megacpp_validate.evidence.blame_score import BlameScore, ControlResult, FaultResult, Verdict
 from megacpp_validate.evidence.findings import Cause
 from megacpp_validate.evidence.upgrade import Culprit
-from megacpp_validate.report.blame_score_words import score_modules
 from megacpp_validate.report.machine import to_json
-from megacpp_validate.report.markdown import render_step_summary
-from megacpp_validate.report.terminal_blame_score import render_blame_score
+from megacpp_validate.report.markdown.static_tier import render_step_summary
+from megacpp_validate.report.terminal.blame_score import render_blame_score
+from megacpp_validate.report.words.blame_score import score_modules
 
 RIGHT = Culprit(
     module="attention", cause=Cause.NUMERICS, signature="s", summary="s", next_step="stay", cascades=("native_block",)

@@ -11,8 +11,8 @@ from megacpp_validate.evidence.doctor import Aspect, Difference, DoctorResult, W
 from megacpp_validate.evidence.doctor_look import Extension, Headers, PackageLook, PathLook, Wanted
 from megacpp_validate.evidence.receipt import Library
 from megacpp_validate.report.machine import read_json, to_json
-from megacpp_validate.report.markdown import render_step_summary
-from megacpp_validate.report.terminal_doctor import render_doctor
+from megacpp_validate.report.markdown.static_tier import render_step_summary
+from megacpp_validate.report.terminal.doctor import render_doctor
 
 EXTENSION = Extension(
     "/site/deep_gemm/_C.so",

@@ -9,8 +9,9 @@ from reading import READERS, Page, Result, flat, print_terminal, write_annotatio
 from results import CASCADE, DOWNGRADE, EMPTY, EVERYTHING, FIREWALL, GONE, PERMUTE, RESULTS, SWEEP, bare
 
 from megacpp_validate.evidence.findings import ChangeKind, Finding, Impact, StaticResult, Sweep
-from megacpp_validate.report import github, machine
-from megacpp_validate.report.words import LIMITS, consequence, headline, headline_of_fault, next_step, place
+from megacpp_validate.report import machine
+from megacpp_validate.report.github import annotations as github
+from megacpp_validate.report.words.findings import LIMITS, consequence, headline, headline_of_fault, next_step, place
 
 STATIC = {**RESULTS, "everything": EVERYTHING}
 ALL: dict[str, Result] = {**STATIC, "sweep": SWEEP, "firewall": FIREWALL}

@@ -10,8 +10,8 @@ from rich.console import Console
 from megacpp_validate.evidence.fp8_faults import CellSeen, Fp8FaultResult, Fp8FaultScore, Fp8Verdict
 from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.report.machine import to_json
-from megacpp_validate.report.markdown import render_step_summary
-from megacpp_validate.report.terminal_fp8_faults import render_fp8_faults
+from megacpp_validate.report.markdown.static_tier import render_step_summary
+from megacpp_validate.report.terminal.fp8_faults import render_fp8_faults
 
 RED = CellSeen(cell="fp8_delayed", outcome=Outcome.FAIL, right=("a.scale", "b.scale"), others=("c", "d", "e"))
 CALM = CellSeen(cell="fp8_current", outcome=Outcome.PASS)

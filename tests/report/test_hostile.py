@@ -47,7 +47,8 @@ from megacpp_validate.evidence.receipt import (
 )
 from megacpp_validate.evidence.smoke import SmokeSession
 from megacpp_validate.evidence.training import TrainingRecord, TrainingStep
-from megacpp_validate.report import github, machine
+from megacpp_validate.report import machine
+from megacpp_validate.report.github import annotations as github
 
 EVIL = (
     "<img src=x onerror=alert(1)></script>\"'&]]>-->|`*_[bold red]x[/]{{7*7}}{%x%}"

@@ -9,7 +9,7 @@ import pytest
 
 from megacpp_validate.evidence.loss_gate import LossOutcome, LossVerdict, SeedSeries
 from megacpp_validate.evidence.receipt import Check, Part
-from megacpp_validate.report.loss_curves import draw_loss_curves
+from megacpp_validate.report.drawings.loss_curves import draw_loss_curves
 
 SVG = "{http://www.w3.org/2000/svg}"
 STEPS = tuple(range(4, 1000))

@@ -12,7 +12,7 @@ from megacpp_validate.evidence.loss_gate import LossGateResult, LossOutcome, Los
 from megacpp_validate.evidence.receipt import Check, Part
 from megacpp_validate.report.loss_report import render_losses_annotations, render_losses_html, render_losses_junit
 from megacpp_validate.report.loss_section import draw_loss_section
-from megacpp_validate.report.markdown_loss import tell_losses
+from megacpp_validate.report.markdown.loss import tell_losses
 
 STEPS = tuple(range(4, 200))
 HELD = Check("gap.tail", True, (Part("size", 0.001, 0.005, True, "the spread of BF16"),))

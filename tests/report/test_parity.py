@@ -24,8 +24,8 @@ from megacpp_validate.evidence.receipt import (
     Receipt,
 )
 from megacpp_validate.report import machine
-from megacpp_validate.report.github import render_step_summary
-from megacpp_validate.report.parity_words import find_worst, say_next_step, say_worst, summarize_session
+from megacpp_validate.report.github.annotations import render_step_summary
+from megacpp_validate.report.words.parity import find_worst, say_next_step, say_worst, summarize_session
 
 H200 = Machine(gpu="NVIDIA H200", capability="9.0", driver="580.159.03", cuda="13.0", torch="2.11.0", python="3.12.3")
 UNDEFINED = (

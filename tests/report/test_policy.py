@@ -24,13 +24,13 @@ from megacpp_validate.evidence.preset_decision import (
     WaiverStanding,
     WaiverState,
 )
-from megacpp_validate.report.github_policy import render_policy_annotations
-from megacpp_validate.report.html_policy import render_policy_html
-from megacpp_validate.report.junit_policy import render_policy_junit
+from megacpp_validate.report.github.policy import render_policy_annotations
+from megacpp_validate.report.html.policy import render_policy_html
+from megacpp_validate.report.junit.policy import render_policy_junit
 from megacpp_validate.report.machine import read_json, to_json
-from megacpp_validate.report.markdown_policy import tell_policy
-from megacpp_validate.report.preset_words import mark_preset, mark_waiver
-from megacpp_validate.report.terminal_policy import render_policy
+from megacpp_validate.report.markdown.policy import tell_policy
+from megacpp_validate.report.terminal.policy import render_policy
+from megacpp_validate.report.words.presets import mark_preset, mark_waiver
 
 TODAY = date(2026, 11, 21)
 ALLOWED = PresetDecision(

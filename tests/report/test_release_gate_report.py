@@ -13,11 +13,11 @@ from megacpp_validate.evidence.preset_decision import WaiverState
 from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.evidence.release_gate import CellVerdict, GateCulprit, GateDecision, GateRule, GateWaiver
 from megacpp_validate.gate.release_asked import Reason
-from megacpp_validate.report.gate_words import OF_ANOTHER, mark_cell_verdict, mark_gate, summarize_gate
-from megacpp_validate.report.github_release_gate import render_release_gate_annotations
-from megacpp_validate.report.junit_release_gate import render_release_gate_junit
-from megacpp_validate.report.markdown_release_gate import render_release_gate_markdown
-from megacpp_validate.report.terminal_release_gate import render_release_gate
+from megacpp_validate.report.github.release_gate import render_release_gate_annotations
+from megacpp_validate.report.junit.release_gate import render_release_gate_junit
+from megacpp_validate.report.markdown.release_gate import render_release_gate_markdown
+from megacpp_validate.report.terminal.release_gate import render_release_gate
+from megacpp_validate.report.words.gate import OF_ANOTHER, mark_cell_verdict, mark_gate, summarize_gate
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m ::error::x"
 

@@ -21,10 +21,12 @@ from megacpp_validate.evidence.release_gate import CellVerdict, GateCulprit, Gat
 from megacpp_validate.evidence.site_result import SiteResult
 from megacpp_validate.evidence.store import ReceiptInvalid, read_receipt
 from megacpp_validate.evidence.upgrade import StepResult
-from megacpp_validate.report import machine, site_pages, site_values
-from megacpp_validate.report.site import SiteOverview, SiteSource, StackSeen, render_site
-from megacpp_validate.report.site_paths import cell_page, is_page, stack_page, step_page, target_page
-from megacpp_validate.report.site_values import SiteFacts, SiteRow, arrange_stacks, plan_depths
+from megacpp_validate.report import machine
+from megacpp_validate.report.site import pages as site_pages
+from megacpp_validate.report.site import values as site_values
+from megacpp_validate.report.site.paths import cell_page, is_page, stack_page, step_page, target_page
+from megacpp_validate.report.site.values import SiteFacts, SiteRow, arrange_stacks, plan_depths
+from megacpp_validate.report.site.whole import SiteOverview, SiteSource, StackSeen, render_site
 
 FIRST_PAGE = 300_000  # bytes
 MAIN = ("index", "steps", "gate", "training", "trends", "environments", "score", "files")

@@ -17,7 +17,7 @@ from test_site import MAIN, closed_gate
 
 from megacpp_validate.catalog import Catalog
 from megacpp_validate.report import machine
-from megacpp_validate.report.site_paths import cell_page, step_page, target_page
+from megacpp_validate.report.site.paths import cell_page, step_page, target_page
 
 PHONE = 360  # CSS pixels: the narrowest phones in use
 # What sticks out of the window and is not in a box that scrolls by itself.

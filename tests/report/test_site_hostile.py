@@ -23,11 +23,11 @@ from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.evidence.release_gate import CellVerdict, GateDecision, GateRule
 from megacpp_validate.evidence.store import ReceiptInvalid
 from megacpp_validate.evidence.upgrade import Change, Culprit, ModuleChange, StepResult, TimingChange, VersionChange
-from megacpp_validate.report import site_told
-from megacpp_validate.report.site import SiteOverview, SiteSource, StackSeen, render_site
-from megacpp_validate.report.site_folder import MARK, NotOurFolder, write_site
-from megacpp_validate.report.site_paths import cell_page, is_page, step_page, target_page
-from megacpp_validate.report.site_values import SiteFacts, SiteRow, arrange_stacks
+from megacpp_validate.report.site import told as site_told
+from megacpp_validate.report.site.folder import MARK, NotOurFolder, write_site
+from megacpp_validate.report.site.paths import cell_page, is_page, step_page, target_page
+from megacpp_validate.report.site.values import SiteFacts, SiteRow, arrange_stacks
+from megacpp_validate.report.site.whole import SiteOverview, SiteSource, StackSeen, render_site
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = "<script>alert(1)</script>"
@@ -172,7 +172,7 @@ def test_a_killed_report_leaves_the_old_site_whole(tmp_path: Path) -> None:
     site = tmp_path / "site"
     write_site(site, [("index.html", "old"), ("cell/a.html", "old")])
     killed = (
-        "import os, signal, sys; from pathlib import Path; from megacpp_validate.report.site_folder import write_site\n"
+        "import os, signal, sys; from pathlib import Path; from megacpp_validate.report.site.folder import write_site\n"
         "def pages():\n"
         "    yield 'index.html', 'new'\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"

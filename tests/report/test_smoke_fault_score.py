@@ -17,8 +17,8 @@ from megacpp_validate.evidence.smoke_faults import (
     SmokeFinding,
 )
 from megacpp_validate.report.machine import to_json
-from megacpp_validate.report.markdown import render_step_summary
-from megacpp_validate.report.terminal_smoke_faults import render_smoke_faults
+from megacpp_validate.report.markdown.static_tier import render_step_summary
+from megacpp_validate.report.terminal.smoke_faults import render_smoke_faults
 
 DOCS = PACKAGE_ROOT.parent / "docs"
 RIGHT = SmokeFinding(check="watch", named={"step": 2, "ranks": [0, 1], "module": "layers.3"}, words="so")

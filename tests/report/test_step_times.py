@@ -6,7 +6,7 @@ from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 from megacpp_validate.evidence.training import TrainingRecord, TrainingStep
-from megacpp_validate.report.step_times import draw_step_times
+from megacpp_validate.report.drawings.step_times import draw_step_times
 
 SVG = "{http://www.w3.org/2000/svg}"
 PEAK = 611

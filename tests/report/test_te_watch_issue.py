@@ -18,8 +18,8 @@ from megacpp_validate.evidence.findings import (
 )
 from megacpp_validate.evidence.te_watch import GpuStep, Standing, WatchedRelease, WatchResult
 from megacpp_validate.evidence.upgrade import Change, Culprit, ModuleChange, StepResult, UpgradeResult
-from megacpp_validate.report.markdown_te_watch import IssueText, marker_of, render_issue, say_watch, tell_watch
-from megacpp_validate.report.terminal_te_watch import render_watch
+from megacpp_validate.report.markdown.te_watch import IssueText, marker_of, render_issue, say_watch, tell_watch
+from megacpp_validate.report.terminal.te_watch import render_watch
 
 ROW = WatchedRelease(
     version="2.21.0",

@@ -13,7 +13,7 @@ from results import AUTOCAST, CASCADE, EMPTY, EVERYTHING, FIREWALL, PERMUTE, RES
 from rich.console import Console
 
 from megacpp_validate.evidence.findings import StaticResult
-from megacpp_validate.report.terminal import render_static
+from megacpp_validate.report.terminal.static_tier import render_static
 
 ALL: dict[str, Result] = {**RESULTS, "everything": EVERYTHING, "sweep": SWEEP, "firewall": FIREWALL}
 ROOT = Path(__file__).parents[2]
@@ -69,7 +69,7 @@ def test_an_ascii_log_gets_letters() -> None:
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1", "FORCE_COLOR": "1", "TERM": "xterm"}, {"TERM": "dumb"}, {}])
 def test_a_pipe_and_no_color_get_no_colour(environment: dict[str, str]) -> None:
     code = (
-        "import results, megacpp_validate.report.terminal as t\n"
+        "import results, megacpp_validate.report.terminal.static_tier as t\n"
         "t.render_static(results.CASCADE); t.render_sweep(results.SWEEP); t.render_firewall(results.FIREWALL)"
     )
     paths = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])

@@ -24,7 +24,7 @@ from megacpp_validate.evidence.upgrade import (
     VersionChange,
 )
 from megacpp_validate.report import machine
-from megacpp_validate.report.upgrade_words import mark_change, summarize_step, summarize_upgrade
+from megacpp_validate.report.words.upgrade import mark_change, summarize_step, summarize_upgrade
 
 CULPRIT = Culprit(
     module="attention",

@@ -31,7 +31,7 @@ from megacpp_validate.report.summaries import (
     summarize_static,
     summarize_sweep,
 )
-from megacpp_validate.report.words import (
+from megacpp_validate.report.words.findings import (
     LIMITS,
     consequence,
     headline,

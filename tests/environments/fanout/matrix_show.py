@@ -25,7 +25,7 @@ import slurm_cluster
 
 ROOT = Path(__file__).parents[3]
 CLUSTER = 'poll_s = 0.5\ngrace_s = 1\npatience_s = 30\ncontainers = "none"\n'
-MAIN = "import megacpp_validate.cli.matrix_verbs; from megacpp_validate.cli import main; main()"
+MAIN = "import megacpp_validate.cli.sessions.matrix_verbs; from megacpp_validate.cli import main; main()"
 WITHIN = 120.0  # seconds that an event may take to be possible
 
 

@@ -1,0 +1,1 @@
+"""The verbs of golden environments: pins and locks, images, bundles, their verification."""

@@ -1,0 +1,61 @@
+"""The verb that says whether a stack fits: what it runs, and the exit code of each answer."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import typer
+
+from ...catalog import Catalog, matrix_folder
+from ...catalog_images import read_images
+from ...evidence.stack_fit import FitResult, FitVerdict
+from ...images.compatibility import stack_of_image, stack_of_words
+from ...images.locks import read_image_lock
+from ...images.refusals import ImageRefused
+from ...report.markdown.lock import tell_fit
+from ...report.terminal.lock import render_fit
+from ..app import TOOL, Exit, Format, foreseen
+from ..told_options import require_output
+from ..whole_telling import tell_whole
+from .image_rows import judge_stacks
+
+
+@foreseen({ImageRefused: Exit.WRONG_ARGUMENTS})
+def run_fits(
+    catalog: Catalog,
+    matrix: Path | None,
+    te: str,
+    parts: tuple[str, ...],
+    fmt: Format,
+    output: Path | None,
+    *,
+    verbose: bool,
+) -> None:
+    """Judge a stack that is given in words, or that of every image; closed where something does not fit."""
+    started = time.monotonic()
+    require_output(output)
+    if parts and not te:
+        raise ImageRefused(
+            f"{' '.join(parts)} is given without a release of Transformer Engine. Next step: say it first, as in "
+            f"2.20.2 {parts[0]}; or leave the parts out, for the stack of each image."
+        )
+    root = (matrix or matrix_folder()).absolute().parent
+    images = read_images({target.id: target.machine for target in catalog.targets}, matrix)
+    if te:
+        stacks = [stack_of_words(te, parts)]
+    else:
+        with_te = [image for image in images.image if image.te]
+        stacks = [stack_of_image(images, image, read_image_lock(root / image.lock)) for image in with_te]
+    found = judge_stacks(catalog, matrix, images, stacks)
+    result = FitResult(tool=TOOL, stacks=found, seconds=round(time.monotonic() - started, 3))
+    tell_whole(
+        result,
+        fmt,
+        output,
+        render=lambda console: render_fit(result, verbose=verbose, console=console),
+        markdown=lambda: tell_fit(result),
+    )
+    lacks = any(stack.of(FitVerdict.UNKNOWN) for stack in found)
+    refused = any(stack.refused for stack in found)
+    raise typer.Exit(Exit.CLOSED if refused else Exit.EVIDENCE_MISSING if lacks else Exit.OPEN)

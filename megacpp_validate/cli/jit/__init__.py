@@ -1,0 +1,1 @@
+"""The verbs of the JIT caches: prewarm, seal and carry, verify."""

@@ -1,0 +1,51 @@
+"""The verb of the smoke run: the hybrid model trained for real on this machine."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..app import Format, FormatOption, MatrixOption, OutputOption, app, split_names
+from .session_options import PythonOption, ReceiptsOption, SeedOption, VerboseOption
+
+
+class Launcher(StrEnum):
+    """What starts the ranks of a run."""
+
+    LOCAL = "local"
+    TORCHRUN = "torchrun"
+    SLURM = "slurm"
+
+
+@app.command()
+def moe_smoke(
+    target: Annotated[str, typer.Option("--target", help="cpu, h200, b200; else the GPU that is here, or cpu.")] = "",
+    cells: Annotated[
+        list[str] | None, typer.Option("--cells", help="Cells to run, with commas or repeated; all without it.")
+    ] = None,
+    ranks: Annotated[int, typer.Option(min=0, help="Only cells that take so many devices; 0: all.")] = 0,
+    launcher: Annotated[Launcher, typer.Option("--launcher", help="What starts the ranks.")] = Launcher.LOCAL,
+    seed: SeedOption = 0,
+    limit: Annotated[float, typer.Option(min=1, help="Seconds that one cell may take.")] = 900.0,
+    receipts: ReceiptsOption = Path(".megacpp/moe_smoke"),
+    python: PythonOption = "",
+    verbose: VerboseOption = False,
+    fmt: FormatOption = Format.TABLE,
+    output: OutputOption = None,
+    matrix: MatrixOption = None,
+) -> None:
+    """Does the whole model train, spread over ranks, as one rank trains it; and where does its time go?
+
+    The cells are the rows of matrix/moe_smoke.toml. One that takes more GPUs than are here is not run, which is never
+    good.
+    """
+    from .session_runs import Asked
+    from .smoke_runs import Chosen, run_moe_smoke
+
+    names = None if cells is None else split_names(cells)
+    # One cell at a time: the ranks of a cell have the GPUs, or the cores, to themselves.
+    asked = Asked(target, names, seed, 1, limit, receipts, python)
+    run_moe_smoke(matrix, Chosen(asked, ranks, launcher.value), fmt, output, verbose=verbose)

@@ -1,0 +1,1 @@
+"""What is drawn: SVG with the ink of the page only."""

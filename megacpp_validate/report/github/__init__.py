@@ -1,0 +1,1 @@
+"""A result as annotations of a continuous integration that reads workflow commands."""

@@ -1,0 +1,1 @@
+"""A result in JUnit XML: one suite a tier, a step or a session."""

@@ -1,0 +1,43 @@
+"""Results of other verbs that lie beside receipts: the page that their own verb would write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeGuard
+
+from megacpp_validate.evidence.findings import StaticResult, Sweep
+from megacpp_validate.evidence.firewall import FirewallResult
+from megacpp_validate.evidence.fp8 import Fp8Result
+from megacpp_validate.evidence.loss_gate import LossGateResult
+from megacpp_validate.evidence.parity import ParityResult
+from megacpp_validate.evidence.preset_decision import PolicyResult
+from megacpp_validate.evidence.results import Result
+from megacpp_validate.evidence.smoke import SmokeSession
+from megacpp_validate.evidence.upgrade import UpgradeResult
+
+from .. import loss_report
+from ..html import pages as html
+from ..html import policy as html_policy
+
+MOST_RESULTS: Final = 40  # that get a page; a session of many receipts is a MB
+_RENDERERS: Final[Mapping[type[Result], Callable[[Any], str]]] = {
+    StaticResult: html.render_static_html,
+    Sweep: html.render_sweep_html,
+    FirewallResult: html.render_firewall_html,
+    ParityResult: html.render_session_html,
+    Fp8Result: html.render_session_html,
+    SmokeSession: html.render_session_html,
+    UpgradeResult: html.render_upgrade_html,
+    LossGateResult: loss_report.render_losses_html,
+    PolicyResult: html_policy.render_policy_html,
+}
+
+
+def has_page(result: object) -> TypeGuard[Result]:
+    """Whether it is a result that its verb tells as a page."""
+    return type(result) in _RENDERERS
+
+
+def render_result(result: Result) -> str:
+    """The page of a result that has one."""
+    return _RENDERERS[type(result)](result)

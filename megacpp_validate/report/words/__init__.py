@@ -1,0 +1,1 @@
+"""What is said of a result: the sentences that every form shares."""

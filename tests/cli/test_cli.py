@@ -1,0 +1,320 @@
+"""The command line: exit codes by class of outcome, one message for each foreseen error, results alone on stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "canary"))
+from small_index import PACKAGE, UNREACHABLE, use_index, write_index
+from small_sources import write_release
+
+from megacpp_validate.canary.sources import CACHE_VARIABLE
+from megacpp_validate.catalog import matrix_folder
+from megacpp_validate.cli import main
+
+LINEAR = """
+class Linear:
+    def __init__(self, in_features, out_features, bias=True, params_dtype=None, device='cuda', eps=1e-5, name=None): ...
+"""
+BROKEN = LINEAR.replace("in_features", "width", 1)
+RELEASES = {
+    "2.8.0": PACKAGE | {"transformer_engine/pytorch/__init__.py": LINEAR},
+    "2.9.0": PACKAGE | {"transformer_engine/pytorch/__init__.py": LINEAR},
+    "2.10.0": PACKAGE | {"transformer_engine/pytorch/__init__.py": BROKEN},
+    "2.11.0": PACKAGE | {"transformer_engine/pytorch/__init__.py": BROKEN},
+}
+OPEN, CLOSED, WRONG, NOTHING, NO_ENVIRONMENT, INFRASTRUCTURE = 0, 1, 2, 3, 5, 6
+
+
+class Said(NamedTuple):
+    """What a run of the command line ended with."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Said]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own, no index, and a terminal that is wide and plain."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    use_index(monkeypatch, UNREACHABLE)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    url = write_index(tmp_path / "index", RELEASES)
+    use_index(monkeypatch, url)
+    return url
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command line in this process."""
+
+    def call(*arguments: object) -> Said:
+        monkeypatch.setattr(sys, "argv", ["megacpp-validate", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capfd.readouterr()
+        return Said(int(ended.value.code or 0), out, err)
+
+    return call
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> dict[str, Path]:
+    """Three releases as folders: one, the same again, and one that breaks the bridge's linear layer."""
+    for name, code in {"old": LINEAR, "same": LINEAR, "broken": BROKEN}.items():
+        write_release(tmp_path / name, code)
+    return {name: tmp_path / name for name in ("old", "same", "broken")}
+
+
+def matrix_pinned_at(folder: Path, version: str) -> Path:
+    copy = Path(shutil.copytree(matrix_folder(), folder / "matrix"))
+    row = f'pinned = "pin"\n[[stack]]\nid = "pin"\nte = "{version}"\n'
+    (copy / "stacks.toml").write_text(row)
+    return copy
+
+
+def test_a_step_that_breaks_nothing_is_open(run: Run, folders: dict[str, Path]) -> None:
+    assert run("te-canary", folders["old"], folders["same"]).code == OPEN
+
+
+def test_a_step_that_breaks_is_closed_and_names_module_symbol_and_line(run: Run, folders: dict[str, Path]) -> None:
+    said = run("te-canary", folders["old"], folders["broken"])
+    assert said.code == CLOSED
+    for word in ("linear_walker", "in_features", "Linear", "transformer_engine/pytorch/__init__.py:"):
+        assert word in said.out, word
+    assert said.err == ""
+
+
+def test_folders_and_releases_can_be_compared(run: Run, index: str, folders: dict[str, Path]) -> None:
+    assert run("te-canary", "2.8.0", folders["broken"]).code == CLOSED
+    assert run("te-canary", folders["broken"], "2.11.0").code == OPEN
+
+
+def test_a_downgrade_works_and_says_so(run: Run, index: str) -> None:
+    said = run("te-canary", "2.10.0", "2.9.0")
+    assert said.code == OPEN  # 2.9.0 has again what 2.10.0 had taken away
+    assert "This is a downgrade: 2.10.0 is the newer release" in said.out
+    assert "downgrade" not in run("te-canary", "2.9.0", "2.10.0").out.lower()
+
+
+def test_without_arguments_it_goes_from_the_pin_to_the_newest(run: Run, index: str, tmp_path: Path) -> None:
+    said = run("te-canary", "--matrix", matrix_pinned_at(tmp_path, "2.9.0"), "--format", "json")
+    assert said.code == CLOSED
+    told = json.loads(said.out)
+    assert (told["old"]["version"], told["new"]["version"]) == ("2.9.0", "2.11.0")
+
+
+def test_with_one_argument_it_goes_to_the_newest(run: Run, index: str) -> None:
+    told = json.loads(run("te-canary", "2.8.0", "--format", "json").out)
+    assert (told["old"]["version"], told["new"]["version"]) == ("2.8.0", "2.11.0")
+
+
+def test_a_pin_that_is_the_newest_leaves_nothing_to_judge(run: Run, index: str, tmp_path: Path) -> None:
+    said = run("te-canary", "--matrix", matrix_pinned_at(tmp_path, "2.11.0"))
+    assert said.code == NOTHING
+    assert "2.11.0 is the newest release" in said.err
+    assert "Next step" in said.err
+
+
+WRONG_ARGUMENTS = {
+    "same": (["2.9.0", "2.9.0"], ["both 2.9.0", "Next step"]),
+    "no-such-release": (["2.9.0", "2.9.7"], ["2.9.7", "Nearest: 2.8.0, 2.9.0, 2.10.0, 2.11.0", "Next step"]),
+    "no-release": (["2.9.0", "latest"], ["'latest' is not a release", "Next step"]),
+    "no-such-module": (["--first-bad", "atention"], ["atention", "attention", "Next step"]),
+    "no-such-option": (["--colour"], ["--colour"]),
+    "no-such-format": (["2.8.0", "2.9.0", "--format", "pdf"], ["pdf", "html"]),
+    "too-many": (["--all", "2.8.0", "2.9.0", "2.10.0"], ["2.10.0", "more than two", "Next step"]),
+    "all-in-tiers": (["--all", "--tiers", "gpu"], ["--all", "Next step"]),
+    "no-such-tier": (["2.8.0", "2.9.0", "--tiers", "static,gpus"], ["'gpus'", "firewall", "Next step"]),
+    "no-such-release-in-a-sweep": (["--all", "2.9.7", "2.11.0"], ["2.9.7", "Nearest: 2.8.0, 2.9.0", "Next step"]),
+}
+
+
+@pytest.mark.parametrize(("arguments", "words"), WRONG_ARGUMENTS.values(), ids=WRONG_ARGUMENTS)
+def test_wrong_arguments_are_told_in_words(arguments: list[str], words: list[str], run: Run, index: str) -> None:
+    said = run("te-canary", *arguments)
+    assert said.code == WRONG
+    assert said.out == ""
+    for word in words:
+        assert word in said.err, said.err
+    assert "Traceback" not in said.err
+
+
+def test_no_command_and_a_wrong_command(run: Run) -> None:
+    assert run("canary").code == WRONG
+    assert run("--help").code == OPEN
+    assert "te-canary" in run("--help").out
+
+
+def test_a_wrong_matrix_is_refused_with_every_fault(run: Run, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(matrix_folder(), tmp_path / "matrix"))
+    text = (copy / "targets.toml").read_text()
+    wrong = text.replace("deep_gemm = true", "deep_gemm = 1").replace('"x86_64"', '"sparc"', 1)
+    (copy / "targets.toml").write_text(wrong)
+    said = run("te-canary", "2.8.0", "2.9.0", "--matrix", copy)
+    assert said.code == WRONG
+    assert "3 fault(s)" in said.err
+    assert said.err.count("targets.toml: target.") == 3
+
+
+def test_an_unreachable_index_and_an_empty_cache(run: Run, own_cache: Path) -> None:
+    said = run("te-canary", "2.8.0", "2.9.0")
+    assert said.code == NO_ENVIRONMENT
+    for word in ("transformer-engine 2.8.0", "Likely cause", "Next step"):
+        assert word in said.err
+    assert not [path for path in own_cache.rglob("*") if path.is_file()]
+    assert run("te-canary").code == NO_ENVIRONMENT
+    assert run("te-canary", "--list").code == NO_ENVIRONMENT
+
+
+def test_an_unwritable_cache(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "a-file").write_text("")
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "a-file"))
+    said = run("te-canary", "2.8.0", "2.9.0")
+    assert said.code == NO_ENVIRONMENT
+    assert str(tmp_path / "a-file") in said.err
+    assert CACHE_VARIABLE in said.err
+
+
+def test_a_folder_that_holds_no_package(run: Run, tmp_path: Path, folders: dict[str, Path]) -> None:
+    said = run("te-canary", folders["old"] / "transformer_engine", folders["same"])
+    assert said.code == NO_ENVIRONMENT
+    assert "give the folder in which `transformer_engine/` lies" in said.err
+
+
+PARSERS: dict[str, Callable[[str], object]] = {
+    "json": json.loads,
+    "junit": ElementTree.fromstring,
+    "html": lambda text: text.index("<!") + text.index("</html>"),
+    "github": lambda text: next(line.index("::") for line in text.splitlines() if line.startswith("::")),
+    "table": lambda text: text.index("linear_walker"),
+}
+
+
+@pytest.mark.parametrize("fmt", PARSERS)
+def test_every_format_stands_alone_on_stdout(fmt: str, run: Run, folders: dict[str, Path]) -> None:
+    said = run("te-canary", folders["old"], folders["broken"], "--format", fmt)
+    assert said.code == CLOSED
+    assert said.err == ""
+    PARSERS[fmt](said.out)
+
+
+@pytest.mark.parametrize("fmt", PARSERS)
+def test_output_goes_to_a_file_in_a_folder_that_is_made(
+    fmt: str, run: Run, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    target = tmp_path / "reports" / f"result.{fmt}"
+    said = run("te-canary", folders["old"], folders["broken"], "--format", fmt, "--output", target)
+    assert said.code == CLOSED
+    assert said.out == ""
+    PARSERS[fmt](target.read_text(encoding="utf-8"))
+
+
+def test_an_output_that_cannot_be_written_is_told_in_words(run: Run, folders: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "a-file").write_text("")
+    for place in (tmp_path / "a-file" / "result.json", tmp_path):
+        said = run("te-canary", folders["old"], folders["same"], "--format", "json", "--output", place)
+        assert said.code == WRONG
+        assert str(place) in said.err
+        assert "Next step" in said.err
+
+
+def test_verbose_lists_what_is_harmless(run: Run, tmp_path: Path) -> None:
+    write_release(tmp_path / "one", f"{LINEAR}\ndef other(x): ...")
+    write_release(tmp_path / "two", LINEAR)
+    quiet = run("te-canary", tmp_path / "one", tmp_path / "two")
+    verbose = run("te-canary", tmp_path / "one", tmp_path / "two", "--verbose")
+    assert (quiet.code, verbose.code) == (OPEN, OPEN)
+    assert "pytorch.other" not in quiet.out
+    assert "pytorch.other" in verbose.out
+
+
+def test_the_list_is_one_release_a_line(run: Run, index: str) -> None:
+    said = run("te-canary", "--list")
+    assert (said.code, said.out.split()) == (OPEN, list(RELEASES))
+
+
+def as_process(*arguments: str) -> Said:
+    command = [sys.executable, "-m", "megacpp_validate.cli", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return Said(done.returncode, done.stdout, done.stderr)
+
+
+def test_a_sweep_and_the_first_bad_release(index: str) -> None:
+    said = as_process("te-canary", "--all", "--format", "json")
+    assert said.code == OPEN, said.err
+    steps = [
+        (step["new"]["version"], any(row["verdict"] == "breaks" for row in step["modules"]))
+        for step in json.loads(said.out)["steps"]
+    ]
+    assert steps == [("2.9.0", False), ("2.10.0", True), ("2.11.0", False)]
+
+    said = as_process("te-canary", "--first-bad", "linear_walker")
+    assert said.code == CLOSED
+    assert "linear_walker breaks first in 2.10.0 (2.9.0 is the last good one)" in said.out
+
+    said = as_process("te-canary", "--first-bad", "permute", "--format", "json")
+    assert said.code == OPEN
+    assert json.loads(said.out)["schema_id"] == "megacpp-validate/sweep/1"
+
+    said = as_process("te-canary", "2.8.0", "2.9.0", "--first-bad", "linear_walker")
+    assert said.code == OPEN
+
+
+def test_an_error_is_one_message_and_no_traceback() -> None:
+    said = as_process("te-canary", "2.8.0", "latest")
+    assert "Traceback" not in said.err
+    assert said.err.startswith("megacpp-validate: ")
+
+
+def test_a_fault_of_the_tool_is_no_breakage(
+    run: Run, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_down(*_: object, **__: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr("megacpp_validate.cli.canary.canary_runs.judge_step", break_down)
+    said = run("te-canary", folders["old"], folders["same"])
+    assert said.code == INFRASTRUCTURE
+    assert "a fault of ours" in said.err
+    assert "Next step" in said.err
+
+
+def test_whoever_stops_reading_changes_no_exit_code(folders: dict[str, Path]) -> None:
+    words = [sys.executable, "-m", "megacpp_validate.cli", "te-canary", str(folders["old"]), str(folders["same"])]
+    for extra in ([], ["--format", "json"]):
+        reader, writer = os.pipe()
+        os.close(reader)
+        with os.fdopen(writer, "wb") as closed:
+            said = subprocess.run([*words, *extra], stdout=closed, stderr=subprocess.PIPE, check=False)
+        assert said.returncode == OPEN, said.stderr.decode()
+
+
+def test_whoever_stops_reading_what_is_refused_changes_no_exit_code() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "megacpp_validate.cli", "te-bisect", "2.17.1", "2.20.2", "--module", "nope"]
+    with os.fdopen(writer, "wb") as closed:
+        assert subprocess.run(words, stdout=closed, stderr=closed, check=False).returncode == WRONG

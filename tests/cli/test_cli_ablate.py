@@ -1,0 +1,222 @@
+"""The verb of ablation: orders, turns, receipts, exit codes; a stub speaks as the smoke run does."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faulty_host import make_call
+
+from megacpp_validate.catalog_postures import read_postures
+from megacpp_validate.cli.sessions.ablate_plan import (
+    Asked,
+    WrongAblation,
+    plan_arms,
+    read_features,
+    read_plan,
+    why_not_run,
+)
+from megacpp_validate.evidence.ablation import read_ablation
+from megacpp_validate.evidence.smoke_answer import AnswerInvalid, parse_answer, see_run
+
+OPEN, WRONG, NOTHING_SELECTED, MISSING, NO_ENVIRONMENT = 0, 2, 3, 4, 5
+# A smoke run that trains nothing: recompute costs 10%; what goes wrong stands in the variable STUB.
+STUB = """#!{python} -SE
+import json, os, random, sys
+assert sys.argv[1:] == ["-P", "-u", "-m", "megacpp_validate.training.smoke"], sys.argv
+order = json.load(sys.stdin)
+fault, on = os.environ.get("STUB", ""), order["forms"].get("recompute", False)
+draw = random.Random(order["folder"])
+print("a library says something")
+if fault == "dies" and on:
+    sys.exit("no memory left")
+if fault == "damaged":
+    print(json.dumps(dict(ending="done", ranks=[dict(rank=0)])))
+    sys.exit(0)
+def rank(number):
+    pace, memory = 0.1 * (1.1 if on else 1) * (1 + number), 2**30 - 2**28 * on
+    steps = [dict(loss=3.0 - step / 100, seconds=pace + draw.gauss(0, 2e-4)) for step in range(order["steps"])]
+    forms = dict(order["forms"], recompute=False) if fault == "falls-back" else order["forms"]
+    again = ("layers.0.recompute", dict(requested="recompute", observed="recompute", refusals=[]))
+    return dict(
+        rank=number, steps=steps, goodput=dict(tokens=256 * order["steps"], peak_bytes=dict(step=memory)),
+        choices=dict([("norm", dict(requested="te", observed="native", refusals=[]))] + [again] * on),
+        topology=dict(host="somewhere", device="cpu", plan=order["plan"], place=number), forms=forms,
+        features=order["features"], versions=dict(torch="2"),
+        model=dict(name=order["size"], pattern="AMEAR", parameters=1234, size=order["changes"]),
+    )
+ranks = [rank(number) for number in range(order["plan"]["world"])]
+print(json.dumps(dict(ending="done", words="", seconds=1.5, ranks=ranks)))
+print("and a library says good-bye", file=sys.stderr)
+sys.exit(3 if fault == "ends-badly" else 0)
+"""
+
+
+@pytest.fixture
+def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
+    stub = tmp_path / "python-stub"
+    stub.write_text(STUB.format(python=sys.executable))
+    stub.chmod(0o755)
+    run = make_call("ablate", capfd, monkeypatch, tmp_path)
+    shared = ("--python", str(stub), "--device", "cpu", "--size", "tiny", "--receipts", "out")
+    return lambda *arguments: run(*arguments, *shared)
+
+
+def test_receipts_are_judged_again_by_the_rules_of_today_and_nothing_is_run(
+    call: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call("feature=recompute")[0] == OPEN
+    file = tmp_path / "out" / "recompute.json"
+    row = read_ablation(file)
+    assert row.memory is not None
+    assert row.memory.verdict.value == "win"
+    file.write_text(row.model_copy(update={"memory": None}).model_dump_json())  # as if by an earlier rule
+    monkeypatch.setenv("STUB", "dies")
+    code, out, err = call("feature=recompute", "--again")
+    assert (code, "saves memory" in out) == (OPEN, True), err
+    assert read_ablation(file) == row
+    code, _, err = call("feature=recompute,mtp", "--again")
+    assert (code, "mtp.json" in err) == (MISSING, True)
+    assert read_ablation(file) == row  # all of them, or none
+
+
+def test_a_feature_is_run_in_turns_judged_and_told(call: Callable[..., Any], tmp_path: Path) -> None:
+    code, out, err = call("feature=recompute", "--ranks", "2")
+    assert code == OPEN, err
+    assert "tax: recompute." in out
+    assert "saves memory" in out
+    row = read_ablation(tmp_path / "out" / "recompute.json")
+    assert [run.arm for run in row.runs] == ["off", "on", "off", "on"]
+    assert row.step_time is not None
+    # The slowest rank decides, which is the second one.
+    assert (round(row.step_time.ratio, 2), round(row.step_time.off, 1)) == (1.1, 0.2)
+    assert (row.runs[0].pattern, row.runs[0].parameters, row.runs[0].tokens) == ("AMEAR", 1234, 256)
+    assert row.runs[0].topology == {"device": "cpu", "plan": {"data": 2, "world": 2}}
+    assert len(row.runs[3].step_seconds) == 40
+    given = [json.loads(path.read_text()) for path in sorted((tmp_path / "out" / "recompute").glob("*/order.json"))]
+    assert [order["forms"]["recompute"] for order in given] == [False, True, False, True]
+    for order in given:  # they differ in nothing else
+        del order["forms"]["recompute"], order["folder"]
+    assert given == given[:1] * 4
+    page = (tmp_path / "out" / "ablation.md").read_text()
+    assert "| recompute | +" in page
+    assert "forms.recompute: False" in page
+
+
+def test_several_features_make_one_page_and_what_cannot_run_is_told(call: Callable[..., Any], tmp_path: Path) -> None:
+    code, out, err = call("feature=mtp,te_block", "recompute", "--format", "json", "--pairs", "2", "--steps", "16")
+    assert code == MISSING, err
+    rows = {row["feature"]: row for row in json.loads(out)["features"]}
+    assert {name: row["verdict"] for name, row in rows.items()} == {
+        "mtp": "noise", "te_block": "not-judged", "recompute": "tax",
+    }  # fmt: skip
+    assert rows["te_block"]["reasons"] == [
+        "it needs a GPU, and the CPU was asked for. Next step: --device cuda"
+    ]  # and no process was started
+    assert not (tmp_path / "out" / "te_block").exists()
+    assert (tmp_path / "out" / "ablation.md").read_text().count("\n## ") == 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "runs", "said"),
+    [
+        ("dies", 2, "run 2 (on): it ended as exit: it gave no answer. Its last words: a library says something no mem"),
+        ("falls-back", 2, "forms.recompute was asked to be true, and its receipt says false"),
+        ("ends-badly", 1, "run 1 (off): it ended as contradiction: it answers done, and its process ended with exit 3"),
+        ("damaged", 1, "its answer has another form: ranks.0.steps: Field required"),
+    ],
+)
+def test_a_run_that_is_no_evidence(
+    call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str, runs: int, said: str
+) -> None:
+    monkeypatch.setenv("STUB", fault)
+    code, out, _ = call("feature=recompute", "--format", "json")
+    assert code == MISSING
+    (row,) = json.loads(out)["features"]
+    assert row["verdict"] == "not-judged"
+    assert any(said in reason for reason in row["reasons"]), row["reasons"]
+    kept = read_ablation(tmp_path / "out" / "recompute.json")  # what ran before it is kept
+    assert len(kept.runs) == runs
+    assert (tmp_path / "out" / "recompute" / "1-off" / "log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("feature=fast",), WRONG, "there is no feature 'fast'. Next step: choose of auto_dispatch, "),
+        (("feature=",), NOTHING_SELECTED, "no feature is selected"),
+        (("recompute", "--plan", "data"), WRONG, "--plan has 'data'"),
+        (("recompute", "--plan", "world=2", "--ranks", "4"), WRONG, "a world of 2, and --ranks says 4"),
+        (("recompute", "--pairs", "1"), WRONG, "pairs"),
+        (("recompute", "--matrix", "nowhere"), WRONG, "postures.toml: cannot be read"),
+    ],
+)
+def test_arguments_that_cannot_be(call: Callable[..., Any], arguments: tuple[str, ...], code: int, said: str) -> None:
+    got, _, err = call(*arguments)
+    assert (got, said in " ".join(err.split())) == (code, True), err
+
+
+def asked(**more: Any) -> Asked:
+    said: dict[str, Any] = {
+        "features": (), "size": "small", "steps": 40, "pairs": 2, "seed": 0, "plan": read_plan("", 0),
+        "device": "cuda", "target": "h200", "base": "posture", "limit_s": 1.0, "receipts": Path(), "python": "",
+    }  # fmt: skip
+    return Asked(**{**said, **more})
+
+
+def test_arms_differ_in_the_feature_alone_and_begin_with_the_posture() -> None:
+    posture = read_postures()
+    for feature in posture.features:
+        arms = plan_arms(posture, feature, asked())
+        differ = {key for key in arms["on"] if arms["on"][key] != arms["off"].get(key)}
+        assert differ == set(feature.on.as_order), feature.id
+    arms = plan_arms(posture, posture.find("recompute"), asked())
+    assert arms["off"]["forms"]["moe"] == "jagged"
+    assert (arms["off"]["watch"], arms["off"]["profile"]) == (False, False)  # nobody looks on
+    shared = plan_arms(posture, posture.find("recompute"), asked(plan=read_plan("expert_parallel=2", 2)))
+    assert shared["off"]["forms"]["moe"] == "bridge"  # the other ways know no other ranks
+
+
+def test_plans_and_names_from_what_was_typed() -> None:
+    assert read_plan("", 4) == {"data": 4, "world": 4}
+    assert read_plan("tensor_parallel=2,sequence_parallel=true", 4) == {
+        "tensor_parallel": 2, "sequence_parallel": True, "data": 2, "world": 4,
+    }  # fmt: skip
+    assert read_plan("data=2,tensor_parallel=2", 0)["world"] == 4
+    with pytest.raises(WrongAblation):
+        read_plan("data=-1", 0)
+    posture = read_postures()
+    assert read_features(["feature=mtp,graphs", "mtp"], posture) == ("mtp", "graphs")
+    assert len(read_features(["feature=all"], posture)) == len(posture.features)
+
+
+def test_what_a_feature_needs() -> None:
+    find = read_postures().find
+    assert not list(why_not_run(find("graphs"), asked(), gpu=True, te=True))
+    assert "Transformer Engine" in next(iter(why_not_run(find("te_block"), asked(), gpu=True, te=False)))
+    assert "no GPU" in next(iter(why_not_run(find("mtp"), asked(), gpu=False, te=False)))
+    two = asked(plan=read_plan("expert_parallel=2", 2))
+    assert "one rank" in next(iter(why_not_run(find("graphs"), two, gpu=True, te=True)))
+    assert "shared out" in next(iter(why_not_run(find("fused_moe"), two, gpu=True, te=True)))
+
+
+def test_an_answer_is_the_last_one_and_ranks_that_differ_are_told() -> None:
+    part = {"requested": "te", "observed": "te"}
+    rank = {
+        "rank": 0, "steps": [{"loss": "nan", "seconds": 1.0}], "goodput": {"tokens": 8, "peak_bytes": {"step": 5}},
+        "choices": {"norm": part}, "topology": {}, "forms": {}, "features": {}, "versions": {},
+        "model": {"name": "tiny", "pattern": "A", "parameters": 1, "size": {}},
+    }  # fmt: skip
+    other = {**rank, "rank": 1, "choices": {"norm": {**part, "observed": "native"}}}
+    first = json.dumps({"ending": "died", "ranks": []})
+    words = f"{first}\n{json.dumps({'ending': 'done', 'ranks': [other, rank]})}\ngood-bye"
+    run = see_run(parse_answer(words), "on", 1)
+    assert (run.ending, run.losses, run.peak_bytes) == ("done", (None,), 5)
+    assert {name: seen.observed for name, seen in run.parts.items()} == {"norm": "te", "norm@1": "native"}
+    with pytest.raises(AnswerInvalid, match="it gave no answer"):
+        parse_answer("a crash")
+    assert see_run(parse_answer(first), "off", 0).ending == "died"

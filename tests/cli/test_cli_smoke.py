@@ -1,0 +1,180 @@
+"""The verb of the smoke run: it runs, it ends with the code of its class, and what is lacking is never green."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "environments"))
+from faulty_host import make_call
+from places import make_h200_host
+
+from megacpp_validate.catalog import Catalog
+from megacpp_validate.environments.restart import own_folder
+from megacpp_validate.probes.smoke.runs import Runs
+from megacpp_validate.training.parallel.plan import why_not
+
+OPEN, CLOSED, WRONG, NOTHING, MISSING, NO_ENVIRONMENT, INFRASTRUCTURE = 0, 1, 2, 3, 4, 5, 6
+
+
+class Said(NamedTuple):
+    """What a run of the command line ended with."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Said]
+Stack = Callable[[str], None]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """`moe-smoke` in this process, on a host with no GPU, in a folder of the test's own."""
+    for name in ("MEGACPP_PYTHON", "MEGACPP_DISABLE_TE", "CUDA_VISIBLE_DEVICES", "PYTHONPATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    call = make_call("moe-smoke", capfd, monkeypatch, tmp_path)
+    return lambda *arguments: Said(*call(*arguments))
+
+
+@pytest.fixture
+def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stack:
+    """The host's interpreter sees an H200 and Transformer Engine 2.17.1; its probes do what a test says."""
+
+    def make(main: str) -> None:
+        host = make_h200_host(tmp_path, main)
+        monkeypatch.setenv("MEGACPP_PYTHON", str(host / "python3"))
+        monkeypatch.setenv("PATH", f"{host}:/usr/bin:/bin")
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--target", "h100"], WRONG, "'h100'. Next step: choose one of h200, b200, gb10, cpu"),
+        (["--target", "gb10"], WRONG, "no cell for gb10. Next step: choose one of b200, cpu, h200"),
+        (
+            ["--target", "cpu", "--cells", "tyni"],
+            WRONG,
+            "'tyni' of the smoke run on cpu. Next step: choose",
+        ),
+        (["--target", "cpu", "--cells", "scaled_bf16_4"], WRONG, "of the smoke run on cpu"),
+        (["--cells", ","], NOTHING, "no cell is selected"),
+        (["--target", "cpu", "--python", "python9"], NO_ENVIRONMENT, "python9"),
+        (["--launcher", "mpi"], WRONG, "--launcher"),
+        (["--seed", "-1"], WRONG, "--seed"),
+    ],
+)
+def test_wrong_arguments_are_told(run: Run, arguments: list[str], code: int, words: str) -> None:
+    said = run(*arguments)
+    assert said.code == code
+    assert words in " ".join(said.err.split())
+
+
+def test_without_the_target_s_gpu_evidence_is_missing_and_nothing_is_written(run: Run, tmp_path: Path) -> None:
+    said = run("--target", "h200", "--format", "json")
+    assert said.code == MISSING, said.err
+    told = json.loads(said.out)
+    assert told["schema_id"] == "megacpp-validate/moe-smoke/1"
+    assert {receipt["outcome"] for receipt in told["receipts"]} == {"not-run"}
+    assert not (tmp_path / ".megacpp").exists()
+
+
+def test_two_sessions_do_not_share_a_folder(run: Run, stack: Stack, tmp_path: Path) -> None:
+    stack("write()")
+    with own_folder(tmp_path / ".megacpp" / "moe_smoke"):
+        assert run("--target", "h200", "--cells", "small_bf16").code == INFRASTRUCTURE
+
+
+RECORD = """
+def record(**more):
+    steps = [dict(step=n, loss=3.4 - n / 10, perfect=2.0, grad_norm=1.0, seconds=0.5 if n else 9.0) for n in range(10)]
+    return {**dict(name='plan', model='scaled', pattern='AEMR', parameters=2_600_000_000, ranks=4,
+        topology={'data': '4', 'expert_parallel': '4'}, precision='bf16', features={'preset': 'production'},
+        forms={'moe': 'bridge'}, floor=2.0, without_context=3.47, steps=steps, whole_ns=20, phases_ns={'start-up': 5,
+        'step': 15}, tokens=100, tokens_per_second=1234.5, flop_utilisation=0.321, peak_bytes={'step': 2**33}), **more}
+"""
+
+
+def test_a_session_that_is_good_is_open_and_tells_its_numbers_in_every_form(run: Run, stack: Stack) -> None:
+    stack(RECORD + "write(training=[record()])")
+    for form in ("table", "junit", "markdown", "html"):
+        said = run("--target", "h200", "--cells", "scaled_bf16_4", "--format", form)
+        assert said.code == OPEN, said.out + said.err
+        for word in ("32.1%", "75.0%", "500.0 ms", "8.0 GiB", "2.6B", "experts 4", "3.400 to 2.500 of 2.000"):
+            assert word in said.out, (form, word)
+    told = json.loads(run("--target", "h200", "--cells", "scaled_bf16_4", "--format", "json").out)
+    assert told["receipts"][0]["training"][0]["flop_utilisation"] == 0.321
+
+
+def test_the_page_draws_step_times_and_goodput(run: Run, stack: Stack) -> None:
+    stack(RECORD + "write(training=[record()])")
+    page = run("--target", "h200", "--cells", "scaled_bf16_4", "--format", "html").out
+    assert page.count("<svg ") == 1
+    assert "seconds of each step" in page
+    assert "where 0.0 s went" in page
+
+
+def test_the_launcher_reaches_every_cell(run: Run, stack: Stack) -> None:
+    stack("write(reason=order['settings']['launcher'] + ' started it')")
+    said = run("--target", "h200", "--launcher", "torchrun", "--format", "json")
+    assert {receipt["reason"].split()[0] for receipt in json.loads(said.out)["receipts"]} == {"torchrun"}
+
+
+def test_cells_run_one_at_a_time(run: Run, stack: Stack, tmp_path: Path) -> None:
+    alone = tmp_path / "alone"
+    stack(f"os.mkdir({str(alone)!r}); time.sleep(0.1); os.rmdir({str(alone)!r}); write()")
+    assert run("--target", "h200", "--cells", "small_bf16,small_delayed,scaled_bf16_2").code == OPEN
+
+
+def test_cells_are_chosen_by_the_ranks_that_they_take(run: Run, stack: Stack, catalog: Catalog) -> None:
+    stack("write()")
+    told = json.loads(run("--target", "h200", "--ranks", "4", "--format", "json").out)
+    assert [receipt["probe"] for receipt in told["receipts"]] == [row.id for row in catalog.smoke if row.ranks == 4]
+    assert run("--target", "h200", "--ranks", "3").code == NOTHING
+    assert run("--target", "h200", "--ranks", "4", "--cells", "small_bf16").code == NOTHING
+
+
+def test_a_cell_that_lacks_gpus_is_not_good_and_a_red_one_closes(run: Run, stack: Stack) -> None:
+    stack("write(outcome='not-run', reason='this cell takes 4 GPUs', checks=[])")
+    assert run("--target", "h200", "--cells", "scaled_bf16_4").code == MISSING
+    stack("write(outcome='fail', reason='one', checks=[dict(name='plan.learns', passed=False)])")
+    said = run("--target", "h200", "--cells", "scaled_bf16_4")
+    assert said.code == CLOSED
+    assert "plan.learns" in said.out
+
+
+def test_a_record_that_contradicts_itself_is_no_evidence(run: Run, stack: Stack) -> None:
+    stack(RECORD + "write(training=[record(whole_ns=21)])")
+    said = run("--target", "h200", "--cells", "scaled_bf16_4")
+    assert said.code == CLOSED
+    assert "phases sum to 20 ns of 21" in " ".join(said.out.split())
+
+
+def test_the_plan_of_every_row_can_be(catalog: Catalog, tmp_path: Path) -> None:
+    from megacpp_validate.probes.bench import Bench
+    from megacpp_validate.probes.order import Order, Target
+
+    for row in catalog.smoke:
+        target = Target("cpu", "")  # devices are asked for later
+        bench = Bench(Order(row.id, "s", target, "native", settings=dict(row.settings), stands_on=("imports",)))
+        runs = Runs(bench, tmp_path)
+        order = runs.order(target=row.targets[0], device="cpu" if row.targets[0] == "cpu" else "cuda")
+        assert why_not(order.read_plan(), order.read_size(), recipe=order.recipe) == ()
+        assert order.read_plan().world == row.ranks, row.id
+
+
+def test_every_session_ends_in_time(catalog: Catalog) -> None:
+    """What rows are expected to take, one after the other: four GPUs have their own rows in 8 minutes."""
+    of_cpu = sum(row.seconds for row in catalog.smoke if "cpu" in row.targets)
+    of_four = sum(row.seconds for row in catalog.smoke if row.ranks == 4)
+    assert of_cpu <= 300
+    assert of_four <= 480
