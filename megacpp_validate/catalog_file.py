@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 PACKAGE_ROOT: Final = Path(__file__).parent
+_UNREADABLE: Final = (AttributeError, TypeError, ValueError, LookupError, RuntimeError)
 
 
 class MatrixInvalid(ValueError):
@@ -38,17 +40,56 @@ def matrix_folder() -> Path:
     return beside if beside.is_dir() else PACKAGE_ROOT / "matrix"
 
 
-def read_matrix_file(path: Path, model: type[File]) -> File:
+def read_matrix_file(
+    path: Path, model: type[File], look: Callable[[File], Iterable[Iterator[str]]] = lambda _: ()
+) -> File:
     """A file as typed values.
+
+    Args:
+        path: of the file.
+        model: of the whole file.
+        look: what is wrong between its rows. Of a file of a wrong shape each of the looks is taken as far as it goes.
 
     Raises:
         MatrixInvalid: with every fault of the file.
     """
     faults: list[str] = []
-    read, _ = look_at_matrix_file(path, model, faults)
-    if read is None:
-        raise MatrixInvalid(faults)
+    read, data = look_at_matrix_file(path, model, faults)
+    if read is not None:
+        faults += [fault for found in look(read) for fault in found]
+    elif data:
+        faults += _find_more(look, _take_as_written(model, data))
+    if read is None or faults:
+        raise MatrixInvalid(dict.fromkeys(faults))
     return read
+
+
+def _find_more(look: Callable[[File], Iterable[Iterator[str]]], file: File) -> Iterator[str]:
+    """Faults between rows that nobody has checked: a look ends at the first that it cannot read."""
+    with suppress(*_UNREADABLE):
+        for found in look(file):
+            with suppress(*_UNREADABLE):
+                yield from found
+
+
+def _take_as_written(model: type[File], data: dict[str, Any]) -> File:
+    """The rows of a file whose shape is wrong, unchecked: each key that is there, as it is there."""
+    return model.model_construct(
+        **{
+            field.alias or name: _take_value(field.annotation, data[field.alias or name])
+            for name, field in model.model_fields.items()
+            if (field.alias or name) in data
+        }
+    )
+
+
+def _take_value(kind: Any, value: Any) -> Any:
+    inner = get_args(kind)
+    if get_origin(kind) is list and isinstance(value, list):
+        return [_take_value(inner[0], one) for one in value]
+    if isinstance(kind, type) and issubclass(kind, BaseModel) and isinstance(value, dict):
+        return _take_as_written(kind, value)
+    return value
 
 
 def look_at_matrix_file(path: Path, model: type[File], faults: list[str]) -> tuple[File | None, dict[str, Any]]:
@@ -60,7 +101,7 @@ def look_at_matrix_file(path: Path, model: type[File], faults: list[str]) -> tup
         faults: what is wrong is added to them, and the values are None.
     """
     try:
-        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
         faults.append(f"{path.name}: cannot be read: {fault}")
         return None, {}
@@ -75,12 +116,15 @@ def look_at_matrix_file(path: Path, model: type[File], faults: list[str]) -> tup
 
 
 def _named(data: Any, location: tuple[int | str, ...]) -> str:
-    """The id of the row that an error lies in, so that a person need not count rows."""
+    """The id, or the target, of the row that an error lies in, so that a person need not count rows."""
     for part in location:
         try:
             data = data[part]
         except (KeyError, IndexError, TypeError):
             return ""
-        if isinstance(data, dict) and isinstance(data.get("id"), str):
-            return f" ({data['id']})"
+        named = (
+            [data[key] for key in ("id", "target") if isinstance(data.get(key), str)] if isinstance(data, dict) else []
+        )
+        if named:
+            return f" ({named[0]})"
     return ""

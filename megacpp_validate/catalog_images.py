@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -13,7 +13,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 from pydantic import Field
 
-from .catalog_file import MatrixInvalid, Row, matrix_folder, read_matrix_file
+from .catalog import Target
+from .catalog_file import Row, matrix_folder, read_matrix_file
 
 FILE: Final = "images.toml"
 PARTS: Final = ("cuda", "cublas", "cudnn", "nccl")  # what a base has that is no distribution
@@ -94,7 +95,7 @@ class Image(Row):
         links: pages that list wheels of its requirements, for hosts without a folder of wheels.
         te_archs: architectures that what is compiled of Transformer Engine is for, as NVTE_CUDA_ARCHS has them.
         sources: rows of this file that are built from a commit.
-        steps: scripts in containers/steps, in their order.
+        steps: scripts in containers/steps; the recipe says in which order they are run.
         jit: libraries whose kernels are compiled while the image is built.
         user: number of the user that it runs as.
     """
@@ -195,6 +196,7 @@ class Range(Row):
         component: a part of CUDA, "driver", "python", or a distribution.
         needs: range that its version must lie in; "<0" where it must not be there.
         with_: it holds only where this is there too ("cuda>=13"); empty for always.
+        targets: rows of targets.toml that it is of; all without.
         outside: what a version outside of the range means: it does not work, or it works with less.
     """
 
@@ -203,6 +205,7 @@ class Range(Row):
     component: Name
     needs: Words
     with_: str = Field(default="", alias="with")
+    targets: list[Name] = Field(default_factory=list)
     outside: Literal["refused", "warned"] = "refused"
     says: Words
     next: Words
@@ -239,48 +242,103 @@ class Images(Row):
         return next(source for source in self.source if source.id == name)
 
 
-def read_images(targets: dict[str, str], folder: Path | None = None) -> Images:
+def read_images(targets: dict[str, str], folder: Path | None = None, rows: Iterable[Target] = ()) -> Images:
     """The images in `folder`.
 
     Args:
         targets: id of every row of targets.toml -> its machine ("x86_64", "aarch64", or "" for any).
         folder: of the matrix; the project's own without it.
+        rows: those rows, where what is built for a target is to be held against what the target can do.
 
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    images = read_matrix_file((folder or matrix_folder()) / FILE, Images)
-    if faults := list(_find_faults(images, targets)):
-        raise MatrixInvalid(faults)
-    return images
+    known = {row.id: row for row in rows}
+
+    def look(images: Images) -> Iterator[Iterator[str]]:
+        for find in (
+            _find_doubles, _find_doubly_provided, _find_false_versions, _find_false_requirements, _find_false_ranges
+        ):  # fmt: skip
+            yield find(images)
+        yield _find_dangling(images, targets)
+        for image in images.image:
+            yield _find_of_image(images, image, targets, known)
+
+    return read_matrix_file((folder or matrix_folder()) / FILE, Images, look)
 
 
-def _find_faults(images: Images, targets: dict[str, str]) -> Iterator[str]:
+def _find_strangers(image: Image, target: Target) -> Iterator[str]:
+    """What is built for a target, and is of another one."""
+    where = f"{FILE}: image {image.target}"
+    wanted = f"{target.arch}a" if target.arch else "cpu"
+    if image.cache_arch != wanted:
+        yield f"{where}: cache_arch {image.cache_arch!r} is not the {wanted!r} of its target"
+    family = target.arch.removeprefix("sm_")[:-1]  # "sm_121" and what is compiled for 120 are of one family
+    archs = [arch.rstrip("af") for arch in image.te_archs.split(";") if arch]
+    if archs and family not in [arch[:-1] for arch in archs]:
+        yield f"{where}: te_archs {image.te_archs!r} has nothing for the {target.arch or 'CPU'} of its target"
+    unable = {"deep-gemm": not target.deep_gemm, "flash-attention-3": "fa3" not in target.attention}
+    yield from (
+        f"{where}: sources names {name!r}, which targets.toml says that {target.id} does not have"
+        for name in image.sources
+        if unable.get(name)
+    )
+    if "fa4" in image.jit and "fa4" not in target.attention:
+        yield f"{where}: jit names 'fa4', which targets.toml says that {target.id} does not have"
+
+
+def _find_dangling(images: Images, targets: dict[str, str]) -> Iterator[str]:
     bases = {base.id for base in images.base}
-    sources = {source.id for source in images.source}
-    yield from _find_doubles(images)
-    yield from _find_false_texts(images)
     for claim in images.claim:
         if claim.base not in bases:
             yield f"{FILE}: claim of {claim.digest[:15]}: base names {claim.base!r}, which there is not"
-    for image in images.image:
-        where = f"{FILE}: image {image.target}"
-        if image.target not in targets:
-            yield f"{where}: target names {image.target!r}, which targets.toml has not"
-        elif targets[image.target] not in ("", MACHINES[image.platform]):
-            yield f"{where}: platform {image.platform} is not the {targets[image.target]} of targets.toml"
-        if image.base not in bases:
-            yield f"{where}: base names {image.base!r}, which there is not"
-            continue
-        unknown = [name for name in image.sources if name not in sources]
-        yield from (f"{where}: sources names {name!r}, which there is not" for name in unknown)
-        provided = images.find_base(image.base).distributions
-        for kind, rows in (("over", image.over), ("removes", image.removes)):
-            yield from (
-                f"{where}: {kind} names {row.name!r}, which {image.base} does not provide"
-                for row in rows
-                if row.name not in provided
-            )
+    for row in images.range:
+        strange = [name for name in row.targets if name not in targets]
+        yield from (f"{FILE}: range {row.id}: targets names {name!r}, which targets.toml has not" for name in strange)
+
+
+def _find_of_image(images: Images, image: Image, targets: dict[str, str], rows: dict[str, Target]) -> Iterator[str]:
+    where = f"{FILE}: image {image.target}"
+    if image.target not in targets:
+        yield f"{where}: target names {image.target!r}, which targets.toml has not"
+    elif targets[image.target] not in ("", MACHINES[image.platform]):
+        yield f"{where}: platform {image.platform} is not the {targets[image.target]} of targets.toml"
+    sources = {source.id for source in images.source}
+    unknown = [name for name in image.sources if name not in sources]
+    yield from (f"{where}: sources names {name!r}, which there is not" for name in unknown)
+    if not unknown:
+        yield from _find_steps(image, sources)
+    if image.base not in {base.id for base in images.base}:
+        yield f"{where}: base names {image.base!r}, which there is not"
+    if image.target in rows:
+        yield from _find_strangers(image, rows[image.target])
+    yield from _find_bare(images, image)
+
+
+def _find_bare(images: Images, image: Image) -> Iterator[str]:
+    """What goes over the base, or is taken out of it, and is not there or is both."""
+    where = f"{FILE}: image {image.target}"
+    both = {row.name for row in image.over} & {row.name for row in image.removes}
+    yield from (f"{where}: {name!r} is named under `over` and under `removes`" for name in sorted(both))
+    provided = next((base.distributions for base in images.base if base.id == image.base), None)
+    for kind, named in (("over", image.over), ("removes", image.removes)):
+        yield from (
+            f"{where}: {kind} names {row.name!r}, which {image.base} does not provide"
+            for row in named
+            if provided is not None and row.name not in provided
+        )
+
+
+def _find_steps(image: Image, sources: set[str]) -> Iterator[str]:
+    """Steps that are there twice, and what is built from a commit without its step, or the other way round."""
+    where = f"{FILE}: image {image.target}"
+    counts = Counter(image.steps)
+    yield from (f"{where}: the step {name!r} is there {count} times" for name, count in counts.items() if count > 1)
+    for name in sorted(sources):
+        step = name.replace("-", "_")
+        if (name in image.sources) != (step in image.steps):
+            there, absent = ("source", "step") if name in image.sources else ("step", "source")
+            yield f"{where}: {name!r} has a {there} and no {absent}"
 
 
 def _find_doubles(images: Images) -> Iterator[str]:
@@ -296,21 +354,30 @@ def _find_doubles(images: Images) -> Iterator[str]:
     for kind, names in named:
         counts = Counter(names)
         yield from (f"{FILE}: {kind} {name!r} is there {count} times" for name, count in counts.items() if count > 1)
+
+
+def _find_doubly_provided(images: Images) -> Iterator[str]:
     for base in images.base:
         counts = Counter([name for name, _ in base.provides] + base.stands_for)
         yield from (f"{FILE}: base {base.id}: {name!r} is provided twice" for name, n in counts.items() if n > 1)
 
 
-def _find_false_texts(images: Images) -> Iterator[str]:
+def _find_false_versions(images: Images) -> Iterator[str]:
     for base in images.base:
         for name, version in base.provides:
             if version and not _is(Version, version):
                 yield f"{FILE}: base {base.id}: provides {name} in {version!r}, which is no version"
+
+
+def _find_false_requirements(images: Images) -> Iterator[str]:
     asked = [("everywhere", images.everywhere)]
     asked += [(f"image {row.target}", row.requirements) for row in images.image]
     asked += [(f"compiled {row.name}", row.requires) for row in images.compiled]
     for where, texts in asked:
         yield from (f"{FILE}: {where}: {text!r} is no requirement" for text in texts if not _is(Requirement, text))
+
+
+def _find_false_ranges(images: Images) -> Iterator[str]:
     for row in images.range:
         if row.with_ and not _is(Requirement, row.with_):
             yield f"{FILE}: range {row.id}: with {row.with_!r} is no requirement"

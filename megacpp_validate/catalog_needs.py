@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 from pydantic import Field
 
-from .catalog_file import MatrixInvalid, Row, matrix_folder, read_matrix_file
+from .catalog_file import Row, matrix_folder, read_matrix_file
 
 _FILE = "needs.toml"
 
@@ -58,7 +60,8 @@ class Need(Row):
         of: library or distribution.
         version: range that it must lie in; empty for any.
         symbol: of "tolerated-symbol".
-        with_: the need holds only where this distribution is installed.
+        with_: the need holds only where this distribution is installed, in a range where one is given.
+        cuda: major CUDA releases (range) whose core library has the need; empty for any.
         says: what needs it.
         next: what to do.
         source: where it is known from.
@@ -71,6 +74,7 @@ class Need(Row):
     version: str = ""
     symbol: str = ""
     with_: str = Field(default="", alias="with")
+    cuda: str = ""
     breaks: list[str]
     says: str = Field(min_length=1)
     next: str = Field(min_length=1)
@@ -79,6 +83,20 @@ class Need(Row):
     def holds_for(self, te: Version) -> bool:
         """Whether a release has this need; builds of a release ("2.14.0+f031cf8") count as the release."""
         return SpecifierSet(self.te).contains(te.public, prereleases=True)
+
+    def holds_for_core(self, cuda: int | None) -> bool:
+        """Whether a core library for a major CUDA release has it; None where nobody has told which it is for."""
+        return not self.cuda or cuda is None or SpecifierSet(self.cuda).contains(str(cuda))
+
+    @property
+    def beside(self) -> str:
+        """Name of the distribution that it holds beside; empty for none."""
+        return canonicalize_name(Requirement(self.with_).name) if self.with_ else ""
+
+    def holds_beside(self, version: Version | None) -> bool:
+        """Whether it holds beside that distribution in a version; None where the version is not known."""
+        asked = Requirement(self.with_).specifier
+        return version is None or asked.contains(version.public, prereleases=True)
 
     def allows(self, version: Version) -> bool:
         """Whether a version is in the range."""
@@ -92,6 +110,10 @@ class Build(Row):
     version: str = Field(min_length=1)
     torch: str = Field(min_length=1)
     source: str = Field(min_length=1)
+
+    def is_of(self, version: Version) -> bool:
+        """Whether it says something of a version of the distribution."""
+        return SpecifierSet(self.version).contains(version.public, prereleases=True)
 
     def is_for(self, torch: Version) -> bool:
         """Whether it is for a torch."""
@@ -117,10 +139,7 @@ def read_needs(modules: list[str], folder: Path | None = None) -> Needs:
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    needs = read_matrix_file((folder or matrix_folder()) / _FILE, Needs)
-    if faults := list(_find_faults(needs, modules)):
-        raise MatrixInvalid(faults)
-    return needs
+    return read_matrix_file((folder or matrix_folder()) / _FILE, Needs, lambda needs: [_find_faults(needs, modules)])
 
 
 def _find_faults(needs: Needs, modules: list[str]) -> Iterator[str]:
@@ -133,12 +152,15 @@ def _find_faults(needs: Needs, modules: list[str]) -> Iterator[str]:
             yield from (f"{_FILE}: {kind} {row.id}: breaks names {name!r}, which there is not" for name in unknown)
     ranges = [(f"need {need.id}: te", need.te) for need in needs.need]
     ranges += [(f"need {need.id}: version", need.version) for need in needs.need]
+    ranges += [(f"need {need.id}: cuda", need.cuda) for need in needs.need]
     ranges += [(f"build of {build.of}: version", build.version) for build in needs.build]
     ranges += [(f"build of {build.of}: torch", build.torch) for build in needs.build]
     yield from (f"{_FILE}: {where} {text!r} is no range of versions" for where, text in ranges if not _is_range(text))
     for need in needs.need:
         if need.kind != "distribution" and need.of not in libraries:
             yield f"{_FILE}: need {need.id}: of names {need.of!r}, which is none of the libraries"
+        if need.with_ and not _is_requirement(need.with_):
+            yield f"{_FILE}: need {need.id}: with {need.with_!r} is no requirement"
         if (need.kind == "tolerated-symbol") != bool(need.symbol):
             yield f"{_FILE}: need {need.id}: a symbol belongs to the kind tolerated-symbol, and to no other"
         if need.kind == "library" and not need.version:
@@ -149,5 +171,13 @@ def _is_range(text: str) -> bool:
     try:
         SpecifierSet(text)
     except InvalidSpecifier:
+        return False
+    return True
+
+
+def _is_requirement(text: str) -> bool:
+    try:
+        Requirement(text)
+    except InvalidRequirement:
         return False
     return True

@@ -10,6 +10,8 @@ from packaging.version import Version
 from megacpp_validate.catalog import Catalog, MatrixInvalid, matrix_folder
 from megacpp_validate.catalog_needs import read_needs
 
+CUTE = {f"flash-attn-4-cute-{name}" for name in ("guarded", "b20", "b16", "b3")}
+
 
 def modules(catalog: Catalog) -> list[str]:
     return [module.id for module in catalog.modules]
@@ -25,14 +27,14 @@ def modules(catalog: Catalog) -> list[str]:
             "2.17.1",
             {
                 "cublas-grouped-gemm", "one-cuda-runtime-warned", "cudnn-reshape-mode", "cudnn-least-documented",
-                "flash-attn-4-cute", "torch-least",
+                "flash-attn-4-cute", "torch-least", *CUTE,
             },
         ),
         (
             "2.20.2",
             {
                 "cublas-grouped-gemm", "one-cuda-runtime-warned", "cudnn-least", "cudnn-frontend",
-                "flash-attn-4-cute-guarded", "torch-least",
+                "flash-attn-4-cute-b24", "torch-least", *CUTE,
             },
         ),
     ],
@@ -53,6 +55,8 @@ def test_each_release_has_its_needs(te: str, needs: set[str], catalog: Catalog) 
         ('id = "cudnn-least"', 'id = "cudnn-frontend"', "is there twice"),
         ('symbol = "cublasLtGroupedMatrixLayoutInit_internal"', "", "belongs to the kind tolerated-symbol"),
         ('version = ">=13.2"', 'version = ""', "is needed in a version"),
+        ('with = "flash-attn-4"', 'with = "flash-attn-4 of old"', "with 'flash-attn-4 of old' is no requirement"),
+        ('cuda = ">=13"', 'cuda = "13 or so"', "cuda '13 or so' is no range"),
         ('torch = ">=2.13,<2.14"', 'torch = "2.13 or so"', "torch '2.13 or so' is no range"),
         ('title = "torch"', 'titel = "torch"', "titel"),
         ("[[need]]", "[[need", "cannot be read"),

@@ -95,7 +95,7 @@ def judge_needs(seen: Seen, rows: Rows) -> Iterator[Difference]:
     if te is None or not rows.target.arch:
         return
     for need in rows.needs.need:
-        if not need.holds_for(te):
+        if not need.holds_for(te) or not need.holds_for_core(seen.core_cuda):
             continue
         if need.kind == "library":
             yield from _judge_library(need, te, seen, rows)
@@ -121,9 +121,10 @@ def _judge_library(need: Need, te: Version, seen: Seen, rows: Rows) -> Iterator[
 
 
 def _judge_distribution(need: Need, te: Version, seen: Seen, rows: Rows) -> Iterator[Difference]:
-    if need.with_ and seen.installed([need.with_]) is None:
+    neighbour = seen.installed([need.beside]) if need.with_ else None
+    if need.with_ and (neighbour is None or not need.holds_beside(read_version(neighbour.version))):
         return
-    beside = f" beside {need.with_}" if need.with_ else ""
+    beside = f" beside {neighbour.name} {neighbour.version}" if neighbour else ""
     found = seen.installed([need.of])
     version = read_version(found.version) if found else None
     failed = (look := seen.package(TE)) is not None and (look.failure is not None or bool(look.ended))

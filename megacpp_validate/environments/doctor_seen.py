@@ -14,6 +14,7 @@ from ..catalog_needs import CudaLibrary, Needs, VendorPackage
 from ..evidence.doctor_look import Distribution, PackageLook, PathLook
 
 TE = "transformer_engine.pytorch"
+_CORES = (12, 13)  # major CUDA releases that a core library is on the index for
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,13 @@ class Seen:
         """The release of Transformer Engine as loaded, else as installed."""
         look = self.package(TE)
         return read_version(look.version if look else "") or self.installed_version(["transformer-engine"])
+
+    @cached_property
+    def core_cuda(self) -> int | None:
+        """The major CUDA release that the core library is for: its wheel says it, else that of torch; None unknown."""
+        halves = [major for major in _CORES if self.installed([f"transformer-engine-cu{major}"])]
+        own = self.path.torch_cuda.partition(".")[0]
+        return halves[0] if len(halves) == 1 else int(own) if own.isdecimal() else None
 
     def installed(self, names: Sequence[str]) -> Distribution | None:
         """The first distribution on the path of some names."""

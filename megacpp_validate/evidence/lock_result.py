@@ -29,6 +29,7 @@ class PinLine(Frozen):
         before, after: digest; empty for none.
         verified: day on which a registry gave it; empty where none has.
         how: how it was verified, or why it was not.
+        silence: why no registry could say it this time; empty where one did, or none was asked.
     """
 
     base: str
@@ -38,6 +39,7 @@ class PinLine(Frozen):
     news: PinNews
     verified: str
     how: str
+    silence: str = ""
 
 
 class PackageLine(Frozen):

@@ -6,87 +6,23 @@ must be told that the check says nothing of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Final
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
-from ..catalog_images import Base, Image, Images, Range
-from ..catalog_needs import Need, Needs
-from ..evidence.stack_fit import Fit, FitVerdict, Part, StackFit
-from .locks import ImageLock
+from ..catalog_images import Range
+from ..catalog_needs import Build, Need, Needs
+from ..evidence.stack_fit import Fit, FitVerdict, StackFit
 from .refusals import ImageRefused
+from .stack import ASKED, LIBRARIES, Stack, name_distributions, read_version
 
-LIBRARIES: Final = {"libcudart": "cuda", "libcublasLt": "cublas", "libcudnn": "cudnn", "libnccl": "nccl"}
-
-_ASKED: Final = "asked for"
-_BY_FILE: Final = {canonicalize_name(file): name for file, name in LIBRARIES.items()}
 _CORE: Final = ("transformer-engine", "transformer-engine-torch", "transformer-engine-cu13", "transformer-engine-cu12")
-
-
-@dataclass(frozen=True)
-class Stack:
-    """What is there, by name: parts of CUDA, "driver", "python", and distributions.
-
-    Attributes:
-        te: release of Transformer Engine.
-        whole: whether everything that is there is known by name, so that what is not named is not there.
-    """
-
-    name: str
-    te: str
-    parts: Mapping[str, Part]
-    whole: bool
-
-
-def stack_of_image(images: Images, image: Image, lock: ImageLock, own_base: str = "") -> Stack:
-    """The stack that an image would have: what its base provides, and what its lock lays over it.
-
-    Args:
-        own_base: a base that the caller named: nothing is known of what is in it.
-    """
-    base = images.find_base(image.base)
-    found = {} if own_base else {part.name: part for part in _parts_of_base(base)}
-    for row in image.removes:
-        found.pop(row.name, None)
-    for name, package in lock.packages.items():
-        found[name] = Part(name=name, version=package.version, brought_by=f"lock {image.lock}")
-    whole = not own_base and not base.distributions  # of a base with a stack nobody has listed every distribution
-    return Stack(image.target, image.te, found, whole)
-
-
-def stack_of_words(te: str, words: Iterable[str]) -> Stack:
-    """A stack that is given as "component=version"; "component=" is there in a version that is not known.
-
-    Raises:
-        ImageRefused: a word is none of that kind, a version is none, or a component is given twice.
-    """
-    found: dict[str, Part] = {}
-    said: dict[str, str] = {}
-    for word in words:
-        name, sign, version = word.partition("=")
-        name, version = canonicalize_name(name), version.lstrip("=")
-        name = _BY_FILE.get(name, name)
-        if not sign or not name or (version and _read(version) is None):
-            raise ImageRefused(
-                f"{word!r} is no component and version. Next step: say for instance cublas=13.1.0.3 cudnn=9.19 "
-                "torch=2.11.0, or cublas= for one whose version you do not know."
-            )
-        if name in said:
-            raise ImageRefused(
-                f"{said[name]!r} and {word!r} are both {name}, and one of them would be held against nothing. Next "
-                "step: say the one that is loaded."
-            )
-        said[name] = word
-        found[name] = Part(name=name, version=version, brought_by=_ASKED)
-    if _read(te) is None:
-        raise ImageRefused(f"{te!r} is no release of Transformer Engine. Next step: say one as in 2.20.2.")
-    return Stack("asked", te, found, whole=False)
 
 
 def judge_stack(stack: Stack, needs: Needs, ranges: Iterable[Range], looked_at: Iterable[str]) -> StackFit:
@@ -95,14 +31,17 @@ def judge_stack(stack: Stack, needs: Needs, ranges: Iterable[Range], looked_at: 
     Args:
         looked_at: releases that the rows were made from: of a later one they do not know what is new in it.
     """
-    te = _read(stack.te)
-    ranges = tuple(ranges)
+    te = read_version(stack.te)
+    stack = _name_parts(stack, needs)
+    ranges = tuple(row for row in ranges if not row.targets or not stack.target or stack.target in row.targets)
     fits = list(_name_unknown(stack, needs, ranges))
     if te is not None:
         fits += _judge_release(te, [Version(release) for release in looked_at])
-        fits += [fit for row in needs.need if row.holds_for(te) for fit in _judge_need(row, stack)]
+        held = [row for row in needs.need if row.holds_for(te) and row.holds_for_core(stack.core_cuda)]
+        fits += [fit for row in held for fit in _judge_need(row, stack)]
         fits += [fit for row in ranges if not row.te or row.holds_for(te) for fit in _judge_range(row, stack)]
         fits += _judge_core(stack, te)
+        fits += _judge_torch(stack)
     fits += _judge_builds(needs, stack)
     parts = tuple(sorted(stack.parts.values(), key=lambda part: part.name))
     ordered = tuple(sorted(fits, key=lambda fit: (fit.verdict.rank, fit.component)))
@@ -125,23 +64,24 @@ def refuse_misfits(stacks: Iterable[StackFit]) -> None:
         raise ImageRefused("these do not fit together, and nothing was built:\n" + "\n".join(lines))
 
 
-def _parts_of_base(base: Base) -> Iterator[Part]:
-    by = f"base {base.id}"
-    yield Part(name="python", version=base.python, brought_by=by)
-    if base.driver_least:
-        yield Part(name="driver", version=base.driver_least, brought_by=f"{by}, the least that runs it")
-    for name, version in base.provided.items():
-        yield Part(name=name, version=version, brought_by=by)
+def _name_parts(stack: Stack, needs: Needs) -> Stack:
+    """The stack with libraries of CUDA by their own names, where distributions bring them ("nvidia-cublas")."""
+    brought = {
+        part: stack.parts[name].model_copy(update={"name": part})
+        for name, part in name_distributions(needs).items()
+        if name in stack.parts
+    }
+    return replace(stack, parts={**brought, **stack.parts})
 
 
 def _name_unknown(stack: Stack, needs: Needs, ranges: Iterable[Range]) -> Iterator[Fit]:
     """What was asked for by a name that is in no row, of any release: nothing was held against it."""
     known = {"torch", *_CORE, *LIBRARIES.values(), *(row.of for row in needs.build)}
-    known |= {row.of for row in needs.need} | {row.with_ for row in needs.need}
+    known |= {row.of for row in needs.need} | {row.beside for row in needs.need} | set(name_distributions(needs))
     known |= {row.component for row in ranges} | {Requirement(row.with_).name for row in ranges if row.with_}
     names = {canonicalize_name(name) for name in known if name}
     for name, part in stack.parts.items():
-        if part.brought_by == _ASKED and name not in names:
+        if part.brought_by == ASKED and name not in names:
             near = get_close_matches(name, sorted(names), n=1)
             yield Fit(
                 need="no-row",
@@ -171,8 +111,10 @@ def _judge_release(te: Version, looked_at: list[Version]) -> Iterator[Fit]:
 
 
 def _judge_need(need: Need, stack: Stack) -> Iterator[Fit]:
-    if need.kind not in ("library", "distribution") or (need.with_ and need.with_ not in stack.parts):
+    if need.kind not in ("library", "distribution"):
         return  # of files on a path and of symbols the doctor knows more, once they lie there
+    if need.with_ and (need.beside not in stack.parts or not need.holds_beside(stack.version(need.beside))):
+        return
     component = LIBRARIES.get(need.of, need.of)
     verdict, seen = _hold(stack, component, need.version, FitVerdict.REFUSED)
     yield Fit(
@@ -212,8 +154,7 @@ def _judge_range(row: Range, stack: Stack) -> Iterator[Fit]:
 def _judge_core(stack: Stack, te: Version) -> Iterator[Fit]:
     """The halves of Transformer Engine refuse each other in different releases."""
     for name in _CORE:
-        part = stack.parts.get(name)
-        version = _read(part.version) if part else None
+        version = stack.version(name)
         if version is not None and version.public != te.public:
             yield Fit(
                 need="one-release",
@@ -227,31 +168,64 @@ def _judge_core(stack: Stack, te: Version) -> Iterator[Fit]:
             )
 
 
+def _judge_torch(stack: Stack) -> Iterator[Fit]:
+    """The torch extension is compiled against torch: a wheel of PyTorch's index names the CUDA of both."""
+    own, core = stack.torch_cuda, stack.core_cuda
+    if own is None:
+        return
+    without = isinstance(own, str)
+    verdict = FitVerdict.UNKNOWN if core is None and not without else FitVerdict.FITS
+    yield Fit(
+        need="torch-of-one-cuda",
+        component="torch",
+        seen=stack.parts["torch"].version,
+        wanted=f"a build for CUDA {core or 'of the core library'}",
+        verdict=FitVerdict.REFUSED if without or (core is not None and own != core) else verdict,
+        says="it is built without CUDA" if without else "its extension is compiled with the CUDA of the core library",
+        next_step=f"take a torch that is built for CUDA {core or '12 or 13'}, or the core library for that of torch",
+        source="torch 2.13: utils/cpp_extension.py _check_cuda_version raises where the major releases differ",
+    )
+
+
 def _judge_builds(needs: Needs, stack: Stack) -> Iterator[Fit]:
     """Wheels that are built for one torch, and do not say so."""
-    for row in needs.build:
-        part = stack.parts.get(row.of)
-        version = _read(part.version) if part else None
-        if version is None or not SpecifierSet(row.version).contains(version.public, prereleases=True):
-            continue
-        verdict, seen = _hold(stack, "torch", row.torch, FitVerdict.REFUSED)
-        yield Fit(
-            need=f"build of {row.of}",
-            component="torch",
-            seen=seen,
-            wanted=row.torch,
-            verdict=verdict,
-            says=f"{row.of} {version} is built for that torch",
-            next_step=f"take a {row.of} that is built for it, or build it from source",
-            source=row.source,
-        )
+    for name in dict.fromkeys(row.of for row in needs.build):
+        version = stack.version(name)
+        rows = [row for row in needs.build if row.of == name]
+        held = [row for row in rows if version is not None and row.is_of(version)]
+        yield from (_judge_build(row, stack, str(version)) for row in held)
+        if name in stack.parts and not held:
+            yield Fit(
+                need=f"build of {name}",
+                component=name,
+                seen=str(version or "(version not known)"),
+                wanted=" or ".join(row.version for row in rows),
+                verdict=FitVerdict.UNKNOWN,
+                says="it is built for one torch without saying which, and nobody has looked at this one",
+                next_step="nox -s doctor says it where it is installed; then a [[build]] row in matrix/needs.toml",
+                source="matrix/needs.toml",
+            )
+
+
+def _judge_build(row: Build, stack: Stack, version: str) -> Fit:
+    verdict, seen = _hold(stack, "torch", row.torch, FitVerdict.REFUSED)
+    return Fit(
+        need=f"build of {row.of}",
+        component="torch",
+        seen=seen,
+        wanted=row.torch,
+        verdict=verdict,
+        says=f"{row.of} {version} is built for that torch",
+        next_step=f"take a {row.of} that is built for it, or build it from source",
+        source=row.source,
+    )
 
 
 def _hold(stack: Stack, name: str, wanted: str, outside: FitVerdict) -> tuple[FitVerdict, str]:
     part = stack.parts.get(name)
     if part is None:
         return (FitVerdict.REFUSED, "is not there") if stack.whole else (FitVerdict.UNKNOWN, "(nobody has told of it)")
-    version = _read(part.version)
+    version = read_version(part.version)
     if wanted == "<0":
         return outside, part.version or "(version not known)"
     if version is None:
@@ -266,7 +240,7 @@ def _holds(stack: Stack, requirement: Requirement) -> bool | None:
     part = stack.parts.get(canonicalize_name(requirement.name))
     if part is None:
         return False
-    version = _read(part.version)
+    version = read_version(part.version)
     if version is None:
         return None if requirement.specifier else True
     return requirement.specifier.contains(version.public, prereleases=True)
@@ -274,10 +248,3 @@ def _holds(stack: Stack, requirement: Requirement) -> bool | None:
 
 def _as_release(name: str, version: Version) -> str:
     return version.base_version if name == "torch" else version.public
-
-
-def _read(text: str) -> Version | None:
-    try:
-        return Version(text) if text else None
-    except InvalidVersion:
-        return None

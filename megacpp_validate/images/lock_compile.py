@@ -22,7 +22,10 @@ from .inputs import LockInputs
 
 _LIMIT_S: Final = 600.0
 _QUICK_S: Final = 60.0
-_CAUSE: Final = "the index does not answer, or no release there fits what matrix/images.toml and the base ask for"
+_CAUSE: Final = "no release of the index fits what matrix/images.toml and the base ask for"
+_DOWN: Final = "the index does not answer: it is down, or this network does not reach it, or it wants a login"
+# What uv says of an index that it cannot ask, whatever the reason (uv 0.9 to 0.11).
+_SILENT: Final = re.compile(r"Failed to fetch|error sending request|dns error|HTTP status|timed out|Could not connect")
 _STEP: Final = (
     "read uv's words; behind a mirror set UV_DEFAULT_INDEX, with a folder of wheels UV_FIND_LINKS; change the row of "
     "matrix/images.toml that it names"
@@ -30,6 +33,10 @@ _STEP: Final = (
 _PIN: Final = re.compile(r"^([A-Za-z0-9][\w.-]*==[^\s;\\]+)", re.MULTILINE)
 _SETTINGS: Final = {"index-url": "UV_DEFAULT_INDEX", "find-links": "UV_FIND_LINKS"}
 _OTHER_NAMES: Final = {"UV_DEFAULT_INDEX": ("UV_INDEX_URL",), "UV_FIND_LINKS": ()}
+
+
+class IndexSilent(NoEnvironment):
+    """The index does not answer; the text has uv's words and the next step."""
 
 
 def compile_lock(
@@ -141,14 +148,19 @@ def _compile(
     call = [*uv, "pip", "compile", "--quiet", "--directory", str(folder), "--no-header", "--no-annotate"]
     # An interpreter is nothing that uv shall fetch unasked; what is locked has no need of one.
     settings = {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1"}
-    run_tool(
-        [*call, "--output-file", str(out), *words],
-        variables | settings,
-        deed=f"uv cannot make {what}",
-        cause=_CAUSE,
-        step=_STEP,
-        limit_s=_LIMIT_S,
-    )
+    try:
+        run_tool(
+            [*call, "--output-file", str(out), *words],
+            variables | settings,
+            deed=f"uv cannot make {what}",
+            cause=_CAUSE,
+            step=_STEP,
+            limit_s=_LIMIT_S,
+        )
+    except NoEnvironment as fault:
+        if _SILENT.search(str(fault)):
+            raise IndexSilent(str(fault).replace(_CAUSE, _DOWN)) from fault
+        raise
     return out.read_text(encoding="utf-8")
 
 

@@ -17,12 +17,11 @@ from ..catalog_images import Image, Images
 from ..evidence.lock_result import LockLine, PackageLine
 from .inputs import gather_inputs
 from .lock_compile import compile_lock, compile_releases, compile_sessions
-from .locks import ImageLock, check_lock, parse_lock, read_image_lock
+from .locks import EDITED, ImageLock, check_lock, is_sealed, parse_lock, read_image_lock, seal_lock
 from .refusals import ImageRefused
 
 _PIN: Final = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\]+)", re.MULTILINE)
 _HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})")
-_CONTENT: Final = "# content: sha256:"
 SESSIONS: Final = "sessions"
 RELEASES: Final = "releases"
 
@@ -37,11 +36,16 @@ class Written:
 
 @dataclass(frozen=True)
 class Locked:
-    """A lock, made: its line, its text, and what it holds; None where it has no hashes, as that of nox sessions has."""
+    """A lock, made: its line, its text, and what it holds; None where it has no hashes, as that of nox sessions has.
+
+    Attributes:
+        refusal: why it must not be written; empty where it may.
+    """
 
     line: LockLine
     text: str
     lock: ImageLock | None
+    refusal: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ def make_image_lock(images: Images, image: Image, asker: Asker) -> Locked:
     """
     inputs = gather_inputs(images, image, asker.project)
     before = _read_text(asker.root / image.lock)
-    text = compile_lock(inputs, before, asker.variables, links=image.links, upgrade=asker.upgrade)
+    text = seal_lock(compile_lock(inputs, before, asker.variables, links=image.links, upgrade=asker.upgrade))
     lock = parse_lock(text, asker.root / image.lock)
     check_lock(lock, inputs, asker.root / image.lock)
     stale = _say_stale(before, text, inputs.hash)
@@ -81,6 +85,7 @@ def make_image_lock(images: Images, image: Image, asker: Asker) -> Locked:
         LockLine(target=image.target, file=image.lock, stale=stale, count=len(lock.packages), packages=packages),
         text,
         lock,
+        _refuse_lost_files(image.lock, before, text, asker.upgrade),
     )
 
 
@@ -129,17 +134,7 @@ def make_releases_lock(images: Images, asker: Asker) -> Locked:
         count=len(asker.releases),
         packages=compare_packages(_packages(before), _packages(text)),
     )
-    return Locked(line, text, None)
-
-
-def seal_lock(text: str) -> str:
-    """The text with its third line: the hash of what is below it, by which an edit of a version or a hash is seen.
-
-    The locks of images have none: the bake file has the hash of each as a whole.
-    """
-    lines = [line for line in text.splitlines(keepends=True) if not line.startswith(_CONTENT)]
-    head, rest = "".join(lines[:2]), "".join(lines[2:])
-    return f"{head}{_CONTENT}{sha256(rest.encode()).hexdigest()}\n{rest}"
+    return Locked(line, text, None, _refuse_lost_files(rows.lock, before, text, asker.upgrade))
 
 
 def hash_releases(images: Images, releases: Iterable[str]) -> str:
@@ -164,8 +159,8 @@ def check_locks(images: Images, asker: Asker, chosen: Sequence[Image]) -> tuple[
     ):
         text = _read_text(asker.root / place)
         stale = "" if _says(text, hashed) else f"it was made from {what}" if text else "it is not there"
-        if not stale and text != seal_lock(text):
-            stale = "it was edited by hand: what is in it does not hash to its `# content:`"
+        if not stale and is_sealed(text) is not True:
+            stale = f"it {EDITED}"
         found.append(LockLine(target=name, file=place, stale=stale, count=len(_PIN.findall(text))))
     return tuple(found)
 
@@ -220,9 +215,35 @@ def write_together(root: Path, files: Iterable[Written]) -> tuple[str, ...]:
 def _say_stale(before: str, after: str, inputs_hash: str) -> str:
     if not before:
         return "it was not there"
+    if (sealed := is_sealed(before)) is not True:
+        return f"it {EDITED}" if sealed is False else "it does not say yet what it hashes to"
     if not _says(before, inputs_hash):
         return "the matrix or pyproject.toml asks for something else now"
     return "the index has other files, or what was locked fits no more" if before != after else ""
+
+
+def _refuse_lost_files(file: str, before: str, after: str, upgrade: Iterable[str]) -> str:
+    """Why a lock is not written: the index has no longer a file that it was locked with, in the same version.
+
+    What more the index has is no difference. A lock that was edited by hand, or never sealed, proves nothing.
+    """
+    taken = {name if name == "*" else str(canonicalize_name(name)) for name in upgrade}
+    if not is_sealed(before) or "*" in taken:
+        return ""
+    old, new = _packages(before), _packages(after)
+    lost = [name for name in old if name in new and old[name][0] == new[name][0] and old[name][1] - new[name][1]]
+    words = [
+        f"{name} {old[name][0]} (sha256 {', '.join(sorted(one[:12] for one in old[name][1] - new[name][1]))})"
+        for name in sorted(set(lost) - taken)
+    ]
+    if not words:
+        return ""
+    return (
+        f"{file}: the index no longer has files of {', '.join(words)}, which are locked in the same version. Likely "
+        "cause: another index than the lock was made from, or a file was put in the place of another. "
+        "Next step: ask the index that the lock was made from; find out what changed, then `nox -s lock -- "
+        f"--upgrade {sorted(set(lost) - taken)[0]}`, and commit what it writes."
+    )
 
 
 def _says(text: str, inputs_hash: str) -> bool:

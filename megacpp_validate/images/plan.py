@@ -11,8 +11,9 @@ from typing import Final
 
 from .. import __version__
 from ..catalog import Target, matrix_folder
-from ..catalog_images import MACHINES, Base, Image, Images
+from ..catalog_images import MACHINES, Image, Images
 from ..evidence.image_plan import ImagePlan
+from .claims import say_unclaimed
 from .inputs import gather_inputs, read_project
 from .labels import ARCH_LABEL, LOCK_LABEL, PINS_LABEL, TARGET_LABEL
 from .locks import ImageLock, check_lock, read_image_lock
@@ -91,7 +92,7 @@ def plan_images(
     for image in chosen:
         lock = read_image_lock(home / image.lock)
         check_lock(lock, gather_inputs(images, image, project), home / image.lock)
-        start = _own(own_base) if own_base else _pinned(images.find_base(image.base), image, pins, stand_in)
+        start = _own(own_base) if own_base else _pinned(images, image, pins, stand_in)
         told = {"revision": revision, "source": source, "pins": pins.hash}
         plans.append(_plan(images, image, rows[image.target], lock, start, told))
     return tuple(plans)
@@ -122,7 +123,8 @@ def _own(reference: str) -> _From:
     return _From("own", reference, reference, "", "named by the caller, and not one of the matrix")
 
 
-def _pinned(base: Base, image: Image, pins: Pins, mirror: str) -> _From:
+def _pinned(images: Images, image: Image, pins: Pins, mirror: str) -> _From:
+    base = images.find_base(image.base)
     pin = pins.find(base.id)
     digest = pin.digest_for(image.platform) if pin else ""
     if not pin or not digest or (pin.repository, pin.tag) != (base.repository, base.tag):
@@ -132,6 +134,8 @@ def _pinned(base: Base, image: Image, pins: Pins, mirror: str) -> _From:
             f"containers/pins.json has {seen}. Next step: `nox -s lock -- --only pins` where its registry, or a mirror "
             f"of it ({MIRROR}), can be reached; or `--base REPOSITORY@sha256:DIGEST`."
         )
+    if words := say_unclaimed(images, base, pin):
+        raise ImageRefused(words)
     unverified = "" if pin.verified else pin.how
     return _From(
         base=base.id,

@@ -40,7 +40,10 @@ def lint_recipe(root: Path, plans: Iterable[ImagePlan], engine: Engine | None, n
 
 def lint_house(root: Path, plans: Sequence[ImagePlan]) -> Lint:
     """The rules of this project that no linter knows."""
-    text = (root / DOCKERFILE).read_text(encoding="utf-8")
+    try:
+        text = (root / DOCKERFILE).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as fault:
+        return _judge("house rules", DOCKERFILE, [f"it cannot be read: {fault}"])
     faults = []
     if any(line.replace(" ", "").lower().startswith("#syntax=") for line in text.splitlines()):
         faults.append(f"{DOCKERFILE}: a syntax line fetches a frontend from a registry; leave it out")

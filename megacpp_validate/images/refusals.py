@@ -7,6 +7,10 @@ class ImageRefused(ValueError):
     """Something that the matrix or the caller says cannot be built; the text has the reason and the next step."""
 
 
+class PinsDamaged(ImageRefused):
+    """The file of pins is not what the verb writes, or says of itself what it cannot show; the text names it all."""
+
+
 class NotInRegistry(ImageRefused):
     """A registry has nothing of that name; the text has the next step."""
 

@@ -7,8 +7,8 @@ named, always.
 
 from __future__ import annotations
 
+import hashlib
 import http.client
-import json
 import re
 import ssl
 import time
@@ -18,27 +18,20 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, Final
+from typing import Final
 
+from .manifests import INDEXES, MANIFESTS, Document, NoJson, NoManifest, name_platform, read_document, read_object
 from .refusals import ImageRefused, NotInRegistry, RegistryLies, RegistryUnreachable
+from .registry_answers import explain_status, read_challenge
 from .registry_login import find_login
 
 PLAIN_HTTP: Final = "MEGACPP_REGISTRY_PLAIN_HTTP"
 
-INDEXES: Final = (
-    "application/vnd.oci.image.index.v1+json",
-    "application/vnd.docker.distribution.manifest.list.v2+json",
-)
-MANIFESTS: Final = (
-    "application/vnd.oci.image.manifest.v1+json",
-    "application/vnd.docker.distribution.manifest.v2+json",
-)
 ACCEPT: Final = ", ".join((*INDEXES, *MANIFESTS))
 MOST_BYTES: Final = 4 * 2**20  # of a manifest: what the specification lets a registry refuse to store
 _LIMIT_S: Final = 20.0  # for one answer, from the connection to its last byte
 _HOSTS: Final = {"docker.io": "registry-1.docker.io"}
 LOOPBACK: Final = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?")
-_PARAMETER: Final = re.compile(r'(\w+)="([^"]*)"')
 
 
 @dataclass(frozen=True)
@@ -49,11 +42,13 @@ class Resolved:
         index_digest: of the index over all platforms; empty where the registry has one image alone.
         platform_digests: platform ("linux/amd64") -> digest of the image for it; each of those was fetched and hashed.
         where: the registry that said so.
+        document: what it gave for the tag: the index, or the manifest of the one image. Its hash is the digest.
     """
 
     index_digest: str
     platform_digests: Mapping[str, str]
     where: str
+    document: str = ""
 
 
 @dataclass
@@ -84,15 +79,12 @@ class RegistryClient:
             ImageRefused: there is no image for one of the platforms.
         """
         host, path = _split(repository)
-        body, digest = self._manifest(host, path, reference)
-        kind = str(body.get("mediaType", ""))
-        if "manifests" not in body:
-            platform = self._platform_of(host, path, body)
-            found = Resolved("", {platform: digest}, host)
-        elif kind in ("", *INDEXES):
-            found = Resolved(digest, self._read_index(host, path, body, platforms), host)
+        raw = self._fetch(host, path, f"manifests/{reference}", reference if _is_digest(reference) else "")
+        told, digest = _read(raw, host, path, reference), f"sha256:{sha256(raw).hexdigest()}"
+        if told.is_index:
+            found = Resolved(digest, self._look_below(host, path, told, platforms), host, raw.decode())
         else:
-            raise RegistryLies(_strange(host, path, reference, f"a manifest of the kind {kind!r}"))
+            found = Resolved("", {self._platform_of(host, path, told): digest}, host, raw.decode())
         if missing := [name for name in platforms if name not in found.platform_digests]:
             raise ImageRefused(
                 f"{repository}:{reference} has no image for {', '.join(missing)}; it has "
@@ -101,31 +93,26 @@ class RegistryClient:
             )
         return found
 
-    def _read_index(self, host: str, path: str, body: dict[str, Any], wanted: tuple[str, ...]) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for row in body["manifests"]:
-            platform = row.get("platform", {})
-            name = f"{platform.get('os', '')}/{platform.get('architecture', '')}"
-            if name.startswith("unknown/") or name in found:  # attestations, and variants of a later rank
-                continue
-            found[name] = str(row.get("digest", ""))
-        for name, digest in found.items():
+    def _look_below(self, host: str, path: str, index: Document, wanted: tuple[str, ...]) -> dict[str, str]:
+        """The images of an index, each of them fetched where it is wanted, and asked where the index is silent."""
+        found = dict(index.platforms)
+        for name, digest in index.platforms.items():
             if name in (wanted or found):
-                self._manifest(host, path, digest)
+                self._fetch(host, path, f"manifests/{digest}", digest)
+        for digest in index.nameless:
+            raw = self._fetch(host, path, f"manifests/{digest}", digest)
+            below = _read(raw, host, path, digest)
+            if not below.is_index:
+                found.setdefault(self._platform_of(host, path, below), digest)
         return found
 
-    def _platform_of(self, host: str, path: str, body: dict[str, Any]) -> str:
-        """The platform of an image that stands alone: its configuration says it."""
-        digest = str(body.get("config", {}).get("digest", ""))
-        if str(body.get("mediaType", "")) not in ("", *MANIFESTS) or not digest.startswith("sha256:"):
-            raise RegistryLies(_strange(host, path, "manifest", f"one of the kind {body.get('mediaType')!r}"))
-        raw = self._fetch(host, path, f"blobs/{digest}", digest)
-        told = _read_json(raw, host, path, digest)
-        return f"{told.get('os', '')}/{told.get('architecture', '')}"
-
-    def _manifest(self, host: str, path: str, reference: str) -> tuple[dict[str, Any], str]:
-        raw = self._fetch(host, path, f"manifests/{reference}", reference if reference.startswith("sha256:") else "")
-        return _read_json(raw, host, path, reference), f"sha256:{sha256(raw).hexdigest()}"
+    def _platform_of(self, host: str, path: str, image: Document) -> str:
+        """The platform of an image: its configuration says it."""
+        raw = self._fetch(host, path, f"blobs/{image.config}", image.config)
+        try:
+            return name_platform(read_object(raw))
+        except NoManifest as fault:
+            raise RegistryLies(_strange(host, path, image.config, str(fault))) from fault
 
     def _fetch(self, host: str, path: str, what: str, digest: str) -> bytes:
         """The bytes of an answer, which hash to what was asked for, and to what the registry itself says.
@@ -140,7 +127,7 @@ class RegistryClient:
         raw, said = self._get(host, path, url)
         found = f"sha256:{sha256(raw).hexdigest()}"
         for source, wanted in (("was asked for", digest), ("says of its answer", said)):
-            if wanted and wanted != found:
+            if not _names(wanted, raw):
                 raise RegistryLies(
                     f"{host} answered for {path}/{what} with bytes that hash to {found}; what it {source} is {wanted}. "
                     "Likely cause: a proxy on the way that rewrites answers, a damaged registry, or somebody between. "
@@ -172,7 +159,7 @@ class RegistryClient:
         """What a registry wants to see: a token of its own service, or the login itself."""
         asked = refusal.headers.get("WWW-Authenticate", "")
         login = find_login(host, self.variables)
-        kind, told = asked.partition(" ")[0].lower(), dict(_PARAMETER.findall(asked))
+        kind, told = read_challenge(asked)
         if kind == "basic" and login:
             return f"Basic {login}"
         if kind != "bearer" or not told.get("realm"):
@@ -192,7 +179,10 @@ class RegistryClient:
         except urllib.error.HTTPError as fault:
             fault.close()
             raise RegistryUnreachable(_refused(host, path, fault)) from fault
-        answer = _read_json(raw, host, path, "a token")
+        try:
+            answer = read_object(raw)
+        except NoManifest as fault:
+            raise RegistryUnreachable(_for_people(host, str(fault))) from fault
         return f"Bearer {answer.get('token') or answer.get('access_token') or ''}"
 
     def _read(self, host: str, request: urllib.request.Request) -> tuple[bytes, str]:
@@ -213,14 +203,24 @@ class RegistryClient:
                         )
                     if time.monotonic() > until:
                         raise TimeoutError(f"no whole answer within {self.limit_s:g} s")
+                wanted = answer.headers.get("Content-Length", "")
+                if wanted.isdecimal() and size < int(wanted):
+                    raise http.client.IncompleteRead(b"".join(parts)[-20:], int(wanted) - size)
+                if answer.headers.get_content_type() == "text/html":
+                    raise RegistryUnreachable(_for_people(host, repr(b"".join(parts)[:60])))
                 return b"".join(parts), answer.headers.get("Docker-Content-Digest", "")
-        except urllib.error.HTTPError:
+        except (urllib.error.HTTPError, RegistryUnreachable):
             raise
+        except http.client.IncompleteRead as cut:
+            raise RegistryUnreachable(
+                f"the registry {host} does not answer to the end: {cut.expected} bytes are missing. Likely cause: the "
+                "connection was lost, or a proxy on the way cuts it. Next step: try again."
+            ) from cut
         except (OSError, http.client.HTTPException) as fault:
             reason = getattr(fault, "reason", fault)
             cause = "its certificate is not one that this machine trusts" if isinstance(reason, ssl.SSLError) else ""
             raise RegistryUnreachable(
-                f"the registry {host} does not answer: {reason}. Likely cause: "
+                f"the registry {host} does not answer: {' '.join(str(reason).split())}. Likely cause: "
                 f"{cause or 'it is down, or this network does not reach it'}. Next step: bring it up, or name a "
                 "registry that has the same images with MEGACPP_REGISTRY_MIRROR=host[:port][/prefix]."
             ) from fault
@@ -237,32 +237,59 @@ def _split(repository: str) -> tuple[str, str]:
     return host, f"library/{path}" if host == "docker.io" and "/" not in path else path
 
 
-def _read_json(raw: bytes, host: str, path: str, what: str) -> dict[str, Any]:
+def _read(raw: bytes, host: str, path: str, reference: str) -> Document:
     try:
-        found = json.loads(raw)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or found.get("schemaVersion", 2) != 2:
-        raise RegistryLies(_strange(host, path, what, repr(raw[:60])))
-    return found
+        return read_document(raw)
+    except NoJson as fault:
+        raise RegistryUnreachable(_for_people(host, str(fault))) from fault
+    except NoManifest as fault:
+        raise RegistryLies(_strange(host, path, reference, str(fault))) from fault
+
+
+def _is_digest(reference: str) -> bool:
+    return reference.startswith("sha256:")
+
+
+def _names(wanted: str, raw: bytes) -> bool:
+    """Whether a digest is that of some bytes; one of a kind that nobody here reckons says nothing."""
+    kind, _, told = wanted.partition(":")
+    if kind not in ("sha256", "sha512"):
+        return True
+    return hashlib.new(kind, raw).hexdigest() == told.lower()
+
+
+def _for_people(host: str, seen: str) -> str:
+    return (
+        f"{host} does not answer as a registry does, but with {seen}. Likely cause: a login page or a proxy on the "
+        "way. Next step: open the address in a browser, or name another mirror with MEGACPP_REGISTRY_MIRROR."
+    )
 
 
 def _strange(host: str, path: str, reference: str, what: str) -> str:
     return (
         f"{host} answers for {path} {reference} with {what}, which is no manifest that this tool reads. Likely cause: "
-        "a login page or a proxy on the way, or a registry that has old manifests alone. Next step: open "
+        "a proxy on the way, a damaged registry, or one that has old manifests alone. Next step: open "
         f"/v2/{path}/manifests/ there by hand, or ask another mirror."
     )
 
 
 def _refused(host: str, path: str, refusal: urllib.error.HTTPError) -> str:
-    causes = {
-        401: ("it wants a login", f"`docker login {host}`, or name a mirror that wants none"),
-        403: ("the login has no right to it", f"`docker login {host}` as somebody who has, or name a mirror"),
-        429: ("too many were asked for from here", "wait, or `docker login`, or name a mirror"),
-    }
-    cause, step = causes.get(refusal.code, ("it is ill", "try again later, or name a mirror"))
+    cause, step = explain_status(host, refusal.code)
+    reason = " ".join(str(refusal.reason).split())
     return (
-        f"the registry {host} refuses {path}: HTTP {refusal.code} {refusal.reason}. Likely cause: {cause}. Next step: "
-        f"{step} with MEGACPP_REGISTRY_MIRROR=host[:port][/prefix]."
+        f"the registry {host} refuses {path}: HTTP {refusal.code} {reason}. Likely cause: {cause}. Next step: {step}, "
+        "or name a mirror with MEGACPP_REGISTRY_MIRROR=host[:port][/prefix]."
     )
+
+
+__all__ = (
+    "ACCEPT",
+    "INDEXES",
+    "LOOPBACK",
+    "MANIFESTS",
+    "MOST_BYTES",
+    "PLAIN_HTTP",
+    "RegistryClient",
+    "Resolved",
+    "plain_http",
+)

@@ -31,6 +31,9 @@ class LyingRegistry:
         waits_s: before it answers.
         drips: a byte at a time.
         code: HTTP status of every answer; 0 for what is due.
+        cut: bytes that are missing at the end of an answer.
+        challenge: how it asks for a token, in its own spelling.
+        kind: Content-Type of every answer; empty for none.
     """
 
     manifests: dict[str, bytes] = field(default_factory=dict)
@@ -43,6 +46,9 @@ class LyingRegistry:
     waits_s: float = 0.0
     drips: bool = False
     code: int = 0
+    cut: int = 0
+    challenge: str = 'Bearer realm="http://{host}/token",service="small"'
+    kind: str = ""
 
     def put_image(self, tag: str, architecture: str = "amd64", salt: str = "") -> str:
         config = json.dumps({"os": "linux", "architecture": architecture, "salt": salt}).encode()
@@ -63,6 +69,10 @@ class LyingRegistry:
         body = {"schemaVersion": 2, "mediaType": f"{OCI}.index.v1+json", "manifests": rows}
         return self._put(tag, body), {f"linux/{arch}": digest for arch, digest in platforms.items()}
 
+    def put_rows(self, tag: str, *rows: Any) -> str:
+        """An index of entries that may be none."""
+        return self._put(tag, {"schemaVersion": 2, "mediaType": f"{OCI}.index.v1+json", "manifests": list(rows)})
+
     def _put(self, tag: str, body: dict[str, Any]) -> str:
         data = json.dumps(body).encode()
         for name in filter(None, (tag, digest_of(data))):
@@ -79,12 +89,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def answer(self, code: int, body: bytes, **headers: str) -> None:
         self.send_response(code)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+        kind = {"Content-Type": self.registry.kind} if self.registry.kind else {}
+        for name, value in {"Content-Length": str(len(body)), **kind, **headers}.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
         for piece in [bytes([byte]) for byte in body] if self.registry.drips else [body]:
             time.sleep(0.02 * self.registry.drips)
-            self.wfile.write(piece)
+            self.wfile.write(piece[: len(piece) - self.registry.cut])
+        self.close_connection = self.close_connection or bool(self.registry.cut)
 
     def do_GET(self) -> None:
         one = self.registry
@@ -97,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif one.code:
             self.answer(one.code, b"{}")
         elif one.token and given != f"Bearer {one.token}":
-            self.answer(401, b"{}", WWW_Authenticate=f'Bearer realm="http://{one.host}/token",service="small"')
+            self.answer(401, b"{}", WWW_Authenticate=one.challenge.format(host=one.host))
         else:
             self.give()
 

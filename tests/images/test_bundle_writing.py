@@ -8,7 +8,9 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from small_bundle import PART, order_of, write_small, write_sources
@@ -157,6 +159,36 @@ def test_a_source_release_is_held_to_the_lock_by_what_the_index_says_of_it(tmp_p
             _require_source("only-source", row, other_release, tmp_path)
     for fragments in ([f"#sha256={one}"], [f"#sha256={other}", f"#egg=x&sha256={one}"], [""]):
         _require_source("only-source", row, say(*fragments), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "cut", "taken"), [(b"source", 0, True), (b"another", 0, False), (b"source", 3, True)]
+)
+def test_a_source_release_whose_hash_the_index_gives_apart_is_asked_itself(
+    tmp_path: Path, given: bytes, cut: int, *, taken: bool
+) -> None:
+    """PEP 691: pip's words have the link alone. A file that does not come whole says nothing of its hash."""
+
+    class Index(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None: ...
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(given)))
+            self.end_headers()
+            self.wfile.write(given[: len(given) - cut])
+
+    row = LockedPackage("1.0", frozenset({sha256(b"source").hexdigest()}))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Index) as server:
+        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        link = f"http://127.0.0.1:{server.server_port}/only_source-1.0.tar.gz"
+        said = f"Skipping link: No sources permitted for only-source: {link} (from {link}/simple/)"
+        if taken:
+            _require_source("only-source", row, said, tmp_path)
+        else:
+            with pytest.raises(ImageRefused, match=f"another source release .*{sha256(given).hexdigest()}"):
+                _require_source("only-source", row, said, tmp_path)
+        server.shutdown()
 
 
 def test_an_index_that_knows_nothing(registry: SmallRegistry, tmp_path: Path) -> None:

@@ -12,14 +12,18 @@ from megacpp_validate.catalog import Catalog, matrix_folder
 from megacpp_validate.catalog_images import Images, read_images
 from megacpp_validate.catalog_needs import Needs, read_needs
 from megacpp_validate.evidence.stack_fit import FitVerdict, StackFit
-from megacpp_validate.images.compatibility import judge_stack, refuse_misfits, stack_of_image, stack_of_words
+from megacpp_validate.images.compatibility import judge_stack, refuse_misfits
 from megacpp_validate.images.locks import ImageLock, LockedPackage, read_image_lock
 from megacpp_validate.images.refusals import ImageRefused
+from megacpp_validate.images.stack import stack_of_image, stack_of_words
 
 REFUSED, UNKNOWN, WARNED, FITS = FitVerdict
 H200 = ["cublas=13.1.0.3", "cudnn=9.19", "torch=2.11.0", "cuda=13.0", "nccl=2.28.9", "driver=580.95", "python=3.12"]
 FRONTEND = "nvidia-cudnn-frontend=1.32.0"
 FA4 = "flash-attn-4=4.0.0b36"
+CUDA_12 = ["cuda=12.9", "cublas=12.9.1.4", "cudnn=9.19", "torch=2.11.0", "driver=550", "nccl=2.28", "python=3.12"]
+CUTE, GROUPED, LAYOUT = "flash-attn-4-cute-", "cublas-grouped-gemm-", "cublas-grouped-layout"
+HOPPER, TORCH = ("taken", "hopper-current", "hopper-block"), "torch-of-one-cuda"
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +70,7 @@ def test_te_2_14_1_on_cublas_13_1_is_refused_in_a_second(catalog: Catalog) -> No
         ("2.20.2", [*H200[2:], "cudnn=9.11", FRONTEND], {"cudnn-least"}),
         ("2.20.2", [*H200, "nvidia-cudnn-frontend=1.28"], {"cudnn-frontend"}),
         ("2.20.2", [*H200[:5], FRONTEND, "driver=570.124"], {"driver-for-cuda-13"}),
-        ("2.20.2", [*H200, FRONTEND, "transformer-engine-cu12=2.20.2"], {"cuda-12"}),
+        ("2.20.2", [*H200, FRONTEND, "transformer-engine-cu12=2.20.2"], {"cuda-12", "cublas-of-cuda-12"}),
         ("2.20.2", [*H200, FRONTEND, "transformer-engine-cu13=2.19.0"], {"one-release"}),
         (
             "2.20.2",
@@ -88,10 +92,90 @@ def test_stacks(
 
 def test_the_h200_stack_is_told_what_it_goes_without(images: Images, needs: Needs, releases: list[str]) -> None:
     fit = judge_stack(stack_of_words("2.20.2", [*H200, FRONTEND]), needs, images.range, releases)
-    assert say(fit, WARNED) == {
-        "cublas-grouped-gemm-taken", "cublas-grouped-gemm-hopper-block", "nccl-expert-parallel"
-    }  # fmt: skip
+    assert say(fit, WARNED) == {"nccl-expert-parallel", *(GROUPED + name for name in (*HOPPER, "blackwell"))}
     assert not fit.of(UNKNOWN)
+
+
+# What was refused, or warned of, wrongly, and what was let through: each side of each bound.
+@pytest.mark.parametrize(
+    ("te", "parts", "refused"),
+    [
+        # The core library for CUDA 12 has no symbol of the grouped layout.
+        ("2.14.1", [*CUDA_12, "transformer-engine-cu12=2.14.1"], set()),
+        ("2.14.1", CUDA_12, set()),
+        ("2.14.1", ["torch=2.11.0+cu128", "cudnn=9.19", "cublas=12.9"], set()),
+        ("2.14.1", [*CUDA_12, "transformer-engine-cu13=2.14.1"], {"cuda-13", "cublas-of-cuda-13", LAYOUT}),
+        ("2.16.1", ["cublas=13.1.9"], {LAYOUT}),
+        ("2.16.1", ["cublas=13.2.0.9"], set()),
+        # No core library is for another CUDA.
+        ("2.20.2", [*CUDA_12[1:], "cuda=12.0"], {"cuda-known"}),
+        ("2.20.2", [*CUDA_12[1:], "cuda=12.1", FRONTEND], set()),
+        ("2.20.2", [*CUDA_12[1:], "cuda=11.8"], {"cuda-known"}),
+        ("2.20.2", [*CUDA_12[1:], "cuda=14.0"], {"cuda-known", "driver-for-cuda-13"}),
+        # Torch is of the same CUDA as what is compiled against it.
+        ("2.20.2", [*H200[:2], *H200[3:], FRONTEND, "torch=2.13.0+cpu"], {TORCH}),
+        ("2.20.2", [*H200[:2], *H200[3:], FRONTEND, "torch=2.13.0+cu126"], {TORCH}),
+        ("2.20.2", [*H200[:2], *H200[3:], FRONTEND, "torch=2.13.0+rocm6.4"], {TORCH}),
+        ("2.20.2", [*H200[:2], *H200[3:], FRONTEND, "torch=2.13.0+cu130"], set()),
+        ("2.20.2", [*H200[:2], *H200[3:], FRONTEND, "torch=2.13.0a0+9186a08b2c.nv26.7.59513937"], set()),
+        # FlashAttention 4 asks for the CuTe DSL of its own day.
+        ("2.20.2", [*H200, FRONTEND, "flash-attn-4=4.0.0b11", "nvidia-cutlass-dsl=4.4.2"], set()),
+        ("2.20.2", [*H200, FRONTEND, "flash-attn-4=4.0.0b11", "nvidia-cutlass-dsl=4.4.1"], {CUTE + "b3"}),
+        ("2.20.2", [*H200, FRONTEND, "flash-attn-4=4.0.0b19", "nvidia-cutlass-dsl=4.5.1"], {CUTE + "b16"}),
+        ("2.20.2", [*H200, FRONTEND, "flash-attn-4=4.0.0b20", "nvidia-cutlass-dsl=4.6.0.dev0"], set()),
+        ("2.20.2", [*H200, FRONTEND, "flash-attn-4=4.0.0b26", "nvidia-cutlass-dsl=4.6.2"], {CUTE + "b20"}),
+        ("2.20.2", [*H200, FRONTEND, "flash-attn-4=4.0.0b24", "nvidia-cutlass-dsl=4.6.0.dev0"], {CUTE + "b24"}),
+        ("2.20.2", [*H200, FRONTEND, "flash-attn-4=4.0.0b27", "nvidia-cutlass-dsl=4.6.1"], {CUTE + "guarded"}),
+        # The names that pip lists.
+        ("2.14.1", ["nvidia-cublas=13.1.0.3"], {LAYOUT}),
+        ("2.20.2", ["nvidia-cudnn-cu13=9.11", "nvidia-cuda-runtime=13.0.96"], {"cudnn-least"}),
+    ],
+)  # fmt: skip
+def test_both_sides(
+    images: Images, needs: Needs, releases: list[str], te: str, parts: list[str], refused: set[str]
+) -> None:
+    fit = judge_stack(stack_of_words(te, parts, needs), needs, images.range, releases)
+    assert say(fit, REFUSED) == refused
+    assert "no-row" not in say(fit, UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("target", "part", "warned"),
+    [
+        ("h200", "cublas=13.3", set(HOPPER)), ("h200", "cublas=13.4", {"hopper-current", "hopper-block"}),
+        ("h200", "cublas=13.5", {"hopper-block"}), ("h200", "cublas=13.6", set()),
+        ("b200", "cublas=13.2", {"blackwell"}), ("b200", "cublas=13.3", set()), ("gb10", "cublas=13.0", set()),
+    ],
+)  # fmt: skip
+def test_a_need_of_one_target_is_told_of_it_alone(
+    images: Images, needs: Needs, releases: list[str], target: str, part: str, warned: set[str]
+) -> None:
+    words = [part, *H200[1:4], "nccl=2.30.7", *H200[5:], FRONTEND]
+    fit = judge_stack(stack_of_words("2.20.2", words, needs, target), needs, images.range, releases)
+    assert say(fit, WARNED) == {GROUPED + name for name in warned}
+    older = stack_of_words("2.20.2", [*words, "flash-attn=2.7.2"], needs, target)
+    told = say(judge_stack(older, needs, images.range, releases), WARNED)
+    assert ("flash-attn-2-blackwell" in told) == (target != "h200")
+
+
+def test_a_build_that_nobody_has_looked_at(images: Images, needs: Needs, releases: list[str]) -> None:
+    for version, verdict in (("0.2.1", FITS), ("0.2.5", UNKNOWN), ("", UNKNOWN)):
+        words = [*H200[:2], *H200[3:], FRONTEND, "torch=2.13.0", f"sgl-deep-gemm={version}"]
+        fit = judge_stack(stack_of_words("2.20.2", words, needs), needs, images.range, releases)
+        assert [one.verdict for one in fit.fits if one.need == "build of sgl-deep-gemm"] == [verdict]
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("cudnn=91100", "cudnn=9.11.0"), ("cudnn=8907", "cudnn=8.9.7"), ("nvidia-cudnn-cu13=92400", "cudnn=9.24.0"),
+        ("cublas=130100", "cublas=13.1.0"), ("nccl=23007", "nccl=2.30.7"), ("nccl=2708", "nccl=2.7.8"),
+        ("cuda=13030", "cuda=13.3"),
+    ],
+)  # fmt: skip
+def test_a_version_as_a_library_counts_it(needs: Needs, word: str, told: str) -> None:
+    with pytest.raises(ImageRefused, match=f"say {told}[.]$"):
+        stack_of_words("2.20.2", [word], needs)
 
 
 @pytest.mark.parametrize("part", ["cublas", "cudnn", "torch"])
@@ -121,13 +205,14 @@ def test_words_that_are_no_part(word: str) -> None:
     "words",
     [
         ["cublas=13.2", "cublas=13.1"], ["cublas=13.2", "cublas=13.2"], ["libcublasLt=13.1", "cublas=13.2"],
-        ["cuda=13.0", "LIBCUDART=12.9"], ["flash-attn-4=4.0.0b36", "Flash_Attn.4="],
+        ["cuda=13.0", "LIBCUDART=12.9"], ["nvidia-cublas=13.1", "cublas=13.2"],
+        ["flash-attn-4=4.0.0b36", "Flash_Attn.4="],
     ],
 )  # fmt: skip
-def test_a_component_that_is_given_twice_is_refused(words: list[str]) -> None:
+def test_a_component_that_is_given_twice_is_refused(needs: Needs, words: list[str]) -> None:
     """The last one alone would be judged, and the answer depend on the order."""
     with pytest.raises(ImageRefused) as refusal:
-        stack_of_words("2.20.2", [*words, "torch=2.11.0"])
+        stack_of_words("2.20.2", [*words, "torch=2.11.0"], needs)
     for word in words:
         assert repr(word) in str(refusal.value)
 

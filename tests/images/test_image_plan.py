@@ -102,6 +102,15 @@ def test_a_base_without_a_digest_is_refused(images: Images, pins: Pins, catalog:
         plan(images, moved, catalog, "h200")
 
 
+def test_a_pin_that_is_neither_verified_nor_claimed_is_refused(images: Images, pins: Pins, catalog: Catalog) -> None:
+    """A digest that somebody typed was planned, and would have been pulled."""
+    for forged in ({"index_digest": DIGEST}, {"platform_digests": {"linux/arm64": DIGEST}}):
+        planted = Pins(tuple(replace(pin, verified="", **forged) for pin in pins.pins))
+        for target in ("h200", "gb10"):
+            with pytest.raises(ImageRefused, match=rf"ngc-26\.07.*not verified.*not what the matrix claims.*{DIGEST}"):
+                plan(images, planted, catalog, target)
+
+
 def test_a_lock_older_than_the_matrix_is_refused(images: Images, pins: Pins, catalog: Catalog, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "containers", tmp_path / "containers")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)

@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +19,8 @@ import pytest
 from lying_registry import LyingRegistry, serve
 from small_project import RELEASES, write_project, write_shelf, write_wheel
 
-import megacpp_validate.cli.images.lock_verbs  # noqa: F401 - what adds the verb
+import megacpp_validate.cli.images.images_verbs
+import megacpp_validate.cli.images.lock_verbs  # noqa: F401 - what adds the verbs
 from megacpp_validate.cli import main
 from megacpp_validate.environments.environment import NoEnvironment
 from megacpp_validate.environments.venv import find_uv
@@ -116,7 +118,15 @@ def test_from_nothing_to_fresh(root: Path, run: Run) -> None:
     for name in LOCKS:  # a digit of a hash, or of a version where there are no hashes
         digit = before[name].rindex("0")
         (root / name).write_text(before[name][:digit] + "1" + before[name][digit + 1 :])
-        assert run("lock", "--check").code == CLOSED, name
+        edited = run("lock", "--check")
+        assert edited.code == CLOSED, name
+        assert "was edited by hand: what is in it does not hash to its `# content:`" in edited.out
+        assert BAKE not in edited.out, "the file that was edited is named, and no other"
+        if name == LOCKS[0]:  # nor does anything that reads it take it, whatever is written beside it
+            assert run("images", "--write-bake").code == CLOSED
+            built = run("images", "h200")
+            assert built.code == CLOSED
+            assert f"{LOCKS[0]} was edited by hand" in " ".join(built.err.split())
         (root / name).write_text(before[name])
     assert run("lock", "--check").code == OPEN
 
@@ -163,7 +173,37 @@ def test_then_a_wrong_hash_does_not_live_on(root: Path, run: Run) -> None:
     (root / LOCKS[0]).write_text(good[:at] + "0" * 64 + good[at + 64 :])
     said = run("lock", "--only", "locks")
     assert "~ leaf 1.0: from other files" in said.out
+    assert "was edited by hand" in said.out
     assert (root / LOCKS[0]).read_text() == good
+
+
+def test_then_another_file_under_the_same_version_is_refused(root: Path, run: Run) -> None:
+    """As a digest that changed under its tag is. A lock that nobody edited had another file of leaf 1.0."""
+    accept_claim(run)
+    before = kept(root)
+    write_wheel(root / "shelf", "leaf", "1.0", "tool")
+    said = run("lock", "--only", "locks")
+    assert (said.code, kept(root)) == (CLOSED, before)
+    assert "the index no longer has files of leaf 1.0 (sha256 " in said.out
+    assert "--upgrade leaf" in said.out
+    assert run("lock", "--only", "locks", "--upgrade", "leaf").code == OPEN
+    assert kept(root)[LOCKS[0]] != before[LOCKS[0]]
+
+
+def test_then_an_index_that_is_down_is_no_fault_of_the_rows(
+    root: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept_claim(run)
+    before = kept(root)
+    with socket.socket() as taken:  # bound, and nobody listens
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://127.0.0.1:{taken.getsockname()[1]}/simple")
+        for name, value in {"UV_OFFLINE": "0", "UV_HTTP_RETRIES": "0", "UV_FIND_LINKS": ""}.items():
+            monkeypatch.setenv(name, value)
+        said = run("lock", "h200", "--upgrade", "all")
+    assert said.code == INFRASTRUCTURE
+    assert "the index does not answer" in said.err
+    assert kept(root) == before
 
 
 def test_then_a_lock_older_than_the_matrix(root: Path, run: Run) -> None:
@@ -215,6 +255,20 @@ def test_then_a_registry_that_is_down(root: Path, run: Run, registry: LyingRegis
     assert "No registry has verified the digest of stack yet." in said.out
     pin = json.loads((root / PINS).read_text())["pins"][0]
     assert (pin["index_digest"], pin["verified"], pin["source"]) == ("sha256:" + "1" * 64, "", "somebody says so")
+
+
+def test_then_a_base_without_any_digest_is_not_fine(root: Path, run: Run, registry: LyingRegistry) -> None:
+    rows = (root / "matrix" / "images.toml").read_text()
+    at = rows.index("[[claim]]")
+    (root / "matrix" / "images.toml").write_text(rows[:at] + rows[rows.index("[[image]]") :])
+    registry.code = 403
+    said = run("lock", "--only", "pins")
+    assert said.code == INFRASTRUCTURE
+    assert "There is no digest of stack: no registry answered" in said.out
+    assert "Nothing to write." in said.out
+    for words in ("HTTP 403", "the login has no right to it"):  # what happened, and not that it is down
+        assert words in said.out
+    assert kept(root) == {}
 
 
 def test_then_what_does_not_fit_is_not_written(root: Path, run: Run) -> None:
@@ -279,9 +333,40 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     assert renamed == [True, False]  # another file in its place, and no file that was half of each for a while
 
 
-def test_then_an_interrupt_loses_nothing(root: Path, run: Run, registry: LyingRegistry) -> None:
+def test_what_the_rows_alone_refuse_is_not_hidden_by_an_older_lock(root: Path, run: Run) -> None:
+    rows = (root / "matrix" / "images.toml").read_text().replace('["cublas", "13.6"]', '["cublas", "13.1"]')
+    (root / "matrix" / "images.toml").write_text(
+        rows.replace("requirements = [", 'requirements = ["transformer-engine==2.14.1", ')
+    )
+    built = run("images", "h200")
+    assert built.code == CLOSED
+    assert "cublas is 13.1, wanted >=13.2" in built.err
+    planned = run("images", "--plan", "h200")
+    assert planned.code == CLOSED
+    words = " ".join(planned.out.split())
+    assert "cublas is 13.1, wanted >=13.2" in words
+    assert "there is no lock" in words
+    assert "it cannot be read: [Errno 2]" in words  # and what is not there is told as that
+
+
+def test_then_a_bake_file_that_cannot_be_written(root: Path, run: Run) -> None:
+    accept_claim(run)
+    (root / BAKE).unlink()
+    (root / BAKE).mkdir()
+    said = run("images", "--write-bake")
+    assert said.code == INFRASTRUCTURE
+    assert "the bake file cannot be written" in said.err
+    assert sorted(place.name for place in (root / "containers").iterdir()) == ["docker-bake.json", "locks", "pins.json"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_then_an_interrupt_loses_nothing(
+    root: Path, run: Run, registry: LyingRegistry, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     accept_claim(run)
     before = kept(root)
+    (root / "aside").mkdir()
+    monkeypatch.setenv("TMPDIR", str(root / "aside"))
     write_wheel(root / "shelf", "leaf", "1.1")
     registry.waits_s = 30
     process = start(root, "--upgrade", "all")
@@ -289,11 +374,12 @@ def test_then_an_interrupt_loses_nothing(root: Path, run: Run, registry: LyingRe
     asked = len(registry.asked)
     while len(registry.asked) == asked and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=20)
     registry.waits_s = 0
     assert process.returncode == 130, err
     assert kept(root) == before
+    assert [*(root / "aside").iterdir()] == []
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from lying_registry import LyingRegistry, digest_of, serve
 from megacpp_validate.catalog import Catalog, matrix_folder
 from megacpp_validate.catalog_images import Images, read_images
 from megacpp_validate.evidence.lock_result import PinNews
-from megacpp_validate.images.pinning import Pinned, check_claims, check_pins, pin_bases
+from megacpp_validate.images.claims import check_claims
+from megacpp_validate.images.pinning import Pinned, check_pins, pin_bases
 from megacpp_validate.images.pins import Pin, Pins, read_pins, render_pins
-from megacpp_validate.images.refusals import ImageRefused
+from megacpp_validate.images.refusals import ImageRefused, PinsDamaged
 from megacpp_validate.images.registry import RegistryClient
 
 TODAY = "2026-11-22"
@@ -102,6 +104,9 @@ def test_who_is_down_takes_nothing(images: Images, registry: LyingRegistry) -> N
     kept = pin(images, registry, before)
     assert {one.line.news for one in kept.values()} == {PinNews.KEPT}
     assert as_pins(kept).pins == before.pins  # the day of the verification too
+    assert all("HTTP 503" in one.line.silence for one in kept.values())  # and what happened this time is said
+    unverified = Pins(tuple(replace(one, verified="", how="as others say", document="") for one in before.pins))
+    assert as_pins(pin(images, registry, unverified)).pins == unverified.pins  # nor is it written anew every time
 
 
 def test_a_mirror_that_has_some_of_it(images: Images, registry: LyingRegistry) -> None:
@@ -181,3 +186,39 @@ def test_a_file_that_was_edited_by_hand(tmp_path: Path, text: str) -> None:
     with pytest.raises(ImageRefused, match=r"no file of pins.*Next step"):
         read_pins(tmp_path / "pins.json")
     assert read_pins(tmp_path / "none.json") == Pins()
+
+
+def test_a_day_of_verification_needs_what_the_registry_gave(
+    images: Images, registry: LyingRegistry, tmp_path: Path
+) -> None:
+    """A digest and a day can be typed in; what hashes to the digest, and names its platforms, comes from a registry."""
+    good = pin(images, registry, Pins())[NGC].pin
+    other, file = "sha256:" + "0" * 64, tmp_path / "pins.json"
+    single = registry.manifests[registry.put_image("one")].decode()
+    file.write_text(render_pins((good,)))
+    assert read_pins(file, date(2026, 11, 21)).pins == (good,)
+    for forged, says in (
+        (replace(good, document=""), "does not show what the registry gave"),
+        (replace(good, document="{}"), "does not show what the registry gave"),
+        (replace(good, index_digest=other), "hashes to sha256:"),
+        (replace(good, index_digest=other, document=single), "hashes to sha256:"),
+        (replace(good, document=good.document + " "), "hashes to sha256:"),
+        (replace(good, platform_digests={**good.platform_digests, "linux/arm64": other}), "image for linux/arm64"),
+        (replace(good, platform_digests={}), "another image for every platform"),
+        (replace(good, verified="2026-11-24"), "that day has not come yet"),
+        (replace(good, verified="2026-11-31"), "there is no such day"),
+    ):  # fmt: skip
+        file.write_text(render_pins((forged,)))
+        with pytest.raises(PinsDamaged, match=says):
+            read_pins(file, date(2026, 11, 22))
+    file.write_text(render_pins((good, good)))
+    with pytest.raises(PinsDamaged, match=f"the base {NGC} is there 2 times"):
+        read_pins(file)
+
+
+def test_every_fault_of_a_file_is_named_by_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "pins.json"
+    file.write_text('{"generated_by": "x", "pins": [{"base": "b", "platform_digests": {"linux/arm64": ""}}]}')
+    with pytest.raises(PinsDamaged) as fault:
+        read_pins(file)
+    assert "pins.0.repository: Field required" in str(fault.value)

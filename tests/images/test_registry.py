@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import socket
 import time
@@ -78,7 +79,7 @@ def test_a_header_that_is_not_what_its_bytes_are(registry: LyingRegistry, client
 
 def test_a_page_for_people_is_no_manifest(registry: LyingRegistry, client: RegistryClient) -> None:
     registry.manifests["1"] = b"<html>Please log in</html>"
-    with pytest.raises(RegistryLies, match=r"Please log in.*login page.*Next step"):
+    with pytest.raises(RegistryUnreachable, match=r"Please log in.*login page.*Next step"):
         client.resolve(f"{registry.host}/base", "1")
 
 
@@ -153,3 +154,87 @@ def test_a_name_without_tls_is_taken_from_this_machine_alone(client: RegistryCli
     assert not any(plain_http(host, {}) for host in ("127.0.0.1.invalid", "localhost.invalid:80", "127.evil:1"))
     named = {"MEGACPP_REGISTRY_PLAIN_HTTP": "a.invalid, registry.invalid:80"}
     assert [plain_http(host, named) for host in ("registry.invalid:80", "registry.invalid")] == [True, False]
+
+
+ENTRY = {"digest": "sha256:" + "1" * 64, "size": 1}
+LINUX = {"os": "linux", "architecture": "amd64"}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "text", 3, None, {}, {"size": 1, "platform": LINUX}, {"digest": "sha256:xyz", "platform": LINUX},
+        {"digest": None, "platform": LINUX}, {"digest": ["sha256:" + "1" * 64], "platform": LINUX},
+    ],
+)  # fmt: skip
+def test_an_entry_of_an_index_that_is_none(registry: LyingRegistry, client: RegistryClient, row: object) -> None:
+    """Such an entry was taken for an image without a digest, and pinned as verified."""
+    registry.put_rows("1", {"digest": registry.put_image(""), "platform": {**LINUX, "architecture": "arm64"}}, row)
+    with pytest.raises(RegistryLies, match=r"has no digest.*Next step"):
+        client.resolve(f"{registry.host}/base", "1", PLATFORMS)
+
+
+@pytest.mark.parametrize("body", [{"manifests": {}}, {"config": "x"}, {"config": {"digest": 3}}, {"config": None}, {}])
+def test_a_document_of_another_shape(registry: LyingRegistry, client: RegistryClient, body: dict[str, object]) -> None:
+    registry.manifests["1"] = json.dumps({"schemaVersion": 2, **body}).encode()
+    with pytest.raises(RegistryLies, match=r"no manifest that this tool reads.*Next step"):
+        client.resolve(f"{registry.host}/base", "1")
+
+
+def test_the_plain_platform_goes_before_its_variants(registry: LyingRegistry, client: RegistryClient) -> None:
+    plain, later = registry.put_image("", salt="plain"), registry.put_image("", salt="v3")
+    arm, old = registry.put_image("", "arm64", "v8"), registry.put_image("", "arm64", "v9")
+    rows = [
+        {"digest": later, "platform": {**LINUX, "variant": "v3"}}, {"digest": plain, "platform": LINUX},
+        {"digest": old, "platform": {**LINUX, "architecture": "arm64", "variant": "v9"}},
+        {"digest": arm, "platform": {**LINUX, "architecture": "arm64", "variant": "v8"}},
+    ]  # fmt: skip
+    for turned in (rows, rows[::-1]):
+        registry.put_rows("1", *turned)
+        found = client.resolve(f"{registry.host}/base", "1", PLATFORMS)
+        assert dict(found.platform_digests) == {"linux/amd64": plain, "linux/arm64": arm}
+
+
+def test_an_index_that_names_no_platform_is_asked_below(registry: LyingRegistry, client: RegistryClient) -> None:
+    digests = {f"linux/{arch}": registry.put_image("", arch) for arch in ("amd64", "arm64")}
+    index = registry.put_rows("1", *({"digest": one, "platform": None} for one in digests.values()))
+    found = client.resolve(f"{registry.host}/base", "1", PLATFORMS)
+    assert (found.index_digest, dict(found.platform_digests)) == (index, digests)
+
+
+def test_an_answer_that_is_cut_is_a_lost_connection(registry: LyingRegistry, client: RegistryClient) -> None:
+    registry.put_image("1")
+    registry.cut = 9
+    with pytest.raises(RegistryUnreachable, match=r"9 bytes are missing.*connection was lost"):
+        client.resolve(f"{registry.host}/base", "1")
+
+
+def test_a_page_of_html_is_none_of_a_registry(registry: LyingRegistry, client: RegistryClient) -> None:
+    registry.put_image("1")
+    registry.kind = "text/html; charset=utf-8"
+    with pytest.raises(RegistryUnreachable, match=r"does not answer as a registry does.*login page"):
+        client.resolve(f"{registry.host}/base", "1")
+
+
+@pytest.mark.parametrize(
+    "challenge",
+    ['bearer REALM="http://{host}/token", Service="small"', "Bearer realm=http://{host}/token, service=small"],
+)
+def test_a_token_is_asked_for_in_any_spelling(registry: LyingRegistry, client: RegistryClient, challenge: str) -> None:
+    registry.put_image("1")
+    registry.token, registry.challenge = "for pulling", challenge
+    assert client.resolve(f"{registry.host}/base", "1").platform_digests
+    assert registry.asked[1][0].endswith("&service=small")
+
+
+def test_a_header_in_another_hash_is_held_too(registry: LyingRegistry, client: RegistryClient) -> None:
+    digest = registry.put_image("1")
+    right = hashlib.sha512(registry.manifests["1"]).hexdigest()
+    index = registry.put_rows("index", {"digest": digest, "platform": LINUX})
+    for name, said, other in (
+        ("1", f"sha512:{right}", "blobs"),
+        ("index", index.upper().replace("SHA", "sha"), digest),
+    ):
+        registry.says = said
+        with pytest.raises(RegistryLies, match=rf"answered for base/\S*{other}"):  # what came first was right
+            client.resolve(f"{registry.host}/base", name)

@@ -9,10 +9,12 @@ import typer
 
 from ...catalog import Catalog, matrix_folder
 from ...catalog_images import read_images
+from ...catalog_needs import read_needs
+from ...environments.plan import UnknownTarget, find_target
 from ...evidence.stack_fit import FitResult, FitVerdict
-from ...images.compatibility import stack_of_image, stack_of_words
 from ...images.locks import read_image_lock
 from ...images.refusals import ImageRefused
+from ...images.stack import stack_of_image, stack_of_words
 from ...report.markdown.lock import tell_fit
 from ...report.terminal.lock import render_fit
 from ..app import TOOL, Exit, Format, foreseen
@@ -21,7 +23,7 @@ from ..whole_telling import tell_whole
 from .image_rows import judge_stacks
 
 
-@foreseen({ImageRefused: Exit.WRONG_ARGUMENTS})
+@foreseen({ImageRefused: Exit.WRONG_ARGUMENTS, UnknownTarget: Exit.WRONG_ARGUMENTS})
 def run_fits(
     catalog: Catalog,
     matrix: Path | None,
@@ -31,6 +33,7 @@ def run_fits(
     output: Path | None,
     *,
     verbose: bool,
+    target: str = "",
 ) -> None:
     """Judge a stack that is given in words, or that of every image; closed where something does not fit."""
     started = time.monotonic()
@@ -41,11 +44,12 @@ def run_fits(
             f"2.20.2 {parts[0]}; or leave the parts out, for the stack of each image."
         )
     root = (matrix or matrix_folder()).absolute().parent
-    images = read_images({target.id: target.machine for target in catalog.targets}, matrix)
+    images = read_images({target.id: target.machine for target in catalog.targets}, matrix, catalog.targets)
     if te:
-        stacks = [stack_of_words(te, parts)]
+        needs = read_needs([module.id for module in catalog.modules], matrix)
+        stacks = [stack_of_words(te, parts, needs, find_target(catalog, target).id if target else "")]
     else:
-        with_te = [image for image in images.image if image.te]
+        with_te = [image for image in images.image if image.te and target in ("", image.target)]
         stacks = [stack_of_image(images, image, read_image_lock(root / image.lock)) for image in with_te]
     found = judge_stacks(catalog, matrix, images, stacks)
     result = FitResult(tool=TOOL, stacks=found, seconds=round(time.monotonic() - started, 3))

@@ -12,9 +12,10 @@ from ...catalog_needs import read_needs
 from ...environments.plan import find_target
 from ...evidence.stack_fit import StackFit
 from ...images.bundle.wheels import Machine
-from ...images.compatibility import Stack, judge_stack
+from ...images.compatibility import judge_stack
 from ...images.pins import FILE, Pins, read_pins
 from ...images.plan import find_images
+from ...images.stack import Stack
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def read_rows(catalog: Catalog, target: str, matrix: Path | None) -> ImageRows:
         ImageRefused: it has no image.
     """
     row = find_target(catalog, target)
-    images = read_images({one.id: one.machine for one in catalog.targets}, matrix)
+    images = read_images({one.id: one.machine for one in catalog.targets}, matrix, catalog.targets)
     folder = (matrix or matrix_folder()).absolute()
     return ImageRows(folder.parent, folder, images, row, find_images(images, [row.id])[0])
 

@@ -20,15 +20,16 @@ from ...images.bake import render_bake
 from ...images.build import BuildOrder, Told, build_image, require_platform, write_build
 from ...images.build_faults import BuildFailed
 from ...images.build_settings import BuildSettings, read_build_settings
-from ...images.compatibility import stack_of_image
 from ...images.engine import Engine, NoEngine, bring_up, find_engine
+from ...images.locking import Written, write_together
 from ...images.locks import read_image_lock
 from ...images.pins import FILE as PINS_FILE
 from ...images.pins import Pins, read_pins
 from ...images.plan import find_images, plan_images
 from ...images.prove import prove_image
 from ...images.recipe_lint import lint_recipe
-from ...images.refusals import ImageRefused
+from ...images.refusals import ImageRefused, PinsDamaged
+from ...images.stack import Stack, stack_of_image, stack_of_rows
 from ..app import TOOL, Exit, Format, errors, foreseen, refuse, refuse_full_disk
 from ..told_options import require_output
 from .image_rows import judge_stacks
@@ -68,7 +69,7 @@ class _Rows:
     root: Path
 
 
-@foreseen({ImageRefused: Exit.CLOSED, NoEngine: Exit.NO_ENVIRONMENT})
+@foreseen({PinsDamaged: Exit.WRONG_ARGUMENTS, ImageRefused: Exit.CLOSED, NoEngine: Exit.NO_ENVIRONMENT})
 def run_images(asked: Asked, fmt: Format, output: Path | None) -> None:
     """Plan, or build each target that is named."""
     _require_words(asked)
@@ -79,9 +80,7 @@ def run_images(asked: Asked, fmt: Format, output: Path | None) -> None:
             os.environ.update(bring_up(rows.root, os.environ))
         asked = replace(asked, own_base=asked.own_base or os.environ.get("MEGACPP_BASE", ""))
     if asked.write_bake:
-        file = rows.root / BAKE_FILE
-        file.write_text(render_bake(_plan_all(rows)), encoding="utf-8")
-        errors.print(f"written: {file}", markup=False)
+        _write_bake(rows)
         return
     if asked.plan:
         plans = _tell_plans(asked, rows, fmt, output)
@@ -121,7 +120,7 @@ def _require_words(asked: Asked) -> None:
 
 def _read_rows(asked: Asked) -> _Rows:
     catalog = read_catalog(asked.matrix)
-    images = read_images({target.id: target.machine for target in catalog.targets}, asked.matrix)
+    images = read_images({target.id: target.machine for target in catalog.targets}, asked.matrix, catalog.targets)
     root = (asked.matrix or matrix_folder()).resolve().parent
     known = {image.target for image in images.image}
     if unknown := [name for name in asked.targets if name not in known]:
@@ -146,6 +145,20 @@ def _plan_all(rows: _Rows) -> tuple[ImagePlan, ...]:
     return plan_images(rows.images, rows.pins, chosen, root=rows.root, mirror="")
 
 
+def _write_bake(rows: _Rows) -> None:
+    file = rows.root / BAKE_FILE
+    try:
+        write_together(rows.root, [Written(BAKE_FILE, render_bake(_plan_all(rows)))])
+    except OSError as fault:
+        refuse_full_disk(file.parent, fault)
+        refuse(
+            f"the bake file cannot be written: {fault}. Likely cause: {file.parent} is not yours. Next step: run it as "
+            "its owner. What was there is there still.",
+            Exit.INFRASTRUCTURE,
+        )
+    errors.print(f"written: {file}", markup=False)
+
+
 def _tell_plans(asked: Asked, rows: _Rows, fmt: Format, output: Path | None) -> ImagePlans:
     plans: list[ImagePlan] = []
     refused: list[Refused] = []
@@ -156,6 +169,7 @@ def _tell_plans(asked: Asked, rows: _Rows, fmt: Format, output: Path | None) -> 
             misfits = _judge(asked, rows, image.target)
         except ImageRefused as fault:
             refused.append(Refused(image.target, str(fault)))
+            refused += _judge_rows(asked, rows, image.target)
             continue
         refused += misfits[0]
         warned += misfits[1]
@@ -176,6 +190,16 @@ def _judge(asked: Asked, rows: _Rows, target: str) -> tuple[list[Refused], list[
     """What does not fit in the stack of an image, and what is not known to."""
     image = find_images(rows.images, [target])[0]
     stack = stack_of_image(rows.images, image, read_image_lock(rows.root / image.lock), asked.own_base)
+    return _say_misfits(asked, rows, target, stack)
+
+
+def _judge_rows(asked: Asked, rows: _Rows, target: str) -> list[Refused]:
+    """What cannot fit whatever is locked, as the rows alone say it: where a lock is older, making it is not enough."""
+    image = find_images(rows.images, [target])[0]
+    return _say_misfits(asked, rows, target, stack_of_rows(rows.images, image, asked.own_base))[0] if image.te else []
+
+
+def _say_misfits(asked: Asked, rows: _Rows, target: str, stack: Stack) -> tuple[list[Refused], list[Refused]]:
     (fit,) = judge_stacks(rows.catalog, asked.matrix, rows.images, [stack])
     found: dict[FitVerdict, list[Refused]] = {verdict: [] for verdict in FitVerdict}
     for one in fit.fits:
@@ -196,7 +220,10 @@ def _look_for_engine() -> tuple[Engine | None, str]:
 
 def _build_all(asked: Asked, rows: _Rows, fmt: Format, output: Path | None) -> None:
     """Everything that can be refused is refused before the first build."""
-    plans = [_plan(asked, rows, target) for target in dict.fromkeys(asked.targets)]
+    targets = tuple(dict.fromkeys(asked.targets))
+    if misfits := [row for target in targets for row in _judge_rows(asked, rows, target)]:
+        refuse("; ".join(f"{row.target}: {row.why}" for row in misfits), Exit.CLOSED)
+    plans = [_plan(asked, rows, target) for target in targets]
     for plan in plans:
         if misfits := _judge(asked, rows, plan.target)[0]:
             refuse("; ".join(f"{row.target}: {row.why}" for row in misfits), Exit.CLOSED)

@@ -17,8 +17,9 @@ from ...evidence.lock_result import LockLine, LockResult, PinLine, PinNews
 from ...evidence.stack_fit import StackFit
 from ...images.bake import FILE as BAKE_FILE
 from ...images.bake import render_bake
-from ...images.compatibility import stack_of_image
+from ...images.claims import check_claims
 from ...images.inputs import read_project
+from ...images.lock_compile import IndexSilent
 from ...images.locking import (
     Asker,
     Locked,
@@ -30,14 +31,16 @@ from ...images.locking import (
     write_together,
 )
 from ...images.locks import ImageLock, read_image_lock
-from ...images.pinning import Pinned, check_claims, check_pins, pin_bases
+from ...images.pinning import Pinned, check_pins, pin_bases
 from ...images.pins import FILE, read_pins, render_pins
 from ...images.plan import MIRROR, find_images, plan_images
 from ...images.refusals import ImageRefused, RegistryLies
 from ...images.registry import RegistryClient
+from ...images.stack import stack_of_image
 from ...report.markdown.lock import tell_lock
 from ...report.terminal.lock import render_lock
 from ..app import TOOL, Exit, Format, errors, foreseen, refuse, refuse_full_disk
+from ..interrupts import ended_by_signals
 from ..told_options import require_output
 from ..whole_telling import tell_whole
 from .image_rows import judge_stacks
@@ -66,6 +69,7 @@ class _Made:
     {
         ImageRefused: Exit.WRONG_ARGUMENTS,
         RegistryLies: Exit.CLOSED,
+        IndexSilent: Exit.INFRASTRUCTURE,
         NoEnvironment: Exit.NO_ENVIRONMENT,
     }
 )
@@ -76,13 +80,14 @@ def run_lock(
     started = time.monotonic()
     require_output(output)
     root = (matrix or matrix_folder()).absolute().parent
-    images = read_images({target.id: target.machine for target in catalog.targets}, matrix)
+    images = read_images({target.id: target.machine for target in catalog.targets}, matrix, catalog.targets)
     chosen = find_images(images, asked.targets)
     _refuse_what_cannot_be(images, asked)
     if asked.check:
         result = _check(catalog, matrix, images, chosen, root, asked)
     else:
-        result = _write(catalog, matrix, images, chosen, root, asked)
+        with ended_by_signals():  # what a tool has begun in a folder of its own goes with it
+            result = _write(catalog, matrix, images, chosen, root, asked)
     result = result.model_copy(update={"seconds": round(time.monotonic() - started, 1)})
     tell_whole(
         result,
@@ -92,7 +97,8 @@ def run_lock(
         markdown=lambda: tell_lock(result),
     )
     stopped = result.refusals or (asked.check and result.stale) or any(fit.refused for fit in result.fits)
-    raise typer.Exit(Exit.CLOSED if stopped else Exit.OPEN)
+    silent = any(line.news is PinNews.MISSING for line in result.pins)
+    raise typer.Exit(Exit.CLOSED if stopped else Exit.INFRASTRUCTURE if silent else Exit.OPEN)
 
 
 def _refuse_what_cannot_be(images: Images, asked: Asked) -> None:
@@ -138,7 +144,7 @@ def _write(
         pins=tuple(one.line for one in made.pins),
         locks=tuple(one.line for one in made.locks),
         fits=_judge(catalog, matrix, images, chosen, found),
-        refusals=tuple(one.refusal for one in made.pins if one.refusal),
+        refusals=tuple(filter(None, [*(pin.refusal for pin in made.pins), *(lock.refusal for lock in made.locks)])),
     )
     if result.refusals or any(fit.refused for fit in result.fits):
         return result

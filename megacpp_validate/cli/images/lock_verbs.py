@@ -41,9 +41,10 @@ def lock(
 ) -> None:
     """Write containers/pins.json and containers/locks: digests from registries, packages with hashes from the index.
 
-    Exit code 0: they are what the matrix says, 1: a tag is another image now, or does not fit, or an unverified pin is
-    not what the matrix claims, or (--check) a file is older than the matrix or was edited by hand, 2: the
-    matrix or an argument is wrong, 5: there is no uv, or it finds no solution, 6: the disk is full.
+    Exit code 0: they are what the matrix says, 1: a tag is another image now, a locked version has other files, or does
+    not fit, or an unverified pin is not what the matrix claims, or (--check) a file is older than the matrix or was
+    edited by hand, 2: the matrix, the file of pins or an argument is wrong, 5: there is no uv, or it finds no solution,
+    6: the index does not answer, a base has no digest because no registry did, or the disk is full.
     """
     from .lock_runs import Asked, run_lock
 
@@ -63,6 +64,9 @@ def fits(
     parts: Annotated[
         list[str] | None, typer.Argument(metavar="PART=VERSION...", help="cublas=13.1.0.3 cudnn=9.19 torch=2.11.0 ...")
     ] = None,
+    target: Annotated[
+        str, typer.Option("--target", help="A row of matrix/targets.toml; without, the needs of each.")
+    ] = "",
     verbose: Annotated[bool, typer.Option("--verbose", help="List what fits too.")] = False,
     fmt: PageFormatOption = PageFormat.TABLE,
     output: OutputOption = None,
@@ -75,4 +79,4 @@ def fits(
     """
     from .fits_runs import run_fits
 
-    run_fits(read_catalog(matrix), matrix, te, tuple(parts or ()), Format(fmt), output, verbose=verbose)
+    run_fits(read_catalog(matrix), matrix, te, tuple(parts or ()), Format(fmt), output, verbose=verbose, target=target)

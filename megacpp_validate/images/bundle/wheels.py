@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
+import ssl
 import subprocess
 import sys
 import tempfile
+import time
+import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -22,6 +27,7 @@ _NO_WHEEL: Final = re.compile(r"No matching distribution found for ([A-Za-z0-9][
 _SOURCE: Final = re.compile(r"No sources permitted for [^:\s]+: (\S+)")
 _SOURCE_ENDS: Final = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz", ".tgz")
 _STATED: Final = re.compile(r"(?:^|&)sha256=([0-9a-f]{64})")
+_LIMIT_S: Final = 60.0  # for a source release, of which the largest has some megabytes
 _OLDEST_GLIBC: Final = 5  # of 2.x: manylinux1
 _LEGACY: Final = {5: "manylinux1", 12: "manylinux2010", 17: "manylinux2014"}
 
@@ -89,7 +95,7 @@ def fetch_wheels(lock: Path, machine: Machine, folder: Path, variables: Mapping[
             )
         asked = [wanted[found[1]]] if found[1] in wanted else []
         seen = _download(asked, machine, folder, variables, "-vv")[1] if asked else ""
-        _require_source(found[1], packages.get(found[1]), seen, lock)
+        _require_source(found[1], packages.get(found[1]), seen, lock, variables)
         lacking.append(found[1])
     known = {one for row in packages.values() for one in row.hashes}
     for path in folder.iterdir():  # of another lock, or of a pip that was killed
@@ -103,10 +109,13 @@ def _has_versions(said: str) -> bool:
     return "connection" not in said.lower() and "retrying" not in said.lower()
 
 
-def _require_source(name: str, row: LockedPackage | None, said: str, lock: Path) -> None:
-    """That there is something to build from, and that it is what the lock has, where pip's words tell its hash.
+def _require_source(
+    name: str, row: LockedPackage | None, said: str, lock: Path, variables: Mapping[str, str] | None = None
+) -> None:
+    """That there is something to build from, and that it is what the lock has.
 
-    An index that gives hashes apart from its links (PEP 691) tells none: pip compares it where it is built.
+    An index that gives hashes apart from its links (PEP 691) tells none in pip's words: the file itself is asked then.
+    Where it is not given to this process, because it wants a login, pip compares it where it is built.
 
     Raises:
         ImageRefused: the index has no source release of the version, or another one.
@@ -118,7 +127,7 @@ def _require_source(name: str, row: LockedPackage | None, said: str, lock: Path)
             "has. Likely cause: it is not the index that the lock was made from: it answers 404, or mirrors a part "
             "of it. Next step: `pip config list` says which index it is; take the one that the lock was made from."
         )
-    found = [_hash_of(link) for link in links]
+    found = [_hash_of(link) or _fetch_hash(link, variables or {}) for link in links]
     if all(one and one not in row.hashes for one in found):
         raise ImageRefused(
             f"the index has another source release of {name} than {lock}: sha256 {', '.join(found)}. Likely cause: "
@@ -145,6 +154,28 @@ def _hash_of(link: str) -> str:
         return stated[1]
     path = Path(unquote(parts.path))
     return hash_file(path, []) if parts.scheme == "file" and path.is_file() else ""
+
+
+def _fetch_hash(link: str, variables: Mapping[str, str]) -> str:
+    """SHA-256 of what an index gives for a link, by the certificates that pip is told of; empty where it gives none."""
+    address = link.partition("#")[0]
+    if urlsplit(address).scheme not in ("http", "https"):
+        return ""
+    own = {**os.environ, **variables}
+    cert = next((own[name] for name in ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE") if own.get(name)), None)
+    until, hashed = time.monotonic() + _LIMIT_S, sha256()
+    try:
+        context = ssl.create_default_context(cafile=cert) if address.startswith("https:") else None
+        with urllib.request.urlopen(address, timeout=_LIMIT_S, context=context) as answer:  # noqa: S310 - looked at above
+            size = int(answer.headers.get("Content-Length") or 0)
+            while part := answer.read1(2**20):
+                hashed.update(part)
+                size -= len(part)
+                if time.monotonic() > until:
+                    return ""
+    except (OSError, ValueError, http.client.HTTPException):
+        return ""
+    return "" if size > 0 else hashed.hexdigest()
 
 
 def _plain(text: str) -> str:

@@ -57,14 +57,21 @@ def summarize_lock(result: LockResult) -> str:
         if stale:
             return f"Older than the matrix: {', '.join(stale)}.{tail} Next step: `nox -s lock`."
         return f"Pins and locks are what the matrix says.{tail}"
+    missing = [line.base for line in result.pins if line.news is PinNews.MISSING]
+    if missing:
+        tail = (
+            f" There is no digest of {', '.join(missing)}: no registry answered, and nobody says anything of it. Next "
+            "step: run it where one answers, or name a mirror (MEGACPP_REGISTRY_MIRROR)."
+        )
     if not result.written:
-        return f"Nothing to write: pins and locks are what they were.{tail}"
+        return f"Nothing to write{'' if missing else ': pins and locks are what they were'}.{tail}"
     return f"Written: {', '.join(result.written)}.{tail}"
 
 
 def say_pin(line: PinLine) -> str:
     """From which digest to which, and how it is known."""
     how = f"{line.how} on {line.verified}" if line.verified else line.how
+    how += f". This time: {line.silence}" if line.silence else ""
     if line.news is PinNews.CHANGED or (line.before and line.before != line.after):
         return f"{line.before or 'none'} became {line.after or 'none'}; {how}"
     return f"{line.after or 'none'}; {how}"
