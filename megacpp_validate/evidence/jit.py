@@ -243,6 +243,7 @@ class JitCacheResult(Frozen):
         stack: versions that the cache is for.
         missing: tasks that are not in it.
         extra: files that appeared since it was sealed.
+        sealed: whether nobody writes there by accident; of "check", which reads what is not sealed, too.
         in_place: whether Triton finds its kernels there without a working copy.
         archive, archive_hash, archive_bytes: of an export.
         kept: an import found the same cache there already.
@@ -263,6 +264,7 @@ class JitCacheResult(Frozen):
     tasks: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
+    sealed: bool = True
     in_place: bool = True
     archive: str = ""
     archive_hash: str = ""

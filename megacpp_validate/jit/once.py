@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from .key_lock import STALE_S, KeyLock
+from .key_lock import STALE_S, KeyLock, Owner
 
 ROOT: Final = "MEGACPP_JIT_ROOT"
 ARCH: Final = "MEGACPP_JIT_ARCH"
@@ -115,15 +115,23 @@ class Guard:
                     return self._is_mine(turn, look, began)
             before = holder or before
             if time.monotonic() - began > self._wait_s:
-                who = before.words() if before is not None else "others"
                 self.waited += time.monotonic() - began
-                self.tell(
-                    f"{who} has been compiling {turn.place.name} for over {self._wait_s:g} s, and is not waited for "
-                    f"any longer. Likely cause: it hangs. Next step: look at it, or raise {WAIT}."
-                )
+                self.tell(self._say_over(turn, before))
                 return MISSED, None
             time.sleep(pause)
             pause = min(0.25, pause * 1.5)
+
+    def _say_over(self, turn: KeyLock, holder: Owner | None) -> str:
+        """That the wait is over, and what stood in the way."""
+        if holder is None:
+            return (
+                f"nobody holds {turn.place}, and it could not be had in {self._wait_s:g} s. Likely cause: something "
+                "else lies in it, or its file system does not rename as it should. Next step: remove it."
+            )
+        return (
+            f"{holder.words()} has been compiling {turn.place.name} for over {self._wait_s:g} s, and is not waited for "
+            f"any longer. Likely cause: it hangs. Next step: look at it, or raise {WAIT}."
+        )
 
     def _is_mine(self, turn: KeyLock, look: Callable[[], Any], began: float) -> tuple[Any, KeyLock | None]:
         """The turn was had; between the caller's look and now somebody may have come, compiled and gone."""

@@ -97,12 +97,15 @@ def _noting(plain: Any) -> Any:
     @functools.wraps(plain)
     def fx_codegen_and_compile(gm: Any, example_inputs: Any, *args: Any, **options: Any) -> Any:
         began = time.perf_counter()
+        # Taken at once: a graph inside this one has its own, and the next one may ask no cache (torch passes over
+        # graphs that it cannot keep), and would be told to have looked for this key.
+        key, _open.missed = getattr(_open, "missed", ""), ""
         _open.graphs = getattr(_open, "graphs", 0) + 1
         try:
             made = plain(gm, example_inputs, *args, **options)
         finally:
             _open.graphs -= 1
-        seconds, key = time.perf_counter() - began, getattr(_open, "missed", "")
+        seconds = time.perf_counter() - began
         saw("inductor", _name_of(options), _shape_of(example_inputs), seconds, cached=False, looked_for=key)
         return made
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import os
+import re
 import shutil
 import subprocess
 import tarfile
@@ -17,12 +18,29 @@ from typing import Any, Final
 from .manifest import ManifestInvalid
 
 SUFFIXES: Final = (".tar", ".tar.gz", ".tgz", ".tar.zst")
+# What a person gives who means an archive, and of which there would be a folder with that name.
+_OTHER_FORM: Final = re.compile(
+    r"\.(tar\.\w+|tbz2?|txz|tzst|tlz|zip|7z|rar|cpio|gz|bz2|xz|zst|lz4|lzma|br)$", re.IGNORECASE
+)
 _GZIP_LEVEL: Final = 1  # kernels shrink to about a half at any level
 _ZSTD: Final = "zstd"  # Python has it from 3.14 on
 
 
 class TransferRefused(RuntimeError):
     """An archive or a folder that is not taken; the text says what happened, the likely cause and the next step."""
+
+
+def refuse_other_form(target: Path) -> None:
+    """Refuse the name of an archive that is none of these.
+
+    Raises:
+        TransferRefused: it is one.
+    """
+    if found := _OTHER_FORM.search(target.name):
+        raise TransferRefused(
+            f"{target} ends in {found[0]}, and archives are written as {', '.join(SUFFIXES)}. Next step: name one of "
+            "them, or a folder."
+        )
 
 
 def plain_member(name: str, size: int) -> tarfile.TarInfo:

@@ -71,8 +71,13 @@ def _walk(folder: Path) -> Iterator[Seen]:
                 path = f"{place}/{entry.name}"
                 if entry.is_symlink() or not (entry.is_dir() or entry.is_file()):
                     raise NoPlainFile(
-                        f"{folder / path} is no plain file. Likely cause: somebody put a link there; no compiler "
-                        "does. Next step: remove it."
+                        f"{folder / path} is no plain file. Likely cause: somebody put a link there, or in the place "
+                        "of a file; no compiler does. Next step: remove it; where a file was, import or prewarm again."
+                    )
+                if not _is_text(path):
+                    raise NoPlainFile(
+                        f"{str(folder / path)!r} has a name that is no text. Likely cause: somebody put it there; no "
+                        "compiler does. Next step: remove it."
                     )
                 if entry.is_dir():
                     if not _PASSING_FOLDER.fullmatch(entry.name) and tuple(path.split("/"))[:2] != _DEEP_GEMM_TMP:
@@ -81,6 +86,15 @@ def _walk(folder: Path) -> Iterator[Seen]:
                     with suppress(FileNotFoundError):
                         found = entry.stat()
                         yield Seen(path, found.st_size, found.st_mtime_ns)
+
+
+def _is_text(path: str) -> bool:
+    """Whether a manifest can hold it: a name on disk is bytes."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def drop_passing(folder: Path) -> None:

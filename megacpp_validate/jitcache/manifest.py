@@ -29,6 +29,10 @@ class ManifestInvalid(ValueError):
     """A manifest that cannot be believed; the text says what happened, the likely cause and the next step."""
 
 
+class ManifestChanged(ManifestInvalid):
+    """One that is not what it was when its hash was written: a cache that was changed, and not one without."""
+
+
 class CompilerOf(Frozen):
     """What compiles DeepGEMM's kernels, whose key holds it: mode "nvcc" or "nvrtc", its path and version."""
 
@@ -82,7 +86,7 @@ class FileSeen(Frozen):
     path: str
     bytes: int = Field(ge=0)
     sha256: str = Field(pattern=_HEX)
-    mtime_ns: int
+    mtime_ns: int = Field(ge=-(2**63), lt=2**63)  # a file system keeps no others
     names_root: bool = False
 
 
@@ -104,7 +108,7 @@ class Manifest(Frozen):
     architecture: str
     target: str
     folder: str
-    mode: str
+    mode: str = Field(pattern=r"^(nvcc|nvrtc)$")
     stack: StackSeen
     tasks: tuple[TaskDone, ...]
     missing: tuple[str, ...] = ()
@@ -171,8 +175,15 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
     """The manifest of ROOT/ARCH and its hash.
 
     Raises:
-        ManifestInvalid: there is none, it is damaged, or it is not the one whose hash lies beside it.
+        ManifestChanged: it is not the one whose hash lies beside it.
+        ManifestInvalid: there is none, or it is damaged.
     """
+    for place in (folder / MANIFEST, folder / MANIFEST_HASH):
+        if place.exists() and not place.is_file():  # a pipe would be waited for
+            raise ManifestInvalid(
+                f"{place} is no file. Likely cause: somebody put it there; no prewarm does. Next step: remove it, and "
+                "import or prewarm again."
+            )
     try:
         text = (folder / MANIFEST).read_bytes()
         line = (folder / MANIFEST_HASH).read_bytes()
@@ -189,7 +200,7 @@ def parse_manifest(text: bytes, line: bytes, where: str) -> tuple[Manifest, str]
     """A manifest and its hash from their bytes, with the files that count alone. Raises as `read_manifest`."""
     digest = hash_manifest(text)
     if line.decode(errors="replace") != hash_line(digest):
-        raise ManifestInvalid(
+        raise ManifestChanged(
             f"the manifest of {where} is not the one that its hash is of: it hashes to {digest}, and {MANIFEST_HASH} "
             f"says {line.decode(errors='replace').split('  ')[0][:64]!r}. Likely cause: it was edited or damaged. Next "
             "step: take the cache from where it was exported, or prewarm again."
@@ -202,6 +213,8 @@ def parse_manifest(text: bytes, line: bytes, where: str) -> tuple[Manifest, str]
         raise _say_no_manifest(where, said) from fault
     except ValueError as fault:
         raise _say_no_manifest(where, str(fault)) from fault
+    except RecursionError as fault:
+        raise _say_no_manifest(where, "brackets in brackets, deeper than any manifest has them") from fault
     if said := "; ".join(_find_contradictions(manifest)):
         raise _say_no_manifest(where, said)
     # What earlier versions sealed and nobody reads as a cache (the driver's index, Triton's tmp.*) may be gone or

@@ -26,7 +26,7 @@ from ..evidence.jit import JitCompile
 from ..evidence.whole_file import write_whole
 from .files import Seen, drop_passing, hash_files, list_files
 from .layout import LIBRARIES, MANIFEST, MANIFEST_HASH, OPENED, STATE
-from .manifest import FileSeen, Manifest, StackSeen, TaskDone
+from .manifest import FileSeen, Manifest, StackSeen, TaskDone, compare_stack
 from .place import mark_place, require_writable
 from .variables import hash_variables
 
@@ -113,14 +113,14 @@ class Progress:
     Attributes:
         folder: ROOT/ARCH.
         keys: of the tasks of this run, by id.
-        earlier: what the manifest told that lay here before.
+        told: the manifest that lay here before, or that of the sealed cache that this is a working copy of.
         swept: files of a killed prewarm that were thrown away.
         failed: a task did not end well, and may have left half a file.
     """
 
     folder: Path
     keys: Mapping[str, str]
-    earlier: Mapping[str, TaskDone] = field(default_factory=dict)
+    told: Manifest | None = None
     swept: int = 0
     failed: bool = False
     _records: dict[str, _Record] = field(default_factory=dict)
@@ -161,7 +161,7 @@ class Progress:
         with self._lock:
             new = [file for file in _list_owned(self.folder) if file not in self._owned]
             # What it finds now, it may have compiled when it was finished before: for another stack, or elsewhere.
-            before = self._records[task.id].done if task.id in self._records else self.earlier.get(task.id)
+            before = self._records[task.id].done if task.id in self._records else self._earlier.get(task.id)
             compiled = dict.fromkeys((*(before.compiled if before is not None else ()), *answer.compiled))
             done = TaskDone(
                 id=task.id, code=task.code, settings=task.settings, ranks=task.ranks, seconds=answer.seconds,
@@ -192,6 +192,33 @@ class Progress:
     def finished(self, tasks: Iterable[PrewarmTask]) -> tuple[TaskDone, ...]:
         """What is known of each finished task, in their order."""
         return tuple(done for task in tasks if (done := self.kept(task)) is not None)
+
+    def carried(self, tasks: Iterable[PrewarmTask], stack: StackSeen, mode: str) -> tuple[TaskDone, ...]:
+        """Tasks that were finished for a like stack in the cache that lay here before, and that nobody has run since.
+
+        Their kernels are still there, and a prewarm of other tasks must not seal them as missing. Whether they are
+        found is for `jit_verify` to say.
+
+        Args:
+            tasks: of the target.
+            stack, mode: of here.
+        """
+        told = self.told
+        if told is None or compare_stack(told, stack, self.folder.name, mode):
+            return ()
+        there = {seen.path: seen.bytes for seen in list_files(self.folder)}
+        if not all(_is_still(file, there.get(file.path)) for file in told.files):
+            return ()
+        same = {(task.id, task.code, task.ranks, *sorted(task.settings.items())) for task in tasks}
+        return tuple(
+            done
+            for done in told.tasks
+            if done.id not in self._records and (done.id, done.code, done.ranks, *sorted(done.settings.items())) in same
+        )
+
+    @property
+    def _earlier(self) -> dict[str, TaskDone]:
+        return {task.id: task for task in self.told.tasks} if self.told is not None else {}
 
     def read(self) -> None:
         """Take up what is written down."""
@@ -245,6 +272,11 @@ class Progress:
             (_state(self.folder) / _RUNNING).unlink(missing_ok=True)
 
 
+def _is_still(file: FileSeen, size: int | None) -> bool:
+    """Whether a file may be the one of a manifest; a group of Triton's has another length in another folder."""
+    return size is not None and (file.names_root or size == file.bytes)
+
+
 def _state(folder: Path) -> Path:
     return folder / STATE
 
@@ -287,8 +319,7 @@ def open_prewarm(
                 "give another --root."
             ) from fault
         mark_place(folder, machine)
-        told = earlier or _read_opened(folder)
-        progress = Progress(folder, keys, {task.id: task for task in told.tasks} if told is not None else {})
+        progress = Progress(folder, keys, earlier or _read_opened(folder))
         progress.read()
         progress.begin()
         yield progress

@@ -16,6 +16,7 @@ from typing import Final
 from .files import Seen, drop_passing, hash_files, list_files
 from .layout import LIBRARIES, LOCKS, MANIFEST, MANIFEST_HASH
 from .manifest import Manifest, read_manifest
+from .place import OtherArchitecture
 
 _FILE_MODE: Final = 0o444
 _FOLDER_MODE: Final = 0o755
@@ -107,21 +108,32 @@ def check_sealed(folder: Path) -> Checked:
 
     Raises:
         ManifestInvalid: there is none that can be believed.
+        OtherArchitecture: the folder has the name of another one.
         CacheDamaged: a file is gone, or is another one; each is named.
         NoPlainFile: a link lies there.
         OSError: a file cannot be read.
     """
     manifest, digest = read_manifest(folder)
-    there = {seen.path: seen for seen in list_files(folder)}
-    wrong = list(_find_wrong(folder, manifest, there))
-    if wrong:
-        raise CacheDamaged(
-            f"{folder} is not what its manifest says: {_listed(wrong)}. Likely cause: a damaged disk or copy, or "
-            "something wrote there after it was sealed. Next step: import it again from where it was exported, or "
-            "prewarm again; it is no evidence of anything now."
+    if manifest.architecture != folder.name:
+        raise OtherArchitecture(
+            f"{folder} holds caches of the architecture {manifest.architecture}. Likely cause: a folder was copied "
+            "under another name; whoever looks there for its own architecture would take kernels that crash. Next "
+            f"step: rename it to {manifest.architecture}."
         )
+    there = {seen.path: seen for seen in list_files(folder)}
+    if wrong := list(_find_wrong(folder, manifest, there)):
+        raise say_changed(folder, *wrong)
     known = {file.path for file in manifest.files}
     return Checked(manifest, digest, tuple(sorted(there.keys() - known)))
+
+
+def say_changed(folder: Path, *wrong: str) -> CacheDamaged:
+    """That files of a sealed cache are not those of its manifest; each is named."""
+    return CacheDamaged(
+        f"{folder} is not what its manifest says: {_listed(wrong)}. Likely cause: a damaged disk or copy, or "
+        "something wrote there after it was sealed. Next step: import it again from where it was exported, or "
+        "prewarm again; it is no evidence of anything now."
+    )
 
 
 def _find_wrong(folder: Path, manifest: Manifest, there: dict[str, Seen]) -> Iterator[str]:
@@ -147,6 +159,6 @@ def _folders(folder: Path) -> Iterator[Path]:
         yield from (Path(place) for place, _, _ in os.walk(folder / name))
 
 
-def _listed(names: list[str] | tuple[str, ...]) -> str:
+def _listed(names: tuple[str, ...]) -> str:
     more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more

@@ -10,23 +10,23 @@ from __future__ import annotations
 import os
 import shutil
 import tarfile
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Final
 
-from .archive import SUFFIXES, TransferRefused, compressed, opened, plain_member, say_kind
-from .files import hash_file, is_passing
+from .archive import SUFFIXES, TransferRefused, compressed, opened, plain_member, refuse_other_form, say_kind
+from .aside import folder_aside
+from .files import NoPlainFile, hash_file, is_passing, list_files
 from .layout import MANIFEST, MANIFEST_HASH, arch_folder
 from .manifest import FileSeen, Manifest, ManifestInvalid, hash_line, parse_manifest, read_manifest
-from .seal import CacheDamaged, check_sealed, is_sealed, seal
+from .place import OtherArchitecture
+from .seal import CacheDamaged, check_sealed, is_sealed, say_changed, seal
 from .working import copy_files
 
 _CHUNK: Final = 2**20
+_IMPORTED: Final = ".import-"
 _MOST_MANIFEST: Final = 256 * 2**20  # bytes; of 100,000 files it takes 30 MB
 
 
@@ -40,6 +40,7 @@ class Carried:
         archive: hash of the archive; empty for a folder.
         archive_bytes: its size.
         kept: an import found the same cache there already, and wrote nothing.
+        extra: files beside the sealed ones, which an export leaves where they are.
     """
 
     place: Path
@@ -48,6 +49,7 @@ class Carried:
     archive: str = ""
     archive_bytes: int = 0
     kept: bool = False
+    extra: tuple[str, ...] = ()
 
 
 # --- out -------------------------------------------------------------------------------------------------------------
@@ -73,25 +75,23 @@ def export_cache(folder: Path, target: Path, *, prefix: str = "") -> Carried:
         )
     checked = check_sealed(folder)
     if not target.name.endswith(SUFFIXES):
+        refuse_other_form(target)
         place = _copy_out(folder, checked.manifest, target)
-        return Carried(place, checked.manifest, checked.digest)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        with compressed(aside, target.name) as stream:
+        return Carried(place, checked.manifest, checked.digest, extra=checked.extra)
+    with folder_aside(target.parent, ".export-") as aside:
+        part = aside / "archive"
+        with compressed(part, target.name) as stream:
             _write_archive(stream, folder, checked.manifest, prefix)
-        digest, size = hash_file(aside), aside.stat().st_size
-        aside.replace(target)
-    finally:
-        aside.unlink(missing_ok=True)
-    return Carried(target, checked.manifest, checked.digest, f"sha256:{digest}", size)
+        digest, size = hash_file(part), part.stat().st_size
+        part.replace(target)
+    return Carried(target, checked.manifest, checked.digest, f"sha256:{digest}", size, extra=checked.extra)
 
 
 def _copy_out(folder: Path, manifest: Manifest, target: Path) -> Path:
     place = arch_folder(target, manifest.architecture)
     if place.exists():
         raise TransferRefused(f"{place} is there already. Next step: give another folder, or remove that one.")
-    with _aside(target) as aside:
+    with folder_aside(target, _IMPORTED) as aside:
         new = aside / manifest.architecture
         new.mkdir()
         copy_files(folder, new, manifest.files)
@@ -109,8 +109,38 @@ def _write_archive(stream: IO[bytes], folder: Path, manifest: Manifest, prefix: 
             text = (folder / name).read_bytes()
             archive.addfile(plain_member(f"{start}{manifest.architecture}/{name}", len(text)), BytesIO(text))
         for file in manifest.files:
-            with (folder / file.path).open("rb") as reader:
-                archive.addfile(plain_member(f"{start}{manifest.architecture}/{file.path}", file.bytes), reader)
+            _add_file(archive, plain_member(f"{start}{manifest.architecture}/{file.path}", file.bytes), folder, file)
+
+
+def _add_file(archive: tarfile.TarFile, info: tarfile.TarInfo, folder: Path, file: FileSeen) -> None:
+    """Into an archive, held to its hash once more on the way: somebody may write there since it was checked."""
+    wrong = "has another content now"
+    try:
+        with (folder / file.path).open("rb") as stream:
+            reader = _Hashed(stream)
+            archive.addfile(info, reader)
+        if reader.digest.hexdigest() == file.sha256:
+            return
+    except FileNotFoundError:
+        wrong = "is gone now"
+    except OSError as fault:
+        if fault.errno is not None:  # tarfile's own words have no number: it came to the end too early
+            raise
+        wrong = "is shorter now"
+    raise say_changed(folder, f"{file.path} {wrong}")
+
+
+class _Hashed:
+    """A file that is read and hashed."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream, self.digest = stream, sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        """As a file does."""
+        chunk = self._stream.read(size)
+        self.digest.update(chunk)
+        return chunk
 
 
 # --- in --------------------------------------------------------------------------------------------------------------
@@ -149,10 +179,11 @@ def import_cache(source: Path, root: Path, *, replace: bool = False) -> Carried:
     place = arch_folder(root, manifest.architecture)
     if _is_there(place, digest, replace=replace):
         return Carried(place, manifest, digest, kept=True)
-    with _aside(root) as aside:
+    with folder_aside(root, _IMPORTED) as aside:
         new = aside / manifest.architecture
         new.mkdir()
         if source.is_dir():
+            _require_plain(source, manifest)
             copy_files(source, new, manifest.files)
             for name in (MANIFEST, MANIFEST_HASH):
                 shutil.copyfile(source / name, new / name)
@@ -165,6 +196,18 @@ def import_cache(source: Path, root: Path, *, replace: bool = False) -> Carried:
     return Carried(place, manifest, digest)
 
 
+def _require_plain(source: Path, manifest: Manifest) -> None:
+    """Refuse an exported folder with a link, or a pipe that would be waited for, in the place of a file.
+
+    Raises:
+        NoPlainFile: there is one.
+        CacheDamaged: a file is not there.
+    """
+    there = {seen.path for seen in list_files(source)}
+    if missing := [f"{file.path} is not there" for file in manifest.files if file.path not in there]:
+        raise say_changed(source, *missing)
+
+
 def _is_there(place: Path, digest: str, *, replace: bool) -> bool:
     """Whether the very same cache is there and whole; another one must be let go by name."""
     if not place.exists() or not any(place.iterdir()):
@@ -173,7 +216,7 @@ def _is_there(place: Path, digest: str, *, replace: bool) -> bool:
         if is_sealed(place) and check_sealed(place).digest == digest:
             return True
         held = f"the sealed cache {read_manifest(place)[1]}" if is_sealed(place) else "a prewarm that is not sealed"
-    except (ManifestInvalid, CacheDamaged):
+    except (ManifestInvalid, CacheDamaged, NoPlainFile, OtherArchitecture):
         held = "a damaged cache"
     if replace:
         return False
@@ -248,14 +291,3 @@ def _read_head(archive: tarfile.TarFile, source: Path) -> tuple[Manifest, str, s
     if heads[MANIFEST_HASH] != hash_line(digest).encode() or not f"/{start}".endswith(f"/{manifest.architecture}/"):
         raise TransferRefused(f"{source} keeps its manifest under {start!r}. Next step: export the cache again.")
     return manifest, digest, start, heads
-
-
-@contextmanager
-def _aside(root: Path) -> Iterator[Path]:
-    """A folder on the file system of `root`, from which a rename is enough; it is gone afterwards."""
-    root.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=".import-", dir=root))
-    try:
-        yield aside
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)

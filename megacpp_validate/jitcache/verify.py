@@ -11,12 +11,10 @@ from ..evidence.receipt import Outcome, Receipt
 from .files import Seen, find_products, library_of
 from .manifest import Manifest
 from .prewarm import Answer
+from .purpose import COUNTED, asked_nothing
 
 _GOOD = (Outcome.PASS, Outcome.EXPECTED_UNSUPPORTED)
 _DID_NOT_RUN = (Outcome.NOT_RUN, Outcome.BLOCKED)
-# Libraries whose processes tell what a cache had. Kernels of a graph of TorchInductor are Triton's when it is compiled,
-# and the graph's when it is found.
-_COUNTED = {"deep_gemm": "deep_gemm", "fa4": "fa4", "inductor": "inductor or triton", "triton": "inductor or triton"}
 _SHOWN = 4  # shapes of a kernel that are told
 _DRIVER = "cuda"
 _NAMELESS = "PTX"  # a file of the driver's cache in which no name is found (jit/watch_files.py)
@@ -97,14 +95,17 @@ def _find_unkept(
 def _is_silent(task: PrewarmTask, answer: Answer, manifest: Manifest) -> bool:
     """Whether a library was not asked that this task asked when it was finished: a fallback compiles nothing, either.
 
-    What it found then counts as what it compiled: another task may have been first.
+    What it found then counts as what it compiled: another task may have been first. And a task that asks nothing of
+    the library that it is there for is silent whatever it did then: compiling may have been switched off both times.
     """
+    if asked_nothing(task, answer):
+        return True
     done = next((one for one in manifest.tasks if one.id == task.id), None)
     if done is None or answer.hits is None:
         return False
-    found = {_COUNTED.get(library) for library, number in answer.hits.items() if number}
+    found = {COUNTED.get(library) for library, number in answer.hits.items() if number}
     asked = tuple(one.library for one in done.compiled) if done.asked is None else done.asked
-    return any(_COUNTED.get(library) not in (None, *found) for library in asked)
+    return any(COUNTED.get(library) not in (None, *found) for library in asked)
 
 
 def _find_cause(task: PrewarmTask, manifest: Manifest) -> JitCause:

@@ -19,6 +19,7 @@ from typing import Any, Final
 from ..evidence.whole_file import write_whole
 from .layout import LIBRARIES, OPENED, arch_folder
 from .manifest import FileSeen, Manifest, manifest_text
+from .seal import say_changed
 
 _GROUP: Final = "__grp__"  # Triton's list of the files of one kernel, by absolute path (3.7.1, runtime/cache.py)
 _CHILDREN: Final = "child_paths"
@@ -56,14 +57,24 @@ def open_working(sealed: Path, manifest: Manifest, work: Path) -> Path:
 
 
 def copy_files(source: Path, target: Path, files: Iterable[FileSeen]) -> None:
-    """Copy files of a manifest from folder to folder, with their times. Raises `OSError`."""
+    """Copy files of a manifest from folder to folder, with their times.
+
+    Raises:
+        CacheDamaged: one is gone, or is shorter: something wrote there since it was checked.
+        OSError: it cannot be written.
+    """
     rows = tuple(files)
     for parent in sorted({(target / file.path).parent for file in rows}):
         parent.mkdir(parents=True, exist_ok=True)
 
     def copy(file: FileSeen) -> None:
         place = target / file.path
-        _copy_bytes(source / file.path, place, file.bytes)
+        try:
+            done = _copy_bytes(source / file.path, place, file.bytes)
+        except FileNotFoundError as fault:
+            raise say_changed(source, f"{file.path} is gone now") from fault
+        if done != file.bytes:
+            raise say_changed(source, f"{file.path} has another size now")
         place.chmod(_OPEN_FILE_MODE)
         os.utime(place, ns=(file.mtime_ns, file.mtime_ns))
 
@@ -72,8 +83,8 @@ def copy_files(source: Path, target: Path, files: Iterable[FileSeen]) -> None:
             pass
 
 
-def _copy_bytes(source: Path, target: Path, size: int) -> None:
-    """In the kernel where it can, which shares blocks where the file system can."""
+def _copy_bytes(source: Path, target: Path, size: int) -> int:
+    """In the kernel where it can, which shares blocks where the file system can; returns how much there was."""
     with source.open("rb") as reader, target.open("xb") as writer:
         left = size
         try:
@@ -83,6 +94,8 @@ def _copy_bytes(source: Path, target: Path, size: int) -> None:
             if left != size:
                 raise
             shutil.copyfileobj(reader, writer, 2**20)
+            return writer.tell()
+    return size - left
 
 
 def relocate(folder: Path, manifest: Manifest) -> int:

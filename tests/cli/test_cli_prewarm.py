@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
-import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,10 +25,11 @@ from megacpp_validate.cli.jit import (
 from megacpp_validate.cli.jit.prewarm_runs import Selected, select_tasks
 from megacpp_validate.environments.plan import find_target
 from megacpp_validate.environments.processes import Processes
-from megacpp_validate.evidence.jit import JitTaskState, JitVerdict, JitVerifyResult, PrewarmResult
+from megacpp_validate.evidence.jit import JitTaskRow, JitTaskState, JitVerdict, JitVerifyResult, PrewarmResult
 from megacpp_validate.jitcache.place import CacheReadOnly
 from megacpp_validate.jitcache.prewarm import Answer, open_prewarm
 from megacpp_validate.jitcache.seal import CacheDamaged, check_sealed, is_sealed
+from megacpp_validate.report.words.jit import summarize_prewarm
 
 RUNNER = CliRunner()
 
@@ -51,7 +52,7 @@ def ask(*arguments: object) -> tuple[int, str]:
         ),
         (("prewarm", "--target", "cpu", "--python", "/nowhere/python"), Exit.NO_ENVIRONMENT, "/nowhere/python"),
         (("jit-verify", "--target", "cpu", "--root", "/nowhere"), Exit.EVIDENCE_MISSING, "is not sealed"),
-        (("jit-cache", "check", "--root", "/nowhere"), Exit.WRONG_ARGUMENTS, "has 0 caches"),
+        (("jit-cache", "check", "--root", "/nowhere"), Exit.EVIDENCE_MISSING, "has no cache with a manifest"),
         (("jit-cache", "check", "--root", "/nowhere", "--arch", "../x"), Exit.WRONG_ARGUMENTS, "no architecture"),
         (("jit-cache", "check", "--root", "/nowhere", "--arch", "cpu"), Exit.EVIDENCE_MISSING, "no manifest"),
         (("jit-cache", "import", "/nowhere.tar", "--any-stack"), Exit.WRONG_ARGUMENTS, "there is no archive"),
@@ -138,7 +139,7 @@ def _select(
 def _verdict(selected: Selected, root: Path) -> JitVerifyResult:
     """Where every task that could run was found warm."""
     checked = check_sealed(make_sealed(root)[0])
-    answers = {task.id: Answer(hits={"fa4": 1}) for task in selected.tasks}
+    answers = {task.id: Answer(hits={"fa4": 1, task.library: 1}) for task in selected.tasks}
     fields: dict[str, Any] = jit_verify_runs._judge(selected, answers, checked)
     return JitVerifyResult(
         tool="t", target="h200", architecture="sm_90a", folder="f", mode="nvcc", manifest="m", interpreter="i",
@@ -250,6 +251,36 @@ def test_what_appears_in_a_drivers_cache_closes_where_it_could_be_watched(
     assert ran["unwatched"] == unwatched
 
 
+@pytest.mark.parametrize(
+    ("state", "said"), [(JitTaskState.NOT_RUN, "nothing could run here"), (JitTaskState.FAILED, "mend what failed")]
+)
+def test_where_nothing_failed_nothing_is_to_be_mended(state: JitTaskState, said: str) -> None:
+    result = PrewarmResult(
+        tool="t", target="h200", architecture="sm_90a", folder="f", mode="nvcc", interpreter="i",
+        rows=(JitTaskRow(task="fa4_d64", library="fa4", state=state),),
+    )  # fmt: skip
+    assert said in summarize_prewarm(result)
+
+
+@pytest.mark.parametrize(("answer", "told"), [(Answer(hits={"fa4": 1}), False), (Answer(), True)])
+def test_a_variable_that_differs_is_told_where_anything_was_cold(
+    catalog: Catalog, tmp_path: Path, answer: Answer, told: bool
+) -> None:
+    """Where all was found, it is in no key of what ran."""
+    stack: Any = SimpleNamespace(
+        target=find_target(catalog, "h200"), architecture="sm_90a", mode="nvcc", seen=STACK, root=tmp_path / "work",
+        run=lambda *_: answer, processes=Processes(), environment=SimpleNamespace(variables={"TRITON_HOME": "/x"}),
+    )  # fmt: skip
+    folder, _ = make_sealed(tmp_path)
+    checked = check_sealed(folder)
+    variables = checked.manifest.model_copy(update={"variables": {}})
+    asked = jit_stack.AskedJit("h200", ("fa4_d128",), tmp_path, "", "", 1, 1, 0, 1.0)
+    ran = jit_verify_runs._run(
+        stack, replace(checked, manifest=variables), _select(catalog, tasks=("fa4_d128",)), asked, tmp_path / "receipts"
+    )
+    assert any("TRITON_HOME is set here" in line for line in ran["notes"]) is told
+
+
 def test_a_verdict_in_part_never_lies_where_a_whole_one_is_looked_for(catalog: Catalog, tmp_path: Path) -> None:
     names = [
         jit_verify_runs.name_verdict(_verdict(_select(catalog, tasks=tasks), tmp_path / str(tasks)))
@@ -308,35 +339,8 @@ def test_the_sealed_cache_of_another_user_is_not_opened_again() -> None:
         assert "jit_cache -- open --root" in as_nobody(reopen)
 
 
-def test_carried_and_opened_by_the_verb(tmp_path: Path) -> None:
-    _, digest = make_sealed(tmp_path / "one")
-    archive = tmp_path / "jit.tar.gz"
-    code, text = ask("jit-cache", "export", archive, "--root", tmp_path / "one", "--format", "json")
-    assert code == Exit.OPEN, text
-    assert json.loads(text)["manifest"] == digest
-    code, text = ask("jit-cache", "import", archive, "--root", tmp_path / "two", "--any-stack", "--format", "json")
-    assert code == Exit.OPEN, text
-    assert (json.loads(text)["manifest"], json.loads(text)["in_place"]) == (digest, False)
-    code, text = ask("jit-cache", "open", "--root", tmp_path / "two", "--work", tmp_path / "work", "--format", "json")
-    assert code == Exit.OPEN, text
-    assert json.loads(text)["variables"]["TRITON_CACHE_DIR"] == str(tmp_path / "work" / "sm_90a" / "triton")
-    code, text = ask("jit-cache", "open", "--root", tmp_path / "two", "--work", tmp_path / "work")
-    assert code == Exit.WRONG_ARGUMENTS, text
-    assert "is there already" in text
-
-
 def test_a_full_disk_is_told_before_anything_is_compiled() -> None:
     with small_disk("512k") as disk:
         code, text = ask("prewarm", "--target", "cpu", "--root", disk)
     assert code == Exit.INFRASTRUCTURE, text
     assert "No space left" in text
-
-
-def test_a_full_disk_is_told(tmp_path: Path) -> None:
-    make_sealed(tmp_path)
-    with small_disk("4k") as disk:
-        code, text = ask("jit-cache", "export", disk / "jit.tar", "--root", tmp_path)
-        assert list(disk.iterdir()) == []
-    assert code == Exit.INFRASTRUCTURE, text
-    assert "No space left" in text
-    assert "make room" in text

@@ -11,7 +11,7 @@ import random
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from megacpp_validate.jit.once import MISSED, Guard
 
@@ -37,9 +37,7 @@ def look(folder: Path, key: int) -> Any:
 def make(folder: Path, key: int) -> str:
     """Compile: a few milliseconds in which a process may be killed."""
     with (folder / f"{key}.busy").open("a") as busy:
-        try:
-            fcntl.flock(busy, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not is_alone(busy):
             note(folder, f"overlap {key}")
         time.sleep(0.04)
         aside = folder / f"{key}.{random.getrandbits(60)}"
@@ -48,6 +46,18 @@ def make(folder: Path, key: int) -> str:
         aside.rename(folder / f"{key}.kernel")
         time.sleep(0.002)
     return "made"
+
+
+def is_alone(busy: IO[str]) -> bool:
+    """Whether nobody compiles it, after a moment: of a killed process a thread may hold its files when it is over."""
+    for _ in range(20):
+        try:
+            fcntl.flock(busy, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            time.sleep(0.001)
+        else:
+            return True
+    return False
 
 
 def note(folder: Path, line: str) -> None:

@@ -226,8 +226,11 @@ def test_inductor_is_noted_where_its_cache_had_nothing(tmp_path: Path) -> None:
     watch_inductor._hook(module)
     moment, inputs = monitor.mark(), [torch.zeros(8, 16, dtype=torch.bfloat16), 3]
     with guarded_by(Guard(tmp_path)):
-        assert [module._compile_fx_inner("gm", inputs) for _ in range(2)] == ["graph"] * 2
-    assert seen(moment) == [("inductor", "graph 3 backward", "bf16[8,16] 3")]
+        assert module._compile_fx_inner("gm", inputs) == "graph"
+        module.fx_codegen_and_compile("bypassed", inputs, graph_id=4)  # as torch does with what it cannot keep
+        assert module._compile_fx_inner("gm", inputs) == "graph"
+    assert seen(moment) == [("inductor", f"graph {name}", "bf16[8,16] 3") for name in ("3 backward", "4 forward")]
+    assert [one.looked_for for one in monitor.compiles_since(moment)] == ["gm", ""], "the second asked no cache"
     assert monitor.hits_since(moment) == {"inductor": 1}
     assert list(tmp_path.iterdir()) == []  # the turn was given back
 

@@ -127,6 +127,16 @@ def test_a_folder_that_cannot_be_written_costs_nothing_but_a_word(
     assert "each process compiles for itself" in capsys.readouterr().err
 
 
+def test_what_is_no_lock_in_the_place_of_one_is_named(tmp_path: Path) -> None:
+    guard = Guard(tmp_path, wait_s=0.05)
+    (tmp_path / "key").mkdir()
+    (tmp_path / "key" / "of-a-person").touch()
+    assert guard.once("key", nothing, lambda: 7) == 7
+    (note,) = guard.notes
+    assert f"nobody holds {tmp_path / 'key'}" in note
+    assert "remove it" in note
+
+
 def test_long_keys_and_signs_are_file_names(tmp_path: Path) -> None:
     assert Guard(tmp_path).once("graph/../" + "x" * 500, nothing, lambda: 1) == 1
 

@@ -45,7 +45,7 @@ settings = {{ program = "gated", rows = "8", width = "16" }}
 ENTRY = """
 import sys
 from megacpp_validate import cli
-from megacpp_validate.cli import prewarm_verbs
+from megacpp_validate.cli.jit import prewarm_verbs
 cli.main()
 """
 
@@ -215,6 +215,34 @@ def test_a_task_that_fails_leaves_no_manifest(tmp_path: Path) -> None:
     assert (result.manifest, result.sealed) == ("", False)
     code, text = _ask("jit-cache", "seal", "--root", tmp_path / "r", "--arch", "cpu")
     assert code == Exit.EVIDENCE_MISSING, text
+
+
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [
+        ("TORCH_COMPILE_DISABLE", "compiled nothing for inductor, and looked for nothing"),
+        ("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "is in no cache, since none was asked: inductor graph 0 forward"),
+    ],
+)
+def test_a_variable_that_switches_compiling_or_its_cache_off_is_named(
+    matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, said: str
+) -> None:
+    """Else an empty cache would be sealed, and found warm where the variable is still set."""
+    monkeypatch.setenv(variable, "1")
+    code, text = _ask("prewarm", "--target", "cpu", "--root", tmp_path / "r", "--matrix", matrix, "--tasks", "norm")
+    result = PrewarmResult.model_validate_json(text)
+    assert (code, result.manifest, result.sealed) == (Exit.CLOSED, "", False), text
+    assert said in result.rows[0].reason
+    assert variable in result.rows[0].reason
+
+
+def test_a_cache_that_asks_for_nothing_is_not_warm(
+    warm: Path, matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    code, verdict = _verify(warm, matrix, tmp_path / "receipts")
+    assert (code, {row.verdict for row in verdict.rows}) == (Exit.CLOSED, {JitVerdict.SILENT})
+    assert any("TORCHDYNAMO_DISABLE is set here" in line for line in verdict.notes)
 
 
 def test_a_disk_that_gets_full_in_the_middle(matrix: Path) -> None:

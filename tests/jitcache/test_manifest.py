@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,29 @@ def test_a_link_is_no_file_of_a_cache(tmp_path: Path) -> None:
     (folder / "triton" / "away").symlink_to("/etc")
     with pytest.raises(NoPlainFile, match="triton/away"):
         list_files(folder)
+
+
+def test_a_name_that_is_no_text_is_none_of_a_cache(tmp_path: Path) -> None:
+    """A manifest could not hold it."""
+    folder = fill(tmp_path / "sm_90a")
+    Path(os.fsdecode(os.fsencode(folder / "triton") + b"/\xff")).touch()
+    with pytest.raises(NoPlainFile, match="no text"):
+        list_files(folder)
+
+
+def test_brackets_without_end_are_no_manifest(tmp_path: Path) -> None:
+    folder, _ = make_sealed(tmp_path)
+    with pytest.raises(ManifestInvalid, match="brackets in brackets"):
+        parse_manifest(*_damage(folder, text="[" * 200_000), "here")
+
+
+@pytest.mark.parametrize("name", [MANIFEST, MANIFEST_HASH])
+def test_a_pipe_in_its_place_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    folder, _ = make_sealed(tmp_path)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(ManifestInvalid, match="is no file"):
+        read_manifest(folder)
 
 
 def test_it_says_what_is_there(tmp_path: Path) -> None:
@@ -72,6 +96,8 @@ def _file(path: str) -> dict[str, Any]:
         ({"files": [_file("passwd")]}, "leads elsewhere"),
         ({"files": [_file("triton/a"), _file("triton/a")]}, "twice"),
         ({"files": [{**_file("triton/a"), "bytes": -1}]}, "bytes"),
+        ({"files": [{**_file("triton/a"), "mtime_ns": 10**40}]}, "mtime_ns"),
+        ({"files": [{**_file("triton/a"), "mtime_ns": -(10**40)}]}, "mtime_ns"),
     ],
 )
 def test_what_no_prewarm_writes_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:

@@ -9,16 +9,17 @@ import signal
 from pathlib import Path
 
 import pytest
-from sealed_caches import STACK, TASK, make_sealed, put
+from sealed_caches import OBJECT, STACK, TASK, make_sealed, put
 
 from megacpp_validate.catalog_prewarm import PrewarmTask
 from megacpp_validate.evidence.jit import JitCompile
 from megacpp_validate.jitcache.crew import run_side_by_side
 from megacpp_validate.jitcache.files import list_files
 from megacpp_validate.jitcache.layout import STATE
-from megacpp_validate.jitcache.manifest import StackSeen
+from megacpp_validate.jitcache.manifest import StackSeen, read_manifest
 from megacpp_validate.jitcache.place import OtherArchitecture, require_place
 from megacpp_validate.jitcache.prewarm import Answer, PrewarmTaken, hash_task, open_prewarm, read_progress
+from megacpp_validate.jitcache.working import open_working
 
 OTHER = TASK.model_copy(update={"id": "fa4_d64", "settings": {"head_dim": "64"}})
 KEYS = {TASK.id: "key-1", OTHER.id: "key-2"}
@@ -175,6 +176,25 @@ def test_what_is_found_again_keeps_its_kernels(tmp_path: Path) -> None:
         done = progress.kept(TASK)
         assert done is not None
         assert done.compiled == (COMPILED,)
+
+
+def test_what_others_finished_in_a_working_copy_is_not_missing(tmp_path: Path) -> None:
+    """Two tasks are sealed, and in a copy one of them is run again: the other's kernels lie there as before."""
+    sealed = make_sealed(tmp_path / "sealed")[0]
+    manifest = read_manifest(sealed)[0]
+    work = open_working(sealed, manifest, tmp_path / "work")
+    with open_prewarm(work, "x86_64", KEYS) as progress:
+        progress.keep(OTHER, Answer(hits={"fa4": 1}))
+        tasks = [TASK, OTHER]
+        assert progress.carried(tasks, STACK, "nvcc") == manifest.tasks
+        other_rows = [task.model_copy(update={"settings": {"head_dim": "96"}}) for task in tasks]
+        assert progress.carried(other_rows, STACK, "nvcc") == ()
+        assert progress.carried(tasks, STACK, "nvrtc") == ()
+        assert progress.carried([OTHER], STACK, "nvcc") == ()
+        (work / OBJECT).unlink()
+        assert progress.carried(tasks, STACK, "nvcc") == ()
+        progress.keep(TASK, Answer(hits={"fa4": 1}))
+        assert progress.carried(tasks, STACK, "nvcc") == (), "it was run here"
 
 
 def _hash(task: PrewarmTask = TASK, arch: str = "sm_90a", mode: str = "nvcc", **versions: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 from sealed_caches import CUBIN, OBJECT, as_nobody, flip_a_bit, make_sealed, open_to_all, put
 
 from megacpp_validate.jitcache.layout import LOCKS, MANIFEST
-from megacpp_validate.jitcache.manifest import ManifestInvalid
+from megacpp_validate.jitcache.manifest import ManifestChanged
 from megacpp_validate.jitcache.place import CacheReadOnly, OtherArchitecture, require_place, require_writable
 from megacpp_validate.jitcache.seal import CacheDamaged, check_sealed, is_sealed, seal, unseal
 
@@ -35,7 +35,7 @@ def test_a_flipped_bit_is_named(tmp_path: Path) -> None:
 def test_a_flipped_bit_of_the_manifest_is_seen(tmp_path: Path) -> None:
     folder, _ = make_sealed(tmp_path)
     flip_a_bit(folder / MANIFEST)
-    with pytest.raises(ManifestInvalid, match="not the one that its hash is of"):
+    with pytest.raises(ManifestChanged, match="not the one that its hash is of"):
         check_sealed(folder)
 
 
@@ -126,6 +126,13 @@ def test_a_cache_of_another_architecture_is_refused(tmp_path: Path) -> None:
     folder.rename(tmp_path / "sm_100a")
     with pytest.raises(OtherArchitecture, match="architecture sm_90a, and sm_100a is asked for"):
         require_place(tmp_path, "sm_100a", "x86_64")
+
+
+def test_a_cache_under_the_name_of_another_architecture_is_not_whole(tmp_path: Path) -> None:
+    """Every hash is right, and whoever looks there takes kernels of another device."""
+    folder, _ = make_sealed(tmp_path)
+    with pytest.raises(OtherArchitecture, match="rename it to sm_90a"):
+        check_sealed(folder.rename(tmp_path / "sm_100a"))
 
 
 def test_a_cache_of_another_machine_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -12,10 +13,12 @@ from pathlib import Path
 import pytest
 from sealed_caches import CUBIN, OBJECT, flip_a_bit, make_sealed, put, small_disk
 
+from megacpp_validate.jitcache import transfer
 from megacpp_validate.jitcache.archive import TransferRefused
+from megacpp_validate.jitcache.files import NoPlainFile
 from megacpp_validate.jitcache.layout import MANIFEST, MANIFEST_HASH
 from megacpp_validate.jitcache.manifest import ManifestInvalid
-from megacpp_validate.jitcache.seal import CacheDamaged, check_sealed, is_sealed, unseal
+from megacpp_validate.jitcache.seal import CacheDamaged, Checked, check_sealed, is_sealed, unseal
 from megacpp_validate.jitcache.transfer import export_cache, import_cache, read_carried
 
 FORMS = (".tar", ".tar.gz", ".tar.zst")
@@ -97,6 +100,71 @@ def test_what_was_changed_is_not_exported(tmp_path: Path) -> None:
     with pytest.raises(CacheDamaged, match=OBJECT):
         export_cache(folder, tmp_path / "jit.tar")
     assert not (tmp_path / "jit.tar").exists()
+
+
+@pytest.mark.parametrize("form", [".tar", ""])
+@pytest.mark.parametrize(
+    ("deed", "said"),
+    [
+        (flip_a_bit, "has another content"),
+        (lambda place: os.truncate(place, 10), r"is shorter now|has another size now"),
+        (lambda place: place.unlink(), "is gone now"),
+    ],
+)
+def test_what_changes_while_it_is_exported_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deed: Callable[[Path], None], said: str, form: str
+) -> None:
+    """Somebody writes there after it was checked: every hash would be called right."""
+    folder, _ = make_sealed(tmp_path / "one")
+
+    def check_and_lose(place: Path) -> Checked:
+        checked = check_sealed(place)
+        deed(place / CUBIN)
+        return checked
+
+    monkeypatch.setattr(transfer, "check_sealed", check_and_lose)
+    with pytest.raises(CacheDamaged, match=f"{CUBIN} ({said})"):
+        export_cache(folder, tmp_path / f"jit{form}")
+    assert not list(tmp_path.rglob("jit.tar"))
+    assert not list(tmp_path.rglob(".*-*")), "what was written aside"
+
+
+@pytest.mark.parametrize("name", ["jit.tar.xz", "jit.zip", "jit.tzst", "jit.TAR.BZ2"])
+def test_a_form_that_is_not_written_is_no_name_of_a_folder(tmp_path: Path, name: str) -> None:
+    folder, _ = make_sealed(tmp_path / "one")
+    with pytest.raises(TransferRefused, match=r"written as \.tar, "):
+        export_cache(folder, tmp_path / name)
+    assert not (tmp_path / name).exists()
+    assert export_cache(folder, tmp_path / "h200.v1").place == tmp_path / "h200.v1" / "sm_90a"
+
+
+@pytest.mark.parametrize(
+    ("plant", "kind"),
+    [
+        (os.mkfifo, NoPlainFile),
+        (lambda place: place.symlink_to("/etc/passwd"), NoPlainFile),
+        (lambda place: None, CacheDamaged),
+    ],
+)
+def test_a_folder_is_looked_at_before_anything_of_it_is_opened(
+    tmp_path: Path, plant: Callable[[Path], None], kind: type[Exception]
+) -> None:
+    """A pipe would be waited for, for ever."""
+    folder, _ = make_sealed(tmp_path / "one")
+    (folder / CUBIN).unlink()
+    plant(folder / CUBIN)
+    with pytest.raises(kind, match=CUBIN):
+        import_cache(folder, tmp_path / "two")
+    assert list((tmp_path / "two").iterdir()) == []
+
+
+def test_a_cache_under_another_name_makes_room_when_it_is_told_to(tmp_path: Path) -> None:
+    folder, digest = make_sealed(tmp_path / "one")
+    archive = export_cache(folder, tmp_path / "jit.tar").place
+    make_sealed(tmp_path / "two", "sm_100a")[0].rename(tmp_path / "two" / "sm_90a")
+    with pytest.raises(TransferRefused, match="holds a damaged cache"):
+        import_cache(archive, tmp_path / "two")
+    assert import_cache(archive, tmp_path / "two", replace=True).digest == digest
 
 
 def _rewrite(source: Path, target: Path, change: Callable[[str, bytes], tuple[str, bytes] | None]) -> Path:

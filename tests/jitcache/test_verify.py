@@ -33,6 +33,7 @@ from megacpp_validate.report.terminal.jit import render_verify
 from megacpp_validate.report.words.jit import say_unkept
 
 CACHED_BY_DEEP_GEMM = "deep_gemm/cache/kernel.fp8_gemm.abc/kernel.cubin"
+CELL = TASK.model_copy(update={"code": "probe", "settings": {"probe": "attention"}})
 MISSED = JitCompile(library="fa4", kernel="fwd", shape="bf16 d96", seconds=2.2)
 
 
@@ -134,7 +135,8 @@ def test_what_asked_for_nothing_when_it_was_prewarmed_need_not_ask(
     done = [one.model_copy(update={"asked": asked}) for one in manifest.tasks]
     assert all(one.compiled for one in done)
     sealed = Manifest.model_validate_json(manifest.model_copy(update={"tasks": tuple(done)}).model_dump_json())
-    assert judge_task(TASK, Answer(hits={}), sealed).verdict is verdict
+    assert judge_task(CELL, Answer(hits={}), sealed).verdict is verdict
+    assert judge_task(TASK, Answer(hits={}), sealed).verdict is JitVerdict.SILENT, "it is there for nothing else"
 
 
 def test_whoever_counts_nothing_says_nothing_of_what_it_asked(manifest: Manifest) -> None:
@@ -149,12 +151,15 @@ def test_kernels_of_a_graph_are_found_with_the_graph(manifest: Manifest) -> None
     kernels = [KERNEL.model_copy(update={"library": library}) for library in ("inductor", "triton")]
     tasks = tuple(one.model_copy(update={"compiled": tuple(kernels)}) for one in manifest.tasks)
     graphs = manifest.model_copy(update={"tasks": tasks})
-    assert judge_task(TASK, Answer(hits={"inductor": 1}), graphs).verdict is JitVerdict.WARM
-    assert judge_task(TASK, Answer(hits={"fa4": 1}), graphs).verdict is JitVerdict.SILENT
+    task = TASK.model_copy(update={"library": "inductor"})
+    assert judge_task(task, Answer(hits={"inductor": 1}), graphs).verdict is JitVerdict.WARM
+    assert judge_task(task, Answer(hits={"triton": 1}), graphs).verdict is JitVerdict.WARM
+    assert judge_task(task, Answer(hits={"fa4": 1}), graphs).verdict is JitVerdict.SILENT
 
 
 def test_what_never_compiled_anything_need_not_look(manifest: Manifest) -> None:
-    other = TASK.model_copy(update={"id": "probe_linear_walker"})
+    """A cell: its library is an estimate, and BF16 may ask none."""
+    other = CELL.model_copy(update={"id": "probe_linear_walker"})
     assert judge_task(other, Answer(), manifest).verdict is JitVerdict.WARM
 
 

@@ -16,10 +16,11 @@ from ...evidence.jit import JitCacheResult, StackDifference
 from ...jitcache.archive import TransferRefused
 from ...jitcache.layout import MANIFEST, NVRTC, arch_folder, cache_arch, cache_variables
 from ...jitcache.manifest import Manifest, compare_stack
-from ...jitcache.seal import check_sealed, seal, unseal
+from ...jitcache.seal import check_sealed, is_sealed, seal, unseal
 from ...jitcache.transfer import export_cache, import_cache, read_carried
 from ...jitcache.working import is_at_home, open_working
 from ..app import TOOL, Exit, Format, foreseen, refuse, refuse_full_disk
+from ..interrupts import ended_by_signals
 from ..told_options import require_output
 from .jit_stack import AskedJit, open_stack
 from .jit_telling import tell_jit
@@ -47,6 +48,7 @@ class AskedCache:
         return AskedJit("", None, self.root, self.python, "", 1, 1, 0, 0.0)
 
 
+@ended_by_signals()
 @foreseen({**FORESEEN, TransferRefused: Exit.WRONG_ARGUMENTS})
 def run_jit_cache(matrix: Path | None, asked: AskedCache, fmt: Format, output: Path | None) -> None:
     """One deed, told; closed where a cache is of another stack."""
@@ -59,7 +61,7 @@ def run_jit_cache(matrix: Path | None, asked: AskedCache, fmt: Format, output: P
         else:
             result = _DEEDS[asked.deed](_find_folder(root, asked.arch), asked)
     except OSError as fault:
-        refuse_full_disk(asked.place or asked.work or root, fault)
+        refuse_full_disk(_written_to(asked, root), fault)
         refuse(
             f"{asked.deed}: {fault}. Likely cause: a folder belongs to another user, or is mounted read-only. Next "
             "step: give one that you can write.",
@@ -67,6 +69,12 @@ def run_jit_cache(matrix: Path | None, asked: AskedCache, fmt: Format, output: P
         )
     tell_jit(result.model_copy(update={"seconds": round(time.monotonic() - started, 2)}), fmt, output)
     raise typer.Exit(Exit.CLOSED if result.differences else Exit.OPEN)
+
+
+def _written_to(asked: AskedCache, root: Path) -> Path:
+    """Whose disk is the full one, where one is."""
+    places = {"export": asked.place, "open": asked.work}
+    return places.get(asked.deed) or root
 
 
 def _find_folder(root: Path, arch: str) -> Path:
@@ -77,11 +85,16 @@ def _find_folder(root: Path, arch: str) -> Path:
         except ValueError as fault:
             refuse(str(fault), Exit.WRONG_ARGUMENTS)
     found = sorted(path.parent for path in root.glob(f"*/{MANIFEST}"))
-    if len(found) != 1:
-        there = ", ".join(path.name for path in found) or "none"
+    if not found:
         refuse(
-            f"{root} has {len(found)} caches with a manifest ({there}). Next step: name one with --arch, or give the "
-            "root of the caches with --root.",
+            f"{root} has no cache with a manifest. Likely cause: nothing was prewarmed there, or a prewarm did not "
+            "come to its end. Next step: give the root of the caches with --root, or `nox -s prewarm` to its end.",
+            Exit.EVIDENCE_MISSING,
+        )
+    if len(found) > 1:
+        there = ", ".join(path.name for path in found)
+        refuse(
+            f"{root} has {len(found)} caches with a manifest ({there}). Next step: name one with --arch.",
             Exit.WRONG_ARGUMENTS,
         )
     return found[0]
@@ -98,7 +111,9 @@ def _say(deed: str, folder: Path, manifest: Manifest, digest: str, **more: Any) 
 
 def _check(folder: Path, asked: AskedCache) -> JitCacheResult:
     checked = check_sealed(folder)
-    return _say(asked.deed, folder, checked.manifest, checked.digest, extra=checked.extra)
+    return _say(
+        asked.deed, folder, checked.manifest, checked.digest, extra=checked.extra, sealed=is_sealed(folder)
+    )  # fmt: skip
 
 
 def _seal(folder: Path, asked: AskedCache) -> JitCacheResult:
@@ -118,7 +133,7 @@ def _export(folder: Path, asked: AskedCache) -> JitCacheResult:
     done = export_cache(folder, asked.place.absolute(), prefix=asked.prefix)
     return _say(
         asked.deed, folder, done.manifest, done.digest, archive=str(done.place), archive_hash=done.archive,
-        archive_bytes=done.archive_bytes,
+        archive_bytes=done.archive_bytes, extra=done.extra,
     )  # fmt: skip
 
 
@@ -127,6 +142,8 @@ def _open(folder: Path, asked: AskedCache) -> JitCacheResult:
         refuse("open where? Next step: give --work a folder that you can write.", Exit.WRONG_ARGUMENTS)
     checked = check_sealed(folder)
     work = asked.work.absolute()
+    if work.resolve().is_relative_to(folder.resolve()):
+        refuse(f"{work} lies in the sealed cache itself. Next step: give --work another folder.", Exit.WRONG_ARGUMENTS)
     try:
         place = open_working(folder, checked.manifest, work)
     except FileExistsError:

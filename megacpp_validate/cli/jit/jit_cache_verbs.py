@@ -49,8 +49,8 @@ def jit_cache(
 ) -> None:
     """Carry a JIT cache from machine to machine, whole and unchanged, and use it where its folder cannot be written.
 
-    Every deed holds each file to its hash. Exit code 0: done, 1: the cache was changed or is of another stack, 2: no
-    such cache or a refused archive, 4: no manifest, 5: no interpreter, 6: a full disk.
+    Every deed holds each file to its hash. Exit code 0: done, 1: the cache was changed or is of another stack, 2: a
+    refused archive or folder, 4: no cache with a manifest, 5: no interpreter, 6: a full disk.
     """
     from .jit_cache_runs import AskedCache, run_jit_cache
 

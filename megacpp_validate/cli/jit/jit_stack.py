@@ -28,6 +28,7 @@ from ...environments.processes import Processes
 from ...environments.room import count_cores, share_cores
 from ...evidence.findings import Frozen
 from ...evidence.jit import JitCompile
+from ...jitcache.aside import folder_aside
 from ...jitcache.layout import NVCC, NVRTC, ROOT_VARIABLE, cache_arch, cache_variables
 from ...jitcache.manifest import CompilerOf, StackSeen
 from ...jitcache.prewarm import Answer
@@ -264,7 +265,7 @@ def open_stack(
     require_temporary()
     architecture, mode = cache_arch(target.arch), asked.mode or NVCC
     jobs = asked.jobs or default_jobs(target)
-    with tempfile.TemporaryDirectory(prefix="megacpp-jit-") as scratch:
+    with folder_aside(Path(tempfile.gettempdir()), "megacpp-jit-") as scratch:
         variables = {
             **share_cores(os.environ, jobs),
             # One thread, as ranks have: how many there are is part of a key of TorchInductor, and would make a cache
@@ -273,14 +274,14 @@ def open_stack(
             **cache_variables(root, architecture, nvrtc=mode == NVRTC),
             "MEGACPP_JIT_DRIVER_CACHE": "",  # of a process that worked on a copy itself (jit/driver_cache.py)
         }
-        door = Path(scratch, "door")
+        door = scratch / "door"
         door.mkdir()
         environment = host_interpreter(variables, door, asked.python)
         facts = read_facts(environment, processes)
         require_torch(facts)
-        seen = _read_stack(environment, facts, processes, root, architecture, Path(scratch))
+        seen = _read_stack(environment, facts, processes, root, architecture, scratch)
         yield JitStack(
-            catalog, target, environment, processes, facts, seen, root, architecture, mode, asked.seed, Path(scratch)
+            catalog, target, environment, processes, facts, seen, root, architecture, mode, asked.seed, scratch
         )
 
 

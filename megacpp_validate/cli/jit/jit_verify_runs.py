@@ -20,11 +20,12 @@ from ...catalog_prewarm import read_prewarm, read_unkept
 from ...environments.interpreter import read_commit
 from ...environments.plan import IMAGE_DIGEST, LOCK_HASH, find_target
 from ...environments.processes import Processes
-from ...evidence.jit import JitVerifyResult
+from ...evidence.jit import JitVerdict, JitVerifyResult
 from ...evidence.whole_file import write_whole
+from ...jitcache.aside import folder_aside
 from ...jitcache.crew import run_side_by_side
 from ...jitcache.files import list_files
-from ...jitcache.layout import cache_arch
+from ...jitcache.layout import MANIFEST_HASH, cache_arch
 from ...jitcache.manifest import ManifestInvalid, compare_stack
 from ...jitcache.place import require_loadable, require_place, try_to_write
 from ...jitcache.prewarm import Answer
@@ -33,6 +34,7 @@ from ...jitcache.variables import hash_variables, say_other_variables
 from ...jitcache.verify import find_unreported, judge_task, set_unwatched_apart
 from ...jitcache.working import open_working
 from ..app import TOOL, Exit, Format, foreseen, refuse, refuse_full_disk, refuse_receipts
+from ..interrupts import ended_by_signals
 from ..told_options import require_output
 from .jit_stack import AskedJit, JitStack, default_jobs, open_stack, require_temporary
 from .jit_telling import TaskProgress, result_text, tell_jit
@@ -41,8 +43,10 @@ from .prewarm_runs import FORESEEN, Selected, select_tasks, why_no_tasks
 # Of a whole target, and of a choice: whoever reads the verdict on a target must not find the other in its place.
 _VERDICT: Final = "jit_verify-{target}.json"
 _IN_PART: Final = "jit_verify-{target}.part.json"
+_WORKING: Final = "megacpp-jit-work-"
 
 
+@ended_by_signals()
 @foreseen(FORESEEN)
 def run_jit_verify(
     matrix: Path | None, asked: AskedJit, folders: Folders, fmt: Format, output: Path | None, *, at_build: bool,
@@ -126,16 +130,14 @@ def verify(
     folder = require_place(asked.place(), cache_arch(target.arch), "")
     if not is_sealed(folder):
         raise ManifestInvalid(
-            f"{folder} is not sealed, so that nothing says what it was when it was made. Likely cause: there is no "
-            "cache yet, or a prewarm did not come to its end. Next step: `nox -s prewarm` to its end, or `nox -s "
-            "jit_cache -- seal`."
+            f"{folder} is not sealed, so that nothing says what it was when it was made. {_say_unsealed(folder)}"
         )
     checked = check_sealed(folder)  # first: on files that changed nothing is proven
     took = time.monotonic() - began
     asked = replace(asked, mode=checked.manifest.mode)
     with (
-        tempfile.TemporaryDirectory(prefix="megacpp-jit-work-", dir=folders.work) as work,
-        open_stack(catalog, target, asked, Path(work).absolute(), Processes()) as stack,
+        folder_aside(folders.work or Path(tempfile.gettempdir()), _WORKING) as work,
+        open_stack(catalog, target, asked, work, Processes()) as stack,
     ):
         if reason := why_no_tasks(target, stack, at_build=at_build):
             ran = _judge(selected, {task.id: Answer(missing=reason) for task in selected.tasks}, checked)
@@ -151,6 +153,19 @@ def verify(
                 opened_s=round(took + ran.pop("copied_s", 0.0), 2),
                 seconds=round(time.monotonic() - began, 1), **ran,
             )  # fmt: skip
+
+
+def _say_unsealed(folder: Path) -> str:
+    """Why a folder is not sealed, as far as can be seen, and what to do."""
+    if (folder / MANIFEST_HASH).exists():
+        return (
+            "Likely cause: a prewarm with --no-seal, or a copy that did not keep the modes of files. Next step: "
+            "`nox -s jit_cache -- seal`, which holds every file to its hash."
+        )
+    return (
+        "Likely cause: there is no cache yet, or a prewarm did not come to its end. Next step: `nox -s prewarm` to its "
+        "end."
+    )
 
 
 def _run(stack: JitStack, checked: Checked, selected: Selected, asked: AskedJit, receipts: Path) -> dict[str, Any]:
@@ -170,10 +185,12 @@ def _run(stack: JitStack, checked: Checked, selected: Selected, asked: AskedJit,
             asked.jobs or default_jobs(stack.target), shown, stack.processes.stop,
         )  # fmt: skip
     judged = _judge(selected, answers, checked)
-    other = say_other_variables(manifest.variables, hash_variables(stack.environment.variables))
     unreported, unproven = set_unwatched_apart(
         find_unreported(before, list_files(folder), judged["rows"]), judged["unwatched"]
     )
+    cold = unreported or any(row.verdict not in (JitVerdict.WARM, JitVerdict.NOT_RUN) for row in judged["rows"])
+    # Where all is warm, none of them is in a key of what ran.
+    other = say_other_variables(manifest.variables, hash_variables(stack.environment.variables)) if cold else ()
     return {
         **judged, "copied_s": copied_s, "notes": (*judged["notes"], *other), "unreported": unreported,
         "unproven": unproven,

@@ -21,7 +21,7 @@ from ...evidence.jit import JitTaskRow, JitTaskState, PrewarmResult
 from ...jitcache.crew import run_side_by_side
 from ...jitcache.files import NoPlainFile, list_files
 from ...jitcache.layout import STATE, cache_arch
-from ...jitcache.manifest import Manifest, ManifestInvalid, measure_caches, write_manifest
+from ...jitcache.manifest import Manifest, ManifestChanged, ManifestInvalid, measure_caches, write_manifest
 from ...jitcache.place import (
     CacheReadOnly,
     CannotLoad,
@@ -32,8 +32,10 @@ from ...jitcache.place import (
     require_writable,
 )
 from ...jitcache.prewarm import Answer, PrewarmTaken, Progress, hash_task, make_manifest, open_prewarm, read_progress
+from ...jitcache.purpose import hold_to_purpose
 from ...jitcache.seal import CacheDamaged, check_sealed, is_sealed, seal, unseal
 from ..app import TOOL, Exit, Format, foreseen, refuse, refuse_full_disk
+from ..interrupts import ended_by_signals
 from ..told_options import require_output
 from .jit_stack import AskedJit, JitStack, default_jobs, open_stack
 from .jit_telling import TaskProgress, tell_jit
@@ -43,8 +45,8 @@ _STEP_BEYOND = "Next step: --ranks {ranks} on a host that has them, or leave it 
 FORESEEN: Mapping[type[Exception], Exit] = {
     UnknownTarget: Exit.WRONG_ARGUMENTS, UnknownTask: Exit.WRONG_ARGUMENTS, NoEnvironment: Exit.NO_ENVIRONMENT,
     OtherArchitecture: Exit.WRONG_ARGUMENTS, CacheReadOnly: Exit.WRONG_ARGUMENTS, PrewarmTaken: Exit.INFRASTRUCTURE,
-    CannotLoad: Exit.WRONG_ARGUMENTS, NoPlainFile: Exit.INFRASTRUCTURE, CacheDamaged: Exit.CLOSED,
-    ManifestInvalid: Exit.EVIDENCE_MISSING,
+    CannotLoad: Exit.WRONG_ARGUMENTS, NoPlainFile: Exit.CLOSED, CacheDamaged: Exit.CLOSED,
+    ManifestChanged: Exit.CLOSED, ManifestInvalid: Exit.EVIDENCE_MISSING,
 }  # fmt: skip
 
 
@@ -58,6 +60,7 @@ class How:
     shared: bool
 
 
+@ended_by_signals()
 @foreseen(FORESEEN)
 def run_prewarm(
     matrix: Path | None, asked: AskedJit, how: How, fmt: Format, output: Path | None, *, verbose: bool
@@ -228,17 +231,22 @@ def _fill(stack: JitStack, selected: Selected, progress: Progress, asked: AskedJ
             shown(task, answer)
 
         answers = run_side_by_side(
-            waiting, lambda task: stack.run(task, logs, asked.limit_s), asked.jobs or default_jobs(stack.target), told,
-            stack.processes.stop,
+            waiting,
+            lambda task: hold_to_purpose(task, stack.run(task, logs, asked.limit_s), stack.environment.variables),
+            asked.jobs or default_jobs(stack.target), told, stack.processes.stop,
         )  # fmt: skip
     rows = _list_rows(selected, progress, answers)
     caches = measure_caches((file.path, file.bytes) for file in list_files(folder))
     if progress.failed:
         return {"rows": rows, "caches": caches, "swept": progress.swept}
     progress.settle()
+    finished = progress.finished(selected.of_target)
+    carried = progress.carried(selected.of_target, stack.seen, stack.mode)
+    tasks = {done.id: done for done in (*carried, *finished)}
     manifest = make_manifest(
-        folder, target=stack.target.id, mode=stack.mode, stack=stack.seen, tasks=progress.finished(selected.of_target),
-        missing=[task.id for task in selected.of_target if not progress.is_done(task)],
+        folder, target=stack.target.id, mode=stack.mode, stack=stack.seen,
+        tasks=[tasks[task.id] for task in selected.of_target if task.id in tasks],
+        missing=[task.id for task in selected.of_target if task.id not in tasks],
         words={"made": datetime.now(UTC).isoformat(timespec="seconds"), "tool": TOOL, "commit": read_commit()},
         variables=stack.environment.variables,
     )  # fmt: skip

@@ -59,7 +59,8 @@ def prewarm(
     """Compile what the presets and the probes will ask for, into the JIT caches of one architecture, and seal them.
 
     What is finished is not done again, also after a prewarm that was killed. Exit code 0: all is done, 1: a task
-    failed, 2: another architecture's folder, or one that cannot be written, 4: a task did not run, 6: a full disk.
+    failed, or what was sealed was changed, 2: another architecture's folder, or one that cannot be written, 4: a task
+    did not run, 6: a full disk.
     """
     from .jit_stack import AskedJit
     from .prewarm_runs import How, run_prewarm

@@ -11,7 +11,7 @@ from megacpp_validate.evidence.jit import JitCacheResult
 
 from ..ink import draw_sentence, plain, print_indented, print_labelled
 from ..summaries import count
-from ..words.jit import say_bytes, say_caches, say_difference
+from ..words.jit import say_bytes, say_caches, say_difference, say_path
 
 _LABEL: Final = 11
 _SHOWN: Final = 6
@@ -41,9 +41,10 @@ def render_cache(result: JitCacheResult, *, console: Console | None = None) -> N
         said = "made in another folder, whose paths stand in it: use it by a working copy (jit_cache open)"
         print_labelled(console, "note", draw_sentence(said, "yellow"), _LABEL)
     if result.extra:
-        shown = ", ".join(result.extra[:_SHOWN])
+        shown = ", ".join(map(say_path, result.extra[:_SHOWN]))
         more = f", and {len(result.extra) - _SHOWN} more" if len(result.extra) > _SHOWN else ""
-        print_labelled(console, "beside it", draw_sentence(f"{shown}{more}: made since", "yellow"), _LABEL)
+        since = "made since, and not exported" if result.deed == "export" else "made since"
+        print_labelled(console, "beside it", draw_sentence(f"{shown}{more}: {since}", "yellow"), _LABEL)
     for name, value in result.variables.items():
         console.print(plain(f"export {name}={value}"), soft_wrap=True, markup=False, highlight=False)
     print_indented(console, draw_sentence(f"{result.seconds:.2f} s", "dim"), 0)
@@ -67,5 +68,10 @@ def say_deed(result: JitCacheResult) -> str:
             return f"A working copy: {files}, every hash right."
         case "unseal":
             return "Open again: a prewarm may go on in it."
+        case _ if not result.sealed:
+            return (
+                f"Whole, and not sealed: {files}, every hash right. It is neither exported nor verified so: "
+                "`nox -s jit_cache -- seal`."
+            )
         case _:
             return f"Sealed: {files}, every hash right."

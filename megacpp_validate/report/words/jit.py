@@ -57,6 +57,11 @@ def say_bytes(size: int) -> str:
     return f"{number:.0f} {units[0]}" if units[0] == "B" else f"{number:.1f} {units[0]}"
 
 
+def say_path(path: str) -> str:
+    """The name of a file that anybody may have made: on one line, whatever stands in it."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in path)
+
+
 def summarize_prewarm(result: PrewarmResult) -> str:
     """The answer in a sentence or two."""
     states = [row.state for row in result.rows]
@@ -75,6 +80,8 @@ def _are(number: int) -> str:
 
 
 def _say_seal(result: PrewarmResult) -> str:
+    if not result.manifest and not result.breaks:
+        return "There is no manifest: nothing could run here."
     if not result.manifest:
         return "There is no manifest: mend what failed and prewarm again, or name the other tasks with --tasks."
     if result.sealed:
@@ -141,7 +148,8 @@ def say_why(row: JitVerifyRow) -> str:
     """Why a row is not warm."""
     if row.verdict is JitVerdict.SILENT:
         return (
-            "it compiled nothing and looked for nothing, and compiled when it was prewarmed: it took another path now"
+            "it compiled nothing and looked for nothing of what it compiles when it is prewarmed: it took another path "
+            "now, or compiling is switched off"
         )
     return "; ".join(filter(None, (row.reason, _CAUSES[row.cause] if row.cause is not None else "")))
 

@@ -1,0 +1,46 @@
+"""A task that ends well and compiled nothing, or nothing that a cache keeps, has not done what it is there for."""
+
+from __future__ import annotations
+
+import pytest
+from sealed_caches import KERNEL, TASK
+
+from megacpp_validate.jitcache.prewarm import Answer
+from megacpp_validate.jitcache.purpose import asked_nothing, hold_to_purpose
+
+OFF = {"TORCH_COMPILE_DISABLE": "1", "HOME": "/root", "TORCHINDUCTOR_CACHE_DIR": "/ours"}
+CELL = TASK.model_copy(update={"code": "probe", "settings": {"probe": "attention"}})
+KEPT = KERNEL.model_copy(update={"looked_for": "fwd/b282f513.o"})
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (Answer(), "compiled nothing for fa4, and looked for nothing"),
+        (Answer(hits={"triton": 3}), "compiled nothing for fa4"),
+        (Answer(compiled=(KEPT, KERNEL)), "is in no cache, since none was asked: fa4 fwd."),
+        (Answer(compiled=(KERNEL,) * 6), "fa4 fwd and 2 more"),
+        (Answer(compiled=(KEPT,)), ""),
+        (Answer(hits={"fa4": 1}), ""),
+    ],
+)
+def test_what_is_held_against_a_task(answer: Answer, said: str) -> None:
+    held = hold_to_purpose(TASK, answer, OFF)
+    assert said in held.failure
+    assert bool(held.failure) is bool(said)
+    if said:
+        assert "set are TORCH_COMPILE_DISABLE. Next step: unset it" in held.failure
+        assert "does not know" in hold_to_purpose(TASK, answer, {}).failure
+    assert hold_to_purpose(CELL, answer, OFF) == answer, "of a cell nothing is known beforehand"
+
+
+@pytest.mark.parametrize("answer", [Answer(failure="it raised"), Answer(missing="no GPU")])
+def test_what_did_not_end_well_keeps_its_own_reason(answer: Answer) -> None:
+    assert hold_to_purpose(TASK, answer, OFF) == answer
+
+
+def test_kernels_of_a_graph_are_tritons_or_the_graphs() -> None:
+    task = TASK.model_copy(update={"library": "inductor"})
+    assert not asked_nothing(task, Answer(hits={"triton": 1}))
+    assert asked_nothing(task, Answer(hits={"fa4": 1}))
+    assert not asked_nothing(task, Answer(hits=None)), "it counts nothing"
