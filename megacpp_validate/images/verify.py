@@ -19,7 +19,7 @@ from .labels import LOCK_LABEL, PINS_LABEL, TARGET_LABEL
 from .licences import Licensed, canonical, read_licences
 from .provenance import Provenance, read_provenance
 from .refusals import ImageRefused, RegistryLies
-from .sbom import read_sbom
+from .sbom import Package, compare_sbom, read_sbom
 from .signature import LICENCES, SPDX, Statement, cosign_verifies, find_cosign, find_signature, read_statements
 
 _BASE: Final = "org.opencontainers.image.base.digest"
@@ -40,6 +40,7 @@ class Expected:
         key: public key in PEM; empty for none.
         key_file: where that lies.
         deep: every layer is read and hashed, and not only asked for.
+        locked: Python packages that it must have: name -> version.
     """
 
     plan: ImagePlan | None = None
@@ -48,6 +49,7 @@ class Expected:
     key: str = ""
     key_file: Path = field(default_factory=Path)
     deep: bool = False
+    locked: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -100,9 +102,10 @@ def verify_image(place: Place, contents: Contents, expect: PlanFor, variables: M
     done.checks += _check_labels(labels, configs, expected)
     done.checks.append(_check_signature(place, contents, expected, variables))
     statements = _read_attested(contents, place.digest, expected, done)
-    done.checks.append(_check_sbom(place.digest, statements, expected))
+    sbom, packages = _check_sbom(tree, statements, expected)
+    done.checks.append(sbom)
     done.checks += _check_provenance(contents, tree, expected)
-    done.checks.append(_check_licences(place.digest, statements, expected, done))
+    done.checks.append(_check_licences(place.digest, statements, expected, packages, done))
     return done
 
 
@@ -197,18 +200,21 @@ def _check_signature(place: Place, contents: Contents, expected: Expected, varia
     return _fail("signature", f"{why or 'this tool finds it good, and cosign does not'}. {said}", _SIGN)
 
 
-def _read_attested(contents: Contents, digest: str, expected: Expected, done: Verified) -> tuple[Statement, ...]:
+def _read_attested(contents: Contents, digest: str, expected: Expected, done: Verified) -> tuple[Statement, ...] | None:
+    """None where what is there cannot be read, which is not that nothing is there."""
     try:
         return read_statements(contents, digest, expected.key)
     except RegistryLies as fault:
         done.checks.append(_fail("attestations", str(fault), _SIGN))
-        return ()
+        return None
 
 
 def _find_statement(
-    name: str, kind: str, digest: str, statements: tuple[Statement, ...], expected: Expected
+    name: str, kind: str, digest: str, statements: tuple[Statement, ...] | None, expected: Expected
 ) -> Statement | ImageCheck:
     """What was attested of a kind, bound to this digest and signed by this key; else the check that fails by it."""
+    if statements is None:
+        return _not_run(name, "the attestations cannot be read, so nobody knows", "mend what the check before says")
     found = [one for one in statements if one.kind == kind]
     if not found:
         return _fail(name, f"nothing of the kind {kind} was attested of this image", _SIGN)
@@ -222,15 +228,20 @@ def _find_statement(
     return signed[0] if signed else _fail(name, f"it is not signed by {expected.key_file}", _SIGN)
 
 
-def _check_sbom(digest: str, statements: tuple[Statement, ...], expected: Expected) -> ImageCheck:
-    found = _find_statement("sbom", SPDX, digest, statements, expected)
+def _check_sbom(
+    tree: ImageTree, statements: tuple[Statement, ...] | None, expected: Expected
+) -> tuple[ImageCheck, tuple[Package, ...]]:
+    """The check, and the packages of the SBOM that was taken."""
+    found = _find_statement("sbom", SPDX, tree.digest, statements, expected)
     if isinstance(found, ImageCheck):
-        return found
+        return found, ()
     try:
         packages = read_sbom(found.predicate)
     except ImageRefused as fault:
-        return _fail("sbom", str(fault), _SIGN)
-    return _pass("sbom", f"SPDX, signed, about this digest: {len(packages)} packages")
+        return _fail("sbom", str(fault), _SIGN), ()
+    if why := compare_sbom(found.predicate, packages, tree.names, expected.locked):
+        return _fail("sbom", f"it was attested of this digest, and {why}", _SIGN), packages
+    return _pass("sbom", f"SPDX, signed, about this digest: {len(packages)} packages"), packages
 
 
 def _check_provenance(contents: Contents, tree: ImageTree, expected: Expected) -> Iterator[ImageCheck]:
@@ -262,15 +273,19 @@ def _check_provenance(contents: Contents, tree: ImageTree, expected: Expected) -
         yield _fail("base", f"built on {seen}, and pinned is {expected.plan.reference}", _REBUILD)
 
 
-def _check_licences(digest: str, statements: tuple[Statement, ...], expected: Expected, done: Verified) -> ImageCheck:
+def _check_licences(
+    digest: str,
+    statements: tuple[Statement, ...] | None,
+    expected: Expected,
+    packages: tuple[Package, ...],
+    done: Verified,
+) -> ImageCheck:
     found = _find_statement("licences", LICENCES, digest, statements, expected)
     if isinstance(found, ImageCheck):
         return found
     try:
         done.licences = read_licences(found.predicate)
-        listed = next((one.predicate for one in statements if one.kind == SPDX and digest in one.subjects), None)
-        packages = read_sbom(listed) if listed is not None else ()
-    except (ValueError, ImageRefused) as fault:
+    except ValueError as fault:
         return _fail("licences", str(fault), _SIGN)
     known = {(row.kind, row.name) for row in done.licences}
     missing = sorted({one.name for one in packages if (one.kind, canonical(one.kind, one.name)) not in known})

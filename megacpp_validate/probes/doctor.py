@@ -4,210 +4,40 @@ python -m megacpp_validate.probes.doctor path ANSWER.json
 python -m megacpp_validate.probes.doctor transformer_engine.pytorch ANSWER.json
 
 A package is imported in a process of its own, because an import may end or hang it; then there is no answer, and that
-is what was seen.
+is what was seen. One that is not there is told before anything else is imported, since most are not there: on a machine
+of two cores each such process takes its time from the import of torch.
 """
 
 from __future__ import annotations
 
-import faulthandler
-import importlib
 import json
 import os
-import platform
-import re
 import sys
-import sysconfig
-import time
-from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import asdict, replace
-from importlib import metadata
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Final
-
-from ..evidence.doctor_look import Distribution, Extension, PackageLook, PathLook, Record
-from ..evidence.receipt import Failure
-from . import doctor_visible as visible
-from .doctor_abi import find_compiled, look_at, torch_headers
-from .doctor_behaviour import show_behaviours
-from .doctor_record import compare_record
-from .fingerprint import PACKAGES, read_libraries, read_packages
-from .identify import read_gpu
-from .process import describe
-
-_OF_A_VENDOR: Final = re.compile(
-    r"torch|triton|flash[-_.]?attn.*|.*deep[-_.]gemm|transformer[-_.]engine.*|nvidia[-_.].*|apache[-_.]tvm[-_.]ffi|xformers"
-    r"|quack[-_.]kernels|liger[-_.]kernel|cuda[-_.].*"
-)
-_OF_TORCH: Final = re.compile(r"lib(?:torch\w*|c10\w*|shm)\.so")
-_WANT_TORCH: Final = re.compile(r"lib(torch\w*|c10\w*|cudart|cublas\w*|cudnn\w*|transformer_engine|tvm_ffi)\.so")
 
 
-def look_at_path() -> PathLook:
-    """What this interpreter would find."""
-    gpu, no_gpu = read_gpu()
-    return PathLook(
-        python=platform.python_version(),
-        executable=sys.executable,
-        soabi=sysconfig.get_config_var("SOABI") or "",
-        machine=platform.machine(),
-        torch=_torch_says("__version__") or next((d.version for d in _distributions() if d.name == "torch"), ""),
-        torch_cuda=_torch_says("cuda"),
-        driver=(gpu or {}).get("driver", ""),
-        driver_cuda=visible.read_driver_cuda(),
-        gpu=(gpu or {}).get("name", ""),
-        capability=(gpu or {}).get("capability", ""),
-        no_gpu=no_gpu,
-        ld_library_path=os.environ.get("LD_LIBRARY_PATH", ""),
-        visible=visible.read_visible(),
-        distributions=tuple(_distributions()),
-    )
-
-
-def look_at_package(name: str) -> PackageLook:
-    """Import one package after torch, and tell what came of it."""
-    top = name.partition(".")[0]
-    folders, first = _find(top)
-    if not folders and first is None:
-        return PackageLook(name, installed=False)
-    torch_failed = None if top == "torch" else _import("torch") if _find("torch")[0] else None
-    before = set(visible.read_mapped())
-    start = time.perf_counter()
-    failure = _import(name) or _find_no_code(name, folders) or (torch_failed if top == "torch" else None)
-    seconds = round(time.perf_counter() - start, 3)
-    mapped = visible.read_mapped()
-    look = PackageLook(
-        package=name,
-        installed=True,
-        version=_version(top),
-        file=str(first or folders[0]),
-        failure=failure,
-        libraries=read_libraries(),
-        mapped=visible.group_cuda(mapped),
-        extensions=tuple(_look_at_extensions(top, folders, [file for file in mapped if file not in before], mapped)),
-        record=compare_record(top, PACKAGES.get(top, (top,)), folders[0]) if folders else Record(),
-        seconds=seconds,
-    )
-    if loaded := next((package for package in read_packages() if package.name == top), None):
-        version = loaded.version or look.version
-        look = replace(look, version=version, file=loaded.file, copies=loaded.other_copies)
-    else:
-        look = replace(look, copies=_copies(top, str(first or "")))
-    return replace(look, runtimes=visible.open_runtimes())  # last: it maps what it finds
-
-
-def _import(name: str) -> Failure | None:
+def is_there(name: str) -> bool:
+    """Whether the path has the top of a package, or cannot be asked; finding it runs none of its code."""
     try:
-        importlib.import_module(name)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as fault:  # whatever a damaged install makes up, SystemExit too
-        return describe(fault)
-    return None
+        return find_spec(name.partition(".")[0]) is not None
+    except Exception:  # a damaged install raises what it likes; the whole look tells it
+        return True
 
 
-def _find_no_code(name: str, folders: tuple[Path, ...]) -> Failure | None:
-    """An empty folder imports as a namespace package; one whose parts hold code, as FlashAttention 4, is well."""
-    if getattr(sys.modules.get(name), "__file__", None):
-        return None
-    if any(file.is_file() for folder in folders for kind in ("*.py", "*.so") for file in folder.rglob(kind)):
-        return None
-    return Failure("ImportError", f"{', '.join(map(str, folders))} holds no code: it was emptied, or half removed")
+def main(what: str, answer: str) -> None:
+    """Take one look, and write what was seen aside and renamed."""
+    if what == "path" or is_there(what):
+        from .doctor_look import take_look
 
-
-def _look_at_extensions(
-    top: str, folders: tuple[Path, ...], new: list[Path], mapped: tuple[Path, ...]
-) -> Iterator[Extension]:
-    """Compiled files of the package's own folders, and others that its import has brought and that build on torch."""
-    if top == "torch":  # its own libraries are made for each other
+        take_look(what, answer)
         return
-    own = find_compiled(folders)
-    include = torch_headers()
-    known = {os.path.realpath(file) for file in own}
-    for file in own:
-        yield look_at(file, mapped, include, [other for other in own if other != file])
-    for file in new:
-        if os.path.realpath(file) in known or _OF_TORCH.fullmatch(file.name):
-            continue
-        extension = look_at(file, mapped, None)
-        if "site-packages/nvidia" not in extension.file and any(map(_WANT_TORCH.match, extension.needed)):
-            yield look_at(file, mapped, include)
-
-
-def _find(top: str) -> tuple[tuple[Path, ...], Path | None]:
-    """The folders of a top-level package and its first file; finding it runs none of its code."""
-    try:
-        spec = find_spec(top)
-    except Exception:
-        return (), None
-    if spec is None:
-        return (), None
-    origin = Path(spec.origin) if spec.origin and spec.has_location else None
-    return tuple(Path(place) for place in spec.submodule_search_locations or ()), origin
-
-
-def _copies(top: str, first: str) -> tuple[str, ...]:
-    places = (Path(entry, *rest) for entry in sys.path for rest in ((top, "__init__.py"), (f"{top}.py",)))
-    found: dict[str, None] = {}
-    for place in places:
-        with suppress(OSError):
-            if place.is_file() and os.path.realpath(place) != os.path.realpath(first):
-                found.setdefault(str(place))
-    return tuple(found)
-
-
-def _version(top: str) -> str:
-    for name in PACKAGES.get(top, (top,)):
-        with suppress(Exception):
-            if version := metadata.version(name):
-                return version
-    return ""
-
-
-def _torch_says(what: str) -> str:
-    """What torch's own version file says, without importing torch."""
-    folders, _ = _find("torch")
-    for folder in folders:
-        with suppress(OSError):
-            text = (folder / "version.py").read_text(encoding="utf-8")
-            if found := re.search(rf"^{what}(?::[^=]*)? = '([^']*)'", text, re.MULTILINE):
-                return found[1]
-    return ""
-
-
-def _distributions() -> list[Distribution]:
-    """What installers have left on the path; what has no name or version, as in a damaged install, is left out."""
-    found = []
-    for one in metadata.distributions():
-        with suppress(Exception):
-            name, version = one.metadata["Name"], one.version
-            if name and version:
-                vendor = _OF_A_VENDOR.fullmatch(name.lower())
-                found.append(
-                    Distribution(name, version, str(one.locate_file("")), tuple(one.requires or ()) if vendor else ())
-                )
-    return found
-
-
-def _write(look: PathLook | PackageLook, answer: Path) -> None:
-    aside = answer.with_suffix(".part")
-    aside.write_text(json.dumps(asdict(look)), encoding="utf-8")
-    aside.replace(answer)
-
-
-def _main(what: str, answer: Path) -> None:
-    if what == "path":
-        return _write(look_at_path(), answer)
-    look = look_at_package(what)
-    _write(look, answer)
-    if look.installed and look.failure is None:  # a call that reads memory from the wrong place may end the process
-        _write(replace(look, behaviours=show_behaviours(what.partition(".")[0])), answer)
-    return None
+    aside = f"{answer}.part"
+    with open(aside, "w", encoding="utf-8") as out:  # noqa: PTH123 - pathlib is a third of what this process imports
+        json.dump({"package": what, "installed": False}, out)
+    os.replace(aside, answer)  # noqa: PTH105
 
 
 if __name__ == "__main__":
-    faulthandler.enable()
-    _main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], sys.argv[2])
     sys.stdout.flush()
     os._exit(0)  # a vendor library may end the process again while it is taken down

@@ -32,6 +32,7 @@ class SmallRegistry:
     host: str = ""
     asked: list[str] = field(default_factory=list)
     stops_after: int = -1  # bytes of a blob
+    busy: list[tuple[int, dict[str, str]]] = field(default_factory=list)  # refusals before it answers; 0 hangs up
     knows_ranges: bool = True
 
     def add_blob(self, data: bytes) -> dict[str, Any]:
@@ -110,6 +111,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.registry.asked.append(f"{self.command} {self.path}")
+        if self.registry.busy:
+            status, headers = self.registry.busy.pop(0)
+            if status:
+                self.answer(status, **headers)
+            self.close_connection = True
+            return
         kind, name = self.path.rsplit("/", 2)[1:]
         held = (self.registry.manifests if kind == "manifests" else self.registry.blobs).get(name)
         if held is None:

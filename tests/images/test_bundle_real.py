@@ -26,7 +26,8 @@ from megacpp_validate.images.bundle.evidence_files import gather_evidence
 from megacpp_validate.images.bundle.write import Written, write_bundle
 from megacpp_validate.images.contents import Place, open_contents, read_place
 from megacpp_validate.images.licences import list_licences, write_licences
-from megacpp_validate.images.sbom import make_sbom, read_sbom
+from megacpp_validate.images.refusals import ImageRefused
+from megacpp_validate.images.sbom import compare_sbom, make_sbom, read_sbom
 from megacpp_validate.images.signature import (
     LICENCES,
     SPDX,
@@ -35,6 +36,7 @@ from megacpp_validate.images.signature import (
     find_cosign,
     find_signature,
     make_keys,
+    prove_key,
     read_statements,
     sign_file,
     sign_image,
@@ -125,6 +127,23 @@ def test_what_cosign_makes_this_tool_reads_and_the_other_way_round(
     _, other = make_keys(tmp_path / "other", VARIABLES)
     assert "none of its 1 signatures" in find_signature(contents, signed.digest, other.read_text())
     assert "cosign verify` failed" in cosign_verifies(signed, other, VARIABLES)
+
+
+def test_what_syft_makes_names_the_image(signed: Place) -> None:
+    """So an SBOM of another image is told from this one's, whatever digest it was attested of."""
+    tree = read_tree(open_contents(signed), signed.digest)
+    found = next(one for one in read_statements(open_contents(signed), signed.digest, "") if one.kind == SPDX)
+    assert compare_sbom(found.predicate, (), tree.names, {"nothing": "1"}) == ""
+    assert "which is another image" in compare_sbom(found.predicate, (), frozenset({f"sha256:{'0' * 64}"}), {})
+
+
+def test_a_key_is_tried_before_it_signs(keys: tuple[Path, Path], tmp_path: Path) -> None:
+    prove_key(keys[0], VARIABLES, keys[1].read_text())
+    with pytest.raises(ImageRefused, match=r"COSIGN_PASSWORD does not open the key"):
+        prove_key(keys[0], {**VARIABLES, "COSIGN_PASSWORD": "another"})
+    _, other = make_keys(tmp_path / "other", VARIABLES)
+    with pytest.raises(ImageRefused, match=r"of different pairs"):
+        prove_key(keys[0], VARIABLES, other.read_text())
 
 
 def test_an_engine_has_the_digest_that_was_bundled(

@@ -130,6 +130,9 @@ def test_a_bundle_that_cannot_be(run: Run, registry: SmallRegistry, project: Pat
     cases = [
         (("--image", f"{registry.host}/small@{digest}"), WRONG, "says org.megacpp.target=h200"),
         (("--image", f"{registry.host}/small:1"), WRONG, "has no digest"),
+        (("--image", ""), WRONG, "has no digest"),  # a variable without a value is not a bundle without an image
+        (("--out", project / "matrix/targets.toml/out"), WRONG, "targets.toml is a file"),
+        (("--out", "/proc/out"), WRONG, "cannot be written"),
         (("--image", f"127.0.0.1:9/small@{digest}"), INFRASTRUCTURE, "Connection refused"),
         (("--image", f"{registry.host}/small@sha256:{'0' * 64}"), CLOSED, "has no manifest"),
         (("--jit", tmp_path / "sealed"), WRONG, "no JIT caches of cpu that can be bundled (it has sm_90a)"),
@@ -138,6 +141,7 @@ def test_a_bundle_that_cannot_be(run: Run, registry: SmallRegistry, project: Pat
         (("--part-size", "a lot"), WRONG, "is no size"),
         (("--part-size", "1"), WRONG, "too small"),
         (("--jit", tmp_path / "nowhere"), WRONG, "there is no"),
+        (("--key", project / "matrix/targets.toml"), WRONG, "is no public key"),
         (("--sign-key", project / "matrix/targets.toml"), NO_ENVIRONMENT, "no cosign at /nowhere/at/all"),
     ]
     for more, code, text in cases:
@@ -145,6 +149,42 @@ def test_a_bundle_that_cannot_be(run: Run, registry: SmallRegistry, project: Pat
         assert (said.code, text in said.err) == (code, True), (more, said)
         assert not (tmp_path / "out").exists()
     assert run("bundle", "no-such-target").code == WRONG
+
+
+COSIGN = """#!/bin/sh
+if [ "$2" = --help ]; then exit 0; fi
+if [ "$COSIGN_PASSWORD" != right ]; then echo 'reading key: decrypt: encrypted: decryption failed' >&2; exit 1; fi
+echo SIGNATURE
+"""
+
+
+def test_a_bundle_gives_no_private_key_away(
+    run: Run, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that is laid in is read first; and the one that signs is tried first, held to the one that is laid in."""
+    cosign, private, public = tmp_path / "cosign", tmp_path / "k.key", tmp_path / "k.pub"
+    trial = b"a trial of a key, and nothing else\n"
+    cosign.write_text(COSIGN.replace("SIGNATURE", ONE.sign(trial)))
+    cosign.chmod(0o755)
+    monkeypatch.setenv("MEGACPP_COSIGN", str(cosign))
+    private.write_text(
+        "-----BEGIN ENCRYPTED SIGSTORE PRIVATE KEY-----\neyJr\n-----END ENCRYPTED SIGSTORE PRIVATE KEY-----\n"
+    )
+    public.write_text(ONE.key)
+    (tmp_path / "other.pub").write_text(Signer(0xBEEF).key)
+    words = ("bundle", "cpu", "--matrix", project / "matrix", "--out", tmp_path / "out")
+    for password, more, text in (
+        ("right", ("--key", private), "is no public key"),
+        ("right", ("--sign-key", public), "is no private key"),
+        ("wrong", ("--sign-key", private), "does not open the key"),
+        ("right", ("--sign-key", private, "--key", tmp_path / "other.pub"), "the public key that was named does not"),
+    ):
+        monkeypatch.setenv("COSIGN_PASSWORD", password)
+        said = run(*words, *more)
+        assert (said.code, text in said.err) == (WRONG, True), (more, said)
+        assert not (tmp_path / "out").exists()
+    assert run(*words, "--sign-key", private, "--key", public).code == OPEN
+    assert (tmp_path / "out/cosign.pub").read_text() == ONE.key
 
 
 def test_an_image_without_labels_is_not_bundled(
@@ -176,7 +216,9 @@ def test_an_image_is_verified_against_the_plan_of_the_matrix(run: Run, registry:
     digest = add_image(registry, LAYERS, dict(plan.labels), BASE)
     listed = list_licences(Contents(registry.host, "s"), (), (), {"libc6": ""})
     told = json.loads(write_licences(listed).replace(b'"source"', b'"deb"'))
-    attest(registry, digest, [ONE.envelope(SPDX, SBOM, digest), ONE.envelope(LICENCES, told, digest)])
+    image = {"SPDXID": "image", "versionInfo": digest}
+    sbom = {**SBOM, "documentDescribes": ["image"], "packages": [image, *SBOM["packages"]]}
+    attest(registry, digest, [ONE.envelope(SPDX, sbom, digest), ONE.envelope(LICENCES, told, digest)])
     ONE.sign_image(registry, digest)
     (tmp_path / "key.pub").write_text(ONE.key)
     words = ("image-verify", f"{registry.host}/s@{digest}", "--base", base)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -263,42 +262,52 @@ def test_a_session_runs_its_verb_and_leaves_a_record(tmp_path: Path) -> None:
     assert (told["image"]["lock_hash"], told["arguments"]) == ("abc", ["--preset", "there-is-none"])
 
 
-WAITS = (
-    "import os, sys; from megacpp_validate.images.entry.child import run_child; "
-    "sys.exit(run_child(sys.argv[1:], os.environ))"
-)
+def run_in(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str, child: Callable[[], int] = lambda: 0) -> int:
+    """The entry point with a mounted folder, its verb replaced by a function."""
+    monkeypatch.setattr(entry, "become_owner", lambda _: "")
+    monkeypatch.setattr(entry, "choose_place", lambda: Place(folder, mounted=True))
+    monkeypatch.setattr(entry, "run_child", lambda *_: child())
+    monkeypatch.setenv("MEGACPP_TARGET", "cpu")
+    return entry.main(words)
 
 
-@contextmanager
-def run_child_of(*words: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", WAITS, *words]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+def test_a_run_that_is_killed_leaves_no_word_of_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("doctor.run.json", "doctor.json", "te_canary.json"):
+        (tmp_path / name).write_text('{"exit_code": 0}')
+    seen: list[str] = []
+
+    def look() -> int:
+        seen.extend(sorted(path.name for path in tmp_path.iterdir()))
+        return 0
+
+    assert run_in(tmp_path, monkeypatch, "doctor", "--help", child=look) == 0
+    assert seen == ["doctor.json", "doctor.run.json", "te_canary.json"], "a question is no run"
+    seen.clear()
+    assert run_in(tmp_path, monkeypatch, "doctor", child=look) == 0
+    assert seen == ["te_canary.json"]
 
 
-@pytest.mark.parametrize(("script", "code"), [("exit 4", 4), ("kill -9 $$", 6)])
-def test_the_end_of_the_verb_is_the_end_of_the_container(script: str, code: int) -> None:
-    with run_child_of("sh", "-c", script) as process:
-        assert process.wait(timeout=30) == code
+@pytest.mark.parametrize("name", ["doctor.run.json", "doctor.json"])
+def test_what_cannot_be_taken_away_is_said_before_the_session(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name / "mine").mkdir(parents=True)
+    assert run_in(tmp_path, monkeypatch, "doctor", child=lambda: pytest.fail("it was started")) == 2
+    said = capsys.readouterr().err
+    assert f"{tmp_path / name} of an earlier run cannot be taken away" in said
+    assert (tmp_path / name / "mine").is_dir()
 
 
-def test_docker_stop_reaches_the_verb() -> None:
-    with run_child_of("sh", "-c", "trap 'exit 9' TERM; echo up; while :; do sleep 0.05; done") as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "up\n"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 9
-    with run_child_of("sh", "-c", "echo up; exec sleep 60") as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "up\n"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 130, "stopped by whoever asked: interrupted"
+@pytest.mark.parametrize(("number", "code", "cause"), [
+    (errno.EROFS, 2, "mounted read-only"), (errno.ENOSPC, 6, "disk is full"), (errno.EACCES, 2, "this container runs"),
+])  # fmt: skip
+def test_a_folder_that_cannot_be_written_says_why(
+    number: int, code: int, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: object) -> None:
+        raise OSError(number, os.strerror(number))
 
-
-def test_orphans_are_buried() -> None:
-    """A verb whose own child outlives it: process 1 gets it, and waits for the verb all the same."""
-    with run_child_of("sh", "-c", "(sleep 0.2 &) ; exit 4") as process:
-        assert process.wait(timeout=30) == 4
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    place = choose_place(tmp_path, tmp_path)
+    assert isinstance(place, Refusal)
+    assert (place.code, cause in place.words) == (code, True)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import time
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
@@ -68,6 +70,45 @@ def built(
 def test_the_image_does_what_it_is_for(engine: Engine, built: ImageBuild, tmp_path: Path) -> None:
     proof = prove_image(engine, built, tmp_path / "proof", "test")
     assert proof.holds, [one for one in proof.proofs if not one.holds]
+
+
+def run_in(engine: Engine, *words: str) -> int:
+    return subprocess.run([engine.docker, *words], capture_output=True, check=False, timeout=120).returncode
+
+
+def test_docker_stop_ends_any_command_at_once(engine: Engine, built: ImageBuild) -> None:
+    """Process 1 without handlers is deaf to it, and is killed after ten seconds with 137."""
+    name = f"megacpp-test-{os.getpid()}"
+    assert run_in(engine, "run", "--detach", "--network", "none", "--name", name, built.reference, "sleep", "60") == 0
+    try:
+        for _ in range(100):  # process 1 has started its child
+            if run_in(engine, "exec", name, "sh", "-c", "grep -qs sleep /proc/[0-9]*/comm") == 0:
+                break
+        started = time.monotonic()
+        assert run_in(engine, "stop", name) == 0
+        assert time.monotonic() - started < 8
+        ended = subprocess.run([engine.docker, "wait", name], capture_output=True, text=True, check=True)
+        assert ended.stdout.strip() == "130"
+    finally:
+        run_in(engine, "rm", "--force", name)
+
+
+def test_a_killed_run_leaves_no_word_of_the_one_before(engine: Engine, built: ImageBuild, tmp_path: Path) -> None:
+    for name in ("doctor.run.json", "doctor.json"):
+        (tmp_path / name).write_text('{"exit_code": 0}')
+    name = f"megacpp-test-{os.getpid()}"
+    mount = ("--user", f"{os.getuid()}:{os.getgid()}", "--volume", f"{tmp_path}:/receipts")
+    assert (
+        run_in(engine, "run", "--detach", "--network", "none", "--name", name, *mount, built.reference, "doctor") == 0
+    )
+    try:
+        until = time.monotonic() + 60
+        while (tmp_path / "doctor.json").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        run_in(engine, "kill", name)
+    finally:
+        run_in(engine, "rm", "--force", name)
+    assert not any(tmp_path.iterdir())
 
 
 # What is done to an image that was good -> the proofs that no longer hold.

@@ -133,6 +133,9 @@ def test_no_cosign_no_password_and_no_key_say_what_to_do(tmp_path: Path) -> None
     with pytest.raises(ImageRefused, match=r"no key .*image_keys"):
         sign_file(tmp_path, tmp_path / "k.key", told)
     (tmp_path / "k.key").touch()
+    with pytest.raises(ImageRefused, match=r"k.key is no private key"):
+        sign_file(tmp_path, tmp_path / "k.key", told)
+    (tmp_path / "k.key").write_text("-----BEGIN ENCRYPTED SIGSTORE PRIVATE KEY-----")
     with pytest.raises(ImageRefused, match=r"COSIGN_PASSWORD is not set"):
         sign_file(tmp_path, tmp_path / "k.key", told)
     with pytest.raises(ImageRefused, match=r"k.key would be overwritten"):

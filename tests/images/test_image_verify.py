@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from megacpp_validate.evidence.image_verify import CheckOutcome, ImageVerdict
 from megacpp_validate.images.contents import Contents, open_contents, read_place
 from megacpp_validate.images.licences import list_licences, write_licences
 from megacpp_validate.images.refusals import ImageRefused, RegistryUnreachable
+from megacpp_validate.images.registry_answers import wait_before
 from megacpp_validate.images.sbom import Package
 from megacpp_validate.images.signature import LICENCES, SPDX
 from megacpp_validate.images.verify import Expected, Verified, verify_image
@@ -53,6 +54,19 @@ SBOM = {
 }
 
 
+def about(*digests: str) -> dict[str, object]:
+    """That SBOM as syft writes it: of an image that it names."""
+    root = {
+        "SPDXID": "SPDXRef-Image",
+        "versionInfo": digests[0],
+        "checksums": [{"algorithm": "SHA256", "checksumValue": one[7:]} for one in digests[1:]],
+    }
+    row = {"spdxElementId": "SPDXRef-DOCUMENT", "relationshipType": "DESCRIBES", "relatedSpdxElement": "SPDXRef-Image"}
+    packages = SBOM["packages"]
+    assert isinstance(packages, list)
+    return {**SBOM, "packages": [root, *packages], "relationships": [row]}
+
+
 @pytest.fixture
 def registry() -> Iterator[SmallRegistry]:
     with served(SmallRegistry()) as one:
@@ -65,7 +79,7 @@ def add_signed(registry: SmallRegistry, labels: dict[str, str] | None = None, ba
     ONE.sign_image(registry, digest)
     listed = list_licences(Contents(registry.host, "small"), [row(registry, digest)], PACKAGES, {"deep-gemm": "c0"})
     told = json.loads(write_licences(listed))
-    attest(registry, digest, [ONE.envelope(SPDX, SBOM, digest), ONE.envelope(LICENCES, told, digest)])
+    attest(registry, digest, [ONE.envelope(SPDX, about(digest), digest), ONE.envelope(LICENCES, told, digest)])
     return digest
 
 
@@ -76,11 +90,19 @@ def row(registry: SmallRegistry, digest: str) -> str:
 
 
 def look(
-    registry: SmallRegistry, digest: str, *, key: Signer | None = ONE, plan: ImagePlan | None = PLAN, deep: bool = False
+    registry: SmallRegistry,
+    digest: str,
+    *,
+    key: Signer | None = ONE,
+    plan: ImagePlan | None = PLAN,
+    deep: bool = False,
+    locked: Mapping[str, str] | None = None,
 ) -> Verified:
     place = read_place(f"{registry.host}/small@{digest}")
     digests = frozenset({BASE} if plan else ())
-    expected = Expected(plan, "" if plan else "no row", digests, key.key if key else "", Path("k.pub"), deep)
+    expected = Expected(
+        plan, "" if plan else "no row", digests, key.key if key else "", Path("k.pub"), deep, locked or {}
+    )
     return verify_image(place, open_contents(place), lambda _: expected, {"PATH": ""})
 
 
@@ -180,6 +202,108 @@ def test_what_was_attested_of_another_image(registry: SmallRegistry) -> None:
     assert "nothing of the kind" in said["licences"]
 
 
+def attest_sbom(registry: SmallRegistry, digest: str, sbom: dict[str, object]) -> None:
+    told = {"packages": [{"kind": one.kind, "name": one.name.lower(), "version": "", "licences": [], "said_by": ""}
+                         for one in PACKAGES]}  # fmt: skip
+    attest(registry, digest, [ONE.envelope(SPDX, sbom, digest), ONE.envelope(LICENCES, told, digest)])
+
+
+def test_an_sbom_of_another_image_is_none_of_this_one(registry: SmallRegistry) -> None:
+    """Attested of this digest and signed, and about another: what `--sbom` was given by mistake."""
+    digest, other = add_signed(registry), f"sha256:{'e' * 64}"
+    manifest = json.loads(registry.manifests[digest])["manifests"][0]["digest"]
+    for named in ((other,), (other, other)):
+        attest_sbom(registry, digest, about(*named))
+        assert failed(look(registry, digest)) == {
+            "sbom": f"it was attested of this digest, and it says that it is about {other}, which is another image"
+        }
+    for own in ((digest,), (manifest,), (other, manifest)):
+        attest_sbom(registry, digest, about(*own))
+        assert failed(look(registry, digest)) == {}, own
+    attest_sbom(registry, digest, {**about(digest), "relationships": [3]})
+    assert set(failed(look(registry, digest))) == {"sbom"}
+
+
+def test_an_sbom_that_names_no_image_is_held_to_the_lock(registry: SmallRegistry) -> None:
+    digest = add_signed(registry)
+    attest_sbom(registry, digest, dict(SBOM))
+    assert failed(look(registry, digest, locked={"torch": "2.13"})) == {}
+    said = failed(look(registry, digest, locked={"torch": "2.14", "numpy": "2"}))
+    assert said["sbom"].endswith("it names no image, and of the locked packages it lacks numpy 2, torch 2.14")
+
+
+def test_licences_are_held_to_the_sbom_that_was_signed(registry: SmallRegistry) -> None:
+    digest = add_signed(registry)
+    foreign = {**about(digest), "packages": []}
+    envelopes = [registry.blobs[layer["digest"]] for layer in
+                 json.loads(registry.manifests[f"{digest.replace(':', '-')}.att"])["layers"]]  # fmt: skip
+    attest(registry, digest, [OTHER.envelope(SPDX, foreign, digest), *envelopes])
+    assert failed(look(registry, digest)) == {}
+
+
+def test_attestations_that_cannot_be_read_are_not_called_missing(registry: SmallRegistry) -> None:
+    digest = add_signed(registry)
+    layers = json.loads(registry.manifests[f"{digest.replace(':', '-')}.att"])["layers"]
+    lost = registry.blobs.pop(layers[0]["digest"])
+    found = look(registry, digest)
+    assert f"names {layers[0]['digest']}, and has it not" in failed(found)["attestations"]
+    assert set(failed(found)) == {"attestations"}
+    assert set(failed(found, CheckOutcome.NOT_RUN)) == {"sbom", "licences"}
+    registry.blobs[layers[0]["digest"]] = lost[:-1] + b" "
+    assert set(failed(look(registry, digest))) == {"attestations"}
+
+
+def test_a_configuration_that_is_gone_fails_the_image_and_not_the_registry(registry: SmallRegistry) -> None:
+    digest = add_signed(registry)
+    image = json.loads(registry.manifests[digest])["manifests"][0]["digest"]
+    config = json.loads(registry.manifests[image])["config"]["digest"]
+    del registry.blobs[config]
+    assert f"has a manifest that names {config}, and has it not" in failed(look(registry, digest))["digest"]
+
+
+def test_a_blob_that_is_cut_off_is_a_lost_connection_and_no_lie(registry: SmallRegistry) -> None:
+    digest = add_signed(registry)
+    registry.stops_after = 40
+    with pytest.raises(RegistryUnreachable, match=r"ended after 40 of \d+ bytes.*connection was lost"):
+        look(registry, digest)
+
+
+def test_a_registry_that_is_busy_is_asked_again(registry: SmallRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr("time.sleep", waited.append)
+    digest = add_signed(registry)
+    registry.busy = [(429, {"Retry-After": "7"}), (503, {}), (0, {})]
+    assert failed(look(registry, digest)) == {}
+    assert waited == [7.0, 1.0, 2.0]
+    contents = Contents(registry.host, "small")
+    for status, headers, cause in (
+        (429, {"Retry-After": "86400"}, "too many were asked for from here.*docker login"),
+        (500, {}, "it is ill"),
+        (403, {}, "the login has no right"),
+    ):
+        registry.busy, waited[:] = [(status, headers)] * 9, []
+        with pytest.raises(RegistryUnreachable, match=rf"{status} to GET.*{cause}"):
+            contents.manifest(digest)
+        assert waited == []
+    registry.busy = [(503, {})] * 9
+    with pytest.raises(RegistryUnreachable, match=r"503 to GET manifests.*, 4 times\."):
+        contents.manifest(digest)
+    assert len(waited) == 3
+
+
+def test_a_login_that_is_not_reached_is_not_the_registry(registry: SmallRegistry) -> None:
+    registry.busy = [(401, {"WWW-Authenticate": 'bearer REALM="http://127.0.0.1:9/token", service=x'})]
+    with pytest.raises(RegistryUnreachable, match=r"its login at http://127\.0\.0\.1:9/token does not answer: "):
+        Contents(registry.host, "small").manifest(BASE)
+
+
+@pytest.mark.parametrize(("asked", "wait"), [
+    ("", 0.5), ("3", 3.0), ("Thu, 01 Jan 1970 00:00:09 GMT", 4.0), ("Thu, 01 Jan 1970 00:00:01 GMT", 0.0), ("x", 0.5),
+])  # fmt: skip
+def test_when_to_come_back(asked: str, wait: float) -> None:
+    assert wait_before(0, asked, now=5.0) == wait
+
+
 def test_an_sbom_that_says_nothing_and_licences_that_miss_one(registry: SmallRegistry) -> None:
     digest = add_signed(registry)
     empty = {"spdxVersion": "SPDX-2.3", "packages": []}
@@ -200,8 +324,9 @@ def test_what_could_not_be_asked_is_not_run_and_never_a_pass(registry: SmallRegi
 
 @pytest.mark.parametrize("name", ["127.0.0.1:5000/a:1", "127.0.0.1:5000/a", f"a@sha256:{'a' * 64}", "a@sha256:1", ""])
 def test_an_image_without_a_digest_or_a_registry_is_refused(name: str) -> None:
-    with pytest.raises(ImageRefused, match=r"is refused.*HOST/REPOSITORY@sha256"):
+    with pytest.raises(ImageRefused, match=r"is refused.*HOST/REPOSITORY@sha256") as said:
         read_place(name)
+    assert ("is no digest" in str(said.value)) == name.endswith("@sha256:1")
 
 
 def test_a_registry_that_is_not_there() -> None:

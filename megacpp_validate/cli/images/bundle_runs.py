@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -24,7 +26,7 @@ from ...images.contents import Contents, Place, open_contents, read_place
 from ...images.labels import LOCK_LABEL, TARGET_LABEL
 from ...images.refusals import ImageRefused, RegistryLies, RegistryUnreachable
 from ...images.sbom import make_sbom
-from ...images.signature import NoCosign, require_cosign, sign_file
+from ...images.signature import NoCosign, prove_key, read_public_key, sign_file
 from ...jitcache.archive import TransferRefused
 from ...jitcache.files import NoPlainFile
 from ...jitcache.manifest import ManifestInvalid
@@ -33,6 +35,7 @@ from ...jitcache.transfer import read_carried
 from ...report.markdown.bundle import tell_bundle
 from ...report.terminal.bundle import render_bundle
 from ..app import TOOL, Exit, Format, errors, foreseen, refuse
+from ..interrupts import ended_by_signals
 from ..told_options import require_output
 from ..whole_telling import tell_whole
 from .image_rows import ImageRows, read_rows
@@ -43,10 +46,10 @@ _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?I?)B?", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Asked:
-    """The arguments; an empty image is none."""
+    """The arguments; None is what was not given."""
 
     target: str
-    image: str
+    image: str | None
     out: Path
     part_size: str
     jit: Path | None
@@ -66,19 +69,18 @@ class Asked:
 )
 def run_bundle(catalog: Catalog, matrix: Path | None, asked: Asked, fmt: Format, output: Path | None) -> None:
     """Read what is known of the image, write the bundle, tell what is in it."""
+    with ended_by_signals():
+        _run_bundle(catalog, matrix, asked, fmt, output)
+
+
+def _run_bundle(catalog: Catalog, matrix: Path | None, asked: Asked, fmt: Format, output: Path | None) -> None:
     started = time.monotonic()
     require_output(output)
     rows = read_rows(catalog, asked.target, matrix)
     part_bytes = read_size(asked.part_size)
-    for path in filter(None, (asked.jit, asked.key, asked.sign_key)):
-        if not path.exists():
-            refuse(f"there is no {path}. Next step: check the name.", Exit.WRONG_ARGUMENTS)
-    if asked.jit:
-        _check_caches(asked.jit, rows.image.cache_arch)
     variables = dict(os.environ)
-    if asked.sign_key:
-        require_cosign(variables)  # said before the gigabytes, not after them
-    place = read_place(asked.image) if asked.image else None
+    public = _hold_arguments(asked, rows, variables)
+    place = read_place(asked.image) if asked.image is not None else None
     found = EvidenceFiles(absent={} if place else {"image": "none was named (--image REPOSITORY@sha256:DIGEST)"})
     image: tuple[Contents, ImageTree] | None = None
     if place:
@@ -89,7 +91,7 @@ def run_bundle(catalog: Catalog, matrix: Path | None, asked: Asked, fmt: Format,
     if asked.jit is None:
         found.absent["JIT caches"] = "none were named (--jit FOLDER)"
     if asked.key:
-        found.files["cosign.pub"] = asked.key.read_bytes()
+        found.files["cosign.pub"] = public.encode()
     order = _make_order(rows, asked, part_bytes, place, found)
     sign_key = asked.sign_key
     sign: Callable[[Path], str] | None = (lambda file: sign_file(file, sign_key, variables)) if sign_key else None
@@ -118,6 +120,36 @@ def run_bundle(catalog: Catalog, matrix: Path | None, asked: Asked, fmt: Format,
         render=lambda console: render_bundle(result, console=console),
         markdown=lambda: tell_bundle(result),
     )
+
+
+def _hold_arguments(asked: Asked, rows: ImageRows, variables: Mapping[str, str]) -> str:
+    """Whatever is wrong with the arguments, said before the gigabytes and not after them; the public key."""
+    _require_place(asked.out)
+    for path in filter(None, (asked.jit, asked.key, asked.sign_key)):
+        if not path.exists():
+            refuse(f"there is no {path}. Next step: check the name.", Exit.WRONG_ARGUMENTS)
+    if asked.jit:
+        _check_caches(asked.jit, rows.image.cache_arch)
+    public = read_public_key(asked.key) if asked.key else ""  # given away with the bundle: never unread
+    if asked.sign_key:
+        prove_key(asked.sign_key, variables, public)
+    return public
+
+
+def _require_place(out: Path) -> None:
+    """Refuse a folder that cannot be made there; a full disk is told by whoever knows how much it takes."""
+    nearest = next(path for path in out.absolute().parents if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=nearest):
+            return
+    except OSError as fault:
+        if fault.errno in (errno.ENOSPC, errno.EDQUOT):
+            return
+        refuse(
+            f"{out} cannot be written: {fault.strerror or fault} ({nearest}). Likely cause: {nearest} is a file, "
+            "read-only or somebody else's. Next step: give --out another folder; nothing was done.",
+            Exit.WRONG_ARGUMENTS,
+        )
 
 
 def _make_order(

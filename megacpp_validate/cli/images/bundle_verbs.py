@@ -15,7 +15,7 @@ from ..told_options import PageFormat, PageFormatOption
 @app.command()
 def bundle(
     target: Annotated[str, typer.Argument(help="A row of matrix/targets.toml that has an image.")],
-    image: Annotated[str, typer.Option("--image", help="REPOSITORY@sha256:DIGEST in a registry.")] = "",
+    image: Annotated[str | None, typer.Option("--image", help="REPOSITORY@sha256:DIGEST in a registry.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder to write; else bundle-TARGET.")] = None,
     part_size: Annotated[str, typer.Option("--part-size", help="Bytes of the largest file: 700MB, 4GiB.")] = "4GiB",
     jit: Annotated[

@@ -17,21 +17,30 @@ from ...catalog import Catalog
 from ...environments.plan import UnknownTarget
 from ...evidence.image_verify import ImageVerdict
 from ...images.bundle.archive import read_tree
-from ...images.bundle.restore.p256 import read_key
 from ...images.contents import open_contents, read_place
 from ...images.labels import TARGET_LABEL
 from ...images.licences import list_licences, write_licences
+from ...images.locks import read_image_lock
 from ...images.plan import plan_images
 from ...images.refusals import ImageRefused, RegistryLies, RegistryUnreachable
-from ...images.sbom import NoSyft, make_sbom, read_sbom
-from ...images.signature import LICENCES, NoCosign, attest, make_keys, require_cosign, sign_image
+from ...images.sbom import NoSyft, compare_sbom, make_sbom, read_sbom, require_syft
+from ...images.signature import (
+    LICENCES,
+    NoCosign,
+    attest,
+    make_keys,
+    prove_key,
+    read_public_key,
+    require_cosign,
+    sign_image,
+)
 from ...images.verify import Expected, verify_image
 from ...report.markdown.image_verify import tell_image_verdict
 from ...report.terminal.image_verify import render_image_verdict
 from ..app import TOOL, Exit, Format, errors, foreseen, refuse
 from ..told_options import require_output
 from ..whole_telling import tell_whole
-from .image_rows import read_rows
+from .image_rows import ImageRows, read_rows
 
 _CODES: Final[dict[type[Exception], Exit]] = {
     ImageRefused: Exit.WRONG_ARGUMENTS,
@@ -64,7 +73,7 @@ def run_image_verify(
     place = read_place(asked.image)
     if asked.target:
         read_rows(catalog, asked.target, matrix)  # one that is named and is none is a wrong argument, not a check
-    key = _read_key(asked.key)
+    key = read_public_key(asked.key) if asked.key else ""
     expect = partial(_expect, catalog, matrix, asked, key)
     found = verify_image(place, open_contents(place), expect, os.environ)
     verdict = ImageVerdict(
@@ -89,21 +98,6 @@ def run_image_verify(
     raise typer.Exit(Exit.EVIDENCE_MISSING if verdict.lacks else Exit.OPEN)
 
 
-def _read_key(path: Path | None) -> str:
-    if path is None:
-        return ""
-    try:
-        text = path.read_text(encoding="ascii")
-        read_key(text)
-    except (OSError, ValueError) as fault:
-        refuse(
-            f"{path} is no public key: {fault}. Likely cause: it is another file, or the private key. Next step: name "
-            "the PREFIX.pub that `nox -s image_keys` made.",
-            Exit.WRONG_ARGUMENTS,
-        )
-    return text
-
-
 def _expect(catalog: Catalog, matrix: Path | None, asked: AskedVerify, key: str, labelled: str) -> Expected:
     """What an image of this target is held against; a plan that cannot be made is told as a check that was not run."""
     rest = {"key": key, "key_file": asked.key or Path(), "deep": asked.deep}
@@ -114,13 +108,20 @@ def _expect(catalog: Catalog, matrix: Path | None, asked: AskedVerify, key: str,
         rows = read_rows(catalog, target, matrix)
         pins = rows.read_pins()
         plan = plan_images(rows.images, pins, [rows.target], root=rows.root, own_base=asked.base)[0]
+        locked = _read_locked(rows)
     except (ImageRefused, UnknownTarget) as fault:
         return Expected(why_no_plan=str(fault), **rest)  # type: ignore[arg-type]
     digests = {plan.reference.partition("@")[2]}
     pin = pins.find(rows.image.base)
     if pin and not asked.base:
         digests |= {one for one in (pin.index_digest, pin.platform_digests.get(plan.platform, "")) if one}
-    return Expected(plan=plan, base_digests=frozenset(digests), **rest)  # type: ignore[arg-type]
+    return Expected(plan=plan, base_digests=frozenset(digests), locked=locked, **rest)  # type: ignore[arg-type]
+
+
+def _read_locked(rows: ImageRows) -> dict[str, str]:
+    """The Python packages that an image of these rows has beside those of its base: name -> version."""
+    packages = read_image_lock(rows.root / rows.image.lock).packages
+    return {name: one.version for name, one in packages.items()}
 
 
 @foreseen(_CODES)
@@ -131,6 +132,10 @@ def run_image_sign(
     variables = dict(os.environ)
     require_cosign(variables)
     place = read_place(image)
+    prove_key(key, variables)  # what is wrong with the arguments is said before minutes of looking, not after them
+    given = _read_sbom_file(sbom) if sbom else b""
+    if not given:
+        require_syft(variables)
     contents = open_contents(place)
     own = contents.place(place.digest)
     tree = read_tree(contents, place.digest)
@@ -142,8 +147,13 @@ def run_image_sign(
         refuse(f"{place.shown} says no target. Next step: name it with --target.", Exit.WRONG_ARGUMENTS)
     rows = read_rows(catalog, said, matrix)
     errors.print("listing what is inside", markup=False)
-    text = sbom.read_bytes() if sbom else make_sbom(own, rows.image.platform, variables)
+    text = given or make_sbom(own, rows.image.platform, variables)
     packages = read_sbom(text)
+    if why := compare_sbom(json.loads(text), packages, tree.names, _read_locked(rows)):
+        refuse(
+            f"{sbom or 'the SBOM'} is not of {place.shown}: {why}. Next step: leave --sbom out, and syft makes one.",
+            Exit.WRONG_ARGUMENTS,
+        )
     listed = list_licences(contents, next(iter(tree.images.values()), ()), packages, rows.sources)
     with tempfile.TemporaryDirectory(prefix="megacpp-sign-") as room:
         for kind, body in (("spdxjson", text), (LICENCES, write_licences(listed))):
@@ -154,6 +164,15 @@ def run_image_sign(
     unknown = sum(not row.known for row in listed)
     words = f"SBOM of {len(packages)} packages, licences of {len(listed)}, of which {unknown} say none"
     errors.print(f"signed {place.shown}: {words}", markup=False)
+
+
+def _read_sbom_file(file: Path) -> bytes:
+    try:
+        text = file.read_bytes()
+    except OSError as fault:
+        refuse(f"{file} cannot be read: {fault.strerror}. Next step: check the name.", Exit.WRONG_ARGUMENTS)
+    read_sbom(text)
+    return text
 
 
 @foreseen(_CODES)

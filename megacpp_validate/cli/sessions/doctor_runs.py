@@ -6,7 +6,10 @@ import os
 import tempfile
 import time
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
+from typing import Final
 
 import typer
 
@@ -22,7 +25,8 @@ from ...environments.plan import UnknownTarget, find_target
 from ...environments.processes import Processes
 from ...evidence.doctor import DoctorResult
 from ..app import TOOL, Exit, Format, errors, foreseen
-from ..telling import tell
+
+_TELLING: Final = "megacpp_validate.cli.telling"
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ def run_doctor(
         if asked.overlays:
             environment = put_over(environment, asked.overlays)
         packages = [row.id for row in needs.package]
+        Thread(target=import_module, args=(_TELLING,), daemon=True).start()  # while others work: it reads every form
         with errors.status(f"importing {len(packages)} packages, a process each"):
             seen = take_looks(environment, packages, Limits(asked.limit_s, asked.jobs), Processes())
     target = _choose_target(catalog, asked.target, seen)
@@ -65,6 +70,8 @@ def run_doctor(
         differences=judge(seen, rows),
         seconds=round(time.monotonic() - started, 1),
     )
+    from ..telling import tell
+
     tell(result, fmt, output, verbose=verbose)
     if result.breaks:
         raise typer.Exit(Exit.CLOSED)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..contents import Contents
+from ..manifests import INDEXES
 from ..refusals import RegistryLies
-from ..registry import INDEXES
 
 FILE: Final = "image.tar"
 _BLOCK: Final = tarfile.BLOCKSIZE
@@ -57,6 +57,11 @@ class ImageTree:
     def size(self) -> int:
         """Bytes of all blobs."""
         return sum(blob.size for blob in self.blobs)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every digest by which it may be named: of the index, of its images, and of their configurations."""
+        return frozenset({self.digest, *self.runs, *self.images})
 
     def find(self, digest: str) -> Blob:
         """A blob by its digest."""

@@ -11,7 +11,8 @@ from typing import Any, Final
 from ..contents import Contents, Place
 from ..licences import list_licences, write_licences
 from ..provenance import read_provenance
-from ..sbom import NoSyft, read_sbom
+from ..refusals import RegistryLies
+from ..sbom import NoSyft, compare_sbom, read_sbom
 from ..signature import LICENCES, SPDX, list_tags, read_statements
 from .archive import ImageTree
 
@@ -49,6 +50,8 @@ def gather_evidence(
     statements = read_statements(contents, place.digest, "")
     attested = {one.kind: one.predicate for one in statements if place.digest in one.subjects}
     try:
+        if SPDX in attested:
+            _require_own(place, tree, attested[SPDX])
         sbom = _json(attested[SPDX]) if SPDX in attested else make_sbom(contents.place(place.digest))
         found.files["sbom.spdx.json"] = sbom
     except NoSyft as fault:
@@ -70,6 +73,19 @@ def gather_evidence(
     else:
         found.absent["provenance"] = "buildx put none beside the image"
     return found
+
+
+def _require_own(place: Place, tree: ImageTree, sbom: Any) -> None:
+    """Refuse what was attested of this image and is about another.
+
+    Raises:
+        RegistryLies: it is.
+    """
+    if why := compare_sbom(sbom, read_sbom(sbom), tree.names, {}):
+        raise RegistryLies(
+            f"the SBOM that was attested of {place.shown} is not its own: {why}. Likely cause: `image_sign --sbom` was "
+            "given that of another image. Next step: sign it anew with `nox -s image_sign`."
+        )
 
 
 def _copy_signatures(place: Place, contents: Contents, found: EvidenceFiles) -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,14 +14,26 @@ from pathlib import Path
 from typing import Final
 
 from .caches import make_room
-from .child import run_child
+from .child import INTERRUPTED, run_child, run_command
 from .machine import NOTHING, read_machine
-from .receipts import MOUNT, Place, Run, become_owner, choose_place, refuse_no_room, say_no_room, write_run
-from .refusals import WRONG_ARGUMENTS, ImageFacts, Refusal, read_image, refuse_session
+from .receipts import (
+    MOUNT,
+    Place,
+    Run,
+    become_owner,
+    choose_place,
+    clear_way,
+    refuse_no_room,
+    result_file,
+    say_no_room,
+    write_run,
+)
+from .refusals import INFRASTRUCTURE, WRONG_ARGUMENTS, ImageFacts, Refusal, read_image, refuse_session
 from .sessions import SESSIONS, Leaves, Needs, Session, find_session
 
 _PYTHON: Final = (sys.executable, "-P", "-m")
 _MODULE: Final = "megacpp_validate.images.entry"
+_CLI: Final = "megacpp_validate.cli"
 _HELP: Final = ("--help", "-h", "help")
 _HEALTH: Final = "--health"
 
@@ -41,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
         variables = _find_room()
         if isinstance(variables, Refusal):
             return _refuse(variables)
-        os.execvpe(name, [name, *rest], variables)  # noqa: S606 - a list of words, no shell
+        return _hand_over([name, *rest], variables)
     return _refuse(
         Refusal(
             f"there is no session {name!r}, and no command of that name. Next step: choose of "
@@ -70,6 +83,10 @@ def _run_session(session: Session, arguments: tuple[str, ...], image: ImageFacts
             f"nothing is mounted at {MOUNT}: receipts go to {place.folder} and end with the container. Next step, to "
             f'keep them: `docker run --user "$(id -u):$(id -g)" -v "$PWD/receipts:{MOUNT}" ...`'
         )
+    if not {"--help", "-h"}.isdisjoint(arguments):  # a question, and no run: what an earlier one said stays
+        return run_child([*_PYTHON, _CLI, session.verb[0], "--help"], variables)
+    if refusal := clear_way(place, session.name, result=_keeps(session, arguments, place)):
+        return _refuse(refusal)
     started, clock = datetime.now(UTC), time.monotonic()
     code = _start(session, arguments, image, place, variables)
     run = Run(
@@ -90,6 +107,22 @@ def _run_session(session: Session, arguments: tuple[str, ...], image: ImageFacts
     return code
 
 
+def _hand_over(words: list[str], variables: dict[str, str]) -> int:
+    """Become another command; process 1 starts it instead, since it must hear `docker stop` and wait for orphans."""
+    try:
+        if os.getpid() == 1:
+            return run_command(words, variables)
+        os.execvpe(words[0], words, variables)  # noqa: S606 - a list of words, no shell
+    except OSError as fault:
+        return _refuse(
+            Refusal(
+                f"{words[0]} cannot be started: {fault.strerror or fault}. Likely cause: it is a script without an "
+                "interpreter's name, or made for another machine. Next step: name the program that runs it.",
+                WRONG_ARGUMENTS,
+            )
+        )
+
+
 def _find_room() -> dict[str, str] | Refusal:
     try:
         return make_room(os.environ)
@@ -103,18 +136,26 @@ def _start(
     verb, *always = session.verb
     if session.names_target and "--target" not in " ".join(arguments).replace("=", " ").split():
         always += ["--target", image.target]
-    told = {word.partition("=")[0] for word in arguments}
-    if session.leaves is Leaves.RECEIPTS and "--receipts" not in told:
+    if session.leaves is Leaves.RECEIPTS and "--receipts" not in _name_options(arguments):
         always += ["--receipts", str(place.folder / session.name)]
-    result = place.folder / f"{session.name}.json"
-    keeps = session.leaves is Leaves.RESULT and place.mounted and told.isdisjoint({"--format", "--output", "--list"})
+    result = result_file(place, session.name)
+    keeps = _keeps(session, arguments, place)
     if keeps:
-        result.unlink(missing_ok=True)
         always += ["--format", "json", "--output", str(result)]
-    code = run_child([*_PYTHON, "megacpp_validate.cli", verb, *always, *arguments], variables)
+    code = run_child([*_PYTHON, _CLI, verb, *always, *arguments], variables)
     if keeps and result.is_file():
-        run_child([*_PYTHON, "megacpp_validate.cli.result_again", str(result)], variables)
+        run_child([*_PYTHON, f"{_CLI}.result_again", str(result)], variables)
     return code
+
+
+def _keeps(session: Session, arguments: tuple[str, ...], place: Place) -> bool:
+    """Whether what it says is written to a file of the mounted folder."""
+    told = _name_options(arguments)
+    return session.leaves is Leaves.RESULT and place.mounted and told.isdisjoint({"--format", "--output", "--list"})
+
+
+def _name_options(arguments: tuple[str, ...]) -> set[str]:
+    return {word.partition("=")[0] for word in arguments}
 
 
 def _look_after_health(image: ImageFacts) -> int:
@@ -125,7 +166,7 @@ def _look_after_health(image: ImageFacts) -> int:
     if running := _running_session():
         sys.stdout.write(f"the session {running} runs\n")
         return 0
-    code = run_child([*_PYTHON, "megacpp_validate.cli", "doctor", "--target", image.target], os.environ)
+    code = run_child([*_PYTHON, _CLI, "doctor", "--target", image.target], os.environ)
     return 1 if code else 0
 
 
@@ -175,5 +216,16 @@ def _say(words: str) -> None:
     sys.stderr.write(f"megacpp: {words}\n")
 
 
+def _main(arguments: Sequence[str]) -> int:
+    """A fault of this entry point itself is none of a release: Python would end with 1, which says that one broke."""
+    try:
+        return main(arguments)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as fault:
+        traceback.print_exc()
+        return _refuse(Refusal(f"unforeseen: {type(fault).__name__}: {fault}", INFRASTRUCTURE))
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(_main(sys.argv[1:]))

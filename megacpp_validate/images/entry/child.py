@@ -9,39 +9,64 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
+from .refusals import INFRASTRUCTURE
+
 INTERRUPTED: Final = 130
-INFRASTRUCTURE: Final = 6
-_FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_FORWARDED: Final = (
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
+)  # fmt: skip
+_OF_THE_KEYBOARD: Final = frozenset({signal.SIGINT, signal.SIGQUIT})
+_ENDING: Final = frozenset(_FORWARDED) - {signal.SIGUSR1, signal.SIGUSR2}
 
 
 def run_child(words: Sequence[str], variables: Mapping[str, str]) -> int:
-    """Run a command to its end; an exit code of the design.
+    """Run a verb to its end; an exit code of the design."""
+    code, asked = _run(words, variables)
+    if code < 0:
+        return INTERRUPTED if asked else INFRASTRUCTURE
+    return code
+
+
+def run_command(words: Sequence[str], variables: Mapping[str, str]) -> int:
+    """Run any other command to its end; its own exit code, and 128 and the signal where one ended it.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    code, asked = _run(words, variables)
+    if code < 0:
+        return INTERRUPTED if asked else 128 - code
+    return code
+
+
+def _run(words: Sequence[str], variables: Mapping[str, str]) -> tuple[int, bool]:
+    """How a command ended, the number of a signal negative, and whether this process was asked to end meanwhile.
 
     A process 1 that does not wait for orphans collects them for as long as the container lives, and one without
-    handlers is deaf to `docker stop`.
+    handlers is deaf to `docker stop`. What a terminal sends for its keys reaches the child without us: twice would cut
+    short what it does at the first.
     """
+    passed = set(_FORWARDED) - (_OF_THE_KEYBOARD if os.isatty(0) else frozenset())
     asked: list[int] = []  # signals, in their order; one may come before there is a child
     child: subprocess.Popen[bytes] | None = None
 
     def forward(number: int, _frame: object) -> None:
         asked.append(number)
-        if child is not None:
+        if child is not None and number in passed:
             with suppress(ProcessLookupError):
                 child.send_signal(number)
 
     before = {number: signal.signal(number, forward) for number in _FORWARDED}
     try:
         child = subprocess.Popen(words, env=dict(variables))
-        for number in tuple(asked):
+        for number in tuple(asked):  # that came before there was a child
             child.send_signal(number)
         status = _bury_until(child.pid)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     child.returncode = os.waitstatus_to_exitcode(status)  # it was waited for here, and not by subprocess
-    if child.returncode < 0:
-        return INTERRUPTED if asked else INFRASTRUCTURE
-    return child.returncode
+    return child.returncode, not _ENDING.isdisjoint(asked)
 
 
 def _bury_until(pid: int) -> int:

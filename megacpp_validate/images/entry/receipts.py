@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from .refusals import NO_ENVIRONMENT, WRONG_ARGUMENTS, ImageFacts, Refusal
+from .refusals import INFRASTRUCTURE, NO_ENVIRONMENT, WRONG_ARGUMENTS, ImageFacts, Refusal
 
 MOUNT: Final = Path("/receipts")
 SCHEMA: Final = "megacpp-validate/image-run/1"
@@ -77,21 +79,52 @@ def choose_place(mount: Path = MOUNT, unmounted: Path | None = None) -> Place | 
     return Place(folder, mounted)
 
 
+def clear_way(place: Place, session: str, *, result: bool) -> Refusal | None:
+    """Take away what an earlier run of a session said, so that one that is killed does not leave another's word.
+
+    Args:
+        result: this run writes what it says to a file, and not its record alone.
+    """
+    for file in (record_file(place, session), *([result_file(place, session)] if result else [])):
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as fault:
+            return Refusal(
+                f"{file} of an earlier run cannot be taken away: {fault.strerror or fault}. Likely cause: it is a "
+                "folder, or somebody else's. Next step: move it away, or mount another folder.",
+                WRONG_ARGUMENTS,
+            )
+    return None
+
+
+def record_file(place: Place, session: str) -> Path:
+    """What was run, in which image, and how it ended."""
+    return place.folder / f"{session}.run.json"
+
+
+def result_file(place: Place, session: str) -> Path:
+    """What a session says that leaves no receipts."""
+    return place.folder / f"{session}.json"
+
+
 def _say_unwritable(folder: Path, fault: OSError) -> Refusal:
-    try:
-        owner = folder.stat()
-        whose = f"{owner.st_uid}:{owner.st_gid}"
-    except OSError:
-        whose = "$(id -u):$(id -g)"
-    us = f"{os.geteuid()}:{os.getegid()}"
-    cause = (
-        f"it belongs to {whose}, and this container runs as {us}"
-        if whose != us
-        else "it is mounted read-only, or the disk is full"
-    )
+    if fault.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Refusal(
+            f"receipts cannot be written to {folder}: {fault.strerror}. Likely cause: its disk is full. Next step: "
+            "make room, or mount a folder of another disk.",
+            INFRASTRUCTURE,
+        )
+    us, whose, how = f"{os.geteuid()}:{os.getegid()}", "$(id -u):$(id -g)", ""
+    if fault.errno == errno.EROFS:
+        cause, whose, how = "it is mounted read-only", us, ", without `:ro`"
+    else:
+        with suppress(OSError):
+            owner = folder.stat()
+            whose = f"{owner.st_uid}:{owner.st_gid}"
+        cause = f"it belongs to {whose}, and this container runs as {us}"
     return Refusal(
         f"receipts cannot be written to {folder}: {fault.strerror or fault}. Likely cause: {cause}. Next step: "
-        f'`docker run --user {whose} -v "$PWD/receipts:{MOUNT}" ...`, with a folder that this user can write.',
+        f'`docker run --user {whose} -v "$PWD/receipts:{MOUNT}" ...`{how}, with a folder that this user can write.',
         WRONG_ARGUMENTS,
     )
 
@@ -118,7 +151,7 @@ def write_run(place: Place, run: Run) -> None:
         OSError: it cannot be written.
     """
     record: Mapping[str, object] = {"schema_id": SCHEMA, **asdict(run)}
-    file = place.folder / f"{run.session}.run.json"
+    file = record_file(place, run.session)
     aside = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         aside.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -11,6 +11,7 @@ from .sessions import Needs, Session
 
 WRONG_ARGUMENTS: Final = 2
 NO_ENVIRONMENT: Final = 5
+INFRASTRUCTURE: Final = 6
 
 
 @dataclass(frozen=True)

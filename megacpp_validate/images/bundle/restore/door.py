@@ -20,6 +20,7 @@ import argparse
 import errno
 import os
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -28,9 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from .engines import fill_venv, find_docker, find_image, is_venv_filled, load_image, push_image
-from .folders import NoRoom, NotTaken, staged
+from .folders import NoRoom, NotTaken, make_folder, staged
 from .listing import MANIFEST, SIGNATURE, Refused, read_bundle, stored_files
-from .p256 import is_signed
+from .p256 import is_signed, read_key
 from .reading import verify
 
 # what http.client and the distribution API take: HOST[:PORT]/REPOSITORY, the repository in lower case
@@ -38,6 +39,8 @@ _PLACE = re.compile(
     r"(?:[\w-]{1,63}(?:\.[\w-]{1,63})*|\[[0-9a-fA-F:.]+\])(?::(\d{1,5}))?/[a-z0-9]+(?:(?:[._/]|__|-+)[a-z0-9]+)*",
     re.ASCII,
 )
+_SHA256 = re.compile(r"(sha256:)?[0-9a-fA-F]{64}")
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -52,8 +55,9 @@ def main(arguments: list[str] | None = None) -> int:
     except NoRoom as fault:
         return _tell(str(fault), 6)
     except OSError as fault:
-        full = fault.errno in (errno.ENOSPC, errno.EDQUOT)
-        cause = "the disk is full" if full else "the disk is damaged, or the folder is not yours"
+        causes = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "the disk is full")
+        causes |= dict.fromkeys((errno.EACCES, errno.EPERM), "it is somebody else's, or may not be read")
+        cause = causes.get(fault.errno or 0, "the disk is damaged")
         return _tell(f"given up: {fault}. Likely cause: {cause}. Next step: mend that and run this again.", 6)
     except KeyboardInterrupt:
         return _tell("interrupted; run it again, and it starts where nothing is half done", 130)
@@ -62,25 +66,59 @@ def main(arguments: list[str] | None = None) -> int:
 def _read_arguments(arguments: list[str] | None) -> Any:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--bundle", type=Path, default=Path(__file__).absolute().parent, help="the folder; else where this file lies")
+    add("--bundle", type=_path, default=Path(__file__).absolute().parent, help="the folder; else where this file lies")
     add("--load", action="store_true", help="docker load")
-    add("--push", default="", metavar="HOST/REPOSITORY", help="into a registry, digests as they are")
-    add("--venv", type=Path, help="install the wheelhouse into a new virtual environment")
+    add("--push", type=_repository, metavar="HOST/REPOSITORY", help="into a registry, digests as they are")
+    add("--venv", type=_path, help="install the wheelhouse into a new virtual environment")
     add("--python", default=sys.executable, help="the interpreter for that")
-    add("--jit", type=Path, help="put the JIT caches here; MEGACPP_JIT_ROOT is then this folder")
-    add("--unpack", type=Path, help="put everything here, as whole files")
-    add("--key", type=Path, help="public key that must have signed the bundle")
-    add("--id", default="", help="sha256 of bundle.json, as the writer said it")
-    add("--jobs", type=int, default=min(16, 2 * (os.cpu_count() or 1)), help="threads")
+    add("--jit", type=_path, help="put the JIT caches here; MEGACPP_JIT_ROOT is then this folder")
+    add("--unpack", type=_path, help="put everything here, as whole files")
+    add("--key", type=_key, help="public key that must have signed the bundle")
+    add("--id", type=_id, help="sha256 of bundle.json, as the writer said it")
+    add("--jobs", type=_count, default=min(16, 2 * (os.cpu_count() or 1)), help="threads")
     asked = parser.parse_args(arguments)
-    place = _PLACE.fullmatch(asked.push)
-    if asked.push and (place is None or int(place[1] or 1) not in range(1, 1 << 16)):
-        parser.error(f"--push {asked.push} names no repository: HOST[:PORT]/REPOSITORY")
-    if asked.key and not asked.key.is_file():
-        parser.error(f"there is no {asked.key}: --key names the PEM file cosign.pub")
+    if not asked.bundle.is_dir():
+        parser.error(f"there is no folder {asked.bundle}: --bundle names that of a bundle")
     if clash := _find_clash({name: getattr(asked, name) for name in ("bundle", "unpack", "jit", "venv")}):
         parser.error(clash)
     return asked
+
+
+def _path(text: str) -> Path:
+    """A name; an empty one, of a variable without a value, would be the folder that this was started in."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty")
+    return Path(text)
+
+
+def _key(text: str) -> Path:
+    path = _path(text)
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"there is no {path}: it names the PEM file cosign.pub")
+    try:
+        read_key(path.read_text("ascii"))
+    except (OSError, ValueError) as fault:
+        raise argparse.ArgumentTypeError(f"{path} is no key that can be used: {fault}") from fault
+    return path
+
+
+def _id(text: str) -> str:
+    if not _SHA256.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no sha256, which has 64 digits of 0 to 9 and a to f")
+    return text[-64:].lower()
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text[:9]) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return min(int(text[:9]), 256)
+
+
+def _repository(text: str) -> str:
+    place = _PLACE.fullmatch(text)
+    if place is None or int(place[1] or 1) not in range(1, 1 << 16):
+        raise argparse.ArgumentTypeError(f"{text!r} names no repository: HOST[:PORT]/REPOSITORY")
+    return text
 
 
 def _find_clash(folders: dict[str, Path | None]) -> str:
@@ -107,9 +145,9 @@ def _restore(asked: Any) -> int:
     with tempfile.TemporaryDirectory(prefix=".wheels-", dir=_find_parent(asked.venv)) as room:
         joined = Path(room, "joined") if asked.venv and _has_wheels_in_parts(bundle) else None
         wanted[joined] = "wheelhouse/"
-        named = {folder.absolute(): prefix for folder, prefix in wanted.items() if folder}
+        named = {folder.resolve(): prefix for folder, prefix in wanted.items() if folder}
         with staged(bundle, named) as copies:
-            verify(root, bundle, max(1, asked.jobs), copies)
+            verify(root, bundle, asked.jobs, copies)
         took = max(time.monotonic() - started, 1e-9)
         _say(f"all {len(rows)} files are as they were written: {took:.1f} s, {total / took / 1e6:.0f} MB/s")
         for folder in filter(None, (asked.unpack, asked.jit)):
@@ -121,25 +159,28 @@ def _restore(asked: Any) -> int:
         if asked.venv:
             _say(fill_venv(root, bundle, asked.venv.absolute(), asked.python, joined, name))
     _say_contents(bundle, name)
-    _say(f"  signed by {asked.key}" if asked.key else "  who signed it was not asked (--key cosign.pub)")
+    _say(f"  {_say_signer(root, asked.key)}")
     return 0
+
+
+def _say_signer(root: Path, key: Path | None) -> str:
+    if key is None:
+        return "who signed it was not asked (--key cosign.pub)"
+    if root.resolve() in key.resolve().parents:
+        return f"signed by {key}; that key came with the bundle, so nobody knows whose it is"
+    return f"signed by {key}"
 
 
 def _hold_to_caller(root: Path, name: str, asked: Any) -> None:
     """What only the caller can know: which bundle it should be, and whose."""
-    if asked.id and asked.id.rpartition(":")[2] != name:
+    if asked.id and asked.id != name:
         raise Refused(
             f"{root} is the bundle {name}, and not {asked.id}. Nothing was installed. Next step: copy that one."
         )
     if asked.key is None:
         return
     signature = (root / SIGNATURE).read_text("ascii", "replace") if (root / SIGNATURE).is_file() else ""
-    try:
-        signed = bool(signature) and is_signed((root / MANIFEST).read_bytes(), signature, asked.key.read_text("ascii"))
-    except ValueError as fault:
-        raise Refused(
-            f"{asked.key} is no key that can be used: {fault}. Next step: name the PEM file cosign.pub."
-        ) from fault
+    signed = bool(signature) and is_signed((root / MANIFEST).read_bytes(), signature, asked.key.read_text("ascii"))
     if not signed:
         why = (
             f"{SIGNATURE} is not a signature of {asked.key} over {MANIFEST}" if signature else f"it has no {SIGNATURE}"
@@ -169,7 +210,7 @@ def _find_parent(folder: Path | None) -> str | None:
     if folder is None:
         return None
     parent = folder.absolute().parent
-    parent.mkdir(parents=True, exist_ok=True)
+    make_folder(parent, folder)
     return str(parent)
 
 
@@ -192,5 +233,22 @@ def _tell(text: str, code: int) -> int:
     return code
 
 
+def _hear(number: int) -> None:
+    """A signal that ends a process ends this one as an interrupt does, with what it has written; nohup's stays unheard.
+
+    The first of them alone: a terminal that closes sends two.
+    """
+
+    def interrupt(*_: object) -> None:
+        for one in _ENDING:
+            signal.signal(one, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(number) is signal.SIG_DFL:
+        signal.signal(number, interrupt)
+
+
 if __name__ == "__main__":
+    for _number in _ENDING:
+        _hear(_number)
     sys.exit(main())

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from .folders import NotTaken
+from .listing import Refused
 from .reading import CHUNK, Whole
 
 LOOPBACK = ("127.", "localhost", "[::1]")  # a registry here speaks HTTP, as docker takes it to
@@ -105,6 +106,7 @@ def push_image(root: Path, bundle: dict[str, Any], place: str) -> str:
 
     Raises:
         NotTaken: the registry does not answer, or does not take it.
+        Refused: the archive has not all that the image is made of.
     """
     host, _, repository = place.partition("/")
     image = bundle["image"]
@@ -116,11 +118,27 @@ def push_image(root: Path, bundle: dict[str, Any], place: str) -> str:
         def read(digest: str) -> Any:
             return archive.extractfile(blobs[digest.partition(":")[2]])
 
+        if lost := sorted(_find_lost(image["digest"], blobs, read)):
+            raise Refused(
+                f"{root} is refused:\n  image.tar: does not hold {', '.join(lost[:3])}, of which the image is made\n"
+                "Nothing was pushed. Likely cause: the bundle was changed by hand, or put together by another tool. "
+                "Next step: write it again."
+            )
         registry = _Registry(host, repository)
         registry.push({"digest": image["digest"]}, read, (image["name"].rpartition(":")[2],))
     for row, tag in rows:
         registry.push(row, lambda digest: (signatures / "blobs/sha256" / digest.partition(":")[2]).open("rb"), (tag,))
     return f"pushed {place}@{image['digest']}; {registry.sent} blobs sent, {registry.kept} were there"
+
+
+def _find_lost(digest: str, blobs: dict[str, Any], read: Any) -> set[str]:
+    """What a manifest leads to and the archive has not."""
+    if digest.partition(":")[2] not in blobs:
+        return {digest}
+    manifest = json.loads(read(digest).read())
+    below = (manifest["config"], *manifest["layers"]) if "layers" in manifest else ()
+    lost = {row["digest"] for row in below if row["digest"].partition(":")[2] not in blobs}
+    return lost.union(*(_find_lost(child["digest"], blobs, read) for child in manifest.get("manifests", ())))
 
 
 def _read_signatures(folder: Path) -> list[tuple[dict[str, Any], str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -46,12 +47,13 @@ def staged(bundle: dict[str, Any], wanted: dict[Path, str]) -> Iterator[dict[str
                 raise NotTaken(
                     f"the bundle has nothing under {prefix!r} for {folder}. Next step: leave that option out."
                 )
+            _require_folder(folder)
             if folder.exists() and any(folder.iterdir()):
                 _hold_to(folder, rows)
                 continue
             aside = asides[folder] = folder.with_name(f".{folder.name}.restoring")
             shutil.rmtree(aside, ignore_errors=True)  # of a restore that was killed
-            aside.mkdir(parents=True)
+            make_folder(aside, folder)
             _ask_for_room(aside, sum(row["bytes"] for row in rows.values()))
             for name, row in rows.items():
                 (aside / name).parent.mkdir(parents=True, exist_ok=True)
@@ -73,6 +75,33 @@ def staged(bundle: dict[str, Any], wanted: dict[Path, str]) -> Iterator[dict[str
     finally:
         for aside in asides.values():
             shutil.rmtree(aside, ignore_errors=True)
+
+
+def _require_folder(folder: Path) -> None:
+    """What is there already may be a folder; a file is somebody's."""
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise NotTaken(
+            f"{folder} is there, and is no folder. Nothing was installed. Next step: name another one, or move this "
+            "away."
+        )
+
+
+def make_folder(new: Path, wanted: Path) -> None:
+    """Make a folder and those above it.
+
+    Raises:
+        NotTaken: it cannot be made there, by this user or at all.
+        OSError: the disk is full, or damaged.
+    """
+    try:
+        new.mkdir(parents=True, exist_ok=True)
+    except OSError as fault:
+        if fault.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise
+        raise NotTaken(
+            f"{wanted} cannot be made: {fault.strerror} ({fault.filename}). Nothing was installed. Likely cause: a "
+            "folder above it is somebody else's, read-only or a file. Next step: name another folder."
+        ) from fault
 
 
 def _hold_to(folder: Path, rows: dict[str, dict[str, Any]]) -> None:

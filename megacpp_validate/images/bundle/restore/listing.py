@@ -13,7 +13,11 @@ from typing import Any
 SCHEMA = "megacpp-validate/bundle/1"
 MANIFEST, SUMS, SIGNATURE = "bundle.json", "SHA256SUMS", "bundle.json.sig"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+MOST_LISTED = 64 << 20  # bytes of a list: a bundle of a hundred thousand files takes a third
 MOST_FAULTS = 20  # that are told: a bundle on a dying disk has thousands
+
+
+_NO_FILE = "is no plain file, but a link or a device"
 
 
 class Refused(Exception):
@@ -25,7 +29,9 @@ def read_bundle(root: Path) -> dict[str, Any]:
 
     Raises:
         Refused: it is no bundle, or not a whole one; every fault by the name of its file.
+        OSError: it cannot be read.
     """
+    refuse_faults(root, [fault for name in (SUMS, MANIFEST) for fault in _find_no_list(root / name)])
     try:
         sums, text = (root / SUMS).read_bytes().decode("ascii"), (root / MANIFEST).read_bytes()
         listed = {path: digest for digest, path in (line.split("  ", 1) for line in sums.splitlines())}
@@ -37,7 +43,7 @@ def read_bundle(root: Path) -> dict[str, Any]:
         if bundle.get("schema") != SCHEMA:
             raise ValueError(f"{MANIFEST} has the schema {bundle.get('schema')!r}, and this reads {SCHEMA}")
         _require_rows(bundle)
-    except (OSError, ValueError, RecursionError) as fault:
+    except (FileNotFoundError, ValueError, RecursionError) as fault:
         raise Refused(
             f"{root} is no whole bundle: {fault}. Nothing was installed. Likely cause: {SUMS} or {MANIFEST} is damaged "
             "or missing: the writing was not finished, or not all was copied. Next step: copy both again."
@@ -56,6 +62,17 @@ def read_bundle(root: Path) -> dict[str, Any]:
     if seal and hashlib.sha256((root / SIGNATURE).read_bytes()).hexdigest() != seal:
         refuse_faults(root, [f"{SIGNATURE}: its sha256 is not the one that {SUMS} says"])
     return bundle
+
+
+def _find_no_list(path: Path) -> list[str]:
+    """What is wrong with a list before it is opened: a pipe would keep its reader, and a device has no end."""
+    try:
+        kind = path.lstat()
+    except FileNotFoundError:
+        return []  # told with what it is for
+    if not stat.S_ISREG(kind.st_mode):
+        return [f"{path.name}: {_NO_FILE}"]
+    return [f"{path.name}: has {kind.st_size} bytes, and no list has"] if kind.st_size > MOST_LISTED else []
 
 
 def _require_rows(bundle: dict[str, Any]) -> None:
@@ -111,18 +128,30 @@ def is_safe(path: str) -> bool:
 
 
 def _compare_folder(root: Path, stored: dict[str, dict[str, Any]], own: set[str]) -> list[str]:
-    faults, found = [], set()
-    for place, folders, files in os.walk(root):
-        for name in [*files, *(name for name in folders if Path(place, name).is_symlink())]:
+    faults, found, odd = [], set(), set()
+    for place, folders, files in os.walk(root, onerror=_raise):
+        for name in [*files, *folders]:
             path, kind = Path(place, name).relative_to(root).as_posix(), Path(place, name).lstat()
+            if stat.S_ISDIR(kind.st_mode):
+                if path in stored or path in own:
+                    faults.append(f"{path}: is a folder, and should be a file")
+                    odd.add(path)
+                continue
             found.add(path)
             if not stat.S_ISREG(kind.st_mode):
-                faults.append(f"{path}: is no plain file, but a link or a device")
+                faults.append(f"{path}: {_NO_FILE}")
+                odd.add(path)
             elif path not in stored and path not in own:
                 faults.append(f"{path}: does not belong to the bundle")
             elif path in stored and kind.st_size != stored[path]["bytes"]:
                 faults.append(f"{path}: has {kind.st_size} bytes of {stored[path]['bytes']}")
-    return faults + [f"{path}: is missing" for path in {*stored, *own} if path not in found]
+    missing = (path for path in {*stored, *own} if path not in found)
+    return faults + [f"{path}: is missing" for path in missing if not odd & {path, *map(str, Path(path).parents)}]
+
+
+def _raise(fault: OSError) -> None:
+    """A folder that cannot be read is no folder without files."""
+    raise fault
 
 
 def refuse_faults(root: Path, faults: list[str]) -> None:

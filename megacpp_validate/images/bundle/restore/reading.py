@@ -6,6 +6,7 @@ import concurrent.futures
 import hashlib
 import io
 import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,24 +34,34 @@ def verify(
         OSError: one cannot be read, or a copy not written.
     """
 
+    ended = threading.Event()
+
     def look(row: dict[str, Any]) -> list[str]:
-        digest = hash_file(root / row["path"], (copies or {}).get(row["path"], []))
+        digest = hash_file(root / row["path"], (copies or {}).get(row["path"], []), ended)
         same = digest == row["sha256"]
         return [] if same else [f"{row['path']}: its sha256 is not the one of {MANIFEST}: a bit or more is another"]
 
     rows = sorted(stored_files(bundle).values(), key=lambda row: -row["bytes"])
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        refuse_faults(root, [fault for faults in pool.map(look, rows) for fault in faults])
+        try:
+            refuse_faults(root, [fault for faults in pool.map(look, rows) for fault in faults])
+        except BaseException:  # an interrupt too: nobody waits for gigabytes that are not wanted
+            ended.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
-def hash_file(path: Path, copies: list[tuple[Path, int]]) -> str:
-    """The sha256 of a file, which is written to an offset of others on the way; a link is not followed."""
+def hash_file(path: Path, copies: list[tuple[Path, int]], ended: threading.Event | None = None) -> str:
+    """The sha256 of a file, which is written to an offset of others on the way; a link is not followed.
+
+    Once `ended` is set it stops where it is.
+    """
     digest, place, outs = hashlib.sha256(), 0, []
     source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         room = memoryview(bytearray(max(1, min(CHUNK, os.fstat(source).st_size))))
         outs += [(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644), start) for to, start in copies]
-        while size := os.readv(source, [room]):
+        while not (ended and ended.is_set()) and (size := os.readv(source, [room])):
             digest.update(room[:size])
             for out, start in outs:
                 _write_all(out, room[:size], start + place)
