@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from importlib import metadata
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -20,7 +21,8 @@ class Install(NamedTuple):
     """What of Transformer Engine lies on `sys.path`.
 
     versions: distribution name -> version, as the first match on the path says.
-    copies: every folder on the path that holds a `transformer_engine` package, in the order of the path.
+    copies: every folder on the path that holds a `transformer_engine` package, and every file that is a module of
+        that name, in the order of the path.
     has_core, has_extension: whether the compiled halves were found beside a copy.
     unreadable: distributions whose metadata is there and cannot be read.
     """
@@ -66,6 +68,7 @@ def look_for_te() -> Install:
         package = Path(entry or ".") / "transformer_engine"
         try:
             if not package.is_dir():
+                copies += [str(file) for file in _modules_of(package) if file.is_file()]
                 continue
             copies.append(str(package))
             for folder in (package.parent, package, package / "wheel_lib"):
@@ -79,3 +82,8 @@ def look_for_te() -> Install:
         any(name.startswith("transformer_engine_torch") for name in libraries),
         tuple(unreadable),
     )
+
+
+def _modules_of(package: Path) -> list[Path]:
+    """Files that Python would import in place of a package."""
+    return [package.with_name(f"{package.name}{suffix}") for suffix in (*EXTENSION_SUFFIXES, ".py", ".pyc")]

@@ -15,12 +15,21 @@ import traceback
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
+from .fault_text import met_on_the_way, say_fault, text_of, told_by
+from .te_file_reasons import (
+    INSTALL,
+    REINSTALL,
+    Cause,
+    cannot_be_read,
+    no_extension,
+    no_folder,
+    no_metadata,
+    of_another_machine,
+    shadowed,
+)
 from .te_install import EXTENSION, SOURCES, Install, look_for_te
-
-INSTALL: Final = 'pip install --no-build-isolation "transformer-engine[pytorch]==VERSION"'
-REINSTALL: Final = f"reinstall: uninstall all parts, then {INSTALL}"
 
 # Which library a missing symbol or file belongs to, and the package that brings it. First match wins.
 _OWNERS: Final = (
@@ -39,27 +48,24 @@ _OWNERS: Final = (
 )
 
 
-class Cause(NamedTuple):
-    """The likely cause of a failed import and the next step."""
-
-    likely: str
-    next_step: str
-
-
 def explain_te_import(fault: BaseException) -> str:
     """What happened, the likely cause and the next step, for what importing Transformer Engine raised."""
     install = look_for_te()
-    causes = (rule(fault, install) for rule in _RULES)
-    cause = next((found for found in causes if found), None) or Cause(
+    found = _find(told_by(fault), install) or _find(met_on_the_way(fault), install)
+    cause = found or Cause(
         "an install that this project has not seen yet",
         f"read the exception above, compare with a clean install: {INSTALL}",
     )
-    text = " ".join(str(fault).split()) or "no text"
     next_step = cause.next_step.replace("VERSION", install.versions.get(SOURCES, "VERSION").partition("+")[0])
     return (
-        f"Transformer Engine cannot be used: {type(fault).__name__}: {text}{_innermost(fault)}. Likely "
+        f"Transformer Engine cannot be used: {say_fault(fault)}{_innermost(fault)}. Likely "
         f"cause: {cause.likely}. Next step: {next_step}. Found: {install.say()}."
     )
+
+
+def _find(faults: tuple[BaseException, ...], install: Install) -> Cause | None:
+    """What the first rule that knows any of the exceptions says of it."""
+    return next((cause for rule in _RULES for each in faults if (cause := rule(each, install))), None)
 
 
 def _innermost(fault: BaseException) -> str:
@@ -104,13 +110,13 @@ def _damaged_source(fault: BaseException, _: Install) -> Cause | None:
     if isinstance(fault, SyntaxError):
         file, line = fault.filename or "a source file", fault.lineno or 0
         return Cause(f"{file} is damaged (line {line}): cut short, edited, or written for a newer Python", REINSTALL)
-    if isinstance(fault, (EOFError, ValueError)) and re.search(r"marshal|null bytes", str(fault)):
+    if isinstance(fault, (EOFError, ValueError)) and re.search(r"marshal|null bytes", text_of(fault)):
         return Cause("a source or compiled Python file is damaged", f"remove its __pycache__ folders, or {REINSTALL}")
     return None
 
 
 def _damaged_library(fault: BaseException, _: Install) -> Cause | None:
-    match = re.search(r"(\S+?\.so[\w.]*): (file too short|invalid ELF header|cannot read file data)", str(fault))
+    match = re.search(r"(\S+?\.so[\w.]*): (file too short|invalid ELF header|cannot read file data)", text_of(fault))
     if not match:
         return None
     return Cause(f"{match[1]} is damaged ({match[2]}), as a full disk or a broken copy leaves it", REINSTALL)
@@ -176,7 +182,7 @@ def _two_copies(_: BaseException, install: Install) -> Cause | None:
 
 
 def _two_builds(fault: BaseException, _: Install) -> Cause | None:
-    match = re.search(r"Multiple files found: \[(.+)\]", str(fault))
+    match = re.search(r"Multiple files found: \[(.+)\]", text_of(fault))
     if not match:
         return None
     files = ", ".join(re.findall(r"'([^']+)'", match[1])) or match[1]
@@ -184,7 +190,7 @@ def _two_builds(fault: BaseException, _: Install) -> Cause | None:
 
 
 def _undefined_symbol(fault: BaseException, _: Install) -> Cause | None:
-    match = re.search(r"(\S+): undefined symbol: (\w+)", str(fault))
+    match = re.search(r"(\S+): undefined symbol: (\w+)", text_of(fault))
     if not match:
         return None
     library, package = _owner(match[2])
@@ -197,7 +203,7 @@ def _undefined_symbol(fault: BaseException, _: Install) -> Cause | None:
 
 
 def _old_system(fault: BaseException, _: Install) -> Cause | None:
-    match = re.search(r"version [`'](GLIBC|GLIBCXX|CXXABI)_([\d.]+)' not found", str(fault))
+    match = re.search(r"version [`'](GLIBC|GLIBCXX|CXXABI)_([\d.]+)' not found", text_of(fault))
     if not match:
         return None
     return Cause(
@@ -207,7 +213,7 @@ def _old_system(fault: BaseException, _: Install) -> Cause | None:
 
 
 def _missing_library(fault: BaseException, _: Install) -> Cause | None:
-    text = str(fault)
+    text = text_of(fault)
     match = (
         re.search(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object", text)
         or re.search(r"^(\w+) shared object not found", text)
@@ -248,7 +254,7 @@ def _parts(_: BaseException, install: Install) -> Cause | None:
 
 
 def _two_runtimes(fault: BaseException, _: Install) -> Cause | None:
-    if "Multiple lib" not in str(fault):
+    if "Multiple lib" not in text_of(fault):
         return None
     return Cause(
         "two CUDA runtimes are visible to this process",
@@ -260,7 +266,7 @@ def _too_old(fault: BaseException, _: Install) -> Cause | None:
     match = re.search(
         r"[Mm]inimum (?P<a>\S+) version (?P<b>[\d.]*\d) required|requires (?P<c>\w+) (?P<d>[\d.]*\d) or later"
         r"|(?P<e>\w+) (?:version )?>=? ?(?P<f>[\d.]*\d)",
-        str(fault),
+        text_of(fault),
     )
     if not match:
         return None
@@ -276,7 +282,7 @@ def _missing_name(fault: BaseException, _: Install) -> Cause | None:
     if isinstance(fault, AttributeError) and fault.name and fault.obj is not None:
         owner, name = getattr(fault.obj, "__name__", type(fault.obj).__name__), fault.name
     elif found := re.search(
-        r"cannot import name '(\w+)' from (?:partially initialized module )?'([\w.]+)'", str(fault)
+        r"cannot import name '(\w+)' from (?:partially initialized module )?'([\w.]+)'", text_of(fault)
     ):
         owner, name = found[2], found[1]
     else:
@@ -304,14 +310,20 @@ def _owner(name: str) -> tuple[str, str]:
 
 # The first rule with an answer has it: what the exception itself says comes before what lies on the path.
 _RULES: Final[tuple[Callable[[BaseException, Install], Cause | None], ...]] = (
+    no_folder,
     _not_installed,
     _exits,
+    cannot_be_read,
+    shadowed,
     _leftovers,
     _damaged_source,
     _damaged_library,
+    of_another_machine,
+    no_extension,
     _flash_attention_4,
     _missing_module,
     _unreadable_metadata,
+    no_metadata,
     _no_record,
     _two_copies,
     _two_builds,

@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar, overload
 
 from .errors import BridgeError
+from .fault_text import say_fault
+from .shared_objects import find_cut_short
 
 T = TypeVar("T")
 
@@ -203,14 +205,19 @@ class Vendor:
     def _try(self) -> Verdict:
         if off := _read_switch(self.switch):
             return Verdict(False, off)
+        if cut_short := find_cut_short(self.module.partition(".")[0]):  # to import it would end this process
+            return self._refuse(OSError(cut_short))
         if died := self._try_in_a_process():
             return Verdict(False, died)
+        path, kept = sys.path, list(sys.path)
         try:
             importlib.import_module(self.module)
         except KeyboardInterrupt:
             raise
         except BaseException as fault:  # OSError, AssertionError, StopIteration ... and whatever comes next
-            return Verdict(False, _explain_safely(self._explain, fault))
+            sys.path = path  # the native path goes on with what was there, whatever a broken import made of it
+            sys.path[:] = kept
+            return self._refuse(fault)
         for entry in self._required:
             try:
                 entry._load()
@@ -222,9 +229,12 @@ class Vendor:
                 return Verdict(False, f"{lost}. {_explain_safely(self._explain, fault)}")
         return Verdict(True, "")
 
+    def _refuse(self, fault: BaseException) -> Verdict:
+        return Verdict(False, _explain_safely(self._explain, fault))
+
     def _say_missing(self, name: str, fault: BaseException) -> str:
         return (
-            f"{self.name} is there, but its entry point `{name}` is not: {_say_fault(fault)}. "
+            f"{self.name} is there, but its entry point `{name}` is not: {say_fault(fault)}. "
             f"Likely cause: this release moved, renamed or never had it. "
             f"Next step: run the upgrade canary between a release that has it and this one."
         )
@@ -327,8 +337,7 @@ def explain_plainly(name: str, install: str) -> Callable[[BaseException], str]:
             f"the Python package `{missing}` is not here" if missing else "a damaged install, or one for another torch"
         )
         return (
-            f"{name} cannot be used: {type(fault).__name__}: {fault}. Likely cause: {cause}. "
-            f"Next step: {install}, or stay native."
+            f"{name} cannot be used: {say_fault(fault)}. Likely cause: {cause}. Next step: {install}, or stay native."
         )
 
     return explain
@@ -337,14 +346,7 @@ def explain_plainly(name: str, install: str) -> Callable[[BaseException], str]:
 def _explain_safely(explain: Callable[[BaseException], str], fault: BaseException) -> str:
     try:
         return explain(fault)
-    except Exception as second:
-        return f"{_say_fault(fault)} (and the explanation of it failed: {_say_fault(second)})"
-
-
-def _say_fault(fault: BaseException) -> str:
-    """The exception in one line, even where its own text cannot be made."""
-    try:
-        text = " ".join(str(fault).split())
-    except Exception:
-        text = "its text cannot be made"
-    return f"{type(fault).__name__}: {text or 'no text'}"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as second:  # an odd exception may raise anything from its own text
+        return f"{say_fault(fault)} (and the explanation of it failed: {say_fault(second)})"

@@ -43,10 +43,28 @@ HOST_FAULTS: Final[tuple[HostFault, ...]] = (
               "a link between GPUs failed", "CUDA Runtime API, cudaError_t 220"),
     HostFault(r"CUDA-capable device\(s\) is/are busy or unavailable|cudaErrorDevicesUnavailable",
               "another process has the GPU for itself", "CUDA Runtime API, cudaError_t 46"),
-    HostFault(r"CUDA [Ee]rror: system not yet initialized|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY",
-              "the GPU's fabric manager does not run", "CUDA Runtime API, cudaError_t 802"),
-    HostFault(r"slurmstepd: error: .*(?:CANCELLED AT|oom[-_]kill)", "the batch system ended the job",
-              "github.com/labsyspharm/mcmicro/issues/163; nextflow-io/nextflow/issues/5932"),
+    HostFault(r"[Ee]rror(?: 802)?: system not yet initialized|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY",
+              "the GPU's fabric manager does not run",
+              "CUDA Runtime API, cudaError_t 802; torch: huggingface/huggingface_hub/issues/4134"),
+    HostFault(r"(?:cudaErrorMps|CUDA_ERROR_MPS_)(?!ClientTerminated|CLIENT_TERMINATED)\w+|"
+              r"MPS client failed to connect|between the MPS server and the MPS client failed|MPS server is not ready",
+              "the daemon that shares the GPU (MPS) does not answer", "CUDA Runtime API, cudaError_t 805 to 809"),
+    HostFault(r"Failed to initialize NVML: (?:Unknown Error|GPU is lost)", "the container lost its GPUs",
+              "github.com/NVIDIA/nvidia-container-toolkit/issues/1397"),
+    HostFault(r"slurmstepd: error: .*(?:CANCELLED AT|oom[-_]kill|unable to add pids|Slurmd could not execve)|"
+              r"srun: error: Node failure on", "the batch system ended the job",
+              "github.com/labsyspharm/mcmicro/issues/163; nextflow-io/nextflow/issues/5932; "
+              "Azure/cyclecloud-slurm/issues/388"),
+    HostFault(r"NET/IB ?: .*async event ?: (?:port error|local catastrophic error|device fatal)",
+              "a network adapter failed", "NCCL, src/transport/net_ib.cc; ibv_event_type_str"),
+    # By the system's number, of an exception of Python over a file: the same words are a vendor's, too.
+    HostFault(r"\b(?:OSError|BrokenPipeError|TimeoutError): \[Errno (?:5|107|108|110|112|116|121)\] [^:']*: '|"
+              r"cannot (?:open shared object file|read file data): (?:Input/output error|Stale file handle)",
+              "a file system failed",
+              "errno EIO, ENOTCONN, ESHUTDOWN, ETIMEDOUT, EHOSTDOWN, ESTALE, EREMOTEIO: pytorch/pytorch/issues/173679; "
+              "ServiceNow/Fast-LLM/issues/45; databricks/megablocks/issues/106"),
+    HostFault(r"\bOSError: \[Errno 16\] [^:']*: '[^']*' -> '", "a file that another host holds open was not replaced",
+              "errno EBUSY of a rename on NFS: github.com/pytorch/pytorch/issues/173679"),
 )  # fmt: skip
 # What a program does itself: in one text with a fault of the host, nobody knows which came first.
 _OF_THE_PROGRAM: Final = re.compile(

@@ -9,6 +9,7 @@ import types
 from pathlib import Path
 
 import pytest
+from small_elf import elf
 
 from megacpp_validate.bridge import te_reasons
 from megacpp_validate.bridge.te_install import Install, look_for_te
@@ -43,6 +44,16 @@ def no_grep(library: str) -> subprocess.CalledProcessError:
     return subprocess.CalledProcessError(1, f"ldconfig -p | grep '{library}'")
 
 
+def raised_from(fault: BaseException, cause: BaseException) -> BaseException:
+    fault.__cause__ = cause
+    return fault
+
+
+def while_handling(fault: BaseException, other: BaseException) -> BaseException:
+    fault.__context__ = other
+    return fault
+
+
 SAID = [
     # what is raised, what is installed besides the sources, likely cause, next step
     (SystemExit(1), WHOLE, "ends the program", "look at the line"),
@@ -52,6 +63,22 @@ SAID = [
     (OSError("/site/libtransformer_engine.so: file too short"), WHOLE,
      r"libtransformer_engine\.so is damaged \(file too short\)", "reinstall"),
     (OSError("/site/libtransformer_engine.so: invalid ELF header"), WHOLE, "is damaged", "reinstall"),
+    (ImportError("dynamic module does not define module export function (PyInit_transformer_engine_torch)"), WHOLE,
+     "built for another Python, or is damaged", "reinstall"),
+    (ImportError('generic_type: type "DType" is already registered!'), WHOLE, "loaded twice", "reinstall"),
+    (OSError("/s/libtransformer_engine.so: cannot open shared object file: Permission denied"), WHOLE,
+     r"/s/libtransformer_engine\.so may not be used by this user", "the rights on it"),
+    (OSError("/s/libtransformer_engine.so: cannot open shared object file: Too many levels of symbolic links"), WHOLE,
+     "leads to itself", "remove it"),
+    (PermissionError(13, "Permission denied", "/s/te/x.py"), WHOLE, r"/s/te/x\.py may not be used", "rights"),
+    (OSError(116, "Stale file handle", "/nfs/te.py"), WHOLE, r"file system that /nfs/te\.py lies on fails", "mount"),
+    (OSError(28, "No space left on device"), WHOLE, "no space for a file of it", "make room"),
+    (OSError(24, "Too many open files", "/s/x"), WHOLE, "no more files may be open", "ulimit"),
+    (raised_from(ImportError("it could not be loaded"), OSError("libcublas.so.13: cannot open shared object file")),
+     WHOLE, r"libcublas\.so\.13 \(cuBLAS\) is not installed", "pip install nvidia-cublas"),
+    (ExceptionGroup("many", [ValueError("x"), OSError("libcudnn.so.9: cannot open shared object file")]), WHOLE,
+     r"libcudnn\.so\.9 \(cuDNN\)", "nvidia-cudnn"),
+    (while_handling(ValueError("nothing else"), missing_module("onnxscript")), WHOLE, "needs .*`onnxscript`", "pip"),
     (missing_module("cutlass"), WHOLE, "flash-attn-4 is installed without the CuTe DSL", "pip uninstall flash-attn-4"),
     (missing_module("quack.layout_utils"), WHOLE, "flash-attn-4 .*`quack.layout_utils`", "quack-kernels"),
     (missing_module("onnxscript"), WHOLE, "needs the Python package `onnxscript`", "pip install onnxscript"),
@@ -218,3 +245,35 @@ def test_an_unreadable_path_entry_is_passed_over(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(sys, "path", [str(tmp_path / "absent"), "\x00", ""])
     monkeypatch.chdir(tmp_path)
     assert look_for_te().copies == ()
+
+
+def test_a_file_of_the_same_name_is_named_and_not_the_install_behind_it(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "own" / "transformer_engine.py"
+    own.parent.mkdir()
+    own.touch()
+    monkeypatch.setattr(sys, "path", [str(own.parent), str(package.parent)])
+    reason = explain_te_import(missing_module("transformer_engine.pytorch"))
+    assert f"the file {own} has the name of the package" in reason
+    assert "rename that file" in reason
+    assert "remove that folder" not in reason
+
+
+def test_a_broken_link_in_its_place_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "transformer_engine").symlink_to(tmp_path / "gone")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert "is a link that leads nowhere" in explain_te_import(missing_module("transformer_engine"))
+
+
+def test_a_library_of_another_machine_is_there_and_says_so(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = package / "libtransformer_engine.so"
+    library.write_bytes(elf(machine=8, loaded=64))  # MIPS
+    monkeypatch.setattr(te_reasons, "look_for_te", lambda: Install(WHOLE, (str(package),), True, True))
+    reason = explain_te_import(OSError(f"{library}: cannot open shared object file: No such file or directory"))
+    assert "was built for 64-bit machine 8" in reason
+
+
+def test_sources_without_metadata_say_so(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(te_reasons, "look_for_te", lambda: Install({}, (str(package),), True, True))
+    assert "no metadata (dist-info)" in explain_te_import(AssertionError("Could not find `transformer-engine`."))

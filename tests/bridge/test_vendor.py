@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from small_elf import elf
 
 from megacpp_validate.bridge.vendor import Vendor, VendorEntryMissing
 
@@ -86,6 +87,26 @@ def test_an_exception_whose_text_raises_still_leaves_a_reason(make: Make) -> Non
     vendor = make(source)
     assert vendor.is_available() is False
     assert "Odd: its text cannot be made" in vendor.why_unavailable()
+
+
+@pytest.mark.parametrize("change", ["sys.path[:] = ['/nowhere']", "sys.path = ['/nowhere']", "sys.path.append('/x')"])
+def test_an_import_that_fails_leaves_the_path_as_it_was(make: Make, change: str) -> None:
+    path, kept = sys.path, list(sys.path)
+    seen: list[list[str]] = []
+    vendor = make(f"import sys\n{change}\nraise ImportError('x')\n", lambda _: str(seen.append(list(sys.path))))
+    assert vendor.is_available() is False
+    assert sys.path is path
+    assert sys.path == kept == seen[0]
+
+
+def test_a_library_that_is_cut_short_is_not_imported(make: Make, tmp_path: Path) -> None:
+    package = tmp_path / "fakelib"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (package / "libfakelib.so").write_bytes(elf(loaded=4096, size=2048))
+    vendor = make(None)
+    assert vendor.is_available() is False
+    assert "libfakelib.so: file too short: 2048 bytes of the 4096" in vendor.why_unavailable()
 
 
 # --- switches ---------------------------------------------------------------------------------------------

@@ -28,6 +28,24 @@ OF_THE_HOST = {
     "torch.AcceleratorError: CUDA error: uncorrectable NVLink error detected during the execution": "link",
     "torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable": "another process",
     "RuntimeError: CUDA error: system not yet initialized": "fabric manager",
+    "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized": "fabric manager",
+    "torch.AcceleratorError: CUDA error: MPS client failed to connect to the MPS control daemon": "MPS",
+    "torch.AcceleratorError: CUDA error: the remote procedural call between the MPS server and the MPS client failed\n"
+    "Search for `cudaErrorMpsRpcFailure'": "MPS",
+    "RuntimeError: Failed to initialize NVML: Unknown Error": "lost its GPUs",
+    "exit status 1: slurmstepd: error: unable to add pids to '/sys/fs/cgroup/slurm' | Slurmd could not execve job":
+        "batch system",
+    "exit status 1: srun: error: Node failure on gpu-12": "batch system",
+    "DistBackendError: NCCL error in: x, unhandled system error\nNET/IB : mlx5_3:1 Got async event : port error":
+        "network adapter",
+    "OSError: [Errno 116] Stale file handle: '/root/.triton/cache/c7f1a/_permute_kernel.json'": "file system failed",
+    "OSError: [Errno 5] Input/output error: '/lustre/env/transformer_engine/pytorch/rope.py'": "file system failed",
+    "BrokenPipeError: [Errno 108] Cannot send after transport endpoint shutdown: '/lustre/a.cubin'": "file system",
+    "OSError: [Errno 107] Transport endpoint is not connected: '/gpfs/env/torch'": "file system failed",
+    "TimeoutError: [Errno 110] Connection timed out: '/nfs/env/torch/__init__.py'": "file system failed",
+    "ImportError: /nfs/a/transformer_engine_torch.so: cannot open shared object file: Stale file handle":
+        "file system failed",
+    "OSError: [Errno 16] Device or resource busy: '/c/tmp.pid_12/cuda_utils.so' -> '/c/cuda_utils.so'": "not replaced",
     "SIGKILL: nothing": "ended from outside",
     "exit status 137: nothing": "ended from outside",
     "exit status 1: slurmstepd: error: *** STEP 494583.0 ON node07 CANCELLED AT 2026-11-20T09:09:37 DUE TO TIME LIMIT":
@@ -58,6 +76,17 @@ OF_THE_MODULE = (
     "RuntimeError: CUDA driver version is insufficient for CUDA runtime version",
     "OSError: [Errno 28] No space left on device",
     "RuntimeError: NCCL error in: x, unhandled system error",
+    # A connection is another process; a text without the system's number and a file may be anybody's.
+    "OSError: [Errno 107] Transport endpoint is not connected", "TimeoutError: [Errno 110] Connection timed out",
+    "ConnectionError: Stale file handle: 'x'",
+    "RuntimeError: cache: Input/output error", "OSError: [Errno 2] No such file or directory: '/c/kernel.cubin'",
+    "OSError: /s/libtransformer_engine.so: cannot open shared object file: No such file or directory",
+    "OSError: [Errno 16] Device or resource busy: '/dev/nvidia0'",
+    "torch.AcceleratorError: CUDA error: the MPS client has been terminated. cudaErrorMpsClientTerminated",
+    "RuntimeError: Failed to initialize NVML: Driver/library version mismatch",
+    "exit status 1: slurmstepd: error: execve(): python: No such file or directory",
+    "DistBackendError: NCCL error in: x\nNET/IB: Got completion from peer 1<2> with status=IBV_WC_RETRY_EXC_ERR(12)",
+    "torch.AcceleratorError: CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error",
     "SIGSEGV: nothing", "SIGABRT: terminate called", "exit status 1: nothing", "exit status 139: nothing",
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
     # It has most of the card itself; and it would not fit if it were alone.

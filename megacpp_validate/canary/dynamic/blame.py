@@ -16,6 +16,7 @@ from ...evidence.findings import Cause
 from ...evidence.receipt import Receipt
 from ...evidence.upgrade import Change
 from .compare import is_red
+from .components import OF_THE_HOST
 from .entries import SharedPart
 from .explain import FIREWALL, WITNESSES, Link, explains, is_one_failure
 from .failed_checks import CheckKind, Precision
@@ -150,12 +151,17 @@ def file_reds(reds: Iterable[Red], order: Order, good: Collection[str]) -> tuple
 
 
 def share_cases(cases: Sequence[Case], order: Order) -> tuple[Case, ...]:
-    """Cases of one component that modules apart from one another met, each by itself, made one of that component."""
+    """Cases of one component that modules apart from one another met, each by itself, made one of that component.
+
+    What belongs to the host is no module's, whoever meets it first.
+    """
     left, shared = list(cases), list[Case]()
     for component in dict.fromkeys(case.first.diagnosis.component for case in cases):
         mine = [case for case in left if _is_of(case, component)]
         met = [red.module for case in mine for red in case.members if _met(red, component)]
-        if not any(order.is_apart(one, other) for one in met for other in met):
+        if component not in OF_THE_HOST and not any(order.is_apart(one, other) for one in met for other in met):
+            continue
+        if not mine:
             continue
         left = [case for case in left if case not in mine]
         shared.append(merge_cases(mine, component, order))

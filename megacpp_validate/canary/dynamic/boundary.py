@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from ...evidence.findings import Cause
 from ...evidence.upgrade import Culprit
 from .blame import Order
 from .compare import has_evidence
+from .entries import USES
 from .red import Red
 
 # What a fault of Transformer Engine or of the bridge shows as; a machine, a library or a time limit is none between
@@ -21,16 +22,25 @@ def is_first_seen(red: Red, order: Order) -> bool:
     return red.module not in order.names and not has_evidence(red.before)
 
 
-def name_boundary(culprit: Culprit, reds: Sequence[Red], order: Order, before: str) -> Culprit:
-    """A composition that is red where every module holds, as a culprit of a class of its own; any other as it is."""
-    alone = culprit.module not in order.names and not any(red.module in order.names for red in reds)
-    if not alone or culprit.module not in {red.module for red in reds} or culprit.cause not in _OF_MODULES:
+def name_boundary(culprit: Culprit, reds: Sequence[Red], good: Collection[str], before: str) -> Culprit:
+    """A composition that is red where no module is, as a culprit of a class of its own; any other as it is.
+
+    Args:
+        reds: every red module and composition.
+        good: what a receipt says that it holds: a module that nobody ran says nothing of where the fault lies.
+    """
+    red = next((red for red in reds if red.module == culprit.module), None)
+    if red is None or culprit.cause not in _OF_MODULES or any(one.module in USES for one in reds):
+        return culprit
+    if USES.keys() <= set(good):
+        says = "Every bridge module holds by itself: it lies between them."
+        step = "turn features off one by one in both releases (`nox -s ablate`): the pair of modules without which it "
+        step += f"holds does not fit; stay on {before} until then"
+    elif culprit.cause is Cause.API and red.raised is None:  # it holds to a contract of its own, which no module has
+        says = "Not every bridge module was run beside it: whether it lies in one or between them is not known."
+        step = f"run the bridge modules in both releases first (`nox -s h200_parity`); stay on {before} until then"
+    else:
         return culprit
     return culprit.model_copy(
-        update={
-            "cause": Cause.BOUNDARY,
-            "summary": f"{culprit.summary} Every bridge module holds by itself: it lies between them.",
-            "next_step": "turn features off one by one in both releases (`nox -s ablate`): the pair of modules without "
-            f"which it holds does not fit; stay on {before} until then",
-        }
+        update={"cause": Cause.BOUNDARY, "summary": f"{culprit.summary} {says}", "next_step": step}
     )

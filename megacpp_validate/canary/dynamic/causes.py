@@ -65,16 +65,23 @@ _LOADER: Final[tuple[Rule, ...]] = (
          seen="ld.so: a folder mounted noexec"),
     Rule(r"version [`']((?:GLIBC|GLIBCXX|CXXABI)_[\d.]+)' not found", Cause.BINARY, owned=True, seen="ld.so"),
     Rule(r"(\w+) shared object not found", Cause.ENVIRONMENT, owned=True, seen="transformer_engine/common/__init__.py"),
-    Rule(r"[Cc]ould not find shared object file|package version mismatch\. Found", Cause.BINARY,
+    Rule(r"[Cc]ould not find shared object file|package version mismatch\. Found|meta package installed", Cause.BINARY,
          seen="transformer_engine/common/__init__.py"),
     Rule(r"Multiple lib\w+ libraries found", Cause.ENVIRONMENT, component="second CUDA runtime", seen="TE 2.12.0"),
-    Rule(r"[Mm]odule was compiled against NumPy|numpy\.core\.multiarray failed to import|_ARRAY_API not found",
-         Cause.BINARY, component="numpy", seen="numpy"),
+    Rule(r"[Mm]odule was compiled against NumPy|numpy\.core\.multiarray failed to import|_ARRAY_API not found|"
+         r"numpy\.\w+ size changed", Cause.BINARY, component="numpy", seen="numpy"),
+    Rule(r"Python version mismatch: module was compiled", Cause.BINARY, component="Python", seen="pybind11.h"),
+    Rule(r"does not define module export function|initialization of \w+ failed without raising|"
+         r'type "\w+" is already registered!', Cause.BINARY, seen="CPython importdl.c; pybind11.h"),
     Rule(r"no kernel image is available|invalid device function|NO_BINARY_FOR_GPU", Cause.BINARY,
          component="GPU architecture", seen="cudaError_t"),
+    Rule(r"Torch not compiled with CUDA enabled", Cause.ENVIRONMENT, component=TORCH, seen="torch/cuda/__init__.py"),
     # Before any text that names a file: TE says so where its Python and its library are of two builds.
     Rule(r"dim == \S+ or dim == ", Cause.BINARY, component="DeepGEMM", seen="sgl-deep-gemm 0.1.7"),
     Rule(r"Illegal instruction", Cause.BINARY, seen="SIGILL"),
+    # Whatever else the loader says of a library begins with its name.
+    Rule(r"^(?:OSError|ImportError): (?:\S*/)?([\w.+-]+\.so[\w.]*): ", Cause.BINARY, owned=True,
+         seen="glibc, elf/dl-load.c"),
 )  # fmt: skip
 _PYTHON: Final[tuple[Rule, ...]] = (
     Rule(r"No module named '([\w.]+)'", Cause.ENVIRONMENT, owned=True, seen="ModuleNotFoundError"),
@@ -108,9 +115,10 @@ _FOLLOWS: Final = frozenset(
 _CRASHES: Final = re.compile(
     r"illegal memory access|misaligned address|unspecified launch failure|illegal instruction|invalid program counter|"
     r"hardware stack error|device-side assert|kernel image is invalid|invalid configuration argument|"
-    r"CUDA (?:driver )?[Ee]rror: (?:invalid|unknown error|operation not|the launch timed out)|invalid resource handle|"
-    r"CUDA_ERROR_ILLEGAL|Segmentation fault|Bus error"
+    r"CUDA (?:driver |runtime )?[Ee]rror: |invalid resource handle|CUDA_ERROR_ILLEGAL|Segmentation fault|Bus error"
 )
+# An error of the system over a file or a process is none of a call, unless the file is Transformer Engine's own.
+_SYSTEM: Final = re.compile(r"\[Errno \d+\](?!.*transformer_engine)")
 _MISSING: Final = re.compile(
     r"unexpected keyword argument '(\w+)'|missing \d+ required (?:positional|keyword-only) arguments?: '(\w+)'|"
     r"(?<!'NoneType' object )(?<!'tuple' object )has no attribute '(\w+)'|"
@@ -140,7 +148,7 @@ def may_follow(raised: Raised) -> bool:
 def diagnose_raised(raised: Raised) -> Diagnosis:
     """The class of cause of what was raised."""
     rules: tuple[Callable[[Raised], Diagnosis | None], ...] = (
-        _by_loader, _by_python, _by_component, _by_version, _by_argument, _by_crash, _by_end,
+        _by_loader, _by_python, _by_component, _by_version, _by_system, _by_argument, _by_crash, _by_end,
     )  # fmt: skip
     found = next((answer for rule in rules if (answer := rule(raised)) is not None), None)
     return found or Diagnosis(Cause.API, framed_by(raised.vendor_frame), _missing(raised))
@@ -219,6 +227,12 @@ def _by_python(raised: Raised) -> Diagnosis | None:
             return Diagnosis(Cause.API, OWN, _missing(raised))
         return Diagnosis(rule.cause, owner_of(found[1]) or found[1].partition(".")[0], _missing(raised))
     return None
+
+
+def _by_system(raised: Raised) -> Diagnosis | None:
+    """An error of the system, by its number."""
+    found = _SYSTEM.match(raised.text)
+    return Diagnosis(Cause.ENVIRONMENT, framed_by(raised.vendor_frame)) if found else None
 
 
 def _by_argument(raised: Raised) -> Diagnosis | None:

@@ -45,11 +45,15 @@ COMPONENTS: Final[tuple[Component, ...]] = (
         loaded=("libcudart",),
         seen="TE 2.12.0 with libcudart.so.12 beside 13, H200, 2026-11-21",
     ),
+    # Before NCCL, which asks for it, and before a crash: a worker that finds it full gets SIGBUS. Of a GPU it is none.
+    Component("shared memory", says=r"(?:insufficient|out of) shared memory|shared memory segment /dev/shm",
+              seen="torch/utils/data/_utils/signal_handling.py; NCCL, src/misc/shmutils.cc"),
     Component(
         "cuDNN",
         symbols=r"_?(?:_ZNK?5)?(?:lib)?cudnn(?!_frontend)",
         says=r"cuDNN [Ee]rror|CUDNN_(?:STATUS|BACKEND|ATTR)\w*|libcudnn\w*\.so|\[cudnn_frontend\]|cuDNN version|"
-        r"No valid (?:execution )?plans? (?:built|found)|cudnn[A-Z]\w*Error\b|cu[Dd][Nn][Nn] [Vv]ersion mismatch",
+        r"No valid (?:execution )?plans? (?:built|found)|"
+        r"unable to find an engine to execute|cudnn[A-Z]\w*Error\b|cu[Dd][Nn][Nn] [Vv]ersion mismatch",
         loaded=("libcudnn",),
         package="nvidia-cudnn-cu{cuda}",
         seen="TE 2.17.1 with cuDNN 9.14 mapped, H200, 2026-11-21; transformer_engine/common/cudnn_utils.h",
@@ -75,6 +79,10 @@ COMPONENTS: Final[tuple[Component, ...]] = (
               seen="bridge/te_reasons.py"),
     Component("NVRTC", r"(?:lib)?nvrtc", r"NVRTC [Ee]rror|NVRTC_ERROR_\w+|libnvrtc\S*\.so", loaded=("libnvrtc",),
               package="nvidia-cuda-nvrtc{-cuda}", seen="transformer_engine/common/util/rtc.cpp"),
+    Component("nvJitLink", r"_*(?:lib)?nv[Jj]it[Ll]ink", r"nvJitLink [Ee]rror|libnvJitLink",
+              package="nvidia-nvjitlink{-cuda}", seen="libcusparse.so.12: undefined symbol: __nvJitLink..."),
+    Component("cuSPARSE", r"(?:lib)?cusparse", r"CUSPARSE_STATUS\w*|libcusparse", package="nvidia-cusparse{-cuda}",
+              seen="torch/csrc, libcusparse.so"),
     Component("cuSOLVER", r"(?:lib)?cusolver", r"CUSOLVER_STATUS\w*|libcusolver", package="nvidia-cusolver{-cuda}",
               seen="bridge/te_reasons.py"),
     Component(
@@ -82,7 +90,9 @@ COMPONENTS: Final[tuple[Component, ...]] = (
         symbols=r"libcuda\.so|libnvidia|cu(?:Init|Mem|Ctx|Device|Stream|Tensor|Multicast|Launch)[A-Z]",
         says=r"driver version is insufficient|CUDA driver (?:initialization|version)|CUDA unknown error|"
         r"CUDA_ERROR_\w*DRIVER\w*|unsupported toolchain|Found no NVIDIA driver|CUDA_ERROR_NO_DEVICE|"
-        r"NVIDIA driver on your system is too old|"
+        r"NVIDIA driver on your system is too old|nvidia-container-cli: |[Dd]river/library version mismatch|"
+        r"Failed to initialize NVML|NVML_SUCCESS == |DeferredCudaCallError|driver shutting down|"
+        r"libcuda\.so cannot found|"
         r"no CUDA-capable device|No CUDA GPUs are available|unsupported display driver|PTX JIT compiler library|"
         r"forward compatibility was attempted|CUDA-capable device\(s\) is/are busy",
         loaded=("driver",),
@@ -96,6 +106,9 @@ COMPONENTS: Final[tuple[Component, ...]] = (
               seen="cudaErrorNoKernelImageForDevice: an extension without code for this GPU"),
     Component("GPU hardware", says=r"uncorrectable ECC|NVLink error|fallen off the bus|cudaErrorECC",
               seen="cudaError_t"),
+    Component("host limits",
+              says=r"can't start new thread|\[Errno (?:11|23|24)\]|Too many open files|pthread_create failed",
+              seen="errno EAGAIN, ENFILE, EMFILE: processes, threads, files (ulimit, cgroup)"),
     Component("host memory", says=r"^MemoryError|std::bad_alloc|Cannot allocate memory|DefaultCPUAllocator",
               seen="CPython, libstdc++, c10/core/CPUAllocator.cpp"),
     Component("disk", says=r"No space left on device|Disk quota exceeded|Read-only file system",
@@ -103,13 +116,15 @@ COMPONENTS: Final[tuple[Component, ...]] = (
     Component("file permissions", says=r"^PermissionError", seen="CPython: a device file, a package, a cache"),
     Component("compiler", says=r"Failed to find (?:C compiler|Python\.h)|NVCC compilation failed|Ninja is required|"
               r"(?:Command '\[|directory: |No module named )'(?:[\w./-]*[/-])?"
-              r"(?:gcc|g\+\+|cc|c\+\+|clang|nvcc|ninja)(?:-\d+)?'",
+              r"(?:gcc|g\+\+|cc|c\+\+|clang|nvcc|ninja)(?:-\d+)?'|"
+              r"\b(?:gcc|g\+\+|cc|c\+\+|clang(?:\+\+)?|nvcc|ninja|ptxas): (?:command )?not found|"
+              r"CUDA_HOME (?:environment variable )?is not set",
               seen="triton/runtime/build.py; torch/utils/cpp_extension.py; DeepGEMM csrc/jit/compiler.hpp"),
     Component("CuTe DSL", r"(?:nvidia[-_])?cutlass|quack|tvm_ffi", r"\bcutlass\.(?:cute|base_dsl)|DSLRuntimeError|"
               r"nvidia-cutlass-dsl", r"(?:cutlass|quack)/", ("cutlass",), "nvidia-cutlass-dsl",
               seen="TE 2.17.1 with flash-attn-4 and no CuTe DSL, H200, 2026-11-21"),
     Component("flash-attn", r"flash_attn|flash-attn|fa3_|libflash", r"flash_attn\w*\(\)|"
-              r"FlashAttention(?:[- ]?\d)? (?:cannot|only supports|requires|is not)|"
+              r"FlashAttention(?:[- ]?\d)? (?:cannot|only supports|requires|is not|m(?:ax|in)imum version)|"
               r"flash_attn_(?:varlen_|with_kvcache)?func", r"flash_attn", ("flash_attn", "flash_attn_interface",
               "flash_attn_3"), "flash-attn", seen="bridge/flash_attention.py"),
     Component("DeepGEMM", r"deep_gemm|deep-gemm", r"deep_gemm|DeepGEMM|dim == \S+ or dim == |"
@@ -117,7 +132,7 @@ COMPONENTS: Final[tuple[Component, ...]] = (
               seen="sgl-deep-gemm 0.1.7: loads and reads tensors wrongly, 2026-11-21; DeepGEMM/issues/359"),
     Component("triton", r"(?:lib)?triton|proton", r"Triton Error|\btriton\.(?:compiler|runtime|language|backends)|"
               r"PTXASError|CompilationError|OutOfResources|ptxas|PassManager::run failed|"
-              r"active drivers \(\[", r"triton/", ("triton",), "triton",
+              r"active drivers \(\[|working triton installation", r"triton/", ("triton",), "triton",
               seen="triton/compiler/errors.py, triton/runtime/errors.py"),
     Component("cuDNN frontend", r"cudnn_frontend|cudnn\b", frames=r"cudnn/", loaded=("cudnn",),
               package="nvidia-cudnn-frontend", seen="probes/fingerprint.py"),
@@ -134,9 +149,12 @@ COMPONENTS: Final[tuple[Component, ...]] = (
     Component("Python", r"_?Py[A-Z_]", loaded=("python",), seen="bridge/te_reasons.py"),
     Component("numpy", r"numpy", frames=r"numpy/", loaded=("numpy",), package="numpy",
               seen="numpy.core.multiarray failed to import: an extension built for another numpy"),
+    Component("torchao", r"torchao", r"'torchao' object|torchao\.\w+|torchao version", r"torchao/", ("torchao",),
+              "torchao", seen="bridge/torchao.py; torch.ops.torchao"),
     Component("Liger kernel", r"liger_kernel", frames=r"liger_kernel/", loaded=("liger_kernel",),
               package="liger-kernel", seen="bridge/liger.py"),
 )  # fmt: skip
+OF_THE_HOST: Final = frozenset({"GPU hardware", "disk", "host limits", "host memory", "shared memory"})
 TORCH: Final = "torch"  # its Python side, where that has changed; its compiled side is "torch ABI"
 _OWN_LIBRARY: Final = re.compile(r"nvte_|libtransformer_engine|\w*transformer_engine")
 _BY_NAME: Final = {component.name: component for component in COMPONENTS}

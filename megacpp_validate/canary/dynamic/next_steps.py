@@ -315,6 +315,8 @@ _WHOLE_SENTENCES: Final[dict[str, Callable[[Red], str]]] = {
         "run the cell with less beside it on the GPU (lower --jobs); nothing is known of the release"
     ),
     "host memory": lambda _: "run the cell with less beside it on this host (lower --jobs)",
+    "host limits": lambda _: "raise what this user may have (ulimit -u and -n, pids of the container or of the job)",
+    "shared memory": lambda _: "give the process more of /dev/shm (docker run --shm-size or --ipc=host)",
     "GPU hardware": lambda _: "run the cell on another GPU: this one reports a fault of its own (nvidia-smi -q, dmesg)",
     "disk": lambda _: (
         "give the process caches that it can write, with room in them (HOME, TMPDIR, TRITON_CACHE_DIR, "

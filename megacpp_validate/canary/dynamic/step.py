@@ -102,7 +102,7 @@ def compare_stacks(
     sides = _sides(before.stack, after.stack, old, new, modules, needs)
     cases = [name_the_layer(case, seen) for case in _cases(reds, order, good, sides)]
     culprits, under = _name_red(cases, order, sides)
-    culprits = [name_boundary(culprit, reds, order, before.stack) for culprit in culprits]
+    culprits = [name_boundary(culprit, reds, good, before.stack) for culprit in culprits]
     watched = find_watched(old, seen, order, {red.module for red in reds})
     green, under_green = _name_green(timings, watched, order, under | {red.module: red.module for red in reds}, sides)
     rows = tuple(

@@ -7,6 +7,7 @@ joined to it: one module is one culprit, whatever of it changed.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,11 @@ SLOW_KERNELS: Final = frozenset({"unfused"})
 # As the gate's `memory` and `memory_floor_mib`: matrix/gate.toml says what healthy releases differ by, up and down.
 MEMORY_RATIO: Final = 1.10
 MEMORY_RISE_MIB: Final = 4 * 32.0  # four workspaces of cuBLAS
+# As the bridge says it of a vendor (bridge/vendor.py). A package that is not there was not damaged.
+_UNUSABLE: Final = re.compile(
+    r" cannot be used: "
+    r"(?!ModuleNotFoundError: No module named '(?:flash_attn|deep_gemm|torchao|liger_kernel|transformer_engine))"
+)
 _NAMES_KERNELS: Final = 5  # the first schema of receipts that names each kernel that was compiled
 
 
@@ -143,6 +149,33 @@ def _find_slow_kernel(module: str, before: Receipt, after: Receipt) -> Watched |
     )
 
 
+def _find_lost_backend(module: str, before: Receipt, after: Receipt) -> Watched | None:
+    """A second backend that answered, and says itself that it cannot be loaded now: what took its paths is right.
+
+    One that is not installed at all is another environment, and no fault of it.
+    """
+    if before.machine.gpu != after.machine.gpu or before.requested != after.requested:
+        return None
+    answered = {row.requested for row in before.backends if row.requested in row.observed}
+    lost = [
+        (row, why) for row in after.backends
+        if row.requested in answered and not row.claimed and not row.observed
+        and (why := next((one for one in row.reasons if _UNUSABLE.search(one)), ""))
+    ]  # fmt: skip
+    if not lost:
+        return None
+    names = ", ".join(dict.fromkeys(row.requested for row, _ in lost))
+    return Watched(
+        module,
+        Cause.SILENT_FALLBACK,
+        f"a backend is lost: {names}",
+        f"{module} ran by {names} too, which cannot be loaded now; what takes its paths is right",
+        tuple(dict.fromkeys(why for _, why in lost)),
+        f"that {module} runs without {names}",
+        explains_time=True,
+    )
+
+
 def _paths(receipt: Receipt) -> Iterator[tuple[str, Backend]]:
     """Paths that one row alone is of: of several with one name nobody knows which is which."""
     paths = [row.path for row in receipt.backends]
@@ -199,5 +232,5 @@ def _find_memory(module: str, before: Receipt, after: Receipt) -> Watched | None
 
 
 _LOOKS: Final[tuple[Callable[[str, Receipt, Receipt], Watched | None], ...]] = (
-    _find_slow_kernel, _find_late_compiles, _find_memory,
+    _find_slow_kernel, _find_lost_backend, _find_late_compiles, _find_memory,
 )  # fmt: skip

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from planted import blocked, cannot_import, clean, dies, fails, falls_back, good, keyword, not_run, raises, stack_of
 
 from megacpp_validate.canary.dynamic.step import StackReceipts, compare_stacks
 from megacpp_validate.catalog import Catalog
 from megacpp_validate.evidence.findings import Cause
-from megacpp_validate.evidence.receipt import Receipt
+from megacpp_validate.evidence.receipt import Check, Receipt
 from megacpp_validate.evidence.upgrade import Change, StepResult
 
 SMOKE = "moe_smoke"
@@ -112,3 +114,23 @@ def test_a_module_that_was_not_run_before_is_still_blamed(catalog: Catalog) -> N
 def test_what_failed_alike_before_is_no_culprit(catalog: Catalog) -> None:
     old = fails(SMOKE, "bf16.train.forward.loss", stack="te1", te="1")
     assert step(catalog, BETWEEN["numbers"], before=with_smoke("te1", old)).culprits == ()
+
+
+def test_what_nobody_ran_does_not_hold(catalog: Catalog) -> None:
+    smoke = fails(SMOKE, "bf16.train.forward.loss")
+    alone = [StackReceipts("te1", (good(SMOKE, "te1"),)), StackReceipts("te2", (smoke,))]
+    for modules in (catalog.modules, ()):
+        (found,) = compare_stacks(*alone, modules).culprits
+        assert (found.module, found.cause) == (SMOKE, Cause.NUMERICS)
+        assert "holds by itself" not in found.summary
+
+
+def test_a_contract_of_its_own_is_between_modules_and_nobody_is_said_to_hold(catalog: Catalog) -> None:
+    broken = replace(
+        fails(SMOKE), checks=(Check("same-world.loss", False, detail="35 of 35 steps; not the same bits"),)
+    )
+    alone = [StackReceipts("te1", (good(SMOKE, "te1"),)), StackReceipts("te2", (broken,))]
+    (found,) = compare_stacks(*alone, ()).culprits
+    assert (found.module, found.cause) == (SMOKE, Cause.BOUNDARY)
+    assert "Not every bridge module was run beside it" in found.summary
+    assert "run the bridge modules" in found.next_step

@@ -37,6 +37,42 @@ RAISED: dict[str, tuple[Cause, str]] = {
     "ImportError: /x/a.so: undefined symbol: cuTensorMapEncodeTiled": (Cause.BINARY, "driver"),
     "ImportError: /x/a.so: undefined symbol: PyObject_X": (Cause.BINARY, "Python"),
     "ImportError: /lib/libc.so.6: version `GLIBC_2.38' not found": (Cause.BINARY, "Linux libraries"),
+    "ImportError: /x/libcusparse.so.12: undefined symbol: __nvJitLinkGetErrorLogSize_12_9, version libnvJitLink.so.12":
+        (Cause.BINARY, "nvJitLink"),
+    "OSError: /x/libtransformer_engine.so: wrong ELF class: ELFCLASS32": (Cause.BINARY, ""),
+    "ImportError: /lib/libgomp.so.1: cannot allocate memory in static TLS block": (Cause.BINARY, ""),
+    "ImportError: /x/a.so: ELF load command address/offset not properly aligned": (Cause.BINARY, ""),
+    "ImportError: dynamic module does not define module export function (PyInit_transformer_engine_torch)":
+        (Cause.BINARY, ""),
+    'ImportError: generic_type: type "DType" is already registered!': (Cause.BINARY, ""),
+    "ImportError: Python version mismatch: module was compiled for Python 3.10, but the interpreter is 3.12.3":
+        (Cause.BINARY, "Python"),
+    "ValueError: numpy.dtype size changed, may indicate binary incompatibility.": (Cause.BINARY, "numpy"),
+    "RuntimeError: Found empty `transformer-engine` meta package installed. Install it": (Cause.BINARY, ""),
+    "RuntimeError: /TE/common/util/cuda_driver.cpp:57 in function f: CUDA Error: peer access": (Cause.BINARY, ""),
+    "torch.cuda.DeferredCudaCallError: CUDA call failed lazily at initialization with error: device < num_gpus":
+        (Cause.ENVIRONMENT, "driver"),
+    "exit status 125: nvidia-container-cli: initialization error: nvml error: driver/library version mismatch: unknown":
+        (Cause.ENVIRONMENT, "driver"),
+    "RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp": (Cause.ENVIRONMENT, "driver"),
+    "RuntimeError: GET was unable to find an engine to execute this computation": (Cause.ENVIRONMENT, "cuDNN"),
+    "TritonMissing: Cannot find a working triton installation.": (Cause.ENVIRONMENT, "triton"),
+    "AssertionError: Torch not compiled with CUDA enabled": (Cause.ENVIRONMENT, "torch"),
+    "RuntimeError: can't start new thread": (Cause.ENVIRONMENT, "host limits"),
+    "BlockingIOError: [Errno 11] Resource temporarily unavailable": (Cause.ENVIRONMENT, "host limits"),
+    "RuntimeError: DataLoader worker (pid 325) is killed by signal: Bus error. It is possible that its workers "
+    "are out of shared memory.": (Cause.ENVIRONMENT, "shared memory"),
+    "DistBackendError: NCCL error in: x\nError while creating shared memory segment /dev/shm/nccl-x: No space left":
+        (Cause.ENVIRONMENT, "shared memory"),
+    "OutOfResources: out of resource: shared memory, Required: 294912, Hardware limit: 232448":
+        (Cause.ENVIRONMENT, "triton"),
+    "InductorError: CppCompileError: C++ compile error\n/bin/sh: 1: g++: not found": (Cause.ENVIRONMENT, "compiler"),
+    "OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root.":
+        (Cause.ENVIRONMENT, "compiler"),
+    "FileNotFoundError: [Errno 2] No such file or directory: '/sbin/ldconfig'": (Cause.ENVIRONMENT, ""),
+    "FileNotFoundError: [Errno 2] No such file or directory: '/s/transformer_engine/VERSION.txt'": (Cause.API, ""),
+    "AssertionError: FlashAttention maximum version 2.5.8 is supported.": (Cause.ENVIRONMENT, "flash-attn"),
+    "AttributeError: '_OpNamespace' 'torchao' object has no attribute 'swizzle_scaled_mm'": (Cause.API, "torchao"),
     "OSError: libcudnn_graph.so.9: cannot open shared object file: No such file": (Cause.ENVIRONMENT, "cuDNN"),
     "ImportError: libcuda.so.1: cannot open shared object file": (Cause.ENVIRONMENT, "driver"),
     "ImportError: libcudart.so.12: cannot open shared object file": (Cause.ENVIRONMENT, "CUDA runtime"),

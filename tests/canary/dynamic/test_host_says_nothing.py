@@ -8,7 +8,7 @@ from planted import MODULES, blocked, cannot_import, clean, dies, fails, not_run
 from megacpp_validate.canary.dynamic.step import StackReceipts, compare_stacks
 from megacpp_validate.catalog import read_catalog
 from megacpp_validate.evidence.receipt import Receipt
-from megacpp_validate.evidence.upgrade import Change, StepResult
+from megacpp_validate.evidence.upgrade import ENVIRONMENT, Change, StepResult
 
 CATALOG = read_catalog()
 ECC = ("torch.AcceleratorError", "CUDA error: uncorrectable ECC error encountered")
@@ -69,3 +69,17 @@ def test_what_is_good_now_is_said_to_have_nothing_to_be_compared_with(before: Re
 def test_an_import_that_fails_is_none() -> None:
     found = step(cannot_import(), *(blocked(module) for module in MODULES[1:]))
     assert [culprit.module for culprit in found.culprits] == ["imports"]
+
+
+@pytest.mark.parametrize(("said", "component"), [
+    (("OSError", "[Errno 28] No space left on device: '/c/x'"), "disk"),
+    (("RuntimeError", "can't start new thread"), "host limits"),
+    (("RuntimeError", "a worker is killed by signal: Bus error. It may be out of shared memory."), "shared memory"),
+])  # fmt: skip
+def test_what_lasts_until_somebody_mends_it_is_the_environments_and_no_modules(
+    said: tuple[str, str], component: str
+) -> None:
+    (found,) = step(raises("permute", *said)).culprits
+    assert (found.module, found.component, found.cascades) == (ENVIRONMENT, component, ("permute",))
+    others = step(raises("permute", *said), fails("attention", "bf16.gqa4.d64.forward")).culprits
+    assert {culprit.module for culprit in others} == {ENVIRONMENT, "attention"}

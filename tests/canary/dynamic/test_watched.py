@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from planted import MACHINE, MODULES, clean, fails, falls_back, good, stack_of
@@ -29,6 +29,16 @@ def ran(*observed: str, path: str = "bf16.block", claimed: str = "te") -> dict[s
     return {"backends": (Backend(path, claimed, claimed, observed),)}
 
 
+def second(*observed: str, why: str = "") -> dict[str, Any]:
+    """A second backend beside the first: one that ran, or one that says why it cannot."""
+    reasons = (f"fa3: FlashAttention 3 cannot be used: {why}. Likely cause: x. Next step: y",) if why else ()
+    row = Backend("attention.fa3", "fa3", "fa3" if observed else "", observed, reasons)
+    return {"backends": (*ran(*FUSED)["backends"], row)}
+
+
+DAMAGED: Final = "ImportError: /x/_C.abi3.so: undefined symbol: aoti_torch_create_device_guard"
+
+
 def step(module: str, before: Mapping[str, Any], after: Mapping[str, Any], *others: Receipt) -> StepResult:
     sides = [
         good(module, stack, te, **changes) for stack, te, changes in (("te1", "1.0", before), ("te2", "2.0", after))
@@ -40,6 +50,8 @@ def step(module: str, before: Mapping[str, Any], after: Mapping[str, Any], *othe
 
 CHANGED: dict[str, tuple[Mapping[str, Any], Mapping[str, Any], Cause, str]] = {
     "kernel": (ran(*FUSED), ran(*UNFUSED), Cause.SILENT_FALLBACK, "ran by cudnn and runs by unfused now"),
+    "a-second-backend-that-cannot-be-loaded": (
+        second("fa3"), second(why=DAMAGED), Cause.SILENT_FALLBACK, "ran by fa3 too, which cannot be loaded now"),
     "late-compile": ({}, {"jit": LATE}, Cause.PERFORMANCE, "compiles in its second use"),
     "late-compile-in-a-rank": ({}, {"jit": IN_A_RANK}, Cause.PERFORMANCE, "compiles in its second use"),
     "late-compile-of-another-library": (
@@ -63,6 +75,12 @@ def test_it_is_named(before: Mapping[str, Any], after: Mapping[str, Any], cause:
 NOTHING: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "another-fused-kernel": (ran(*FUSED), ran("te", "fa3")),
     "no-kernel-was-seen": (ran("te"), ran(*UNFUSED)),
+    # docs/evidence/h200-fa4: an environment with one more package.
+    "a-second-backend-that-is-not-installed": (
+        second("fa3"), second(why="ModuleNotFoundError: No module named 'flash_attn_interface'")),
+    "a-second-backend-that-never-answered": (second(why=DAMAGED), second(why=DAMAGED)),
+    "a-second-backend-on-another-card": (
+        second("fa3"), second(why=DAMAGED) | {"machine": replace(MACHINE, gpu="NVIDIA L40S")}),
     "another-request": (ran(*NATIVE, claimed="sdpa"), ran(*UNFUSED)),
     "another-card": (ran(*FUSED), ran(*UNFUSED) | {"machine": replace(MACHINE, capability="10.0")}),
     "one-name-for-two-paths": (ran(*FUSED), {"backends": ran(*UNFUSED)["backends"] * 2}),
