@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,8 +24,11 @@ PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 LOCK = ROOT / "containers" / "locks" / "cpu.txt"
 # A GPU host may have no network. Where nox itself runs in the host's interpreter, and that has what the tool needs
 # beside torch, a session on the host's own stack makes no environment.
-ON_THE_HOST = all(map(find_spec, ("torch", "jinja2", "packaging", "platformdirs", "pydantic", "rich", "typer")))
+HOST_NEEDS = "torch, jinja2, packaging, platformdirs, pydantic, rich, typer"
+ON_THE_HOST = all(map(find_spec, HOST_NEEDS.split(", ")))
 HOST = "none" if ON_THE_HOST else None
+NO_ENVIRONMENT = 5  # as README has it
+LISTENS_S = 20.0  # within which a verb that was interrupted too has ended
 
 
 def _given(option: str) -> str:
@@ -57,8 +62,21 @@ def _install(session: nox.Session, *groups: str) -> None:
     state = "\n".join([sys.version, *wanted, *(p.read_text() for p in (ROOT / "pyproject.toml", LOCK))])
     if stamp.is_file() and stamp.read_text() == state:
         return
-    session.install("--quiet", "--constraint", str(LOCK), "--editable", str(ROOT), *wanted)
+    _fetch(session, session.install, "--quiet", "--constraint", str(LOCK), "--editable", str(ROOT), *wanted)
     stamp.write_text(state)
+
+
+def _fetch(session: nox.Session, install: Callable[..., object], *arguments: str, **options: bool) -> None:
+    """What an installer fetches; where it cannot, the exit code says that there is no environment."""
+    session.log("installing, once; with torch it is a gigabyte and takes minutes")
+    try:
+        install(*arguments, **options)
+    except nox.command.CommandFailed:
+        session.log(
+            "could not be installed; the installer's own words stand above. Likely cause: no network, or an index that "
+            f"lacks it. Next step: set PIP_INDEX_URL, or run nox in a host's own interpreter that has {HOST_NEEDS}."
+        )
+        raise SystemExit(NO_ENVIRONMENT) from None
 
 
 def _python(session: nox.Session) -> str:
@@ -69,9 +87,28 @@ def _python(session: nox.Session) -> str:
 def _call(session: nox.Session, verb: str, *arguments: str, **variables: str) -> None:
     """Run one verb; its exit code is the session's, because it says by class what happened."""
     command = [_python(session), "-m", "megacpp_validate.cli", verb, *arguments, *session.posargs]
-    code = subprocess.run(command, check=False, env={**os.environ, **variables}).returncode
+    with subprocess.Popen(command, env={**os.environ, **variables}) as process:
+        code = _wait(process)
     if code:
         raise SystemExit(code)
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Its exit code. An interrupt goes to the verb too, which ends what it has started: it is not killed over that."""
+    limit_s = None
+    while True:
+        try:
+            return process.wait(limit_s)
+        except KeyboardInterrupt:
+            limit_s = LISTENS_S
+        except subprocess.TimeoutExpired:  # the interrupt was for nox alone
+            process.send_signal(signal.SIGINT)
+
+
+def _open(session: nox.Session, verb: str, *groups: str) -> None:
+    """Install what a verb needs, and call it."""
+    _install(session, *groups)
+    _call(session, verb)
 
 
 def _train(session: nox.Session, verb: str, *, on_the_cpu: bool, **variables: str) -> None:
@@ -101,7 +138,7 @@ def _judge_caches(session: nox.Session, verb: str) -> None:
     if not stamp.is_file() or stamp.read_text() != state:
         session.run(sys.executable, "-m", "virtualenv", "--quiet", "--clear", str(folder), external=True)
         install = ["-m", "pip", "install", "--quiet", "--constraint", str(LOCK), *wanted]
-        session.run(str(python), *install, external=True)
+        _fetch(session, session.run, str(python), *install, external=True)
         stamp.write_text(state)
     _call(session, verb, "--python", str(python))
 
@@ -116,22 +153,19 @@ def _judge_host(session: nox.Session, target: str) -> None:
 def te_canary(session: nox.Session) -> None:
     """Which bridge module an upgrade breaks: te_canary -- OLD NEW [--tiers static,firewall,gpu] | --all-installed."""
     # Only the firewall imports anything here; what the gpu tier runs has a stack of its own.
-    _install(session, *(_groups_of_damage() if _wants("firewall") else ()))
-    _call(session, "te-canary")
+    _open(session, "te-canary", *(_groups_of_damage() if _wants("firewall") else ()))
 
 
 @nox.session(venv_backend=HOST)
 def te_bisect(session: nox.Session) -> None:
     """The first release that breaks a module, or which component: te_bisect -- GOOD BAD --module NAME [--axis ...]."""
-    _install(session)
-    _call(session, "te-bisect")
+    _open(session, "te-bisect")
 
 
 @nox.session
 def import_firewall(session: nox.Session) -> None:
     """Whether the bridge stands on damaged Transformer Engine installs."""
-    _install(session, *_groups_of_damage())
-    _call(session, "import-firewall")
+    _open(session, "import-firewall", *_groups_of_damage())
 
 
 @nox.session
@@ -203,36 +237,31 @@ def fp8_faults(session: nox.Session) -> None:
 @nox.session(venv_backend=HOST)
 def loss_gate(session: nox.Session) -> None:
     """The loss gate's verdict on a folder of curves: loss_gate -- FOLDER."""
-    _install(session)
-    _call(session, "loss-gate")
+    _open(session, "loss-gate")
 
 
 @nox.session(venv_backend=HOST)
 def release_gate(session: nox.Session) -> None:
     """May we release, by these receipts: release_gate -- FOLDER [--release te-upgrade] [--target h200] [--at TIME]."""
-    _install(session)
-    _call(session, "release-gate")
+    _open(session, "release-gate")
 
 
 @nox.session(venv_backend=HOST)
 def receipts_sign(session: nox.Session) -> None:
     """Sign a folder of receipts, so that what is edited afterwards is refused: receipts_sign -- FOLDER --key KEY."""
-    _install(session)
-    _call(session, "receipts-sign")
+    _open(session, "receipts-sign")
 
 
 @nox.session(venv_backend=HOST)
 def history(session: nox.Session) -> None:
     """What became of a cell over runs: history -- [STORE] --cell NAME [--quantity step_seconds] [--format json]."""
-    _install(session)
-    _call(session, "history")
+    _open(session, "history")
 
 
 @nox.session(venv_backend=HOST)
 def report(session: nox.Session) -> None:
     """Receipts as pages that open from disk: report -- [STORE] [--output DIR] [--gate DECISION.json]."""
-    _install(session)
-    _call(session, "report")
+    _open(session, "report")
 
 
 @nox.session(venv_backend=None if _given("--device") == "cpu" else HOST)
@@ -244,29 +273,25 @@ def ablate(session: nox.Session) -> None:
 @nox.session(venv_backend=HOST)
 def doctor(session: nox.Session) -> None:
     """What an interpreter loads, and what breaks by it: doctor -- [--python PATH] [--overlays DIR] [--target h200]."""
-    _install(session)
-    _call(session, "doctor")
+    _open(session, "doctor")
 
 
 @nox.session
 def lock(session: nox.Session) -> None:
     """Pins and locks of every image, with hashes; the only writer: lock -- [TARGET] [--check] [--accept TAG]."""
-    _install(session, "images")
-    _call(session, "lock")
+    _open(session, "lock", "images")
 
 
 @nox.session
 def fits(session: nox.Session) -> None:
     """Whether a release fits a stack, before anything is built: fits -- RELEASE cublas=13.1.0.3 torch=2.11.0 ..."""
-    _install(session)
-    _call(session, "fits")
+    _open(session, "fits")
 
 
 @nox.session
 def images(session: nox.Session) -> None:
     """The golden images: images -- --plan | cpu [--base REPOSITORY@sha256:...] [--push REGISTRY] [--prove]."""
-    _install(session, "images")
-    _call(session, "images")
+    _open(session, "images", "images")
 
 
 @nox.session
@@ -279,29 +304,25 @@ def image_proof(session: nox.Session) -> None:
 @nox.session
 def image_keys(session: nox.Session) -> None:
     """A pair of keys to sign images with: image_keys -- PREFIX."""
-    _install(session, "images")
-    _call(session, "image-keys")
+    _open(session, "image-keys", "images")
 
 
 @nox.session
 def image_sign(session: nox.Session) -> None:
     """Sign an image, and bind its SBOM to it: image_sign -- REPOSITORY@sha256:DIGEST --key KEY."""
-    _install(session, "images")
-    _call(session, "image-sign")
+    _open(session, "image-sign", "images")
 
 
 @nox.session
 def image_verify(session: nox.Session) -> None:
     """Whether an image is what was pinned, locked and signed: image_verify -- REPOSITORY@sha256:DIGEST --key KEY."""
-    _install(session, "images")
-    _call(session, "image-verify")
+    _open(session, "image-verify", "images")
 
 
 @nox.session
 def bundle(session: nox.Session) -> None:
     """An image, its wheels and its caches in one folder, for hosts without a network: bundle -- TARGET --image ..."""
-    _install(session, "images")
-    _call(session, "bundle")
+    _open(session, "bundle", "images")
 
 
 @nox.session(venv_backend=HERE_IF_CPU)
@@ -319,55 +340,46 @@ def jit_verify(session: nox.Session) -> None:
 @nox.session(venv_backend=HOST)
 def jit_cache(session: nox.Session) -> None:
     """Check, seal, export or import a cache: jit_cache -- export FILE --root DIR."""
-    _install(session)
-    _call(session, "jit-cache")
+    _open(session, "jit-cache")
 
 
 @nox.session
 def selftest(session: nox.Session) -> None:
     """The suite's own score: faults planted in wrappers and in what Transformer Engine returns."""
-    _install(session, "torch-cpu")
-    _call(session, "selftest")
+    _open(session, "selftest", "torch-cpu")
 
 
 @nox.session(venv_backend=HOST)
 def blame_score(session: nox.Session) -> None:
     """Who is blamed for faults planted in copies of Transformer Engine: blame_score -- [--faults ID] [--shard I/N]."""
-    _install(session)
-    _call(session, "blame-score")
+    _open(session, "blame-score")
 
 
 @nox.session
 def te_watch(session: nox.Session) -> None:
     """Releases of Transformer Engine that are new on the index, each judged once: te_watch -- [--state DIR]."""
-    _install(session, *_groups_of_damage())  # the firewall tier imports the Python half of real releases
-    _call(session, "te-watch")
+    _open(session, "te-watch", *_groups_of_damage())  # the firewall tier imports the Python half of real releases
 
 
 @nox.session
 def pipeline(session: nox.Session) -> None:
     """What CI runs, told or run here: pipeline -- pull_request [--plan] [--format json]."""
-    _install(session)
-    _call(session, "pipeline")
+    _open(session, "pipeline")
 
 
 @nox.session
 def score(session: nox.Session) -> None:
     """Kill rate, blame accuracy and false alarms of the last full selftest: score -- [--write]."""
-    _install(session)
-    _call(session, "score")
+    _open(session, "score")
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
     """Style, types, and the architecture."""
     _install(session, "lint")
-    session.run("ruff", "check", ".")
-    session.run("ruff", "format", "--check", ".")
-    session.run("mypy")
-    session.run("lint-imports", "--no-cache")
-    session.run("python", "ci/house.py")
-    session.run("python", "ci/workflows.py")
+    tools = ("ruff check .", "ruff format --check .", "mypy", "lint-imports --no-cache")
+    for tool in (*tools, "python ci/house.py", "python ci/workflows.py"):
+        session.run(*tool.split())
 
 
 @nox.session

@@ -1,6 +1,6 @@
 """Time, memory and bytes of the static tier, beside installing both releases with pip; side by side in one run.
 
-Writes docs/benchmarks/canary.md and .json, from which the README takes its figures.
+Writes docs/benchmarks/canary.md and .json.
 """
 
 from __future__ import annotations

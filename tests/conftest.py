@@ -74,6 +74,7 @@ THOROUGH = (
     "tests/probes/test_stopwatch.py::test_what_raises_is_a_check",
     "tests/report/test_site_browser.py",
     "tests/test_catalog_faults.py::test_every_edit_fits_the_real_sources_and_compiles[2.12.0]",
+    "tests/test_doors.py::test_without_an_index",
     "tests/test_catalog_fp8_faults.py::test_every_edit_fits_the_real_sources_and_compiles[2.12.0]",
     "tests/cli/test_cli.py::test_a_sweep_and_the_first_bad_release",
     "tests/cli/test_cli_ablate_trains.py",

@@ -57,9 +57,19 @@ def test_the_canary_must_not_import_the_report_or_the_bridge(project: Path) -> N
     assert "megacpp_validate.canary.plant -> megacpp_validate.bridge.imports" in done.stdout
 
 
-def test_the_bridge_imports_nothing_of_the_project(project: Path) -> None:
-    (project / "megacpp_validate" / "bridge" / "plant.py").write_text("from .. import catalog\n")
-    assert lint_imports(project).returncode == 1
+@pytest.mark.parametrize("room", ["bridge", "native"])
+def test_the_bridge_imports_nothing_of_the_project(project: Path, room: str) -> None:
+    rooms = sorted(
+        place.stem
+        for place in (project / "megacpp_validate").iterdir()
+        if place.stem not in ("bridge", "native", "__init__", "__pycache__", "py")
+    )
+    lines = [f"from .. import {name}\n" for name in rooms]
+    (project / "megacpp_validate" / room / "plant.py").write_text("".join(lines))
+    done = lint_imports(project)
+    assert done.returncode == 1
+    told = f"megacpp_validate.{room}.plant -> megacpp_validate."
+    assert [name for name in rooms if told + name not in done.stdout] == []
 
 
 def test_a_new_room_must_take_a_place(project: Path) -> None:

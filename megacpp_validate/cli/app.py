@@ -17,6 +17,7 @@ from rich.console import Console
 
 from .. import __version__
 from ..catalog import MatrixInvalid
+from .interrupts import ended_by_signals
 
 # What moves the cursor, colours, rings or turns text around; a message may have lines of its own.
 _STEERS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -48,7 +49,17 @@ class Format(StrEnum):
 
 
 FormatOption = Annotated[Format, typer.Option("--format", help="How to tell the result.")]
-OutputOption = Annotated[Path | None, typer.Option("--output", help="Write it to a file instead.")]
+
+
+def _look(output: Path | None) -> Path | None:
+    """What cannot be written is told before anything runs, and not after it."""
+    from .output import require_output  # which needs what stands below
+
+    require_output(output)
+    return output
+
+
+OutputOption = Annotated[Path | None, typer.Option("--output", help="Write it to a file instead.", callback=_look)]
 MatrixOption = Annotated[Path | None, typer.Option("--matrix", help="Folder of the matrix files.")]
 
 app = typer.Typer(
@@ -74,7 +85,8 @@ def main() -> None:
     One that was not foreseen is a fault of this tool: Python would end with 1 then, which says that a release broke.
     """
     try:
-        app()
+        with ended_by_signals():  # docker stop, scancel and a closed terminal are interrupts too
+            app()
     except MatrixInvalid as fault:
         refuse(str(fault), Exit.WRONG_ARGUMENTS)
     except KeyboardInterrupt:

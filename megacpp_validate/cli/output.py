@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,28 @@ from rich.console import Console
 
 from ..evidence.whole_file import write_whole
 from .app import Exit, refuse
+
+
+def require_output(output: Path | None) -> None:
+    """Refuse a file that cannot be written, before anything runs. What is no plain file is left to whoever writes."""
+    if output is None:
+        return
+    if output.exists() and not output.is_file() and not output.is_dir():
+        return
+    place = output.resolve()
+    nearest = next((path for path in place.parents if path.exists()), place)
+    try:
+        with tempfile.TemporaryFile(dir=nearest):  # permissions alone do not tell: /proc lets root write nothing
+            if not place.is_dir():
+                return
+        said = "it is a folder"
+    except OSError as fault:
+        said = fault.strerror or str(fault)
+    refuse(
+        f"{output} cannot be written: {said}. Likely cause: it is a folder, or lies in a place that is not yours. Next "
+        "step: give --output another file; nothing was done.",
+        Exit.WRONG_ARGUMENTS,
+    )
 
 
 def write_told(

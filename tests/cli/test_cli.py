@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -21,6 +22,7 @@ from small_sources import write_release
 from megacpp_validate.canary.sources import CACHE_VARIABLE
 from megacpp_validate.catalog import matrix_folder
 from megacpp_validate.cli import main
+from megacpp_validate.cli.app import app
 
 LINEAR = """
 class Linear:
@@ -318,3 +320,26 @@ def test_whoever_stops_reading_what_is_refused_changes_no_exit_code() -> None:
     words = [sys.executable, "-m", "megacpp_validate.cli", "te-bisect", "2.17.1", "2.20.2", "--module", "nope"]
     with os.fdopen(writer, "wb") as closed:
         assert subprocess.run(words, stdout=closed, stderr=closed, check=False).returncode == WRONG
+
+
+def test_a_place_that_cannot_be_written_is_told_before_anything_runs(run: Run) -> None:
+    said = run(
+        "te-canary", "2.8.0", "2.9.0", "--output", "/proc/no/where"
+    )  # there is no index: what ran would end with 5
+    assert (said.code, said.out) == (WRONG, "")
+    assert "nothing was done" in said.err
+
+
+def test_every_verb_looks_at_its_output_and_offers_no_form_that_it_refuses() -> None:
+    verbs = {
+        str(row.callback and row.callback.__name__): signature(row.callback or main) for row in app.registered_commands
+    }
+    outputs = {
+        verb: said.parameters["output"].annotation for verb, said in verbs.items() if "output" in said.parameters
+    }
+    assert len(outputs) > 25
+    assert {verb for verb, kind in outputs.items() if kind != "OutputOption"} == {"report"}  # whose output is a folder
+    forms = {verb: type(said.parameters["fmt"].default) for verb, said in verbs.items() if "fmt" in said.parameters}
+    pages = {verb for verb, form in forms.items() if "html" in set(map(str, form))}
+    assert pages >= {"te_canary", "parity", "fp8", "loss_gate", "fp8_policy"}
+    assert not pages & {"release_gate", "report", "support_grid", "history", "matrix", "te_bisect", "doctor", "lock"}

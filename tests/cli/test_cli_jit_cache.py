@@ -68,7 +68,7 @@ def ask(*words):
         print(ended.code)
 
 for module in ("prewarm_runs", "jit_verify_runs"):
-    importlib.import_module(f"megacpp_validate.cli.jit.{module}").require_output = end
+    importlib.import_module(f"megacpp_validate.cli.jit.{module}").cache_arch = end
 transfer.seal = end
 ask("prewarm", "--target", "cpu", "--root", str(ROOT))
 ask("jit-verify", "--target", "cpu", "--root", str(ROOT))

@@ -96,7 +96,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_runs(tmp_path: 
 
 def test_a_device_or_a_pipe_is_written_as_it_is() -> None:
     """Its path leads into /proc, where nobody writes a file."""
-    script = "from pathlib import Path; from megacpp_validate.cli.told_options import require_output as ask; " + (
+    script = "from pathlib import Path; from megacpp_validate.cli.output import require_output as ask; " + (
         "ask(Path('/dev/stdout')); ask(Path('/dev/null')); ask(None); print('taken')"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

@@ -1,6 +1,6 @@
 """Which entry points of Transformer Engine a module's checks, frames and texts are about: data, by accessor's name.
 
-It mirrors the call sites of the bridge; `tests/canary/dynamic/test_entries.py` holds it to the surface that the static
+It mirrors the call sites of the bridge; `tests/canary/dynamic/test_causes.py` holds it to the surface that the static
 tier derives from them. Two modules whose failures are about no entry point in common are not one fault.
 """
 

@@ -22,8 +22,6 @@ from ...evidence.te_watch import Standing, Untold, WatchedRelease, WatchResult, 
 from ...report.markdown.te_watch import tell_watch
 from ...report.terminal.te_watch import render_watch
 from ..app import TOOL, Exit, Format, foreseen, refuse, refuse_full_disk
-from ..interrupts import ended_by_signals
-from ..told_options import require_output
 from ..whole_telling import tell_whole
 from .te_watch_canary import judge
 from .te_watch_gpu import find_answers, take_in
@@ -48,12 +46,11 @@ class Asked:
 })  # fmt: skip
 def run_watch(catalog: Catalog, asked: Asked, fmt: Format, output: Path | None) -> None:
     """Look, judge, write and tell; closed where something new breaks the bridge."""
-    require_output(output)
     rules = read_pipelines([target.id for target in catalog.targets], asked.matrix).te_watch
     now = datetime.now(UTC).isoformat(timespec="seconds")
     watch = Watch(WatchFolder(asked.state), rules, catalog, asked.matrix, now)
     try:
-        with ended_by_signals(), watch.folder.own():
+        with watch.folder.own():
             known = watch.folder.read_state(rules.distribution)
             result, state = _look(watch, known) if asked.gpu_results is None else _take_in(watch, known, asked)
             tell_whole(

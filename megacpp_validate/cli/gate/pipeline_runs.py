@@ -24,7 +24,6 @@ from ...evidence.te_watch import WatchUnreadable, read_gpu_steps
 from ...report.pipeline_forms import render_github_outputs, render_gitlab_pipeline, tell_pipeline
 from ...report.terminal.pipeline import render_pipeline
 from ..app import TOOL, Exit, errors, foreseen, refuse
-from ..interrupts import ended_by_signals
 from ..output import write_told
 from .pipeline_plan import Facts, UnknownPipeline, plan_pipeline
 from .pipeline_verbs import PlanFormat
@@ -58,8 +57,7 @@ def run_pipeline(catalog: Catalog, matrix: Path | None, asked: Asked, fmt: PlanF
             "in a checkout, or with --plan.",
             Exit.WRONG_ARGUMENTS,
         )
-    with ended_by_signals():
-        _run_here(plan, root)
+    _run_here(plan, root)
 
 
 def _find_facts(catalog: Catalog, matrix: Path | None, told: str) -> Facts:

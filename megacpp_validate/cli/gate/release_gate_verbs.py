@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from ..app import Format, FormatOption, MatrixOption, OutputOption, app
+from ..app import Format, MatrixOption, OutputOption, app
+from ..told_options import LogFormat, LogFormatOption
 
 StoreArgument = Annotated[Path, typer.Argument(help="Folder of receipts; every folder below it is one run.")]
 
@@ -61,7 +62,7 @@ def release_gate(
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Whole reasons, and every receipt that does not count.")
     ] = False,
-    fmt: FormatOption = Format.TABLE,
+    fmt: LogFormatOption = LogFormat.TABLE,
     output: OutputOption = None,
     matrix: MatrixOption = None,
 ) -> None:
@@ -73,7 +74,7 @@ def release_gate(
     from .release_gate_runs import GateAsked, run_release_gate
 
     asked = GateAsked(store, release, target, stack, commit, image, lock, baseline, signers, at)
-    run_release_gate(asked, matrix, fmt, output, verbose=verbose)
+    run_release_gate(asked, matrix, Format(fmt), output, verbose=verbose)
 
 
 @app.command()

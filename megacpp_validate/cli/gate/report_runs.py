@@ -59,10 +59,6 @@ class Asked:
 @foreseen({DecisionInvalid: Exit.WRONG_ARGUMENTS, NotOurFolder: Exit.WRONG_ARGUMENTS})
 def run_report(catalog: Catalog, asked: Asked, fmt: Format, told: Path | None) -> None:
     """Write the site, and tell what is in it."""
-    if fmt is Format.HTML:
-        refuse(
-            "the pages are HTML already: --output names their folder, and --format what is told.", Exit.WRONG_ARGUMENTS
-        )
     if not asked.store.is_dir():
         refuse(
             f"there is no folder {asked.store}. Likely cause: a typing error, or nothing has run here yet. Next step: "

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from ...catalog import read_catalog
-from ..app import Format, FormatOption, MatrixOption, app
+from ..app import Format, MatrixOption, app
+from ..told_options import LogFormat, LogFormatOption
 
 
 @app.command()
@@ -23,7 +24,7 @@ def report(
     gate: Annotated[
         list[Path] | None, typer.Option("--gate", help="A decision of release-gate in JSON; may be repeated.")
     ] = None,
-    fmt: FormatOption = Format.TABLE,
+    fmt: LogFormatOption = LogFormat.TABLE,
     told: Annotated[
         Path | None, typer.Option("--told", help="Write what is told on the terminal to a file instead.")
     ] = None,
@@ -40,4 +41,6 @@ def report(
     from .report_runs import Asked, run_report
 
     made_at = datetime.now(UTC).isoformat(timespec="seconds")
-    run_report(read_catalog(matrix), Asked(store, output, tuple(gate or ()), made_at, database, matrix), fmt, told)
+    run_report(
+        read_catalog(matrix), Asked(store, output, tuple(gate or ()), made_at, database, matrix), Format(fmt), told
+    )

@@ -35,8 +35,6 @@ from ...jitcache.transfer import read_carried
 from ...report.markdown.bundle import tell_bundle
 from ...report.terminal.bundle import render_bundle
 from ..app import TOOL, Exit, Format, errors, foreseen, refuse
-from ..interrupts import ended_by_signals
-from ..told_options import require_output
 from ..whole_telling import tell_whole
 from .image_rows import ImageRows, read_rows
 
@@ -69,13 +67,7 @@ class Asked:
 )
 def run_bundle(catalog: Catalog, matrix: Path | None, asked: Asked, fmt: Format, output: Path | None) -> None:
     """Read what is known of the image, write the bundle, tell what is in it."""
-    with ended_by_signals():
-        _run_bundle(catalog, matrix, asked, fmt, output)
-
-
-def _run_bundle(catalog: Catalog, matrix: Path | None, asked: Asked, fmt: Format, output: Path | None) -> None:
     started = time.monotonic()
-    require_output(output)
     rows = read_rows(catalog, asked.target, matrix)
     part_bytes = read_size(asked.part_size)
     variables = dict(os.environ)

@@ -18,7 +18,6 @@ from ...images.stack import stack_of_image, stack_of_words
 from ...report.markdown.lock import tell_fit
 from ...report.terminal.lock import render_fit
 from ..app import TOOL, Exit, Format, foreseen
-from ..told_options import require_output
 from ..whole_telling import tell_whole
 from .image_rows import judge_stacks
 
@@ -37,7 +36,6 @@ def run_fits(
 ) -> None:
     """Judge a stack that is given in words, or that of every image; closed where something does not fit."""
     started = time.monotonic()
-    require_output(output)
     if parts and not te:
         raise ImageRefused(
             f"{' '.join(parts)} is given without a release of Transformer Engine. Next step: say it first, as in "

@@ -38,7 +38,6 @@ from ...images.verify import Expected, verify_image
 from ...report.markdown.image_verify import tell_image_verdict
 from ...report.terminal.image_verify import render_image_verdict
 from ..app import TOOL, Exit, Format, errors, foreseen, refuse
-from ..told_options import require_output
 from ..whole_telling import tell_whole
 from .image_rows import ImageRows, read_rows
 
@@ -69,7 +68,6 @@ def run_image_verify(
 ) -> None:
     """Look at everything, tell it; closed where a check fails, not open where one was not run."""
     started = time.monotonic()
-    require_output(output)
     place = read_place(asked.image)
     if asked.target:
         read_rows(catalog, asked.target, matrix)  # one that is named and is none is a wrong argument, not a check

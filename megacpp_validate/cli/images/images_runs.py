@@ -31,7 +31,6 @@ from ...images.recipe_lint import lint_recipe
 from ...images.refusals import ImageRefused, PinsDamaged
 from ...images.stack import Stack, stack_of_image, stack_of_rows
 from ..app import TOOL, Exit, Format, errors, foreseen, refuse, refuse_full_disk
-from ..told_options import require_output
 from .image_rows import judge_stacks
 from .images_telling import tell_image
 
@@ -49,7 +48,7 @@ class Asked:
     plan: bool
     write_bake: bool
     own_base: str
-    push: str
+    push: str | None
     tag: str
     fresh: bool
     prove: bool
@@ -73,7 +72,6 @@ class _Rows:
 def run_images(asked: Asked, fmt: Format, output: Path | None) -> None:
     """Plan, or build each target that is named."""
     _require_words(asked)
-    require_output(output)
     rows = _read_rows(asked)
     if asked.own_engine:
         with errors.status("bringing up an engine"):
@@ -99,7 +97,7 @@ def run_images(asked: Asked, fmt: Format, output: Path | None) -> None:
 def _require_words(asked: Asked) -> None:
     if asked.tag and not _TAG.match(asked.tag):
         refuse(f"{asked.tag!r} is no tag. Next step: letters, digits, dots and dashes.", Exit.WRONG_ARGUMENTS)
-    if asked.push and not _REGISTRY.match(asked.push):
+    if asked.push is not None and not _REGISTRY.match(asked.push):
         refuse(
             f"{asked.push!r} is no registry. Next step: say host[:port][/prefix], without a scheme, as 127.0.0.1:5000.",
             Exit.WRONG_ARGUMENTS,

@@ -23,7 +23,7 @@ def images(
     own_base: Annotated[
         str, typer.Option("--base", envvar="MEGACPP_BASE", help="REPOSITORY@sha256:DIGEST in place of the pinned base.")
     ] = "",
-    push: Annotated[str, typer.Option("--push", help="Registry to push to, as 127.0.0.1:5000.")] = "",
+    push: Annotated[str | None, typer.Option("--push", help="Registry to push to, as 127.0.0.1:5000.")] = None,
     tag: Annotated[str, typer.Option("--tag", help="In place of the version.")] = "",
     fresh: Annotated[bool, typer.Option("--fresh", help="Take nothing from the engine's cache.")] = False,
     prove: Annotated[

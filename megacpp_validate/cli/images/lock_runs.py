@@ -40,8 +40,6 @@ from ...images.stack import stack_of_image
 from ...report.markdown.lock import tell_lock
 from ...report.terminal.lock import render_lock
 from ..app import TOOL, Exit, Format, errors, foreseen, refuse, refuse_full_disk
-from ..interrupts import ended_by_signals
-from ..told_options import require_output
 from ..whole_telling import tell_whole
 from .image_rows import judge_stacks
 
@@ -78,7 +76,6 @@ def run_lock(
 ) -> None:
     """Look or write, and tell; closed where something is older than the matrix, or was refused."""
     started = time.monotonic()
-    require_output(output)
     root = (matrix or matrix_folder()).absolute().parent
     images = read_images({target.id: target.machine for target in catalog.targets}, matrix, catalog.targets)
     chosen = find_images(images, asked.targets)
@@ -86,8 +83,7 @@ def run_lock(
     if asked.check:
         result = _check(catalog, matrix, images, chosen, root, asked)
     else:
-        with ended_by_signals():  # what a tool has begun in a folder of its own goes with it
-            result = _write(catalog, matrix, images, chosen, root, asked)
+        result = _write(catalog, matrix, images, chosen, root, asked)
     result = result.model_copy(update={"seconds": round(time.monotonic() - started, 1)})
     tell_whole(
         result,

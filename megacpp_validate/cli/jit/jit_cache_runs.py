@@ -20,8 +20,6 @@ from ...jitcache.seal import check_sealed, is_sealed, seal, unseal
 from ...jitcache.transfer import export_cache, import_cache, read_carried
 from ...jitcache.working import is_at_home, open_working
 from ..app import TOOL, Exit, Format, foreseen, refuse, refuse_full_disk
-from ..interrupts import ended_by_signals
-from ..told_options import require_output
 from .jit_stack import AskedJit, open_stack
 from .jit_telling import tell_jit
 from .prewarm_runs import FORESEEN
@@ -48,11 +46,9 @@ class AskedCache:
         return AskedJit("", None, self.root, self.python, "", 1, 1, 0, 0.0)
 
 
-@ended_by_signals()
 @foreseen({**FORESEEN, TransferRefused: Exit.WRONG_ARGUMENTS})
 def run_jit_cache(matrix: Path | None, asked: AskedCache, fmt: Format, output: Path | None) -> None:
     """One deed, told; closed where a cache is of another stack."""
-    require_output(output)
     started = time.monotonic()
     root = asked.jit.place()
     try:

@@ -34,8 +34,6 @@ from ...jitcache.variables import hash_variables, say_other_variables
 from ...jitcache.verify import find_unreported, judge_task, set_unwatched_apart
 from ...jitcache.working import open_working
 from ..app import TOOL, Exit, Format, foreseen, refuse, refuse_full_disk, refuse_receipts
-from ..interrupts import ended_by_signals
-from ..told_options import require_output
 from .jit_stack import AskedJit, JitStack, default_jobs, open_stack, require_temporary
 from .jit_telling import TaskProgress, result_text, tell_jit
 from .prewarm_runs import FORESEEN, Selected, select_tasks, why_no_tasks
@@ -46,7 +44,6 @@ _IN_PART: Final = "jit_verify-{target}.part.json"
 _WORKING: Final = "megacpp-jit-work-"
 
 
-@ended_by_signals()
 @foreseen(FORESEEN)
 def run_jit_verify(
     matrix: Path | None, asked: AskedJit, folders: Folders, fmt: Format, output: Path | None, *, at_build: bool,
@@ -57,7 +54,6 @@ def run_jit_verify(
     What the target has and the caller did not leave out, by --tasks or --at-build, must run: so whether the machine has
     the devices for it or not, a cache that was verified in part never passes for one that was verified whole.
     """
-    require_output(output)
     catalog = read_catalog(matrix)
     target = find_target(catalog, asked.target)
     selected = select_tasks(read_prewarm(catalog, matrix), target, asked, at_build=at_build)

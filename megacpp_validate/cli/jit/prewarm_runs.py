@@ -35,8 +35,6 @@ from ...jitcache.prewarm import Answer, PrewarmTaken, Progress, hash_task, make_
 from ...jitcache.purpose import hold_to_purpose
 from ...jitcache.seal import CacheDamaged, check_sealed, is_sealed, seal, unseal
 from ..app import TOOL, Exit, Format, foreseen, refuse, refuse_full_disk
-from ..interrupts import ended_by_signals
-from ..told_options import require_output
 from .jit_stack import AskedJit, JitStack, default_jobs, open_stack
 from .jit_telling import TaskProgress, tell_jit
 
@@ -60,13 +58,11 @@ class How:
     shared: bool
 
 
-@ended_by_signals()
 @foreseen(FORESEEN)
 def run_prewarm(
     matrix: Path | None, asked: AskedJit, how: How, fmt: Format, output: Path | None, *, verbose: bool
 ) -> None:
     """A prewarm; closed where a task failed, and not open where one did not run."""
-    require_output(output)
     catalog = read_catalog(matrix)
     target = find_target(catalog, asked.target)
     every = read_prewarm(catalog, matrix)

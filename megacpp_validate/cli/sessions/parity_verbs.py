@@ -11,6 +11,7 @@ import typer
 
 from ...catalog import read_catalog
 from ..app import Format, FormatOption, MatrixOption, OutputOption, app, split_names
+from ..told_options import PageFormat, PageFormatOption
 from .session_options import PythonOption, ReceiptsOption, SeedOption, VerboseOption
 
 
@@ -46,14 +47,14 @@ def parity(
 @app.command()
 def support_grid(
     folders: Annotated[list[Path], typer.Argument(help="Folders of receipts.")],
-    fmt: FormatOption = Format.TABLE,
+    fmt: PageFormatOption = PageFormat.TABLE,
     output: OutputOption = None,
     matrix: MatrixOption = None,
 ) -> None:
     """Which modules hold in which stack, as receipts show it: a row a stack, a column a module."""
     from .parity_runs import show_support
 
-    show_support(read_catalog(matrix), folders, fmt, output)
+    show_support(read_catalog(matrix), folders, Format(fmt), output)
 
 
 @app.command()
