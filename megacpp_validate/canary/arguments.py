@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from typing import Final
 
 from .surface import UNKNOWN, Argument
 
 _NEVER_NONE = frozenset({"bool", "bytes", "dict", "float", "int", "list", "str", "tuple", "Callable", "Sequence"})
 
+_WRITTEN_OUT: Final[dict[type[ast.expr], str]] = {ast.Dict: "dict", ast.List: "list", ast.JoinedStr: "str"}
+_MADE: Final = {name: name for name in ("list", "tuple", "dict", "int", "float", "str")} | {"len": "int"}
 _TENSOR_METHODS = frozenset({"contiguous", "float", "permute", "reshape", "to", "transpose", "unsqueeze", "view"})
 
 
@@ -21,17 +24,25 @@ def argument_of(node: ast.expr, facts: Mapping[str, Argument]) -> Argument:
             return _either(argument_of(body, facts), argument_of(orelse, facts))
         case ast.Compare() | ast.UnaryOp(op=ast.Not()):
             return Argument((True, False), never_none=True)
-        case ast.Dict() | ast.List() | ast.JoinedStr() | ast.BinOp():
-            return Argument(never_none=True)
-        case ast.Call(func=ast.Name(id="list" | "tuple" | "dict" | "int" | "float" | "str" | "len")):
-            return Argument(never_none=True)
-        case ast.Call(func=ast.Attribute(attr=method)) if method in _TENSOR_METHODS:
+        case ast.Dict() | ast.List() | ast.JoinedStr():
+            return Argument(never_none=True, type_name=_WRITTEN_OUT[type(node)])
+        case ast.Call(func=ast.Name(id=made)) if made in _MADE:
+            return Argument(never_none=True, type_name=_MADE[made])
+        case _ if isinstance(node, ast.BinOp) or _is_tensor_method(node):
             return Argument(never_none=True)
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError):
         return UNKNOWN
     return Argument((value,), never_none=value is not None)
+
+
+def _is_tensor_method(node: ast.expr) -> bool:
+    """Whether an expression is what one of the methods of a tensor gives."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr=method)):
+            return method in _TENSOR_METHODS
+    return False
 
 
 def parameter_facts(arguments: ast.arguments) -> dict[str, Argument]:
@@ -45,7 +56,7 @@ def _annotated(node: ast.expr | None) -> Argument:
         case ast.Name(id="bool"):
             return Argument((True, False), never_none=True)
         case ast.Name(id=name) if name in _NEVER_NONE:
-            return Argument(never_none=True)
+            return Argument(never_none=True, type_name=_MADE.get(name, "") if name != "float" else "")
         case ast.Subscript(value=ast.Name(id="Literal"), slice=inner):
             try:
                 values = ast.literal_eval(inner)
@@ -64,4 +75,5 @@ def _annotated(node: ast.expr | None) -> Argument:
 
 def _either(first: Argument, second: Argument) -> Argument:
     both = None if first.values is None or second.values is None else (*first.values, *second.values)
-    return Argument(both, first.never_none and second.never_none)
+    one_type = first.type_name if first.type_name == second.type_name else ""
+    return Argument(both, first.never_none and second.never_none, one_type)

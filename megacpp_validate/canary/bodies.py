@@ -15,6 +15,7 @@ def keywords_taken(node: ast.AST | None) -> tuple[dict[str, str | None], str]:
         return {}, "elsewhere"
     name = node.args.kwarg.arg
     taken: dict[str, str | None] = {}
+    refused = refused_keys(node)
     away: set[str] = set()  # keys that are no longer in it when it is handed on
     handed_on = ""
     for found in ast.walk(node):
@@ -23,7 +24,7 @@ def keywords_taken(node: ast.AST | None) -> tuple[dict[str, str | None], str]:
                 func=ast.Attribute(value=ast.Name(id=owner), attr="pop" | "get" as way),
                 args=[ast.Constant(value=str(key)), *rest],
             ) if owner == name:
-                taken[key] = ast.unparse(rest[0]) if rest else None
+                taken[key] = ast.unparse(rest[0]) if rest else "None" if way == "get" else None
                 away |= {key} if way == "pop" else set()
             case ast.Subscript(value=ast.Name(id=owner), slice=ast.Constant(value=str(key))) if owner == name:
                 taken.setdefault(key, "...")  # read under a condition as a rule
@@ -37,9 +38,25 @@ def keywords_taken(node: ast.AST | None) -> tuple[dict[str, str | None], str]:
                     handed_on = (
                         "super" if ast.unparse(func).startswith("super()") and handed_on != "elsewhere" else "elsewhere"
                     )
+    taken = {key: default for key, default in taken.items() if key not in refused}
     if handed_on == "super":  # what is only looked at is for the base to take
         taken = {key: default for key, default in taken.items() if key in away}
     return taken, handed_on
+
+
+def refused_keys(node: ast.AST | None) -> frozenset[str]:
+    """Keys of `**kwargs` for which a function raises, whatever else it is given: `if key in kwargs: raise`."""
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.args.kwarg is None:
+        return frozenset()
+    name, found = node.args.kwarg.arg, set()
+    for one in node.body:
+        match one:
+            case ast.If(
+                test=ast.Compare(left=ast.Constant(value=str(key)), ops=[ast.In()], comparators=[ast.Name(id=owner)]),
+                body=[*_, ast.Raise()],
+            ) if owner == name:
+                found.add(key)
+    return frozenset(found)
 
 
 def given_to_super(node: ast.AST | None, positionals: list[str]) -> set[str]:
@@ -62,24 +79,23 @@ def surely_names(node: ast.AST | None, name: str) -> bool:
     return False
 
 
-def may_name(node: ast.AST | None, name: str) -> bool:
-    """Whether a class's code mentions an attribute as text, as `register_parameter("weight")` and f-strings do."""
-    if node is None:
-        return False
+def ways_to_name(node: ast.AST | None, name: str) -> set[str]:
+    """Texts in a class's code that mention an attribute, as `register_parameter("weight")` and f-strings do."""
+    ways: set[str] = set()
     wanted = name.split("{}")
-    for found in ast.walk(node):
+    for found in ast.walk(node) if node is not None else ():
         if isinstance(found, ast.Constant) and isinstance(found.value, str) and "\n" not in found.value:
             if found.value == name:
-                return True
+                ways.add(name)
         elif isinstance(found, ast.JoinedStr):
             parts = [str(v.value) if isinstance(v, ast.Constant) else "{}" for v in found.values]
             if len(wanted) > 1 and "".join(parts) == name:
-                return True
+                ways.add(name)
             pattern = "".join(".+" if part == "{}" else re.escape(part) for part in parts)
             letters = sum(c.isalpha() for part in parts for c in part)
             if len(wanted) == 1 and letters > 3 and re.fullmatch(pattern, name):  # f"{a}_{b}" names everything
-                return True
-    return False
+                ways.add("".join(parts))
+    return ways
 
 
 def deprecations(node: ast.AST | None) -> list[tuple[str, ast.stmt | ast.expr, str]]:
@@ -225,6 +241,8 @@ def _guards_in(body: list[ast.stmt], tests: tuple[Test, ...]) -> Iterator[Guard]
 def _passed(statement: ast.If) -> list[Test]:
     """What is known behind an `if`: that a branch which leaves was not taken."""
     then, orelse = statement.body, statement.orelse
+    if then and isinstance(then[-1], ast.Raise) and not orelse:
+        return []  # a call that did not get past has failed already: what stands behind keeps out all the others
     if then and isinstance(then[-1], _LEAVING):
         behind = [_test(statement.test, False, passed_by=True)]
         return behind + (_passed(orelse[0]) if len(orelse) == 1 and isinstance(orelse[0], ast.If) else [])
@@ -339,6 +357,14 @@ def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
             continue
         yield child
         yield from _own_nodes(child)
+
+
+def texts_in(node: ast.AST | None) -> frozenset[str]:
+    """Every text in a function's code but its documentation."""
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return frozenset()
+    texts = (n.value for s in node.body for n in ast.walk(s) if isinstance(n, ast.Constant))
+    return frozenset(text for text in texts if isinstance(text, str) and text.isidentifier())
 
 
 def text_of(node: ast.AST) -> str:

@@ -9,6 +9,7 @@ import griffe
 
 from ..evidence.findings import Cause, ChangeKind, Impact, SourceLine
 from . import bodies
+from .body_names import compare_body_names
 from .changes import Change
 from .conditions import can_fire
 from .guard_changes import Consumed, compare_guards, known_inside
@@ -44,6 +45,11 @@ def compare_bodies(
     yield from compare_guards(Consumed(old, before, one), Consumed(new, after, other), given)
     yield from _default_meanings(old, new, (before, one), (after, other), given)
     yield from _environment(old, new, (before, one), (after, other))
+    yield from compare_body_names(old, new, before, after)
+    for name in ("__enter__", "__exit__") if other.name == "__init__" else ():  # what a scope runs next
+        first, second = (f.parent.members.get(name) if f.parent is not None else None for f in (before, after))
+        if isinstance(first, griffe.Function) and isinstance(second, griffe.Function):
+            yield from compare_body_names(old, new, first, second)
     yield from compare_returns(old, new, before, after, use)
 
 

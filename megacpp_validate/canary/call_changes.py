@@ -70,7 +70,10 @@ def _lost_keywords(old: Signature, new: Signature, use: Use, before: Binding) ->
             continue
         suggestion = likely_rename(had, old, new)
         kind = ChangeKind.PARAMETER_RENAMED if suggestion else ChangeKind.PARAMETER_REMOVED
-        impact = Impact.RISK if new.open_keywords else Impact.BREAKING  # **kwargs may still take it, or swallow it
+        # **kwargs may still take it; one that is taken by another name there is handed on to what does not know it.
+        elsewhere = suggestion and had.popped and name not in new.mentioned
+        lenient = new.open_keywords and not elsewhere and name not in new.refused
+        impact = Impact.RISK if lenient else Impact.BREAKING
         cause = _lost_cause(new)
         yield Change(kind, impact, cause, parameter=name, old=_text(had), new=suggestion, suggestion=suggestion)
 
@@ -116,8 +119,7 @@ def _moved_positionals(old: Signature, new: Signature, use: Use) -> Iterator[Cha
         elif has is None:
             if not new.takes_any_positional:
                 yield Change(ChangeKind.PARAMETER_REMOVED, Impact.BREAKING, parameter=had.name, old=_text(had))
-        elif other is not None and had.required and other.default == "None" and old.named(has.name) is None:
-            # the old name stays as an alias of the new one, which stands in its place
+        elif other is not None and other.default == "None" and _is_alias(had, has, index, old, new):
             yield _renamed_in_place(had, has)
         elif other is not None or old.named(has.name) is not None:
             yield Change(
@@ -138,6 +140,17 @@ def _moved_positionals(old: Signature, new: Signature, use: Use) -> Iterator[Cha
                 old=_text(had),
                 new=_text(has),
             )
+
+
+def _is_alias(had: Parameter, has: Parameter, index: int, old: Signature, new: Signature) -> bool:
+    """Whether the old name stays as an alias of the new one, which stands in its place.
+
+    What followed it follows still: a parameter that was put in before it pushes it on, and the rest with it.
+    """
+    behind = [[p.name for p in signature.positionals[index + 1 :]] for signature in (old, new)]
+    pushed = behind[1][:1] == [had.name] and behind[0][:1] == behind[1][1:2]
+    alone = not behind[0] and bool(had.annotation) and had.annotation == has.annotation
+    return old.named(has.name) is None and (has.required or alone or not pushed)
 
 
 def _leaned_on_defaults(old: Signature, new: Signature, before: Binding) -> Iterator[Change]:

@@ -20,19 +20,23 @@ from .changes import Change
 from .gathering import Met, gather
 from .import_faults import compare_conditions, compare_import_faults
 from .import_time import compare_import_time, deprecated_modules
+from .literal_fields import compare_literals
 from .reach import constant_in
 from .release import Found, Opaque, Release
 from .relocation import likely_member, moved_to, renamed_to
 from .shapes import (
     Shape,
+    Signature,
     callee_of,
     enum_values,
     goes_through_a_base,
     is_context_manager,
     is_decorator,
     left_abstract,
+    made_by,
     shape_of,
     signature_of,
+    ways_to_name,
 )
 from .surface import RESULT, Surface, Symbol, Use, UseKind
 
@@ -110,8 +114,15 @@ class _Comparison:
         if after.what == "missing":
             yield self._gone(use, before, after)
             return
-        if after.what != "unknown":
+        if after.maybe and not before.maybe and use.path and self._is_left_to_chance(use, before, after):
+            yield self._gone(use, before, after)
+        elif after.what != "unknown":
             yield from self._by_kind(use, before, after)
+
+    def _is_left_to_chance(self, use: Use, before: Shape, after: Shape) -> bool:
+        """Whether a name that was surely there is only made by texts now that were there beside it."""
+        name = use.path[-1]
+        return ways_to_name(self.new, after, name) <= ways_to_name(self.old, before, name) - {name}
 
     def _by_kind(self, use: Use, before: Shape, after: Shape) -> Iterator[Change]:
         match use.kind:
@@ -246,6 +257,8 @@ class _Comparison:
         for name in sorted(left_abstract(self.new, after) - left_abstract(self.old, before)):
             what = f"TypeError: the abstract method {name} is not defined"
             yield self._at(Change(ChangeKind.GUARD_ADDED, Impact.BREAKING, new=what), before, after)
+        for change in self._kept_out(use, before, after, one, other):
+            yield self._at(change, before, after)
         first, second = callee_of(self.old, before)[0], callee_of(self.new, after)[0]
         for change in compare_calls(one, other, use):
             seen = self._through_constants(change, first, second)
@@ -259,6 +272,13 @@ class _Comparison:
             yield self._at(change, before, after)
         for change in compare_deprecations(self.old, self.new, first, second, given):
             yield self._at(change, before, after)
+
+    def _kept_out(self, use: Use, before: Shape, after: Shape, one: Signature, other: Signature) -> Iterator[Change]:
+        """What refuses a call beside the signature of its constructor."""
+        made = made_by(self.new, after)
+        if made is not None and not made.ignores_unknown and made != made_by(self.old, before):
+            yield from call_faults(made, use)
+        yield from compare_literals(one, other, use)
 
     def _through_constants(
         self, change: Change, first: griffe.Function | None, second: griffe.Function | None

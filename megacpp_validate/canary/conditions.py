@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from .bodies import Test
@@ -22,6 +24,15 @@ _OPERATORS: Final[dict[type[ast.cmpop], Callable[[object, object], bool]]] = {
     ast.NotIn: lambda one, group: one not in group,  # type: ignore[operator]
 }
 _MOST_COMBINATIONS = 64
+# Of every target: there is no Transformer Engine for any other system.
+_TARGET: Final[dict[str, object]] = {"sys.platform": "linux", "os.name": "posix", "platform.system()": "Linux"}
+
+
+@dataclass(frozen=True)
+class OfType:
+    """A value of which its builtin type alone is known."""
+
+    name: str
 
 
 class Unknowable(Exception):
@@ -41,6 +52,16 @@ def can_fire(tests: Iterable[Test], known_at: Callable[[int], Mapping[str, Argum
     return None if None in outcomes else True
 
 
+def on_targets(condition: str) -> bool | None:
+    """Whether a condition that is about the operating system holds on the targets; None for any other."""
+    try:
+        test = ast.parse(condition, mode="eval").body
+    except SyntaxError:
+        return None
+    asked = (node for node in ast.walk(test) if isinstance(node, ast.Attribute | ast.Call))
+    return _evaluate(test, {}, set()) if any(ast.unparse(node) in _TARGET for node in asked) else None
+
+
 def _possible(test: ast.expr, wanted: bool, given: Mapping[str, Argument]) -> bool | None:
     names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
     choices: list[list[tuple[str, object]]] = []
@@ -49,6 +70,8 @@ def _possible(test: ast.expr, wanted: bool, given: Mapping[str, Argument]) -> bo
         argument = given.get(name)
         if argument is not None and argument.values is not None:
             choices.append([(name, value) for value in argument.values])
+        elif argument is not None and argument.type_name:
+            choices.append([(name, OfType(argument.type_name))])
         elif argument is not None and argument.never_none:
             never_none.add(name)
     seen: set[bool | None] = set()
@@ -77,9 +100,14 @@ def _evaluate(node: ast.expr, values: Mapping[str, object], never_none: set[str]
             if name in never_none:
                 return isinstance(op, ast.IsNot)
             return None if name not in values else (values[name] is None) is isinstance(op, ast.Is)
+        case ast.Call(func=ast.Name(id="callable"), args=[ast.Name(id=name)]) if name in values:
+            return False  # nothing that is written out or of a builtin type is
         case ast.Call(func=ast.Name(id="isinstance"), args=[ast.Name(id=name), kinds]) if name in values:
-            lineage = {cls.__name__ for cls in type(values[name]).__mro__}
-            return bool(lineage & {n.id for n in ast.walk(kinds) if isinstance(n, ast.Name)})
+            return _is_instance(values[name], kinds)
+        case ast.Compare(left=left, ops=[_, _, *_] as ops, comparators=others):  # a < b < c
+            pairs = zip([left, *others], ops, others, strict=False)
+            parts = [ast.Compare(one, [op], [other]) for one, op, other in pairs]
+            return _evaluate(ast.BoolOp(ast.And(), parts), values, never_none)
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _OPERATORS:
             try:
                 return bool(_OPERATORS[type(op)](_constant(left, values), _constant(right, values)))
@@ -91,9 +119,30 @@ def _evaluate(node: ast.expr, values: Mapping[str, object], never_none: set[str]
         return None
 
 
+def _is_instance(value: object, kinds: ast.expr) -> bool | None:
+    """Of `isinstance(value, kinds)`; a class that is not known by its plain name is none of the builtin ones."""
+    made = getattr(builtins, value.name) if isinstance(value, OfType) else type(value)
+    every = kinds.elts if isinstance(kinds, ast.Tuple) else [kinds]
+    if any(isinstance(kind, ast.Name) and kind.id in {cls.__name__ for cls in made.__mro__} for kind in every):
+        return True
+    # An abstract class (Sequence, Iterable) takes what it was never told of; a concrete one of torch takes nothing.
+    known = (hasattr(builtins, kind.id) if isinstance(kind, ast.Name) else _is_tensor(kind) for kind in every)
+    return False if all(known) or not isinstance(value, OfType) else None
+
+
+def _is_tensor(kind: ast.expr) -> bool:
+    return ast.unparse(kind) in {"torch.Tensor", "torch.nn.Parameter", "torch.nn.Module", "torch.dtype", "torch.device"}
+
+
 def _constant(node: ast.expr, values: Mapping[str, object]) -> object:
+    if isinstance(node, ast.NamedExpr):
+        return _constant(node.value, values)
+    if isinstance(node, ast.Name) and isinstance(values.get(node.id), OfType):
+        raise Unknowable
     if isinstance(node, ast.Name) and node.id in values:
         return values[node.id]
+    if ast.unparse(node) in _TARGET:
+        return _TARGET[ast.unparse(node)]
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError) as fault:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import copy
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -44,18 +45,21 @@ def compare_guards(before: Consumed, after: Consumed, given: Mapping[str, Argume
     """
     known = [r.guard for r in _on_the_way(before, depth=_KNOWN_DEPTH)]
     old_view, view = _View(before, given), _View(after, given)
-    conditions = {(guard.kind == "warn", guard.condition) for guard in known}
     new_features = _parameter_names(after.node) - _parameter_names(before.node) - set(given)
     for reached in _on_the_way(after):
         guard = reached.guard
-        if (guard.kind == "warn", guard.condition) in conditions or guard.is_deprecation:
-            continue  # it was there before, or is told as a deprecation
+        if guard.is_deprecation:
+            continue  # it is told as one
         tests = view.tests_of(guard)
         fires = view.can_fire(tests, reached)
+        same = [one for one in known if (one.kind == "warn", one.condition) == (guard.kind == "warn", guard.condition)]
+        if same and not (fires and all(old_view.never(one) for one in same)):
+            continue  # it was there before, and it is not only now that this call runs into it
         concerned = view.concerned_by(tests)
         if fires is False or not (concerned or (fires and not reached.through)):
             continue
-        if any(_same_guard(guard, one) and not (fires and old_view.never(one)) for one in known):
+        narrowed = any(_lost_values(tests, old_view.tests_of(one), given) for one in known)
+        if not narrowed and any(_same_guard(guard, one) and not (fires and old_view.never(one)) for one in known):
             continue
         if any(_asks_for(test, view.far, new_features) for test in tests):
             continue  # it guards a feature that this release brings and that the bridge does not ask for
@@ -64,7 +68,8 @@ def compare_guards(before: Consumed, after: Consumed, given: Mapping[str, Argume
         enclosing = [test for test in tests if not test.passed_by]
         if enclosing and all(ast.unparse(test.expression).endswith(".is_cuda") for test in enclosing):
             continue  # the bridge takes this path with tensors of the GPU only
-        yield _told(reached, concerned or view.left_out(tests), certain=fires is True)
+        certain = fires is True or (narrowed and _ways_of(before.node, concerned) == _ways_of(after.node, concerned))
+        yield _told(reached, concerned or view.left_out(tests), certain=certain)
 
 
 def _on_the_way(consumed: Consumed, *, depth: int = 1) -> list[Reached]:
@@ -125,6 +130,39 @@ class _View:
     def never(self, guard: bodies.Guard) -> bool:
         """Whether a guard of this function's own cannot fire with what the call passes."""
         return can_fire(self.tests_of(guard), lambda line: known_inside(self._node, self._given, line)) is False
+
+
+def _lost_values(new: Iterable[bodies.Test], old: Iterable[bodies.Test], given: Mapping[str, Argument]) -> set[str]:
+    """Parameters that are looked up in a list which no longer holds a value that the call passes."""
+    before, after = _lists_in(old), _lists_in(new)
+    lost: set[str] = set()
+    for name in before.keys() & after.keys() & given.keys():
+        passed = set(given[name].values or ())
+        if passed & before[name] and not passed & before[name] <= after[name]:
+            lost.add(name)
+    return lost
+
+
+def _lists_in(tests: Iterable[bodies.Test]) -> dict[str, set[object]]:
+    """Name -> the values that it has to be one of."""
+    found: dict[str, set[object]] = {}
+    for test in tests:
+        match test.expression:
+            case ast.Compare(left=ast.Name(id=name), ops=[ast.In()], comparators=[group]) if not test.wanted:
+                with contextlib.suppress(ValueError, TypeError, SyntaxError):
+                    found[name] = set(ast.literal_eval(group))
+    return found
+
+
+def _ways_of(node: ast.FunctionDef, names: set[str]) -> set[str]:
+    """How a function puts other values in the place of some of its parameters."""
+    return {
+        ast.unparse(found)
+        for found in ast.walk(node)
+        if isinstance(found, ast.Assign | ast.AnnAssign | ast.AugAssign)
+        for target in ast.walk(found)
+        if isinstance(target, ast.Name) and isinstance(target.ctx, ast.Store) and target.id in names
+    }
 
 
 def _names_in(tests: Iterable[bodies.Test]) -> set[str]:

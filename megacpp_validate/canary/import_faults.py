@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 
 from ..evidence.findings import Cause, ChangeKind, Impact, SourceLine
 from .changes import Change
+from .conditions import on_targets
 from .import_names import bound_by, covers, is_for_type_checkers, read_at_once, stored_by
 from .import_time import ENTRY, absolute
-from .release import PACKAGE, Release
+from .release import Release
+from .source_files import PACKAGE, why_no_python_reads
 
 _EVERYWHERE = frozenset(
     {*dir(builtins), "__file__", "__path__", "__package__", "__spec__", "__loader__", "__annotations__", "__module__"}
@@ -49,7 +51,7 @@ def compare_import_faults(old: Release, new: Release) -> Iterator[Change]:
     for fault in read_import_faults(new):
         if (fault.about, fault.condition) in before:
             continue
-        readable = not fault.what.startswith("SyntaxError")  # a newer Python may well read it
+        readable = not fault.what.startswith("SyntaxError")
         yield Change(
             ChangeKind.IMPORT_REQUIREMENT_ADDED,
             Impact.BREAKING if readable and not fault.condition else Impact.RISK,
@@ -64,9 +66,10 @@ def compare_conditions(old: Release, new: Release, module: str, name: str) -> It
     condition = _only_if(new, module, name)
     if condition and condition != _only_if(old, module, name):
         made = new.module(module)
+        never = on_targets(condition) is False
         yield Change(
             ChangeKind.GUARD_ADDED,
-            Impact.RISK,
+            Impact.BREAKING if never else Impact.RISK,
             Cause.ENVIRONMENT,
             after=SourceLine(file=str(made.filepath), line=1) if made is not None else None,
             new=f"ImportError unless {condition}",
@@ -174,13 +177,17 @@ class _Import:
 
     def _run_module(self, made: _Made) -> None:
         try:
-            if said := self._release.why_unreadable(made.file):
-                what = f"SyntaxError: {made.path}: {said}"
+            if said := self._release.why_unreadable(made.file):  # a newer Python may well read it
+                no_python = why_no_python_reads(self._release, made.file)
+                what = f"{made.path} is no Python: {no_python}" if no_python else f"SyntaxError: {made.path}: {said}"
                 raise _Broken(ImportFault(what, made.path, "", made.file, 1), frozenset({"SyntaxError"}))
             tree = self._release.syntax(made.file)
             late, made.is_open = bound_by(self._release.text(made.file))
             made.names |= late
-            self._run(tree.body, made, "")
+            try:
+                self._run(tree.body, made, "")
+            except RecursionError:  # an expression nested too deep for this walk
+                made.is_open = True
         except _Broken as end:
             made.broken = end
             raise

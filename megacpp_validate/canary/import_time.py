@@ -18,7 +18,8 @@ from . import bodies
 from .arguments import argument_of
 from .changes import Change
 from .conditions import can_fire
-from .release import PACKAGE, Release
+from .release import Release
+from .source_files import PACKAGE
 from .surface import Argument, Symbol
 
 ENTRY = "transformer_engine.pytorch"
@@ -63,7 +64,7 @@ def compare_import_time(old: Release, new: Release) -> Iterator[Change]:
     for (file, library), group in groups.items():
         texts = [f"import {library}" if library else r.text for r in group]
         conditions = {r.condition for r in group} - {""}
-        about_us = library or any(_SURROUNDINGS.search(r.text) for r in group)
+        about_us = library or any(_SURROUNDINGS.search(f"{r.text} {r.condition}") for r in group)
         yield Change(
             ChangeKind.IMPORT_REQUIREMENT_ADDED,
             Impact.RISK if about_us else Impact.HARMLESS,  # else it checks itself, as any release does

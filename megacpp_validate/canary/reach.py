@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import griffe
 
 from . import bodies
-from .release import PACKAGE, Found, Release
+from .release import Found, Release
+from .source_files import PACKAGE
 
 _LOST = "_lost_"  # before a name of the callee whose value cannot be followed, so that it is no name of the caller
 

@@ -14,8 +14,7 @@ import logging
 import re
 import sys
 import tempfile
-import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -26,10 +25,11 @@ from typing import Any
 import griffe
 
 from ..evidence.findings import ReleaseSource, SourceLine
+from .import_names import stored_by
 from .lazy_names import lazy_target
 from .recipes import ConstructedDataclasses
+from .source_files import PACKAGE, SourceFiles, why_not_loaded
 
-PACKAGE = "transformer_engine"
 ROOTS = ("transformer_engine.pytorch", "transformer_engine.common")  # what a torch bridge can reach
 
 _LAZY = re.compile(r"(^|\.)(lazy_loader|attach)$|^lazy_loader\.")
@@ -79,6 +79,7 @@ class Release:
         self.source = source
         self.version = source.version
         self._wheel = wheel
+        self._files = SourceFiles(wheel)
         self._cache = cache
         self.memory: dict[str, Any] = {}  # what a comparison has worked out about this release
         self._syntax: dict[str, ast.Module] = {}
@@ -175,8 +176,8 @@ class Release:
         if file not in self._syntax:
             try:
                 self._syntax[file] = ast.parse(self.text(file))
-            except (SyntaxError, ValueError) as fault:
-                self._syntax[file], self._unreadable[file] = ast.Module([], []), str(fault)
+            except (SyntaxError, ValueError, RecursionError, MemoryError) as fault:
+                self._syntax[file], self._unreadable[file] = ast.Module([], []), str(fault) or type(fault).__name__
         return self._syntax[file]
 
     def why_unreadable(self, file: str) -> str:
@@ -186,19 +187,11 @@ class Release:
 
     def text(self, file: str) -> str:
         """The text of a file."""
-        if self._wheel.is_dir():
-            return (self._wheel / file).read_text(encoding="utf-8")
-        with zipfile.ZipFile(self._wheel) as archive:
-            return archive.read(file).decode("utf-8")
+        return self._files.text(file)
 
     def files(self) -> list[str]:
         """Every Python file of the package, relative to the wheel's root."""
-        if self._wheel.is_dir():
-            names = [str(path.relative_to(self._wheel)) for path in self._wheel.rglob("*.py")]
-        else:
-            with zipfile.ZipFile(self._wheel) as archive:
-                names = archive.namelist()
-        return sorted(name for name in names if name.startswith(f"{PACKAGE}/") and name.endswith(".py"))
+        return self._files.names
 
     def stored(self, name: str, make: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
         """Facts about the release that `make` reads from its sources, kept beside the tree."""
@@ -226,7 +219,13 @@ class Release:
         return self._cache / f"{self.source.sha256}-{_reader_hash()}.json"
 
     def _load(self) -> tuple[griffe.Module, str]:
-        with self._folder() as folder, without_garbage_collection():
+        try:
+            return self._load_without(())
+        except RecursionError:  # a table that some program wrote: Python itself cannot read it either
+            return self._load_without([file for file in self.files() if self.why_unreadable(file)])
+
+    def _load_without(self, left_out: Collection[str]) -> tuple[griffe.Module, str]:
+        with self._files.laid_out(left_out) as folder, without_garbage_collection():
             extensions = griffe.load_extensions(ConstructedDataclasses())
             loader = griffe.GriffeLoader(
                 search_paths=[folder], allow_inspection=False, extensions=extensions, docstring_parser=None
@@ -235,22 +234,12 @@ class Release:
                 for root in ROOTS:
                     loader.load(root, submodules=True, find_stubs_package=False)
             except (ImportError, griffe.LoadingError, KeyError) as fault:
-                raise ReleaseUnreadable(_why_unreadable(self.source.wheel, folder, fault)) from fault
+                shown = str(self._wheel) if self._wheel.is_dir() else self.source.wheel
+                raise ReleaseUnreadable(why_not_loaded(shown, folder, ROOTS, fault)) from fault
             loader.resolve_aliases(implicit=True, external=False)
             module = loader.modules_collection[PACKAGE]
             text = module.as_json(full=False).replace(f"{json.dumps(str(folder))[1:-1]}/", "")
         return _attach(griffe.Module.from_json(text)), text
-
-    @contextmanager
-    def _folder(self) -> Iterator[Path]:
-        if self._wheel.is_dir():
-            yield self._wheel.resolve()
-            return
-        with tempfile.TemporaryDirectory(prefix="megacpp-te-") as name:
-            folder = Path(name).resolve()
-            with zipfile.ZipFile(self._wheel) as archive:
-                archive.extractall(folder, [n for n in archive.namelist() if n.endswith((".py", ".pyi"))])
-            yield folder
 
     def _lookup(self, module: str, name: str, seen: set[tuple[str, str]]) -> Lookup:
         if (module, name) in seen:
@@ -262,8 +251,10 @@ class Release:
         if holder is None:
             return self._lookup_in_class(module, name, seen)
         member = holder.members.get(name)
-        if member is None or (isinstance(member, griffe.Alias) and not member.runtime):
-            return self._lookup_lazy(holder, name, seen)  # not there, or under TYPE_CHECKING only
+        lost = name in self._deleted(holder)
+        if member is None or lost or (isinstance(member, griffe.Alias) and not member.runtime):
+            # not there, no longer there, or under TYPE_CHECKING only
+            return self._lookup_lazy(holder, name, seen)
         if isinstance(member, griffe.Alias):
             owner, _, last = member.target_path.rpartition(".")
             if self.module(member.target_path) is not None:
@@ -272,6 +263,20 @@ class Release:
         if isinstance(member, griffe.Attribute):
             return self._lookup_assigned(holder, member, seen)
         return Found(member)
+
+    def _deleted(self, module: griffe.Module) -> set[str]:
+        """Names that a module deletes again when it is run, and does not bind anew behind that."""
+        file = str(module.filepath)
+        key = f"deleted in {file}"
+        if key not in self.memory:
+            left: set[str] = set()
+            for node in self.syntax(file).body if " del " in self.text(file).replace("\n", " ") else ():
+                left -= stored_by(node)
+                if isinstance(node, ast.Delete):
+                    left |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+            self.memory[key] = left
+        found: set[str] = self.memory[key]
+        return found
 
     def _unread(self, module: str) -> str:
         """Why a module of the package that is there is not in the tree; empty where it is not there either."""
@@ -313,25 +318,6 @@ class Release:
             found = self.in_scope(holder, str(value), seen)
             return found if isinstance(found, Found) else Found(member, wrapped=True)
         return Found(member, wrapped=isinstance(value, griffe.ExprCall))
-
-
-def _why_unreadable(wheel: str, folder: Path, fault: Exception) -> str:
-    for root in ROOTS:
-        file = folder / root.replace(".", "/") / "__init__.py"
-        try:
-            ast.parse(file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return (
-                f"{wheel} holds no {root}: {fault}. Likely cause: an empty placeholder release. "
-                "Next step: choose another release."
-            )
-        except (SyntaxError, ValueError, OSError) as wrong:
-            return (
-                f"{wheel}: {file.relative_to(folder)} cannot be read as Python: {wrong}. Likely cause: an edit in the "
-                f"folder, or code for a newer Python than {sys.version_info.major}.{sys.version_info.minor}. "
-                "Next step: mend the file, or choose another release."
-            )
-    return f"{wheel} cannot be read: {fault}. Likely cause: damaged sources. Next step: choose another release."
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -11,7 +12,8 @@ import griffe
 from ..evidence.findings import ChangeKind, Impact, SourceLine
 from . import bodies
 from .changes import Change
-from .release import PACKAGE, Found, Release
+from .release import Found, Release
+from .source_files import PACKAGE
 from .surface import Use
 
 _DEPTH = 2  # calls to follow: `return helper(x)`
@@ -38,7 +40,8 @@ def compare_returns(
     wanted = use.unpack or 1
     lengths = {r.length for r in other}
     where = SourceLine(file=str(after.filepath), line=after.lineno or 1)
-    if {r.length for r in one} == {wanted} and (wrong := lengths - {wanted, None}):
+    wrong, before_all = lengths - {wanted, None}, {r.length for r in one}
+    if wrong and (before_all == {wanted} or (lengths == wrong and _may_have_given(wanted, before_all, before))):
         yield Change(
             ChangeKind.RETURN_CHANGED,
             Impact.BREAKING if lengths == wrong else Impact.RISK,  # else some way through the function gives them
@@ -51,8 +54,19 @@ def compare_returns(
         if was.names != now.names and sorted(was.names) == sorted(now.names):
             names = ", ".join(was.names), ", ".join(now.names)
             yield Change(ChangeKind.RETURN_CHANGED, Impact.BREAKING, after=where, old=names[0], new=names[1])
-    if lengths == {None}:
+    if None in lengths:
         yield from _annotations(old, new, (before, after), use, where)
+
+
+def _may_have_given(wanted: int, lengths: set[int | None], function: griffe.Function) -> bool:
+    """Whether a function of which not every `return` can be read gave that many values to a call that worked."""
+    if None not in lengths:
+        return wanted in lengths
+    if wanted > 1:  # it was taken apart
+        return True
+    kinds = re.split(r"[\[\],|\s]+", str(function.returns or ""))
+    written_out = len(lengths) > 1  # some return is a tuple as written, so the others are something else
+    return written_out or str(function.returns) in _ONE or (kinds[0] in {"Union", "Optional"} and kinds[1] in _ONE)
 
 
 def returned(release: Release, function: griffe.Function, depth: int = _DEPTH) -> list[Returned]:
@@ -99,6 +113,8 @@ class _Reader:
         elif isinstance(obj, griffe.Class) and (fields := _fields(obj)):
             given = dict(zip(fields, call.args, strict=False)) | {k.arg: k.value for k in call.keywords if k.arg}
             yield Returned(len(fields), _names([given.get(field, ast.Constant(None)) for field in fields]))
+        elif isinstance(obj, griffe.Class) and _is_one(self._release, obj):
+            yield Returned(1)
         else:
             yield Returned(None)
 
@@ -129,14 +145,26 @@ def _fields(cls: griffe.Class) -> list[str]:
     return [n for n, m in cls.members.items() if isinstance(m, griffe.Attribute) and m.annotation is not None]
 
 
+def _is_one(release: Release, cls: griffe.Class) -> bool:
+    """Whether an instance surely cannot be taken apart: nothing in its lineage iterates."""
+    bases, complete = release.bases(cls)
+    lineage = (cls, *bases)
+    tuples = any(str(base).rpartition(".")[2] in {"NamedTuple", "Enum"} for one in lineage for base in one.bases)
+    return complete and not tuples and not any({"__iter__", "__getitem__"} & set(one.members) for one in lineage)
+
+
 def _annotations(
     old: Release, new: Release, pair: tuple[griffe.Function, griffe.Function], use: Use, where: SourceLine
 ) -> Iterator[Change]:
-    """An annotation that spoke of several values and speaks of one, where the `return` statements changed with it."""
+    """An annotation that spoke of several values and speaks of one, where the `return` statements changed with it.
+
+    Or the other way round, for a call that takes what it is given as one value.
+    """
     texts = ["" if f.returns is None else str(f.returns) for f in pair]
-    several, one = texts[0].lower().startswith("tuple[") and "..." not in texts[0], texts[1] in _ONE
+    several = [text.lower().startswith("tuple[") and "..." not in text for text in texts]
     nodes = (old.node_of(pair[0]), new.node_of(pair[1]))
     values = [[ast.unparse(v) for v in bodies.returned_values(n) if v is not None] for n in nodes]
-    if several and one and values[0] != values[1]:
-        impact = Impact.BREAKING if use.unpack else Impact.RISK
-        yield Change(ChangeKind.RETURN_CHANGED, impact, after=where, old=texts[0], new=texts[1])
+    fewer = several[0] and texts[1] in _ONE
+    more = several[1] and texts[0] in _ONE and not use.unpack
+    if (fewer or more) and values[0] != values[1]:
+        yield Change(ChangeKind.RETURN_CHANGED, Impact.BREAKING, after=where, old=texts[0], new=texts[1])

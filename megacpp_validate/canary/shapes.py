@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import griffe
 
 from . import bodies
-from .recipes import IGNORES_UNKNOWN
+from .recipes import CHECKS_VALUES, IGNORES_UNKNOWN
 from .release import Found, Release
 from .surface import RESULT
-from .wrapping import partial_of, stands_for, taken_by_decorators
+from .wrapping import method_behind, partial_of, stands_for, taken_by_decorators
 
 _POSITIONAL = {griffe.ParameterKind.positional_only, griffe.ParameterKind.positional_or_keyword}
 _VARIADIC = {griffe.ParameterKind.var_positional, griffe.ParameterKind.var_keyword}
@@ -21,12 +21,16 @@ _CONTEXT_DECORATORS = ("contextmanager", "asynccontextmanager")
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter: its kind as griffe has it, default and annotation as source text ("" if none)."""
+    """One parameter: its kind as griffe has it, default and annotation as source text ("" if none).
+
+    `popped`: it is taken out of `**kwargs`.
+    """
 
     name: str
     kind: griffe.ParameterKind
     default: str | None = None
     annotation: str = ""
+    popped: bool = False
 
     @property
     def required(self) -> bool:
@@ -42,11 +46,17 @@ class Signature:
         parameters: in order.
         ignores_unknown: keywords that are not parameters are dropped without a word.
         open_keywords: there is a `**kwargs` whose keys cannot all be read.
+        is_checked: values are held against the annotations when it is called (pydantic).
+        mentioned: texts in the body of a function with `**kwargs`, any of which may be a key.
+        refused: keys of `**kwargs` for which it raises.
     """
 
     parameters: tuple[Parameter, ...]
     ignores_unknown: bool = False
     open_keywords: bool = False
+    mentioned: frozenset[str] = frozenset()
+    refused: frozenset[str] = frozenset()
+    is_checked: bool = False
 
     def named(self, name: str) -> Parameter | None:
         """The parameter of that name; `*args` and `**kwargs` themselves are none."""
@@ -116,16 +126,29 @@ def signature_of(release: Release, shape: Shape) -> Signature | None:
         return Signature(()) if shape.what == "class" and _takes_nothing(release, shape.obj) else None
     if (other := stands_for(release, function)) is not None:
         return signature_of(release, _shape_of_object(other))
+    if (method := method_behind(release, function)) is not None:
+        return signature_of(release, Shape("function", method, bound=bound))
     outermost = taken_by_decorators(release, function)
     parameters = list(function.parameters) if outermost is None else outermost
     given = 1 if bound and parameters and parameters[0].kind not in _VARIADIC else 0
     known = [_parameter(p) for p in parameters[given:]]
     if not any(p.kind is griffe.ParameterKind.var_keyword for p in known):
-        return Signature(tuple(known), ignores_unknown=IGNORES_UNKNOWN in function.labels)
+        labels = function.labels
+        return Signature(tuple(known), ignores_unknown=IGNORES_UNKNOWN in labels, is_checked=CHECKS_VALUES in labels)
     extra, is_open, swallows = _keywords_in(release, function)
     names = {p.name for p in known}
     known += [p for p in extra if p.name not in names]
-    return Signature(tuple(known), ignores_unknown=swallows, open_keywords=is_open)
+    node = release.node_of(function)
+    texts, refused = bodies.texts_in(node), bodies.refused_keys(node)
+    return Signature(tuple(known), swallows, is_open, mentioned=texts, refused=refused)
+
+
+def made_by(release: Release, shape: Shape) -> Signature | None:
+    """How a class's own `__new__` is called, where it has a constructor beside it: a call has to fit both."""
+    if shape.what != "class" or not isinstance(shape.obj, griffe.Class) or not _method(release, shape.obj, "__init__"):
+        return None
+    made = _method(release, shape.obj, "__new__")
+    return signature_of(release, Shape("function", made, bound=True)) if made is not None else None
 
 
 def is_context_manager(release: Release, shape: Shape) -> bool | None:
@@ -224,10 +247,15 @@ def _member(release: Release, shape: Shape, name: str) -> Shape:
     if shape.what == "module" and isinstance(shape.obj, griffe.Module):
         found = release.lookup(shape.obj.path, name)
         return _shape_of_object(found) if isinstance(found, Found) else Shape("missing")
-    if shape.what not in {"class", "instance"} or not isinstance(shape.obj, griffe.Class):
-        return UNKNOWN_SHAPE
-    bases, complete = release.bases(shape.obj)
-    for cls in (shape.obj, *bases):
+    if shape.what in {"class", "instance"} and isinstance(shape.obj, griffe.Class):
+        return _member_of_class(release, shape, shape.obj, name)
+    lost = shape.what in {"function", "assigned"} and _has_no_members(shape.obj)
+    return Shape("missing", shape.obj) if lost else UNKNOWN_SHAPE
+
+
+def _member_of_class(release: Release, shape: Shape, holder: griffe.Class, name: str) -> Shape:
+    bases, complete = release.bases(holder)
+    for cls in (holder, *bases):
         member = cls.members.get(name)
         if isinstance(member, griffe.Function):
             labels = member.labels
@@ -236,12 +264,28 @@ def _member(release: Release, shape: Shape, name: str) -> Shape:
             return Shape("function", member, bound=shape.what == "instance" or "classmethod" in labels)
         if isinstance(member, griffe.Object):
             return _held(release, member)
-    nodes = [release.node_of(cls) for cls in (shape.obj, *bases)]
-    if any(bodies.may_name(node, name) for node in nodes):
-        return Shape("value", shape.obj, maybe=not any(bodies.surely_names(node, name) for node in nodes))
-    if "__getattr__" in {m for cls in (shape.obj, *bases) for m in cls.members}:
+    nodes = [release.node_of(cls) for cls in (holder, *bases)]
+    if any(bodies.ways_to_name(node, name) for node in nodes):
+        return Shape("value", holder, maybe=not any(bodies.surely_names(node, name) for node in nodes))
+    if "__getattr__" in {m for cls in (holder, *bases) for m in cls.members}:
         return UNKNOWN_SHAPE
-    return Shape("missing", shape.obj, maybe=not complete)
+    return Shape("missing", holder, maybe=not complete)
+
+
+def ways_to_name(release: Release, shape: Shape, name: str) -> set[str]:
+    """Texts in the code of a class and its bases that may name an attribute when they are run."""
+    holder = shape.obj if isinstance(shape.obj, griffe.Class) else getattr(shape.obj, "parent", None)
+    if not isinstance(holder, griffe.Class):
+        return set()
+    lineage = (holder, *release.bases(holder)[0])
+    return set().union(*(bodies.ways_to_name(release.node_of(cls), name) for cls in lineage))
+
+
+def _has_no_members(obj: griffe.Object | None) -> bool:
+    """Whether something surely has no attributes of its own: a plain function, a type that is written out."""
+    if isinstance(obj, griffe.Attribute):
+        return isinstance(obj.value, griffe.ExprSubscript) and str(obj.value.left).rpartition(".")[2] == "Literal"
+    return isinstance(obj, griffe.Function) and not obj.decorators and isinstance(obj.parent, griffe.Module)
 
 
 def _held(release: Release, member: griffe.Object) -> Shape:
@@ -263,8 +307,16 @@ def enum_values(before: Shape, after: Shape) -> tuple[str, str] | None:
         return None
     if not _is_enumeration(other.parent):
         return None
-    values = " ".join(str(one.value).split()), " ".join(str(other.value).split())
+    values = _member_value(one), _member_value(other)
     return None if values[0] == values[1] or "auto" in values[0] + values[1] else values
+
+
+def _member_value(member: griffe.Attribute) -> str:
+    """The value of an enumeration's member, that of the other one where it is an alias."""
+    holder = member.parent
+    aliased = holder.members.get(str(member.value)) if isinstance(holder, griffe.Class) else None
+    value = aliased.value if isinstance(aliased, griffe.Attribute) else member.value
+    return " ".join(str(value).split())
 
 
 def _is_enumeration(holder: object) -> bool:
@@ -319,7 +371,7 @@ def _keywords_in(release: Release, function: griffe.Function) -> tuple[Iterable[
     node = release.node_of(function)
     taken, handed_on = bodies.keywords_taken(node)
     only = griffe.ParameterKind.keyword_only
-    parameters = [Parameter(name, only, default) for name, default in taken.items()]
+    parameters = [Parameter(name, only, default, popped=True) for name, default in taken.items()]
     if handed_on == "super" and isinstance(function.parent, griffe.Class):
         for base in release.bases(function.parent)[0]:
             method = base.members.get(function.name)

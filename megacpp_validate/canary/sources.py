@@ -80,12 +80,19 @@ class Sources:
             SourceUnavailable: the index does not answer.
         """
         if self._listed is None:
-            done = self._pip("index", "versions", DISTRIBUTION, "--ignore-requires-python", what="the list of releases")
-            match = re.search(r"Available versions: (.+)", done.stdout)
-            if done.returncode or not match:
-                raise SourceUnavailable(_say_unreachable("the list of Transformer Engine releases", done.stderr))
-            self._listed = sort_versions(match[1].split(","))
+            # What has no wheel that is read here (a source distribution alone) cannot be judged.
+            listed, said = self._list("--only-binary=:all:")
+            if not listed:
+                raise SourceUnavailable(_say_unreachable("the list of Transformer Engine releases", said))
+            self._listed = listed
         return self._listed
+
+    def _list(self, *options: str, distribution: str = DISTRIBUTION) -> tuple[list[str], str]:
+        """Releases on the index, oldest first, and what pip said beside them."""
+        asked = ("index", "versions", distribution, "--ignore-requires-python", *options)
+        done = self._pip(*asked, what="the list of releases")
+        match = None if done.returncode else re.search(r"Available versions: (.+)", done.stdout)
+        return sort_versions(match[1].split(",")) if match else [], done.stderr
 
     def _from_folder(self, folder: Path) -> Release:
         """A folder that holds `transformer_engine/`: a source tree or an unpacked wheel."""
@@ -204,6 +211,12 @@ class Sources:
         names = [n for n in (offered[1].split(",") if offered else []) if n.strip() not in {"", "none"}]
         if names:
             near = nearest(version, [name.strip() for name in names])
+            if version in self._list("--pre", distribution=distribution)[0]:
+                return SourceUnavailable(
+                    f"{distribution} {version} is on the index without a wheel that can be read here: as a source "
+                    f"distribution alone, or for another platform. Nearest with one: {', '.join(near)}. Next step: "
+                    "choose one of them, or give a folder with its sources."
+                )
             return UnknownRelease(
                 f"there is no {distribution} {version} on the index. Nearest: {', '.join(near)}. Next step: choose "
                 "one of them; `--list` shows all."

@@ -42,10 +42,12 @@ class Argument:
     Attributes:
         values: every literal it can be; None if it can be others.
         never_none: it is annotated as something that is not None.
+        type_name: the builtin type that it surely has; empty where that is not known.
     """
 
     values: tuple[object, ...] | None = None
     never_none: bool = False
+    type_name: str = ""
 
 
 UNKNOWN = Argument()

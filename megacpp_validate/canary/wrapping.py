@@ -6,7 +6,8 @@ import ast
 
 import griffe
 
-from .release import PACKAGE, Found, Release
+from .release import Found, Release
+from .source_files import PACKAGE
 
 _ONLY = griffe.ParameterKind.keyword_only
 _BY_PLACE = {griffe.ParameterKind.positional_only, griffe.ParameterKind.positional_or_keyword}
@@ -36,6 +37,8 @@ def partial_of(release: Release, attribute: griffe.Object) -> griffe.Function | 
     return griffe.Function(
         found.obj.name,
         parameters=griffe.Parameters(*parameters),
+        decorators=found.obj.decorators,
+        returns=found.obj.returns,
         lineno=found.obj.lineno,
         endlineno=found.obj.endlineno,
         parent=found.obj.parent,
@@ -67,16 +70,47 @@ def stands_for(release: Release, function: griffe.Function) -> Found | None:
             args=ast.arguments(
                 posonlyargs=[], args=[], kwonlyargs=[], vararg=ast.arg(arg=many), kwarg=ast.arg(arg=named)
             ),
-            body=[*_, ast.Return(value=ast.Call(func=called, args=args, keywords=keywords))],
-        ):
-            whole = [ast.unparse(a) for a in args] == [f"*{many}"] and [ast.unparse(k) for k in keywords] == [
-                f"**{named}"
-            ]
-            dotted = ast.unparse(called)
-            if whole and all(part.isidentifier() for part in dotted.split(".")):
+            body=[*_, ast.Return(value=ast.Call() as call)],
+        ) if _hands_on(call, many, named):
+            dotted = ast.unparse(call.func)
+            if all(part.isidentifier() for part in dotted.split(".")):
                 found = release.in_scope(function.module, dotted)
                 return found if isinstance(found, Found) and found.obj is not function else None
     return None
+
+
+def method_behind(release: Release, function: griffe.Function) -> griffe.Function | None:
+    """The method of the same object that a method hands all of its `*args, **kwargs` to, whatever else it does."""
+    node = release.node_of(function)
+    match node:
+        case ast.FunctionDef(
+            args=ast.arguments(
+                posonlyargs=[],
+                args=[ast.arg(arg=this)],
+                kwonlyargs=[],
+                vararg=ast.arg(arg=many),
+                kwarg=ast.arg(arg=named),
+            ),
+            body=body,
+        ) if isinstance(function.parent, griffe.Class):
+            calls = [
+                s.value for s in body if isinstance(s, ast.Expr | ast.Return) and isinstance(s.value, ast.Call)
+            ]  # at once, under no condition
+            for call in calls:
+                match call.func:
+                    case ast.Attribute(value=ast.Name(id=owner), attr=name) if owner == this:
+                        if not _hands_on(call, many, named):
+                            continue
+                        lineage = (function.parent, *release.bases(function.parent)[0])
+                        found = next((c.members[name] for c in lineage if name in c.members), None)
+                        return found if isinstance(found, griffe.Function) else None
+    return None
+
+
+def _hands_on(call: ast.Call, many: str, named: str) -> bool:
+    """Whether a call is given `*many, **named` and nothing else."""
+    given = [ast.unparse(a) for a in call.args], [ast.unparse(k) for k in call.keywords]
+    return given == ([f"*{many}"], [f"**{named}"])
 
 
 def _wrapper_of(release: Release, function: griffe.Function, decorator: ast.expr) -> ast.FunctionDef | None:
@@ -87,9 +121,19 @@ def _wrapper_of(release: Release, function: griffe.Function, decorator: ast.expr
     found = release.in_scope(function.module, name)
     if not isinstance(found, Found) or not found.obj.path.startswith(PACKAGE):
         return None
-    maker = release.node_of(found.obj)
-    inner = _handed_back(maker)
+    inner = _handed_back(_first_definition(release, found.obj))
     return _handed_back(inner) if made_by_a_call else inner
+
+
+def _first_definition(release: Release, maker: griffe.Object) -> ast.AST | None:
+    """A definition that is made twice, in the branches of an `if`, is the first: the other is for what is older."""
+    tree = release.syntax(str(maker.filepath))
+    for node in tree.body:
+        if isinstance(node, ast.If):
+            named = {n.name: n for n in node.body if isinstance(n, ast.FunctionDef)}
+            if maker.name in named and isinstance(maker.parent, griffe.Module):
+                return named[maker.name]
+    return release.node_of(maker)
 
 
 def _handed_back(node: ast.AST | None) -> ast.FunctionDef | None:

@@ -39,7 +39,7 @@ ROUNDABOUT = [
     Case("abstract-method-left", ABSTRACT.format("def describe(self): ..."), ABSTRACT.format("pass"), "te.Layer.require()()", {"user guard-added breaking"}),
     Case("abstract-without-abc", ABSTRACT.format("pass").replace("(ABC)", ""), ABSTRACT.format("x = 1").replace("(ABC)", ""), "te.Layer.require()()", set()),
     Case("scope-that-returns-a-tuple", SCOPE, PLAIN_SCOPE.format("1, 2"), ENTERS, {"user context-manager-lost breaking"}),
-    Case("scope-that-returns-a-call", SCOPE, PLAIN_SCOPE.format("make()"), ENTERS, set()),
+    Case("scope-that-returns-a-call", SCOPE, PLAIN_SCOPE.format("sorted('')"), ENTERS, set()),
     Case("held-by-a-class", MANAGER.format("amax"), MANAGER.format("amaxes"), "def f():\n    m = te.Manager.require()\n    return getattr(m.state, 'amax', None)", {"user attribute-removed amax risk"}),
     Case("checked-on-entry-now-at-once", CHECKED_CLASS, CHECKED_FUNCTION, ENTERS_MODE, {"user class-became-function harmless"}),
     Case("checked-on-entry", CHECKED_CLASS.replace("check(self._mode)", "pass"), CHECKED_CLASS, ENTERS_MODE, {"user guard-added mode risk"}),
@@ -71,7 +71,7 @@ GIVES = [
     gives("environment-of-its-own", "os.getenv('B', '1')\n    return x", set(), "te.f.require()(1)", old="os.getenv('A', '0')\n    return x"),
     gives("deprecated-through-a-helper", "old_way('f')\n    return x", {"user deprecated risk"}, "te.f.require()(1)", old="return x"),
     gives("deprecated-through-a-helper-at-times", "if y == 3: old_way('f')\n    return x", set(), "te.f.require()(1)", old="return x"),
-    Case("annotated-as-one", "S = (1, 'a')\ndef f() -> tuple[bool, str]:\n    return S", "S = (1, 'a')\ndef f() -> bool:\n    return S[0]", "x = te.f.require()()", {"user return-changed risk"}),
+    Case("annotated-as-one", "S = (1, 'a')\ndef f() -> tuple[bool, str]:\n    return S", "S = (1, 'a')\ndef f() -> bool:\n    return S[0]", "x = te.f.require()()", {"user return-changed breaking"}),
     Case("annotated-as-one-only", "S = (1, 'a')\ndef f() -> tuple[bool, str]:\n    return S", "S = (1, 'a')\ndef f() -> bool:\n    return S", "x = te.f.require()()", set()),
 ]  # fmt: skip
 

@@ -1,0 +1,136 @@
+"""The Python files of one release, in a wheel or in a folder, read as Python itself would read them."""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import re
+import sys
+import tempfile
+import tokenize
+import zipfile
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+PACKAGE = "transformer_engine"
+
+
+class Texts(Protocol):
+    """What gives the text of a file by its name."""
+
+    def text(self, name: str, /) -> str:
+        """The text."""
+
+
+class SourceFiles:
+    """The files of a release by their paths relative to the wheel's root.
+
+    Args:
+        wheel: the wheel, or a folder that holds the package.
+    """
+
+    def __init__(self, wheel: Path) -> None:
+        self._wheel = wheel
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Every Python file of the package."""
+        found = _below(self._wheel, PACKAGE) if self._wheel.is_dir() else self._packed
+        return sorted(name for name in found if name.startswith(f"{PACKAGE}/") and name.endswith(".py"))
+
+    @cached_property
+    def _packed(self) -> dict[str, bytes]:
+        """The files of a wheel: some 4 MB, read at once, because opening it for each takes longer."""
+        with zipfile.ZipFile(self._wheel) as archive:
+            return {name: archive.read(name) for name in archive.namelist() if name.endswith(".py")}
+
+    def _raw(self, name: str) -> bytes:
+        return (self._wheel / name).read_bytes() if self._wheel.is_dir() else self._packed[name]
+
+    def text(self, name: str) -> str:
+        """The text of a file.
+
+        Raises:
+            SyntaxError, ValueError: its bytes are no text in the encoding that it says.
+        """
+        return decoded(self._raw(name))
+
+    @contextmanager
+    def laid_out(self, without: Collection[str] = ()) -> Iterator[Path]:
+        """A folder with these files and nothing else, in UTF-8; those in `without` are empty there."""
+        with tempfile.TemporaryDirectory(prefix="megacpp-te-") as folder:
+            root = Path(folder).resolve()
+            for name in self.names:
+                _write(root / name, self._raw(name), name in without)
+            yield root
+
+
+def decoded(raw: bytes) -> str:
+    """A source file's bytes as text: by its byte order mark or its coding line, else as UTF-8.
+
+    Raises:
+        SyntaxError, ValueError: they are no text in that encoding.
+    """
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
+    return raw.decode(encoding)
+
+
+def why_no_python_reads(release: Texts, name: str) -> str:
+    """Why a file that this Python does not read is none for any other either; empty where one may read it."""
+    try:
+        text = release.text(name)
+    except (SyntaxError, ValueError):
+        return "its bytes are no text in the encoding that it says"
+    if "\0" in text:
+        return "there are null bytes in it"
+    marked = re.search(r"^(<{7} .*|={7}|>{7} .*)$", text, re.MULTILINE)
+    return f"a merge was left unfinished in it ({marked[0][:40]})" if marked else ""
+
+
+def why_not_loaded(wheel: str, folder: Path, roots: Iterable[str], fault: Exception) -> str:
+    """Why the sources of a release, laid out in a folder, could not be loaded, in words to act on."""
+    for root in roots:
+        file = folder / root.replace(".", "/") / "__init__.py"
+        try:
+            ast.parse(decoded(file.read_bytes()))
+        except FileNotFoundError:
+            return (
+                f"{wheel} holds no {root}: {fault}. Likely cause: an empty placeholder release. "
+                "Next step: choose another release."
+            )
+        except (SyntaxError, ValueError, OSError) as wrong:
+            return (
+                f"{wheel}: {file.relative_to(folder)} cannot be read as Python: {wrong}. Likely cause: an edit in the "
+                f"folder, or code for a newer Python than {sys.version_info.major}.{sys.version_info.minor}. "
+                "Next step: mend the file, or choose another release."
+            )
+    return f"{wheel} cannot be read: {fault}. Likely cause: damaged sources. Next step: choose another release."
+
+
+def _write(path: Path, raw: bytes, is_left_out: bool) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        raw.decode("ascii")
+    except UnicodeDecodeError:
+        with suppress(SyntaxError, ValueError):  # whoever reads it will say so
+            raw = decoded(raw).encode()
+    path.write_bytes(b"" if is_left_out else raw)
+
+
+def _below(root: Path, package: str) -> list[str]:
+    """Files below a folder; links are followed, and a folder that holds itself is entered once."""
+    found: list[str] = []
+    entered: set[tuple[int, int]] = set()
+    for folder, folders, files in os.walk(root / package, followlinks=True):
+        there = Path(folder).stat()
+        if (there.st_dev, there.st_ino) in entered:
+            folders.clear()
+            continue
+        entered.add((there.st_dev, there.st_ino))
+        inside = Path(folder).relative_to(root).as_posix()
+        found += [f"{inside}/{name}" for name in files if (Path(folder) / name).is_file()]
+    return found
