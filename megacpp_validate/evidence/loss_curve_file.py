@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -73,6 +74,8 @@ def parse_curve(text: str | bytes, source: str = "the text") -> LossCurve:
         raise CurveInvalid(source, "; ".join(said)) from fault
     except ValueError as fault:
         raise CurveInvalid(source, str(fault)) from fault
+    except RecursionError as fault:
+        raise CurveInvalid(source, "it is nested deeper than any curve") from fault
     if contradictions := "; ".join(_find_contradictions(read)):
         raise CurveInvalid(source, contradictions)
     parts: dict[str, Any] = {}
@@ -104,6 +107,8 @@ def read_curve(path: Path) -> LossCurve:
         CurveInvalid: it cannot be read, or is none.
     """
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe would wait for who writes to it
+            raise CurveInvalid(str(path), "it is no regular file")
         text = path.read_bytes()
     except OSError as fault:
         raise CurveInvalid(str(path), f"it cannot be read: {fault.strerror or fault}") from fault

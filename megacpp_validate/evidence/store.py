@@ -147,7 +147,7 @@ def _find_contradictions(receipt: Receipt, path: Path) -> Iterator[str]:
 
 
 def _find_impossible_numbers(receipt: Receipt) -> Iterator[str]:
-    """Counts, times and sizes below nothing, and a library with two entries: each has one, with all its files."""
+    """Counts, times and sizes below nothing, and what is loaded listed twice: it has one entry, with all files."""
     jit = receipt.jit
     for where, counts in (("warm_up", jit.warm_up), ("after", jit.after), ("hits", jit.hits)):
         for library, number in counts.items():
@@ -162,6 +162,9 @@ def _find_impossible_numbers(receipt: Receipt) -> Iterator[str]:
     for name, entries in Counter(library.name for library in receipt.libraries).items():
         if entries > 1:
             yield f"the library {name} is listed {entries} times"
+    for name, entries in Counter(package.name for package in receipt.packages).items():
+        if entries > 1:
+            yield f"the package {name} is listed {entries} times"
 
 
 def find_timing_faults(rows: Iterable[tuple[str, str, Sequence[float], float]]) -> Iterator[str]:
@@ -190,6 +193,10 @@ def _find_false_verdicts(check: Check) -> Iterator[str]:
             # NaN, or Inf in both: where the check failed its other parts tell, and a floor holds for Inf.
             if check.passed:
                 yield f"check {check.name} passed over its part {part.name}, which has no number"
+        elif part.name == "relative-error" and part.bound >= 1.0:
+            yield f"check {check.name}: its bound {part.bound:g} of a relative error lets zeros pass"
+        elif part.name == "relative-error" and part.observed < 0.0:
+            yield f"check {check.name}: a relative error of {part.observed:g}"
         elif part.passed is not _holds(part, part.observed, part.bound):
             verb, side = ("passed", "beyond") if part.passed else ("failed", "within")
             yield (
@@ -204,6 +211,9 @@ def _holds(part: Part, observed: float, bound: float) -> bool:
 
 def _find_false_backends(receipt: Receipt) -> Iterator[str]:
     """Paths that took another side than was asked for, in a cell that passed: `Bench.ran_on` fails those."""
+    looked = [check.name for check in receipt.checks if check.name.endswith(".backend")]
+    if looked and not receipt.backends:
+        yield f"{len(looked)} checks of the path that was taken, the first is {looked[0]}, and no path is on record"
     for row in receipt.backends:
         shown = f"claims {row.claimed or 'nothing'} and shows {', '.join(row.observed) or 'nothing'}"
         if row.requested == "te" and not (row.claimed == "te" and "te" in row.observed):

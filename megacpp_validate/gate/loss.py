@@ -11,7 +11,8 @@ between two seeds, so everything is judged on that *paired* gap, step by step:
 - `gap.tail`: the bias over the last fifth, mean over seeds. Noise averages out there and a fault does not: the bar of
   one seed, divided by the square root of their number.
 - `gap.learning`: the same in the first half, where a delay of few steps already is a large gap, and seeds differ more;
-  0.01 nats at most there too.
+  0.01 nats at most there too. After the first tenth it has a bar of its own: what seeds do at the start is no leave.
+- `gap.short`, `gap.noise`, `part_loss`: in `loss_scales`, what a long mean levels out, and the parts of the data.
 - `gradient_norm`, `part_norm`: in `loss_norms`, what Adam hides from the loss.
 - `observed`: in `loss_observed`, what the layers held, and which layers did.
 
@@ -23,7 +24,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from megacpp_validate.evidence.loss_curve import LossCurve
 from megacpp_validate.evidence.loss_gate import LossOutcome, LossVerdict, SeedSeries
@@ -33,9 +33,8 @@ from .loss_norms import check_norms
 from .loss_observed import check_observed, hold
 from .loss_pairs import REFERENCE, find_damage, find_refusals, pair_by_seed
 from .loss_records import find_wrong_records
-from .loss_statistics import smooth, spread_of_seeds, subtract, t_95
-
-CAP: Final = 0.01
+from .loss_scales import check_scales
+from .loss_statistics import CAP, smooth, spread_of_seeds, subtract, t_95
 
 
 @dataclass(frozen=True)
@@ -65,6 +64,16 @@ class Stretches:
         return self.planned // 20
 
 
+@dataclass(frozen=True)
+class _Bounded:
+    """Some windows, and how large a gap may be in them."""
+
+    name: str
+    windows: slice
+    bar: float
+    derivation: str
+
+
 Pairs = Sequence[tuple[LossCurve, LossCurve]]
 
 
@@ -83,7 +92,7 @@ def decide_loss(
         check is out of its bound; else `PASS`. It never raises for what is in a curve.
     """
     recipe = next((curve.recipe for curve in candidate), "")
-    if refusals := (*find_refusals(reference, candidate), *find_wrong_records(reference, candidate)):
+    if refusals := (*find_refusals(reference, candidate, others), *find_wrong_records(reference, candidate)):
         return LossVerdict(recipe=recipe, outcome=LossOutcome.REFUSED, refusals=refusals)
     pairs = pair_by_seed(reference, candidate)
     steps = tuple(_check_steps(curve) for curve in (*(pair[0] for pair in pairs), *(pair[1] for pair in pairs)))
@@ -102,12 +111,17 @@ def decide_loss(
         f"spread of {REFERENCE} in a window of {at.window} steps of the {{}} half, {{:.3g}} nats; {CAP} at most"
     )
     settled = said.format("second", spread)
+    learning = (
+        _Bounded("size", slice(0, split), early_bar, said.format("first", early_spread)),
+        _bound_later(smoothed, at, spread, factor, said),
+    )
     held = hold([*candidate, *others])
     checks = (
         *steps,
-        *_check_gap("gap.settled", series, slice(split, None), bar, settled),
+        *_check_gap("gap.settled", series, _Bounded("size", slice(split, None), bar, settled)),
         _check_tail(pairs, at, bar / math.sqrt(len(pairs)), f"over the root of {len(pairs)} seeds: {settled}"),
-        *_check_gap("gap.learning", series, slice(0, split), early_bar, said.format("first", early_spread)),
+        *_check_gap("gap.learning", series, *learning),
+        *check_scales(pairs, at.planned, factor),
         *check_norms(pairs, at.planned, at.matched, factor),
         *(check for _, fp8 in pairs for check in check_observed(fp8, held)),
     )
@@ -122,6 +136,16 @@ def decide_loss(
         spread=_finite(spread),
         series=series if all(math.isfinite(v) for each in series for v in (*each.reference, *each.gap)) else (),
     )
+
+
+def _bound_later(
+    smoothed: Sequence[Sequence[float]], at: Stretches, spread: float, factor: float, said: str
+) -> _Bounded:
+    """The first half without its start, whose seeds are far apart for a while."""
+    windows = slice(at.window, at.half)
+    own = max(spread, spread_of_seeds([values[windows] for values in smoothed]))
+    derivation = f"{said.format('first', own)}; windows from step {at.window} on"
+    return _Bounded("after the start", windows, min(CAP, factor * own), derivation)
 
 
 def _check_steps(curve: LossCurve) -> Check:
@@ -139,13 +163,18 @@ def _smooth_pair(bf16: LossCurve, fp8: LossCurve, at: Stretches) -> SeedSeries:
     )
 
 
-def _check_gap(name: str, series: Sequence[SeedSeries], stretch: slice, bar: float, derivation: str) -> Iterator[Check]:
+def _check_gap(name: str, series: Sequence[SeedSeries], *bounded: _Bounded) -> Iterator[Check]:
     for each in series:
-        worst = _largest(each.gap[stretch])
-        sizes = [abs(value) for value in each.gap[stretch]]
-        where = each.steps[stretch][sizes.index(worst)] if worst in sizes else each.steps[stretch][0]
+        parts, where = [], 0
+        for one in bounded:
+            worst = _largest(each.gap[one.windows])
+            passed = worst <= one.bar  # a NaN does not
+            parts.append(Part(one.name, _finite(worst), _finite(one.bar), passed, one.derivation))
+            if not passed or one is bounded[0]:
+                sizes = [abs(value) for value in each.gap[one.windows]]
+                where = each.steps[one.windows][sizes.index(worst) if worst in sizes else 0]
         detail = f"largest in the window that ends at step {where}"
-        yield _check(f"{name}.seed{each.seed}", worst, bar, derivation, detail)
+        yield Check(f"{name}.seed{each.seed}", all(part.passed for part in parts), tuple(parts), detail)
 
 
 def _check_tail(pairs: Pairs, at: Stretches, bar: float, derivation: str) -> Check:

@@ -65,6 +65,9 @@ def check_norms(pairs: Pairs, planned: int, matched: int, factor: float) -> Iter
     """
     first = range(matched)
     rest = [range(a, b) for a, b in pairwise(matched + (planned - matched) * tenth // 10 for tenth in range(11))]
+    # As long as the first one, each beginning in the middle of the one before; the last one ends with the run.
+    half = max(matched // 2, 1)
+    short = [range(a, a + matched) for a in (*range(matched, planned - matched, half), planned - matched)]
     norms = {bf16.seed: (bf16.gradient_norms, fp8.gradient_norms) for bf16, fp8 in pairs}
     all_of_it = _see("all", norms, first, 0.0, MATCHED, MATCHED)
     yield _tell(
@@ -84,7 +87,7 @@ def check_norms(pairs: Pairs, planned: int, matched: int, factor: float) -> Iter
     for part in parts:
         own = {bf16.seed: (bf16.part_norms[part], fp8.part_norms[part]) for bf16, fp8 in pairs}
         early.append(_see(part, own, first, factor, MATCHED, CAP))
-        late += [_see(part, own, stretch, 0.0, VANISHING, VANISHING) for stretch in rest]
+        late += [_see(part, own, stretch, 0.0, VANISHING, VANISHING) for stretch in short]
     least = f"{MATCHED:.3g} (half the smallest scaling looked for)"
     yield _tell("part_norm.matched", early, f"{said}, {least} at least and log 2 at most; of {len(parts)} parts")
     yield _tell("part_norm.later", late, f"a sixteenth and 16 times, as a logarithm: what vanishes; {len(parts)} parts")

@@ -98,9 +98,11 @@ def _find_wrong_casts(curve: LossCurve) -> Iterator[str]:
 
 def _find_wrong_layers(curve: LossCurve, held: Held) -> Iterator[str]:
     own = hold([curve]).casts
-    for layer, tensor in sorted(held.casts - own):
-        yield f"{layer} does not cast its {tensor}, and does with another seed or recipe"
     low = _low_parts(curve)
+    # What another run casts inside of the zones is that run's fault: it is looked at there.
+    lacking = sorted(cast for cast in held.casts - own if not low or _part_of(cast.layer) in low)
+    for layer, tensor in lacking:
+        yield f"{layer} does not cast its {tensor}, and does with another seed or recipe"
     if not low:
         yield "the parts of the model are not on record, so that nobody knows which of its layers must cast"
         return
@@ -130,11 +132,18 @@ def _check_histories(curve: LossCurve, name: str, wanted: int) -> Check:
     rows = curve.histories
     still = sum(row.not_rolled for row in rows)
     empty = sum(row.not_collected for row in rows)
-    worst = max((row.scale_error for row in rows), default=0.0)
+    worst = max((abs(row.scale_error) for row in rows), default=0.0)
+    settled = sum(curve.planned // 2 <= row.step < curve.planned for row in rows)
+    false = sum(
+        row.step not in range(curve.planned) or min(row.tensors, row.not_rolled, row.not_collected, row.scale_error) < 0
+        for row in rows
+    )
     fewest = min((row.tensors for row in rows), default=0)
     all_of_them = "a history for each cast, and as many in each step and seed"
     parts = (
         Part("steps looked at", len(rows), 1, bool(rows), "histories were looked at in some step", at_least=True),
+        Part("of the second half", settled, 1, settled > 0, "what rolled once may stand still later", at_least=True),
+        Part("steps that cannot be", false, 0, not false, "a step of the run, and no count or error below 0"),
         Part("histories", fewest, wanted, fewest >= wanted, all_of_them, at_least=True),
         Part("histories that stood still", still, 0, not still, "every history moves on by one row a step"),
         Part("histories without an amax", empty, 0, not empty, "every cast leaves its amax"),

@@ -5,21 +5,28 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import combinations
+from typing import Final
 
 from megacpp_validate.evidence.loss_curve import LossCurve
 
 REFERENCE = "bf16"
 LEAST_SEEDS = 3  # two seeds make one difference, from which no spread can be told
 LEAST_STEPS = 100  # shorter runs leave fewer than ten steps to a smoothing window
+SAME: Final = 2.0**-23  # of a loss: one step of fp32, which is what the loss is computed in
 
 
-def find_refusals(reference: Sequence[LossCurve], candidate: Sequence[LossCurve]) -> tuple[str, ...]:
+def find_refusals(
+    reference: Sequence[LossCurve], candidate: Sequence[LossCurve], others: Sequence[LossCurve] = ()
+) -> tuple[str, ...]:
     """Why these curves cannot be compared; each says what to do. Empty if they can.
 
-    What is damaged in a curve (steps, numbers) is no reason to refuse it: it is a failure.
+    `others` are of other recipes of the same session: none of them may be one of these under another name. What is
+    damaged in a curve (steps, numbers) is no reason to refuse it: it is a failure.
     """
     return (*_find_wrong_recipes(reference, candidate), *_find_wrong_seeds(reference, candidate)) or (
         *_find_wrong_pairs(reference, candidate),
+        *_find_copies(reference, candidate, others),
     )
 
 
@@ -62,6 +69,8 @@ def find_damage(curve: LossCurve) -> tuple[str, ...]:
             )
     if any(value < 0 for series in (curve.gradient_norms, *curve.part_norms.values()) for value in series):
         said.append("a gradient norm is below 0")
+    if any(value < 0 for value in curve.losses):
+        said.append("a loss is below 0, which no mean of -log(probability) is")
     return tuple(said)
 
 
@@ -102,13 +111,54 @@ def _find_wrong_pairs(reference: Sequence[LossCurve], candidate: Sequence[LossCu
                 f"seed {bf16.seed} saw other data in {fp8.recipe} ({fp8.data[:12]}) than in {REFERENCE} "
                 f"({bf16.data[:12]}); next step: train both on the same data in the same order"
             )
-        if (bf16.steps, bf16.losses, bf16.gradient_norms) == (fp8.steps, fp8.losses, fp8.gradient_norms):
+        if same := _find_same(bf16, fp8):
             yield (
-                f"seed {bf16.seed} has the very same numbers in {fp8.recipe} as in {REFERENCE}: FP8 never ran, or a "
-                "curve was copied; next step: look at the quantizers that the recipe probe observed"
+                f"seed {bf16.seed} has the very same losses in {fp8.recipe} as in {REFERENCE}, {_say_same(same, bf16)}"
+                ": FP8 never ran there, or a curve was copied; next step: look at the quantizers that the recipe probe "
+                "observed"
             )
-    if len({curve.losses for curve in reference}) < len(reference):
-        yield f"two seeds of {REFERENCE} are the same curve: the seed is not used; next step: seed the weights"
+    for curves in (reference, candidate):
+        if len({curve.losses for curve in curves}) < len(curves):
+            name = curves[0].recipe
+            yield f"two seeds of {name} are the same curve: the seed is not used; next step: seed the weights"
+
+
+def _find_copies(
+    reference: Sequence[LossCurve], candidate: Sequence[LossCurve], others: Sequence[LossCurve]
+) -> Iterator[str]:
+    """One run under two names. Two seeds, and two recipes, take other ways from the first step on."""
+    pairs = [(one, other) for curves in (reference, candidate) for one, other in combinations(curves, 2)]
+    pairs += [(one, other) for one in candidate for other in others]
+    for one, other in pairs:
+        if (one.losses != other.losses or other in others) and (
+            same := _find_same(one, other)
+        ):  # whole copies of BF16 have their own words
+            names = [f"{curve.recipe} with seed {curve.seed}" for curve in (one, other)]
+            yield (
+                f"{' and '.join(names)} have the very same losses, {_say_same(same, one)}: one of them was copied; "
+                "next step: train each of them"
+            )
+
+
+def _find_same(one: LossCurve, other: LossCurve) -> range:
+    """The longest row of steps with the same loss to fp32, if it is longer than a window of the smoothing.
+
+    Two runs that differ in anything pass through the same loss now and then, and where few digits are told more often;
+    not for a tenth of all steps in a row.
+    """
+    best, start = range(0), 0
+    for place, (a, b) in enumerate(zip(one.losses, other.losses, strict=False)):
+        if not abs(a - b) <= SAME * abs(a):
+            start = place + 1
+        elif place + 1 - start > len(best):
+            best = range(start, place + 1)
+    told = {one.losses[place] for place in best}  # a loss that stands still is no sign of a copy
+    return best if len(best) > max(one.planned // 10, 1) and len(told) > len(best) // 2 else range(0)
+
+
+def _say_same(same: range, curve: LossCurve) -> str:
+    whole = len(same) == curve.planned
+    return "in every step" if whole else f"from step {same.start} to step {same.stop - 1}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+CAP: Final = 0.01  # nats: what the smoothed loss of FP8 may be off by at most, however far seeds are apart
 # Student's t, two-sided 95%, by degrees of freedom; beyond the last one the last one is taken, which is the larger bar.
 _T_95: Final = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 15: 2.131, 20: 2.086}
 

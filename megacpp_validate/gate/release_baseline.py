@@ -8,6 +8,7 @@ of one stack to measure it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 from ..catalog_gate import GateRules
 from ..evidence.receipt import Receipt, Timing
@@ -17,6 +18,10 @@ from ..evidence.release_gate import GateRule
 from .release_asked import Baseline, Reason
 from .release_checks import Found
 from .release_reading import SeenReceipt
+
+# Bounds follow the error of native PyTorch, which a release of Transformer Engine does not change: those of 2.12.0 and
+# 2.20.2 on one H200 differ by a factor of 1.13 at most.
+_WIDER: Final = 2.0
 
 
 def find_growth(receipt: Receipt, rules: GateRules, baseline: Baseline | None) -> Iterator[Found]:
@@ -43,8 +48,37 @@ def _compare(receipt: Receipt, rules: GateRules, baseline: Baseline | None) -> I
     if lacking := list(_find_unmeasured(receipt, before, rules, baseline)):
         said = f"the baseline {baseline.stack} measured no {' and no '.join(lacking)} of it: that is not compared"
         yield Reason(GateRule.BASELINE, said) if wanted else said
+    yield from _find_looser(receipt, before, rules, baseline.stack)
     yield from _find_slower(receipt, before, rules, baseline.stack)
     yield from _find_larger(receipt, before, rules, baseline.stack)
+
+
+def _find_looser(receipt: Receipt, before: Receipt, rules: GateRules, stack: str) -> Iterator[Found]:
+    """What the baseline looked at and this one does not, and bounds that are far wider than they were.
+
+    The same sources make the same checks, so that one that is lost was edited away, or a branch of the probe that a
+    release takes: either way it is not proven. Of another commit the suite itself may have changed, which is told.
+    """
+    known = {(check.name, part.name): part for check in before.checks for part in check.parts}
+    now = {(check.name, part.name): part for check in receipt.checks for part in check.parts}
+    checks = {check.name for check in receipt.checks}
+    lost = sorted({check.name for check in before.checks} - checks)
+    lost += sorted(f"{part} of {check}" for check, part in known.keys() - now.keys() if check in checks)
+    if lost:
+        more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+        said = f"{stack} checked {', '.join(lost[:3])}{more}, and this receipt does not"
+        same = receipt.commit == before.commit
+        yield Reason(GateRule.BASELINE, said) if same and rules.kind.baseline == "required" else said
+    wider = [
+        (key, before_part.bound, part.bound)
+        for key, part in now.items()
+        if (before_part := known.get(key)) and before_part.bound and part.bound and not part.at_least
+        if part.bound > _WIDER * before_part.bound
+    ]
+    if wider:
+        (check, name), old, new = max(wider, key=lambda row: row[2] / row[1])
+        more = f", the widest of {len(wider)}" if len(wider) > 1 else ""
+        yield f"the bound {name} of {check} is {new:.3g}, {old:.3g} in {stack}{more}: look at how it was derived"
 
 
 def _find_slower(receipt: Receipt, before: Receipt, rules: GateRules, stack: str) -> Iterator[Found]:

@@ -29,6 +29,12 @@ _NO_NUMBER: Final = re.compile(
 _NO_IMPORT: Final = re.compile(
     r"(?<!\w)(?:ImportError|ModuleNotFoundError)(?!\w)|undefined symbol|cannot open shared object file"
 )
+# What a probe says of numbers, at the start or within: the name of an outcome, a check, a bound.
+_FAILED: Final = re.compile(
+    r"^(?:fail|failed|error|import-error)(?![\w-])|AssertionError|(?<!\w)(?:out of bounds?|beyond (?:its |the )?bound|"
+    r"tolerance|(?:not|all) ?close|relative error|mismatch(?:ed)?|diverged?|numeric\w*)(?!\w)",
+    re.IGNORECASE,
+)
 _RELEASE: Final = re.compile(r"te(\d+(?:\.\d+)+.*)")  # what a stack is called after
 
 
@@ -40,6 +46,9 @@ class Bound:
     environment: str
     image: str
     lock: str
+    gpu: str = ""
+    driver: str = ""
+    torch: str = ""
 
 
 Found = Reason | str
@@ -65,7 +74,16 @@ def read_bound(receipts: Mapping[str, Receipt]) -> Bound:
     newest = max(receipts.values(), key=lambda each: (read_time(each.started) or _OLDEST, each.cell), default=None)
     if newest is None:
         return Bound("", "", "", "")
-    return Bound(newest.commit, newest.environment, newest.image_digest, newest.lock_hash)
+    machine = newest.machine
+    return Bound(
+        newest.commit,
+        newest.environment,
+        newest.image_digest,
+        newest.lock_hash,
+        machine.gpu,
+        machine.driver,
+        machine.torch,
+    )
 
 
 def _find_binding(receipt: Receipt, rules: GateRules, asked: Asked, bound: Bound) -> Iterator[Found]:
@@ -82,7 +100,7 @@ def _find_binding(receipt: Receipt, rules: GateRules, asked: Asked, bound: Bound
     if receipt.requested != rules.requested:
         yield Reason(GateRule.REQUESTED, f"it asked for {receipt.requested}, and {rules.requested} is judged")
     yield from _find_release(receipt, rules)
-    yield from _find_machine(receipt, rules)
+    yield from _find_machine(receipt, rules, bound)
     yield from _find_apart(receipt, rules, bound)
 
 
@@ -99,12 +117,21 @@ def _find_release(receipt: Receipt, rules: GateRules) -> Iterator[Found]:
         )
 
 
-def _find_machine(receipt: Receipt, rules: GateRules) -> Iterator[Found]:
+def _find_machine(receipt: Receipt, rules: GateRules, bound: Bound) -> Iterator[Found]:
+    """The architecture that is judged, and one kind of card, driver and torch: half of each proves neither."""
     arch, capability = rules.target.arch, receipt.machine.capability
     ran = f"sm_{capability.replace('.', '')}" if capability else ""
     if arch and ran != arch and (ran or receipt.outcome.is_good):
         seen = f"{receipt.machine.gpu or 'a GPU'} of {ran}" if ran else "no GPU"
         yield Reason(GateRule.TARGET, f"it ran on {seen}, and {rules.target.id} is {arch}")
+    machine = receipt.machine
+    if arch and machine.gpu and bound.gpu and machine.gpu != bound.gpu:
+        yield Reason(GateRule.TARGET, f"it ran on {machine.gpu}, and the newest on {bound.gpu}")
+    if rules.kind.environment != "one":
+        return
+    for what, has, wants in (("driver", machine.driver, bound.driver), ("torch", machine.torch, bound.torch)):
+        if has and wants and has != wants:
+            yield Reason(GateRule.ENVIRONMENT, f"it ran with the {what} {has}, and the newest with {wants}")
 
 
 def _find_apart(receipt: Receipt, rules: GateRules, bound: Bound) -> Iterator[Found]:
@@ -148,8 +175,17 @@ def _find_outcome(receipt: Receipt, rules: GateRules, counting: Mapping[str, Rec
         yield Reason(GateRule.OUTCOME, f"{outcome.value}: {receipt.reason}", hard=is_hard(receipt, counting))
     if outcome is Outcome.PASS and receipt.probe in rules.unsupported:
         yield f"{rules.target.id} is said not to support it, and it passes: a surprise that the rules should know"
-    if receipt.retries:
-        yield f"it was retried: {'; '.join(receipt.retries)}"
+    for retry in receipt.retries:
+        if has_failed(retry):
+            yield Reason(GateRule.CONTRADICTED, f"it was retried after a failure, which is none of the host: {retry}")
+        else:
+            yield f"it was retried: {retry}"
+
+
+def has_failed(retry: str) -> bool:
+    """Whether what was retried is an outcome of the probe itself, not a fault of what it ran on."""
+    said = retry.partition("; its last words: ")[0]  # what a job wrote last may be of anything
+    return bool(_FAILED.search(said) or _NO_NUMBER.search(said) or _NO_IMPORT.search(said))
 
 
 def find_root(receipt: Receipt, counting: Mapping[str, Receipt]) -> Receipt | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +92,14 @@ def test_the_schema_has_the_keys_of_a_curve_and_allows_no_others() -> None:
     assert schema["$id"] == CURVE_SCHEMA_ID
     assert set(schema["properties"]) == set(schema["required"]) == set(json.loads(curve_text(CURVE)))
     assert schema["additionalProperties"] is False
+
+
+def test_a_pipe_and_a_nest_are_no_curves(tmp_path: Path) -> None:
+    """A pipe would be waited for, and a nest is deeper than a reader goes."""
+    pipe, nest = tmp_path / "x.bf16-0.curve", tmp_path / "x.bf16-1.curve"
+    os.mkfifo(pipe)
+    nest.write_text("[" * 100_000)
+    with pytest.raises(CurveInvalid, match="no regular file"):
+        read_curve(pipe)
+    with pytest.raises(CurveInvalid):
+        read_curve(nest)

@@ -28,10 +28,13 @@ def make_curve(recipe: str, seed: int, losses: Sequence[float], norms: Sequence[
 
 
 def as_recipe(curve: LossCurve, recipe: str) -> LossCurve:
-    """The curve as a run of another recipe would have left it."""
+    """The curve as a run of another recipe would have left it: a little beside, as no two recipes take the same way."""
+    beside = [*CASTS].index(recipe) * UNIT if recipe in CASTS else 0.0
     quantizers = make_casts(recipe) if recipe in CASTS else ()
-    rows = tuple(HistorySeen(step, len(quantizers), 0, 0, 2.0**-24) for step in (2, 25))
-    return replace(curve, recipe=recipe, quantizers=quantizers, histories=rows if recipe == "delayed" else ())
+    rows = tuple(HistorySeen(step, len(quantizers), 0, 0, 2.0**-24) for step in (2, 25, 75))
+    losses = tuple(loss + beside for loss in curve.losses)
+    histories = rows if recipe == "delayed" else ()
+    return replace(curve, recipe=recipe, losses=losses, quantizers=quantizers, histories=histories)
 
 
 def make_casts(recipe: str) -> tuple[QuantizerSeen, ...]:

@@ -16,7 +16,8 @@ from te_faults import CUT, as_cut, as_scaled_report
 
 from megacpp_validate.evidence.loss_curve import LossCurve
 from megacpp_validate.evidence.loss_gate import LossOutcome, LossVerdict
-from megacpp_validate.gate.loss import CAP, decide_loss
+from megacpp_validate.gate.loss import decide_loss
+from megacpp_validate.gate.loss_statistics import CAP
 
 SEEDS = (0, 1, 2)
 
@@ -58,8 +59,10 @@ def test_healthy_recipes_pass_well_within_their_bars(recipe: str) -> None:
     for name, part in sizes.items():
         assert part.observed is not None
         assert part.bound is not None
-        # Delayed scaling loses the steps after the spike, which is a delay of a fifth of a step.
-        assert part.observed < part.bound * (0.6 if "learning" in name else 0.3), name
+        # Delayed scaling loses the steps after the spike, which is a delay of a fifth of a step; and a single step, or
+        # the noise of single steps, varies more than a long mean.
+        near = "learning" in name or "short" in name or "noise" in name
+        assert part.observed < part.bound * (0.6 if near else 0.3), name
 
 
 def planted(curves: tuple[LossCurve, ...], **changes: object) -> list[LossCurve]:
@@ -129,6 +132,7 @@ def first(curve: LossCurve, steps: int) -> LossCurve:
         losses=curve.losses[:steps],
         gradient_norms=curve.gradient_norms[:steps],
         part_norms={part: norms[:steps] for part, norms in curve.part_norms.items()},
+        histories=tuple(row for row in curve.histories if row.step < steps),
     )
 
 
@@ -150,7 +154,8 @@ def test_every_fault_was_trained() -> None:
 def without_records(curve: LossCurve) -> LossCurve:
     """The curve as a run without an audit would have left it."""
     honest = curve_of("delayed", "none", curve.seed)
-    return replace(curve, quantizers=honest.quantizers, histories=honest.histories)
+    histories = tuple(row for row in honest.histories if row.step < len(curve.steps))
+    return replace(curve, quantizers=honest.quantizers, histories=histories)
 
 
 @pytest.mark.parametrize(("fault", "seed"), [case for case in CASES if case[0] != "cut"])

@@ -40,7 +40,9 @@ def with_cast(tensor: str, **changes: str) -> Change:
 
 
 def with_history(**changes: float) -> Change:
-    return lambda curve: replace(curve, histories=(curve.histories[0], replace(curve.histories[1], **changes)))
+    return lambda curve: replace(
+        curve, histories=(curve.histories[0], replace(curve.histories[1], **changes), *curve.histories[2:])
+    )
 
 
 def without_layers(*layers: str) -> Change:
@@ -89,6 +91,10 @@ FAULTS: dict[str, tuple[Change, set[str]]] = {
     "no amax": (with_history(not_collected=1), {"histories"}),
     "a wrong scale": (with_history(scale_error=2.0**-20), {"histories"}),
     "fewer histories than casts": (with_history(tensors=len(make_casts("delayed")) - 1), {"histories"}),
+    "a scale error below 0": (with_history(scale_error=-1.0), {"histories"}),
+    "less than no history": (with_history(not_rolled=-1), {"histories"}),
+    "a step that is none": (with_history(step=5000), {"histories"}),
+    "looked at early alone": (lambda c: replace(c, histories=c.histories[:2]), {"histories"}),
     "nobody looked": (lambda c: replace(c, histories=()), {"histories"}),
 }
 
@@ -159,3 +165,11 @@ def test_the_small_curves_have_a_cast_in_each_part_in_low_precision() -> None:
     assert {part for part in PARTS if any(name.startswith(f"{part}.") for name in parts)} == {
         "layers.1", "layers.2", "layers.3", "lane",
     }  # fmt: skip
+
+
+def test_a_cast_in_the_bf16_zone_is_the_fault_of_its_own_recipe() -> None:
+    bf16, fp8 = make_pairs()
+    current = [as_recipe(curve, "current") for curve in fp8]
+    strayed = [cast_too("hybrid.layers.4.mixer")(curve) for curve in fp8]
+    assert decide_loss(bf16, current, strayed).outcome is LossOutcome.PASS
+    assert decide_loss(bf16, strayed, current).outcome is LossOutcome.FAIL

@@ -56,6 +56,7 @@ DAMAGE: dict[str, tuple[Callable[[LossCurve], LossCurve], str]] = {
         lambda c: replace(c, losses=(*c.losses[:40], math.nan, *c.losses[41:])),
         "the loss of 1 step is not finite, the first is step 40",
     ),
+    "a loss below 0": (lambda c: replace(c, losses=(*c.losses[:40], -1.0, *c.losses[41:])), "a loss is below 0"),
     "a loss that is Inf": (lambda c: replace(c, losses=(math.inf, *c.losses[1:])), "the loss of 1 step is"),
     "a norm that is Inf": (
         lambda c: replace(c, gradient_norms=(*c.gradient_norms[:-1], math.inf)),
@@ -127,6 +128,30 @@ REFUSED: dict[str, tuple[Callable[[Curves, Curves], tuple[Curves, Curves]], str]
     "BF16 as FP8": (lambda b, f: (b, [replace(c, recipe="bf16") for c in f]), "curves of an FP8 recipe"),
     "FP8 as BF16": (lambda b, f: ([replace(c, recipe="delayed") for c in b], f), "give it curves of bf16 alone"),
     "FP8 never ran": (lambda b, f: (b, [replace(c, recipe="delayed") for c in b]), "FP8 never ran"),
+    "FP8 ran in a part of the steps alone": (
+        lambda b, f: (b, [replace(f[0], losses=b[0].losses[:20] + f[0].losses[20:]), *f[1:]]),
+        "has the very same losses in delayed as in bf16, from step 0 to step 19",
+    ),
+    "a copy but for its last digits": (
+        lambda b, f: (b, [f[0], replace(f[0], seed=1, losses=tuple(x + 1e-9 for x in f[0].losses)), f[2]]),
+        "delayed with seed 0 and delayed with seed 1 have the very same losses, in every step",
+    ),
+    "nothing is learned": (
+        lambda b, f: ([replace(c, losses=tuple(3 + x / 500 for x in c.losses)) for c in b], f),
+        "the run of bf16 with seed 0 is no reference: its smoothed loss falls by",
+    ),
+    "BF16 diverged": (
+        lambda b, f: ([*b[:2], replace(b[2], losses=b[2].losses[:60] + b[2].losses[40:80][::-1])], f),
+        "seed 2 is no reference: its smoothed loss ends",
+    ),
+    "a recipe under another name": (
+        lambda b, f: (b, [replace(c, losses=f[0].losses) for c in f]),
+        "two seeds of delayed are the same curve",
+    ),
+    "a setting that one side tells": (
+        lambda b, f: (b, [replace(c, made_with={**c.made_with, "learning_rate": "0.1"}) for c in f]),
+        "the run of bf16 with seed 0 does not say its learning_rate",
+    ),
     "seed not used": (
         lambda b, f: ([replace(c, losses=b[0].losses) for c in b], f),
         "two seeds of bf16 are the same curve",
@@ -146,3 +171,11 @@ def test_what_cannot_be_compared_is_refused_with_a_next_step(name: str) -> None:
 
 def test_the_small_curves_name_one_data() -> None:
     assert {curve.data for curves in make_pairs() for curve in curves} == {DATA}
+
+
+def test_a_recipe_that_is_another_one_s_curve_is_refused() -> None:
+    bf16, fp8 = make_pairs()
+    copies = [replace(curve, recipe="current") for curve in fp8]
+    verdict = decide_loss(bf16, fp8, copies)
+    assert verdict.outcome is LossOutcome.REFUSED
+    assert "delayed with seed 0 and current with seed 0 have the very same losses" in verdict.refusals[0]
