@@ -45,7 +45,7 @@ def compare_bodies(
     yield from compare_guards(Consumed(old, before, one), Consumed(new, after, other), given)
     yield from _default_meanings(old, new, (before, one), (after, other), given)
     yield from _environment(old, new, (before, one), (after, other))
-    yield from compare_body_names(old, new, before, after)
+    yield from compare_body_names(old, new, before, after, use.keywords)
     for name in ("__enter__", "__exit__") if other.name == "__init__" else ():  # what a scope runs next
         first, second = (f.parent.members.get(name) if f.parent is not None else None for f in (before, after))
         if isinstance(first, griffe.Function) and isinstance(second, griffe.Function):

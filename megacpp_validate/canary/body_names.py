@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import griffe
@@ -25,18 +25,27 @@ _EVERYWHERE = frozenset({*dir(builtins), "__file__", "__name__", "__class__", "_
 
 @dataclass(frozen=True)
 class Lost:
-    """Something that a body asks for and does not get: what is raised, where, and whether at every call."""
+    """Something that a body asks for and does not get: its name, what is raised, where, and whether at every call."""
 
+    name: str
     what: str
     line: int
     always: bool
 
 
-def compare_body_names(old: Release, new: Release, before: griffe.Function, after: griffe.Function) -> Iterator[Change]:
-    """What a body asks for in vain in the new release, and did not in the old one."""
+def compare_body_names(
+    old: Release, new: Release, before: griffe.Function, after: griffe.Function, passed: Collection[str] = ()
+) -> Iterator[Change]:
+    """What a body asks for in vain in the new release, and did not in the old one.
+
+    Args:
+        passed: keywords of the call: one that is no parameter any more ends the call before its body does.
+    """
     known = {lost.what for lost in lost_names(old, before)}
+    takes = {parameter.name: parameter.kind for parameter in after.parameters}
+    ended = set() if griffe.ParameterKind.var_keyword in takes.values() else set(passed) - takes.keys()
     for lost in lost_names(new, after):
-        if lost.what not in known:
+        if lost.what not in known and lost.name not in ended:
             yield Change(
                 ChangeKind.GUARD_ADDED,
                 Impact.BREAKING if lost.always else Impact.RISK,
@@ -76,19 +85,19 @@ class _Reader:
         """In the order of the lines."""
         seen: set[str] = set()
         for statement, always in _statements(self._node.body):
-            for what, line in (*self._unbound(statement), *self._not_imported(statement)):
+            for name, what, line in (*self._unbound(statement), *self._not_imported(statement)):
                 if what not in seen:
                     seen.add(what)
-                    yield Lost(what, line, always)
+                    yield Lost(name, what, line, always)
 
-    def _unbound(self, statement: ast.AST) -> Iterator[tuple[str, int]]:
+    def _unbound(self, statement: ast.AST) -> Iterator[tuple[str, str, int]]:
         if self._is_open:
             return
         for name in _read(statement):
             if name.id not in self._own and name.id not in self._there:
-                yield f"NameError: nothing binds {name.id} in {self._module.path}", name.lineno
+                yield name.id, f"NameError: nothing binds {name.id} in {self._module.path}", name.lineno
 
-    def _not_imported(self, statement: ast.AST) -> Iterator[tuple[str, int]]:
+    def _not_imported(self, statement: ast.AST) -> Iterator[tuple[str, str, int]]:
         if not isinstance(statement, ast.ImportFrom):
             return
         base = absolute(statement.module or "", statement.level, self._package)
@@ -97,7 +106,7 @@ class _Reader:
         for alias in statement.names:
             found = self._release.lookup(base, alias.name)
             if isinstance(found, Absent) and self._release.module(f"{base}.{alias.name}") is None:
-                yield f"ImportError: {base} has no {alias.name}", statement.lineno
+                yield alias.name, f"ImportError: {base} has no {alias.name}", statement.lineno
 
 
 def _statements(body: Iterable[ast.stmt], *, always: bool = True) -> Iterator[tuple[ast.AST, bool]]:

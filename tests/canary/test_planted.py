@@ -40,7 +40,7 @@ class Plant:
 
 PARAMETER_RENAMED = [
     Plant("imports", K.PARAMETER_RENAMED, f"{PYTORCH}/quantization.py", r"(class autocast:.*?)recipe: Optional\[\"Recipe\"\]", r'\1quant_recipe: Optional["Recipe"]', "autocast", "recipe"),
-    Plant("attention", K.PARAMETER_RENAMED, ATTENTION, r"(class DotProductAttention\(.*?)attention_type: str", r"\1attention_kind: str", "DotProductAttention", "attention_type"),
+    Plant("attention", K.PARAMETER_RENAMED, ATTENTION, r"(class DotProductAttention\(.*?)attention_type: str(.*?super\(\).__init__\([^)]*\)\n)", r"\1attention_kind: str\2        attention_type = attention_kind\n", "DotProductAttention", "attention_type"),
     Plant("linear_walker", K.PARAMETER_RENAMED, f"{PYTORCH}/module/linear.py", r"(class Linear\(.*?)in_features: int", r"\1in_feature_count: int", "Linear", "in_features"),
     Plant("expert_gemm", K.PARAMETER_RENAMED, f"{PYTORCH}/module/grouped_linear.py", r"(class GroupedLinear\(.*?)num_gemms: int", r"\1num_groups: int", "GroupedLinear", "num_gemms"),
     Plant("permute", K.PARAMETER_RENAMED, f"{PYTORCH}/permutation.py", r"(def moe_unpermute\(.*?)merging_probs", r"\1merge_probs", "moe_unpermute", "merging_probs"),
@@ -87,7 +87,7 @@ OTHER_KINDS = [
     Plant("expert_gemm", K.PARAMETER_REQUIRED, f"{PYTORCH}/module/grouped_linear.py", r"(class GroupedLinear\(.*?def forward\(\s*self,\s*inp: torch.Tensor,.*?\n)(        is_first_microbatch)", r"\1        *,\n        layout: str,\n\2", "GroupedLinear", "layout"),
     Plant("permute", K.PARAMETER_REORDERED, f"{PYTORCH}/permutation.py", r"(def moe_permute_with_probs\(\s*inp: torch.Tensor,\s*)probs: torch.Tensor,(\s*)routing_map: torch.Tensor,", r"\1routing_map: torch.Tensor,\2probs: torch.Tensor,", "moe_permute_with_probs", "probs"),
     Plant("permute", K.PARAMETER_KEYWORD_ONLY, f"{PYTORCH}/permutation.py", r"(def moe_sort_chunks_by_index\(\s*inp: torch.Tensor,\s*split_sizes: torch.Tensor,\s*)(sorted_index)", r"\1*, \2", "moe_sort_chunks_by_index", "sorted_index"),
-    Plant("permute", K.RETURN_CHANGED, f"{PYTORCH}/permutation.py", r"(def moe_sort_chunks_by_index_with_probs\(.*?)return output, permuted_probs", r"\1return output, permuted_probs, row_id_map", "moe_sort_chunks_by_index_with_probs"),
+    Plant("permute", K.RETURN_CHANGED, f"{PYTORCH}/permutation.py", r"(def moe_sort_chunks_by_index_with_probs\(.*?)return output, permuted_probs", r"\1return output, permuted_probs, output", "moe_sort_chunks_by_index_with_probs"),
     Plant("native_block", K.PARAMETER_REMOVED, f"{PYTORCH}/module/layernorm_mlp.py", r"(class LayerNormMLP\(.*?)        activation: str = \"gelu\",\n", r"\1", "LayerNormMLP", "activation"),
     Plant("layer_spec", K.DEFAULT_MEANING_CHANGED, f"{PYTORCH}/transformer.py", r"(class TransformerLayer\(.*?)(        self.self_attn_mask_type = )", r"\1        if kv_channels is None:\n            kv_channels = hidden_size // 2\n\2", "TransformerLayer", "kv_channels", Impact.RISK),
 ]  # fmt: skip
