@@ -33,7 +33,7 @@ def _write(folder: Path, *rows: dict[str, str]) -> Path:
 def test_the_projects_own_file(catalog: Catalog) -> None:
     tasks = read_prewarm(catalog)
     codes = {task.code for task in tasks}
-    assert codes == {"inductor_cpu", "fa4", "triton", "deep_gemm", "probe", "smoke"}
+    assert codes == {"inductor_cpu", "fa4", "triton", "deep_gemm", "expert_rows", "probe", "smoke"}
     probes = {task.cell for task in tasks if task.code == "probe"}
     assert probes == {module.id for module in catalog.modules} - {"imports"}, "imports compiles nothing"
 

@@ -1,4 +1,4 @@
-"""What an evaluation has seen stays out of the scales of training.
+"""What an evaluation or a rehearsal has seen stays out of the scales of training.
 
 Under delayed scaling a layer notes the amax of each pass, and the note is taken into its history where a scope ends
 with gradients on. An evaluation in the scope, without gradients, leaves its notes behind: the next training step takes
@@ -31,9 +31,35 @@ def pending_amax_kept() -> Iterator[None]:
                     amax.zero_()
 
 
+@contextmanager
+def delayed_scaling_kept() -> Iterator[None]:
+    """Afterwards scales and amax histories, forward and backward, are those of before: steps inside leave no trace.
+
+    Of a layer that ran for the first time inside they are those of a new one: scales of 1, and no history.
+    """
+    before = {one.data_ptr(): one.clone() for one in (*_buffer("amax_history"), *_buffer("scale"))}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, new in (("amax_history", 0.0), ("scale", 1.0)):
+                for one in _buffer(name):
+                    one.copy_(before[one.data_ptr()]) if one.data_ptr() in before else one.fill_(new)
+
+
 def _pending() -> list[Any]:
     """The collecting row of each layer's forward history, [tensors] each: views of it."""
+    return _buffer("amax", "forward")
+
+
+def _buffer(name: str, direction: str = "") -> list[Any]:
+    """What Transformer Engine lists of all layers under delayed scaling.
+
+    Args:
+        name: "amax", "amax_history" ([steps, tensors] each), "scale" ([tensors] each).
+        direction: "forward", "backward", or both.
+    """
     manager = te.fp8_state_manager.require()
     state = getattr(manager, "quantization_state", manager)  # the class itself held it before 2.15
-    buffers = getattr(state, "global_amax_buffer", {})
-    return [amax for key, amaxes in buffers.items() if key.startswith("forward") for amax in amaxes]
+    buffers = getattr(state, f"global_{name}_buffer", {})
+    return [tensor for key, tensors in buffers.items() if key.startswith(direction) for tensor in tensors]

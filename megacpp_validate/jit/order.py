@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-CODES: Final = ("stack", "inductor_cpu", "fa4", "triton", "deep_gemm")
+CODES: Final = ("stack", "inductor_cpu", "fa4", "triton", "deep_gemm", "expert_rows")
 _TEXTS: Final = ("task", "code", "library", "arch", "root")
 
 

@@ -16,6 +16,7 @@ COUNTED: Final = {
     "deep_gemm": "deep_gemm", "fa4": "fa4", "inductor": "inductor or triton", "triton": "inductor or triton",
 }  # fmt: skip
 _TELL_THEIR_KEY: Final = ("fa4", "inductor")  # always, where a cache was asked at all (jit/watch_*.py)
+_TELLS_NOBODY: Final = "cuda"  # what its cache has: its compiles are seen in new files alone
 _NAMED: Final = 4
 
 
@@ -23,9 +24,9 @@ def asked_nothing(task: PrewarmTask, answer: Answer) -> bool:
     """Whether a task neither compiled nor found anything of the library that it is there for.
 
     Of probes and cells nothing is known beforehand: their library is that of the cache that gains most from them, and
-    another precision may not ask it.
+    another precision may not ask it. Of the driver's cache nobody knows what it was asked for and had.
     """
-    if task.is_cell or answer.asked is None:
+    if task.is_cell or answer.asked is None or task.library == _TELLS_NOBODY:
         return False
     return COUNTED.get(task.library, task.library) not in {COUNTED.get(one, one) for one in answer.asked}
 

@@ -68,7 +68,7 @@ def test_parts_stand_beside_each_other_and_a_row_that_is_measured_again_takes_it
     write_part(tmp_path, "storm", [row_of([left_by(0), left_by(1, "norm")], 4, "cold", "with")])
     write_part(tmp_path, "storm", [row_of([left_by(0)], 1, "cold", "with")])
     rank = {
-        "steps": [{"seconds": seconds} for seconds in (2.0, 0.5, 0.5)],
+        "steps": [{"seconds": seconds, "loss": 5.0} for seconds in (2.0, 0.5, 0.5)],
         "goodput": {"phases_ns": {"step": 3 * 10**9}},
         "jit": {"compiled": [], "hits": {"triton": 7}, "unwatched": {}},
     }

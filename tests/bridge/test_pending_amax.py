@@ -1,4 +1,4 @@
-"""An evaluation in the scope leaves no amax behind for the next training step."""
+"""An evaluation or a rehearsal in the scope leaves no amax behind for the next training step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scope_paths import low, on_path
 
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.bridge.fp8_scope import te_amax_state
-from megacpp_validate.bridge.pending_amax import pending_amax_kept
+from megacpp_validate.bridge.pending_amax import delayed_scaling_kept, pending_amax_kept
 
 
 @pytest.fixture
@@ -34,6 +34,40 @@ def run(layer: Any, amax: float) -> None:
 def amaxes(layer: Any) -> list[float]:
     """Of its input: the collecting row first, the newest last."""
     return [float(value) for value in te_amax_state(layer, forward=True)[0][:, 0]]
+
+
+def step(layer: Any, amax: float) -> None:
+    """Forward in the scope, backward outside."""
+    given = torch.full((16, 16), amax, requires_grad=True)
+    with low():
+        out = layer(given)
+    (out * amax).sum().backward()
+
+
+def scaling(layer: Any) -> list[Any]:
+    """Histories and scales of both directions, as they are now."""
+    return [part.clone() for forward in (True, False) for part in te_amax_state(layer, forward=forward)]
+
+
+def test_whole_steps_leave_no_trace(on_te: None) -> None:
+    layer = new_layer()
+    step(layer, 1.0)
+    before = scaling(layer)
+    with delayed_scaling_kept():
+        step(layer, 99.0)
+        step(layer, 98.0)
+        assert not any(map(torch.equal, scaling(layer), before))
+    assert all(map(torch.equal, scaling(layer), before))
+
+
+def test_a_layer_that_first_ran_inside_is_as_new(on_te: None) -> None:
+    layer = new_layer()
+    with pytest.raises(KeyError), delayed_scaling_kept():  # noqa: PT012 - what is left behind is tested
+        step(layer, 99.0)
+        raise KeyError
+    assert [(float(part.min()), float(part.max())) for part in scaling(layer)] == [(0.0, 0.0), (1.0, 1.0)] * 2
+    step(layer, 2.0)
+    assert (amaxes(layer)[-1], sum(amaxes(layer))) == (2.0, 2.0)
 
 
 @pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])

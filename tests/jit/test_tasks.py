@@ -17,6 +17,7 @@ from megacpp_validate.jit import stack
 from megacpp_validate.jit.__main__ import run_task
 from megacpp_validate.jit.order import CODES, JitOrder, WrongOrder, read_jit_order
 from megacpp_validate.jit.tasks_deep_gemm import banks, routings
+from megacpp_validate.jit.tasks_expert_rows import row_counts
 from megacpp_validate.jit.tasks_fa4 import name_architecture
 from megacpp_validate.jitcache.layout import cache_variables
 
@@ -73,9 +74,10 @@ def test_what_a_task_raises_or_lacks_is_in_its_answer(monkeypatch: pytest.Monkey
     told = run_task(JitOrder("t", "inductor_cpu", settings={"program": "no such"}))
     assert "ValueError: there is no program 'no such'" in told["failure"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    told = run_task(JitOrder("t", "deep_gemm", settings={"size": "small"}))
-    assert (told["failure"], told["compiled"]) == ("", [])
-    assert "no CUDA device" in told["missing"]
+    for code in ("deep_gemm", "expert_rows"):
+        told = run_task(JitOrder("t", code, settings={"size": "small", "recipes": "delayed"}))
+        assert (told["failure"], told["compiled"]) == ("", [])
+        assert "no CUDA device" in told["missing"]
     if not has_triton:
         assert "no Triton" in run_task(JitOrder("t", "triton", arch="sm_90a"))["missing"]
     if not has_fa4:
@@ -103,6 +105,14 @@ def test_products_of_deep_gemm_are_those_of_a_size() -> None:
     assert routings(4, 2048, 128)[1] == [384, 512, 512, 640]
     with pytest.raises(ValueError, match="settings lack inputs, outputs, rows"):
         banks(JitOrder("t", "deep_gemm", settings={"experts": "4"}))
+
+
+@pytest.mark.parametrize(("tokens", "experts", "align"), [(8192, 8, 16), (100, 3, 16), (8, 4, 16), (64, 64, 32)])
+def test_every_number_of_rows_that_an_expert_may_have_is_some_experts(tokens: int, experts: int, align: int) -> None:
+    calls = list(row_counts(tokens, experts, align))
+    assert {len(counts) for counts in calls} == {experts}
+    padded = {-(-rows // align) * align for rows in range(1, tokens + 1)}
+    assert {rows for counts in calls for rows in counts} == padded
 
 
 def test_flash_attention_4_is_told_its_architecture_before_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

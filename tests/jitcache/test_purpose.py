@@ -34,6 +34,11 @@ def test_what_is_held_against_a_task(answer: Answer, said: str) -> None:
     assert hold_to_purpose(CELL, answer, OFF) == answer, "of a cell nothing is known beforehand"
 
 
+def test_of_the_drivers_cache_nobody_knows_what_it_had() -> None:
+    task = TASK.model_copy(update={"library": "cuda", "code": "expert_rows"})
+    assert hold_to_purpose(task, Answer(), OFF) == Answer()
+
+
 @pytest.mark.parametrize("answer", [Answer(failure="it raised"), Answer(missing="no GPU")])
 def test_what_did_not_end_well_keeps_its_own_reason(answer: Answer) -> None:
     assert hold_to_purpose(TASK, answer, OFF) == answer

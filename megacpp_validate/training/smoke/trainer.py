@@ -16,7 +16,7 @@ from ...bridge.amax_owner import SINGLE_OWNER
 from ...bridge.amax_region import amax_shared_with
 from ...bridge.backends import Choice
 from ...bridge.fp8_scope import low_precision
-from ...bridge.pending_amax import pending_amax_kept
+from ...bridge.pending_amax import delayed_scaling_kept, pending_amax_kept
 from ...jit.monitor import mark
 from ..errors import TrainingError, WrongSize
 from ..graphs import capture_attention
@@ -152,19 +152,14 @@ class SmokeTrainer:
 
         What the first step costs beyond others (compiles, libraries that make handles and workspaces, modules that CUDA
         loads at their first launch, memory that the allocator asks for) is then spent before step 0: gradients are
-        summed and their norm taken, and the optimizer makes an update of zeros. No weight and no moment moves. In low
-        precision the backward pass would leave its maxima in the histories: there only the forward pass is rehearsed,
-        as an evaluation is.
+        summed and their norm taken, and the optimizer makes an update of zeros. No weight, no moment, and in low
+        precision no scale and no history moves.
         """
-        with self.ledger.phase("compile"):
+        with self.ledger.phase("compile"), delayed_scaling_kept() if self._runs_low else nullcontext():
             read = self.language.batch(NEVER_TRAINED_ON + 1, self.size.batch, self.size.length + 1)
             parts = [self._mine(read, part) for part in range(self.plan.accumulate)]
-            if self._runs_low:
-                with torch.no_grad(), pending_amax_kept():
-                    losses = self._passes(parts[:1], with_gradients=False)
-            else:
-                losses = self._passes(parts[:1], with_gradients=True)
-                self.optimizer.take_gradients()
+            losses = self._passes(parts[:1], with_gradients=True)
+            self.optimizer.take_gradients()
             self._sum_over_ranks(losses)
             self.optimizer.drop_gradients()
             self.optimizer.rehearse()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from smoke_train import alone, new_trainer, order_of, same_weights, train
 
 from megacpp_validate.jit import compiles
 from megacpp_validate.jit.compiles import saw
+from megacpp_validate.training.smoke import trainer as trainer_module
 from megacpp_validate.training.smoke.receipt import make_receipt
 from megacpp_validate.training.smoke.waits import WARM
 
@@ -38,6 +41,20 @@ def test_a_rehearsal_moves_nothing_where_weights_are_rounded_copies_and_counts_n
     states = trainer.optimizer.state_tensors().values()
     assert not any(state[part].any() for state in states for part in ("exp_avg", "exp_avg_sq"))
     assert {float(state["step"]) for state in trainer.optimizer._adam.state.values()} == {0.0}
+
+
+@pytest.mark.usefixtures("te_double")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("precision", ["delayed", "current"])
+def test_a_rehearsal_moves_no_scale_and_no_history_either(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In low precision it runs backward, too; a rehearsal that kept its maxima would be seen under delayed scaling."""
+    given: dict[str, Any] = {"precision": precision, "target": "cpu", "features": {"preset": "production"}, "steps": 4}
+    plain, rehearsed = train(given), train({**given, "rehearse": True})
+    assert (plain["losses"], plain["norms"]) == (rehearsed["losses"], rehearsed["norms"])
+    assert same_weights(plain["weights"], rehearsed["weights"])
+    monkeypatch.setattr(trainer_module, "delayed_scaling_kept", nullcontext)
+    left = train({**given, "rehearse": True})
+    assert (left["norms"] == plain["norms"]) == (precision == "current")
 
 
 def test_moments_of_a_run_that_has_done_steps_are_left_alone() -> None:
