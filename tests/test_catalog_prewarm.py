@@ -38,6 +38,23 @@ def test_the_projects_own_file(catalog: Catalog) -> None:
     assert probes == {module.id for module in catalog.modules} - {"imports"}, "imports compiles nothing"
 
 
+@pytest.mark.parametrize("target", ["h200", "b200"])
+def test_a_cell_that_trains_with_one_scale_a_tensor_has_the_kernels_of_every_routing(
+    catalog: Catalog, target: str
+) -> None:
+    """Those recipes cast experts' rows by kernels that are chosen by how many rows the router gave them."""
+    tasks = choose_tasks(read_prewarm(catalog), target)
+    cells = {cell.id: cell.settings for cell in catalog.smoke}
+    trained = {(cells[task.cell]["size"], cells[task.cell]["precision"]) for task in tasks if task.code == "smoke"}
+    swept = {
+        (task.settings["size"], recipe)
+        for task in tasks
+        if task.code == "expert_rows"
+        for recipe in task.settings["recipes"].split()
+    }
+    assert swept == {(size, precision) for size, precision in trained if precision in {"delayed", "current"}} != set()
+
+
 @pytest.mark.parametrize("target", ["h200", "b200", "gb10"])
 def test_what_an_image_build_compiles(catalog: Catalog, target: str) -> None:
     tasks = choose_tasks(read_prewarm(catalog), target, without_gpu=True)

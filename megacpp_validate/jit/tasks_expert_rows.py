@@ -24,9 +24,12 @@ def compile_task(order: JitOrder) -> None:
 
     Raises:
         Lacking: no GPU, or Transformer Engine does not take the calls.
+        ValueError: no recipe is named.
     """
     import torch
 
+    if not order.words("recipes"):
+        raise ValueError('settings lack recipes. Next step: name those that runs train in: recipes = "delayed".')
     if not torch.cuda.is_available():
         raise Lacking(
             "Transformer Engine compiles these kernels where it launches them: torch sees no CUDA device here"
