@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from running_processes import processes_of
+
 TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "sinfo")
 SERVER_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
 READY_WITHIN, GONE_WITHIN = 20.0, 10.0  # seconds
@@ -130,21 +132,6 @@ def _end_steps(folder: Path) -> None:
     for process in left:
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
-
-
-def processes_of(folder: Path) -> list[int]:
-    """Processes with this folder in their variables."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            if (
-                state != "Z"
-                and entry.name != str(os.getpid())
-                and str(folder).encode() in (entry / "environ").read_bytes()
-            ):
-                found.append(int(entry.name))
-    return found
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from running_processes import is_running
 
 from megacpp_validate.catalog import MatrixInvalid, matrix_folder, read_catalog
 from megacpp_validate.catalog_pipelines import Pipelines, read_pipelines, read_sessions
@@ -258,16 +259,9 @@ def test_a_signal_ends_what_was_started_too(number: signal.Signals, checkout: Pa
         verb.send_signal(number)
         assert verb.wait(20) == 130
     until = time.monotonic() + 20  # a signal is on its way: a machine under load brings it late
-    while _runs(child) and time.monotonic() < until:
+    while is_running(child) and time.monotonic() < until:
         time.sleep(0.02)
-    assert not _runs(child)
-
-
-def _runs(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    assert not is_running(child)
 
 
 def test_a_job_is_not_run_here_after_one_that_it_needs_has_failed(

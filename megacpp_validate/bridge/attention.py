@@ -15,8 +15,8 @@ from ..native.attention import attention as native_attention
 from ..native.autocast import without_autocast
 from . import imports as te
 from .attention_masks import BACKENDS, Backend, Masks, is_positive, visible_keys
-from .backends import Choice, Refusal, choose
-from .errors import NotDivisible, UnknownName, WrongDtype, WrongOption, WrongShape, WrongTarget
+from .backends import Choice, Refusal, check_backends, choose
+from .errors import NotDivisible, WrongDtype, WrongOption, WrongShape, WrongTarget
 from .extra_state import tolerate_extra_state
 from .features import PRODUCTION, Features, why_not_te
 from .flash_attention import KERNELS, flash_attention, why_not_flash
@@ -131,7 +131,7 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         check_heads(num_heads, num_gqa_groups, head_dim, tp_size)
-        _check_backends(backends)
+        check_backends(backends, BACKENDS)
         _check_scale(softmax_scale)
         if device is not None:
             check_device(device)
@@ -319,15 +319,6 @@ def _check_scale(scale: float | None) -> None:
         raise WrongOption(
             f"softmax_scale is {scale!r}: scores are multiplied by it. Next step: give a positive number, or None for "
             "1 / sqrt(head_dim)."
-        )
-
-
-def _check_backends(backends: Sequence[Backend]) -> None:
-    unknown = [name for name in backends if name not in BACKENDS]
-    if unknown or not backends or len(set(backends)) != len(backends):
-        raise UnknownName(
-            f"backends are {tuple(backends)!r}. Next step: name each at most once, at least one, of "
-            f"{', '.join(BACKENDS)}."
         )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from .errors import BridgeError
+from .errors import BridgeError, UnknownName
 
 LOG: Final = logging.getLogger("megacpp_validate.bridge")
 
@@ -65,6 +65,23 @@ Candidate = tuple[str, Callable[[], Refusal | None]]
 
 _lock = threading.Lock()
 _record: Counter[Choice] = Counter()
+
+
+def check_backends(backends: Sequence[str], known: Sequence[str]) -> None:
+    """Refuse an order of backends that cannot be asked.
+
+    Args:
+        backends: as the caller names them.
+        known: all that the wrapper has.
+
+    Raises:
+        UnknownName: one that there is not, one twice, or none at all.
+    """
+    unknown = [name for name in backends if name not in known]
+    if unknown or not backends or len(set(backends)) != len(backends):
+        raise UnknownName(
+            f"backends are {tuple(backends)!r}. Next step: name each at most once, at least one, of {', '.join(known)}."
+        )
 
 
 def choose(module: str, candidates: Sequence[Candidate]) -> Choice:

@@ -12,7 +12,7 @@ from torch import nn
 from ..native.autocast import without_autocast
 from ..native.grouped_gemm import ExpertBank, grouped_gemm
 from . import imports as te
-from .backends import Candidate, Choice, Refusal, choose
+from .backends import Candidate, Choice, Refusal, check_backends, choose
 from .deep_gemm_cast import QuantizedWeight
 from .deep_gemm_product import (
     WEIGHT_GRADIENT_IN_BF16,
@@ -24,7 +24,7 @@ from .deep_gemm_product import (
     why_not_deep_gemm,
 )
 from .deep_gemm_rule import When, read_when, why_bf16_is_faster
-from .errors import UnknownName, WeightMismatch, WrongDtype
+from .errors import WeightMismatch, WrongDtype
 from .expert_checks import check_masked, check_rows, check_sizes
 from .features import PRODUCTION, Features, why_not_te
 from .permute import TePadding
@@ -123,7 +123,7 @@ class ExpertGemm(nn.Module):
     ) -> None:
         super().__init__()
         check_sizes(num_experts, in_features, out_features)
-        _check_backends(backends)
+        check_backends(backends, BACKENDS)
         self.num_experts, self.in_features, self.out_features = num_experts, in_features, out_features
         dtype = dtype if dtype is not None else torch.get_default_dtype()
         if not dtype.is_floating_point:
@@ -341,12 +341,3 @@ class ExpertGemm(nn.Module):
 
 def _never() -> None:
     return None
-
-
-def _check_backends(backends: Sequence[Backend]) -> None:
-    unknown = [name for name in backends if name not in BACKENDS]
-    if unknown or not backends or len(set(backends)) != len(backends):
-        raise UnknownName(
-            f"backends are {tuple(backends)!r}. Next step: name each at most once, at least one, of "
-            f"{', '.join(BACKENDS)}."
-        )

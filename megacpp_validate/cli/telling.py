@@ -43,7 +43,7 @@ from ..report.terminal import smoke_faults as terminal_smoke_faults
 from ..report.terminal import static_tier as terminal
 from ..report.terminal import sweep as terminal_sweep
 from ..report.terminal import upgrade as terminal_upgrade
-from .app import Exit, Format, refuse
+from .app import Format
 from .output import write_told
 
 
@@ -106,12 +106,7 @@ def _text(result: Result, fmt: Format) -> str:
         return machine.to_json(result)
     if fmt is Format.MARKDOWN:
         return github.render_step_summary(result)
-    render = _RENDERERS.get((fmt, type(result)))
-    if render is None:
-        refuse(
-            f"this result is not told as {fmt.value}. Next step: choose table, json or markdown.", Exit.WRONG_ARGUMENTS
-        )
-    return render(result)
+    return _RENDERERS[fmt, type(result)](result)  # a verb offers no other form: `told_options`
 
 
 _RENDERERS: Final[dict[tuple[Format, type[Result]], Callable[[Any], str]]] = {

@@ -6,18 +6,18 @@ import io
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, assert_never
 
 from rich.console import Console
 
 from ..evidence.findings import Frozen
-from .app import Exit, Format, refuse
 from .output import write_told
+from .told_options import PageFormat
 
 
 def tell_whole(
     result: Frozen,
-    fmt: Format,
+    fmt: PageFormat,
     output: Path | None,
     *,
     render: Callable[[Console], None],
@@ -30,14 +30,14 @@ def tell_whole(
         markdown: its lines in Markdown.
     """
     match fmt:
-        case Format.TABLE:
+        case PageFormat.TABLE:
             text = _draw(render, sys.stdout if output is None else None)
-        case Format.JSON:
+        case PageFormat.JSON:
             text = result.model_dump_json(indent=2) + "\n"
-        case Format.MARKDOWN:
+        case PageFormat.MARKDOWN:
             text = "\n".join(markdown()) + "\n"
         case _:
-            refuse(f"this is not told as {fmt.value}. Next step: choose table, json or markdown.", Exit.WRONG_ARGUMENTS)
+            assert_never(fmt)
     write_told(None, lambda: text, output)
 
 

@@ -7,7 +7,7 @@ more call sites of the bridge consume it; the sentences about it are made in `re
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -170,8 +170,3 @@ class Sweep(Frozen):
     schema_id: Literal["megacpp-validate/sweep/1"] = "megacpp-validate/sweep/1"
     steps: tuple[StaticResult, ...]
     unreadable: dict[str, str] = Field(default_factory=dict)
-
-
-def read_static_result(data: dict[str, Any]) -> StaticResult:
-    """A `StaticResult` from its JSON object; raises `pydantic.ValidationError` on anything else."""
-    return StaticResult.model_validate(data)

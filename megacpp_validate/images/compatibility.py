@@ -19,7 +19,6 @@ from packaging.version import Version
 from ..catalog_images import Range
 from ..catalog_needs import Build, Need, Needs
 from ..evidence.stack_fit import Fit, FitVerdict, StackFit
-from .refusals import ImageRefused
 from .stack import ASKED, LIBRARIES, Stack, name_distributions, read_version
 
 _CORE: Final = ("transformer-engine", "transformer-engine-torch", "transformer-engine-cu13", "transformer-engine-cu12")
@@ -46,22 +45,6 @@ def judge_stack(stack: Stack, needs: Needs, ranges: Iterable[Range], looked_at: 
     parts = tuple(sorted(stack.parts.values(), key=lambda part: part.name))
     ordered = tuple(sorted(fits, key=lambda fit: (fit.verdict.rank, fit.component)))
     return StackFit(name=stack.name, te=stack.te, parts=parts, fits=ordered)
-
-
-def refuse_misfits(stacks: Iterable[StackFit]) -> None:
-    """Refuse what does not work, all of it named at once.
-
-    Raises:
-        ImageRefused: with the reason, the source and the next step of each.
-    """
-    lines = [
-        f"  {stack.name}: Transformer Engine {stack.te} on {fit.component} {fit.seen}: it wants {fit.wanted}, because "
-        f"{fit.says} ({fit.source}). Next step: {fit.next_step}."
-        for stack in stacks
-        for fit in stack.of(FitVerdict.REFUSED)
-    ]
-    if lines:
-        raise ImageRefused("these do not fit together, and nothing was built:\n" + "\n".join(lines))
 
 
 def _name_parts(stack: Stack, needs: Needs) -> Stack:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from megacpp_validate.evidence.findings import SourceLine
@@ -62,6 +64,21 @@ def print_indented(console: Console, text: Text, indent: int, *, first: Text | N
         line.rstrip()
         console.print(margin + line, soft_wrap=True)
         margin = Text(" " * indent)
+
+
+def print_opening(console: Console, title: str, *sentences: str) -> None:
+    """Print what a result is called, and below it each sentence on the whole of it; an empty one is none."""
+    console.print(Text(title, "bold"))
+    for sentence in filter(None, sentences):
+        print_indented(console, draw_sentence(sentence), 0)
+
+
+def make_folding_table(*headings: str) -> Table:
+    """A table whose cells go on in the next line where they are too wide, and are never cut."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
 
 
 def print_marked(console: Console, mark: Mark, text: Text, indent: int = 2) -> None:

@@ -279,18 +279,6 @@ def capacity_of(size: Size, tokens: int) -> int | None:
     return math.ceil(size.capacity_factor * tokens * size.top_k / size.num_experts)
 
 
-def dropped_share(size: Size, tokens: int, tokens_per_expert: Any) -> Any:
-    """[] the part of all assignments that a capacity dropped, from 0 to 1; 0 without an E-layer.
-
-    Args:
-        size: with top_k.
-        tokens: that each router saw.
-        tokens_per_expert: [number of E-layers, E] of those that were kept.
-    """
-    assigned = tokens * size.top_k * tokens_per_expert.shape[0]
-    return (assigned - tokens_per_expert.sum()) / max(assigned, 1)
-
-
 def chosen_of(routing: Routing, top_k: int) -> tuple[Any, Any]:
     """The experts of each token by number, int64 [T, k], and their weights [T, k]; the host does not wait.
 

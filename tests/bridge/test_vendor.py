@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from running_processes import is_running
 from small_elf import elf
 
 from megacpp_validate.bridge.vendor import Vendor, VendorEntryMissing
@@ -310,18 +311,11 @@ def test_an_import_that_hangs_costs_a_verdict_and_what_it_started_is_gone(
     assert vendor.is_available() is False
     assert time.monotonic() - started < 30
     assert f"hangs in {tmp_path / 'fakelib.py'}:3 (<module>)" in vendor.why_unavailable()
-    stat = Path("/proc", (tmp_path / "pid").read_text(), "stat")
+    started_by_it = int((tmp_path / "pid").read_text())
     limit = time.monotonic() + 30  # a kill is delivered when the kernel next runs the process, not when it is sent
-    while _is_alive(stat) and time.monotonic() < limit:
+    while is_running(started_by_it) and time.monotonic() < limit:
         time.sleep(0.01)
-    assert not _is_alive(stat)
-
-
-def _is_alive(stat: Path) -> bool:
-    try:
-        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    assert not is_running(started_by_it)
 
 
 def test_a_trial_that_goes_well_changes_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ from megacpp_validate.evidence.findings import (
     ReleaseSource,
     StaticResult,
     Sweep,
-    read_static_result,
 )
 
 OLD = """
@@ -117,7 +116,7 @@ def test_what_the_bridge_does_not_consume_is_counted_and_listed_only_when_asked(
 
 def test_a_result_goes_to_json_and_back(tmp_path: Path) -> None:
     result = compare(tmp_path, OLD, NEW, BRIDGE)
-    assert read_static_result(result.model_dump(mode="json")) == result
+    assert StaticResult.model_validate(result.model_dump(mode="json")) == result
     assert StaticResult.model_validate_json(result.model_dump_json()) == result
 
 

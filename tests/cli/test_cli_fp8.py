@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "environments"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "gate"))
-from faulty_host import make_call
-from places import make_h200_host
+from session_calls import Run, Said, Stack, make_run, make_stack
 from small_curves import as_recipe, make_pairs
 
 from megacpp_validate.catalog import matrix_folder
@@ -26,38 +22,16 @@ OPEN, CLOSED, WRONG, NOTHING, MISSING, NO_ENVIRONMENT, INFRASTRUCTURE = 0, 1, 2,
 CELL = "te2.17.1-h200-fp8_loss"
 
 
-class Said(NamedTuple):
-    """What a run of the command line ended with."""
-
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Said]
-Stack = Callable[[str], None]
-
-
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """`fp8` in this process, on a host with no GPU, in a folder of the test's own."""
-    for name in ("MEGACPP_PYTHON", "MEGACPP_DISABLE_TE", "CUDA_VISIBLE_DEVICES", "PYTHONPATH"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    call = make_call("fp8", capfd, monkeypatch, tmp_path)
-    return lambda *arguments: Said(*call(*arguments))
+    return make_run("fp8", capfd, monkeypatch, tmp_path)
 
 
 @pytest.fixture
 def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stack:
     """The host's interpreter sees an H200 and Transformer Engine 2.17.1; its probes do what a test says."""
-
-    def make(main: str) -> None:
-        host = make_h200_host(tmp_path, main)
-        monkeypatch.setenv("MEGACPP_PYTHON", str(host / "python3"))
-        monkeypatch.setenv("PATH", f"{host}:/usr/bin:/bin")
-
-    return make
+    return make_stack(tmp_path, monkeypatch)
 
 
 @pytest.fixture

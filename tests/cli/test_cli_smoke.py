@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "environments"))
-from faulty_host import make_call
-from places import make_h200_host
+from session_calls import Run, Stack, make_run, make_stack
 
 from megacpp_validate.catalog import Catalog
 from megacpp_validate.environments.restart import own_folder
@@ -22,38 +16,16 @@ from megacpp_validate.training.parallel.plan import why_not
 OPEN, CLOSED, WRONG, NOTHING, MISSING, NO_ENVIRONMENT, INFRASTRUCTURE = 0, 1, 2, 3, 4, 5, 6
 
 
-class Said(NamedTuple):
-    """What a run of the command line ended with."""
-
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Said]
-Stack = Callable[[str], None]
-
-
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """`moe-smoke` in this process, on a host with no GPU, in a folder of the test's own."""
-    for name in ("MEGACPP_PYTHON", "MEGACPP_DISABLE_TE", "CUDA_VISIBLE_DEVICES", "PYTHONPATH"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    call = make_call("moe-smoke", capfd, monkeypatch, tmp_path)
-    return lambda *arguments: Said(*call(*arguments))
+    return make_run("moe-smoke", capfd, monkeypatch, tmp_path)
 
 
 @pytest.fixture
 def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stack:
     """The host's interpreter sees an H200 and Transformer Engine 2.17.1; its probes do what a test says."""
-
-    def make(main: str) -> None:
-        host = make_h200_host(tmp_path, main)
-        monkeypatch.setenv("MEGACPP_PYTHON", str(host / "python3"))
-        monkeypatch.setenv("PATH", f"{host}:/usr/bin:/bin")
-
-    return make
+    return make_stack(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(

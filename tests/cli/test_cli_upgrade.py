@@ -19,6 +19,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "environments"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "canary"))
 from places import make_probes
+from running_processes import is_running, within
 from small_sources import write_release
 
 from megacpp_validate.cli import main
@@ -238,20 +239,6 @@ def receipts_in(folder: Path) -> dict[str, tuple[int, int]]:
     """Every receipt, and which file it is: one that was written anew is another."""
     found = [place for place in folder.rglob("*.json") if place.is_file()]
     return {str(place.relative_to(folder)): (place.stat().st_ino, place.stat().st_mtime_ns) for place in found}
-
-
-def within(seconds: float, holds: Callable[[], bool]) -> bool:
-    end = time.monotonic() + seconds
-    while not holds() and time.monotonic() < end:
-        time.sleep(0.01)
-    return holds()
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def test_killed_again_and_again_it_runs_only_what_is_missing(

@@ -9,11 +9,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from running_processes import is_running, within
 
 from megacpp_validate.environments import guard
 from megacpp_validate.environments.environment import Call
@@ -38,14 +39,6 @@ def test_what_a_process_started_is_killed_with_it(tmp_path: Path) -> None:
     while is_running(grandchild) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not is_running(grandchild)
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process runs; one that is dead and waits to be reaped does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def test_a_process_that_leaves_a_child_behind_is_not_waited_for(tmp_path: Path) -> None:
@@ -214,13 +207,6 @@ def test_a_guard_that_is_killed_is_a_process_that_died(tmp_path: Path) -> None:
 def read_pids(log: Path) -> list[int]:
     words = log.read_text() if log.exists() else ""
     return [int(word) for word in words.split()] if words.endswith("\n") else []
-
-
-def within(seconds: float, holds: Callable[[], bool]) -> bool:
-    end = time.monotonic() + seconds
-    while not holds() and time.monotonic() < end:
-        time.sleep(0.02)
-    return holds()
 
 
 def test_what_could_not_be_started_by_its_own_words_is_told_apart(tmp_path: Path) -> None:

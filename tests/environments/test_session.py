@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from places import make_probes
+from running_processes import is_running
 
 from megacpp_validate.environments.environment import Call
 from megacpp_validate.environments.interpreter import InterpreterEnvironment
@@ -200,13 +201,6 @@ def test_a_session_that_is_killed_outright_takes_its_probes_with_it(tmp_path: Pa
     while is_running(probe) and time.monotonic() < end:
         time.sleep(0.05)
     assert not is_running(probe)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_anything_runs(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from ...catalog_pipelines import read_pipelines
 from ...evidence.te_watch import Standing, Untold, WatchedRelease, WatchResult, WatchState
 from ...report.markdown.te_watch import tell_watch
 from ...report.terminal.te_watch import render_watch
-from ..app import TOOL, Exit, Format, foreseen, refuse, refuse_full_disk
+from ..app import TOOL, Exit, foreseen, refuse, refuse_full_disk
+from ..told_options import PageFormat
 from ..whole_telling import tell_whole
 from .te_watch_canary import judge
 from .te_watch_gpu import find_answers, take_in
@@ -44,7 +45,7 @@ class Asked:
     StateDamaged: Exit.INFRASTRUCTURE,
     WatchTaken: Exit.INFRASTRUCTURE,
 })  # fmt: skip
-def run_watch(catalog: Catalog, asked: Asked, fmt: Format, output: Path | None) -> None:
+def run_watch(catalog: Catalog, asked: Asked, fmt: PageFormat, output: Path | None) -> None:
     """Look, judge, write and tell; closed where something new breaks the bridge."""
     rules = read_pipelines([target.id for target in catalog.targets], asked.matrix).te_watch
     now = datetime.now(UTC).isoformat(timespec="seconds")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ...catalog import read_catalog
-from ..app import Format, MatrixOption, OutputOption, app
+from ..app import MatrixOption, OutputOption, app
 from ..told_options import PageFormat, PageFormatOption
 
 
@@ -33,4 +33,4 @@ def te_watch(
     """
     from .te_watch_runs import Asked, run_watch
 
-    run_watch(read_catalog(matrix), Asked(state, gpu_results, matrix), Format(fmt), output)
+    run_watch(read_catalog(matrix), Asked(state, gpu_results, matrix), fmt, output)

@@ -16,8 +16,9 @@ from ...evidence.index import Index, IndexNotOurs, IndexSummary, read_store
 from ...gate.flakes import rate_flakes
 from ...report.markdown.history import tell_history
 from ...report.terminal.history import render_history
-from ..app import TOOL, Exit, Format, refuse
+from ..app import TOOL, Exit, refuse
 from ..output import refuse_among
+from ..told_options import PageFormat
 from ..whole_telling import tell_whole
 
 
@@ -33,7 +34,7 @@ class Asked:
     rebuild: bool
 
 
-def run_history(asked: Asked, fmt: Format, output: Path | None, *, verbose: bool) -> None:
+def run_history(asked: Asked, fmt: PageFormat, output: Path | None, *, verbose: bool) -> None:
     """Bring the index up to the store, ask it, and tell."""
     if not os.path.isdir(asked.store):  # noqa: PTH112 - what cannot be asked is none
         refuse(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..app import Format, OutputOption, app, split_names
+from ..app import OutputOption, app, split_names
 from ..told_options import PageFormat, PageFormatOption
 
 
@@ -45,4 +45,4 @@ def history(
 
     cells = None if cell is None else split_names(cell)
     asked = Asked(store, cells, split_names(quantity or ()), last, database, rebuild)
-    run_history(asked, Format(fmt), output, verbose=verbose)
+    run_history(asked, fmt, output, verbose=verbose)

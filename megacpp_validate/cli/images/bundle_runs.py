@@ -34,7 +34,8 @@ from ...jitcache.seal import CacheDamaged, check_sealed
 from ...jitcache.transfer import read_carried
 from ...report.markdown.bundle import tell_bundle
 from ...report.terminal.bundle import render_bundle
-from ..app import TOOL, Exit, Format, errors, foreseen, refuse
+from ..app import TOOL, Exit, errors, foreseen, refuse
+from ..told_options import PageFormat
 from ..whole_telling import tell_whole
 from .image_rows import ImageRows, read_rows
 
@@ -65,7 +66,7 @@ class Asked:
         RegistryUnreachable: Exit.INFRASTRUCTURE,
     }
 )
-def run_bundle(catalog: Catalog, matrix: Path | None, asked: Asked, fmt: Format, output: Path | None) -> None:
+def run_bundle(catalog: Catalog, matrix: Path | None, asked: Asked, fmt: PageFormat, output: Path | None) -> None:
     """Read what is known of the image, write the bundle, tell what is in it."""
     started = time.monotonic()
     rows = read_rows(catalog, asked.target, matrix)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ...catalog import read_catalog
-from ..app import Format, MatrixOption, OutputOption, app
+from ..app import MatrixOption, OutputOption, app
 from ..told_options import PageFormat, PageFormatOption
 
 
@@ -38,4 +38,4 @@ def bundle(
     from .bundle_runs import Asked, run_bundle
 
     asked = Asked(target, image, (out or Path(f"bundle-{target}")).absolute(), part_size, jit, key, sign_key)
-    run_bundle(read_catalog(matrix), matrix, asked, Format(fmt), output)
+    run_bundle(read_catalog(matrix), matrix, asked, fmt, output)

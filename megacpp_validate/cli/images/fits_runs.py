@@ -17,7 +17,8 @@ from ...images.refusals import ImageRefused
 from ...images.stack import stack_of_image, stack_of_words
 from ...report.markdown.lock import tell_fit
 from ...report.terminal.lock import render_fit
-from ..app import TOOL, Exit, Format, foreseen
+from ..app import TOOL, Exit, foreseen
+from ..told_options import PageFormat
 from ..whole_telling import tell_whole
 from .image_rows import judge_stacks
 
@@ -28,7 +29,7 @@ def run_fits(
     matrix: Path | None,
     te: str,
     parts: tuple[str, ...],
-    fmt: Format,
+    fmt: PageFormat,
     output: Path | None,
     *,
     verbose: bool,

@@ -37,7 +37,8 @@ from ...images.signature import (
 from ...images.verify import Expected, verify_image
 from ...report.markdown.image_verify import tell_image_verdict
 from ...report.terminal.image_verify import render_image_verdict
-from ..app import TOOL, Exit, Format, errors, foreseen, refuse
+from ..app import TOOL, Exit, errors, foreseen, refuse
+from ..told_options import PageFormat
 from ..whole_telling import tell_whole
 from .image_rows import ImageRows, read_rows
 
@@ -64,7 +65,7 @@ class AskedVerify:
 
 @foreseen(_CODES)
 def run_image_verify(
-    catalog: Catalog, matrix: Path | None, asked: AskedVerify, fmt: Format, output: Path | None, *, verbose: bool
+    catalog: Catalog, matrix: Path | None, asked: AskedVerify, fmt: PageFormat, output: Path | None, *, verbose: bool
 ) -> None:
     """Look at everything, tell it; closed where a check fails, not open where one was not run."""
     started = time.monotonic()

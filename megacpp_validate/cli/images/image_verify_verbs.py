@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ...catalog import read_catalog
-from ..app import Format, MatrixOption, OutputOption, app
+from ..app import MatrixOption, OutputOption, app
 from ..told_options import PageFormat, PageFormatOption
 
 ImageArgument = Annotated[str, typer.Argument(help="REPOSITORY@sha256:DIGEST in a registry.")]
@@ -37,7 +37,7 @@ def image_verify(
     from .image_verify_runs import AskedVerify, run_image_verify
 
     asked = AskedVerify(image, key, target, base, deep)
-    run_image_verify(read_catalog(matrix), matrix, asked, Format(fmt), output, verbose=verbose)
+    run_image_verify(read_catalog(matrix), matrix, asked, fmt, output, verbose=verbose)
 
 
 @app.command()

@@ -39,7 +39,8 @@ from ...images.registry import RegistryClient
 from ...images.stack import stack_of_image
 from ...report.markdown.lock import tell_lock
 from ...report.terminal.lock import render_lock
-from ..app import TOOL, Exit, Format, errors, foreseen, refuse, refuse_full_disk
+from ..app import TOOL, Exit, errors, foreseen, refuse, refuse_full_disk
+from ..told_options import PageFormat
 from ..whole_telling import tell_whole
 from .image_rows import judge_stacks
 
@@ -72,7 +73,7 @@ class _Made:
     }
 )
 def run_lock(
-    catalog: Catalog, matrix: Path | None, asked: Asked, fmt: Format, output: Path | None, *, verbose: bool
+    catalog: Catalog, matrix: Path | None, asked: Asked, fmt: PageFormat, output: Path | None, *, verbose: bool
 ) -> None:
     """Look or write, and tell; closed where something is older than the matrix, or was refused."""
     started = time.monotonic()

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ...catalog import read_catalog
-from ..app import Format, MatrixOption, OutputOption, app
+from ..app import MatrixOption, OutputOption, app
 from ..told_options import PageFormat, PageFormatOption
 
 
@@ -55,7 +55,7 @@ def lock(
         accept=frozenset(accept or ()),
         upgrade=tuple("*" if name == "all" else name for name in upgrade or ()),
     )
-    run_lock(read_catalog(matrix), matrix, asked, Format(fmt), output, verbose=verbose)
+    run_lock(read_catalog(matrix), matrix, asked, fmt, output, verbose=verbose)
 
 
 @app.command()
@@ -79,4 +79,4 @@ def fits(
     """
     from .fits_runs import run_fits
 
-    run_fits(read_catalog(matrix), matrix, te, tuple(parts or ()), Format(fmt), output, verbose=verbose, target=target)
+    run_fits(read_catalog(matrix), matrix, te, tuple(parts or ()), fmt, output, verbose=verbose, target=target)

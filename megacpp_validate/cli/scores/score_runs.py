@@ -19,7 +19,8 @@ from ...evidence.strict_json import refuse_what_json_hides
 from ...evidence.whole_file import write_whole
 from ...report.machine import read_json
 from ...report.words.score import render_score, tell_score
-from ..app import Exit, Format, foreseen, refuse
+from ..app import Exit, foreseen, refuse
+from ..told_options import PageFormat
 from ..whole_telling import tell_whole
 
 SCORE: Final = "docs/evidence/score.json"
@@ -47,7 +48,7 @@ class Asked:
 
 
 @foreseen({ScoreInvalid: Exit.WRONG_ARGUMENTS, ScorePartial: Exit.EVIDENCE_MISSING})
-def run_score(catalog: Catalog, matrix: Path | None, asked: Asked, fmt: Format, output: Path | None) -> None:
+def run_score(catalog: Catalog, matrix: Path | None, asked: Asked, fmt: PageFormat, output: Path | None) -> None:
     """Read, tell and, where asked for, write."""
     root = (matrix or matrix_folder()).absolute().parent
     result = read_score(catalog, root, asked)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ...catalog import read_catalog
-from ..app import Format, MatrixOption, OutputOption, app
+from ..app import MatrixOption, OutputOption, app
 from ..told_options import PageFormat, PageFormatOption
 
 
@@ -39,4 +39,4 @@ def score(
     """
     from .score_runs import Asked, run_score
 
-    run_score(read_catalog(matrix), matrix, Asked(selftest, blame, held_out, write), Format(fmt), output)
+    run_score(read_catalog(matrix), matrix, Asked(selftest, blame, held_out, write), fmt, output)

@@ -34,7 +34,8 @@ from ...gate.ablation import decide_feature, find_run_faults
 from ...report.markdown.ablation import render_ablation_page
 from ...report.terminal.ablation import render_ablation
 from ...report.words.ablation import say_row
-from ..app import TOOL, Exit, Format, errors, foreseen, refuse, refuse_receipts
+from ..app import TOOL, Exit, errors, foreseen, refuse, refuse_receipts
+from ..told_options import PageFormat
 from ..whole_telling import tell_whole
 from .ablate_plan import Asked, WrongAblation, plan_arms, read_features, read_plan, why_not_run
 
@@ -65,7 +66,7 @@ class Host:
     FolderTaken: Exit.INFRASTRUCTURE, AblationInvalid: Exit.EVIDENCE_MISSING,
 })  # fmt: skip
 def run_ablation(
-    matrix: Path | None, words: list[str], asked: dict[str, Any], again: bool, fmt: Format, output: Path | None
+    matrix: Path | None, words: list[str], asked: dict[str, Any], again: bool, fmt: PageFormat, output: Path | None
 ) -> None:
     """Run, judge and tell; not open where a feature could not be judged. A tax is an answer, and closes nothing.
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ..app import Format, MatrixOption, OutputOption, app
+from ..app import MatrixOption, OutputOption, app
 from ..told_options import PageFormat, PageFormatOption
 from .session_options import PythonOption, ReceiptsOption, SeedOption
 
@@ -52,4 +52,4 @@ def ablate(
         "target": target if cuda else "cpu", "base": base or ("posture" if cuda else "plain"), "limit_s": limit,
         "receipts": receipts, "python": python,
     }  # fmt: skip
-    run_ablation(matrix, features, asked, again, Format(fmt), output)
+    run_ablation(matrix, features, asked, again, fmt, output)

@@ -42,7 +42,8 @@ from ...evidence.receipt import Receipt
 from ...evidence.receipt_file import write_receipt
 from ...report.markdown.matrix import tell_matrix, tell_matrix_plan
 from ...report.terminal.matrix import render_matrix, render_matrix_plan
-from ..app import TOOL, Exit, Format, foreseen, refuse, refuse_receipts
+from ..app import TOOL, Exit, foreseen, refuse, refuse_receipts
+from ..told_options import PageFormat
 from ..whole_telling import tell_whole
 from .matrix_progress import MatrixProgress
 
@@ -80,7 +81,9 @@ class MatrixAsked:
     NoEnvironment: Exit.NO_ENVIRONMENT, FolderTaken: Exit.INFRASTRUCTURE, StateDamaged: Exit.INFRASTRUCTURE,
     SchedulerDown: Exit.INFRASTRUCTURE, JobRefused: Exit.INFRASTRUCTURE,
 })  # fmt: skip
-def run_matrix(matrix: Path | None, asked: MatrixAsked, fmt: Format, output: Path | None, *, only_plan: bool) -> None:
+def run_matrix(
+    matrix: Path | None, asked: MatrixAsked, fmt: PageFormat, output: Path | None, *, only_plan: bool
+) -> None:
     """Run the cells; closed where anything is red, and not open where anything did not run."""
     catalog, cluster = read_catalog(matrix), read_cluster(asked.cluster)
     _refuse_targets(catalog, cluster)

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from ..app import Format, MatrixOption, OutputOption, app, split_names
+from ..app import MatrixOption, OutputOption, app, split_names
 from ..told_options import PageFormat, PageFormatOption
 from .session_options import PythonOption, ReceiptsOption, SeedOption
 
@@ -79,4 +79,4 @@ def run_many_cells(
         receipts=receipts,
         python=python,
     )
-    run_matrix(matrix, asked, Format(fmt), output, only_plan=plan)
+    run_matrix(matrix, asked, fmt, output, only_plan=plan)

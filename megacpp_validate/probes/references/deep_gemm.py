@@ -13,12 +13,16 @@ scale. Every value is E4M3.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.nn import functional
 
-from .experts import BLOCK, LARGEST_E4M3, SMALLEST_AMAX, ExpertsReference
+from .experts import ExpertsReference
+
+LARGEST_E4M3: Final = 448.0
+SMALLEST_AMAX: Final = 1e-4  # DeepGEMM's casts take no less (deep_gemm/utils/math.py, 0.1.3)
+BLOCK: Final = 128
 
 
 def block_scaled_experts(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from megacpp_validate.evidence.ablation import AblationResult, FeatureAblation, Verdict
 
-from ..ink import draw_sentence, draw_symbol, plain, print_indented, print_labelled
+from ..ink import draw_sentence, draw_symbol, make_folding_table, plain, print_labelled, print_opening
 from ..words.ablation import (
     HEADINGS,
     mark_verdict,
@@ -29,11 +27,8 @@ _LABEL = 14
 def render_ablation(result: AblationResult, *, console: Console | None = None) -> None:
     """Print the table of all features, and below it how each was looked at."""
     console = console or Console()
-    console.print(Text("What each feature changes", "bold"))
-    print_indented(console, draw_sentence(summarize_ablation(result)), 0)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in HEADINGS:
-        table.add_column(heading, overflow="fold")
+    print_opening(console, "What each feature changes", summarize_ablation(result))
+    table = make_folding_table(*HEADINGS)
     for row in result.features:
         name, *cells = map(plain, say_cells(row))
         table.add_row(draw_symbol(mark_verdict(row.verdict), console) + Text(name), *cells)

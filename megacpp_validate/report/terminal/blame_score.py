@@ -9,7 +9,7 @@ from rich.text import Text
 
 from megacpp_validate.evidence.blame_score import BlameScore
 
-from ..ink import draw_sentence, plain, print_indented, print_labelled
+from ..ink import draw_sentence, make_folding_table, plain, print_indented, print_labelled, print_opening
 from ..words.blame_score import (
     HEADINGS,
     find_loud,
@@ -27,9 +27,7 @@ from ..words.blame_score import (
 def render_blame_score(score: BlameScore, *, verbose: bool = False, console: Console | None = None) -> None:
     """Print the score a module, whatever is not right, and every fault where asked for."""
     console = console or Console()
-    console.print(Text("The score of the blame", "bold"))
-    for sentence in filter(None, (say_right(score), say_controls(score), say_lacking(score))):
-        print_indented(console, draw_sentence(sentence), 0)
+    print_opening(console, "The score of the blame", say_right(score), say_controls(score), say_lacking(score))
     if not score.judged and not score.seen_controls:
         return
     print_indented(console, draw_sentence(score.environment, "dim"), 0)
@@ -56,9 +54,7 @@ def render_blame_score(score: BlameScore, *, verbose: bool = False, console: Con
 
 
 def _print_faults(score: BlameScore, console: Console) -> None:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("fault", "release", "verdict", "named", "next step"):
-        table.add_column(heading, overflow="fold")
+    table = make_folding_table("fault", "release", "verdict", "named", "next step")
     for row in score.faults:
         first = row.culprits[0].next_step if row.culprits else ""
         cells = (row.fault, row.release, row.verdict.value, say_culprits(row.culprits), first)

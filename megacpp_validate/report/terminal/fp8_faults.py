@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from megacpp_validate.evidence.fp8_faults import Fp8FaultScore, Fp8Verdict
 
-from ..ink import draw_sentence, plain, print_indented, print_labelled
+from ..ink import draw_sentence, make_folding_table, plain, print_indented, print_labelled, print_opening
 from ..words.fp8_faults import (
     find_unsettled,
     name_verdict,
@@ -25,16 +23,14 @@ from ..words.fp8_faults import (
 def render_fp8_faults(score: Fp8FaultScore, *, verbose: bool = False, console: Console | None = None) -> None:
     """Print every fault with its verdict, whatever is not right in full, and all checks where asked for."""
     console = console or Console()
-    console.print(Text("Faults planted in the low-precision stack", "bold"))
-    for sentence in filter(None, (say_caught(score), say_alarms(score), say_lacking(score))):
-        print_indented(console, draw_sentence(sentence), 0)
+    print_opening(
+        console, "Faults planted in the low-precision stack", say_caught(score), say_alarms(score), say_lacking(score)
+    )
     if not score.judged:
         return
     print_indented(console, draw_sentence(score.environment, "dim"), 0)
     console.print()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("fault", "release", "verdict", "red, by", *(("green",) if verbose else ())):
-        table.add_column(heading, overflow="fold")
+    table = make_folding_table("fault", "release", "verdict", "red, by", *(("green",) if verbose else ()))
     for row in score.faults:
         good = row.verdict is Fp8Verdict.CAUGHT and not row.is_alarm
         mark = Text("✓ ", "green") if good else Text("✗ ", "red")

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from megacpp_validate.evidence.selftest import SelftestResult
 
-from ..ink import draw_sentence, plain, print_indented, print_labelled
+from ..ink import draw_sentence, make_folding_table, plain, print_indented, print_labelled, print_opening
 from ..words.selftest import (
     find_unsettled,
     say_blame_accuracy,
@@ -23,9 +23,8 @@ from ..words.selftest import (
 def render_selftest(result: SelftestResult, *, verbose: bool = False, console: Console | None = None) -> None:
     """Print the score a module, whatever is not as it should be, and every mutant where asked for."""
     console = console or Console()
-    console.print(Text("The suite's own score", "bold"))
-    for sentence in (say_kill_rate(result), say_blame_accuracy(result), say_false_alarms(result)):
-        print_indented(console, draw_sentence(sentence), 0)
+    said = say_kill_rate(result), say_blame_accuracy(result), say_false_alarms(result)
+    print_opening(console, "The suite's own score", *said)
     console.print()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("bridge module")
@@ -52,9 +51,7 @@ def render_selftest(result: SelftestResult, *, verbose: bool = False, console: C
 
 
 def _print_mutants(result: SelftestResult, console: Console) -> None:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("mutant", "fate", "blamed", "by check"):
-        table.add_column(heading, overflow="fold")
+    table = make_folding_table("mutant", "fate", "blamed", "by check")
     for row in result.mutants:
         table.add_row(*(plain(cell) for cell in (row.mutant.id, row.fate.value, ", ".join(row.blamed), row.check)))
     console.print(table)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from megacpp_validate.evidence.smoke_faults import SmokeFaultScore
 
-from ..ink import draw_sentence, plain, print_indented, print_labelled
+from ..ink import draw_sentence, make_folding_table, plain, print_indented, print_labelled, print_opening
 from ..words.smoke_faults import (
     find_unsettled,
     name_check,
@@ -28,16 +26,12 @@ from ..words.smoke_faults import (
 def render_smoke_faults(score: SmokeFaultScore, *, verbose: bool = False, console: Console | None = None) -> None:
     """Print every fault with its verdict, whatever is not right in full, and what other checks said where asked for."""
     console = console or Console()
-    console.print(Text("Faults planted in the smoke run", "bold"))
-    for sentence in filter(None, (say_caught(score), say_alarms(score), say_lacking(score))):
-        print_indented(console, draw_sentence(sentence), 0)
+    print_opening(console, "Faults planted in the smoke run", say_caught(score), say_alarms(score), say_lacking(score))
     if not score.judged:
         return
     print_indented(console, draw_sentence(score.environment, "dim"), 0)
     console.print()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("fault", "verdict", "by", "named", *(("other checks",) if verbose else ())):
-        table.add_column(heading, overflow="fold")
+    table = make_folding_table("fault", "verdict", "by", "named", *(("other checks",) if verbose else ()))
     for row in score.faults:
         mark = Text("✓ ", "green") if row.is_good else Text("✗ ", "red") if row.was_judged else Text("· ", "dim")
         cells = (name_verdict(row), name_check(row.caught_by), say_named(row), *((say_others(row),) if verbose else ()))

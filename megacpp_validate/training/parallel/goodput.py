@@ -85,11 +85,6 @@ class Goodput:
         spent = sum(self.step_seconds)
         return self.tokens / spent if spent else 0.0
 
-    @property
-    def tokens_per_second_whole(self) -> float:
-        """Of the whole run, badput included."""
-        return self.tokens * NS / self.whole_ns if self.whole_ns else 0.0
-
     def flop_utilisation(self, flops_per_token: float, *, peak: float, devices: int) -> float:
         """Model FLOP utilisation: what the model needs over what the devices could do in the time of the steps.
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from running_processes import is_running
 
 from megacpp_validate.probes.fp8.ranks import run_ranks
 
@@ -21,14 +21,6 @@ def ranks(text: str, count: int = 2, seconds: float = 20.0) -> list[str]:
     results = run_ranks(command(text), [str(rank) for rank in range(count)], seconds=seconds)
     assert [result.rank for result in results] == list(range(count))
     return [result.fault for result in results]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_ranks_that_end_well() -> None:
@@ -71,10 +63,10 @@ def test_nothing_that_a_rank_started_is_left(tmp_path: Path) -> None:
     pids = [int(Path(f"{place}{rank}").read_text()) for rank in (0, 1) if Path(f"{place}{rank}").exists()]
     assert pids
     for _ in range(100):
-        if not any(map(is_alive, pids)):
+        if not any(map(is_running, pids)):
             break
         time.sleep(0.05)
-    assert not any(map(is_alive, pids))
+    assert not any(map(is_running, pids))
 
 
 def test_ranks_are_ended_where_the_wait_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +81,7 @@ def test_ranks_are_ended_where_the_wait_is_interrupted(monkeypatch: pytest.Monke
     with pytest.raises(KeyboardInterrupt):
         ranks("time.sleep(60)")
     assert len(started) == 2
-    assert not any(map(is_alive, started))
+    assert not any(map(is_running, started))
 
 
 def test_the_environment_is_added_to_this_one() -> None:
@@ -118,7 +110,7 @@ def test_ranks_end_with_who_started_them_however_that_ends(tmp_path: Path) -> No
     process.wait()
     pid = int(Path(place).read_text())
     for _ in range(100):
-        if not is_alive(pid):
+        if not is_running(pid):
             break
         time.sleep(0.05)
-    assert not is_alive(pid)
+    assert not is_running(pid)

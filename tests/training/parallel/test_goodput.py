@@ -73,7 +73,6 @@ def test_each_second_is_in_one_phase() -> None:
     assert account.step_seconds == (14.0, 5.0, 6.0)
     assert account.step_times() == StepTimes(median=5.5, p95=6.0, slowest=6.0, slowest_step=2, first=14.0)
     assert account.tokens_per_second == 300 / 25
-    assert account.tokens_per_second_whole == pytest.approx(300 / 42)
     assert account.flop_utilisation(1e3, peak=4e3, devices=2) == pytest.approx(12 * 1e3 / 8e3)
     assert account.as_json()["phases_ns"] == dict(account.phases_ns)
 

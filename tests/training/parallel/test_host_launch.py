@@ -18,7 +18,8 @@ from megacpp_validate.training.parallel.host_launch import main
 from megacpp_validate.training.parallel.rank_process import reserve_port
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_launch import running, wait_for
+from running_processes import processes_of
+from test_launch import wait_for
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[3]
 Launcher = subprocess.Popen[str]
@@ -58,7 +59,7 @@ def test_two_hosts_reduce_together_and_receipts_are_gathered(tmp_path: Path) -> 
     ]
     assert [f"rank-{rank}.log" for rank in range(4)] == [Path(rank["log"]).name for rank in end["ranks"]]
     assert all("total [6.0, 6.0, 6.0]" in Path(rank["log"]).read_text() for rank in end["ranks"])
-    assert running(tmp_path) == []
+    assert processes_of(tmp_path) == []
 
 
 def test_a_rank_killed_on_host_1_is_named_by_host_0(tmp_path: Path) -> None:
@@ -66,7 +67,7 @@ def test_a_rank_killed_on_host_1_is_named_by_host_0(tmp_path: Path) -> None:
     assert codes == [1, 1]
     assert "At fault: rank 1." in said[0]
     assert "rank 1 ended by SIGKILL; last collective: all_reduce float32[3] #1 of ranks 0, 1 (left)" in said[0]
-    assert running(tmp_path) == []
+    assert processes_of(tmp_path) == []
 
 
 def test_a_rank_that_hangs_on_host_1_is_named_with_its_stack(tmp_path: Path) -> None:
@@ -75,7 +76,7 @@ def test_a_rank_that_hangs_on_host_1_is_named_with_its_stack(tmp_path: Path) -> 
     assert "no rank gave a sign of life for 1.5 s" in said[0]
     assert "At fault: rank 1." in said[0]
     assert "launched_rank.py" in said[0]
-    assert running(tmp_path) == []
+    assert processes_of(tmp_path) == []
 
 
 @pytest.mark.parametrize("host", [0, 1])
@@ -90,7 +91,7 @@ def test_a_launcher_that_is_killed_takes_the_run_with_it(tmp_path: Path, host: i
     assert codes[1 - host] == (1 if host else 6), other
     assert ("host 1 was lost: its launcher is gone" if host else "host 0 was lost") in other
     assert "At fault: rank 1." in other or host == 0
-    wait_for(lambda: running(tmp_path) == [])
+    wait_for(lambda: processes_of(tmp_path) == [])
 
 
 def test_a_launcher_that_is_asked_to_end_ends_all(tmp_path: Path) -> None:
@@ -101,7 +102,7 @@ def test_a_launcher_that_is_asked_to_end_ends_all(tmp_path: Path) -> None:
     codes, said = finish(*launchers)
     assert codes == [1, 1]
     assert "the launcher was asked to end (SIGTERM or SIGINT)" in said[0]
-    assert running(tmp_path) == []
+    assert processes_of(tmp_path) == []
 
 
 def test_a_host_that_never_joins_is_named_before_a_rank_starts(tmp_path: Path) -> None:

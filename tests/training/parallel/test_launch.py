@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # a test runs this file's `run` in a process of its own
+from running_processes import processes_of
+
 from megacpp_validate.training.parallel.collective_record import read_record
 from megacpp_validate.training.parallel.launch import Limits, RunEnd, WrongLaunch, launch
 from megacpp_validate.training.parallel.rank_process import PortInUse, reserve_port
@@ -25,19 +28,6 @@ def run(what: str, folder: Path, *, ranks: int = 2, limits: Limits = ENOUGH, por
     return launch(
         "launched_rank", [what], ranks=ranks, folder=folder, limits=limits, port=port, environment={"PYTHONPATH": paths}
     )
-
-
-def running(folder: Path) -> list[int]:
-    """Processes that were started for a run in this folder."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            if state != "Z" and str(folder).encode() in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
 
 
 def test_ranks_that_end_well_leave_receipts_and_logs(tmp_path: Path) -> None:
@@ -67,7 +57,7 @@ def test_a_killed_rank_is_named_and_the_others_are_not(tmp_path: Path) -> None:
     assert "rank 1 ended by SIGKILL; last collective: all_reduce float32[3] #1 of ranks 0, 1 (left)" in end.words
     assert end.ranks[0].last is not None
     assert end.ranks[0].last.operation == "broadcast"
-    assert running(tmp_path) == []
+    assert processes_of(tmp_path) == []
 
 
 def test_a_rank_that_hangs_is_named_with_its_stack(tmp_path: Path) -> None:
@@ -76,7 +66,7 @@ def test_a_rank_that_hangs_is_named_with_its_stack(tmp_path: Path) -> None:
     assert "rank 1 was ended; last collective: all_reduce float32[4] #1 of ranks 0, 1 (left)" in end.words
     assert "no rank gave a sign of life for 1 s" in end.words
     assert "launched_rank.py" in end.words  # where rank 1 stood
-    assert running(tmp_path) == []
+    assert processes_of(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -95,21 +85,21 @@ def test_who_dies_is_named_and_nothing_is_left(tmp_path: Path, what: str, said: 
     assert "rank 0 was ended; last collective: barrier #2 of ranks 0, 1, 2 (inside)" in end.words
     assert end.seconds < 15
     assert end.ranks[0].step == 3
-    assert running(tmp_path) == []
+    assert processes_of(tmp_path) == []
 
 
 def test_a_rank_that_never_joins_is_named(tmp_path: Path) -> None:
     end = run("alone-never-joins", tmp_path, limits=Limits(20, 20, joining=1.5))
     assert (end.ending, end.culprits) == ("hung", (1,)), end.words
     assert "not every rank had joined after 1.5 s" in end.words
-    assert running(tmp_path) == []
+    assert processes_of(tmp_path) == []
 
 
 def test_a_run_that_moves_but_is_late_accuses_nobody(tmp_path: Path) -> None:
     end = run("alone-slow", tmp_path, limits=Limits(1.2, 1.0))
     assert (end.ending, end.culprits) == ("late", ()), end.words
     assert "was not done after 1.2 s" in end.words
-    assert running(tmp_path) == []
+    assert processes_of(tmp_path) == []
 
 
 def test_a_rank_without_a_receipt_is_no_success(tmp_path: Path) -> None:
@@ -144,10 +134,10 @@ def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     launcher = subprocess.Popen([sys.executable, "-c", script, str(HERE), str(ROOT), str(tmp_path)])
     records = [tmp_path / f"rank-{rank}.collectives" for rank in range(2)]
     wait_for(lambda: all((one := read_record(path).last) and one.state == "inside" for path in records))
-    assert len(running(tmp_path)) == 2 * (2 + 2)  # a rank, its guard, its children
+    assert len(processes_of(tmp_path)) == 2 * (2 + 2)  # a rank, its guard, its children
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
-    wait_for(lambda: running(tmp_path) == [])
+    wait_for(lambda: processes_of(tmp_path) == [])
 
 
 def test_a_rank_ends_with_a_guard_that_is_killed(tmp_path: Path) -> None:
@@ -155,11 +145,11 @@ def test_a_rank_ends_with_a_guard_that_is_killed(tmp_path: Path) -> None:
     environment["PYTHONPATH"] = os.pathsep.join([str(HERE), str(ROOT)])
     module = "megacpp_validate.training.parallel.rank_start"
     guard = subprocess.Popen([sys.executable, "-m", module, "launched_rank", "alone-hangs"], env=environment)
-    wait_for(lambda: len(running(tmp_path)) == 2)
+    wait_for(lambda: len(processes_of(tmp_path)) == 2)
     wait_for((tmp_path / "rank-0.collectives").exists)
     guard.kill()
     guard.wait()
-    wait_for(lambda: running(tmp_path) == [])
+    wait_for(lambda: processes_of(tmp_path) == [])
 
 
 def test_nothing_starts_for_a_launcher_that_is_gone(tmp_path: Path) -> None:

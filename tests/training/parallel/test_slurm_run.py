@@ -13,6 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import slurm_cluster
+from running_processes import processes_of
 
 from megacpp_validate.training.parallel.gather import read_end
 
@@ -47,7 +48,7 @@ def test_a_job_brings_the_receipts_of_all_ranks_home(slurm: dict[str, str], tmp_
     ]
     assert "1: host 1 (n1): the run is done" in (tmp_path / "slurm-host-1.log").read_text()
     assert "total" in (tmp_path / "rank-1.log").read_text()
-    assert slurm_cluster.processes_of(tmp_path) == []
+    assert processes_of(tmp_path) == []
 
 
 def test_a_rank_killed_on_the_second_node_is_named(slurm: dict[str, str], tmp_path: Path) -> None:
@@ -55,7 +56,7 @@ def test_a_rank_killed_on_the_second_node_is_named(slurm: dict[str, str], tmp_pa
     assert done.returncode == 1
     assert "At fault: rank 1." in done.stderr
     assert "rank 1 ended by SIGKILL; last collective: all_reduce float32[3] #1 of ranks 0, 1 (left)" in done.stderr
-    assert slurm_cluster.processes_of(tmp_path) == []
+    assert processes_of(tmp_path) == []
 
 
 def test_fewer_hosts_than_the_plan_are_refused_before_a_rank_starts(slurm: dict[str, str], tmp_path: Path) -> None:
@@ -79,7 +80,7 @@ def test_the_signal_of_the_time_limit_ends_the_ranks(slurm: dict[str, str], tmp_
         said = job.communicate(timeout=60)[1].decode()
     assert job.returncode == 1
     assert "the launcher was asked to end (SIGTERM or SIGINT), and all ranks were ended" in said
-    assert slurm_cluster.processes_of(tmp_path) == []
+    assert processes_of(tmp_path) == []
 
 
 def test_a_job_that_slurm_refuses_says_so(slurm: dict[str, str], tmp_path: Path) -> None:

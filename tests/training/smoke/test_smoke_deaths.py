@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from running_processes import processes_of
 from smoke_train import EXPERTS, order_of
-from test_launch import running
 
 from megacpp_validate.training.smoke.order import SmokeOrder
 from megacpp_validate.training.smoke.run import SmokeResult, run_smoke
@@ -16,7 +16,7 @@ from megacpp_validate.training.smoke.run import SmokeResult, run_smoke
 
 def run(order: SmokeOrder, folder: Path, **limits: float) -> SmokeResult:
     result = run_smoke(order, folder, **{"limit_s": 100, "silent_s": 60, **limits})
-    assert running(folder) == []
+    assert processes_of(folder) == []
     return result
 
 
