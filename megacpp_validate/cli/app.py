@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum, StrEnum
 from pathlib import Path
-from typing import Annotated, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from .. import __version__
 from ..catalog import MatrixInvalid
@@ -62,7 +63,24 @@ def _look(output: Path | None) -> Path | None:
 OutputOption = Annotated[Path | None, typer.Option("--output", help="Write it to a file instead.", callback=_look)]
 MatrixOption = Annotated[Path | None, typer.Option("--matrix", help="Folder of the matrix files.")]
 
+EXIT_CODES: Final = (
+    "Exit codes: 0 open, nothing breaks; 1 closed by a breakage; 2 wrong matrix or arguments; 3 nothing selected; 4 "
+    "evidence missing; 5 no sources or environment; 6 infrastructure, or a fault of this tool; 130 interrupted."
+)
+
+
+class _Verbs(TyperGroup):
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A verb by its name; one that does not say itself what its exit codes mean says what they mean for all."""
+        found = super().get_command(ctx, cmd_name)
+        if found is not None and "exit code" not in (found.help or "").lower():
+            found.epilog = EXIT_CODES
+        return found
+
+
 app = typer.Typer(
+    cls=_Verbs,
+    epilog=EXIT_CODES,
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,

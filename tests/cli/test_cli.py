@@ -14,6 +14,7 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 import pytest
+from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "canary"))
 from small_index import PACKAGE, UNREACHABLE, use_index, write_index
@@ -343,3 +344,12 @@ def test_every_verb_looks_at_its_output_and_offers_no_form_that_it_refuses() -> 
     pages = {verb for verb, form in forms.items() if "html" in set(map(str, form))}
     assert pages >= {"te_canary", "parity", "fp8", "loss_gate", "fp8_policy"}
     assert not pages & {"release_gate", "report", "support_grid", "history", "matrix", "te_bisect", "doctor", "lock"}
+
+
+def test_every_verb_says_what_its_exit_codes_mean() -> None:
+    names = [command.name or str(command.callback.__name__).replace("_", "-") for command in app.registered_commands]  # type: ignore[union-attr]
+    assert len(names) > 30
+    for name in names:
+        told = CliRunner().invoke(app, [name, "--help"])
+        assert told.exit_code == 0
+        assert "exit code" in told.output.lower(), name

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from ..app import Format, MatrixOption, OutputOption, app, split_names
-from ..sessions.session_options import PythonOption, SeedOption, VerboseOption
+from ..sessions.session_options import PythonOption, SeedOption
 from ..told_options import PlainFormat, PlainFormatOption
-from .prewarm_verbs import AtBuildOption, RanksOption, RootOption, TargetOption, TasksOption
+from .prewarm_verbs import AtBuildOption, KernelsOption, RanksOption, RootOption, TargetOption, TasksOption
 
 
 @app.command()
@@ -30,7 +30,7 @@ def jit_verify(
     ),
     seed: SeedOption = 0,
     limit: Annotated[float, typer.Option(min=1, help="Seconds that one task may take.")] = 900.0,
-    verbose: VerboseOption = False,
+    verbose: KernelsOption = False,
     fmt: PlainFormatOption = PlainFormat.TABLE,
     output: OutputOption = None,
     matrix: MatrixOption = None,

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..app import Format, MatrixOption, OutputOption, app, split_names
-from ..sessions.session_options import PythonOption, SeedOption, VerboseOption
+from ..sessions.session_options import PythonOption, SeedOption
 from ..told_options import PlainFormat, PlainFormatOption
 
 
@@ -26,6 +26,7 @@ RootOption = Annotated[
 TasksOption = Annotated[
     list[str] | None, typer.Option("--tasks", help="Rows of matrix/prewarm.toml, with commas or repeated; else all.")
 ]
+KernelsOption = Annotated[bool, typer.Option("--verbose", help="List every kernel and shape that was compiled.")]
 RanksOption = Annotated[int, typer.Option("--ranks", min=1, help="Take cells of up to so many devices, too.")]
 ModeOption = Annotated[Mode, typer.Option("--mode", help="What compiles DeepGEMM's kernels; part of their keys.")]
 AtBuildOption = Annotated[bool, typer.Option("--at-build", help="Only what needs no GPU, as when an image is built.")]
@@ -51,7 +52,7 @@ def prewarm(
     ] = False,
     seed: SeedOption = 0,
     limit: Annotated[float, typer.Option(min=1, help="Seconds that one task may take.")] = 900.0,
-    verbose: VerboseOption = False,
+    verbose: KernelsOption = False,
     fmt: PlainFormatOption = PlainFormat.TABLE,
     output: OutputOption = None,
     matrix: MatrixOption = None,

@@ -190,6 +190,6 @@ def test_a_model_is_its_blocks_and_its_head() -> None:
     kinds = forward_flops(size)
     assert list(kinds) == ["A", "E", "M", "R", "head"]
     assert kinds["E"] == 5 * sum(block_flops("E", size).values())
-    assert kinds["head"] == 2 * 512 * 1024
+    assert kinds["head"] == 2 * 512 * 128
     assert math.isclose(training_flops(size), 3 * sum(kinds.values()))
     assert PEAK["h200"]["fp8"] == 2 * PEAK["h200"]["bf16"]
