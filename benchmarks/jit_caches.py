@@ -245,7 +245,7 @@ def row_of_smoke(answer: Mapping[str, Any]) -> dict[str, Any]:
         "first_step_s": seconds[0],
         "second_step_s": seconds[1],
         "median_step_s": statistics.median(seconds[1:]),
-        "losses": [float(step["loss"]) for step in rank["steps"][:5]],  # rehearsed or not, a run trains alike
+        "losses": [float(step["loss"]) for step in rank["steps"][:5]],  # that of step 0 is alike, rehearsed or not
         "whole_s": float(answer["seconds"]),
         "phases": {name: spent / 1e9 for name, spent in rank["goodput"]["phases_ns"].items()},
         "compiled": dict(sorted(Counter(one["library"] for one in compiled).items())),

@@ -32,34 +32,42 @@ def pending_amax_kept() -> Iterator[None]:
 
 
 @contextmanager
-def delayed_scaling_kept() -> Iterator[None]:
+def delayed_scaling_kept(model: Any) -> Iterator[None]:
     """Afterwards scales and amax histories, forward and backward, are those of before: steps inside leave no trace.
 
-    Of a layer that ran for the first time inside they are those of a new one: scales of 1, and no history.
+    Of a layer that gets its state inside they are those of a new one: scales of 1, and no history. Each layer is asked
+    for its own, since Transformer Engine lists those of a checkpoint only once they have run (2.20.2).
+
+    Args:
+        model: that holds all layers which run inside.
     """
-    before = {one.data_ptr(): one.clone() for one in (*_buffer("amax_history"), *_buffer("scale"))}
+    before = {place: (history.clone(), scale.clone()) for place, history, scale in _scaling_of(model)}
     try:
         yield
     finally:
         with torch.no_grad():
-            for name, new in (("amax_history", 0.0), ("scale", 1.0)):
-                for one in _buffer(name):
-                    one.copy_(before[one.data_ptr()]) if one.data_ptr() in before else one.fill_(new)
+            for place, history, scale in _scaling_of(model):
+                if place in before:
+                    history.copy_(before[place][0])
+                    scale.copy_(before[place][1])
+                else:
+                    history.zero_()
+                    scale.fill_(1.0)
+
+
+def _scaling_of(model: Any) -> Iterator[tuple[tuple[str, str], Any, Any]]:
+    """Layer and direction, amax history [steps, tensors] and scales [tensors], where there is a state."""
+    for name, layer in model.named_modules():
+        states = getattr(layer, "fp8_meta", None) or {}
+        for direction in ("scaling_fwd", "scaling_bwd"):
+            history = getattr(states.get(direction), "amax_history", None)
+            if history is not None:
+                yield (name, direction), history, states[direction].scale
 
 
 def _pending() -> list[Any]:
     """The collecting row of each layer's forward history, [tensors] each: views of it."""
-    return _buffer("amax", "forward")
-
-
-def _buffer(name: str, direction: str = "") -> list[Any]:
-    """What Transformer Engine lists of all layers under delayed scaling.
-
-    Args:
-        name: "amax", "amax_history" ([steps, tensors] each), "scale" ([tensors] each).
-        direction: "forward", "backward", or both.
-    """
     manager = te.fp8_state_manager.require()
     state = getattr(manager, "quantization_state", manager)  # the class itself held it before 2.15
-    buffers = getattr(state, f"global_{name}_buffer", {})
-    return [tensor for key, tensors in buffers.items() if key.startswith(direction) for tensor in tensors]
+    buffers = getattr(state, "global_amax_buffer", {})
+    return [amax for key, amaxes in buffers.items() if key.startswith("forward") for amax in amaxes]

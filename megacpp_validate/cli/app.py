@@ -71,9 +71,9 @@ EXIT_CODES: Final = (
 
 class _Verbs(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A verb by its name; one that does not say itself what its exit codes mean says what they mean for all."""
+        """A verb by its name; beside what its own text says of exit codes, its help says what all of them mean."""
         found = super().get_command(ctx, cmd_name)
-        if found is not None and "exit code" not in (found.help or "").lower():
+        if found is not None:
             found.epilog = EXIT_CODES
         return found
 

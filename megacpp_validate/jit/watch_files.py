@@ -33,6 +33,11 @@ def look_at_driver() -> None:
             saw("cuda", kernel, name, 0.0, cached=False, looked_for=name)
 
 
+def name_driver_kernels() -> list[str]:
+    """Of each file in the driver's cache of this process, the name of its kernel; "PTX" where it has none."""
+    return sorted(_name_kernels(sorted(_files_of_driver())).values())
+
+
 def _name_kernels(files: Sequence[str]) -> dict[str, str]:
     """File -> kernel. NVRTC keeps two a kernel: its machine code, where a section has the name, and what was before."""
     texts = {name: _read(name) for name in files}

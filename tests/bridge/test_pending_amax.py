@@ -53,7 +53,7 @@ def test_whole_steps_leave_no_trace(on_te: None) -> None:
     layer = new_layer()
     step(layer, 1.0)
     before = scaling(layer)
-    with delayed_scaling_kept():
+    with delayed_scaling_kept(layer):
         step(layer, 99.0)
         step(layer, 98.0)
         assert not any(map(torch.equal, scaling(layer), before))
@@ -62,12 +62,24 @@ def test_whole_steps_leave_no_trace(on_te: None) -> None:
 
 def test_a_layer_that_first_ran_inside_is_as_new(on_te: None) -> None:
     layer = new_layer()
-    with pytest.raises(KeyError), delayed_scaling_kept():  # noqa: PT012 - what is left behind is tested
+    with pytest.raises(KeyError), delayed_scaling_kept(layer):  # noqa: PT012 - what is left behind is tested
         step(layer, 99.0)
         raise KeyError
     assert [(float(part.min()), float(part.max())) for part in scaling(layer)] == [(0.0, 0.0), (1.0, 1.0)] * 2
     step(layer, 2.0)
     assert (amaxes(layer)[-1], sum(amaxes(layer))) == (2.0, 2.0)
+
+
+def test_a_state_that_was_loaded_and_has_not_run_yet_is_kept(on_te: None) -> None:
+    """Transformer Engine lists it from its first pass on alone."""
+    first, layer = new_layer(), new_layer()
+    step(first, 1.0)
+    layer.set_extra_state(first.get_extra_state())
+    loaded = scaling(layer)
+    assert float(loaded[1][0]) > 1
+    with delayed_scaling_kept(layer):
+        step(layer, 99.0)
+    assert all(map(torch.equal, scaling(layer), loaded))
 
 
 @pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])

@@ -17,7 +17,7 @@ from megacpp_validate.jit import stack
 from megacpp_validate.jit.__main__ import run_task
 from megacpp_validate.jit.order import CODES, JitOrder, WrongOrder, read_jit_order
 from megacpp_validate.jit.tasks_deep_gemm import banks, routings
-from megacpp_validate.jit.tasks_expert_rows import row_counts
+from megacpp_validate.jit.tasks_expert_rows import require_kernels, row_counts
 from megacpp_validate.jit.tasks_fa4 import name_architecture
 from megacpp_validate.jitcache.layout import cache_variables
 
@@ -108,12 +108,27 @@ def test_products_of_deep_gemm_are_those_of_a_size() -> None:
         banks(JitOrder("t", "deep_gemm", settings={"experts": "4"}))
 
 
-@pytest.mark.parametrize(("tokens", "experts", "align"), [(8192, 8, 16), (100, 3, 16), (8, 4, 16), (64, 64, 32)])
+@pytest.mark.parametrize(
+    ("tokens", "experts", "align"), [(8192, 8, 16), (100, 3, 16), (8, 4, 16), (64, 64, 32), (512, 2, 16)]
+)
 def test_every_number_of_rows_that_an_expert_may_have_is_some_experts(tokens: int, experts: int, align: int) -> None:
     calls = list(row_counts(tokens, experts, align))
-    assert {len(counts) for counts in calls} == {experts}
+    assert {(len(counts), counts[0]) for counts in calls} == {(experts, 0)}, "else all are cast by one kernel"
     padded = {-(-rows // align) * align for rows in range(1, tokens + 1)}
-    assert {rows for counts in calls for rows in counts} == padded
+    assert {rows for counts in calls for rows in counts[1:]} == padded
+
+
+def test_a_sweep_that_did_not_reach_its_kernels_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = "_Z31cast_transpose_optimized_kernelPK13__nv_bfloat16PKfP13__nv_fp8_{}S5_S3_PfS6_mm"
+    forward, backward = [kernel.format("e4m3")] * 12, [kernel.format("e5m2")] * 14
+    require_kernels([*forward, *backward, "PTX"])
+    with pytest.raises(RuntimeError, match="12 of e4m3 and 0 of e5m2"):
+        require_kernels(forward)  # what one H200 kept while every expert had rows: the casts of weights
+    with pytest.raises(RuntimeError, match="0 of e4m3 and 0 of e5m2"):
+        require_kernels([])
+    monkeypatch.setenv("NVTE_DISABLE_NVRTC", "1")
+    with pytest.raises(RuntimeError, match=r"NVTE_DISABLE_NVRTC keeps .* Next step: unset"):
+        require_kernels([*forward, *backward])
 
 
 def test_flash_attention_4_is_told_its_architecture_before_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

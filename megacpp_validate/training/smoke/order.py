@@ -57,7 +57,8 @@ class SmokeOrder:
         profile: whether one step is profiled for the time that communication is waited for.
         deterministic: whether kernels whose sums have no fixed order are left out and none is chosen by its time, so
             that a GPU gives the same bits in every process (`same_bits`).
-        rehearse: whether a forward and backward pass comes before step 0, in the account of compiling.
+        rehearse: whether a forward and backward pass that leaves nothing behind, no scale and no history either, comes
+            before the first step, in the account of compiling.
         fault: a fault that is planted, for a run that must find it; empty for none.
 
     Raises:

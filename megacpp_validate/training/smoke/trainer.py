@@ -155,7 +155,8 @@ class SmokeTrainer:
         summed and their norm taken, and the optimizer makes an update of zeros. No weight, no moment, and in low
         precision no scale and no history moves.
         """
-        with self.ledger.phase("compile"), delayed_scaling_kept() if self._runs_low else nullcontext():
+        looked_at = 0 if self.audit is None else self.audit.dispatches  # those of steps are counted
+        with self.ledger.phase("compile"), delayed_scaling_kept(self.model):
             read = self.language.batch(NEVER_TRAINED_ON + 1, self.size.batch, self.size.length + 1)
             parts = [self._mine(read, part) for part in range(self.plan.accumulate)]
             losses = self._passes(parts[:1], with_gradients=True)
@@ -163,6 +164,8 @@ class SmokeTrainer:
             self._sum_over_ranks(losses)
             self.optimizer.drop_gradients()
             self.optimizer.rehearse()
+        if self.audit is not None:
+            self.audit.dispatches = looked_at
 
     def step(self) -> StepRecord:
         """Read a batch, move the weights once, and record it."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +28,7 @@ def world() -> Iterator[None]:
 def test_a_rehearsal_moves_nothing() -> None:
     given = {"precision": "fp32", "steps": 3, "audit": True, "plan": {"accumulate": 2}, "forms": {"recompute": True}}
     plain, rehearsed = train(given), train({**given, "rehearse": True})
-    for name in ("losses", "others", "norms", "part_norms", "lacking"):
+    for name in ("losses", "others", "norms", "part_norms", "lacking", "dispatches"):
         assert plain[name] == rehearsed[name]
     assert same_weights(plain["weights"], rehearsed["weights"])
 
@@ -52,9 +54,24 @@ def test_a_rehearsal_moves_no_scale_and_no_history_either(precision: str, monkey
     plain, rehearsed = train(given), train({**given, "rehearse": True})
     assert (plain["losses"], plain["norms"]) == (rehearsed["losses"], rehearsed["norms"])
     assert same_weights(plain["weights"], rehearsed["weights"])
-    monkeypatch.setattr(trainer_module, "delayed_scaling_kept", nullcontext)
+    monkeypatch.setattr(trainer_module, "delayed_scaling_kept", lambda _: nullcontext())
     left = train({**given, "rehearse": True})
     assert (left["norms"] == plain["norms"]) == (precision == "current")
+
+
+@pytest.mark.usefixtures("te_double")
+@pytest.mark.filterwarnings("default")
+def test_a_rehearsal_keeps_the_scales_and_histories_of_a_checkpoint(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"precision": "delayed", "target": "cpu", "features": {"preset": "production"}}
+    train({**given, "steps": 3, "checkpoint_folder": str(tmp_path / "kept"), "checkpoint_every": 3})
+    runs = []
+    for rehearse in (False, True):
+        folder = str(shutil.copytree(tmp_path / "kept", tmp_path / str(rehearse)))
+        runs.append(train({**given, "steps": 6, "checkpoint_folder": folder, "resume": True, "rehearse": rehearse}))
+    plain, rehearsed = runs
+    assert (plain["losses"], plain["norms"]) == (rehearsed["losses"], rehearsed["norms"])
+    assert same_weights(plain["weights"], rehearsed["weights"])
+    assert plain["resumed"] == rehearsed["resumed"] == (3, 1)
 
 
 def test_moments_of_a_run_that_has_done_steps_are_left_alone() -> None:

@@ -169,23 +169,28 @@ class TransformerEngineBaseModule(torch.nn.Module):
         return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Any) -> None:
-        """Take them over; an empty state changes nothing."""
+        """Take them over; an empty state changes nothing. As in TE, the manager hears of them when the layer runs."""
         if state is None or state.numel() == 0:
             return
         kept = torch.load(io.BytesIO(state.numpy().tobytes()), weights_only=True)
         fields = {**kept["recipe"], "fp8_format": Format[kept["recipe"]["fp8_format"]]}
-        forward, backward = self._delayed(DelayedScaling(**fields), kept["scaling_fwd"][0].device)
+        forward, backward = self._new_states(DelayedScaling(**fields), kept["scaling_fwd"][0].device)
         for key, own in (("scaling_fwd", forward), ("scaling_bwd", backward)):
             own.scale.copy_(kept[key][0])
             own.amax_history.copy_(kept[key][1])
 
-    def _delayed(self, recipe: DelayedScaling, device: Any) -> tuple[DelayedState, DelayedState]:
+    def _new_states(self, recipe: DelayedScaling, device: Any) -> tuple[DelayedState, DelayedState]:
         meta = self.fp8_meta
         if meta["recipe"] != recipe:
             count = int(meta["num_gemms"])
             meta["recipe"], meta["fp8_group"] = recipe, Manager.get_fp8_group()
             meta["scaling_fwd"] = DelayedState(recipe, 3 * count, forward=True, device=device)
             meta["scaling_bwd"] = DelayedState(recipe, 2 * count, forward=False, device=device)
+        return meta["scaling_fwd"], meta["scaling_bwd"]
+
+    def _delayed(self, recipe: DelayedScaling, device: Any) -> tuple[DelayedState, DelayedState]:
+        meta = self.fp8_meta
+        self._new_states(recipe, device)
         if meta.get("known_to") is not Manager.states:  # anew after a reset
             meta["known_to"] = Manager.states
             for forward, key in ((True, "scaling_fwd"), (False, "scaling_bwd")):

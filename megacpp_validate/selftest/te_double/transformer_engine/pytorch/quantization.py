@@ -42,22 +42,9 @@ class _Buffers(type):
     @property
     def global_amax_buffer(cls) -> dict[str, list[Any]]:
         """The row of each history that collects, by direction."""
-        return {key: [state.amax_history[0] for state in states] for key, states in cls._by_direction().items()}
-
-    @property
-    def global_amax_history_buffer(cls) -> dict[str, list[Any]]:
-        """The histories, by direction."""
-        return {key: [state.amax_history for state in states] for key, states in cls._by_direction().items()}
-
-    @property
-    def global_scale_buffer(cls) -> dict[str, list[Any]]:
-        """The scales, by direction."""
-        return {key: [state.scale for state in states] for key, states in cls._by_direction().items()}
-
-    def _by_direction(cls) -> dict[str, list[DelayedState]]:
-        found: dict[str, list[DelayedState]] = {"forward_": [], "backward_": []}
+        found: dict[str, list[Any]] = {"forward_": [], "backward_": []}
         for forward, state, _, _ in cls.states:
-            found["forward_" if forward else "backward_"].append(state)
+            found["forward_" if forward else "backward_"].append(state.amax_history[0])
         return found
 
 
