@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Final, NamedTuple
 
+from .syntax_nodes import children, once_per_node, statements_in, walk
+
 
 def keywords_taken(node: ast.AST | None) -> tuple[dict[str, str | None], str]:
     """Keys read from `**kwargs` with their defaults, and where the rest goes: "super", "elsewhere" or ""."""
@@ -18,7 +20,7 @@ def keywords_taken(node: ast.AST | None) -> tuple[dict[str, str | None], str]:
     refused = refused_keys(node)
     away: set[str] = set()  # keys that are no longer in it when it is handed on
     handed_on = ""
-    for found in ast.walk(node):
+    for found in walk(node):
         match found:
             case ast.Call(
                 func=ast.Attribute(value=ast.Name(id=owner), attr="pop" | "get" as way),
@@ -62,7 +64,7 @@ def refused_keys(node: ast.AST | None) -> frozenset[str]:
 def given_to_super(node: ast.AST | None, positionals: list[str]) -> set[str]:
     """Parameters of the base that a `super().__init__(...)` call fills itself, beside what it hands on."""
     given: set[str] = set()
-    for found in ast.walk(node) if node is not None else ():
+    for found in walk(node) if node is not None else ():
         if isinstance(found, ast.Call) and ast.unparse(found.func).startswith("super()."):
             given |= set(positionals[: len([a for a in found.args if not isinstance(a, ast.Starred)])])
             given |= {keyword.arg for keyword in found.keywords if keyword.arg}
@@ -71,7 +73,7 @@ def given_to_super(node: ast.AST | None, positionals: list[str]) -> set[str]:
 
 def surely_names(node: ast.AST | None, name: str) -> bool:
     """Whether a class registers an attribute under this very name: `register_parameter("weight", ...)`."""
-    for found in ast.walk(node) if node is not None else ():
+    for found in walk(node) if node is not None else ():
         match found:
             case ast.Call(func=ast.Attribute(attr="register_parameter" | "register_buffer"), args=[first, *_]):
                 if isinstance(first, ast.Constant) and first.value == name:
@@ -83,7 +85,7 @@ def ways_to_name(node: ast.AST | None, name: str) -> set[str]:
     """Texts in a class's code that mention an attribute, as `register_parameter("weight")` and f-strings do."""
     ways: set[str] = set()
     wanted = name.split("{}")
-    for found in ast.walk(node) if node is not None else ():
+    for found in walk(node) if node is not None else ():
         if isinstance(found, ast.Constant) and isinstance(found.value, str) and "\n" not in found.value:
             if found.value == name:
                 ways.add(name)
@@ -120,6 +122,7 @@ _OPPOSITES: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
 }
 
 
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _LEAVING = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _LEAVES = "_may_have_left_"  # the name of a test whose outcome nothing tells
 
@@ -204,12 +207,17 @@ class Guard:
     @cached_property
     def names(self) -> set[str]:
         """Names that its enclosing tests read."""
-        return {n.id for test in self.enclosing for n in ast.walk(test.expression) if isinstance(n, ast.Name)}
+        return {n.id for test in self.enclosing for n in walk(test.expression) if isinstance(n, ast.Name)}
 
 
 def guards(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[Guard]:
     """Every guard in a function's own body, nested functions left out."""
-    return list(_guards_in(node.body, ()))
+    return [*_guards(node)]
+
+
+@once_per_node
+def _guards(node: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[Guard, ...]:
+    return tuple(_guards_in(node.body, ()))
 
 
 def guards_of(body: list[ast.stmt]) -> list[Guard]:
@@ -255,7 +263,7 @@ def _passed(statement: ast.If) -> list[Test]:
 
 def _may_leave(statement: ast.stmt) -> bool:
     """Whether a statement may return from the function in a way that no single test tells."""
-    return any(isinstance(node, ast.Return) for node in (statement, *_own_nodes(statement)))
+    return isinstance(statement, ast.Return) or any(isinstance(s, ast.Return) for s in _own_statements(statement))
 
 
 def default_meanings(node: ast.AST | None) -> dict[str, str]:
@@ -263,7 +271,7 @@ def default_meanings(node: ast.AST | None) -> dict[str, str]:
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return {}
     meanings: dict[str, list[str]] = {}
-    for found in ast.walk(node):
+    for found in walk(node):
         name, value = _replacement(found)
         if name and value is not None:
             meanings.setdefault(name, []).append(ast.unparse(value))
@@ -273,7 +281,7 @@ def default_meanings(node: ast.AST | None) -> dict[str, str]:
 def environment_defaults(node: ast.AST) -> dict[str, str]:
     """Environment variable -> what stands for it where it is not set, as text, where it is read with a default."""
     found: dict[str, str] = {}
-    for one in ast.walk(node):
+    for one in walk(node):
         match one:
             case ast.Call(
                 func=ast.Attribute(attr="getenv") | ast.Attribute(value=ast.Attribute(attr="environ"), attr="get"),
@@ -323,13 +331,13 @@ def returned_values(node: ast.AST | None) -> list[ast.expr | None]:
     """What a function's own `return` statements give."""
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return []
-    return [found.value for found in _own_nodes(node) if isinstance(found, ast.Return)]
+    return [found.value for found in _own_statements(node) if isinstance(found, ast.Return)]
 
 
 def unpacked_names(node: ast.AST) -> set[str]:
     """Local names that stand among others in the target of an assignment."""
     names: set[str] = set()
-    for found in ast.walk(node):
+    for found in walk(node):
         if isinstance(found, ast.Assign) and isinstance(found.targets[0], ast.Tuple):
             names |= {e.id for e in found.targets[0].elts if isinstance(e, ast.Name)}
     return names
@@ -345,29 +353,36 @@ def returns_literals(function: ast.AST | None) -> bool:
     """Whether all that a function returns is nothing, or what is written out: a tuple, a constant."""
     if not isinstance(function, ast.FunctionDef) or not function.body:
         return False
-    returned = [node.value for node in _own_nodes(function) if isinstance(node, ast.Return)]
+    returned = returned_values(function)
     literal = ast.Tuple | ast.List | ast.Dict | ast.Set | ast.Constant | ast.JoinedStr | ast.Compare
     says_nothing = not returned and isinstance(function.body[-1], ast.Raise | ast.Expr)
     return all(value is None or isinstance(value, literal) for value in returned) and not says_nothing
 
 
 def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+    for child in children(node):
+        if isinstance(child, (*_DEFINITIONS, ast.Lambda)):
             continue
         yield child
         yield from _own_nodes(child)
+
+
+def _own_statements(node: ast.AST) -> Iterator[ast.stmt]:
+    for statement in statements_in(node):
+        if not isinstance(statement, _DEFINITIONS):
+            yield statement
+            yield from _own_statements(statement)
 
 
 def texts_in(node: ast.AST | None) -> frozenset[str]:
     """Every text in a function's code but its documentation."""
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return frozenset()
-    texts = (n.value for s in node.body for n in ast.walk(s) if isinstance(n, ast.Constant))
+    texts = (n.value for s in node.body for n in walk(s) if isinstance(n, ast.Constant))
     return frozenset(text for text in texts if isinstance(text, str) and text.isidentifier())
 
 
 def text_of(node: ast.AST) -> str:
     """The text that a statement or an expression holds, literals only."""
-    texts = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    texts = [n.value for n in walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
     return " ".join(" ".join(texts).split())

@@ -17,6 +17,7 @@ from .reach import callees
 from .release import Found, Release
 from .returns import compare_returns
 from .surface import Argument, Use
+from .syntax_nodes import walk
 
 
 def compare_bodies(
@@ -141,7 +142,7 @@ def _default_meanings(
 
 def _widened(old: str, new: str) -> bool:
     """Whether a new expression is the old one with a case added: `x` became `x if ... else y`."""
-    for node in ast.walk(ast.parse(new)):
+    for node in walk(ast.parse(new)):
         for branch in (node.body, node.orelse) if isinstance(node, ast.IfExp) else ():
             if ast.unparse(ast.parse(new.replace(ast.unparse(node), ast.unparse(branch)))) == old:
                 return True
@@ -169,5 +170,5 @@ def _tests_of(node: ast.stmt | ast.expr, function: ast.AST | None) -> tuple[bodi
 
 
 def _parameter_in(tests: tuple[bodies.Test, ...], given: Mapping[str, Argument]) -> str:
-    names = {n.id for test in tests for n in ast.walk(test.expression) if isinstance(n, ast.Name)}
+    names = {n.id for test in tests for n in walk(test.expression) if isinstance(n, ast.Name)}
     return ", ".join(sorted(names & set(given)))

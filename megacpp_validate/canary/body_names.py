@@ -19,6 +19,7 @@ from .import_names import bound_by, is_for_type_checkers, stored_by
 from .import_time import absolute
 from .release import Absent, Release
 from .source_files import PACKAGE
+from .syntax_nodes import children, statements_below, walk
 
 _EVERYWHERE = frozenset({*dir(builtins), "__file__", "__name__", "__class__", "__doc__", "__package__", "__spec__"})
 
@@ -133,7 +134,7 @@ def _statements(body: Iterable[ast.stmt], *, always: bool = True) -> Iterator[tu
                 pass  # run later, if at all
             case _:
                 yield node, always
-        if any(isinstance(inner, ast.Return) for inner in ast.walk(node)):
+        if isinstance(node, ast.Return) or any(isinstance(inner, ast.Return) for inner in statements_below(node)):
             always = False
 
 
@@ -147,14 +148,14 @@ def _read(node: ast.AST) -> Iterator[ast.Name]:
         case ast.Lambda() | ast.FunctionDef():
             return
         case _:
-            for child in ast.iter_child_nodes(node):
+            for child in children(node):
                 yield from _read(child)
 
 
 def _own_names(node: ast.FunctionDef) -> set[str]:
     """Every name that the function or one within it binds: more than it may read, never less."""
     names: set[str] = set()
-    for found in ast.walk(node):
+    for found in walk(node):
         match found:
             case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) | ast.ExceptHandler(name=str(name)):
                 names.add(name)

@@ -12,6 +12,7 @@ from typing import Final
 
 from .bodies import Test
 from .surface import Argument
+from .syntax_nodes import walk
 
 _OPERATORS: Final[dict[type[ast.cmpop], Callable[[object, object], bool]]] = {
     ast.Eq: operator.eq,
@@ -58,12 +59,12 @@ def on_targets(condition: str) -> bool | None:
         test = ast.parse(condition, mode="eval").body
     except SyntaxError:
         return None
-    asked = (node for node in ast.walk(test) if isinstance(node, ast.Attribute | ast.Call))
+    asked = (node for node in walk(test) if isinstance(node, ast.Attribute | ast.Call))
     return _evaluate(test, {}, set()) if any(ast.unparse(node) in _TARGET for node in asked) else None
 
 
 def _possible(test: ast.expr, wanted: bool, given: Mapping[str, Argument]) -> bool | None:
-    names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
+    names = {node.id for node in walk(test) if isinstance(node, ast.Name)}
     choices: list[list[tuple[str, object]]] = []
     never_none: set[str] = set()
     for name in sorted(names):

@@ -21,6 +21,7 @@ from .conditions import can_fire
 from .reach import Reached, guards_reached
 from .release import Release
 from .surface import Argument
+from .syntax_nodes import children, once_per_node, statements_below, walk
 
 _REWORDED = 0.6  # likeness of two guards' messages from which one is the other, if both test the same names
 _SAME_WORDS = 0.75  # ... if they test others, in nearly the same way
@@ -108,12 +109,16 @@ class _View:
         self._node = consumed.node
         self._given = given
         self._fields = _fields(consumed.node, given if consumed.node.name == "__post_init__" else ())
-        self.near = _origins(consumed.node, calls=False)
-        self.far = _origins(consumed.node, calls=True)
+        self._tests: dict[bodies.Guard, tuple[bodies.Test, ...]] = {}
+        self.near, self.far = _origins(consumed.node)
 
     def tests_of(self, guard: bodies.Guard) -> tuple[bodies.Test, ...]:
         """A guard's tests, with parameters in the place of the fields that hold them."""
-        return tuple(t._replace(expression=self._fields.visit(copy.deepcopy(t.expression))) for t in guard.tests)
+        if guard not in self._tests:  # each guard is held against all of the other release's
+            rewritten = (self._fields.visit(copy.deepcopy(test.expression)) for test in guard.tests)
+            told = zip(guard.tests, rewritten, strict=True)
+            self._tests[guard] = tuple(test._replace(expression=expression) for test, expression in told)
+        return self._tests[guard]
 
     def concerned_by(self, tests: Iterable[bodies.Test]) -> set[str]:
         """The parameters that the call passes and that the enclosing tests are about."""
@@ -158,15 +163,15 @@ def _ways_of(node: ast.FunctionDef, names: set[str]) -> set[str]:
     """How a function puts other values in the place of some of its parameters."""
     return {
         ast.unparse(found)
-        for found in ast.walk(node)
+        for found in walk(node)
         if isinstance(found, ast.Assign | ast.AnnAssign | ast.AugAssign)
-        for target in ast.walk(found)
+        for target in walk(found)
         if isinstance(target, ast.Name) and isinstance(target.ctx, ast.Store) and target.id in names
     }
 
 
 def _names_in(tests: Iterable[bodies.Test]) -> set[str]:
-    return {n.id for t in tests if not t.passed_by for n in ast.walk(t.expression) if isinstance(n, ast.Name)}
+    return {n.id for t in tests if not t.passed_by for n in walk(t.expression) if isinstance(n, ast.Name)}
 
 
 def _is_new_kind(test: bodies.Test, old: Release, function: griffe.Function) -> bool:
@@ -212,19 +217,24 @@ class _Fields(ast.NodeTransformer):
 
 
 def _fields(node: ast.FunctionDef, fields: Iterable[str]) -> _Fields:
+    return _Fields(_stored_fields(node) | {name: name for name in fields})
+
+
+@once_per_node
+def _stored_fields(node: ast.FunctionDef) -> dict[str, str]:
     stored: dict[str, str] = {}
     spoilt: set[str] = set()
     parameters = _parameter_names(node)
-    for found in ast.walk(node):
+    for found in walk(node):
         if isinstance(found, ast.Attribute) and isinstance(found.ctx, ast.Store) and ast.unparse(found.value) == "self":
             spoilt |= {found.attr} & set(stored)
             stored.setdefault(found.attr, "")
-    for found in ast.walk(node):
+    for found in walk(node):
         match found:
             case ast.Assign(targets=[ast.Attribute(value=ast.Name(id="self"), attr=attr)], value=ast.Name(id=name)):
                 if name in parameters and attr not in spoilt:
                     stored[attr] = name
-    return _Fields({attr: name for attr, name in stored.items() if name} | {name: name for name in fields})
+    return {attr: name for attr, name in stored.items() if name}
 
 
 def _same_guard(new: bodies.Guard, old: bodies.Guard) -> bool:
@@ -243,14 +253,17 @@ def _same_guard(new: bodies.Guard, old: bodies.Guard) -> bool:
     return likeness > _SAME_WORDS and SequenceMatcher(None, new.condition, old.condition).ratio() > 0.5
 
 
-def _origins(node: ast.FunctionDef, *, calls: bool) -> dict[str, set[str]]:
+@once_per_node
+def _origins(node: ast.FunctionDef) -> tuple[dict[str, set[str]], dict[str, set[str]]]:
     """Local names -> the parameters that their values come from.
 
-    Through plain assignments; with `calls` also through calls, and through the tests under which they are made.
+    Through plain assignments; the second also through calls, and through the tests under which they are made.
     """
-    origins: dict[str, set[str]] = {name: {name} for name in _parameter_names(node)}
-    _trace(node.body, origins, set(), calls=calls)
-    return origins
+    near: dict[str, set[str]] = {name: {name} for name in _parameter_names(node)}
+    far = {name: {name} for name in near}
+    _trace(node.body, near, set(), calls=False)
+    _trace(node.body, far, set(), calls=True)
+    return near, far
 
 
 def _trace(body: Iterable[ast.AST], origins: dict[str, set[str]], under: set[str], *, calls: bool) -> None:
@@ -259,7 +272,7 @@ def _trace(body: Iterable[ast.AST], origins: dict[str, set[str]], under: set[str
         if isinstance(found, ast.Assign | ast.AnnAssign) and found.value is not None:
             if isinstance(found.value, ast.Call) and (key := _popped(found.value)):
                 sources = {key}
-            elif not calls and any(isinstance(n, ast.Call) for n in ast.walk(found.value)):
+            elif not calls and any(isinstance(n, ast.Call) for n in walk(found.value)):
                 continue
             else:
                 sources = _read_from(found.value, origins)
@@ -267,16 +280,16 @@ def _trace(body: Iterable[ast.AST], origins: dict[str, set[str]], under: set[str
                 origins.setdefault(name, set()).update(sources | (under if calls else set()))
         elif isinstance(found, ast.If):
             inner = under | _read_from(found.test, origins)
-        _trace(ast.iter_child_nodes(found), origins, inner, calls=calls)
+        _trace(children(found), origins, inner, calls=calls)
 
 
 def _read_from(node: ast.AST, origins: Mapping[str, set[str]]) -> set[str]:
-    return set().union(*(origins.get(n.id, set()) for n in ast.walk(node) if isinstance(n, ast.Name)))
+    return set().union(*(origins.get(n.id, set()) for n in walk(node) if isinstance(n, ast.Name)))
 
 
 def _stored_names(node: ast.Assign | ast.AnnAssign) -> set[str]:
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    return {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return {n.id for t in targets for n in walk(t) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
 def _parameter_names(node: ast.FunctionDef) -> set[str]:
@@ -301,10 +314,19 @@ def known_inside(node: ast.AST | None, given: Mapping[str, Argument], line: int 
     for argument, default in pairs:
         known[argument.arg] = argument_of(default, {})
     known.update(given)
-    for found in ast.walk(node):  # a parameter that was assigned to on the way may be anything there
-        if isinstance(found, ast.Assign) and found.lineno < line:
-            takes_its_own = isinstance(found.value, ast.Call) and _popped(found.value)
-            for name in _stored_names(found):
-                if name in known and name != takes_its_own:
-                    known[name] = Argument(never_none=known[name].never_none)
+    for stored_at, name in _assigned(node):  # a parameter that was assigned to on the way may be anything there
+        if stored_at < line and name in known:
+            known[name] = Argument(never_none=known[name].never_none)
     return known
+
+
+@once_per_node
+def _assigned(node: ast.FunctionDef) -> list[tuple[int, str]]:
+    """Names that a function assigns to, with the lines; not where one is given what `**kwargs` holds under it."""
+    return [
+        (found.lineno, name)
+        for found in statements_below(node)
+        if isinstance(found, ast.Assign)
+        for name in _stored_names(found)
+        if not isinstance(found.value, ast.Call) or name != _popped(found.value)
+    ]

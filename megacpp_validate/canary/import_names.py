@@ -6,6 +6,8 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
+from .syntax_nodes import children, walk
+
 _COVERING = frozenset({"Exception", "BaseException"})
 _GLOBAL = re.compile(r"^\s+global\s+([\w, ]+)", re.MULTILINE)
 _DYNAMIC = re.compile(r"(?<![.\w])(globals|exec|eval|vars|locals)\(|\bsys\.modules\b")
@@ -21,7 +23,7 @@ def covers(handler: ast.ExceptHandler, kinds: frozenset[str]) -> bool:
     """Whether an `except` catches one of these exceptions."""
     if handler.type is None:
         return True
-    named = {node.id for node in ast.walk(handler.type) if isinstance(node, ast.Name)}
+    named = {node.id for node in walk(handler.type) if isinstance(node, ast.Name)}
     return bool(named & (kinds | _COVERING))
 
 
@@ -39,7 +41,7 @@ def read_at_once(node: ast.AST, *, annotations: bool) -> Iterator[ast.Name]:
         annotations: whether annotations are evaluated, too.
     """
     simple = not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-    named = {n.target.id for n in ast.walk(node) if isinstance(n, ast.NamedExpr)} if simple else ()
+    named = {n.target.id for n in walk(node) if isinstance(n, ast.NamedExpr)} if simple else ()
     yield from _reads(node, frozenset(named), annotations)
 
 
@@ -58,10 +60,10 @@ def _reads(node: ast.AST, local: frozenset[str], annotations: bool) -> Iterator[
         case ast.AnnAssign(annotation=annotation, value=value):
             parts = [part for part in (annotation if annotations else None, value) if part is not None]
         case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
-            local |= {n.id for g in node.generators for n in ast.walk(g.target) if isinstance(n, ast.Name)}
-            parts = ast.iter_child_nodes(node)
+            local |= {n.id for g in node.generators for n in walk(g.target) if isinstance(n, ast.Name)}
+            parts = children(node)
         case _:
-            parts = ast.iter_child_nodes(node)
+            parts = children(node)
     for part in parts:
         yield from _reads(part, local, annotations)
 
@@ -102,4 +104,4 @@ def stored_by(node: ast.AST) -> set[str]:
             return set()
         case ast.ExceptHandler(name=str(name)):
             return {name}.union(*map(stored_by, node.body))
-    return set().union(*map(stored_by, ast.iter_child_nodes(node)))
+    return set().union(*map(stored_by, children(node)))

@@ -21,6 +21,7 @@ from .conditions import can_fire
 from .release import Release
 from .source_files import PACKAGE
 from .surface import Argument, Symbol
+from .syntax_nodes import walk
 
 ENTRY = "transformer_engine.pytorch"
 # What torch itself has asked for since 2.1 (`Requires-Dist` of its wheels) is there wherever torch is.
@@ -92,7 +93,7 @@ def deprecated_modules(release: Release, symbol: Symbol) -> str:
             case ast.Expr(value=ast.Call(func=func)) if ast.unparse(func).endswith(
                 "warn"
             ) and "Deprecat" in ast.unparse(node):
-                texts = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+                texts = [n.value for n in walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
                 return " ".join(" ".join(texts).split())
     return ""
 
@@ -244,7 +245,7 @@ def _constants_of(call: ast.Call, function: ast.FunctionDef) -> dict[str, Argume
 
 def _when_nothing_failed(tried: ast.stmt, caught: str) -> str:
     """The condition of a `try ... else`: for a version that is asked for, that the distribution is installed."""
-    named = [n.value for n in ast.walk(tried) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    named = [n.value for n in walk(tried) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
     if "PackageNotFound" in caught and len(named) == 1:
         return f"{named[0]} is installed"
     return f"no {caught} from `{ast.unparse(tried)[:80]}`"

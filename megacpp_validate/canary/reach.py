@@ -12,7 +12,9 @@ import griffe
 from . import bodies
 from .release import Found, Release
 from .source_files import PACKAGE
+from .syntax_nodes import walk
 
+Callee = tuple[ast.Call, ast.FunctionDef, griffe.Function]
 _LOST = "_lost_"  # before a name of the callee whose value cannot be followed, so that it is no name of the caller
 
 
@@ -69,11 +71,16 @@ def _reach(release: Release, function: griffe.Function, node: ast.FunctionDef, d
             yield Reached(bodies.Guard(guard.kind, guard.node, tests), deeper.file, callee.name, call.lineno)
 
 
-def callees(
-    release: Release, function: griffe.Function, node: ast.FunctionDef
-) -> Iterator[tuple[ast.Call, ast.FunctionDef, griffe.Function]]:
+def callees(release: Release, function: griffe.Function, node: ast.FunctionDef) -> list[Callee]:
     """Calls in a function that run code of the package: the call, that code, and what it belongs to."""
-    for call in (n for n in ast.walk(node) if isinstance(n, ast.Call)):
+    known: dict[ast.FunctionDef, list[Callee]] = release.memory.setdefault("callees", {})
+    if node not in known:
+        known[node] = list(_callees(release, function, node))
+    return known[node]
+
+
+def _callees(release: Release, function: griffe.Function, node: ast.FunctionDef) -> Iterator[Callee]:
+    for call in (n for n in walk(node) if isinstance(n, ast.Call)):
         target = ast.unparse(call.func)
         if target.startswith("torch.ops."):
             yield from _custom_op(release, function, call, target)
@@ -91,9 +98,7 @@ def callees(
             yield call, callee, obj
 
 
-def _custom_op(
-    release: Release, function: griffe.Function, call: ast.Call, target: str
-) -> Iterator[tuple[ast.Call, ast.FunctionDef, griffe.Function]]:
+def _custom_op(release: Release, function: griffe.Function, call: ast.Call, target: str) -> Iterator[Callee]:
     """`torch.ops.space.name(...)` is the function of this file that is registered as "space::name"."""
     parts = target.split(".")
     registered = "::".join(parts[2:4])
@@ -121,7 +126,7 @@ def _bound_names(call: ast.Call, callee: ast.FunctionDef) -> dict[str, ast.expr]
 
 
 def _own_names(callee: ast.FunctionDef) -> set[str]:
-    stored = {n.id for n in ast.walk(callee) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    stored = {n.id for n in walk(callee) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     return stored | {a.arg for a in (*callee.args.posonlyargs, *callee.args.args, *callee.args.kwonlyargs)}
 
 

@@ -29,6 +29,7 @@ from .import_names import stored_by
 from .lazy_names import lazy_target
 from .recipes import ConstructedDataclasses
 from .source_files import PACKAGE, SourceFiles, why_not_loaded
+from .syntax_nodes import ParsedFiles, statements_below
 
 ROOTS = ("transformer_engine.pytorch", "transformer_engine.common")  # what a torch bridge can reach
 
@@ -82,6 +83,7 @@ class Release:
         self._files = SourceFiles(wheel)
         self._cache = cache
         self.memory: dict[str, Any] = {}  # what a comparison has worked out about this release
+        self._modules: dict[str, griffe.Module | None] = {}
         self._syntax: dict[str, ast.Module] = {}
         self._unreadable: dict[str, str] = {}
         self._nodes: dict[str, dict[tuple[str, int], ast.AST]] = {}
@@ -136,13 +138,12 @@ class Release:
 
     def module(self, path: str) -> griffe.Module | None:
         """A module of the package by its dotted path."""
-        here: griffe.Object | griffe.Alias = self.tree
-        for part in path.split(".")[1:]:
-            member = here.members.get(part)
-            if member is None or member.is_alias or not member.is_module:
-                return None
-            here = member
-        return here if isinstance(here, griffe.Module) else None
+        if path not in self._modules:  # asked for at each step of each lookup
+            owner, _, name = path.rpartition(".")
+            holder = self.module(owner) if "." in path else None
+            found = self.tree if "." not in path else None if holder is None else holder.members.get(name)
+            self._modules[path] = found if isinstance(found, griffe.Module) else None
+        return self._modules[path]
 
     def modules(self) -> Iterator[griffe.Module]:
         """Every module of the package."""
@@ -164,7 +165,7 @@ class Release:
         """Definitions of a file by name and line; griffe counts from the first decorator, Python from `def`."""
         if file not in self._nodes:
             found: dict[tuple[str, int], ast.AST] = {}
-            for node in ast.walk(self.syntax(file)):
+            for node in statements_below(self.syntax(file)):
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                     for line in {node.lineno, *(decorator.lineno for decorator in node.decorator_list)}:
                         found.setdefault((node.name, line), node)
@@ -196,11 +197,7 @@ class Release:
     def stored(self, name: str, make: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
         """Facts about the release that `make` reads from its sources, kept beside the tree."""
         tree = self._stored_tree()
-        used = vars(sys.modules[make.__module__]).values()
-        named = {str(getattr(v, "__module__", None) or getattr(v, "__name__", "")) for v in used}
-        here = {module for module in named if module.startswith(f"{__package__}.")}
-        code = _hash_of(frozenset({make.__module__, *here}))
-        path = tree.with_suffix(f".{name}-{code}.json") if tree else None
+        path = tree.with_suffix(f".{name}-{_hash_of(_code_behind(make.__module__))}.json") if tree else None
         if path and path.is_file():
             try:
                 known = json.loads(path.read_text(encoding="utf-8"))
@@ -226,19 +223,22 @@ class Release:
 
     def _load_without(self, left_out: Collection[str]) -> tuple[griffe.Module, str]:
         with self._files.laid_out(left_out) as folder, without_garbage_collection():
-            extensions = griffe.load_extensions(ConstructedDataclasses())
+            extensions = griffe.load_extensions(ConstructedDataclasses(), parsed := ParsedFiles())
             loader = griffe.GriffeLoader(
                 search_paths=[folder], allow_inspection=False, extensions=extensions, docstring_parser=None
             )
             try:
-                for root in ROOTS:
-                    loader.load(root, submodules=True, find_stubs_package=False)
+                loader.load(ROOTS[0], submodules=True, find_stubs_package=False)  # with the whole package around it
+                for root in ROOTS[1:]:
+                    loader.modules_collection.get_member(root)
             except (ImportError, griffe.LoadingError, KeyError) as fault:
                 shown = str(self._wheel) if self._wheel.is_dir() else self.source.wheel
                 raise ReleaseUnreadable(why_not_loaded(shown, folder, ROOTS, fault)) from fault
             loader.resolve_aliases(implicit=True, external=False)
             module = loader.modules_collection[PACKAGE]
             text = module.as_json(full=False).replace(f"{json.dumps(str(folder))[1:-1]}/", "")
+            trees = {path.relative_to(folder).as_posix(): tree for path, tree in parsed.trees.items()}
+        self._syntax |= {file: tree for file, tree in trees.items() if file not in left_out}
         return _attach(griffe.Module.from_json(text)), text
 
     def _lookup(self, module: str, name: str, seen: set[tuple[str, str]]) -> Lookup:
@@ -324,6 +324,19 @@ class Release:
 def _reader_hash() -> str:
     """What the stored facts depend on besides the wheel: griffe, and the code that reads them."""
     return _hash_of(frozenset({__name__, lazy_target.__module__, ConstructedDataclasses.__module__}))
+
+
+@cache
+def _code_behind(module: str) -> frozenset[str]:
+    """A module, and those of this package that it uses itself or through others: what it reads depends on them all."""
+    known: set[str] = set()
+    waiting = {module}
+    while waiting:
+        known |= waiting
+        used = [value for name in waiting for value in vars(sys.modules[name]).values()]
+        named = {str(getattr(v, "__module__", None) or getattr(v, "__name__", "")) for v in used}
+        waiting = {name for name in named if name.startswith(f"{__package__}.")} - known
+    return frozenset(known)
 
 
 @cache

@@ -15,6 +15,7 @@ from .changes import Change
 from .release import Found, Release
 from .source_files import PACKAGE
 from .surface import Use
+from .syntax_nodes import walk
 
 _DEPTH = 2  # calls to follow: `return helper(x)`
 _ONE = frozenset({"torch.Tensor", "Tensor", "bool", "int", "float", "str"})
@@ -74,8 +75,13 @@ def returned(release: Release, function: griffe.Function, depth: int = _DEPTH) -
     node = release.node_of(function)
     if not isinstance(node, ast.FunctionDef) or bodies.yields(node):
         return [Returned(None)]
-    read = _Reader(release, function, node, depth)
-    return [r for value in bodies.returned_values(node) for r in read.value(value)] or [Returned(None)]
+    key = f"returned by {function.path}:{node.lineno} at {depth}"
+    if key not in release.memory:  # several call sites consume one function
+        read = _Reader(release, function, node, depth)
+        values = [r for value in bodies.returned_values(node) for r in read.value(value)]
+        release.memory[key] = values or [Returned(None)]
+    found: list[Returned] = release.memory[key]
+    return found
 
 
 class _Reader:
@@ -127,10 +133,10 @@ def _names(values: list[ast.expr]) -> tuple[str, ...]:
 def _assigned(node: ast.FunctionDef) -> dict[str, list[ast.expr]]:
     """Local name -> every value that is assigned to it."""
     found: dict[str, list[ast.expr]] = {}
-    for one in ast.walk(node):
+    for one in walk(node):
         if isinstance(one, ast.Assign):
             for target in one.targets:
-                for name in ast.walk(target):
+                for name in walk(target):
                     if isinstance(name, ast.Name):
                         found.setdefault(name.id, []).append(one.value if target is name else ast.Constant(None))
         elif isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store):

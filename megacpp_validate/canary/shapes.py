@@ -12,6 +12,7 @@ from . import bodies
 from .recipes import CHECKS_VALUES, IGNORES_UNKNOWN
 from .release import Found, Release
 from .surface import RESULT
+from .syntax_nodes import statements_below
 from .wrapping import method_behind, partial_of, stands_for, taken_by_decorators
 
 _POSITIONAL = {griffe.ParameterKind.positional_only, griffe.ParameterKind.positional_or_keyword}
@@ -233,7 +234,7 @@ def _returned_class(release: Release, function: griffe.Function) -> griffe.Class
     names = [str(function.returns).strip("'\"")] if function.returns is not None else []
     node = release.node_of(function)
     if isinstance(node, ast.FunctionDef):
-        returned = [n.value for n in ast.walk(node) if isinstance(n, ast.Return) and n.value is not None]
+        returned = [n.value for n in statements_below(node) if isinstance(n, ast.Return) and n.value is not None]
         names += [ast.unparse(v.func) for v in returned if isinstance(v, ast.Call)][:1] if len(returned) == 1 else []
     for name in names:
         if name.replace(".", "").isidentifier():

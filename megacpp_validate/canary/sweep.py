@@ -17,6 +17,7 @@ from ..catalog_file import PACKAGE_ROOT
 from ..evidence.findings import Impact, ModuleVerdict, StaticResult, Sweep
 from .compare import compare_releases, judge_modules
 from .derive import BridgeFile, derive_surface
+from .import_faults import read_import_faults
 from .import_time import read_requirements
 from .release import ROOTS, Release, ReleaseUnreadable, without_garbage_collection
 from .sources import Sources, SourceUnavailable
@@ -125,8 +126,10 @@ def is_downgrade(old: str, new: str) -> bool:
 def _read_ahead(asked: tuple[str, Path]) -> None:
     version, cache = asked
     release = Sources(cache).release(version)
-    _ = release.tree
-    read_requirements(release)
+    with without_garbage_collection():
+        _ = release.tree
+        read_requirements(release)
+        read_import_faults(release)
     gc.collect()  # a worker reads many releases; the last one's tree goes before the next one comes
 
 

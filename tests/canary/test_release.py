@@ -9,6 +9,9 @@ from typing import NamedTuple
 import pytest
 from small_sources import Sources, compare, said_by, write_release
 
+from megacpp_validate.canary import bodies
+from megacpp_validate.canary import release as under_test
+from megacpp_validate.canary.import_faults import read_import_faults
 from megacpp_validate.canary.release import Absent, Found, Opaque, Release, ReleaseUnreadable
 from megacpp_validate.canary.sources import Sources as RealSources
 from megacpp_validate.evidence.findings import ReleaseSource
@@ -267,6 +270,22 @@ def test_facts_that_were_cut_short_are_made_anew(tmp_path: Path) -> None:
     for damage in ('[{"a": 1', "null", '{"a": 1}', "3", '["a"]', "\x00", ""):
         stored.write_text(damage)
         assert release.stored("facts", lambda: [{"a": 1}]) == facts
+
+
+def test_facts_are_made_anew_where_code_that_they_lean_on_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_release(tmp_path / "te", "import einops")
+    source, cache = ReleaseSource(version="1", wheel="a folder", sha256="abc"), tmp_path / "cache"
+    read_import_faults(Release(source, tmp_path / "te", cache))
+    known = set(cache.iterdir())
+    read_import_faults(Release(source, tmp_path / "te", cache))
+    assert set(cache.iterdir()) == known
+    (tmp_path / "edited.py").write_text("")
+    monkeypatch.setattr(bodies, "__file__", str(tmp_path / "edited.py"))  # the walk asks `conditions`, which asks this
+    monkeypatch.setattr(under_test, "_hash_of", under_test._hash_of.__wrapped__)
+    read_import_faults(Release(source, tmp_path / "te", cache))
+    assert len(set(cache.iterdir()) - known) == 1
 
 
 def test_a_folder_above_the_package_is_asked_for(tmp_path: Path) -> None:

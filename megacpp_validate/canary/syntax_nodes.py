@@ -1,0 +1,92 @@
+"""Walks of syntax trees, done once and no deeper than needed. A tree is never changed: who rewrites one copies it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import griffe
+
+N = TypeVar("N", bound=ast.AST)
+T = TypeVar("T")
+
+_NO_NODES = frozenset({"id", "attr", "ctx"})  # of the fields of most nodes; a context says nothing that is asked here
+_FIELDS = {
+    kind: tuple(field for field in kind._fields if field not in _NO_NODES)
+    for kind in vars(ast).values()
+    if isinstance(kind, type) and issubclass(kind, ast.AST)
+}
+_BRANCHES = ("body", "handlers", "orelse", "finalbody", "cases")
+
+
+class ParsedFiles(griffe.Extension):
+    """A griffe extension that keeps the syntax trees which griffe parses anyway.
+
+    Attributes:
+        trees: file -> its tree.
+    """
+
+    def __init__(self) -> None:
+        self.trees: dict[Path, ast.Module] = {}
+
+    def on_module_node(self, *, node: ast.AST | griffe.ObjectNode, agent: Any, **kwargs: Any) -> None:  # noqa: ARG002 - griffe's signature
+        """Keep one module's."""
+        if isinstance(node, ast.Module):
+            self.trees[agent.filepath] = node
+
+
+def once_per_node(read: Callable[[N], T]) -> Callable[[N], T]:
+    """A function that reads a node, made to read each node once: the answer is kept for as long as the node is.
+
+    The answer may hold parts of the node, but not the node itself, and nobody may change it.
+    """
+    known: WeakKeyDictionary[N, T] = WeakKeyDictionary()
+
+    @wraps(read)
+    def kept(node: N) -> T:
+        if node not in known:
+            known[node] = read(node)
+        return known[node]
+
+    return kept
+
+
+def children(node: ast.AST) -> list[ast.AST]:
+    """What `ast.iter_child_nodes` gives, contexts left out, in a third of the time."""
+    found: list[ast.AST] = []
+    for field in _FIELDS[type(node)]:
+        value = getattr(node, field, None)
+        if isinstance(value, ast.AST):
+            found.append(value)
+        elif isinstance(value, list):
+            found += [one for one in value if isinstance(one, ast.AST)]
+    return found
+
+
+def walk(node: ast.AST) -> Iterator[ast.AST]:
+    """What `ast.walk` gives, in its order, contexts left out."""
+    waiting = [node]
+    for one in waiting:
+        yield one
+        waiting += children(one)
+
+
+def statements_in(node: ast.AST) -> Iterator[ast.stmt]:
+    """Statements right below a module or a statement, in whichever of its branches, in the order of the lines."""
+    for field in _BRANCHES:
+        for inner in getattr(node, field, ()):
+            if isinstance(inner, ast.stmt):
+                yield inner
+            else:  # an `except` or a `case`
+                yield from inner.body
+
+
+def statements_below(node: ast.AST) -> Iterator[ast.stmt]:
+    """Every statement at any depth below a module or a statement; expressions, most of a tree, are not entered."""
+    for statement in statements_in(node):
+        yield statement
+        yield from statements_below(statement)
