@@ -385,6 +385,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Everything that runs without a GPU: tests -- [pytest arguments]."""
+    session.env["PIP_NO_COMPILE"] = "1"  # nothing here would read that bytecode
     _install(session, "test", *_groups_of_damage())
     # Many tests start the tool as a process: each would compile the project again where bytecode is not kept.
     bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": f"{session.virtualenv.location}/bytecode"}
