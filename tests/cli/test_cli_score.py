@@ -6,15 +6,14 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import end_of
 from pydantic import ValidationError
 
 from megacpp_validate.catalog import matrix_folder, read_catalog
-from megacpp_validate.cli import main
 from megacpp_validate.cli.scores import score_verbs
 from megacpp_validate.cli.scores.score_runs import SCORE, SHOWN, Asked, read_score
 from megacpp_validate.evidence.score import Evidence, Rate, SuiteScore, score_selftest
@@ -57,10 +56,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def call(monkeypatch: pytest.MonkeyPatch, checkout: Path, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["megacpp-validate", "score", "--matrix", str(checkout / "matrix"), *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
+    return end_of(monkeypatch, "score", "--matrix", checkout / "matrix", *arguments)
 
 
 def test_rates_are_counted_from_the_evidence_with_their_intervals_and_days() -> None:
