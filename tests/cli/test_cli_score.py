@@ -88,10 +88,11 @@ def test_it_is_written_where_people_look(
     assert call(monkeypatch, checkout, "--write") == 0
     assert "kill-rate" in capfd.readouterr().out
     shown, readme = (checkout / SHOWN).read_text(), (checkout / "README.md").read_text()
-    assert f"<!-- from {SHOWN} -->\n{shown}<!-- end -->" in readme
+    led = shown.replace("](../evidence/", "](docs/evidence/")
+    assert (f"<!-- from {SHOWN} -->\n{led}<!-- end -->" in readme, led != shown) == (True, True)
     assert "<!-- from other.md -->\nx\n" in readme
     score = SuiteScore.model_validate_json((checkout / SCORE).read_text())
-    assert "\n".join(tell_score(score)) + "\n" == shown
+    assert ["\n".join(tell_score(score, folder)) + "\n" for folder in (".", "docs/examples")] == [led, shown]
     assert [rate.id for rate in score.rates] == [
         "kill-rate", "blame-accuracy", "false-alarms", "te-blame", "te-false-blame", "te-blame-held-out",
     ]  # fmt: skip
@@ -190,4 +191,4 @@ def test_what_is_committed_is_fresh() -> None:
 
     assert counts(score) == counts(now)
     assert (score.rates[0].day, score.rates[0].day_of) == (now.rates[0].day, "run")
-    assert (ROOT / SHOWN).read_text() == "\n".join(tell_score(score)) + "\n"
+    assert (ROOT / SHOWN).read_text() == "\n".join(tell_score(score, "docs/examples")) + "\n"
