@@ -1,16 +1,19 @@
 """Files that commands wrote, shown in the pages: `python ci/shown.py` puts each block as its file is now.
 
-A block stands between `<!-- from FILE -->` and `<!-- end -->`; a `.txt` file is shown as text, all else as Markdown.
+A block stands between `<!-- from FILE -->` and `<!-- end -->`; a `.txt` file is shown as text, all else as Markdown,
+whose links lead from the page to where they lead from the file.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 _BLOCK = re.compile(r"<!-- from (?P<source>\S+) -->\n.*?<!-- end -->", re.DOTALL)
+_LINK = re.compile(r"\]\((?!\w+:|[#/])([^)#\s]+)")  # relative ones, up to an anchor
 
 
 def read_pages(root: Path) -> list[Path]:
@@ -23,8 +26,13 @@ def find_sources(text: str) -> list[str]:
     return [match["source"] for match in _BLOCK.finditer(text)]
 
 
-def render_page(text: str, root: Path) -> str:
+def render_page(text: str, root: Path, folder: Path) -> str:
     """The page with every block as its file says now.
+
+    Args:
+        text: of the page.
+        root: that the names of files are relative to.
+        folder: that the page lies in.
 
     Raises:
         FileNotFoundError: a page shows a file that is not there.
@@ -33,8 +41,11 @@ def render_page(text: str, root: Path) -> str:
     def show(match: re.Match[str]) -> str:
         source = match["source"]
         written = (root / source).read_text(encoding="utf-8").strip("\n")
-        inside = f"```text\n{written}\n```" if source.endswith(".txt") else written
+        inside = f"```text\n{written}\n```" if source.endswith(".txt") else lead(written, (root / source).parent)
         return f"<!-- from {source} -->\n{inside}\n<!-- end -->"
+
+    def lead(written: str, there: Path) -> str:
+        return _LINK.sub(lambda link: f"]({os.path.relpath(there / link[1], folder)}", written)
 
     return _BLOCK.sub(show, text)
 
@@ -43,7 +54,7 @@ def main() -> int:
     """Write the pages that show another text than their files have."""
     for page in read_pages(ROOT):
         text = page.read_text(encoding="utf-8")
-        if (shown := render_page(text, ROOT)) != text:
+        if (shown := render_page(text, ROOT, page.parent)) != text:
             page.write_text(shown, encoding="utf-8")
             print(f"{page.relative_to(ROOT)}: written")
     return 0

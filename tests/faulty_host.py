@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,29 +14,9 @@ from places import LAPTOP, make_probes
 from site_folders import make_te
 
 from megacpp_validate.catalog import matrix_folder
-from megacpp_validate.cli import main
 from megacpp_validate.cli.scores import faulty_copies
 from megacpp_validate.environments.installed import Found
 from megacpp_validate.environments.overlay import put_over
-
-
-def make_call(
-    verb: str, capfd: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch, folder: Path
-) -> Callable[..., tuple[int, str, str]]:
-    """Calls a verb with arguments in a folder: its exit code, and what it wrote to both streams."""
-    patch.setenv("NO_COLOR", "1")
-    patch.setenv("COLUMNS", "160")
-    patch.chdir(folder)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        patch.setattr(sys, "argv", ["megacpp-validate", verb, *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capfd.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
 
 
 def make_host(folder: Path, probe: str, matrix: dict[str, str], patch: pytest.MonkeyPatch) -> Path:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -34,3 +35,13 @@ def within(seconds: float, holds: Callable[[], bool]) -> bool:
     while not holds() and time.monotonic() < end:
         time.sleep(0.01)
     return holds()
+
+
+@contextmanager
+def hearing_hangups() -> Iterator[None]:
+    """What is started meanwhile hears SIGHUP: under `nohup` tests ignore it, and a child inherits that."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)

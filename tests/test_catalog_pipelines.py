@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
-from running_processes import is_running
+from command_line import end_of
+from running_processes import hearing_hangups, is_running
 
 from megacpp_validate.catalog import MatrixInvalid, matrix_folder, read_catalog
 from megacpp_validate.catalog_pipelines import Pipelines, read_pipelines, read_sessions
-from megacpp_validate.cli import main
 from megacpp_validate.cli.gate import pipeline_verbs
 from megacpp_validate.cli.gate.pipeline_plan import UnknownPipeline, plan_pipeline
 from megacpp_validate.evidence.te_watch import GpuStep, WatchResult
@@ -201,10 +201,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def call(monkeypatch: pytest.MonkeyPatch, checkout: Path, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["megacpp-validate", "pipeline", *arguments, "--matrix", str(checkout / "matrix")])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
+    return end_of(monkeypatch, "pipeline", *arguments, "--matrix", checkout / "matrix")
 
 
 @pytest.mark.parametrize(("fails", "code", "ended"), [("", 0, 0), ("tests", 1, 1), ("lint", 6, 6)])
@@ -251,7 +248,7 @@ def test_a_checkout_that_cannot_run_its_sessions_is_told(
 def test_a_signal_ends_what_was_started_too(number: signal.Signals, checkout: Path) -> None:
     (checkout / "nox").write_text(f"#!/bin/sh\nsleep 60 &\necho $! > {checkout}/child\nwait\n")
     command = [sys.executable, "-m", "megacpp_validate.cli", "pipeline", "te_watch", "--matrix", checkout / "matrix"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as verb:
+    with hearing_hangups(), subprocess.Popen(command, stderr=subprocess.PIPE) as verb:
         until = time.monotonic() + 30
         while not ((checkout / "child").is_file() and (checkout / "child").read_text()) and time.monotonic() < until:
             time.sleep(0.02)

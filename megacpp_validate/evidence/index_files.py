@@ -17,7 +17,7 @@ from .receipt_fields import Fields, is_another_file, read_fields, shorten_reason
 from .receipt_phases import PROBE, is_only_timed
 from .receipt_time import read_time
 from .store import ReceiptInvalid
-from .store_links import is_odd_link
+from .store_walk import walk_store
 
 _LARGEST: Final = 64 << 20  # bytes; the largest receipt that was seen has less than one
 # A file that is written twice within a tick of the file system's clock has one time: what is younger than this when it
@@ -41,37 +41,13 @@ class Found:
 
 
 def find_files(store: Path) -> Iterator[Found]:
-    """Every `*.json` below a store, every link to no file, and every folder that cannot be looked into.
-
-    Links are told and not followed, for what they point to is no part of the store; names that begin with a dot are
-    files that are still being written, and folders that are not for evidence.
+    """Every place of a store.
 
     Raises:
-        OSError: the store itself cannot be looked into.
+        OSError: the store itself cannot be read.
     """
-    pending = [b""]
-    root = os.fsencode(store)
-    while pending:
-        folder = pending.pop()
-        try:
-            with os.scandir(root + b"/" + folder) as listed:
-                entries = sorted(listed, key=lambda entry: entry.name)
-        except OSError as fault:
-            if not folder:
-                raise
-            yield Found(folder, "", f"the folder cannot be looked into: {fault.strerror or fault}")
-            continue
-        for entry in entries:
-            if entry.name.startswith(b"."):
-                continue
-            key = folder + b"/" + entry.name if folder else entry.name
-            try:
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append(key)
-                elif entry.name.endswith(b".json") or is_odd_link(entry):
-                    yield _find_file(entry, key)
-            except OSError as fault:
-                yield Found(key, "", f"it cannot be looked at: {fault.strerror or fault}")
+    for place in walk_store(store):
+        yield Found(place.key, "", place.fault) if place.entry is None else _find_file(place.entry, place.key)
 
 
 def read_file(store: bytes, found: Found, *, validate: bool) -> FileRow:

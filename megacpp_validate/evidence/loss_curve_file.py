@@ -75,7 +75,7 @@ def parse_curve(text: str | bytes, source: str = "the text") -> LossCurve:
     except ValueError as fault:
         raise CurveInvalid(source, str(fault)) from fault
     except RecursionError as fault:
-        raise CurveInvalid(source, "it is nested deeper than any curve") from fault
+        raise CurveInvalid(source, "it is nested too deep") from fault
     if contradictions := "; ".join(_find_contradictions(read)):
         raise CurveInvalid(source, contradictions)
     parts: dict[str, Any] = {}

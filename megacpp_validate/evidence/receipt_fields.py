@@ -18,8 +18,7 @@ from typing import Any, Final
 from .receipt import READABLE, Outcome, cell_id
 from .store import ReceiptInvalid, find_timing_faults, parse_receipt
 
-# After the checks, in the order of `Receipt`, what an index has no use for. A JSON string holds no line end as such: in
-# a text with two spaces a level, a bracket behind two spaces closes a list of the receipt itself.
+# After the checks, in the order of `Receipt`, what an index has no use for (`find_checks` says why this can be cut).
 _CHECKS: Final = b'\n  "checks": ['
 _AFTER_CHECKS: Final = b'\n  "backends": '
 _LISTS: Final = tuple(
@@ -126,11 +125,24 @@ def _read_quickly(text: bytes, path: Path) -> Fields:
     return fields
 
 
-def _cut_lists(text: bytes) -> tuple[bytes, slice]:
-    """The text with null for each long list that holds something, and where the checks stand."""
+def find_checks(text: bytes) -> tuple[int, int]:
+    """Where the checks of a text begin and where what follows them does, by its layout.
+
+    In a text laid out as `receipt_file` does it, two spaces behind a line end begin a key of the receipt itself: no
+    string of JSON holds a line end.
+
+    Raises:
+        ValueError: it has no checks, or in another place.
+    """
     start, rest = text.find(_CHECKS), text.rfind(_AFTER_CHECKS)
     if start < 0 or rest < start:
         raise ValueError("no checks, or in another place")
+    return start, rest
+
+
+def _cut_lists(text: bytes) -> tuple[bytes, slice]:
+    """The text with null for each long list that holds something, and where the checks stand."""
+    start, rest = find_checks(text)
     head, tail = text[: start + len(_CHECKS) - 1], text[rest:]
     if text.startswith(b"],", start + len(_CHECKS)):
         pieces, position = [head, b"[],"], 0

@@ -197,6 +197,8 @@ class GateDecision(Frozen):
         if not self.open == (self.exit_code == 0) == (not closing):
             word, cells = ("open" if self.open else "closed"), ("a cell closes it" if closing else "no cell closes it")
             raise ValueError(f"it says that the gate is {word}, its exit code is {self.exit_code}, and {cells}")
+        if bare := next((cell for cell in self.cells if len(cell.rules) != len(cell.reasons)), None):
+            raise ValueError(f"{bare.cell} breaks {len(bare.rules)} rules, and says {len(bare.reasons)} reasons")
         return self
 
     @property

@@ -1,4 +1,4 @@
-"""What a JSON text may hide from a reader of its values: a key that is there twice, and numbers that JSON has not."""
+"""What a JSON text may hide from a reader: a key that is there twice, numbers that JSON has not, more than is read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def refuse_what_json_hides(text: str | bytes) -> None:
-    """Refuse a key that is there twice, of which one counts, and numbers that JSON does not have.
+    """Refuse a key that is there twice, of which one counts, numbers that JSON does not have, and what no reader reads.
 
     Raises:
         ValueError: one of them, by name.
@@ -21,9 +21,13 @@ def read_strict_json(text: str | bytes) -> Any:
     """The value of a JSON text that hides nothing.
 
     Raises:
-        ValueError: it is no JSON, has a key twice in one object, or a number that JSON does not have.
+        ValueError: it is no JSON, has a key twice in one object, a number that JSON does not have, or is nested deeper
+            than Python reads.
     """
-    return json.loads(text, object_pairs_hook=_once_each, parse_constant=_finite, parse_float=_finite)
+    try:
+        return json.loads(text, object_pairs_hook=_once_each, parse_constant=_finite, parse_float=_finite)
+    except RecursionError as fault:
+        raise ValueError("it is nested too deep") from fault
 
 
 def _once_each(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

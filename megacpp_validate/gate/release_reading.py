@@ -20,12 +20,11 @@ from typing import Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from ..evidence.receipt import READABLE, Outcome, Receipt
+from ..evidence.receipt_fields import find_checks
 from ..evidence.receipts_manifest import hash_manifest
 from ..evidence.store import ReceiptInvalid, parse_receipt
-from ..evidence.store_links import is_odd_link
+from ..evidence.store_walk import walk_store
 
-_CHECKS: Final = b'\n  "checks": ['
-_AFTER_CHECKS: Final = b'\n  "backends": '
 _BATCH: Final = 64
 _THREADS: Final = 4
 _LARGEST: Final = 64 * 2**20  # bytes; the largest receipt there is has 0.8 MB
@@ -148,41 +147,15 @@ def read_store(folder: Path) -> SeenStore:
     Raises:
         OSError: there is no such folder, or it cannot be listed.
     """
-    odd: list[SeenReceipt] = []
-    files = sorted(_list(os.fspath(folder), odd))
+    places = [(os.fsdecode(place.key), place) for place in walk_store(folder)]
+    odd = [SeenReceipt(file, "", None, place.fault, leads_out=True) for file, place in places if place.entry is None]
+    files = sorted(file for file, place in places if place.entry is not None)
     batches = [files[start : start + _BATCH] for start in range(0, len(files), _BATCH)]
     # Reading and hashing leave the interpreter to others.
     with ThreadPoolExecutor(_THREADS) as crew:
         seen = crew.map(lambda batch: [_see(folder, file) for file in batch], batches)
         read = [one for batch in seen for one in batch]
     return SeenStore(folder, tuple(sorted([*read, *odd], key=lambda one: one.file) if odd else read))
-
-
-def _list(folder: str, odd: list[SeenReceipt]) -> Iterator[str]:
-    """The files, relative to the folder.
-
-    Args:
-        odd: takes what cannot be looked at.
-    """
-    ahead = [(folder, "")]  # a thousand folders in each other are no reason to fail
-    while ahead:
-        place, below = ahead.pop()
-        try:
-            with os.scandir(place) as found:
-                entries = [entry for entry in found if not entry.name.startswith(".")]
-        except OSError as fault:
-            if not below:
-                raise
-            odd.append(_see_none(below.removesuffix("/"), "the folder cannot be read", fault))
-            continue
-        for entry in entries:
-            try:
-                if entry.is_dir(follow_symlinks=False):
-                    ahead.append((entry.path, f"{below}{entry.name}/"))
-                elif entry.name.endswith(".json") or is_odd_link(entry):
-                    yield f"{below}{entry.name}"
-            except OSError as fault:
-                odd.append(_see_none(f"{below}{entry.name}", "it cannot be looked at", fault))
 
 
 def find_folders(folder: str) -> Iterator[str]:
@@ -193,10 +166,6 @@ def find_folders(folder: str) -> Iterator[str]:
         yield place
         with suppress(OSError), os.scandir(place) as entries:
             ahead += [one.path for one in entries if not one.name.startswith(".") and one.is_dir(follow_symlinks=False)]
-
-
-def _see_none(file: str, what: str, fault: OSError) -> SeenReceipt:
-    return SeenReceipt(file, "", None, f"{what}: {fault.strerror or fault}", leads_out=True)
 
 
 def _see(folder: Path, file: str) -> SeenReceipt:
@@ -236,15 +205,14 @@ def _leads_out(folder: Path, link: Path) -> bool:
 def _read_head(text: bytes) -> ReceiptHead:
     """The head, without its checks first, which are nine tenths of the text.
 
-    In a text laid out as `receipt_file` does it, two spaces behind a line end begin a key of the receipt itself: no
-    string of JSON holds a line end. Whatever does not fit is read as it is, and so is what counts (`load`).
+    Whatever is laid out otherwise is read as it is, and so is what counts (`load`).
 
     Raises:
         ValidationError: it has none.
     """
-    start, rest = text.find(_CHECKS), text.rfind(_AFTER_CHECKS)
-    if 0 <= start < rest and text.endswith(b"],", 0, rest):
-        with suppress(ValidationError):
+    with suppress(ValueError):  # another layout, or no head without what was cut
+        start, rest = find_checks(text)
+        if text.endswith(b"],", 0, rest):
             return _HEAD.validate_json(text[:start] + text[rest:], strict=True)
     return _HEAD.validate_json(text, strict=True)
 

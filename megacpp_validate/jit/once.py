@@ -12,8 +12,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -189,17 +188,6 @@ def guard_compiles() -> Guard | None:
 def current() -> Guard | None:
     """The guard of this process, if it has one."""
     return _guards[0] if _guards else None
-
-
-@contextmanager
-def guarded_by(guard: Guard | None) -> Iterator[None]:
-    """For a while, another guard."""
-    before = list(_guards)
-    _guards[:] = [] if guard is None else [guard]
-    try:
-        yield
-    finally:
-        _guards[:] = before
 
 
 def _file_name(key: str) -> str:

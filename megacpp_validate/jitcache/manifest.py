@@ -213,8 +213,6 @@ def parse_manifest(text: bytes, line: bytes, where: str) -> tuple[Manifest, str]
         raise _say_no_manifest(where, said) from fault
     except ValueError as fault:
         raise _say_no_manifest(where, str(fault)) from fault
-    except RecursionError as fault:
-        raise _say_no_manifest(where, "brackets in brackets, deeper than any manifest has them") from fault
     if said := "; ".join(_find_contradictions(manifest)):
         raise _say_no_manifest(where, said)
     # What earlier versions sealed and nobody reads as a cache (the driver's index, Triton's tmp.*) may be gone or

@@ -57,7 +57,10 @@ def to_json(result: Result) -> str:
 
 def read_json(text: str) -> Result:
     """What `to_json` wrote, its sentences left out; raises `ValueError` on anything else."""
-    data = json.loads(text)
+    try:
+        data = json.loads(text)
+    except RecursionError as fault:
+        raise ValueError("it is nested too deep") from fault
     schema = data.get("schema_id") if isinstance(data, dict) else None
     if schema not in _MODELS:
         raise ValueError(f"not a report of this tool: schema_id is {schema!r}, known are {', '.join(_MODELS)}")

@@ -5,34 +5,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from command_line import Run, make_run_in
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "environments"))
-from faulty_host import make_call
 from places import make_h200_host
 
-
-class Said(NamedTuple):
-    """What a run of the command line ended with."""
-
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Said]
 Stack = Callable[[str], None]
 
 
-def make_run(verb: str, capfd: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch, folder: Path) -> Run:
+def make_session(verb: str, capfd: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch, folder: Path) -> Run:
     """Calls a verb with arguments on a host with no GPU, in a folder."""
     for name in ("MEGACPP_PYTHON", "MEGACPP_DISABLE_TE", "CUDA_VISIBLE_DEVICES", "PYTHONPATH"):
         patch.delenv(name, raising=False)
     patch.setenv("PATH", "/usr/bin:/bin")
-    call = make_call(verb, capfd, patch, folder)
-    return lambda *arguments: Said(*call(*arguments))
+    return make_run_in(folder, verb, capfd, patch)
 
 
 def make_stack(folder: Path, patch: pytest.MonkeyPatch) -> Stack:

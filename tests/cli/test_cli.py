@@ -10,10 +10,10 @@ import sys
 from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
-from typing import NamedTuple
 from xml.etree import ElementTree
 
 import pytest
+from command_line import Run, Said, make_run
 from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "canary"))
@@ -39,17 +39,6 @@ RELEASES = {
 OPEN, CLOSED, WRONG, NOTHING, NO_ENVIRONMENT, INFRASTRUCTURE = 0, 1, 2, 3, 5, 6
 
 
-class Said(NamedTuple):
-    """What a run of the command line ended with."""
-
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Said]
-
-
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of the test's own, no index, and a terminal that is wide and plain."""
@@ -71,16 +60,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command line in this process."""
-
-    def call(*arguments: object) -> Said:
-        monkeypatch.setattr(sys, "argv", ["megacpp-validate", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capfd.readouterr()
-        return Said(int(ended.value.code or 0), out, err)
-
-    return call
+    return make_run(capfd, monkeypatch)
 
 
 @pytest.fixture

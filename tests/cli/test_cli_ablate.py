@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty_host import make_call
+from command_line import Run, make_run_in
 
 from megacpp_validate.catalog_postures import read_postures
 from megacpp_validate.cli.sessions.ablate_plan import (
@@ -57,17 +56,17 @@ sys.exit(3 if fault == "ends-badly" else 0)
 
 
 @pytest.fixture
-def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
+def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     stub = tmp_path / "python-stub"
     stub.write_text(STUB.format(python=sys.executable))
     stub.chmod(0o755)
-    run = make_call("ablate", capfd, monkeypatch, tmp_path)
+    run = make_run_in(tmp_path, "ablate", capfd, monkeypatch)
     shared = ("--python", str(stub), "--device", "cpu", "--size", "tiny", "--receipts", "out")
     return lambda *arguments: run(*arguments, *shared)
 
 
 def test_receipts_are_judged_again_by_the_rules_of_today_and_nothing_is_run(
-    call: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert call("feature=recompute")[0] == OPEN
     file = tmp_path / "out" / "recompute.json"
@@ -84,7 +83,7 @@ def test_receipts_are_judged_again_by_the_rules_of_today_and_nothing_is_run(
     assert read_ablation(file) == row  # all of them, or none
 
 
-def test_a_feature_is_run_in_turns_judged_and_told(call: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_feature_is_run_in_turns_judged_and_told(call: Run, tmp_path: Path) -> None:
     code, out, err = call("feature=recompute", "--ranks", "2")
     assert code == OPEN, err
     assert "tax: recompute." in out
@@ -107,7 +106,7 @@ def test_a_feature_is_run_in_turns_judged_and_told(call: Callable[..., Any], tmp
     assert "forms.recompute: False" in page
 
 
-def test_several_features_make_one_page_and_what_cannot_run_is_told(call: Callable[..., Any], tmp_path: Path) -> None:
+def test_several_features_make_one_page_and_what_cannot_run_is_told(call: Run, tmp_path: Path) -> None:
     code, out, err = call("feature=mtp,te_block", "recompute", "--format", "json", "--pairs", "2", "--steps", "16")
     assert code == MISSING, err
     rows = {row["feature"]: row for row in json.loads(out)["features"]}
@@ -131,7 +130,7 @@ def test_several_features_make_one_page_and_what_cannot_run_is_told(call: Callab
     ],
 )
 def test_a_run_that_is_no_evidence(
-    call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str, runs: int, said: str
+    call: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str, runs: int, said: str
 ) -> None:
     monkeypatch.setenv("STUB", fault)
     code, out, _ = call("feature=recompute", "--format", "json")
@@ -155,7 +154,7 @@ def test_a_run_that_is_no_evidence(
         (("recompute", "--matrix", "nowhere"), WRONG, "postures.toml: cannot be read"),
     ],
 )
-def test_arguments_that_cannot_be(call: Callable[..., Any], arguments: tuple[str, ...], code: int, said: str) -> None:
+def test_arguments_that_cannot_be(call: Run, arguments: tuple[str, ...], code: int, said: str) -> None:
     got, _, err = call(*arguments)
     assert (got, said in " ".join(err.split())) == (code, True), err
 

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from faulty_host import make_call
+from command_line import Run, make_run_in
 
 from megacpp_validate.catalog import PACKAGE_ROOT
 from megacpp_validate.evidence.ablation import read_ablation
 
 
 @pytest.fixture
-def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
-    return make_call("ablate", capfd, monkeypatch, tmp_path)
+def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    return make_run_in(tmp_path, "ablate", capfd, monkeypatch)
 
 
 @pytest.mark.skipif(
     not (PACKAGE_ROOT / "training" / "smoke" / "__main__.py").is_file(), reason="not-run: there is no smoke run"
 )
-def test_a_second_head_changes_the_loss_and_what_was_trained_stands_in_the_receipt(
-    call: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_second_head_changes_the_loss_and_what_was_trained_stands_in_the_receipt(call: Run, tmp_path: Path) -> None:
     given = ("--size", "tiny", "--device", "cpu", "--steps", "12", "--python", sys.executable, "--receipts", "out")
     code, out, err = call("feature=mtp", *given, "--format", "json")
     assert code == 0, err

@@ -8,16 +8,15 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from command_line import Run, make_run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "canary"))
 from small_index import PACKAGE, UNREACHABLE, use_index, write_index
 
 from megacpp_validate.canary.sources import CACHE_VARIABLE
 from megacpp_validate.catalog import read_catalog
-from megacpp_validate.cli import main
 from megacpp_validate.cli.canary.bisect_axes import AxisInvalid, order_releases, read_axes
 from megacpp_validate.cli.canary.bisect_places import Places, find_libraries, name_folder
 from megacpp_validate.environments.chosen import Means
@@ -38,17 +37,6 @@ RELEASES = {
 }
 
 
-class Said(NamedTuple):
-    """What a run of the command line ended with."""
-
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Said]
-
-
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """The command line in this process, in a folder of the test's own, without an index."""
@@ -60,16 +48,7 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     use_index(monkeypatch, UNREACHABLE)
     monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: object) -> Said:
-        monkeypatch.setattr(sys, "argv", ["megacpp-validate", "te-bisect", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capfd.readouterr()
-        return Said(int(ended.value.code or 0), out, err)
-
-    return call
+    return make_run(capfd, monkeypatch, "te-bisect")
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from faulty_host import make_call, make_host
+from command_line import Run, make_run_in
+from faulty_host import make_host
 
 from megacpp_validate.catalog_faults import FILE
 from megacpp_validate.cli.scores import faulty_copies
@@ -59,8 +58,8 @@ write(environment=order['environment'], tool=order['tool'], commit=order['commit
 
 
 @pytest.fixture
-def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
-    return make_call("blame-score", capfd, monkeypatch, tmp_path)
+def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    return make_run_in(tmp_path, "blame-score", capfd, monkeypatch)
 
 
 @pytest.fixture
@@ -76,7 +75,7 @@ def verdicts(text: str) -> dict[str, str]:
     return {row["fault"]: row["verdict"] for row in json.loads(text)["faults"]}
 
 
-def test_faults_are_planted_run_and_judged(host: Path, call: Callable[..., Any]) -> None:
+def test_faults_are_planted_run_and_judged(host: Path, call: Run) -> None:
     code, out, err = call(*HERE, "--format", "json")
     assert code == CLOSED, err
     assert verdicts(out) == {"attention-wrong": "right", "permute-wrong": "missed", "stale": "not-planted"}
@@ -89,7 +88,7 @@ def test_faults_are_planted_run_and_judged(host: Path, call: Callable[..., Any])
     }  # fmt: skip
 
 
-def test_started_again_it_runs_what_is_missing(host: Path, call: Callable[..., Any], tmp_path: Path) -> None:
+def test_started_again_it_runs_what_is_missing(host: Path, call: Run, tmp_path: Path) -> None:
     code, _, err = call(*HERE, "--faults", "attention-wrong", "--format", "json")
     assert code == OPEN, err
     before = host.read_text().count("\n")
@@ -100,7 +99,7 @@ def test_started_again_it_runs_what_is_missing(host: Path, call: Callable[..., A
     assert host.read_text().count("\n") == before + 1
 
 
-def test_receipts_can_be_judged_again_elsewhere(host: Path, call: Callable[..., Any], tmp_path: Path) -> None:
+def test_receipts_can_be_judged_again_elsewhere(host: Path, call: Run, tmp_path: Path) -> None:
     call(*HERE, "--faults", "attention-wrong")
     before = host.read_text()
     code, out, err = call(*HERE, "--faults", "attention-wrong", "--judge-only", "--verbose")
@@ -113,7 +112,7 @@ def test_receipts_can_be_judged_again_elsewhere(host: Path, call: Callable[..., 
     assert "has no evidence of permute" in " ".join(out.split())
 
 
-def test_earlier_receipts_count_where_there_are_none(host: Path, call: Callable[..., Any], tmp_path: Path) -> None:
+def test_earlier_receipts_count_where_there_are_none(host: Path, call: Run, tmp_path: Path) -> None:
     call(*HERE, "--faults", "attention-wrong", "--receipts", "first")
     call(*HERE, "--faults", "permute-wrong", "--receipts", "second")
     both = (*HERE, "--faults", "attention-wrong,permute-wrong", "--judge-only", "--receipts", "second")
@@ -126,7 +125,7 @@ def test_earlier_receipts_count_where_there_are_none(host: Path, call: Callable[
     assert call(*both, "--earlier", "nowhere")[0] == WRONG
 
 
-def test_without_a_gpu_it_is_not_run(host: Path, call: Callable[..., Any]) -> None:
+def test_without_a_gpu_it_is_not_run(host: Path, call: Run) -> None:
     code, out, _ = call("--target", "h200", "--matrix", "matrix")
     assert code == MISSING
     assert "No fault was judged: not-run: the target h200 wants a GPU" in " ".join(out.split())
@@ -146,16 +145,14 @@ def test_without_a_gpu_it_is_not_run(host: Path, call: Callable[..., Any]) -> No
         (("--target", "h1000"), "no target 'h1000'"),
     ],
 )
-def test_wrong_arguments_are_told(arguments: tuple[str, ...], said: str, host: Path, call: Callable[..., Any]) -> None:
+def test_wrong_arguments_are_told(arguments: tuple[str, ...], said: str, host: Path, call: Run) -> None:
     code, _, err = call("--matrix", "matrix", *arguments)
     assert code == WRONG
     assert said in err
     assert "Next step" in err
 
 
-def test_a_release_that_lies_in_no_folder_is_told(
-    host: Path, call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_release_that_lies_in_no_folder_is_told(host: Path, call: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faulty_copies, "find_environments", lambda *_: ())
     code, _, err = call(*HERE)
     assert code == NO_ENVIRONMENT

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gate"))
-from session_calls import Run, Said, Stack, make_run, make_stack
+from command_line import Run, Said
+from session_calls import Stack, make_session, make_stack
 from small_curves import as_recipe, make_pairs
 
 from megacpp_validate.catalog import matrix_folder
@@ -25,7 +26,7 @@ CELL = "te2.17.1-h200-fp8_loss"
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """`fp8` in this process, on a host with no GPU, in a folder of the test's own."""
-    return make_run("fp8", capfd, monkeypatch, tmp_path)
+    return make_session("fp8", capfd, monkeypatch, tmp_path)
 
 
 @pytest.fixture

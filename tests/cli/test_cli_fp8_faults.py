@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from faulty_host import make_call, make_host
+from command_line import Run, make_run_in
+from faulty_host import make_host
 
 from megacpp_validate.catalog_fp8_faults import FILE, HELD_OUT
 from megacpp_validate.cli.scores import faulty_copies
@@ -48,8 +47,8 @@ write(outcome='fail' if wrong else 'pass', reason='wrong' if wrong else '',
 
 
 @pytest.fixture
-def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
-    return make_call("fp8-faults", capfd, monkeypatch, tmp_path)
+def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    return make_run_in(tmp_path, "fp8-faults", capfd, monkeypatch)
 
 
 @pytest.fixture
@@ -70,7 +69,7 @@ def verdicts(text: str) -> dict[str, str]:
     return {row["fault"]: row["verdict"] for row in json.loads(text)["faults"]}
 
 
-def test_faults_are_planted_run_and_judged(host: Path, call: Callable[..., Any]) -> None:
+def test_faults_are_planted_run_and_judged(host: Path, call: Run) -> None:
     code, out, err = call(*HERE)
     assert code == CLOSED, err
     assert verdicts(out) == {
@@ -85,12 +84,12 @@ def test_faults_are_planted_run_and_judged(host: Path, call: Callable[..., Any])
     assert whole == {"te-2.20.2", "whole"}
 
 
-def test_what_was_held_out_has_a_table_of_its_own(host: Path, call: Callable[..., Any]) -> None:
+def test_what_was_held_out_has_a_table_of_its_own(host: Path, call: Run) -> None:
     code, out, err = call(*HERE, "--held-out", "--releases", "2.20.2")
     assert (code, verdicts(out), json.loads(out)["held_out"]) == (OPEN, {"held": "caught"}, True), err
 
 
-def test_started_again_it_runs_what_is_missing(host: Path, call: Callable[..., Any], tmp_path: Path) -> None:
+def test_started_again_it_runs_what_is_missing(host: Path, call: Run, tmp_path: Path) -> None:
     assert call(*HERE, "--faults", "seen")[0] == OPEN
     before = host.read_text().count("\n")
     lost = tmp_path / ".megacpp/fp8-faults/te2.20.2/faults/seen"
@@ -102,7 +101,7 @@ def test_started_again_it_runs_what_is_missing(host: Path, call: Callable[..., A
     assert host.read_text().count("\n") == before + 1
 
 
-def test_without_a_gpu_it_is_not_run(host: Path, call: Callable[..., Any]) -> None:
+def test_without_a_gpu_it_is_not_run(host: Path, call: Run) -> None:
     for form in ("table", "markdown"):
         code, out, _ = call("--target", "h200", "--matrix", "matrix", "--format", form)
         assert code == MISSING
@@ -119,21 +118,19 @@ def test_without_a_gpu_it_is_not_run(host: Path, call: Callable[..., Any]) -> No
         (("--judge-only", "--receipts", "nowhere"), "no folder nowhere to judge"),
     ],
 )
-def test_wrong_arguments_are_told(arguments: tuple[str, ...], said: str, host: Path, call: Callable[..., Any]) -> None:
+def test_wrong_arguments_are_told(arguments: tuple[str, ...], said: str, host: Path, call: Run) -> None:
     code, _, err = call("--matrix", "matrix", *arguments)
     assert code == WRONG
     assert said in err
     assert "Next step" in err
 
 
-def test_no_fault_at_all_is_told(host: Path, call: Callable[..., Any]) -> None:
+def test_no_fault_at_all_is_told(host: Path, call: Run) -> None:
     code, _, err = call("--matrix", "matrix", "--faults", ",")
     assert (code, "no fault is selected" in err) == (NOTHING_SELECTED, True)
 
 
-def test_a_release_that_lies_in_no_folder_is_told(
-    host: Path, call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_release_that_lies_in_no_folder_is_told(host: Path, call: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faulty_copies, "find_environments", lambda *_: ())
     code, _, err = call(*HERE)
     assert code == NO_ENVIRONMENT

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from command_line import Run, make_run
 from pydantic import TypeAdapter
 from stored_receipts import make_receipt, put
 
-from megacpp_validate.cli import main
 from megacpp_validate.cli.gate import history_verbs
 from megacpp_validate.cli.gate.history_runs import find_database
 from megacpp_validate.evidence.history import Direction, HistoryResult
@@ -24,37 +22,12 @@ OPEN, WRONG, NOTHING, MISSING, INFRASTRUCTURE = 0, 2, 3, 4, 6
 CELL = "te2.20.2-h200-attention"
 
 
-class Said(NamedTuple):
-    """What a run of the command line ended with."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def flat(self) -> str:
-        """What was printed, on one line."""
-        return " ".join(self.out.split())
-
-
-Run = Callable[..., Said]
-
-
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("MEGACPP_CACHE_DIR", str(tmp_path / "cache"))
-
-    def call(*arguments: object) -> Said:
-        monkeypatch.setattr(sys, "argv", ["megacpp-validate", "history", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capfd.readouterr()
-        return Said(int(ended.value.code or 0), out, err)
-
-    return call
+    return make_run(capfd, monkeypatch, "history")
 
 
 @pytest.fixture

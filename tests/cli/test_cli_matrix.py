@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from command_line import Run, Said, make_run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "environments"))
 from places import make_h200_host
 
 from megacpp_validate.catalog import Catalog
-from megacpp_validate.cli import main
 from megacpp_validate.cli.sessions import matrix_verbs
 from megacpp_validate.environments.fanout.choose import Wish, choose_cells
 from megacpp_validate.environments.plan import UnknownTarget
@@ -24,17 +22,6 @@ from megacpp_validate.evidence.store import read_receipts
 assert matrix_verbs
 
 
-class Said(NamedTuple):
-    """What a run of the command line ended with."""
-
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Said]
-
-
 @pytest.fixture
 def matrix(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """The verb in this process."""
@@ -42,17 +29,13 @@ def matrix(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("NO_COLOR", "1")
+    call = make_run(capfd, monkeypatch, "matrix")
 
-    def call(*arguments: object, path: str = "/usr/bin:/bin") -> Said:
+    def run(*arguments: object, path: str = "/usr/bin:/bin") -> Said:
         monkeypatch.setenv("PATH", path)
-        monkeypatch.setattr(sys, "argv", ["megacpp-validate", "matrix", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capfd.readouterr()
-        return Said(int(ended.value.code or 0), out, err)
+        return call(*arguments)
 
-    return call
+    return run
 
 
 def chosen(catalog: Catalog, *targets: str, **more: tuple[str, ...]) -> list[str]:

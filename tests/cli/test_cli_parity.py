@@ -11,32 +11,20 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 from xml.etree import ElementTree
 
 import pytest
+from command_line import Run, make_run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "environments"))
 from places import make_h200_host
 
-from megacpp_validate.cli import main
 from megacpp_validate.cli.sessions.seeds import LARGEST_SEED
 from megacpp_validate.environments.restart import own_folder
 from megacpp_validate.evidence.store import read_receipts
 
 OPEN, CLOSED, WRONG, NOTHING, MISSING, NO_ENVIRONMENT, INFRASTRUCTURE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
 MODULES = {"imports", "attention", "linear_walker", "expert_gemm", "permute", "native_block", "layer_spec"}
-
-
-class Said(NamedTuple):
-    """What a run of the command line ended with."""
-
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Said]
 
 
 @pytest.fixture
@@ -48,16 +36,7 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: object) -> Said:
-        monkeypatch.setattr(sys, "argv", ["megacpp-validate", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capfd.readouterr()
-        return Said(int(ended.value.code or 0), out, err)
-
-    return call
+    return make_run(capfd, monkeypatch)
 
 
 @pytest.fixture

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from command_line import Run, make_run
 
 from megacpp_validate.catalog import matrix_folder
 from megacpp_validate.catalog_fp8 import POLICY, PRESETS, WAIVERS
-from megacpp_validate.cli import main
 
 ROOT = Path(__file__).parents[2]
 OPEN, CLOSED, WRONG, NOTHING = 0, 1, 2, 3
@@ -28,32 +25,12 @@ expires = 2026-12-01
 """
 
 
-class Said(NamedTuple):
-    """What a run of the command line ended with."""
-
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Said]
-
-
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "100")
-
-    def call(*arguments: object, today: str = "2026-11-21") -> Said:
-        given = ["megacpp-validate", "fp8-policy", "--today", today, *map(str, arguments)]
-        monkeypatch.setattr(sys, "argv", given)
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capfd.readouterr()
-        return Said(int(ended.value.code or 0), out, err)
-
-    return call
+    call = make_run(capfd, monkeypatch, "fp8-policy")
+    return lambda *arguments, today="2026-11-21": call("--today", today, *arguments)
 
 
 @pytest.fixture

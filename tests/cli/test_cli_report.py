@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
 import pytest
+from command_line import Run, make_run
 
-from megacpp_validate.cli import main
 from megacpp_validate.cli.gate import report_verbs
 from megacpp_validate.cli.gate.report_sources import read_rows
 from megacpp_validate.evidence.site_result import SiteResult
@@ -21,35 +18,11 @@ EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence" / "h200" / "te2.14.1"
 OPEN, WRONG, NOTHING, INFRASTRUCTURE = 0, 2, 3, 6
 
 
-class Said(NamedTuple):
-    """What a run of the command line ended with."""
-
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Said]
-
-
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "120")
-
-    def call(*arguments: object) -> Said:
-        given = ["megacpp-validate", "report", "--database", tmp_path / "index.sqlite", *arguments]
-        monkeypatch.setattr(sys, "argv", [str(one) for one in given])
-        capfd.readouterr()
-        try:
-            main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        else:
-            code = 0
-        return Said(code, *capfd.readouterr())
-
-    return call
+    return make_run(capfd, monkeypatch, "report", "--database", tmp_path / "index.sqlite")
 
 
 def test_a_site_of_the_receipts_of_one_run(run: Run, tmp_path: Path) -> None:

@@ -6,15 +6,14 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import end_of
 from pydantic import ValidationError
 
 from megacpp_validate.catalog import matrix_folder, read_catalog
-from megacpp_validate.cli import main
 from megacpp_validate.cli.scores import score_verbs
 from megacpp_validate.cli.scores.score_runs import SCORE, SHOWN, Asked, read_score
 from megacpp_validate.evidence.score import Evidence, Rate, SuiteScore, score_selftest
@@ -57,10 +56,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def call(monkeypatch: pytest.MonkeyPatch, checkout: Path, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["megacpp-validate", "score", "--matrix", str(checkout / "matrix"), *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
+    return end_of(monkeypatch, "score", "--matrix", checkout / "matrix", *arguments)
 
 
 def test_rates_are_counted_from_the_evidence_with_their_intervals_and_days() -> None:
@@ -92,10 +88,11 @@ def test_it_is_written_where_people_look(
     assert call(monkeypatch, checkout, "--write") == 0
     assert "kill-rate" in capfd.readouterr().out
     shown, readme = (checkout / SHOWN).read_text(), (checkout / "README.md").read_text()
-    assert f"<!-- from {SHOWN} -->\n{shown}<!-- end -->" in readme
+    led = shown.replace("](../evidence/", "](docs/evidence/")
+    assert (f"<!-- from {SHOWN} -->\n{led}<!-- end -->" in readme, led != shown) == (True, True)
     assert "<!-- from other.md -->\nx\n" in readme
     score = SuiteScore.model_validate_json((checkout / SCORE).read_text())
-    assert "\n".join(tell_score(score)) + "\n" == shown
+    assert ["\n".join(tell_score(score, folder)) + "\n" for folder in (".", "docs/examples")] == [led, shown]
     assert [rate.id for rate in score.rates] == [
         "kill-rate", "blame-accuracy", "false-alarms", "te-blame", "te-false-blame", "te-blame-held-out",
     ]  # fmt: skip
@@ -194,4 +191,4 @@ def test_what_is_committed_is_fresh() -> None:
 
     assert counts(score) == counts(now)
     assert (score.rates[0].day, score.rates[0].day_of) == (now.rates[0].day, "run")
-    assert (ROOT / SHOWN).read_text() == "\n".join(tell_score(score)) + "\n"
+    assert (ROOT / SHOWN).read_text() == "\n".join(tell_score(score, "docs/examples")) + "\n"

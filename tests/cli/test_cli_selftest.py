@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from command_line import Run, Said, make_run
 
 from megacpp_validate.canary.selftest import plan_selftest
 from megacpp_validate.catalog import Catalog
-from megacpp_validate.cli import main
 from megacpp_validate.cli.scores import selftest_runs
 from megacpp_validate.environments.environment import Call
 from megacpp_validate.evidence.receipt import Check, Outcome, Receipt
@@ -23,14 +21,6 @@ from megacpp_validate.selftest.lines import run_line
 
 OPEN, CLOSED, WRONG, MISSING, NO_ENVIRONMENT, INFRASTRUCTURE = 0, 1, 2, 4, 5, 6
 MUTANTS = ("attention-zeros", "permute-zeros")
-
-
-class Said(NamedTuple):
-    """What a run of the command line ended with."""
-
-    code: int
-    out: str
-    err: str
 
 
 @dataclass
@@ -54,25 +44,18 @@ class Planter:
         return Call((sys.executable, "-S", "-c", script), dict(os.environ))
 
 
-Run = Callable[..., Said]
-
-
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """`selftest` on two mutants and, unless it is told otherwise, as many clean runs as were ordered."""
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "200")
+    call = make_run(capfd, monkeypatch, "selftest")
 
-    def call(planter: Planter, *arguments: object, mutants: tuple[str, ...] = MUTANTS) -> Said:
+    def run(planter: Planter, *arguments: object, mutants: tuple[str, ...] = MUTANTS) -> Said:
         monkeypatch.setattr(selftest_runs, "own_interpreter", lambda _: planter)
-        monkeypatch.setattr(sys, "argv", ["megacpp-validate", "selftest", *mutants, "--clean=14", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capfd.readouterr()
-        return Said(int(ended.value.code or 0), out, err)
+        return call(*mutants, "--clean=14", *arguments)
 
-    return call
+    return run
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from session_calls import Run, Stack, make_run, make_stack
+from command_line import Run
+from session_calls import Stack, make_session, make_stack
 
 from megacpp_validate.catalog import Catalog
 from megacpp_validate.environments.restart import own_folder
@@ -19,7 +20,7 @@ OPEN, CLOSED, WRONG, NOTHING, MISSING, NO_ENVIRONMENT, INFRASTRUCTURE = 0, 1, 2,
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """`moe-smoke` in this process, on a host with no GPU, in a folder of the test's own."""
-    return make_run("moe-smoke", capfd, monkeypatch, tmp_path)
+    return make_session("moe-smoke", capfd, monkeypatch, tmp_path)
 
 
 @pytest.fixture

@@ -6,18 +6,17 @@ import fcntl
 import json
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from command_line import Run, make_run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "canary"))
 from small_index import PACKAGE, UNREACHABLE, serve, use_index, write_index
 
 from megacpp_validate.canary.sources import CACHE_VARIABLE
 from megacpp_validate.catalog import matrix_folder, read_catalog
-from megacpp_validate.cli import main
 from megacpp_validate.cli.app import TOOL
 from megacpp_validate.cli.canary import te_watch_verbs
 from megacpp_validate.cli.canary.watch_folder import StateDamaged, WatchFolder
@@ -34,19 +33,6 @@ class Linear:
 GOOD = PACKAGE | {"transformer_engine/pytorch/__init__.py": LINEAR}
 BROKEN = PACKAGE | {"transformer_engine/pytorch/__init__.py": LINEAR.replace("in_features", "width", 1)}
 OPEN, CLOSED, WRONG, MISSING, NO_ENVIRONMENT, INFRASTRUCTURE = 0, 1, 2, 4, 5, 6
-
-
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def told(self) -> dict[str, Any]:
-        return json.loads(self.out)
-
-
-Watch = Callable[..., Said]
 
 
 @pytest.fixture(autouse=True)
@@ -72,18 +58,9 @@ def state(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def watch(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, matrix: Path, state: Path) -> Watch:
+def watch(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, matrix: Path, state: Path) -> Run:
     """The verb in this process; te-canary is a process of its own."""
-
-    def call(*arguments: object) -> Said:
-        options = ["--matrix", matrix, "--state", state, "--format", "json", *arguments]
-        monkeypatch.setattr(sys, "argv", ["megacpp-validate", "te-watch", *map(str, options)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return Said(int(ended.value.code or 0), *capfd.readouterr())
-
-    return call
+    return make_run(capfd, monkeypatch, "te-watch", "--matrix", matrix, "--state", state, "--format", "json")
 
 
 def offer(folder: Path, monkeypatch: pytest.MonkeyPatch, *, broken: str = "2.10.0", marks: str = "") -> Path:
@@ -104,7 +81,7 @@ def kept(state: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def test_a_release_is_judged_once_and_has_one_issue_text(
-    watch: Watch, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    watch: Run, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offer(tmp_path / "index", monkeypatch)
     first = watch()
@@ -145,7 +122,7 @@ def test_a_release_is_judged_once_and_has_one_issue_text(
 
 
 def test_a_damaged_answer_is_made_again(
-    watch: Watch, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    watch: Run, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = offer(tmp_path / "index", monkeypatch)
     shutil.move(page.parent / "transformer_engine-2.10.0-py3-none-any.whl", tmp_path)
@@ -191,7 +168,7 @@ def judged(state: Path, matrix: Path) -> None:
     (state / "results" / "2.10.0.json").write_text(result.model_dump_json())
 
 
-def test_what_a_gpu_saw_goes_into_the_same_issue(watch: Watch, state: Path, matrix: Path, tmp_path: Path) -> None:
+def test_what_a_gpu_saw_goes_into_the_same_issue(watch: Run, state: Path, matrix: Path, tmp_path: Path) -> None:
     judged(state, matrix)
     folder = tmp_path / "gpu"
     folder.mkdir()
@@ -210,9 +187,7 @@ def test_what_a_gpu_saw_goes_into_the_same_issue(watch: Watch, state: Path, matr
     assert [row["gpu_code"] for row in judged_again["releases"]] == [None, None, CLOSED]
 
 
-def test_a_gpu_run_without_evidence_is_still_to_be_done(
-    watch: Watch, state: Path, matrix: Path, tmp_path: Path
-) -> None:
+def test_a_gpu_run_without_evidence_is_still_to_be_done(watch: Run, state: Path, matrix: Path, tmp_path: Path) -> None:
     judged(state, matrix)
     (tmp_path / "gpu").mkdir()
     (tmp_path / "gpu" / "2.10.0.json").write_text(gpu_answer("2.10.0", lost=True))
@@ -240,7 +215,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("changes", FOREIGN.values(), ids=FOREIGN)
 def test_an_answer_on_something_else_opens_nothing(
-    changes: dict[str, Any], watch: Watch, state: Path, matrix: Path, tmp_path: Path
+    changes: dict[str, Any], watch: Run, state: Path, matrix: Path, tmp_path: Path
 ) -> None:
     judged(state, matrix)
     (tmp_path / "gpu").mkdir()
@@ -255,7 +230,7 @@ def test_an_answer_on_something_else_opens_nothing(
 
 
 def test_a_known_break_that_is_withdrawn_is_no_new_one(
-    watch: Watch, state: Path, matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    watch: Run, state: Path, matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged(state, matrix)
     text = (state / "state.json").read_text()
@@ -267,7 +242,7 @@ def test_a_known_break_that_is_withdrawn_is_no_new_one(
 
 
 def test_the_pinned_release_that_is_withdrawn_is_said_and_has_an_issue(
-    watch: Watch, state: Path, matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    watch: Run, state: Path, matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged(state, matrix)
     page = offer(tmp_path / "index", monkeypatch, marks='data-yanked=""')
@@ -284,7 +259,7 @@ def test_the_pinned_release_that_is_withdrawn_is_said_and_has_an_issue(
 
 
 def test_a_release_that_was_deleted_or_yanked_is_said_in_its_issue(
-    watch: Watch, state: Path, matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    watch: Run, state: Path, matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged(state, matrix)
     offer(tmp_path / "index", monkeypatch, broken="")
@@ -302,7 +277,7 @@ def test_a_release_that_was_deleted_or_yanked_is_said_in_its_issue(
 
 
 def test_an_index_that_is_down_or_answers_garbage_changes_nothing(
-    watch: Watch, state: Path, matrix: Path, monkeypatch: pytest.MonkeyPatch
+    watch: Run, state: Path, matrix: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged(state, matrix)
     before = (state / "state.json").read_bytes()
@@ -342,7 +317,7 @@ def test_a_damaged_state_is_refused(text: str, state: Path) -> None:
         WatchFolder(state).read_state("transformer-engine")
 
 
-def test_a_damaged_state_is_left_as_it_is(watch: Watch, state: Path) -> None:
+def test_a_damaged_state_is_left_as_it_is(watch: Run, state: Path) -> None:
     state.mkdir()
     (state / "state.json").write_text(text := DAMAGED["cut short"])
     said = watch()
@@ -351,7 +326,7 @@ def test_a_damaged_state_is_left_as_it_is(watch: Watch, state: Path) -> None:
     assert (state / "state.json").read_text() == text
 
 
-def test_a_second_run_at_the_same_time_is_refused(watch: Watch, state: Path) -> None:
+def test_a_second_run_at_the_same_time_is_refused(watch: Run, state: Path) -> None:
     state.mkdir()
     with (state / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -360,7 +335,7 @@ def test_a_second_run_at_the_same_time_is_refused(watch: Watch, state: Path) -> 
     assert "another run of the watch holds" in said.err
 
 
-def test_a_state_that_cannot_be_written_is_told(watch: Watch, state: Path) -> None:
+def test_a_state_that_cannot_be_written_is_told(watch: Run, state: Path) -> None:
     state.write_text("a file")
     assert watch().code == WRONG
     assert state.read_text() == "a file"

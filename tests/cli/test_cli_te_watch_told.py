@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 import test_cli_te_watch as place
+from command_line import Run
 from small_index import serve, serve_nothing, use_index
-from test_cli_te_watch import BROKEN, CLOSED, GOOD, MISSING, OPEN, WRONG, Watch, gpu_answer, judged, kept, offer
+from test_cli_te_watch import BROKEN, CLOSED, GOOD, MISSING, OPEN, WRONG, gpu_answer, judged, kept, offer
 
 from megacpp_validate.cli.app import TOOL
 from megacpp_validate.cli.canary import te_watch_runs
@@ -50,7 +51,7 @@ def row_of(state: Path, release: str) -> dict[str, object]:
 
 
 def test_a_break_that_nobody_could_be_told_is_told_by_the_next_run_and_then_no_more(
-    watch: Watch, state: Path, matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    watch: Run, state: Path, matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offer(tmp_path / "index", monkeypatch)
     leave_answer(state, "2.10.0")
@@ -68,7 +69,7 @@ def test_a_break_that_nobody_could_be_told_is_told_by_the_next_run_and_then_no_m
 
 
 def test_what_a_gpu_saw_and_nobody_could_be_told_is_told_by_the_next_run(
-    watch: Watch, state: Path, matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    watch: Run, state: Path, matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged(state, matrix)
     (tmp_path / "gpu").mkdir()
@@ -87,7 +88,7 @@ def test_what_a_gpu_saw_and_nobody_could_be_told_is_told_by_the_next_run(
     "words", [["--format", "html"], ["--output", "/proc/x/y.json"], ["--output", "/"]], ids=" ".join
 )
 def test_what_cannot_be_told_is_refused_before_anything_is_judged(
-    words: list[str], watch: Watch, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str], watch: Run, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offer(tmp_path / "index", monkeypatch)
     assert watch(*words).code == WRONG
@@ -100,7 +101,7 @@ def die(*_: object, **__: object) -> None:
 
 
 def test_a_withdrawal_is_in_its_issue_before_anything_is_judged(
-    watch: Watch, state: Path, matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    watch: Run, state: Path, matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged(state, matrix)
     page = offer(tmp_path / "index", monkeypatch, broken="2.11.0")  # 2.10.0 is deleted, and the pinned one yanked
@@ -124,7 +125,7 @@ def test_a_withdrawal_is_in_its_issue_before_anything_is_judged(
 
 
 def test_an_answer_without_evidence_takes_no_verdict_away_and_the_same_one_again_is_nothing_new(
-    watch: Watch, state: Path, matrix: Path, tmp_path: Path
+    watch: Run, state: Path, matrix: Path, tmp_path: Path
 ) -> None:
     judged(state, matrix)
     file = tmp_path / "gpu" / "2.10.0.json"

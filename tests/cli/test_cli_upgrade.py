@@ -12,9 +12,9 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from command_line import Run, make_run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "environments"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "canary"))
@@ -22,7 +22,6 @@ from places import make_probes
 from running_processes import is_running, within
 from small_sources import write_release
 
-from megacpp_validate.cli import main
 from megacpp_validate.environments import cell
 from megacpp_validate.environments.restart import own_folder
 from megacpp_validate.evidence.store import read_receipts
@@ -30,17 +29,6 @@ from megacpp_validate.evidence.store import read_receipts
 OPEN, CLOSED, WRONG, NOTHING, MISSING, NO_ENVIRONMENT, INFRASTRUCTURE = 0, 1, 2, 3, 4, 5, 6
 ROOT = Path(__file__).resolve().parents[2]
 EVIDENCE = ROOT / "docs" / "evidence" / "h200"
-
-
-class Said(NamedTuple):
-    """What a run of the command line ended with."""
-
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Said]
 
 
 @pytest.fixture(autouse=True)
@@ -59,16 +47,7 @@ def own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command line in this process."""
-
-    def call(*arguments: object) -> Said:
-        monkeypatch.setattr(sys, "argv", ["megacpp-validate", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capfd.readouterr()
-        return Said(int(ended.value.code or 0), out, err)
-
-    return call
+    return make_run(capfd, monkeypatch)
 
 
 @pytest.fixture

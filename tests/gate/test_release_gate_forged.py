@@ -260,8 +260,8 @@ def test_a_folder_that_cannot_be_read_closes_and_is_named(tmp_path: Path, monkey
     (store / "mon" / "night").mkdir(parents=True)
     real = os.scandir
 
-    def refuse(folder: str) -> object:
-        if str(folder).endswith("/night"):
+    def refuse(folder: bytes) -> object:
+        if folder.endswith(b"/night"):
             raise PermissionError(13, "Permission denied")
         return real(folder)
 

@@ -9,16 +9,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from command_line import Run, Said, make_run
 from release_receipts import STACK, fill, good, place, put, red
 
 from megacpp_validate.catalog import matrix_folder
-from megacpp_validate.cli import main
 from megacpp_validate.evidence.receipt import Outcome, Package
 from megacpp_validate.evidence.receipts_manifest import MANIFEST, NAMESPACE, SIGNATURE
 from megacpp_validate.evidence.release_gate import GateDecision, GateRule
@@ -28,32 +26,16 @@ OPEN, CLOSED, WRONG, MISSING, INFRASTRUCTURE = 0, 1, 2, 4, 6
 AT = "2026-11-22T12:00:00+00:00"
 
 
-class Said(NamedTuple):
-    """What a run of the command line ended with."""
-
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Said]
-
-
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "100")
+    call = make_run(capfd, monkeypatch)
 
-    def call(*arguments: object, verb: str = "release-gate", at: str = AT) -> Said:
-        timed = ["--at", at] if verb == "release-gate" else []
-        monkeypatch.setattr(sys, "argv", ["megacpp-validate", verb, *map(str, arguments), *timed])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capfd.readouterr()
-        return Said(int(ended.value.code or 0), out, err)
+    def run(*arguments: object, verb: str = "release-gate", at: str = AT) -> Said:
+        return call(verb, *arguments, *(["--at", at] if verb == "release-gate" else []))
 
-    return call
+    return run
 
 
 def test_each_answer_has_its_exit_code(run: Run, tmp_path: Path) -> None:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from command_line import Run, make_run
 from sealed_caches import make_sealed
 from small_bundle import write_sources
 from small_registry import SmallRegistry, add_image, served, write_layer
 from small_signer import Signer, attest
 
 from megacpp_validate.catalog import matrix_folder, read_catalog
-from megacpp_validate.cli import main
 from megacpp_validate.cli.images.bundle_runs import read_size
 from megacpp_validate.cli.images.image_rows import read_rows
 from megacpp_validate.images.bundle.restore.door import main as restore
@@ -39,17 +37,6 @@ SBOM = {
 OPEN, CLOSED, WRONG, MISSING, NO_ENVIRONMENT, INFRASTRUCTURE = 0, 1, 2, 4, 5, 6
 
 
-class Said(NamedTuple):
-    """What a run of the command line ended with."""
-
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Said]
-
-
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("NO_COLOR", "1")
@@ -59,15 +46,7 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> R
     for name in ("MEGACPP_COSIGN", "MEGACPP_SYFT"):
         monkeypatch.setenv(name, "/nowhere/at/all")
 
-    def call(*arguments: object) -> Said:
-        monkeypatch.setattr(sys, "argv", ["megacpp-validate", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capfd.readouterr()
-        return Said(int(ended.value.code or 0), out, err)
-
-    return call
+    return make_run(capfd, monkeypatch)
 
 
 @pytest.fixture

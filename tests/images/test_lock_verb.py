@@ -11,17 +11,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from command_line import Run, Said, make_run
 from lying_registry import LyingRegistry, serve
 from small_project import RELEASES, write_project, write_shelf, write_wheel
 
 import megacpp_validate.cli.images.images_verbs
 import megacpp_validate.cli.images.lock_verbs  # noqa: F401 - what adds the verbs
-from megacpp_validate.cli import main
 from megacpp_validate.environments.environment import NoEnvironment
 from megacpp_validate.environments.venv import find_uv
 from megacpp_validate.images.locking import Written, write_together
@@ -30,15 +29,6 @@ OPEN, CLOSED, WRONG, NO_ENVIRONMENT, INFRASTRUCTURE = 0, 1, 2, 5, 6
 LOCKS = ("containers/locks/h200.txt", "containers/locks/cpu.txt", "containers/locks/releases.txt")
 PINS = "containers/pins.json"
 BAKE = "containers/docker-bake.json"
-
-
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Said]
 
 
 @pytest.fixture(autouse=True)
@@ -72,15 +62,8 @@ def root(tmp_path: Path, registry: LyingRegistry, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, root: Path) -> Run:
-    def call(*arguments: str) -> Said:
-        monkeypatch.setattr(sys, "argv", ["megacpp-validate", *arguments, "--matrix", str(root / "matrix")])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capfd.readouterr()
-        return Said(int(ended.value.code or 0), out, err)
-
-    return call
+    call = make_run(capfd, monkeypatch)
+    return lambda *arguments: call(*arguments, "--matrix", root / "matrix")
 
 
 def kept(root: Path) -> dict[str, str]:

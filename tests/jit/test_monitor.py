@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,17 +11,29 @@ from typing import Any
 import pytest
 import torch
 
-from megacpp_validate.jit import late, monitor, watch_cute, watch_deep_gemm, watch_files, watch_inductor, watch_triton
-from megacpp_validate.jit.once import Guard, guarded_by
+from megacpp_validate.jit import (
+    late,
+    monitor,
+    once,
+    watch_cute,
+    watch_deep_gemm,
+    watch_files,
+    watch_inductor,
+    watch_triton,
+)
+from megacpp_validate.jit.once import Guard
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No cache of this machine, no hook of another test."""
     monkeypatch.setenv("CUDA_CACHE_PATH", str(tmp_path / "driver"))
     monkeypatch.setattr(late, "_waiting", {})
-    with guarded_by(None):
-        yield
+    guard_by(None, monkeypatch)
+
+
+def guard_by(guard: Guard | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(once, "_guards", [] if guard is None else [guard])
 
 
 def seen(moment: int) -> list[tuple[str, str, str]]:
@@ -102,8 +113,8 @@ def test_triton_tells_kernel_signature_and_constants_and_a_hit_is_none(
     watch_triton.watch_triton()
     watch_triton.watch_triton()
     moment, before = monitor.mark(), monitor.count_compiles()
-    with guarded_by(Guard(tmp_path / "locks") if guarded else None):
-        assert [module.compile(SOURCE) for _ in range(3)] == ["kernel"] * 3
+    guard_by(Guard(tmp_path / "locks") if guarded else None, monkeypatch)
+    assert [module.compile(SOURCE) for _ in range(3)] == ["kernel"] * 3
     assert seen(moment) == [("triton", "gate", "up:*bf16 width=512 num_warps=4")]
     assert monitor.compiles_since(moment)[0].seconds == 1.5
     assert monitor.compiled_since(before) == {"triton": 1}
@@ -181,10 +192,10 @@ def test_deep_gemm_is_known_by_what_a_call_left_in_its_cache(
     watch_deep_gemm.watch_deep_gemm()
     assert module.get_num_sms is plain
     moment, weight = monitor.mark(), torch.zeros(2, 256, 128)
-    with guarded_by(Guard(tmp_path / "locks") if guarded else None):
-        for rows in (100, 101, 100, 4000):  # 4000: another power of two, and the same kernel
-            assert module.m_grouped_fp8_gemm_nt_contiguous(torch.zeros(rows, 128), weight) == "product"
-        module.m_grouped_fp8_gemm_nt_contiguous(torch.zeros(100, 128), torch.zeros(2, 384, 128))
+    guard_by(Guard(tmp_path / "locks") if guarded else None, monkeypatch)
+    for rows in (100, 101, 100, 4000):  # 4000: another power of two, and the same kernel
+        assert module.m_grouped_fp8_gemm_nt_contiguous(torch.zeros(rows, 128), weight) == "product"
+    module.m_grouped_fp8_gemm_nt_contiguous(torch.zeros(100, 128), torch.zeros(2, 384, 128))
     assert [shape for *_, shape in seen(moment)] == ["fp32[100,128] fp32[2,256,128]", "fp32[100,128] fp32[2,384,128]"]
     assert {kernel for _, kernel, _ in seen(moment)} == {"sm90_fp8_gemm_1d2d"}
     assert monitor.hits_since(moment) == {"deep_gemm": 1}
@@ -202,7 +213,7 @@ def test_the_driver_is_known_by_its_files(tmp_path: Path) -> None:
     assert seen(moment) == [("cuda", "PTX", "a/0123")]
 
 
-def test_inductor_is_noted_where_its_cache_had_nothing(tmp_path: Path) -> None:
+def test_inductor_is_noted_where_its_cache_had_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The order in which torch 2.11 and 2.13 call the three; tests/jit/test_jit_ranks.py has the real ones."""
     kept: dict[str, str] = {}
     module: Any = types.ModuleType("torch._inductor.compile_fx")
@@ -225,10 +236,10 @@ def test_inductor_is_noted_where_its_cache_had_nothing(tmp_path: Path) -> None:
     module._compile_fx_inner = _compile_fx_inner
     watch_inductor._hook(module)
     moment, inputs = monitor.mark(), [torch.zeros(8, 16, dtype=torch.bfloat16), 3]
-    with guarded_by(Guard(tmp_path)):
-        assert module._compile_fx_inner("gm", inputs) == "graph"
-        module.fx_codegen_and_compile("bypassed", inputs, graph_id=4)  # as torch does with what it cannot keep
-        assert module._compile_fx_inner("gm", inputs) == "graph"
+    guard_by(Guard(tmp_path), monkeypatch)
+    assert module._compile_fx_inner("gm", inputs) == "graph"
+    module.fx_codegen_and_compile("bypassed", inputs, graph_id=4)  # as torch does with what it cannot keep
+    assert module._compile_fx_inner("gm", inputs) == "graph"
     assert seen(moment) == [("inductor", f"graph {name}", "bf16[8,16] 3") for name in ("3 backward", "4 forward")]
     assert [one.looked_for for one in monitor.compiles_since(moment)] == ["gm", ""], "the second asked no cache"
     assert monitor.hits_since(moment) == {"inductor": 1}

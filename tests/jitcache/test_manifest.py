@@ -47,9 +47,9 @@ def test_a_name_that_is_no_text_is_none_of_a_cache(tmp_path: Path) -> None:
         list_files(folder)
 
 
-def test_brackets_without_end_are_no_manifest(tmp_path: Path) -> None:
+def test_what_is_nested_too_deep_is_no_manifest(tmp_path: Path) -> None:
     folder, _ = make_sealed(tmp_path)
-    with pytest.raises(ManifestInvalid, match="brackets in brackets"):
+    with pytest.raises(ManifestInvalid, match="nested too deep"):
         parse_manifest(*_damage(folder, text="[" * 200_000), "here")
 
 

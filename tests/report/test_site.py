@@ -27,6 +27,7 @@ from megacpp_validate.report.site import values as site_values
 from megacpp_validate.report.site.paths import cell_page, is_page, stack_page, step_page, target_page
 from megacpp_validate.report.site.values import SiteFacts, SiteRow, arrange_stacks, plan_depths
 from megacpp_validate.report.site.whole import SiteOverview, SiteSource, StackSeen, render_site
+from megacpp_validate.report.words.gate import mark_cell_verdict, name_culprit, say_why
 
 FIRST_PAGE = 300_000  # bytes
 MAIN = ("index", "steps", "gate", "training", "trends", "environments", "score", "files")
@@ -56,7 +57,9 @@ def closed_gate() -> GateDecision:
         cell="te2.17.1-h200-attention", stack="te2.17.1", target="h200", probe="attention", run="te2.17.1",
         outcome=Outcome.ERROR, required=True, closes=True, rules=(GateRule.OUTCOME,), reasons=("error: cuDNN said no",),
     )  # fmt: skip
-    missing = CellVerdict(cell="te2.17.1-h200-permute", required=True, closes=True, rules=(GateRule.MISSING,))
+    missing = CellVerdict(
+        cell="te2.17.1-h200-permute", required=True, closes=True, rules=(GateRule.MISSING,), reasons=("no receipt",)
+    )  # fmt: skip
     return GateDecision(
         tool="a test", release="te-upgrade", stack="te2.17.1", target="h200", open=False, exit_code=1,
         cells=(red, missing), missing=("te2.17.1-h200-permute",), rules_sha256="1" * 64, receipts_sha256="2" * 64,
@@ -138,6 +141,15 @@ def test_the_first_page_answers(site: tuple[Path, SiteResult]) -> None:
     )
     assert re.search(r"turn a probe red\s*2 of 3\s*66.7%\s*20.8% to 93.9%", text)
     assert "✗ import error" in text
+
+
+def test_the_gate_speaks_as_it_does_in_a_terminal(site: tuple[Path, SiteResult]) -> None:
+    text = text_of(site[0], "gate.html")
+    (culprit,) = closed_gate().culprits
+    assert f"culprit {name_culprit(culprit)}" in text
+    for verdict in closed_gate().required:
+        assert mark_cell_verdict(verdict).word in text
+        assert all(why in text for why in say_why(verdict))
 
 
 def test_a_cell_of_the_grid_opens_to_its_receipt(site: tuple[Path, SiteResult]) -> None:

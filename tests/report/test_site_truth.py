@@ -19,7 +19,7 @@ from megacpp_validate.cli.app import Exit
 from megacpp_validate.cli.gate.report_sources import find_lost_rows, find_rates, find_scores
 from megacpp_validate.evidence.receipt import Backend, Outcome, Receipt
 from megacpp_validate.evidence.receipts_manifest import hash_manifest
-from megacpp_validate.evidence.release_gate import CellVerdict, GateDecision
+from megacpp_validate.evidence.release_gate import CellVerdict, GateDecision, GateRule
 from megacpp_validate.evidence.site_result import SiteResult
 from megacpp_validate.evidence.store import read_receipt
 from megacpp_validate.report.site import told as site_told
@@ -174,10 +174,11 @@ def decision(**values: object) -> GateDecision:
         {"open": False},
         {"cells": (CellVerdict(cell=CELL, required=True, closes=True),)},
         {"open": False, "exit_code": 4},
+        {"cells": (CellVerdict(cell=CELL, required=True, rules=(GateRule.MISSING,)),)},
     ],
 )
 def test_a_decision_that_says_two_things_is_none(values: dict[str, object]) -> None:
-    with pytest.raises(ValidationError, match=r"gate is|none of a decision"):
+    with pytest.raises(ValidationError, match=r"gate is|none of a decision|1 rules, and says 0 reasons"):
         decision(**values)
     assert decision().open
 

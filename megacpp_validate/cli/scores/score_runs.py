@@ -159,7 +159,7 @@ def _ask_git(root: Path, *words: str) -> str | None:
 
 def _write(root: Path, result: SuiteScore) -> None:
     readme = root / "README.md"
-    shown = "\n".join(tell_score(result)) + "\n"
+    shown, page = ("\n".join(tell_score(result, folder)) + "\n" for folder in (".", str(Path(SHOWN).parent)))
     try:
         text, found = _BLOCK.subn(lambda block: f"{block[1]}{shown}{block[2]}", readme.read_text(encoding="utf-8"))
         if found != 1:
@@ -169,7 +169,7 @@ def _write(root: Path, result: SuiteScore) -> None:
                 Exit.WRONG_ARGUMENTS,
             )
         write_whole(root / SCORE, result.model_dump_json(indent=2) + "\n")
-        write_whole(root / SHOWN, shown)
+        write_whole(root / SHOWN, page)
         write_whole(readme, text)
     except OSError as fault:
         refuse(

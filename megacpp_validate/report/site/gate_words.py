@@ -34,7 +34,7 @@ def identity_of(gate: GateDecision) -> list[tuple[str, str]]:
         ("image digest", gate.image_digest),
         ("lock hash", gate.lock_hash),
         ("signed by", gate.signed_by),
-        ("baseline", gate.baseline),
+        ("compared with", gate.baseline),
     ]
     return [(name, value) for name, value in told if value]
 

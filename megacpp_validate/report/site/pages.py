@@ -11,7 +11,7 @@ from megacpp_validate.evidence.upgrade import StepResult
 from ..html.pages import render_page
 from ..marks import mark_cell
 from ..summaries import count
-from ..words.gate import mark_cell_verdict, summarize_gate
+from ..words.gate import mark_cell_verdict, mark_gate_waiver, name_culprit, say_why, summarize_gate
 from ..words.score import say_counts, say_day, say_interval, say_share
 from ..words.selftest import find_unsettled, say_unsettled, score_modules
 from ..words.smoke import HEADINGS
@@ -353,12 +353,14 @@ _WORDS: Final[dict[str, Any]] = {
     "legend_marks": _LEGEND,
     "mark_cell_verdict": mark_cell_verdict,
     "mark_fate": mark_fate,
+    "mark_gate_waiver": mark_gate_waiver,
     "mark_history": mark_history,
     "mark_score": mark_score,
     "mark_shown_gate": mark_shown_gate,
     "mark_step": mark_step,
     "mark_timing": mark_timing,
     "mark_trend": mark_trend,
+    "name_culprit": name_culprit,
     "not_read": NOT_READ,
     "number": number,
     "others": find_others,
@@ -372,6 +374,7 @@ _WORDS: Final[dict[str, Any]] = {
     "say_share": say_share,
     "say_trend": say_trend,
     "say_unsettled": say_unsettled,
+    "say_why": say_why,
     "score_modules": score_modules,
     "find_left_out": find_left_out,
     "find_unsettled": find_unsettled,

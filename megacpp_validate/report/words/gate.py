@@ -169,7 +169,7 @@ def say_gate_waiver(waiver: GateWaiver) -> str:
 def say_bound(decision: GateDecision) -> list[str]:
     """What the decision is bound to, in short lines."""
     lines = [f"receipts {decision.receipts_sha256[:_SHORT]}, rules {decision.rules_sha256[:_SHORT]}"]
-    names = (("commit", decision.commit), ("image", decision.image_digest), ("lock", decision.lock_hash))
+    names = (("commit", decision.commit), ("image digest", decision.image_digest), ("lock hash", decision.lock_hash))
     if told := [f"{name} {value}" for name, value in names if value]:
         lines.append(", ".join(told))
     if decision.signed_by:

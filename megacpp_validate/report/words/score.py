@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from posixpath import relpath
+
 from rich.console import Console
 from rich.text import Text
 
@@ -33,12 +35,17 @@ def say_day(rate: Rate) -> str:
     return rate.day if rate.day_of == "run" else f"{rate.day} or before"
 
 
-def tell_score(score: SuiteScore) -> list[str]:
-    """A row a rate, in Markdown; then what they leave out."""
+def tell_score(score: SuiteScore, folder: str = ".") -> list[str]:
+    """A row a rate, in Markdown; then what they leave out.
+
+    Args:
+        score: to be told.
+        folder: of the page, relative to the project: links lead from there.
+    """
     lines = ["| what | how many | rate | 95% Wilson | run on | evidence |", "| --- | --: | --: | --: | --- | --- |"]
     lines += [
         f"| {escape(rate.says)} | {say_counts(rate)} | {say_share(rate)} | {say_interval(rate)} | {say_day(rate)} "
-        f"| [{escape(rate.id)}]({rate.source}) |"
+        f"| [{escape(rate.id)}]({relpath(rate.source, folder)}) |"
         for rate in score.rates
     ]
     return lines + [f"\nLeft out of the figures, for want of evidence: {escape(reason)}" for reason in score.lost]

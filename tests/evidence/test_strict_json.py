@@ -1,0 +1,70 @@
+"""What a JSON text may hide, and a text that no reader can read: refused by every reader in the way of its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megacpp_validate.catalog import read_catalog
+from megacpp_validate.cli.canary.watch_folder import StateDamaged, WatchFolder, read_upgrade
+from megacpp_validate.cli.gate.report_sources import DecisionInvalid, read_decisions
+from megacpp_validate.cli.scores.score_runs import Asked, ScoreInvalid, read_score
+from megacpp_validate.evidence.ablation import AblationInvalid, read_ablation
+from megacpp_validate.evidence.loss_curve_file import CurveInvalid, read_curve
+from megacpp_validate.evidence.store import ReceiptInvalid, read_receipt
+from megacpp_validate.evidence.strict_json import read_strict_json
+from megacpp_validate.evidence.te_watch import WatchUnreadable, read_gpu_steps
+from megacpp_validate.images.pins import PinsDamaged, read_pins
+from megacpp_validate.report.machine import read_json
+
+# Deeper than pydantic reads, and than Python does in each of its versions.
+DEEP = {
+    "a list of lists": "[" * 100_000,
+    "whole": '{"a":' * 5_000 + "0" + "}" * 5_000,
+    "an unknown key": '{"schema_id": "x", "more": ' + "[" * 500 + "]" * 500 + "}",
+}
+READERS: dict[str, tuple[Callable[[Path], Any], type[ValueError | RuntimeError]]] = {
+    "ablation": (read_ablation, AblationInvalid),
+    "curve": (read_curve, CurveInvalid),
+    "decision": (lambda path: read_decisions([path]), DecisionInvalid),
+    "pins": (read_pins, PinsDamaged),
+    "receipt": (read_receipt, ReceiptInvalid),
+    "result": (lambda path: read_json(path.read_text()), ValueError),
+    "score": (lambda path: read_score(read_catalog(), path.parent, Asked(path, path, path, write=False)), ScoreInvalid),
+    "state": (lambda path: WatchFolder(path.parent).read_state("transformer-engine"), StateDamaged),
+    "steps": (lambda path: read_gpu_steps(str(path)), WatchUnreadable),
+}
+
+
+@pytest.mark.parametrize("text", DEEP.values(), ids=DEEP)
+@pytest.mark.parametrize(("read", "refused"), READERS.values(), ids=READERS)
+def test_what_is_nested_too_deep_is_refused(
+    read: Callable[[Path], Any], refused: type[Exception], text: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "state.json"
+    path.write_text(text)
+    with pytest.raises(refused):
+        read(path)
+
+
+def test_an_answer_that_is_nested_too_deep_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "2.9.0.json"
+    path.write_text(DEEP["a list of lists"])
+    assert read_upgrade(path) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[" * 100_000, "nested too deep"),
+        ('{"a": 1, "b": {"a": 2, "a": 3}}', "the key 'a' is there twice"),
+        ("[NaN]", "NaN"),
+        ("[1e999]", "1e999"),
+    ],
+)
+def test_what_json_hides_is_named(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        read_strict_json(text)
