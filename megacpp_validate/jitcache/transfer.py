@@ -22,6 +22,7 @@ from .files import NoPlainFile, hash_file, is_passing, list_files
 from .layout import MANIFEST, MANIFEST_HASH, arch_folder
 from .manifest import FileSeen, Manifest, ManifestInvalid, hash_line, parse_manifest, read_manifest
 from .place import OtherArchitecture
+from .prewarm import without_prewarm
 from .seal import CacheDamaged, check_sealed, is_sealed, say_changed, seal
 from .working import copy_files
 
@@ -173,6 +174,7 @@ def import_cache(source: Path, root: Path, *, replace: bool = False) -> Carried:
         TransferRefused: a member that has no place in it, or another cache is there.
         CacheDamaged: a file whose hash is wrong, or that is missing; named.
         ManifestInvalid: the manifest cannot be believed.
+        PrewarmTaken: a prewarm works in what would make room.
         OSError: the root cannot be written, or its disk is full; what was written is removed.
     """
     manifest, digest = read_carried(source)
@@ -190,9 +192,10 @@ def import_cache(source: Path, root: Path, *, replace: bool = False) -> Carried:
         else:
             _unpack(source, new, manifest, digest)
         seal(new)  # which reads every file again, from the disk that it is on now
-        if place.exists():
-            place.rename(aside / "replaced")
-        new.rename(place)
+        with without_prewarm(place):
+            if place.exists():
+                place.rename(aside / "replaced")
+            new.rename(place)
     return Carried(place, manifest, digest)
 
 
