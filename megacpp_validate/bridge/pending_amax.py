@@ -36,7 +36,8 @@ def delayed_scaling_kept(model: Any) -> Iterator[None]:
     """Afterwards scales and amax histories, forward and backward, are those of before: steps inside leave no trace.
 
     Of a layer that gets its state inside they are those of a new one: scales of 1, and no history. Each layer is asked
-    for its own, since Transformer Engine lists those of a checkpoint only once they have run (2.20.2).
+    for its own, since Transformer Engine lists those of a checkpoint only once they have run (2.20.2). A history that
+    had another length before is cut, or filled up with zeros, as its first pass does (`adjust_amax_history_length`).
 
     Args:
         model: that holds all layers which run inside.
@@ -47,12 +48,12 @@ def delayed_scaling_kept(model: Any) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for place, history, scale in _scaling_of(model):
+                history.zero_()
+                scale.fill_(1.0)
                 if place in before:
-                    history.copy_(before[place][0])
+                    known = before[place][0][: history.shape[0]]
+                    history[: known.shape[0]].copy_(known)
                     scale.copy_(before[place][1])
-                else:
-                    history.zero_()
-                    scale.fill_(1.0)
 
 
 def _scaling_of(model: Any) -> Iterator[tuple[tuple[str, str], Any, Any]]:
