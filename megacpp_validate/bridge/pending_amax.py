@@ -9,17 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from . import imports as te
 
+_FORWARD: Final = "scaling_fwd"
+_BACKWARD: Final = "scaling_bwd"
+
 
 @contextmanager
-def pending_amax_kept() -> Iterator[None]:
-    """Afterwards the notes of forward passes are those of before; what was noted inside is forgotten."""
-    before = {amax.data_ptr(): amax.clone() for amax in _pending()}
+def pending_amax_kept(model: Any = None) -> Iterator[None]:
+    """Afterwards the notes of forward passes are those of before; what was noted inside is forgotten.
+
+    Args:
+        model: whose layers run inside: the notes of one that was loaded and has not run yet are known from it alone.
+    """
+    before = {amax.data_ptr(): amax.clone() for amax in (*_pending(), *_pending_of(model))}
     try:
         yield
     finally:
@@ -60,10 +67,16 @@ def _scaling_of(model: Any) -> Iterator[tuple[tuple[str, str], Any, Any]]:
     """Layer and direction, amax history [steps, tensors] and scales [tensors], where there is a state."""
     for name, layer in model.named_modules():
         states = getattr(layer, "fp8_meta", None) or {}
-        for direction in ("scaling_fwd", "scaling_bwd"):
+        for direction in (_FORWARD, _BACKWARD):
             history = getattr(states.get(direction), "amax_history", None)
             if history is not None:
                 yield (name, direction), history, states[direction].scale
+
+
+def _pending_of(model: Any) -> Iterator[Any]:
+    """The collecting rows of a model's layers, whether they are listed yet or not."""
+    if model is not None:
+        yield from (history[0] for (_, way), history, _ in _scaling_of(model) if way == _FORWARD)
 
 
 def _pending() -> list[Any]:

@@ -124,6 +124,17 @@ def test_what_was_noted_before_it_is_kept(on_te: None) -> None:
     assert te_amax_state(layer, forward=True)[0][0].tolist() == [0.0, 7.0, 0.0]
 
 
+def test_what_a_checkpoint_had_noted_is_kept(on_te: None) -> None:
+    """Transformer Engine lists a loaded layer from its first pass on alone, and that may be an evaluation."""
+    first, layer = new_layer(), new_layer()
+    run(first, 1.0)
+    te_amax_state(first, forward=True)[0][0, 1] = 7.0
+    layer.set_extra_state(first.get_extra_state())
+    with torch.no_grad(), pending_amax_kept(layer):
+        run(layer, 99.0)
+    assert te_amax_state(layer, forward=True)[0][0].tolist() == [0.0, 7.0, 0.0]
+
+
 def test_it_is_put_back_after_an_exception(on_te: None) -> None:
     layer = new_layer()
     run(layer, 1.0)
