@@ -29,7 +29,7 @@ _SWITCH: Final = "NVTE_DISABLE_NVRTC"  # of Transformer Engine: kernels that com
 _KERNEL: Final = "cast_transpose_optimized_kernel"
 _FORMATS: Final = ("e4m3", "e5m2")  # of what goes forward, and of gradients
 # Files a format that a sweep leaves at least, two a kernel. By the rule that chooses one (`KernelConfig` of
-# common/transpose/cast_transpose.cu) it leaves six kernels forward and seven backward on 132 SMs; casts of weights, one.
+# common/transpose/cast_transpose.cu) it leaves six kernels forward and seven backward on 132 SMs, and weights one.
 _FEWEST: Final = 6
 _OFF: Final = ("", "0")  # as Transformer Engine reads its switch: empty is not set
 
