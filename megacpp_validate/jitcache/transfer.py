@@ -213,6 +213,11 @@ def _require_plain(source: Path, manifest: Manifest) -> None:
 
 def _is_there(place: Path, digest: str, *, replace: bool) -> bool:
     """Whether the very same cache is there and whole; another one must be let go by name."""
+    if place.is_symlink():
+        raise TransferRefused(
+            f"{place} is a link, and an import would put a folder in its place, on another disk maybe. Next step: give "
+            "--root the folder that holds what it leads to, or remove it."
+        )
     if not place.exists() or not any(place.iterdir()):
         return False
     try:

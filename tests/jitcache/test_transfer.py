@@ -88,6 +88,20 @@ def test_a_prewarm_that_is_under_way_is_not_replaced(tmp_path: Path) -> None:
         import_cache(archive, tmp_path / "two")
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_in_its_place_stays(tmp_path: Path, there: bool) -> None:
+    folder, _ = make_sealed(tmp_path / "one")
+    archive = export_cache(folder, tmp_path / "jit.tar").place
+    place, disk = tmp_path / "two" / "sm_90a", tmp_path / "disk"
+    place.parent.mkdir()
+    place.symlink_to(disk)
+    if there:
+        disk.mkdir()
+    with pytest.raises(TransferRefused, match="is a link"):
+        import_cache(archive, tmp_path / "two", replace=True)
+    assert (place.is_symlink(), list(place.parent.iterdir())) == (True, [place])
+
+
 def test_a_prewarm_that_works_keeps_its_folder(tmp_path: Path) -> None:
     """Whatever may be replaced: its tasks write there."""
     folder, _ = make_sealed(tmp_path / "one")
