@@ -38,12 +38,10 @@ def test_the_projects_own_file(catalog: Catalog) -> None:
     assert probes == {module.id for module in catalog.modules} - {"imports"}, "imports compiles nothing"
 
 
-@pytest.mark.parametrize("target", ["h200", "b200"])
-def test_a_cell_that_trains_with_one_scale_a_tensor_has_the_kernels_of_every_routing(
-    catalog: Catalog, target: str
-) -> None:
-    """Those recipes cast experts' rows by kernels that are chosen by how many rows the router gave them."""
-    tasks = choose_tasks(read_prewarm(catalog), target)
+def test_a_cell_that_trains_with_one_scale_a_tensor_has_the_kernels_of_every_routing(catalog: Catalog) -> None:
+    """Those recipes cast experts' rows by kernels that are chosen by how many rows the router gave them: on Hopper."""
+    tasks = choose_tasks(read_prewarm(catalog), "h200")
+    assert not any(task.code == "expert_rows" for task in choose_tasks(read_prewarm(catalog), "b200"))
     cells = {cell.id: cell.settings for cell in catalog.smoke}
     trained = {(cells[task.cell]["size"], cells[task.cell]["precision"]) for task in tasks if task.code == "smoke"}
     swept = {

@@ -3,8 +3,12 @@
 Where every expert has rows, all are cast by one kernel that comes compiled (delayed scaling). An expert without any has
 them cast one by one, as current scaling always does, and a cast is chosen by its tensor's shape and compiled by NVRTC
 when it is first asked for: a run that was prewarmed may ask in its hundredth step for one that the run before never
-needed (`multi_tensor_quantize` and `cast_transpose` of 2.20.2; seen on one H200). Of dense layers that shape is the
-preset's; of an expert it is what the router gave it. The calls are the bridge's own; wants a GPU.
+needed (`multi_tensor_quantize_impl` of its torch extension and `cast_transpose` of 2.20.2; seen on one H200). Of dense
+layers that shape is the preset's; of an expert it is what the router gave it. A number of rows that 32 does not divide
+is cast by a kernel that comes compiled. The calls are the bridge's own; wants a GPU.
+
+Hopper alone: where a product in FP8 takes rows as they lie (`nvte_is_non_tn_fp8_gemm_supported`: 10.x, 11.x), nothing
+is transposed, and what casts comes compiled.
 """
 
 from __future__ import annotations
@@ -24,7 +28,10 @@ _ROOM = (__package__ or "megacpp_validate.jit").rpartition(".")[0]
 _SWITCH: Final = "NVTE_DISABLE_NVRTC"  # of Transformer Engine: kernels that come compiled alone
 _KERNEL: Final = "cast_transpose_optimized_kernel"
 _FORMATS: Final = ("e4m3", "e5m2")  # of what goes forward, and of gradients
-_FEWEST: Final = 6  # files a format that a sweep leaves at least, two a kernel; casts of weights leave four of one
+# Files a format that a sweep leaves at least, two a kernel. By the rule that chooses one (`KernelConfig` of
+# common/transpose/cast_transpose.cu) it leaves six kernels forward and seven backward on 132 SMs, and weights one.
+_FEWEST: Final = 6
+_OFF: Final = ("", "0")  # as Transformer Engine reads its switch: empty is not set
 
 
 def compile_task(order: JitOrder) -> None:
@@ -85,7 +92,7 @@ def require_kernels(kernels: list[str]) -> None:
     Raises:
         RuntimeError: too few, or Transformer Engine is told to compile none.
     """
-    if os.environ.get(_SWITCH, "0") != "0":
+    if os.environ.get(_SWITCH, "") not in _OFF:
         raise RuntimeError(f"{_SWITCH} keeps Transformer Engine from compiling these kernels. Next step: unset it.")
     seen = {name: sum(_KERNEL in kernel and name in kernel for kernel in kernels) for name in _FORMATS}
     if min(seen.values()) < _FEWEST:

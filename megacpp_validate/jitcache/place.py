@@ -25,7 +25,7 @@ class OtherArchitecture(RuntimeError):
 
 
 class CacheReadOnly(RuntimeError):
-    """A folder for caches that cannot be written."""
+    """A folder for caches that cannot be written, or not be reached at all."""
 
 
 class CannotLoad(RuntimeError):
@@ -47,8 +47,19 @@ def require_place(root: Path, architecture: str, machine: str) -> Path:
 
     Raises:
         OtherArchitecture: it is not.
+        CacheReadOnly: nobody can look there.
     """
-    if any((root / name).is_file() for name in (MANIFEST, f"{STATE}/{_PLACE}")):
+    try:
+        is_folder_of_one = any((root / name).is_file() for name in (MANIFEST, f"{STATE}/{_PLACE}"))
+        with suppress(FileNotFoundError, NotADirectoryError):
+            (arch_folder(root, architecture) / MANIFEST).stat()
+    except OSError as fault:
+        raise CacheReadOnly(
+            f"the JIT caches in {root} cannot be reached: {fault.strerror or fault}. Likely cause: a folder on the way "
+            "belongs to another user, or the name is too long for its file system. Next step: give --root a folder "
+            "that you can read and write."
+        ) from fault
+    if is_folder_of_one:
         raise OtherArchitecture(
             f"{root} is the cache of one architecture, and not the root of them. Likely cause: ROOT/ARCH was given. "
             f"Next step: give {root.parent}."

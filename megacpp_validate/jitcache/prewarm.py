@@ -12,11 +12,11 @@ import json
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from pydantic import ValidationError
 
@@ -311,19 +311,32 @@ def open_prewarm(
     state = _state(folder)
     state.mkdir(exist_ok=True)
     with (state / _LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as fault:
-            raise PrewarmTaken(
-                f"another prewarm works in {folder}. Likely cause: it was started twice. Next step: wait for it, or "
-                "give another --root."
-            ) from fault
+        _take(lock, folder)
         mark_place(folder, machine)
         progress = Progress(folder, keys, earlier or _read_opened(folder))
         progress.read()
         progress.begin()
         yield progress
         progress.end()  # not where it was interrupted: then the next one sweeps
+
+
+@contextmanager
+def without_prewarm(folder: Path) -> Iterator[None]:
+    """ROOT/ARCH in which no prewarm works meanwhile, to be moved away. Raises PrewarmTaken."""
+    with ExitStack() as held:
+        with suppress(FileNotFoundError):
+            _take(held.enter_context((folder / STATE / _LOCK).open()), folder)
+        yield
+
+
+def _take(lock: IO[str], folder: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as fault:
+        raise PrewarmTaken(
+            f"another prewarm works in {folder}. Likely cause: it was started twice, or is not at its end yet. Next "
+            "step: wait for it, or give another --root."
+        ) from fault
 
 
 def _read_opened(folder: Path) -> Manifest | None:

@@ -22,6 +22,7 @@ from .files import NoPlainFile, hash_file, is_passing, list_files
 from .layout import MANIFEST, MANIFEST_HASH, arch_folder
 from .manifest import FileSeen, Manifest, ManifestInvalid, hash_line, parse_manifest, read_manifest
 from .place import OtherArchitecture
+from .prewarm import without_prewarm
 from .seal import CacheDamaged, check_sealed, is_sealed, say_changed, seal
 from .working import copy_files
 
@@ -173,6 +174,7 @@ def import_cache(source: Path, root: Path, *, replace: bool = False) -> Carried:
         TransferRefused: a member that has no place in it, or another cache is there.
         CacheDamaged: a file whose hash is wrong, or that is missing; named.
         ManifestInvalid: the manifest cannot be believed.
+        PrewarmTaken: a prewarm works in what would make room.
         OSError: the root cannot be written, or its disk is full; what was written is removed.
     """
     manifest, digest = read_carried(source)
@@ -190,9 +192,10 @@ def import_cache(source: Path, root: Path, *, replace: bool = False) -> Carried:
         else:
             _unpack(source, new, manifest, digest)
         seal(new)  # which reads every file again, from the disk that it is on now
-        if place.exists():
-            place.rename(aside / "replaced")
-        new.rename(place)
+        with without_prewarm(place):
+            if place.exists():
+                place.rename(aside / "replaced")
+            new.rename(place)
     return Carried(place, manifest, digest)
 
 
@@ -210,6 +213,11 @@ def _require_plain(source: Path, manifest: Manifest) -> None:
 
 def _is_there(place: Path, digest: str, *, replace: bool) -> bool:
     """Whether the very same cache is there and whole; another one must be let go by name."""
+    if place.is_symlink():
+        raise TransferRefused(
+            f"{place} is a link, and an import would put a folder in its place, on another disk maybe. Next step: give "
+            "--root the folder that holds what it leads to, or remove it."
+        )
     if not place.exists() or not any(place.iterdir()):
         return False
     try:

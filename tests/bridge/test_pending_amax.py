@@ -82,6 +82,19 @@ def test_a_state_that_was_loaded_and_has_not_run_yet_is_kept(on_te: None) -> Non
     assert all(map(torch.equal, scaling(layer), loaded))
 
 
+@pytest.mark.parametrize("length", [2, 6])
+def test_a_history_of_another_length_is_kept_as_its_first_pass_makes_it(length: int) -> None:
+    """Of a checkpoint that was saved under another length: the first pass puts a new tensor in its place."""
+    layer, loaded = torch.nn.Module(), torch.arange(8.0).view(4, 2)
+    state = SimpleNamespace(amax_history=loaded.clone(), scale=torch.tensor([3.0, 5.0]))
+    layer.fp8_meta = {"scaling_fwd": state}
+    with delayed_scaling_kept(layer):
+        state.amax_history = torch.full((length, 2), 99.0)
+        state.scale.fill_(7.0)
+    wanted = torch.cat([loaded, torch.zeros(2, 2)])[:length]
+    assert (state.amax_history.tolist(), state.scale.tolist()) == (wanted.tolist(), [3.0, 5.0])
+
+
 @pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
 def test_an_evaluation_leaves_no_trace(on_te: None, off: Any) -> None:
     layer = new_layer()
@@ -107,6 +120,17 @@ def test_what_was_noted_before_it_is_kept(on_te: None) -> None:
     run(layer, 1.0)
     te_amax_state(layer, forward=True)[0][0, 1] = 7.0
     with torch.no_grad():
+        run(layer, 99.0)
+    assert te_amax_state(layer, forward=True)[0][0].tolist() == [0.0, 7.0, 0.0]
+
+
+def test_what_a_checkpoint_had_noted_is_kept(on_te: None) -> None:
+    """Transformer Engine lists a loaded layer from its first pass on alone, and that may be an evaluation."""
+    first, layer = new_layer(), new_layer()
+    run(first, 1.0)
+    te_amax_state(first, forward=True)[0][0, 1] = 7.0
+    layer.set_extra_state(first.get_extra_state())
+    with torch.no_grad(), pending_amax_kept(layer):
         run(layer, 99.0)
     assert te_amax_state(layer, forward=True)[0][0].tolist() == [0.0, 7.0, 0.0]
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from sealed_caches import flip_a_bit, make_sealed, put, small_disk
 from typer.testing import CliRunner
 
@@ -106,6 +108,25 @@ def test_carried_and_opened_by_the_verb(tmp_path: Path) -> None:
     inside = tmp_path / "two" / "sm_90a" / "work"
     code, text = ask("jit-cache", "open", "--root", tmp_path / "two", "--work", inside)
     assert (code, "in the sealed cache itself" in text, inside.exists()) == (Exit.WRONG_ARGUMENTS, True, False), text
+
+
+def test_a_place_or_an_architecture_that_cannot_be_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, _ = make_sealed(tmp_path / "one")
+    archive = tmp_path / "jit.tar"
+    for inside in (folder / "jit.tar", folder / "triton" / "copy", folder):
+        code, text = ask("jit-cache", "export", inside, "--root", tmp_path / "one")
+        assert (code, "in the sealed cache itself" in text) == (Exit.WRONG_ARGUMENTS, True), text
+    assert not (folder / "jit.tar").exists()
+    assert ask("jit-cache", "export", archive, "--root", tmp_path / "one")[0] == Exit.OPEN
+    given = ("jit-cache", "import", archive, "--root", tmp_path / "two", "--any-stack")
+    code, text = ask(*given, "--arch", "sm_100a")
+    assert (code, "holds the cache of sm_90a" in text) == (Exit.WRONG_ARGUMENTS, True), text
+    assert not (tmp_path / "two").exists()
+    assert ask(*given, "--arch", "sm_90a")[0] == Exit.OPEN
+    (folder / "manifest.json").unlink()  # as it looks to who may not search the folder
+    monkeypatch.setattr(os, "access", lambda path, *_, **__: Path(path) != folder)
+    code, text = ask("jit-cache", "check", "--root", tmp_path / "one")
+    assert (code, "Permission denied" in text) == (Exit.WRONG_ARGUMENTS, True), text
 
 
 def test_a_full_disk_is_told(tmp_path: Path) -> None:

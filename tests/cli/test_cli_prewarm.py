@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -199,6 +200,19 @@ def test_a_task_that_takes_more_devices_is_told_as_not_run_and_the_rest_is_seale
     keys = {task.id: task.id for task in selected.of_target}
     again: dict[str, Any] = prewarm_runs._find_sealed(tmp_path / "sm_90a", selected, keys, reopen=False)
     assert again["rows"] == result.rows, "a second look at what is sealed says the same"
+
+
+def test_a_sealed_cache_that_was_changed_is_not_taken_for_one_of_another_stack(
+    catalog: Catalog, tmp_path: Path
+) -> None:
+    """The task that left the file is not finished by its time either, and to go on in it was the advice."""
+    selected, folder = _select(catalog), tmp_path / "sm_90a"
+    _prewarmed(selected, catalog, tmp_path)
+    keys = {task.id: task.id for task in selected.of_target}
+    flip_a_bit(folder / "fa4" / "fa4_d64.o")
+    os.utime(folder / "fa4" / "fa4_d64.o", (1, 1))
+    with pytest.raises(CacheDamaged, match=r"fa4_d64\.o has another content"):
+        prewarm_runs._find_sealed(folder, selected, keys, reopen=False)
 
 
 def test_who_names_what_one_device_can_do_misses_nothing(catalog: Catalog, tmp_path: Path) -> None:

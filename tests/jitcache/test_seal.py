@@ -145,3 +145,9 @@ def test_the_folder_of_an_architecture_is_no_root(tmp_path: Path) -> None:
     folder, _ = make_sealed(tmp_path)
     with pytest.raises(OtherArchitecture, match=f"give {tmp_path}"):
         require_place(folder, "sm_90a", "x86_64")
+
+
+def test_a_root_that_nobody_can_look_into_is_told(tmp_path: Path) -> None:
+    """A name that no file system takes; of a folder of another user, which stops nobody who is root, it is the same."""
+    with pytest.raises(CacheReadOnly, match="cannot be reached: File name too long"):
+        require_place(tmp_path / ("x" * 300), "sm_90a", "x86_64")

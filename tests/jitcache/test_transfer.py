@@ -18,6 +18,7 @@ from megacpp_validate.jitcache.archive import TransferRefused
 from megacpp_validate.jitcache.files import NoPlainFile
 from megacpp_validate.jitcache.layout import MANIFEST, MANIFEST_HASH
 from megacpp_validate.jitcache.manifest import ManifestInvalid
+from megacpp_validate.jitcache.prewarm import PrewarmTaken, open_prewarm
 from megacpp_validate.jitcache.seal import CacheDamaged, Checked, check_sealed, is_sealed, unseal
 from megacpp_validate.jitcache.transfer import export_cache, import_cache, read_carried
 
@@ -85,6 +86,34 @@ def test_a_prewarm_that_is_under_way_is_not_replaced(tmp_path: Path) -> None:
     put(tmp_path / "two" / "sm_90a" / "triton" / "KEY" / "a.cubin", b"half")
     with pytest.raises(TransferRefused, match="a prewarm that is not sealed"):
         import_cache(archive, tmp_path / "two")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_in_its_place_stays(tmp_path: Path, there: bool) -> None:
+    folder, _ = make_sealed(tmp_path / "one")
+    archive = export_cache(folder, tmp_path / "jit.tar").place
+    place, disk = tmp_path / "two" / "sm_90a", tmp_path / "disk"
+    place.parent.mkdir()
+    place.symlink_to(disk)
+    if there:
+        disk.mkdir()
+    with pytest.raises(TransferRefused, match="is a link"):
+        import_cache(archive, tmp_path / "two", replace=True)
+    assert (place.is_symlink(), list(place.parent.iterdir())) == (True, [place])
+
+
+def test_a_prewarm_that_works_keeps_its_folder(tmp_path: Path) -> None:
+    """Whatever may be replaced: its tasks write there."""
+    folder, _ = make_sealed(tmp_path / "one")
+    archive = export_cache(folder, tmp_path / "jit.tar").place
+    with open_prewarm(tmp_path / "two" / "sm_90a", "x86_64", {}) as progress:
+        kernel = progress.folder / "triton" / "KEY" / "a.cubin"
+        put(kernel, b"half")
+        with pytest.raises(PrewarmTaken, match="another prewarm works in"):
+            import_cache(archive, tmp_path / "two", replace=True)
+        assert kernel.read_bytes() == b"half"
+    assert import_cache(archive, tmp_path / "two", replace=True).kept is False
+    assert [path.name for path in (tmp_path / "two").iterdir()] == ["sm_90a"]
 
 
 def test_what_is_not_sealed_is_not_exported(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,8 +61,8 @@ def run_jit_cache(matrix: Path | None, asked: AskedCache, fmt: Format, output: P
     except OSError as fault:
         refuse_full_disk(_written_to(asked, root), fault)
         refuse(
-            f"{asked.deed}: {fault}. Likely cause: a folder belongs to another user, or is mounted read-only. Next "
-            "step: give one that you can write.",
+            f"{asked.deed}: {fault}. Likely cause: a file or folder belongs to another user, is mounted read-only, or "
+            "is none. Next step: give one that you can read and write.",
             Exit.WRONG_ARGUMENTS,
         )
     tell_jit(result.model_copy(update={"seconds": round(time.monotonic() - started, 2)}), fmt, output)
@@ -81,6 +83,8 @@ def _find_folder(root: Path, arch: str) -> Path:
         except ValueError as fault:
             refuse(str(fault), Exit.WRONG_ARGUMENTS)
     found = sorted(path.parent for path in root.glob(f"*/{MANIFEST}"))
+    if not found and (closed := sorted(path for path in root.glob("*/") if not os.access(path, os.R_OK | os.X_OK))):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(closed[0]))
     if not found:
         refuse(
             f"{root} has no cache with a manifest. Likely cause: nothing was prewarmed there, or a prewarm did not "
@@ -126,7 +130,10 @@ def _unseal(folder: Path, asked: AskedCache) -> JitCacheResult:
 def _export(folder: Path, asked: AskedCache) -> JitCacheResult:
     if asked.place is None:
         refuse("export to what? Next step: name an archive such as jit.tar.zst, or a folder.", Exit.WRONG_ARGUMENTS)
-    done = export_cache(folder, asked.place.absolute(), prefix=asked.prefix)
+    target = asked.place.absolute()
+    if target.resolve().is_relative_to(folder.resolve()):
+        refuse(f"{target} lies in the sealed cache itself. Next step: name another place.", Exit.WRONG_ARGUMENTS)
+    done = export_cache(folder, target, prefix=asked.prefix)
     return _say(
         asked.deed, folder, done.manifest, done.digest, archive=str(done.place), archive_hash=done.archive,
         archive_bytes=done.archive_bytes, extra=done.extra,
@@ -161,6 +168,12 @@ def _import(catalog: Catalog, asked: AskedCache, root: Path) -> JitCacheResult:
         refuse("import what? Next step: name an archive, or an exported folder.", Exit.WRONG_ARGUMENTS)
     source = asked.place.absolute()
     manifest, digest = read_carried(source)
+    if asked.arch not in ("", manifest.architecture):
+        refuse(
+            f"{source} holds the cache of {manifest.architecture}, and --arch says {asked.arch}. Next step: import the "
+            "cache of that architecture, or leave --arch out.",
+            Exit.WRONG_ARGUMENTS,
+        )
     if not asked.any_stack and (differences := _find_differences(catalog, manifest, asked, root)):
         return _say("import", source, manifest, digest, differences=differences)
     done = import_cache(source, root, replace=asked.replace)

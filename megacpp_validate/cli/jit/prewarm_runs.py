@@ -198,14 +198,14 @@ def _find_sealed(folder: Path, selected: Selected, keys: Mapping[str, str], *, r
     undone = [task.id for task in selected.tasks if not progress.is_done(task)]
     if undone and reopen:
         return {}
+    checked = check_sealed(folder)  # first: a task is undone by a file that was changed, too
     if undone:
         refuse(
             f"{folder} is sealed, and {len(undone)} task(s) are not done there for this stack: {', '.join(undone)}. "
-            "Likely cause: another stack filled it, it was imported, or it was sealed at image build. Next step: say "
-            "--reopen to go on in it, or give another --root.",
+            "Likely cause: another stack, --mode or version of this tool filled it, it was imported, or it was sealed "
+            "at image build. Next step: say --reopen to go on in it, or give another --root.",
             Exit.WRONG_ARGUMENTS,
         )
-    checked = check_sealed(folder)
     rows = _list_rows(selected, progress, {})
     return {"rows": rows, "caches": checked.manifest.sizes, "manifest": checked.digest, "sealed": True}
 

@@ -203,7 +203,7 @@ class SmokeTrainer:
         """The loss of a batch that is never trained on; training goes on as if it had not been. Raises NotFinite."""
         with self.ledger.phase("evaluation"), torch.no_grad():
             read = self.language.batch(NEVER_TRAINED_ON, self.size.batch, self.size.length + 1)
-            with pending_amax_kept() if self._runs_low else nullcontext():
+            with pending_amax_kept(self.model) if self._runs_low else nullcontext():
                 losses = self._passes(
                     [self._mine(read, part) for part in range(self.plan.accumulate)], with_gradients=False
                 )
