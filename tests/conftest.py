@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 from hypothesis import settings
 from kept_commands import keep_commands
+from kept_double import keep_double, put_double
 
 from megacpp_validate.canary.release import Release
 from megacpp_validate.canary.sources import Sources, SourceUnavailable
@@ -220,9 +221,11 @@ def te_double(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         patch.setitem(recipes.TARGETS, "cpu", recipes.TARGETS["cpu"])
         patch.setattr(backends, "_record", type(backends._record)())
         patch.setattr(sys, "path", [*sys.path])
+        put_double()
         use_te_double()
         assert te.is_te_available(), te.why_te_is_unavailable()
         assert str(sys.modules["transformer_engine"].__file__).startswith(str(FOLDER))
+        keep_double()
         yield
         monkeypatch.undo()  # what the test patched of the double is not put back after it
     set_aside()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def what_is_old_rests() -> Iterator[None]:
     """The collector looks at what the tests of a file make, and not at half a million objects of the whole suite.
 

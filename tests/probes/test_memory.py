@@ -92,7 +92,6 @@ def test_a_view_counts_as_what_it_is_of() -> None:
 
 
 def test_the_collector_is_left_as_it_was() -> None:
-    gc.unfreeze()  # what the fixture of this folder put to rest
     assert gc.get_freeze_count() == 0
     with pytest.raises(KeyError):
         bytes_kept("cpu", lambda: {}[0])
