@@ -281,5 +281,6 @@ def test_naive_chunks_of_tensor_parallel_weights_are_seen(monkeypatch: pytest.Mo
 def test_a_gate_split_as_a_whole_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "split_gated", lambda fc1, rank, tp_size: fc1.chunk(tp_size)[rank].clone())
     monkeypatch.setattr(weights, "join_gated", lambda shards: torch.cat(list(shards)))
-    assert failed(run()) >= {"shards.gqa4.d64.swiglu.mlp"}
-    assert "shards.gqa1.d64.gelu.mlp" not in failed(run())
+    wrong = failed(run())
+    assert "shards.gqa4.d64.swiglu.mlp" in wrong
+    assert "shards.gqa1.d64.gelu.mlp" not in wrong
