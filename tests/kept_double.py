@@ -18,7 +18,9 @@ def keep_double() -> None:
     """Remember the modules that were imported, and what is in them; once is enough."""
     if _kept:
         return
-    _kept.update((name, module) for name, module in sys.modules.items() if name.partition(".")[0] == "transformer_engine")
+    _kept.update(
+        (name, module) for name, module in sys.modules.items() if name.partition(".")[0] == "transformer_engine"
+    )
     for module in _kept.values():
         own = (one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__)
         _first.extend((place, _copy(vars(place))) for place in (module, *own))

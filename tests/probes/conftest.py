@@ -17,3 +17,13 @@ def what_is_old_rests() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture
+def nothing_stays_open() -> Iterator[None]:
+    """Some faults leave a scope open."""
+    from megacpp_validate.bridge import open_scopes
+
+    yield
+    open_scopes._threads.stack.clear()
+    open_scopes._claims.clear()

@@ -9,6 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
+from planted_numbers import half_zeros, in_gradient, one_nan  # noqa: E402
+
 from megacpp_validate.bridge import imports as te  # noqa: E402
 from megacpp_validate.bridge import layer_spec as spec  # noqa: E402
 from megacpp_validate.bridge.backends import Refusal  # noqa: E402
@@ -165,31 +167,6 @@ def test_a_planted_fault_of_the_table_is_caught(
 # --- faults of numbers ------------------------------------------------------------------------------------------------
 
 
-def half_zeros(tensor: Any) -> Any:
-    keep = torch.ones_like(tensor)
-    keep.view(-1)[: tensor.numel() // 2] = 0
-    return tensor * keep
-
-
-def one_nan(tensor: Any) -> Any:
-    mask = torch.zeros(tensor.shape, dtype=torch.bool)
-    mask.view(-1)[-1] = True
-    return tensor.masked_fill(mask, float("nan"))
-
-
-class _Gradient(torch.autograd.Function):
-    """The tensor as it is, with something done to its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Any, fault: Fault) -> Any:
-        ctx.fault = fault
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> tuple[Any, None]:
-        return ctx.fault(gradient), None
-
-
 VALUES: dict[str, Fault] = {
     "zeros": lambda tensor: tensor * 0,
     "half zeros": half_zeros,
@@ -232,7 +209,7 @@ def test_a_wrong_output_is_caught(fault: Fault, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("fault", VALUES.values(), ids=VALUES)
 def test_a_wrong_gradient_is_caught(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     for builder in BUILDERS:
-        faulty(monkeypatch, builder, lambda forward, rows: forward(_Gradient.apply(rows, fault)))
+        faulty(monkeypatch, builder, lambda forward, rows: forward(in_gradient(fault)(rows)))
     found = failed(run("te", ("delayed",)))
     for path in BUILDERS.values():
         assert {f"fp32.{path}.grad.input", f"bf16.{path}.grad.input"} <= found
