@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -188,6 +189,17 @@ def copy_of() -> Callable[[Path, Path], Path]:
         return target
 
     return copy
+
+
+@pytest.fixture(scope="module")
+def what_is_old_rests() -> Iterator[None]:
+    """The collector looks at what the tests of a file make, and not at half a million objects of the whole suite.
+
+    A stopwatch collects before every run: that was a second, and a run by a hand-wound clock is none.
+    """
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
