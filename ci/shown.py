@@ -21,11 +21,6 @@ def read_pages(root: Path) -> list[Path]:
     return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
 
 
-def find_sources(text: str) -> list[str]:
-    """The files that a page shows."""
-    return [match["source"] for match in _BLOCK.finditer(text)]
-
-
 def render_page(text: str, root: Path, folder: Path) -> str:
     """The page with every block as its file says now.
 

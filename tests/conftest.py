@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -14,6 +15,7 @@ from types import ModuleType
 import pytest
 from hypothesis import settings
 from kept_commands import keep_commands
+from kept_double import keep_double, put_double
 
 from megacpp_validate.canary.release import Release
 from megacpp_validate.canary.sources import Sources, SourceUnavailable
@@ -189,6 +191,17 @@ def copy_of() -> Callable[[Path, Path], Path]:
     return copy
 
 
+@pytest.fixture(scope="module")
+def what_is_old_rests() -> Iterator[None]:
+    """The collector looks at what the tests of a file make, and not at half a million objects of the whole suite.
+
+    A stopwatch collects before every run: that was a second, and a run by a hand-wound clock is none.
+    """
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture
 def te_double(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Transformer Engine is the double of `selftest/te_double`, and wrappers take it for CPU tensors, with recipes.
@@ -220,9 +233,11 @@ def te_double(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         patch.setitem(recipes.TARGETS, "cpu", recipes.TARGETS["cpu"])
         patch.setattr(backends, "_record", type(backends._record)())
         patch.setattr(sys, "path", [*sys.path])
+        put_double()
         use_te_double()
         assert te.is_te_available(), te.why_te_is_unavailable()
         assert str(sys.modules["transformer_engine"].__file__).startswith(str(FOLDER))
+        keep_double()
         yield
         monkeypatch.undo()  # what the test patched of the double is not put back after it
     set_aside()

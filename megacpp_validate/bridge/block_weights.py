@@ -83,7 +83,10 @@ class BlockShape:
 
 
 def to_native(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """TE's weights under native names; differentiable, because it only joins."""
+    """TE's weights under native names; differentiable, because it only joins.
+
+    Those of query [H * D, hidden], key and value [G * D, hidden] become one, [(H + 2 G) * D, hidden], in that order.
+    """
     native = {name: weight for name, weight in weights.items() if name not in QKV_PARTS and not is_extra_state(name)}
     native[QKV] = torch.cat([weights[name] for name in QKV_PARTS])
     return native

@@ -229,7 +229,7 @@ def cast_weight(weight: Any, *, turn: bool = True, keep: bool = False, power_of_
 
 
 def renew_weight(kept: QuantizedWeight, weight: Any, *, power_of_two: bool = False) -> None:
-    """Round those blocks of a weight again, in place, whose bits are no longer those that were rounded.
+    """Round those blocks of a weight [E, N, K] again, in place, whose bits are no longer those that were rounded.
 
     Every block is read, and its fingerprint compared on the device: no matter who wrote the weight, and whether the
     tensor's version tells (`.data`, a fused optimizer, a collective into a flat buffer, and a replayed CUDA graph do

@@ -95,7 +95,7 @@ def quantize_weight(weight: Any, *, turn: bool = True, keep: bool = False) -> Qu
 
 
 def renewed_weight(kept: QuantizedWeight | None, weight: Any) -> QuantizedWeight:
-    """The kept copy of a weight, made right by the bits that the weight has now; a new one where none fits.
+    """The kept copy of a bf16 weight [E, N, K], made right by the bits that it has now; a new one where none fits.
 
     See `deep_gemm_cast.renew_weight`: nothing that the weight was before can be multiplied.
     """

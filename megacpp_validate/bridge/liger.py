@@ -1,7 +1,8 @@
 """The Liger Kernel import bridge: the same firewall for a second vendor library.
 
-The head's loss is fused with its projection where Liger is there, and falls back to torch where it is not. As in
-`imports.py`, importing this module imports nothing of the library and never raises.
+For a training tree that fuses the loss of its head with the projection: it asks `is_liger_available` first, and takes
+torch's where that says no, for nothing here falls back by itself. As in `imports.py`, importing this module imports
+nothing of the library and never raises.
 """
 
 from __future__ import annotations
@@ -31,14 +32,6 @@ def fused_linear_cross_entropy() -> Any:
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
     return LigerFusedLinearCrossEntropyLoss
-
-
-@LIGER.entry
-def liger_rms_norm() -> Any:
-    """RMSNorm: [..., D] -> [..., D]."""
-    from liger_kernel.transformers import LigerRMSNorm
-
-    return LigerRMSNorm
 
 
 def liger_head_loss(weight: Any, rows: Any, targets: Any, *, ignore_index: int = -100) -> Any:

@@ -101,7 +101,7 @@ class _AddRmsNorm(torch.autograd.Function):
 
 
 def launch(rows: Any, added: Any, weight: Any, eps: float) -> tuple[Any, Any]:
-    """The forward kernel: a program a row."""
+    """The forward kernel, a program a row: rows and added [..., D], weight [D] -> sum and norm, both [..., D]."""
     rows, added, weight = rows.contiguous(), added.contiguous(), weight.contiguous()
     summed, normed = torch.empty_like(rows), torch.empty_like(rows)
     width = rows.shape[-1]
@@ -113,7 +113,15 @@ def launch(rows: Any, added: Any, weight: Any, eps: float) -> tuple[Any, Any]:
 
 
 def launch_backward(summed: Any, weight: Any, of_summed: Any, of_normed: Any, eps: float) -> tuple[Any, Any]:
-    """The backward kernel: gradient of rows (and of what was added, which is the same), gradient of the weight."""
+    """The backward kernel, some rows a program, summed in fp32.
+
+    Args:
+        summed, of_summed, of_normed: [..., D], the sum, and the gradients of both outputs.
+        weight: [D].
+
+    Returns:
+        Gradient of rows, and of what was added, which is the same, [..., D]; gradient of the weight [D] in its dtype.
+    """
     weight, of_summed, of_normed = weight.contiguous(), of_summed.contiguous(), of_normed.contiguous()
     width = summed.shape[-1]
     number = summed.numel() // width

@@ -71,7 +71,13 @@ def _turn(rows: Any, cos: Any, sin: Any, sign: float) -> Any:
 
 
 def launch(rows: Any, cos: Any, sin: Any, out: Any, sign: float) -> None:
-    """The kernel, in fp32 whatever the dtypes: write the turned rows into `out`, which is contiguous."""
+    """The kernel, in fp32 whatever the dtypes: write the turned rows into `out`, which is contiguous.
+
+    Args:
+        rows, out: [B, T, H, D].
+        cos, sin: [T, D/2].
+        sign: 1 for the turn, -1 for the turn back, which its gradient is.
+    """
     batch, length, heads, width = rows.shape
     rows, cos, sin = (given if given.stride(-1) == 1 else given.contiguous() for given in (rows, cos, sin))
     half = width // 2

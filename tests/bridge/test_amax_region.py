@@ -30,15 +30,6 @@ STEPS = 3
 WIDTH = 16
 
 
-@pytest.fixture(params=["native", "te"])
-def either(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Both paths: what a program may do does not depend on which one it is on."""
-    if request.param == "te":
-        request.getfixturevalue("te_double")
-    with on_path(request.param) as path:
-        yield path
-
-
 @pytest.fixture
 def world(te_double: None) -> Iterator[Any]:
     """Four ranks of torch's fake backend, of which this is rank 0, and the double of Transformer Engine."""

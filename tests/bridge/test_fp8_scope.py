@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from scope_paths import low, off_by, on_path, with_the_recipes_of
+from scope_paths import low, off_by, with_the_recipes_of
 
 from megacpp_validate.bridge import fp8_scope
 from megacpp_validate.bridge import imports as te
@@ -30,22 +30,6 @@ from megacpp_validate.bridge.fp8_scope import (
 def here() -> int:
     """Line of the caller."""
     return sys._getframe(1).f_lineno
-
-
-@pytest.fixture
-def on_te(te_double: None) -> Iterator[None]:
-    """The double of Transformer Engine."""
-    with on_path("te"):
-        yield
-
-
-@pytest.fixture(params=["native", "te"])
-def either(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Both paths: what a program may do does not depend on which one it is on."""
-    if request.param == "te":
-        request.getfixturevalue("te_double")
-    with on_path(request.param) as path:
-        yield path
 
 
 # --- what is on -------------------------------------------------------------------------------------------

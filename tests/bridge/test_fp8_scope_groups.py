@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import pytest
-from scope_paths import low, on_path
+from scope_paths import low
 
 from megacpp_validate.bridge import fp8_scope
 from megacpp_validate.bridge.errors import ScopeEnteredTwice
@@ -24,22 +24,6 @@ from megacpp_validate.bridge.fp8_scope import (
 )
 
 Enter = Callable[[], contextlib.AbstractContextManager[Scope]]
-
-
-@pytest.fixture
-def on_te(te_double: None) -> Iterator[None]:
-    """The double of Transformer Engine."""
-    with on_path("te"):
-        yield
-
-
-@pytest.fixture(params=["native", "te"])
-def either(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Both paths: what a program may do does not depend on which one it is on."""
-    if request.param == "te":
-        request.getfixturevalue("te_double")
-    with on_path(request.param) as path:
-        yield path
 
 
 def test_high_precision_turns_it_off_inside_and_on_again(on_te: None) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from scope_paths import low, off_by, on_path
+from scope_paths import low, off_by
 
 from megacpp_validate.bridge import graph_capture
 from megacpp_validate.bridge import imports as te
@@ -15,13 +15,6 @@ from megacpp_validate.bridge.errors import WrongShape
 from megacpp_validate.bridge.fp8_scope import high_precision, te_amax_state, te_state
 from megacpp_validate.bridge.graph_capture import GraphMisused, capture_graphs
 from megacpp_validate.bridge.layer_watch import watch_layers
-
-
-@pytest.fixture
-def on_te(te_double: None) -> Iterator[None]:
-    """The double of Transformer Engine."""
-    with on_path("te"):
-        yield
 
 
 class Pair(torch.nn.Module):  # type: ignore[misc]

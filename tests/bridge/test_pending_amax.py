@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from scope_paths import low, on_path
+from scope_paths import low
 
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.bridge.fp8_scope import te_amax_state
 from megacpp_validate.bridge.pending_amax import delayed_scaling_kept, pending_amax_kept
-
-
-@pytest.fixture
-def on_te(te_double: None) -> Iterator[None]:
-    """The double of Transformer Engine."""
-    with on_path("te"):
-        yield
 
 
 def new_layer() -> Any:

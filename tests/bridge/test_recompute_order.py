@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from scope_paths import low, on_path
+from scope_paths import low
 
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.bridge.fp8_scope import high_precision
 from megacpp_validate.bridge.recompute import RecomputeOutOfOrder, recompute
 
 WAYS = pytest.mark.parametrize("reentrant", [True, False])
-
-
-@pytest.fixture
-def on_te(te_double: None) -> Iterator[None]:
-    """The double of Transformer Engine."""
-    with on_path("te"):
-        yield
 
 
 def new_layer() -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,13 +20,6 @@ from megacpp_validate.bridge.layer_watch import watch_layers
 from megacpp_validate.bridge.recompute_owner import WrongRecomputeOwner, recompute_owners
 
 WAYS = [True, False]
-
-
-@pytest.fixture
-def on_te(te_double: None) -> Iterator[None]:
-    """The double of Transformer Engine."""
-    with on_path("te"):
-        yield
 
 
 def new_layer() -> Any:

@@ -50,11 +50,19 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """An index of a few releases, and a cache that the tests of this file share."""
+    folder = tmp_path_factory.mktemp("shop")
+    return write_index(folder / "index", RELEASES), folder / "cache"
+
+
 @pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    url = write_index(tmp_path / "index", RELEASES)
+def index(shop: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """That index; what one test has fetched from it, the next one need not."""
+    url, cache = shop
     use_index(monkeypatch, url)
-    return url
+    monkeypatch.setenv(CACHE_VARIABLE, str(cache))
 
 
 @pytest.fixture
@@ -90,31 +98,31 @@ def test_a_step_that_breaks_is_closed_and_names_module_symbol_and_line(run: Run,
     assert said.err == ""
 
 
-def test_folders_and_releases_can_be_compared(run: Run, index: str, folders: dict[str, Path]) -> None:
+def test_folders_and_releases_can_be_compared(run: Run, index: None, folders: dict[str, Path]) -> None:
     assert run("te-canary", "2.8.0", folders["broken"]).code == CLOSED
     assert run("te-canary", folders["broken"], "2.11.0").code == OPEN
 
 
-def test_a_downgrade_works_and_says_so(run: Run, index: str) -> None:
+def test_a_downgrade_works_and_says_so(run: Run, index: None) -> None:
     said = run("te-canary", "2.10.0", "2.9.0")
     assert said.code == OPEN  # 2.9.0 has again what 2.10.0 had taken away
     assert "This is a downgrade: 2.10.0 is the newer release" in said.out
     assert "downgrade" not in run("te-canary", "2.9.0", "2.10.0").out.lower()
 
 
-def test_without_arguments_it_goes_from_the_pin_to_the_newest(run: Run, index: str, tmp_path: Path) -> None:
+def test_without_arguments_it_goes_from_the_pin_to_the_newest(run: Run, index: None, tmp_path: Path) -> None:
     said = run("te-canary", "--matrix", matrix_pinned_at(tmp_path, "2.9.0"), "--format", "json")
     assert said.code == CLOSED
     told = json.loads(said.out)
     assert (told["old"]["version"], told["new"]["version"]) == ("2.9.0", "2.11.0")
 
 
-def test_with_one_argument_it_goes_to_the_newest(run: Run, index: str) -> None:
+def test_with_one_argument_it_goes_to_the_newest(run: Run, index: None) -> None:
     told = json.loads(run("te-canary", "2.8.0", "--format", "json").out)
     assert (told["old"]["version"], told["new"]["version"]) == ("2.8.0", "2.11.0")
 
 
-def test_a_pin_that_is_the_newest_leaves_nothing_to_judge(run: Run, index: str, tmp_path: Path) -> None:
+def test_a_pin_that_is_the_newest_leaves_nothing_to_judge(run: Run, index: None, tmp_path: Path) -> None:
     said = run("te-canary", "--matrix", matrix_pinned_at(tmp_path, "2.11.0"))
     assert said.code == NOTHING
     assert "2.11.0 is the newest release" in said.err
@@ -136,7 +144,7 @@ WRONG_ARGUMENTS = {
 
 
 @pytest.mark.parametrize(("arguments", "words"), WRONG_ARGUMENTS.values(), ids=WRONG_ARGUMENTS)
-def test_wrong_arguments_are_told_in_words(arguments: list[str], words: list[str], run: Run, index: str) -> None:
+def test_wrong_arguments_are_told_in_words(arguments: list[str], words: list[str], run: Run, index: None) -> None:
     said = run("te-canary", *arguments)
     assert said.code == WRONG
     assert said.out == ""
@@ -234,7 +242,7 @@ def test_verbose_lists_what_is_harmless(run: Run, tmp_path: Path) -> None:
     assert "pytorch.other" in verbose.out
 
 
-def test_the_list_is_one_release_a_line(run: Run, index: str) -> None:
+def test_the_list_is_one_release_a_line(run: Run, index: None) -> None:
     said = run("te-canary", "--list")
     assert (said.code, said.out.split()) == (OPEN, list(RELEASES))
 
@@ -245,7 +253,7 @@ def as_process(*arguments: str) -> Said:
     return Said(done.returncode, done.stdout, done.stderr)
 
 
-def test_a_sweep_and_the_first_bad_release(index: str) -> None:
+def test_a_sweep_and_the_first_bad_release(index: None) -> None:
     said = as_process("te-canary", "--all", "--format", "json")
     assert said.code == OPEN, said.err
     steps = [

@@ -73,7 +73,7 @@ for module in ("prewarm_runs", "jit_verify_runs"):
     importlib.import_module(f"megacpp_validate.cli.jit.{module}").cache_arch = end
 transfer.seal = end
 ask("prewarm", "--target", "cpu", "--root", str(ROOT))
-ask("jit-verify", "--target", "cpu", "--root", str(ROOT))
+ask("jit-verify", "--target", "cpu", "--root", str(ROOT), "--receipts", str(ROOT.parent / "receipts"))
 ask("jit-cache", "import", ARCHIVE, "--root", str(ROOT), "--any-stack")
 print(os.listdir(ROOT))
 """

@@ -38,7 +38,7 @@ def own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     for name, value in {"NO_COLOR": "1", "COLUMNS": "200", "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("MEGACPP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("MEGACPP_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")

@@ -6,7 +6,6 @@ import base64
 import json
 import os
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from hashlib import sha256
@@ -14,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from command_line import make_run
 
 from megacpp_validate.canary.firewall_elf import rename_undefined
 from megacpp_validate.environments.doctor_looks import Limits, take_looks
@@ -223,16 +223,13 @@ def test_an_interpreter_that_cannot_be_used_is_said_so(python: str | None, said:
     assert said in str(fault.value)
 
 
-def run_cli(*arguments: str, **variables: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "megacpp_validate.cli", "doctor", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **variables}, check=False)
-    return done.returncode, done.stdout + done.stderr
-
-
-def test_the_verb_says_by_its_exit_code_what_it_found(site: Path, tmp_path: Path) -> None:
+def test_the_verb_says_by_its_exit_code_what_it_found(
+    site: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Clean 0, something that breaks 1, not all looked at 4, an interpreter that cannot be used 5."""
+    run = make_run(capfd, monkeypatch, "doctor")
     over = ("--overlays", str(site), "--format", "json")
-    code, text = run_cli(*over, "--target", "cpu")
+    code, text, _ = run(*over, "--target", "cpu")
     assert code == 0, text
     assert {one["aspect"] for one in json.loads(text)["differences"]} <= {"second copy", "metadata"}  # two torches
     for name in ("transformer_engine", "triton"):
@@ -246,20 +243,21 @@ def test_the_verb_says_by_its_exit_code_what_it_found(site: Path, tmp_path: Path
     (site / "nvidia_cudnn_frontend-1.32.0.dist-info" / "METADATA").write_text(
         "Name: nvidia-cudnn-frontend\nVersion: 1.32.0\n"
     )
-    code, text = run_cli(*over, "--target", "h200")
+    code, text, _ = run(*over, "--target", "h200")
     weights = {(one["subject"], one["weight"]) for one in json.loads(text)["differences"]}
     assert code == 4, weights
     assert ("GPU", "unknown") in weights
     plant(site, "triton", "raise ImportError('damaged')")
-    code, text = run_cli("--overlays", str(site), "--target", "h200")
+    code, text, _ = run("--overlays", str(site), "--target", "h200")
     assert code == 1
     assert "ImportError: damaged" in text
-    assert run_cli("--python", "/bin/false")[0] == 5
-    assert run_cli("--stack", "te0.0.0")[0] == 2
+    assert run("--python", "/bin/false")[0] == 5
+    assert run("--stack", "te0.0.0")[0] == 2
     smi = tmp_path / "bin" / "nvidia-smi"
     smi.parent.mkdir()
     smi.write_text("#!/bin/sh\necho 'NVIDIA L4, 8.9, 580.159.03, 23034'\n")
     smi.chmod(0o755)
-    code, text = run_cli(*over, PATH=f"{smi.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{smi.parent}:{os.environ['PATH']}")
+    code, text, said = run(*over)
     assert code == 2, text  # a GPU that no row is of is not told as a clean host without one
-    assert "no target for NVIDIA L4 (sm_89)" in text
+    assert "no target for NVIDIA L4 (sm_89)" in text + said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 from site_folders import make_package, make_te
 
+from megacpp_validate.canary.sources import CACHE_VARIABLE
+from megacpp_validate.environments import identity
 from megacpp_validate.environments.environment import NoEnvironment
 from megacpp_validate.environments.identity import hash_parts, say_package, say_variables
 from megacpp_validate.environments.interpreter import PACKAGE, InterpreterEnvironment, host_interpreter
@@ -72,7 +75,8 @@ VARIABLES: dict[str, tuple[str, bool]] = {
     "a-preload": ("LD_PRELOAD", True), "the-gpus": ("CUDA_VISIBLE_DEVICES", True), "triton": ("TRITON_INTERPRET", True),
     "ours": ("MEGACPP_DISABLE_TE", True), "torch": ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", True),
     "the-allocator": ("PYTORCH_CUDA_ALLOC_CONF", True), "cublas": ("CUBLAS_WORKSPACE_CONFIG", True),
-    "where-a-cache-lies": ("TRITON_CACHE_DIR", False), "where-receipts-lie": ("MEGACPP_RECEIPTS", False),
+    "where-a-cache-lies": ("TRITON_CACHE_DIR", False), "where-releases-are-kept": (CACHE_VARIABLE, False),
+    "where-overlays-lie": ("MEGACPP_OVERLAYS", False),
     "threads": ("OMP_NUM_THREADS", False), "a-shell": ("PS1", False),
 }  # fmt: skip
 
@@ -81,6 +85,14 @@ VARIABLES: dict[str, tuple[str, bool]] = {
 def test_the_variables_that_change_what_runs(name: str, counts: bool) -> None:
     before = hash_parts(tuple(say_variables({"HOME": "/root"})))
     assert (hash_parts(tuple(say_variables({"HOME": "/root", name: "1"}))) != before) is counts
+
+
+def test_the_places_of_this_project_have_the_names_that_it_reads() -> None:
+    """A variable under another name would make every receipt one of another environment."""
+    package = Path(identity.__file__).parents[1]
+    read = {word for file in package.rglob("*.py") if file != Path(identity.__file__)
+            for word in re.findall(r"MEGACPP_\w+", file.read_text())}  # fmt: skip
+    assert {name for name in identity._ONLY_PLACES if name.startswith("MEGACPP_")} <= read
 
 
 def test_the_order_of_the_path_counts(tmp_path: Path) -> None:

@@ -33,9 +33,6 @@ from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.evidence.store import read_receipts
 
 ASKED = Asked(("imports", "permute"), 3, True, "tool 1", "c0", {})
-KEEPS_ITS_ORDER = (
-    "json.dump(order, open(os.path.join(os.path.dirname(place), '..', cell), 'w')); write(reason=json.dumps(order))"
-)
 
 
 @pytest.fixture

@@ -58,10 +58,6 @@ def rename(path: Path) -> None:
     path.rename(path.with_name(f"{CELL}.delayed-7.curve"))
 
 
-def refuse_all(_: Path) -> dict[str, LossOutcome]:
-    return {"current": LossOutcome.REFUSED, "delayed": LossOutcome.REFUSED}
-
-
 @pytest.mark.parametrize("damage", [cut_short, rename, Path.unlink])
 def test_a_run_that_is_lost_refuses_its_recipe(folder: Path, damage: Callable[[Path], None]) -> None:
     damage(folder / f"{CELL}.delayed-1.curve")

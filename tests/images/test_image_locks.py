@@ -17,7 +17,6 @@ from megacpp_validate.images.locks import ImageLock, LockedPackage, check_lock, 
 from megacpp_validate.images.refusals import ImageRefused
 
 ROOT = matrix_folder().parent
-LINE = re.compile(r"[\w.-]+==[^\s]+ \\|    --hash=sha256:[0-9a-f]{64}( \\)?")
 HASH = "--hash=sha256:" + "a" * 64
 
 

@@ -10,6 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
+from planted_numbers import half_of_axis_1, in_gradient, one_nan  # noqa: E402
+
 from megacpp_validate.bridge import attention as bridge  # noqa: E402
 from megacpp_validate.bridge import attention_masks as masks  # noqa: E402
 from megacpp_validate.bridge.backends import Choice, Refusal  # noqa: E402
@@ -93,23 +95,6 @@ def test_a_listed_flash_attention_that_is_there_must_run(monkeypatch: pytest.Mon
 # --- faults ------------------------------------------------------------------------------------------------
 
 
-class _Gradients(torch.autograd.Function):
-    """The output as it is; the gradient on its way back with something done to it."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Any, fault: Fault) -> Any:
-        ctx.fault = fault
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> tuple[Any, None]:
-        return ctx.fault(gradient), None
-
-
-def backward(fault: Fault) -> Fault:
-    return lambda tensor: _Gradients.apply(tensor, fault)
-
-
 def out(fault: Fault) -> Fault:
     """A fault in what attention gives."""
     return lambda attend, query, key, value, **options: fault(attend(query, key, value, **options))
@@ -124,18 +109,6 @@ def given(**faults: Fault) -> Fault:
         return attend(*tensors.values(), **options)
 
     return run_it
-
-
-def half(tensor: Any) -> Any:
-    keep = torch.ones_like(tensor)
-    keep[:, : tensor.shape[1] // 2] = 0
-    return tensor * keep
-
-
-def one_nan(tensor: Any) -> Any:
-    mask = torch.zeros(tensor.shape, dtype=torch.bool)
-    mask.view(-1)[-1] = True
-    return tensor.masked_fill(mask, float("nan"))
 
 
 def sees_the_next(attend: Fault, query: Any, key: Any, value: Any, *, causal: bool = True, **options: Any) -> Any:
@@ -155,7 +128,7 @@ def sees_the_next(attend: Fault, query: Any, key: Any, value: Any, *, causal: bo
 
 FAULTS: dict[str, tuple[Fault, str]] = {
     "zeros": (out(lambda x: x * 0), "forward"),
-    "half-zeros": (out(half), "forward"),
+    "half-zeros": (out(half_of_axis_1), "forward"),
     "x0.5": (out(lambda x: x * 0.5), "forward"),
     "x2": (out(lambda x: x * 2), "forward"),
     "x1.01": (out(lambda x: x * 1.01), "forward"),
@@ -168,10 +141,10 @@ FAULTS: dict[str, tuple[Fault, str]] = {
     "keys-of-another-group": (given(key=lambda x: x.flip(1)), "forward"),
     "scale": (given(query=lambda x: x * 2**0.5), "forward"),
     "causal-off-by-one": (sees_the_next, "forward"),
-    "gradient-zeroed": (given(query=backward(torch.zeros_like)), "grad.query"),
-    "gradient-x1.01": (given(key=backward(lambda g: g * 1.01)), "grad.key"),
-    "gradient-half": (given(value=backward(half)), "grad.value"),
-    "gradient-sign": (given(query=backward(lambda g: -g)), "grad.query"),
+    "gradient-zeroed": (given(query=in_gradient(torch.zeros_like)), "grad.query"),
+    "gradient-x1.01": (given(key=in_gradient(lambda g: g * 1.01)), "grad.key"),
+    "gradient-half": (given(value=in_gradient(half_of_axis_1)), "grad.value"),
+    "gradient-sign": (given(query=in_gradient(lambda g: -g)), "grad.query"),
     "gradient-detached": (given(key=lambda x: x.detach()), "grad.key"),
 }
 

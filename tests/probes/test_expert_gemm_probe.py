@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
 from deep_gemm_double import install  # noqa: E402
+from planted_numbers import half_of_the_rows, in_gradient, one_nan  # noqa: E402
 
 from megacpp_validate.bridge import deep_gemm_product, expert_gemm, fp8_scope  # noqa: E402
 from megacpp_validate.bridge.backends import Refusal  # noqa: E402
@@ -35,41 +37,15 @@ def failed(bench: Bench) -> set[str]:
     return {check.name for check in bench.checks if not check.passed}
 
 
-class _Gradient(torch.autograd.Function):
-    """The tensor as it is, with something done to its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Any, fault: Fault) -> Any:
-        ctx.fault = fault
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> tuple[Any, None]:
-        return ctx.fault(gradient), None
-
-
-def nan_in_one(tensor: Any) -> Any:
-    mask = torch.zeros(tensor.shape, dtype=torch.bool)
-    if tensor.numel():
-        mask.view(-1)[0] = True
-    return tensor.masked_fill(mask, float("nan"))
-
-
-def half_zeros(tensor: Any) -> Any:
-    keep = torch.ones_like(tensor)
-    keep[len(tensor) // 2 :] = 0
-    return tensor * keep
-
-
 VALUES: dict[str, Fault] = {
     "zeros": lambda tensor: tensor * 0,
-    "half zeros": half_zeros,
+    "half zeros": half_of_the_rows,
     "x0.5": lambda tensor: tensor * 0.5,
     "x2": lambda tensor: tensor * 2,
     "x1.01": lambda tensor: tensor * 1.01,
     "sign": lambda tensor: -tensor,
     "shuffled": lambda tensor: tensor.roll(1, 0),
-    "one NaN": nan_in_one,
+    "one NaN": partial(one_nan, at=0),  # the last rows are padding in FP8
 }
 
 
@@ -79,8 +55,8 @@ def on_output(fault: Fault) -> Callable[..., Any]:
 
 def on_gradient(which: str, fault: Fault) -> Callable[..., Any]:
     def faulty(product: Any, rows: Any, weights: Any, counts: Any) -> Any:
-        rows = _Gradient.apply(rows, fault) if which == "rows" else rows
-        weights = _Gradient.apply(weights, fault) if which == "weights" else weights
+        rows = in_gradient(fault)(rows) if which == "rows" else rows
+        weights = in_gradient(fault)(weights) if which == "weights" else weights
         return product(rows, weights, counts)
 
     return faulty
@@ -169,7 +145,7 @@ def test_faults_in_the_gradients_that_te_returns(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(
         expert_gemm.TeExpertBank,
         "forward",
-        lambda self, rows, *given, **more: original(self, _Gradient.apply(rows, VALUES[kind]), *given, **more),
+        lambda self, rows, *given, **more: original(self, in_gradient(VALUES[kind])(rows), *given, **more),
     )
     assert "bf16.middle-idle.grad.rows" in failed(run("te"))
 

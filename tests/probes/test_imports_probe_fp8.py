@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,12 +24,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("megacpp_validate.probes.imports.is_judged", lambda bench: True)
 
 
-@pytest.fixture(autouse=True)
-def nothing_stays_open() -> Iterator[None]:
-    """Some faults leave a scope open."""
-    yield
-    open_scopes._threads.stack.clear()
-    open_scopes._claims.clear()
+pytestmark = pytest.mark.usefixtures("nothing_stays_open")
 
 
 def scope_is_never_on(patch: Patch) -> None:

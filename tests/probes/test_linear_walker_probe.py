@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
+from planted_numbers import half_zeros, in_gradient, one_nan  # noqa: E402
 from torch import nn  # noqa: E402
 
 from megacpp_validate.bridge import linear_walker, walk_graph, walk_plan, walk_rules  # noqa: E402
@@ -200,31 +201,6 @@ def test_a_walk_that_swaps_without_te_is_caught(monkeypatch: pytest.MonkeyPatch)
 # --- faults of numbers ------------------------------------------------------------------------------------------------
 
 
-class _Gradient(torch.autograd.Function):
-    """The tensor as it is, with something done to its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Any, fault: Fault) -> Any:
-        ctx.fault = fault
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> tuple[Any, None]:
-        return ctx.fault(gradient), None
-
-
-def half_zeros(tensor: Any) -> Any:
-    keep = torch.ones_like(tensor)
-    keep.view(-1)[: tensor.numel() // 2] = 0
-    return tensor * keep
-
-
-def one_nan(tensor: Any) -> Any:
-    mask = torch.zeros(tensor.shape, dtype=torch.bool)
-    mask.view(-1)[-1] = True
-    return tensor.masked_fill(mask, float("nan"))
-
-
 VALUES: dict[str, Fault] = {
     "zeros": lambda tensor: tensor * 0,
     "half zeros": half_zeros,
@@ -267,7 +243,7 @@ def test_a_wrong_output_is_caught_in_every_precision(fault: Fault, monkeypatch: 
 @pytest.mark.usefixtures("te_double")
 @pytest.mark.parametrize("fault", VALUES.values(), ids=VALUES)
 def test_a_wrong_gradient_is_caught_in_every_precision(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    faulty(monkeypatch, lambda forward, rows: forward(_Gradient.apply(rows, fault)))
+    faulty(monkeypatch, lambda forward, rows: forward(in_gradient(fault)(rows)))
     found = failed(run("te", RECIPES))
     for precision in seen_in(fault):
         assert f"{precision}.bias.grad.input" in found

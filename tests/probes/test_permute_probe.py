@@ -9,6 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
+from planted_numbers import half_of_the_rows, in_gradient, one_nan  # noqa: E402
+
 from megacpp_validate.bridge import permute as bridge  # noqa: E402
 from megacpp_validate.bridge.backends import Refusal  # noqa: E402
 from megacpp_validate.native import permute as native  # noqa: E402
@@ -30,36 +32,6 @@ def failed(bench: Bench) -> set[str]:
     return {check.name for check in bench.checks if not check.passed}
 
 
-class _Gradient(torch.autograd.Function):
-    """The tensor as it is, with something done to its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Any, fault: Fault) -> Any:
-        ctx.fault = fault
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> tuple[Any, None]:
-        return ctx.fault(gradient), None
-
-
-def in_gradient(fault: Fault) -> Fault:
-    return lambda tensor: _Gradient.apply(tensor, fault)
-
-
-def nan_in_one(tensor: Any) -> Any:
-    mask = torch.zeros(tensor.shape, dtype=torch.bool)
-    if tensor.numel():
-        mask.view(-1)[-1] = True
-    return tensor.masked_fill(mask, float("nan"))
-
-
-def half_zeros(tensor: Any) -> Any:
-    keep = torch.ones_like(tensor)
-    keep[len(tensor) // 2 :] = 0
-    return tensor * keep
-
-
 def first(fault: Fault) -> Fault:
     return lambda given: (fault(given[0]), *given[1:])
 
@@ -75,13 +47,13 @@ def floating(fault: Fault) -> Fault:
 
 VALUES: dict[str, Fault] = {
     "zeros": lambda tensor: tensor * 0,
-    "half zeros": half_zeros,
+    "half zeros": half_of_the_rows,
     "x0.5": lambda tensor: tensor * 0.5,
     "x2": lambda tensor: tensor * 2,
     "x1.01": lambda tensor: tensor * 1.01,
     "sign": lambda tensor: -tensor,
     "shuffled": lambda tensor: tensor.roll(1, 0),
-    "one NaN": nan_in_one,
+    "one NaN": one_nan,
     "gradient zeroed": in_gradient(torch.zeros_like),
     "gradient scaled": in_gradient(lambda gradient: gradient * 1.01),
     "gradient shuffled": in_gradient(lambda gradient: gradient.roll(1, 0)),

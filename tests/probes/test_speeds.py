@@ -30,6 +30,7 @@ from megacpp_validate.probes.stopwatch import Stopwatch, Use
 from megacpp_validate.probes.turnstile import alone, computing
 
 MODULES = ("imports", "attention", "linear_walker", "expert_gemm", "permute", "native_block", "layer_spec")
+pytestmark = pytest.mark.usefixtures("what_is_old_rests")
 CPU = Target("cpu", "")
 IN_FP8 = Target("cpu", "", recipes=("delayed",), production_recipe="delayed", attention=("te",))
 ORDER = Order("fake", "native", CPU, "native", times=True, environment="e1")

@@ -28,6 +28,7 @@ from megacpp_validate.probes.stopwatch import (
     in_groups,
 )
 
+pytestmark = pytest.mark.usefixtures("what_is_old_rests")
 CPU = Target("cpu", "")
 
 

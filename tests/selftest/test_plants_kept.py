@@ -14,7 +14,7 @@ from megacpp_validate.bridge import imports as te  # noqa: E402
 from megacpp_validate.evidence.selftest import Fault  # noqa: E402
 
 
-@pytest.mark.usefixtures("te_double")
+@pytest.mark.usefixtures("te_double", "what_is_old_rests")
 def test_the_outputs_of_every_call_stay() -> None:
     def living() -> int:
         gc.collect()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from recipe_bench import DOUBLE, Patch, failed, new_bench
 
-from megacpp_validate.bridge import fp8_scope, open_scopes, recipes, te_fp8
+from megacpp_validate.bridge import fp8_scope, recipes, te_fp8
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.probes.bench import Bench, CannotRun
 from megacpp_validate.probes.fp8 import recipe as recipe_probe
@@ -21,12 +21,7 @@ from megacpp_validate.probes.order import Target
 Plant = Callable[[Patch], None]
 
 
-@pytest.fixture(autouse=True)
-def nothing_stays_open() -> Iterator[None]:
-    """Some faults leave a scope open."""
-    yield
-    open_scopes._threads.stack.clear()
-    open_scopes._claims.clear()
+pytestmark = pytest.mark.usefixtures("nothing_stays_open")
 
 
 def run(recipe: str, plant: Plant, target: Target = DOUBLE) -> Bench:

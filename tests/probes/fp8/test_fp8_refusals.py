@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,12 +18,7 @@ from megacpp_validate.probes.fp8.refusals import check_refusals
 Plant = Callable[[Patch], None]
 
 
-@pytest.fixture(autouse=True)
-def nothing_stays_open() -> Iterator[None]:
-    """Some faults leave a scope open."""
-    yield
-    open_scopes._threads.stack.clear()
-    open_scopes._claims.clear()
+pytestmark = pytest.mark.usefixtures("nothing_stays_open")
 
 
 def scopes_nest(patch: Patch) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -90,11 +92,21 @@ FAULTS: dict[str, tuple[Callable[[Job], None], str]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def trained_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Ended]]:
+    """A run that is as it should be: its curve, and how it ended."""
+    (job,) = plan_jobs(new_bench(tmp_path_factory.mktemp("run"), requested="native", recipes="", seeds="0"))
+    return job.path, train_here([job])
+
+
 @pytest.fixture
-def trained(tmp_path: Path) -> tuple[Bench, list[Job], list[Ended]]:
+def trained(trained_once: tuple[Path, list[Ended]], tmp_path: Path) -> tuple[Bench, list[Job], list[Ended]]:
+    """A copy of it."""
+    curve, ended = trained_once
     bench = new_bench(tmp_path, requested="native", recipes="", seeds="0")
     jobs = plan_jobs(bench)
-    return bench, jobs, train_here(jobs)
+    shutil.copy(curve, jobs[0].path)
+    return bench, jobs, deepcopy(ended)
 
 
 @pytest.mark.parametrize("name", FAULTS)
