@@ -104,17 +104,18 @@ def test_a_session_that_is_good_is_open(run: Run, stack: Stack, curves: Path) ->
     assert [row["recipe"] for row in json.loads(said.out)["loss"]] == ["current", "delayed"]
 
 
-def tell_everywhere(run: Run, *arguments: str) -> list[Said]:
-    return [run(*arguments, "--format", form) for form in ("table", "junit", "github", "markdown", "html")]
+def tell_everywhere(run: Run, *arguments: str) -> dict[str, Said]:
+    return {form: run(*arguments, "--format", form) for form in ("table", "junit", "github", "markdown", "html")}
 
 
 def test_training_without_curves_is_open_in_no_form(run: Run, stack: Stack) -> None:
     stack("write()")
-    for said in tell_everywhere(run, "--probes", "loss"):
+    told = tell_everywhere(run, "--probes", "loss")
+    for said in told.values():
         assert said.code == MISSING
         assert "left no curve" in said.out
-    assert "<skipped" in run("--probes", "loss", "--format", "junit").out
-    assert "::warning" in run("--probes", "loss", "--format", "github").out
+    assert "<skipped" in told["junit"].out
+    assert "::warning" in told["github"].out
 
 
 def test_a_recipe_that_left_no_curve_is_missing(run: Run, stack: Stack, curves: Path) -> None:
@@ -148,10 +149,11 @@ def test_presets_that_the_policy_refuses_close_it_in_every_form(run: Run, stack:
     presets = matrix / PRESETS
     presets.write_text(presets.read_text().replace("bf16_first = 1", "bf16_first = 0", 1))
     stack("write()")
-    for said in tell_everywhere(run, "--probes", "delayed", "--matrix", str(matrix)):
+    told = tell_everywhere(run, "--probes", "delayed", "--matrix", str(matrix))
+    for said in told.values():
         assert said.code == CLOSED
-        assert "the policy of low precision and its presets disagree" in " ".join(said.out.split())
-    assert "<failure" in run("--probes", "delayed", "--matrix", str(matrix), "--format", "junit").out
+        assert "the policy of low precision and its presets disagree" in said.flat
+    assert "<failure" in told["junit"].out
 
 
 def test_a_matrix_that_is_wrong_costs_no_session(run: Run, stack: Stack, tmp_path: Path) -> None:

@@ -87,6 +87,24 @@ def test_the_variables_that_change_what_runs(name: str, counts: bool) -> None:
     assert (hash_parts(tuple(say_variables({"HOME": "/root", name: "1"}))) != before) is counts
 
 
+def test_all_that_runs_in_an_environment_counts() -> None:
+    """What its rooms take from `evidence`, and what that takes from there in turn."""
+    package = Path(identity.__file__).parents[1]
+    ahead = [
+        file for room in ("bridge", "jit", "native", "probes", "training") for file in (package / room).rglob("*.py")
+    ]
+    taken: set[str] = set()
+    while ahead:
+        file = ahead.pop()
+        dots = r"\." if file.parent.name == "evidence" else r"\.+evidence\."
+        names = set(re.findall(rf"(?m)^ *from {dots}(\w+) import", file.read_text())) - taken
+        taken |= names
+        ahead += [package / "evidence" / f"{name}.py" for name in names]
+    assert len(taken) > 4
+    assert {f"evidence/{name}.py" for name in taken} <= set(identity._OURS_THERE)
+    assert all((package / name).exists() for name in identity._OURS_THERE)
+
+
 def test_the_places_of_this_project_have_the_names_that_it_reads() -> None:
     """A variable under another name would make every receipt one of another environment."""
     package = Path(identity.__file__).parents[1]

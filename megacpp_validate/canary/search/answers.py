@@ -22,7 +22,7 @@ from ...evidence.whole_file import write_whole
 
 SCHEMA_ID: Final = "megacpp-validate/answer/1"
 # That decide an answer.
-_ROOMS: Final = ("bridge", "canary", "environments", "evidence", "native", "probes", "training")
+_ROOMS: Final = ("bridge", "canary", "environments", "evidence", "jit", "native", "probes", "training")
 
 
 class _Key(Frozen):

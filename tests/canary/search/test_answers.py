@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from megacpp_validate.canary.search import answers as answers_module
 from megacpp_validate.canary.search.answers import Answers, digest_tool
 from megacpp_validate.catalog import matrix_folder
+from megacpp_validate.environments import identity
 from megacpp_validate.evidence.bisect import Answer, Verdict
 
 BAD = Answer(verdict=Verdict.BAD, reason="cuDNN raises")
@@ -83,3 +85,8 @@ def test_a_tool_of_other_code_or_matrix_has_another_digest(tmp_path: Path) -> No
     assert digest_tool(copy) == digest_tool()
     (copy / "bridge.toml").write_text((copy / "bridge.toml").read_text() + "\n# another\n")
     assert digest_tool(copy) != digest_tool()
+
+
+def test_all_that_runs_in_an_environment_decides_an_answer() -> None:
+    rooms = {name for name in identity._OURS_THERE if not name.endswith(".py")}
+    assert rooms | {"canary", "environments", "evidence"} == set(answers_module._ROOMS)
