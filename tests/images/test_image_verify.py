@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from small_registry import SmallRegistry, add_image, served, write_layer
+from small_registry import OCI, SmallRegistry, add_image, served, write_layer
 from small_signer import Signer, attest
 from typer.testing import CliRunner
 
@@ -165,6 +165,15 @@ def test_a_digest_that_is_not_there_or_lies(registry: SmallRegistry) -> None:
     assert list(failed(look(registry, digest))) == ["digest"]
 
 
+@pytest.mark.parametrize("config", [[], None, "text", {"config": "text"}, {"config": {"Labels": ["text"]}}])
+def test_a_digest_of_something_else_than_an_image(registry: SmallRegistry, config: object) -> None:
+    blob = registry.add_blob(json.dumps(config).encode())
+    manifest = {"schemaVersion": 2, "mediaType": f"{OCI}.manifest.v1+json", "config": blob, "layers": []}
+    said = failed(look(registry, registry.add_manifest(manifest)["digest"]))
+    assert list(said) == ["digest"]
+    assert "is no configuration of an image" in said["digest"]
+
+
 def test_a_manifest_that_stands_alone(registry: SmallRegistry) -> None:
     """As `docker push` writes it, without an index: it has no place for provenance."""
     digest = str(json.loads(registry.manifests[add_signed(registry)])["manifests"][0]["digest"])
@@ -251,6 +260,19 @@ def test_attestations_that_cannot_be_read_are_not_called_missing(registry: Small
     assert set(failed(found, CheckOutcome.NOT_RUN)) == {"sbom", "licences"}
     registry.blobs[layers[0]["digest"]] = lost[:-1] + b" "
     assert set(failed(look(registry, digest))) == {"attestations"}
+
+
+@pytest.mark.parametrize(
+    "body", [b"\xff\xfe", b"null", b'{"payload": "e30=!", "payloadType": "x", "signatures": []}',
+             b'{"payload": "/v8=", "payloadType": "x", "signatures": []}',
+             b'{"payload": "e30=", "payloadType": "x", "signatures": [{"sig": 3}]}'],
+)  # fmt: skip
+def test_what_anybody_may_have_put_beside_an_image_is_told_as_that(registry: SmallRegistry, body: bytes) -> None:
+    digest = add_signed(registry)
+    attest(registry, digest, [body])
+    said = failed(look(registry, digest))
+    assert list(said) == ["attestations"]
+    assert "cannot be read" in said["attestations"]
 
 
 def test_a_configuration_that_is_gone_fails_the_image_and_not_the_registry(registry: SmallRegistry) -> None:
