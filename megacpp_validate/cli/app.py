@@ -106,8 +106,7 @@ def main() -> None:
 
     One that was not foreseen is a fault of this tool: Python would end with 1 then, which says that a release broke.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal of another alphabet loses signs, and not the verdict
-        sys.stdout.reconfigure(errors="backslashreplace")
+    spell_out_signs()
     try:
         with ended_by_signals():  # docker stop, scancel and a closed terminal are interrupts too
             app()
@@ -132,6 +131,12 @@ def main() -> None:
             "command takes them up again.",
             Exit.INFRASTRUCTURE,
         )
+
+
+def spell_out_signs() -> None:
+    """Let a terminal of another alphabet lose signs, and not the verdict; what is JSON stays JSON."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def refuse(message: str, code: Exit) -> NoReturn:
