@@ -127,7 +127,7 @@ def _read_config(raw: bytes, digest: str) -> dict[str, Any]:
     inner = (config.get("config") or {}) if isinstance(config, dict) else None
     if not isinstance(inner, dict) or not isinstance(inner.get("Labels") or {}, dict):
         raise ValueError(f"{digest} is no configuration of an image. Likely cause: the digest is of something else.")
-    return config
+    return dict(config)
 
 
 def _read_labels(configs: Mapping[str, Any]) -> dict[str, str]:
