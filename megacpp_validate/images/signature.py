@@ -108,7 +108,7 @@ def sign_image(place: Place, key: Path, variables: Mapping[str, str]) -> None:
 
 
 def attest(place: Place, kind: str, predicate: Path, key: Path, variables: Mapping[str, str]) -> None:
-    """Say something of an image by its digest, signed; in place of what was said of the same kind.
+    """Say something of an image by its digest, signed; beside what was said before, which may be another signer's.
 
     Raises:
         NoCosign: there is none, or it failed.
@@ -116,7 +116,7 @@ def attest(place: Place, kind: str, predicate: Path, key: Path, variables: Mappi
     """
     cosign = require_cosign(variables)
     _require_key(key, variables)
-    words = [cosign, "attest", *_offline(cosign, "attest", variables), *_how(place, key), "--replace"]
+    words = [cosign, "attest", *_offline(cosign, "attest", variables), *_how(place, key)]
     _run([*words, "--type", kind, "--predicate", str(predicate), place.shown], variables)
 
 

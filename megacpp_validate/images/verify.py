@@ -221,7 +221,7 @@ def _read_attested(contents: Contents, digest: str, expected: Expected, done: Ve
 def _find_statement(
     name: str, kind: str, digest: str, statements: tuple[Statement, ...] | None, expected: Expected
 ) -> Statement | ImageCheck:
-    """What was attested of a kind, bound to this digest and signed by this key; else the check that fails by it."""
+    """What was attested of a kind last, of this digest and by this key; else the check that fails by it."""
     if statements is None:
         return _not_run(name, "the attestations cannot be read, so nobody knows", "mend what the check before says")
     found = [one for one in statements if one.kind == kind]
@@ -234,7 +234,7 @@ def _find_statement(
     if not expected.key:
         return _not_run(name, "it is there, and about this digest; no key was given, so nobody knows whose it is", _KEY)
     signed = [one for one in bound if one.signed]
-    return signed[0] if signed else _fail(name, f"it is not signed by {expected.key_file}", _SIGN)
+    return signed[-1] if signed else _fail(name, f"it is not signed by {expected.key_file}", _SIGN)
 
 
 def _check_sbom(
