@@ -139,7 +139,7 @@ def _seal_caches(aside: Path, bundle: dict[str, Any], prefix: str) -> None:
     for path in sorted(names, key=lambda path: (*(path.endswith(f"/{seal}") for seal in _SEALS[::-1]), path)):
         place = aside / path[len(prefix) :]
         place.chmod(0o444)
-        for folder in place.parents[: len(place.relative_to(aside).parts)]:
+        for folder in [*place.parents][: len(place.relative_to(aside).parts)]:  # Python 3.9 has no slices of it
             if folder != aside or prefix:  # containers read the caches as other users, whatever this one's mask is
                 folder.chmod(stat.S_IMODE(folder.stat().st_mode) | 0o555)
 
