@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
+import sys
+import tempfile
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from enum import IntEnum, StrEnum
 from pathlib import Path
@@ -102,6 +106,7 @@ def main() -> None:
 
     One that was not foreseen is a fault of this tool: Python would end with 1 then, which says that a release broke.
     """
+    spell_out_signs()
     try:
         with ended_by_signals():  # docker stop, scancel and a closed terminal are interrupts too
             app()
@@ -109,7 +114,16 @@ def main() -> None:
         refuse(str(fault), Exit.WRONG_ARGUMENTS)
     except KeyboardInterrupt:
         refuse("interrupted", Exit.INTERRUPTED)
+    except BrokenExecutor as fault:
+        refuse(
+            f"the run was given up: {fault}. Likely cause: the memory of this machine or container ran out, and the "
+            "kernel ended one of its processes. Next step: give it more memory, or fewer --jobs where the verb has "
+            "them; nothing is said of any release.",
+            Exit.INFRASTRUCTURE,
+        )
     except Exception as fault:
+        if isinstance(fault, OSError):
+            refuse_full_disk(Path(fault.filename or tempfile.gettempdir()), fault)
         traceback.print_exc()
         refuse(
             f"unforeseen: {type(fault).__name__}: {fault}. Likely cause: a fault of this tool; nothing is said of any "
@@ -117,6 +131,12 @@ def main() -> None:
             "command takes them up again.",
             Exit.INFRASTRUCTURE,
         )
+
+
+def spell_out_signs() -> None:
+    """Let a terminal of another alphabet lose signs, and not the verdict; what is JSON stays JSON."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def refuse(message: str, code: Exit) -> NoReturn:

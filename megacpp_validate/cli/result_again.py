@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from ..report.machine import read_json
-from .app import Exit, Format, refuse
+from .app import Exit, Format, refuse, spell_out_signs
 from .telling import tell
 
 
@@ -23,4 +23,5 @@ def show(file: Path) -> None:
 
 
 if __name__ == "__main__":
+    spell_out_signs()
     show(Path(sys.argv[1]))

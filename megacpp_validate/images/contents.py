@@ -13,7 +13,6 @@ import os
 import re
 import time
 import urllib.error
-import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,8 +21,8 @@ from typing import Any, Final
 
 from .plan import MIRROR, show_through
 from .refusals import ImageRefused, RegistryLies, RegistryUnreachable
-from .registry import ACCEPT, LOOPBACK, MOST_BYTES, plain_http
-from .registry_answers import LONGEST_WAIT_S, TRANSIENT, explain_status, read_challenge, wait_before
+from .registry import ACCEPT, HOSTS, LOOPBACK, MOST_BYTES, plain_http, split_repository
+from .registry_answers import LONGEST_WAIT_S, TRANSIENT, explain_status, name_token, read_challenge, wait_before
 from .registry_login import find_login
 
 _REFERENCE: Final = re.compile(
@@ -127,9 +126,10 @@ class Contents:
             return bytes(body)
 
     def size_of(self, digest: str) -> int | None:
-        """Bytes of a blob; None where the registry has it not."""
+        """Bytes of a blob, -1 where the registry does not say; None where it has it not."""
         with self._ask("HEAD", f"blobs/{digest}", {}, (200, 404)) as answer:
-            return int(answer.headers.get("Content-Length") or -1) if answer.status == 200 else None
+            told = answer.headers.get("Content-Length") or ""
+            return (int(told) if told.isdecimal() else -1) if answer.status == 200 else None
 
     def blob(self, digest: str, start: int = 0) -> Iterator[bytes]:
         """The bytes of a blob from an offset on; whoever reads them hashes them.
@@ -208,7 +208,8 @@ class Contents:
         """An open answer; a login is made where it is wanted, and a redirection to where blobs are stored followed."""
         answer: Any = None
         for again in (False, True):
-            request = urllib.request.Request(f"{self._scheme}://{self.host}/v2/{self.path}/{what}", method=verb)  # noqa: S310
+            url = f"{self._scheme}://{HOSTS.get(self.host, self.host)}/v2/{self.path}/{what}"
+            request = urllib.request.Request(url, method=verb)  # noqa: S310
             for name, value in headers.items():
                 request.add_header(name, value)
             if self._login:  # not for a store that a registry leads to: its links are signed
@@ -217,7 +218,7 @@ class Contents:
             if answer.status in wanted or answer.status != 401 or again:
                 break
             answer.close()
-            self._login = self._log_in(answer.headers.get("WWW-Authenticate", ""))
+            self._login = self._log_in(answer.headers.get_all("WWW-Authenticate", []))
         return answer
 
     @property
@@ -230,16 +231,16 @@ class Contents:
             return urllib.request.build_opener(*direct).open(request, timeout=_WAITS_S)
         except urllib.error.HTTPError as refusal:
             return refusal  # an answer too: its status says what it is
-        except (OSError, http.client.HTTPException) as fault:
+        except (OSError, http.client.HTTPException, ValueError) as fault:  # ValueError: led to what is no address
             reason = getattr(fault, "reason", fault)
             for one in (fault, reason):
                 if isinstance(one, http.client.RemoteDisconnected | ConnectionResetError):
                     raise one from fault
             raise self._unreachable(f"{who}{str(reason) or type(fault).__name__}", _PATIENCE) from fault
 
-    def _log_in(self, challenge: str) -> str:
+    def _log_in(self, challenges: list[str]) -> str:
         """What to say to a registry that wants a login: a token of its service, or the login itself."""
-        kind, said = read_challenge(challenge)
+        kind, said = read_challenge(challenges)
         basic = find_login(self.host, os.environ)
         if kind == "basic" and basic:
             return f"Basic {basic}"
@@ -247,8 +248,7 @@ class Contents:
         if kind != "bearer" or not realm.startswith(f"{self._scheme}://"):
             raise self._unreachable("401: Unauthorized", explain_status(self.host, 401))
         wanted: dict[str, str] = {key: said[key] for key in ("service", "scope") if key in said}
-        query = urllib.parse.urlencode(wanted)
-        request = urllib.request.Request(f"{realm}?{query}")  # noqa: S310
+        request = urllib.request.Request(name_token(realm, wanted))  # noqa: S310
         if basic:
             request.add_unredirected_header("Authorization", f"Basic {basic}")
         with self._open(request, f"its login at {realm} does not answer: ") as answer:
@@ -283,8 +283,7 @@ def open_contents(place: Place) -> Contents:
     mirror = os.environ.get(MIRROR, "")
     if LOOPBACK.fullmatch(place.host) or place.repository.startswith(f"{mirror.rstrip('/')}/"):
         mirror = ""
-    host, _, path = show_through(place.repository, mirror).partition("/")
-    return Contents(host, path)
+    return Contents(*split_repository(show_through(place.repository, mirror)))
 
 
 def require_digest(wanted: str, found: str, where: str) -> None:

@@ -268,6 +268,6 @@ def _packages(text: str) -> dict[str, tuple[str, frozenset[str]]]:
 
 def _read_text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8", errors="replace")  # what is damaged is not what was written
     except (FileNotFoundError, NotADirectoryError):
         return ""

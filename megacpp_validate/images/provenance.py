@@ -51,7 +51,7 @@ def read_provenance(contents: Contents, body: Mapping[str, Any]) -> tuple[Proven
     """
     found = []
     for row in body.get("manifests", ()):
-        about = row.get("annotations", {}).get(_ABOUT, "")
+        about = (row.get("annotations") or {}).get(_ABOUT, "")
         if not about:
             continue
         try:
@@ -61,7 +61,9 @@ def read_provenance(contents: Contents, body: Mapping[str, Any]) -> tuple[Proven
                 statement = read_statement(json.loads(contents.small_blob(layer["digest"])), None)
                 if statement.kind.startswith(_SLSA):
                     found.append(Provenance(about, statement, dict(_read_materials(statement.predicate))))
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as fault:
+        except RegistryLies:
+            raise
+        except (KeyError, TypeError, AttributeError, ValueError) as fault:
             raise RegistryLies(
                 f"the provenance of {about} cannot be read: {fault!r}. Likely cause: it was made by another builder. "
                 "Next step: build the image anew with `nox -s images`."

@@ -13,7 +13,6 @@ import re
 import ssl
 import time
 import urllib.error
-import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from typing import Final
 
 from .manifests import INDEXES, MANIFESTS, Document, NoJson, NoManifest, name_platform, read_document, read_object
 from .refusals import ImageRefused, NotInRegistry, RegistryLies, RegistryUnreachable
-from .registry_answers import explain_status, read_challenge
+from .registry_answers import explain_status, name_token, read_challenge
 from .registry_login import find_login
 
 PLAIN_HTTP: Final = "MEGACPP_REGISTRY_PLAIN_HTTP"
@@ -30,7 +29,7 @@ PLAIN_HTTP: Final = "MEGACPP_REGISTRY_PLAIN_HTTP"
 ACCEPT: Final = ", ".join((*INDEXES, *MANIFESTS))
 MOST_BYTES: Final = 4 * 2**20  # of a manifest: what the specification lets a registry refuse to store
 _LIMIT_S: Final = 20.0  # for one answer, from the connection to its last byte
-_HOSTS: Final = {"docker.io": "registry-1.docker.io"}
+HOSTS: Final = {"docker.io": "registry-1.docker.io"}
 LOOPBACK: Final = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?")
 
 
@@ -78,7 +77,7 @@ class RegistryClient:
             NotInRegistry: there is no such tag.
             ImageRefused: there is no image for one of the platforms.
         """
-        host, path = _split(repository)
+        host, path = split_repository(repository)
         raw = self._fetch(host, path, f"manifests/{reference}", reference if _is_digest(reference) else "")
         told, digest = _read(raw, host, path, reference), f"sha256:{sha256(raw).hexdigest()}"
         if told.is_index:
@@ -123,7 +122,7 @@ class RegistryClient:
             NotInRegistry: there is nothing of that name.
         """
         scheme = "http" if plain_http(host, self.variables) else "https"
-        url = f"{scheme}://{_HOSTS.get(host, host)}/v2/{path}/{what}"
+        url = f"{scheme}://{HOSTS.get(host, host)}/v2/{path}/{what}"
         raw, said = self._get(host, path, url)
         found = f"sha256:{sha256(raw).hexdigest()}"
         for source, wanted in (("was asked for", digest), ("says of its answer", said)):
@@ -157,9 +156,8 @@ class RegistryClient:
 
     def _authorize(self, host: str, path: str, refusal: urllib.error.HTTPError) -> str:
         """What a registry wants to see: a token of its own service, or the login itself."""
-        asked = refusal.headers.get("WWW-Authenticate", "")
         login = find_login(host, self.variables)
-        kind, told = read_challenge(asked)
+        kind, told = read_challenge(refusal.headers.get_all("WWW-Authenticate", []))
         if kind == "basic" and login:
             return f"Basic {login}"
         if kind != "bearer" or not told.get("realm"):
@@ -170,8 +168,7 @@ class RegistryClient:
                 "you and it. Next step: do not log in there."
             )
         query = {"scope": f"repository:{path}:pull"} | ({"service": told["service"]} if told.get("service") else {})
-        more = "&" if "?" in told["realm"] else "?"
-        request = urllib.request.Request(f"{told['realm']}{more}{urllib.parse.urlencode(query)}")  # noqa: S310
+        request = urllib.request.Request(name_token(told["realm"], query))  # noqa: S310
         if login:
             request.add_unredirected_header("Authorization", f"Basic {login}")
         try:
@@ -209,14 +206,14 @@ class RegistryClient:
                 if answer.headers.get_content_type() == "text/html":
                     raise RegistryUnreachable(_for_people(host, repr(b"".join(parts)[:60])))
                 return b"".join(parts), answer.headers.get("Docker-Content-Digest", "")
-        except (urllib.error.HTTPError, RegistryUnreachable):
+        except (urllib.error.HTTPError, RegistryUnreachable, RegistryLies):
             raise
         except http.client.IncompleteRead as cut:
             raise RegistryUnreachable(
                 f"the registry {host} does not answer to the end: {cut.expected} bytes are missing. Likely cause: the "
                 "connection was lost, or a proxy on the way cuts it. Next step: try again."
             ) from cut
-        except (OSError, http.client.HTTPException) as fault:
+        except (OSError, http.client.HTTPException, ValueError) as fault:  # ValueError: led to what is no address
             reason = getattr(fault, "reason", fault)
             cause = "its certificate is not one that this machine trusts" if isinstance(reason, ssl.SSLError) else ""
             raise RegistryUnreachable(
@@ -231,7 +228,7 @@ def plain_http(host: str, variables: Mapping[str, str]) -> bool:
     return bool(LOOPBACK.fullmatch(host)) or host in variables.get(PLAIN_HTTP, "").replace(",", " ").split()
 
 
-def _split(repository: str) -> tuple[str, str]:
+def split_repository(repository: str) -> tuple[str, str]:
     """Registry and path; Docker Hub's own images lie in its library."""
     host, _, path = repository.partition("/")
     return host, f"library/{path}" if host == "docker.io" and "/" not in path else path

@@ -6,6 +6,8 @@ RFC 9110: 429 and 503 may say when to come back (10.2.3); a challenge's names ar
 from __future__ import annotations
 
 import re
+import urllib.parse
+from collections.abc import Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Final
 
@@ -46,8 +48,17 @@ def explain_status(host: str, status: int) -> tuple[str, str]:
     return "it speaks another API, or a proxy answers in its place", "open its /v2/ by hand"
 
 
-def read_challenge(text: str) -> tuple[str, dict[str, str]]:
-    """The scheme that a registry wants a login in, in lower case, and its parameters."""
+def read_challenge(texts: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """The scheme that a registry wants a login in, in lower case, and its parameters.
+
+    Of several the one that hands out tokens: it lets in who has no login, too.
+    """
+    text = next((one for one in texts if one.lower().startswith("bearer ")), texts[0] if texts else "")
     return text.partition(" ")[0].lower(), {
         name.lower(): quoted or bare for name, quoted, bare in _PARAMETER.findall(text)
     }
+
+
+def name_token(realm: str, query: Mapping[str, str]) -> str:
+    """The address of a token; that of the service may have a query of its own."""
+    return f"{realm}{'&' if '?' in realm else '?'}{urllib.parse.urlencode(query)}"

@@ -108,7 +108,7 @@ def sign_image(place: Place, key: Path, variables: Mapping[str, str]) -> None:
 
 
 def attest(place: Place, kind: str, predicate: Path, key: Path, variables: Mapping[str, str]) -> None:
-    """Say something of an image by its digest, signed; in place of what was said of the same kind.
+    """Say something of an image by its digest, signed; beside what was said before, which may be another signer's.
 
     Raises:
         NoCosign: there is none, or it failed.
@@ -116,7 +116,7 @@ def attest(place: Place, kind: str, predicate: Path, key: Path, variables: Mappi
     """
     cosign = require_cosign(variables)
     _require_key(key, variables)
-    words = [cosign, "attest", *_offline(cosign, "attest", variables), *_how(place, key), "--replace"]
+    words = [cosign, "attest", *_offline(cosign, "attest", variables), *_how(place, key)]
     _run([*words, "--type", kind, "--predicate", str(predicate), place.shown], variables)
 
 
@@ -188,7 +188,7 @@ def read_signatures(contents: Contents, digest: str) -> tuple[tuple[bytes, str],
         RegistryUnreachable, RegistryLies: as `Contents.manifest`.
     """
     return tuple(
-        (contents.small_blob(layer["digest"]), str(layer.get("annotations", {}).get(_SIGNATURE, "")))
+        (contents.small_blob(layer["digest"]), str((layer.get("annotations") or {}).get(_SIGNATURE, "")))
         for layer in _read_layers(contents, digest, "sig")
     )
 
@@ -229,6 +229,8 @@ def read_statements(contents: Contents, digest: str, key: str) -> tuple[Statemen
         ValueError: the key is none.
     """
     found = []
+    if key:
+        read_key(key)
     for layer in _read_layers(contents, digest, "att"):
         try:
             envelope = json.loads(contents.small_blob(layer["digest"]))
@@ -238,7 +240,9 @@ def read_statements(contents: Contents, digest: str, key: str) -> tuple[Statemen
             signed_bytes = b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
             signed = any(is_signed(signed_bytes, one["sig"], key) for one in envelope["signatures"]) if key else None
             found.append(read_statement(json.loads(payload), signed))
-        except (KeyError, TypeError, json.JSONDecodeError) as fault:
+        except RegistryLies:
+            raise
+        except (KeyError, TypeError, AttributeError, ValueError) as fault:  # no base64 and no text are ValueErrors too
             raise RegistryLies(
                 f"an attestation of {digest} cannot be read: {fault!r}. Likely cause: it is of another tool. Next "
                 "step: sign the image anew with `nox -s image_sign`."

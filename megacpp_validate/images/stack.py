@@ -110,7 +110,7 @@ def stack_of_words(te: str, words: Iterable[str], needs: Needs | None = None, ta
     names = _BY_FILE | (name_distributions(needs) if needs else {})
     for word in words:
         name, sign, version = word.partition("=")
-        name, version = canonicalize_name(name), version.lstrip("=")
+        name, version = canonicalize_name(name.strip()), version.lstrip("=").strip()
         name = names.get(name, name)
         if not sign or not name or (version and read_version(version) is None):
             raise ImageRefused(

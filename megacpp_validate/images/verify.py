@@ -90,7 +90,7 @@ def verify_image(place: Place, contents: Contents, expect: PlanFor, variables: M
     done = Verified()
     try:
         tree = read_tree(contents, place.digest)
-        configs = {digest: json.loads(contents.small_blob(digest)) for digest in tree.images}
+        configs = {digest: _read_config(contents.small_blob(digest), digest) for digest in tree.images}
     except (RegistryLies, ValueError) as fault:
         done.checks.append(_fail("digest", str(fault), _REBUILD))
         return done
@@ -121,9 +121,18 @@ def _not_run(name: str, says: str, step: str) -> ImageCheck:
     return ImageCheck(name=name, outcome=CheckOutcome.NOT_RUN, says=says, next_step=step)
 
 
+def _read_config(raw: bytes, digest: str) -> dict[str, Any]:
+    """The configuration of an image; raises ValueError where it is another's: a registry holds more than images."""
+    config = json.loads(raw)
+    inner = (config.get("config") or {}) if isinstance(config, dict) else None
+    if not isinstance(inner, dict) or not isinstance(inner.get("Labels") or {}, dict):
+        raise ValueError(f"{digest} is no configuration of an image. Likely cause: the digest is of something else.")
+    return dict(config)
+
+
 def _read_labels(configs: Mapping[str, Any]) -> dict[str, str]:
     """Of the images of all platforms those labels in which they agree."""
-    found = [dict((config.get("config") or {}).get("Labels") or {}) for config in configs.values()]
+    found = [(config.get("config") or {}).get("Labels") or {} for config in configs.values()]
     first = found[0] if found else {}
     return {name: value for name, value in first.items() if all(one.get(name) == value for one in found)}
 
@@ -212,7 +221,7 @@ def _read_attested(contents: Contents, digest: str, expected: Expected, done: Ve
 def _find_statement(
     name: str, kind: str, digest: str, statements: tuple[Statement, ...] | None, expected: Expected
 ) -> Statement | ImageCheck:
-    """What was attested of a kind, bound to this digest and signed by this key; else the check that fails by it."""
+    """What was attested of a kind last, of this digest and by this key; else the check that fails by it."""
     if statements is None:
         return _not_run(name, "the attestations cannot be read, so nobody knows", "mend what the check before says")
     found = [one for one in statements if one.kind == kind]
@@ -225,7 +234,7 @@ def _find_statement(
     if not expected.key:
         return _not_run(name, "it is there, and about this digest; no key was given, so nobody knows whose it is", _KEY)
     signed = [one for one in bound if one.signed]
-    return signed[0] if signed else _fail(name, f"it is not signed by {expected.key_file}", _SIGN)
+    return signed[-1] if signed else _fail(name, f"it is not signed by {expected.key_file}", _SIGN)
 
 
 def _check_sbom(

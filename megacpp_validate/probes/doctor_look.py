@@ -105,9 +105,21 @@ def _find_no_code(name: str, folders: tuple[Path, ...]) -> Failure | None:
     """An empty folder imports as a namespace package; one whose parts hold code, as FlashAttention 4, is well."""
     if getattr(sys.modules.get(name), "__file__", None):
         return None
+    if first := _find_lost_init(name):
+        return Failure("ImportError", f"{first} was installed and is gone: what is left imports, and is empty")
     if any(file.is_file() for folder in folders for kind in ("*.py", "*.so") for file in folder.rglob(kind)):
         return None
     return Failure("ImportError", f"{', '.join(map(str, folders))} holds no code: it was emptied, or half removed")
+
+
+def _find_lost_init(name: str) -> str:
+    """The `__init__.py` that the install record of a package names, of one that was imported without it."""
+    wanted = f"{name.replace('.', '/')}/__init__.py"
+    for distribution in PACKAGES.get(name.partition(".")[0], (name,)):
+        with suppress(metadata.PackageNotFoundError):
+            if any(file.as_posix() == wanted for file in metadata.files(distribution) or ()):
+                return wanted
+    return ""
 
 
 def _look_at_extensions(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
 from inspect import signature
 from pathlib import Path
 from xml.etree import ElementTree
@@ -22,6 +25,7 @@ from small_sources import write_release
 
 from megacpp_validate.canary.sources import CACHE_VARIABLE
 from megacpp_validate.catalog import matrix_folder
+from megacpp_validate.cli import app as app_module
 from megacpp_validate.cli import main
 from megacpp_validate.cli.app import EXIT_CODES, app
 
@@ -341,3 +345,36 @@ def test_every_verb_says_what_its_exit_codes_mean() -> None:
         told = CliRunner().invoke(app, [name, "--help"])
         assert told.exit_code == 0
         assert EXIT_CODES in " ".join(told.output.split()), name
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (BrokenProcessPool("a process was terminated"), "memory of this machine or container ran out"),
+        (OSError(errno.ENOSPC, "No space left on device", "/some/file"), "the disk of /some/file or of the folder"),
+        (OSError(errno.ENOSPC, "No space left on device"), "is full"),
+    ],
+)
+def test_what_a_machine_lacks_is_no_fault_of_the_tool(
+    fault: Exception, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run() -> None:
+        raise fault
+
+    monkeypatch.setattr(app_module, "app", run)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == INFRASTRUCTURE
+    assert says in said
+    assert "Traceback" not in said
+
+
+def test_a_terminal_of_another_alphabet_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = io.BytesIO()
+    terminal = io.TextIOWrapper(room, encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(app_module, "app", lambda: terminal.write("2.17.1 \u2192 2.20.2\n"))
+    main()
+    terminal.flush()
+    assert room.getvalue() == b"2.17.1 \\u2192 2.20.2\n"

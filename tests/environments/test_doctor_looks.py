@@ -181,6 +181,16 @@ def test_an_emptied_folder_loads_nothing(site: Path, environment: InterpreterEnv
     assert all("holds no code" in said for said in failed.values())
 
 
+def test_a_package_that_lost_its_first_file_loads_nothing(site: Path, environment: InterpreterEnvironment) -> None:
+    """Python imports what is left of it as a namespace package."""
+    (plant(site, "triton", "") / "language.py").write_text("")
+    write_record(site, "triton", "3.5.0")
+    (site / "triton" / "__init__.py").unlink()
+    failure = take(environment, "triton")["triton"].failure
+    assert failure is not None
+    assert failure.message.startswith("triton/__init__.py was installed and is gone")
+
+
 def test_second_copies_and_second_runtimes_are_seen(
     site: Path, environment: InterpreterEnvironment, tmp_path: Path
 ) -> None:

@@ -55,6 +55,17 @@ def test_a_pipe_is_not_waited_for(name: str, bundle: Path, capsys: pytest.Captur
     assert f"  {name}: is no plain file, but a link or a device\n" in capsys.readouterr().err
 
 
+def test_caches_are_for_the_users_of_containers_too(bundle: Path, tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        assert restore(bundle, "--jit", str(tmp_path / "jit")) == 0
+    finally:
+        os.umask(before)
+    closed = [path for path in (tmp_path / "jit", *(tmp_path / "jit").rglob("*")) if not path.stat().st_mode & 0o004]
+    assert closed == []
+    assert (tmp_path / "jit").stat().st_mode & 0o777 == 0o755
+
+
 def test_a_list_without_an_end_is_not_read(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.truncate(bundle / "bundle.json", MOST_LISTED + 1)  # sparse: it takes no room
     assert restore(bundle) == 1

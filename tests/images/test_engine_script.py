@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -17,3 +21,24 @@ SCRIPT = Path(__file__).resolve().parents[2] / "containers/docker_engine"
 def test_a_wrong_word_starts_nothing(words: list[str], code: int, said: str) -> None:
     done = subprocess.run([SCRIPT, *words], capture_output=True, text=True, check=False, timeout=30)
     assert (done.returncode, said in done.stdout + done.stderr) == (code, True), done
+
+
+@pytest.mark.parametrize(("by", "ended"), [("{home}/registry.yml", True), ("another/registry.yml", False)])
+def test_down_ends_what_it_started_and_nobody_else(tmp_path: Path, by: str, ended: bool) -> None:
+    """After a restart of the machine the number in the file may be anybody's."""
+    words = ["sh", "-c", "sleep 30 & wait", by.format(home=tmp_path), "x"]
+    with subprocess.Popen(words, start_new_session=True) as process:
+        try:
+            waiter = Thread(target=process.wait, daemon=True)
+            waiter.start()  # or what is left of it keeps its number
+            (tmp_path / "registry.pid").write_text(f"{process.pid}\n")
+            done = subprocess.run(
+                [SCRIPT, "down"], env={**os.environ, "MEGACPP_ENGINE_HOME": str(tmp_path)}, check=False, timeout=30
+            )
+            assert done.returncode == 0
+            assert not (tmp_path / "registry.pid").exists()
+            waiter.join(5 if ended else 0)
+            assert (process.returncode is not None) == ended
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)

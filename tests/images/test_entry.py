@@ -158,7 +158,7 @@ def test_a_cache_that_cannot_be_written_gets_room_beside_it(tmp_path: Path, monk
     (kept / "sm_90a/triton/ab/k.cubin").write_bytes(b"kernel")
     given = {"A": "1", **cache_variables(kept, "sm_90a", nvrtc=True)}
     assert caches.make_room(given, tmp_path) == given, "one that can be written is taken as it is"
-    monkeypatch.setattr(caches.os, "access", lambda *_: False)  # whoever is root may write everywhere
+    monkeypatch.setattr(caches.os, "access", lambda _, how: how != os.W_OK)  # whoever is root may write everywhere
     made = caches.make_room(given, tmp_path / "tmp")
     assert made == {"A": "1", **cache_variables(tmp_path / "tmp/megacpp-jit", "sm_90a", nvrtc=True)}
     link = tmp_path / "tmp/megacpp-jit/sm_90a/triton/ab/k.cubin"
@@ -167,6 +167,29 @@ def test_a_cache_that_cannot_be_written_gets_room_beside_it(tmp_path: Path, monk
     (link.parent / "new.cubin").write_bytes(b"a miss")
     assert not (kept / "sm_90a/triton/ab/new.cubin").exists()
     assert caches.make_room(given, tmp_path / "tmp") == made, "a second session finds it made"
+
+
+@pytest.mark.parametrize("closed", ["jit", "jit/sm_90a/triton/ab/k.cubin"])
+def test_caches_that_may_not_be_read_are_not_taken_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], closed: str
+) -> None:
+    (tmp_path / "jit/sm_90a/triton/ab").mkdir(parents=True)
+    (tmp_path / "jit/sm_90a/triton/ab/k.cubin").touch()
+    for name, value in cache_variables(tmp_path / "jit", "sm_90a", nvrtc=False).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(
+        caches.os, "access", lambda path, how: how != os.W_OK and Path(path) != tmp_path / closed
+    )  # whoever is root may read everything
+    assert entry.main(["true"]) == 5
+    said = capsys.readouterr().err
+    assert f"{tmp_path / closed}. Likely cause" in said
+    assert "chmod -R a+rX" in said
+
+
+def test_a_folder_that_may_not_be_listed_closes_the_caches() -> None:
+    with pytest.raises(caches.CachesClosed, match="/x/jit"):
+        caches._close(PermissionError(13, "Permission denied", "/x/jit"))
 
 
 def test_without_caches_nothing_is_made(tmp_path: Path) -> None:
@@ -218,7 +241,7 @@ def test_caches_without_room_beside_them_are_refused_in_words(
     (tmp_path / "full").touch()
     for name, value in cache_variables(tmp_path / "jit", "sm_90a", nvrtc=False).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(caches.os, "access", lambda *_: False)
+    monkeypatch.setattr(caches.os, "access", lambda _, how: how != os.W_OK)
     monkeypatch.setattr(caches.tempfile, "gettempdir", lambda: str(tmp_path / "full"))
     monkeypatch.setattr(entry.shutil, "which", lambda name: name)
     assert [entry.main([name]) for name in ("true", "fp8_policy")] == [5, 5]
@@ -238,7 +261,7 @@ def test_a_sealed_cache_is_verified_where_it_lies(tmp_path: Path, monkeypatch: p
         started[verb] = words, variables["MEGACPP_JIT_ROOT"]
         return 0
 
-    monkeypatch.setattr(caches.os, "access", lambda *_: False)
+    monkeypatch.setattr(caches.os, "access", lambda _, how: how != os.W_OK)
     monkeypatch.setattr(caches.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(entry, "refuse_session", lambda *_: None)
     monkeypatch.setattr(entry, "choose_place", lambda: Place(tmp_path, mounted=True))
@@ -269,6 +292,18 @@ def run_in(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str, child: Ca
     monkeypatch.setattr(entry, "run_child", lambda *_: child())
     monkeypatch.setenv("MEGACPP_TARGET", "cpu")
     return entry.main(words)
+
+
+@pytest.mark.parametrize(("verb", "code"), [(0, 6), (1, 1)])
+def test_a_run_without_its_record_has_not_gone_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: int, code: int
+) -> None:
+    def fill(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(entry, "write_run", fill)
+    assert run_in(tmp_path, monkeypatch, "doctor", child=lambda: verb) == code
+    assert "No space left on device. Likely cause: its disk is full" in capsys.readouterr().err
 
 
 def test_a_run_that_is_killed_leaves_no_word_of_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

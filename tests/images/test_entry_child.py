@@ -36,6 +36,13 @@ def test_the_end_of_the_verb_is_the_end_of_the_container(script: str, code: int)
         assert process.wait(timeout=30) == code
 
 
+@pytest.mark.parametrize(("number", "cause"), [(9, "memory ran out"), (11, "compiled code crashed")])
+def test_who_was_killed_is_spoken_for(number: int, cause: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with run_child_of("sh", "-c", f"kill -{number} $$") as process:
+        assert process.wait(timeout=30) == 6
+    assert f"Likely cause: {cause}" in capfd.readouterr().err
+
+
 def test_docker_stop_reaches_the_verb() -> None:
     with run_child_of("sh", "-c", "trap 'exit 9' TERM; echo up; while :; do sleep 0.05; done") as process:
         assert process.stdout is not None

@@ -10,10 +10,11 @@ import pytest
 
 from megacpp_validate.catalog import Catalog, matrix_folder
 from megacpp_validate.catalog_images import Images, read_images
+from megacpp_validate.images import locking
 from megacpp_validate.images.inputs import LockInputs, gather_inputs, read_project
 from megacpp_validate.images.lock_compile import read_pip_settings
 from megacpp_validate.images.locking import Asker, check_locks, compare_packages
-from megacpp_validate.images.locks import ImageLock, LockedPackage, check_lock, parse_lock, read_image_lock
+from megacpp_validate.images.locks import ImageLock, LockedPackage, check_lock, is_sealed, parse_lock, read_image_lock
 from megacpp_validate.images.refusals import ImageRefused
 
 ROOT = matrix_folder().parent
@@ -174,3 +175,9 @@ def test_what_pip_is_told_of() -> None:
     wanted = {"find-links": "F", "index-url": "I"}
     assert read_pip_settings(said, wanted) == {"F": "/wheels,/more", "I": "https://index.invalid/simple"}
     assert read_pip_settings("global.index-url='https://a.invalid'\n", {"find-links": "F"}) == {}
+
+
+def test_a_lock_that_is_no_text_was_damaged(tmp_path: Path) -> None:
+    """It was a fault of this tool, in words of Python's."""
+    (tmp_path / "lock.txt").write_bytes(b"\xff\xfe" + b"# content: sha256:0\n")
+    assert is_sealed(locking._read_text(tmp_path / "lock.txt")) is not True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 from pathlib import Path
 
@@ -10,10 +11,13 @@ import pytest
 from small_registry import SmallRegistry, add_image, served, write_layer
 from small_signer import Signer, attest, push, write_der
 
+from megacpp_validate.images.bundle.archive import read_tree
+from megacpp_validate.images.bundle.evidence_files import gather_evidence
 from megacpp_validate.images.bundle.restore.p256 import _G, _N, _P, _add, _times, is_signed, read_key
 from megacpp_validate.images.contents import Contents, read_place
 from megacpp_validate.images.refusals import ImageRefused, RegistryLies
 from megacpp_validate.images.signature import (
+    LICENCES,
     SPDX,
     NoCosign,
     find_signature,
@@ -109,6 +113,22 @@ def test_statements_and_who_signed_them() -> None:
         attest(registry, digest, [changed])
         with pytest.raises(RegistryLies, match=r"cannot be read.*Next step"):
             read_statements(contents, digest, ONE.key)
+
+
+def test_a_bundle_holds_what_its_key_attested_and_nothing_of_others() -> None:
+    """Whoever may push to a registry may attest there."""
+    ours, theirs = ({"spdxVersion": "SPDX-2.3", "packages": [{"name": name}]} for name in ("ours", "theirs"))
+    with served(SmallRegistry()) as registry:
+        digest = add_image(registry, [write_layer({"a": b"b"})], {})
+        place, contents = read_place(f"{registry.host}/small@{digest}"), Contents(registry.host, "small")
+        pushed = [ONE.envelope(LICENCES, {"by": "us"}, digest), OTHER.envelope(LICENCES, {"by": "them"}, digest)]
+        attest(registry, digest, [*pushed, OTHER.envelope(SPDX, theirs, digest)])
+        OTHER.sign_image(registry, digest)
+        tree = read_tree(contents, digest)
+        found = gather_evidence(place, contents, tree, {}, lambda _: json.dumps(ours).encode(), ONE.key)
+    assert json.loads(found.files["sbom.spdx.json"]) == ours
+    assert json.loads(found.files["licences.json"]) == {"by": "us"}
+    assert found.absent["signature"] == "none of its 1 signatures is by this key"
 
 
 def test_what_lies_at_the_tag_and_is_no_signature() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from small_registry import SmallRegistry, add_image, served, write_layer
+from small_registry import OCI, SmallRegistry, add_image, served, write_layer
 from small_signer import Signer, attest
 from typer.testing import CliRunner
 
@@ -77,10 +77,15 @@ def add_signed(registry: SmallRegistry, labels: dict[str, str] | None = None, ba
     """An image as it should be; its digest."""
     digest = add_image(registry, LAYERS, labels or LABELS, base)
     ONE.sign_image(registry, digest)
-    listed = list_licences(Contents(registry.host, "small"), [row(registry, digest)], PACKAGES, {"deep-gemm": "c0"})
-    told = json.loads(write_licences(listed))
-    attest(registry, digest, [ONE.envelope(SPDX, about(digest), digest), ONE.envelope(LICENCES, told, digest)])
+    signed = [ONE.envelope(SPDX, about(digest), digest), ONE.envelope(LICENCES, told(registry, digest), digest)]
+    attest(registry, digest, signed)
     return digest
+
+
+def told(registry: SmallRegistry, digest: str) -> object:
+    """The licences of that image."""
+    contents = Contents(registry.host, "small")
+    return json.loads(write_licences(list_licences(contents, [row(registry, digest)], PACKAGES, {"deep-gemm": "c0"})))
 
 
 def row(registry: SmallRegistry, digest: str) -> str:
@@ -163,6 +168,15 @@ def test_a_digest_that_is_not_there_or_lies(registry: SmallRegistry) -> None:
     assert f"for {digest}" in failed(look(registry, digest))["digest"]
     registry.manifests[digest] = b"[]"
     assert list(failed(look(registry, digest))) == ["digest"]
+
+
+@pytest.mark.parametrize("config", [[], None, "text", {"config": "text"}, {"config": {"Labels": ["text"]}}])
+def test_a_digest_of_something_else_than_an_image(registry: SmallRegistry, config: object) -> None:
+    blob = registry.add_blob(json.dumps(config).encode())
+    manifest = {"schemaVersion": 2, "mediaType": f"{OCI}.manifest.v1+json", "config": blob, "layers": []}
+    said = failed(look(registry, registry.add_manifest(manifest)["digest"]))
+    assert list(said) == ["digest"]
+    assert "is no configuration of an image" in said["digest"]
 
 
 def test_a_manifest_that_stands_alone(registry: SmallRegistry) -> None:
@@ -253,6 +267,19 @@ def test_attestations_that_cannot_be_read_are_not_called_missing(registry: Small
     assert set(failed(look(registry, digest))) == {"attestations"}
 
 
+@pytest.mark.parametrize(
+    "body", [b"\xff\xfe", b"null", b'{"payload": "e30=!", "payloadType": "x", "signatures": []}',
+             b'{"payload": "/v8=", "payloadType": "x", "signatures": []}',
+             b'{"payload": "e30=", "payloadType": "x", "signatures": [{"sig": 3}]}'],
+)  # fmt: skip
+def test_what_anybody_may_have_put_beside_an_image_is_told_as_that(registry: SmallRegistry, body: bytes) -> None:
+    digest = add_signed(registry)
+    attest(registry, digest, [body])
+    said = failed(look(registry, digest))
+    assert list(said) == ["attestations"]
+    assert "cannot be read" in said["attestations"]
+
+
 def test_a_configuration_that_is_gone_fails_the_image_and_not_the_registry(registry: SmallRegistry) -> None:
     digest = add_signed(registry)
     image = json.loads(registry.manifests[digest])["manifests"][0]["digest"]
@@ -312,6 +339,9 @@ def test_an_sbom_that_says_nothing_and_licences_that_miss_one(registry: SmallReg
     assert failed(look(registry, digest)) == {"licences": "the SBOM has packages that are not listed: Torch"}
     attest(registry, digest, [ONE.envelope(SPDX, empty, digest), ONE.envelope(LICENCES, {}, digest)])
     assert set(failed(look(registry, digest))) == {"sbom", "licences"}
+    licences = [ONE.envelope(LICENCES, one, digest) for one in (short, told(registry, digest))]
+    attest(registry, digest, [*licences, ONE.envelope(SPDX, SBOM, digest), OTHER.envelope(SPDX, empty, digest)])
+    assert failed(look(registry, digest)) == {}, "what this key attested last counts"
 
 
 def test_what_could_not_be_asked_is_not_run_and_never_a_pass(registry: SmallRegistry) -> None:

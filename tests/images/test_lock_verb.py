@@ -371,7 +371,9 @@ def test_then_an_interrupt_loses_nothing(
         (["2.14.1", "cublas=13.1"], CLOSED, "Transformer Engine 2.14.1 does not fit"),
         (["2.20.2", "cublas=13.1.0.3", "cudnn=9.19", "torch=2.11.0"], 4, "Transformer Engine 2.20.2 is not refused"),
         (["2.20.2", "cublas"], WRONG, "no component and version"),
-        (["", "cublas=12.0"], WRONG, "without a release of Transformer Engine"),
+        ([""], WRONG, "no release of Transformer Engine"),  # a variable that is not set
+        (["", "cublas=12.0"], WRONG, "no release of Transformer Engine"),
+        (["2.14.1", "cublas == 13.1"], CLOSED, "Transformer Engine 2.14.1 does not fit"),
         (["now", "cublas=1"], WRONG, "no release of Transformer Engine"),
     ],
 )

@@ -9,12 +9,17 @@ import time
 from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import OpenerDirector, Request
 
 import pytest
 from lying_registry import LyingRegistry, digest_of, serve
 
+from megacpp_validate.images.contents import Contents, open_contents, read_place
 from megacpp_validate.images.refusals import ImageRefused, RegistryLies, RegistryUnreachable
 from megacpp_validate.images.registry import RegistryClient, plain_http
+from megacpp_validate.images.registry_answers import name_token, read_challenge
+from megacpp_validate.images.registry_login import find_login
 
 PLATFORMS = ("linux/amd64", "linux/arm64")
 
@@ -144,6 +149,57 @@ def test_a_login_is_the_one_that_docker_keeps(registry: LyingRegistry, tmp_path:
     RegistryClient({"DOCKER_CONFIG": str(tmp_path)}).resolve(f"{registry.host}/base", "1")
     shown = [headers.get("Authorization", "") for path, headers in registry.asked if path.startswith("/v2/")]
     assert not any(text.startswith("Basic") for text in shown)  # the login goes to the token service alone
+
+
+@pytest.mark.parametrize(
+    ("logins", "kept"),
+    [
+        ({"registry.invalid": {"auth": "QQ=="}}, "QQ=="),
+        ({"https://registry.invalid/v2/": {"auth": "QQ=="}}, "QQ=="),
+        ({"https://registry.invalid.example/": {"auth": "QQ=="}}, ""),
+        ({"registry.invalid": {"auth": None}}, ""),
+        ({"registry.invalid": None}, ""),
+        (None, ""),
+    ],
+)
+def test_a_login_in_every_spelling_that_docker_keeps(tmp_path: Path, logins: object, kept: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"auths": logins}))
+    assert find_login("registry.invalid", {"DOCKER_CONFIG": str(tmp_path)}) == kept
+
+
+def test_the_service_that_hands_out_tokens_goes_before_a_login() -> None:
+    basic, bearer = 'Basic realm="x"', 'Bearer realm="https://one.invalid/token?account=x"'
+    assert read_challenge([basic, bearer]) == ("bearer", {"realm": "https://one.invalid/token?account=x"})
+    assert read_challenge([basic])[0] == "basic"
+    assert read_challenge([]) == ("", {})
+    assert name_token("https://one.invalid/token?account=x", {"scope": "y"}).endswith("/token?account=x&scope=y")
+
+
+def test_docker_hub_is_asked_where_its_interface_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def stop(_: Contents, request: Request, __: str = "") -> None:
+        asked.append(request.full_url)
+        raise RegistryUnreachable("enough")
+
+    monkeypatch.setattr(Contents, "_open", stop)
+    monkeypatch.delenv("MEGACPP_REGISTRY_MIRROR", raising=False)
+    for name in ("docker.io/team/cpu", "docker.io/debian"):
+        with pytest.raises(RegistryUnreachable, match="enough"):
+            open_contents(read_place(f"{name}@sha256:{'1' * 64}")).manifest("1")
+    hub = "https://registry-1.docker.io/v2"
+    assert asked == [f"{hub}/team/cpu/manifests/1", f"{hub}/library/debian/manifests/1"]
+
+
+def test_a_way_that_leads_to_no_address_is_a_registry_that_is_ill(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lead_astray(*_: object, **__: object) -> None:
+        urlsplit("http://[bad/")
+
+    monkeypatch.setattr(OpenerDirector, "open", lead_astray)
+    with pytest.raises(RegistryUnreachable, match="Invalid IPv6 URL"):
+        RegistryClient({}).resolve("127.0.0.1:1/a", "1")
+    with pytest.raises(RegistryUnreachable, match="Invalid IPv6 URL"):
+        Contents("127.0.0.1:1", "a").manifest("1")
 
 
 def test_a_name_without_tls_is_taken_from_this_machine_alone(client: RegistryClient) -> None:

@@ -80,7 +80,9 @@ def run_bundle(catalog: Catalog, matrix: Path | None, asked: Asked, fmt: PageFor
         contents = open_contents(place)
         image = contents, read_tree(contents, place.digest)
         _hold_to_rows(contents, image[1], rows)
-        found = gather_evidence(place, *image, rows.sources, lambda one: make_sbom(one, rows.image.platform, variables))
+        found = gather_evidence(
+            place, *image, rows.sources, lambda one: make_sbom(one, rows.image.platform, variables), public
+        )
     if asked.jit is None:
         found.absent["JIT caches"] = "none were named (--jit FOLDER)"
     if asked.key:

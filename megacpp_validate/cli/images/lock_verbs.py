@@ -60,7 +60,9 @@ def lock(
 
 @app.command()
 def fits(
-    te: Annotated[str, typer.Argument(metavar="RELEASE", help="Of Transformer Engine; of each image without.")] = "",
+    te: Annotated[
+        str | None, typer.Argument(metavar="RELEASE", help="Of Transformer Engine; of each image without.")
+    ] = None,
     parts: Annotated[
         list[str] | None, typer.Argument(metavar="PART=VERSION...", help="cublas=13.1.0.3 cudnn=9.19 torch=2.11.0 ...")
     ] = None,

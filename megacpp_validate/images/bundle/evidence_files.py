@@ -13,7 +13,7 @@ from ..licences import list_licences, write_licences
 from ..provenance import read_provenance
 from ..refusals import RegistryLies
 from ..sbom import NoSyft, compare_sbom, read_sbom
-from ..signature import LICENCES, SPDX, list_tags, read_statements
+from ..signature import LICENCES, SPDX, find_signature, list_tags, read_statements
 from .archive import ImageTree
 
 _OCI: Final = "application/vnd.oci.image"
@@ -33,7 +33,12 @@ class EvidenceFiles:
 
 
 def gather_evidence(
-    place: Place, contents: Contents, tree: ImageTree, sources: Mapping[str, str], make_sbom: Callable[[Place], bytes]
+    place: Place,
+    contents: Contents,
+    tree: ImageTree,
+    sources: Mapping[str, str],
+    make_sbom: Callable[[Place], bytes],
+    key: str = "",
 ) -> EvidenceFiles:
     """What a registry keeps beside an image; what it does not keep is made, and what cannot be made is told.
 
@@ -41,14 +46,19 @@ def gather_evidence(
         place, contents, tree: the image, where it is read, and what it is made of.
         sources: row of images.toml -> commit that was built.
         make_sbom: makes one where none was attested.
+        key: public key in PEM: what others attested is left aside, since anybody may who can push; empty for none.
 
     Raises:
         RegistryUnreachable, RegistryLies: as `Contents.manifest`.
     """
     found = EvidenceFiles()
     _copy_signatures(place, contents, found)
-    statements = read_statements(contents, place.digest, "")
-    attested = {one.kind: one.predicate for one in statements if place.digest in one.subjects}
+    if key and (why := find_signature(contents, place.digest, key)):
+        found.absent.setdefault("signature", why)
+    statements = read_statements(contents, place.digest, key)
+    attested = {
+        one.kind: one.predicate for one in statements if place.digest in one.subjects and (one.signed or not key)
+    }
     try:
         if SPDX in attested:
             _require_own(place, tree, attested[SPDX])
@@ -56,7 +66,7 @@ def gather_evidence(
         found.files["sbom.spdx.json"] = sbom
     except NoSyft as fault:
         sbom = b""
-        found.absent["SBOM"] = f"none was attested of the image, and {fault}"
+        found.absent["SBOM"] = f"none was attested of the image{' by this key' if key else ''}, and {fault}"
     if LICENCES in attested:
         found.files["licences.json"] = _json(attested[LICENCES])
     else:

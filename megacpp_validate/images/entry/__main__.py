@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from .caches import make_room
+from .caches import CachesClosed, make_room
 from .child import INTERRUPTED, run_child, run_command
 from .machine import NOTHING, read_machine
 from .receipts import (
@@ -25,6 +25,7 @@ from .receipts import (
     clear_way,
     refuse_no_room,
     result_file,
+    say_closed_caches,
     say_no_room,
     write_run,
 )
@@ -103,7 +104,11 @@ def _run_session(session: Session, arguments: tuple[str, ...], image: ImageFacts
     try:
         write_run(place, run)
     except OSError as fault:
-        _say(f"the record of this run cannot be written to {place.folder}: {fault.strerror or fault}")
+        _say(
+            f"the record of this run cannot be written to {place.folder}: {fault.strerror or fault}. Likely cause: its "
+            "disk is full, or it was taken away meanwhile. Next step: make room, or mount another folder."
+        )
+        return code or INFRASTRUCTURE  # a run that nobody can show later is none that went well
     return code
 
 
@@ -126,6 +131,8 @@ def _hand_over(words: list[str], variables: dict[str, str]) -> int:
 def _find_room() -> dict[str, str] | Refusal:
     try:
         return make_room(os.environ)
+    except CachesClosed as fault:
+        return say_closed_caches(fault)
     except OSError as fault:
         return say_no_room(fault)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
@@ -22,9 +23,22 @@ _ENDING: Final = frozenset(_FORWARDED) - {signal.SIGUSR1, signal.SIGUSR2}
 def run_child(words: Sequence[str], variables: Mapping[str, str]) -> int:
     """Run a verb to its end; an exit code of the design."""
     code, asked = _run(words, variables)
-    if code < 0:
-        return INTERRUPTED if asked else INFRASTRUCTURE
-    return code
+    if code < 0 and not asked:
+        sys.stderr.write(f"megacpp: {_say_killed(signal.Signals(-code))}\n")
+        return INFRASTRUCTURE
+    return INTERRUPTED if code < 0 else code
+
+
+def _say_killed(number: signal.Signals) -> str:
+    """A process that is killed says nothing itself."""
+    if number is signal.SIGKILL:
+        cause, step = "memory ran out, of this container (--memory) or of the machine", "give it more"
+    else:
+        cause, step = "compiled code crashed", "`megacpp doctor`, and the lines above"
+    return (
+        f"{number.name} has ended the session, and nothing is said of any release. Likely cause: {cause}. Next step: "
+        f"{step}."
+    )
 
 
 def run_command(words: Sequence[str], variables: Mapping[str, str]) -> int:

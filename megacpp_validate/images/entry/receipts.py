@@ -62,6 +62,16 @@ def say_no_room(fault: OSError) -> Refusal:
     )
 
 
+def say_closed_caches(fault: OSError) -> Refusal:
+    """What to do where JIT caches were mounted that this user may not read: all of them would be compiled anew."""
+    return Refusal(
+        f"the JIT caches cannot be read: {fault.strerror}: {fault.filename}. Likely cause: the mounted folder is "
+        f"closed to {os.geteuid()}:{os.getegid()}, as whom this container runs. Next step: `chmod -R a+rX` of that "
+        "folder, or `docker run --user` as whom it belongs to.",
+        NO_ENVIRONMENT,
+    )
+
+
 def choose_place(mount: Path = MOUNT, unmounted: Path | None = None) -> Place | Refusal:
     """The mounted folder; a folder of the container where nothing is mounted; a refusal where it cannot be written.
 

@@ -137,7 +137,11 @@ def _seal_caches(aside: Path, bundle: dict[str, Any], prefix: str) -> None:
     """Caches were sealed when they were bundled: read-only again, and what says so after all that it says it of."""
     names = [row["path"] for row in bundle["files"] if row["path"].startswith(prefix) and row["kind"] == "jit"]
     for path in sorted(names, key=lambda path: (*(path.endswith(f"/{seal}") for seal in _SEALS[::-1]), path)):
-        (aside / path[len(prefix) :]).chmod(0o444)
+        place = aside / path[len(prefix) :]
+        place.chmod(0o444)
+        for folder in [*place.parents][: len(place.relative_to(aside).parts)]:  # Python 3.9 has no slices of it
+            if folder != aside or prefix:  # containers read the caches as other users, whatever this one's mask is
+                folder.chmod(stat.S_IMODE(folder.stat().st_mode) | 0o555)
 
 
 def _ask_for_room(folder: Path, needed: int) -> None:

@@ -41,7 +41,10 @@ def read_bundle(root: Path) -> dict[str, Any]:
         if not isinstance(bundle, dict):
             raise ValueError(f"{MANIFEST} is not of this schema: it is no table")
         if bundle.get("schema") != SCHEMA:
-            raise ValueError(f"{MANIFEST} has the schema {bundle.get('schema')!r}, and this reads {SCHEMA}")
+            raise Refused(
+                f"{root} has the schema {bundle.get('schema')!r}, and this reads {SCHEMA}. Nothing was installed. "
+                "Likely cause: another release of the tool wrote it. Next step: call the restore.py that came with it."
+            )
         _require_rows(bundle)
     except (FileNotFoundError, ValueError, RecursionError) as fault:
         raise Refused(
