@@ -8,7 +8,6 @@ left where there is one.
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import re
 import time
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final
 
+from .foreign_json import read_json
 from .plan import MIRROR, show_through
 from .refusals import ImageRefused, RegistryLies, RegistryUnreachable
 from .registry import ACCEPT, HOSTS, LOOPBACK, MOST_BYTES, plain_http, split_repository
@@ -253,7 +253,7 @@ class Contents:
             request.add_unredirected_header("Authorization", f"Basic {basic}")
         with self._open(request, f"its login at {realm} does not answer: ") as answer:
             try:
-                found: dict[str, Any] = json.loads(answer.read(MOST_BYTES))
+                found: dict[str, Any] = read_json(answer.read(MOST_BYTES))
                 return f"Bearer {found.get('token') or found['access_token']}"
             except (ValueError, KeyError, AttributeError) as fault:
                 cause = explain_status(self.host, answer.status if answer.status >= 400 else 0)

@@ -5,10 +5,11 @@ https://github.com/opencontainers/image-spec: a platform is optional in an index
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from typing import Any, Final
+
+from .foreign_json import read_json
 
 INDEXES: Final = (
     "application/vnd.oci.image.index.v1+json",
@@ -77,7 +78,7 @@ def read_object(raw: bytes) -> dict[str, Any]:
         NoManifest: it is none.
     """
     try:
-        body = json.loads(raw.decode())
+        body = read_json(raw.decode())
     except ValueError as fault:
         raise NoJson(repr(raw[:60])) from fault
     if not isinstance(body, dict) or body.get("schemaVersion", 2) != 2:

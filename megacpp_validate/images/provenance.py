@@ -6,12 +6,12 @@ that it is about, and holds in-toto statements. Those of BuildKit are of SLSA 0.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from .contents import Contents
+from .foreign_json import read_json
 from .refusals import RegistryLies
 from .signature import Statement, read_statement
 
@@ -55,10 +55,10 @@ def read_provenance(contents: Contents, body: Mapping[str, Any]) -> tuple[Proven
         if not about:
             continue
         try:
-            for layer in json.loads(contents.manifest(row["digest"]))["layers"]:
+            for layer in read_json(contents.manifest(row["digest"]))["layers"]:
                 if "in-toto" not in layer["mediaType"]:
                     continue
-                statement = read_statement(json.loads(contents.small_blob(layer["digest"])), None)
+                statement = read_statement(read_json(contents.small_blob(layer["digest"])), None)
                 if statement.kind.startswith(_SLSA):
                     found.append(Provenance(about, statement, dict(_read_materials(statement.predicate))))
         except RegistryLies:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
+
+from .foreign_json import read_json
 
 _SCHEME: Final = re.compile(r"https?://")  # docker keeps the name as it was typed, some with the path of the API
 _OTHER_NAMES: Final = {"docker.io": ("index.docker.io", "registry-1.docker.io")}
@@ -23,7 +24,7 @@ def find_login(host: str, variables: Mapping[str, str]) -> str:
     if not folder:
         return ""
     try:
-        logins = json.loads(Path(folder, "config.json").read_text(encoding="utf-8")).get("auths", {})
+        logins = read_json(Path(folder, "config.json").read_text(encoding="utf-8")).get("auths", {})
         by_host = {_SCHEME.sub("", name).partition("/")[0]: login for name, login in logins.items()}
         found = [by_host[name] for name in (host, *_OTHER_NAMES.get(host, ())) if name in by_host]
         return str(found[0].get("auth") or "") if found else ""

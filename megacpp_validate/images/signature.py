@@ -8,7 +8,6 @@ would know of every image. cosign 2 takes that for a flag; cosign 3 wants its tw
 from __future__ import annotations
 
 import base64
-import json
 import os
 import shutil
 import subprocess
@@ -20,6 +19,7 @@ from typing import Any, Final
 
 from .bundle.restore.p256 import is_signed, read_key
 from .contents import Contents, Place
+from .foreign_json import read_json
 from .refusals import ImageRefused, RegistryLies
 from .registry import plain_http
 
@@ -209,7 +209,7 @@ def find_signature(contents: Contents, digest: str, key: str) -> str:
     for payload, signature in found:
         if not is_signed(payload, signature, key):
             continue
-        critical = json.loads(payload).get("critical", {})
+        critical = read_json(payload).get("critical", {})
         about = critical.get("image", {}).get("docker-manifest-digest")
         if about == digest and critical.get("type") == _KIND:
             return ""
@@ -233,13 +233,13 @@ def read_statements(contents: Contents, digest: str, key: str) -> tuple[Statemen
         read_key(key)
     for layer in _read_layers(contents, digest, "att"):
         try:
-            envelope = json.loads(contents.small_blob(layer["digest"]))
+            envelope = read_json(contents.small_blob(layer["digest"]))
             payload = base64.b64decode(envelope["payload"], validate=True)
             kind = str(envelope["payloadType"]).encode()
             # https://github.com/secure-systems-lab/dsse/blob/master/protocol.md
             signed_bytes = b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
             signed = any(is_signed(signed_bytes, one["sig"], key) for one in envelope["signatures"]) if key else None
-            found.append(read_statement(json.loads(payload), signed))
+            found.append(read_statement(read_json(payload), signed))
         except RegistryLies:
             raise
         except (KeyError, TypeError, AttributeError, ValueError) as fault:  # no base64 and no text are ValueErrors too
@@ -267,7 +267,7 @@ def _read_layers(contents: Contents, digest: str, suffix: str) -> list[dict[str,
     if raw is None:
         return []
     try:
-        layers: list[dict[str, Any]] = json.loads(raw)["layers"]
+        layers: list[dict[str, Any]] = read_json(raw)["layers"]
     except (ValueError, KeyError, TypeError) as fault:
         raise RegistryLies(
             f"what lies at the tag of the signatures of {digest} is no manifest: {fault!r}. Likely cause: it is of "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from ..evidence.image_plan import ImagePlan
 from ..evidence.image_verify import CheckOutcome, ImageCheck
 from .bundle.archive import Blob, ImageTree, read_tree
 from .contents import Contents, Place
+from .foreign_json import read_json
 from .labels import LOCK_LABEL, PINS_LABEL, TARGET_LABEL
 from .licences import Licensed, canonical, read_licences
 from .provenance import Provenance, read_provenance
@@ -123,7 +123,7 @@ def _not_run(name: str, says: str, step: str) -> ImageCheck:
 
 def _read_config(raw: bytes, digest: str) -> dict[str, Any]:
     """The configuration of an image; raises ValueError where it is another's: a registry holds more than images."""
-    config = json.loads(raw)
+    config = read_json(raw)
     inner = (config.get("config") or {}) if isinstance(config, dict) else None
     if not isinstance(inner, dict) or not isinstance(inner.get("Labels") or {}, dict):
         raise ValueError(f"{digest} is no configuration of an image. Likely cause: the digest is of something else.")
@@ -256,7 +256,7 @@ def _check_sbom(
 def _check_provenance(contents: Contents, tree: ImageTree, expected: Expected) -> Iterator[ImageCheck]:
     step = "build it with `nox -s images`, which asks buildx for provenance, and push the index as it is"
     try:
-        found = read_provenance(contents, json.loads(tree.find(tree.digest).body or b"{}"))
+        found = read_provenance(contents, read_json(tree.find(tree.digest).body or b"{}"))
     except RegistryLies as fault:
         yield _fail("provenance", str(fault), step)
         return

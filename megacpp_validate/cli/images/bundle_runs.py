@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import tempfile
@@ -23,6 +22,7 @@ from ...images.bundle.manifest import Stored
 from ...images.bundle.restore.listing import Refused
 from ...images.bundle.write import BundleOrder, write_bundle
 from ...images.contents import Contents, Place, open_contents, read_place
+from ...images.foreign_json import read_json
 from ...images.labels import LOCK_LABEL, TARGET_LABEL
 from ...images.refusals import ImageRefused, RegistryLies, RegistryUnreachable
 from ...images.sbom import make_sbom
@@ -188,7 +188,7 @@ def _hold_to_rows(contents: Contents, tree: ImageTree, rows: ImageRows) -> None:
     lock = rows.root / rows.image.lock
     wanted = {TARGET_LABEL: rows.target.id, LOCK_LABEL: sha256(lock.read_bytes()).hexdigest()}
     for digest in tree.images:
-        labels = (json.loads(contents.small_blob(digest)).get("config") or {}).get("Labels") or {}
+        labels = (read_json(contents.small_blob(digest)).get("config") or {}).get("Labels") or {}
         for label, value in wanted.items():
             if labels.get(label) != value:
                 said = f"says {label}={labels[label]}" if label in labels else f"has no label {label}"

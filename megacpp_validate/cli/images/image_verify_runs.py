@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import time
@@ -18,6 +17,7 @@ from ...environments.plan import UnknownTarget
 from ...evidence.image_verify import ImageVerdict
 from ...images.bundle.archive import read_tree
 from ...images.contents import open_contents, read_place
+from ...images.foreign_json import read_json
 from ...images.labels import TARGET_LABEL
 from ...images.licences import list_licences, write_licences
 from ...images.locks import read_image_lock
@@ -139,7 +139,7 @@ def run_image_sign(
     own = contents.place(place.digest)
     tree = read_tree(contents, place.digest)
     labels = [
-        (json.loads(contents.small_blob(digest)).get("config") or {}).get("Labels") or {} for digest in tree.images
+        (read_json(contents.small_blob(digest)).get("config") or {}).get("Labels") or {} for digest in tree.images
     ]
     said = target or next((one[TARGET_LABEL] for one in labels if one.get(TARGET_LABEL)), "")
     if not said:
@@ -148,7 +148,7 @@ def run_image_sign(
     errors.print("listing what is inside", markup=False)
     text = given or make_sbom(own, rows.image.platform, variables)
     packages = read_sbom(text)
-    if why := compare_sbom(json.loads(text), packages, tree.names, _read_locked(rows)):
+    if why := compare_sbom(read_json(text), packages, tree.names, _read_locked(rows)):
         refuse(
             f"{sbom or 'the SBOM'} is not of {place.shown}: {why}. Next step: leave --sbom out, and syft makes one.",
             Exit.WRONG_ARGUMENTS,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..contents import Contents
+from ..foreign_json import read_json
 from ..manifests import INDEXES
 from ..refusals import RegistryLies
 
@@ -88,7 +89,7 @@ def _walk(
     body = contents.manifest(digest)
     blobs[digest] = Blob(digest, len(body), body)
     try:
-        manifest: dict[str, Any] = json.loads(body)
+        manifest: dict[str, Any] = read_json(body)
         kind = str(manifest.get("mediaType") or "application/vnd.oci.image.manifest.v1+json")
         if kind in INDEXES or "manifests" in manifest:
             if not depth:

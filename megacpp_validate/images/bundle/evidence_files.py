@@ -9,6 +9,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 from ..contents import Contents, Place
+from ..foreign_json import read_json
 from ..licences import list_licences, write_licences
 from ..provenance import read_provenance
 from ..refusals import RegistryLies
@@ -73,7 +74,7 @@ def gather_evidence(
         layers = next(iter(tree.images.values()), ())
         rows = list_licences(contents, layers, read_sbom(sbom) if sbom else (), sources)
         found.files["licences.json"] = write_licences(rows)
-    provenance = read_provenance(contents, json.loads(tree.find(tree.digest).body or b"{}"))
+    provenance = read_provenance(contents, read_json(tree.find(tree.digest).body or b"{}"))
     if provenance:
         told = [
             {"subject": one.subject, "kind": one.statement.kind, "predicate": one.statement.predicate}
@@ -105,7 +106,7 @@ def _copy_signatures(place: Place, contents: Contents, found: EvidenceFiles) -> 
         raw = contents.tagged(tag)
         if raw is None:
             continue
-        manifest: dict[str, Any] = json.loads(raw)
+        manifest: dict[str, Any] = read_json(raw)
         digest = f"sha256:{sha256(raw).hexdigest()}"
         held = {digest: raw}
         for blob in (manifest["config"], *manifest["layers"]):
