@@ -107,13 +107,9 @@ def decide_loss(
     factor = t_of_largest(len(pairs)) * math.sqrt(2)
     bar, early_bar = min(CAP, factor * spread), min(CAP, max(factor * early_spread, factor * spread))
     alone = t_95(len(pairs)) * math.sqrt(2)  # of one mean of all seeds, none of which is the farthest
-    of_spread = (
-        f"x the root of 2, for a difference of two runs) x the largest spread of {REFERENCE} in a window of "
-        f"{at.window} steps of the {{}} half, {{:.3g}} nats; {CAP} at most"
-    )
-    said = f"{factor:.3g} (Student's t of the farthest of {len(pairs)} seeds {of_spread}"
+    said = _say_bar(factor, f"the farthest of {len(pairs)} seeds", at)
     settled = said.format("second", spread)
-    of_all = f"{alone:.3g} (Student's t of {len(pairs)} seeds {of_spread}, over their root".format("second", spread)
+    of_all = f"{_say_bar(alone, f'{len(pairs)} seeds', at)}, over their root".format("second", spread)
     learning = (
         _Bounded("size", slice(0, split), early_bar, said.format("first", early_spread)),
         _bound_later(smoothed, at, spread, factor, said),
@@ -138,6 +134,14 @@ def decide_loss(
         early_bar=early_bar,
         spread=_finite(spread),
         series=series if all(math.isfinite(v) for each in series for v in (*each.reference, *each.gap)) else (),
+    )
+
+
+def _say_bar(factor: float, whose: str, at: Stretches) -> str:
+    """Where a bar comes from, with places for the half of the run and the spread."""
+    return (
+        f"{factor:.3g} (Student's t of {whose} x the root of 2, for a difference of two runs) x the largest spread of "
+        f"{REFERENCE} in a window of {at.window} steps of the {{}} half, {{:.3g}} nats; {CAP} at most"
     )
 
 

@@ -11,8 +11,8 @@ may lie apart over as many steps, by chance, where they differ most.
 - `gap.noise`: from step to step, beside the noisiest difference of two BF16 seeds, which have nothing in common but the
   data; twice that at most, as nothing may double that a gradient may not. It comes from differences of neighbours, so
   that nothing slow is in it.
-- `gradient_norm.short`: the same of the gradients of the whole, once weights have drifted apart; `loss_norms` looks at
-  medians, which a burst of few steps leaves alone.
+- `gradient_norm.short`: the same of the gradients of the whole, once weights have drifted apart, in each half;
+  `loss_norms` looks at medians, which a burst of few steps leaves alone.
 - `part_loss`: the loss of each part of the data, in the same way. A part moves the whole by its share, so that its cap
   is that of the whole times the number of parts; while it is learned, seeds alone are the bar.
 
@@ -96,11 +96,14 @@ def check_scales(pairs: Pairs, planned: int, factor: float) -> Iterator[Check]:
         yield _tell(f"gap.short.{stretch.name}", seen, f"{_say(factor)}{cap}")
     for stretch in (learning, settled):
         yield _check_noise(stretch, whole, window)
-    late = slice(planned // 20, planned)
     norms = {bf16.seed: (_logs(bf16), _logs(fp8)) for bf16, fp8 in pairs}
-    seen = _see("gradient norm", norms, Stretch("later", late, late, NORM_CAP, LATER), lengths(window), factor, window)
+    bursts = [
+        one
+        for steps in (slice(planned // 20, half), slice(half, planned))
+        for one in _see("gradient norm", norms, _alike("", steps, NORM_CAP, LATER), lengths(window), factor, window)
+    ]
     said = f"{_say(factor)}, as logarithms; {LATER:.3g} at least, and log 2 x the root of {window} over them at most"
-    yield _tell("gradient_norm.short", seen, said)
+    yield _tell("gradient_norm.short", bursts, said)
     yield from _check_parts(pairs, (_alike("learning", first, math.inf), settled), factor, window)
 
 
@@ -109,8 +112,8 @@ def _logs(curve: LossCurve) -> tuple[float, ...]:
     return tuple(math.log(norm) if norm > 0 else math.nan for norm in curve.gradient_norms)
 
 
-def _alike(name: str, steps: slice, cap: float = CAP) -> Stretch:
-    return Stretch(name, steps, steps, cap)
+def _alike(name: str, steps: slice, cap: float = CAP, least: float = 0.0) -> Stretch:
+    return Stretch(name, steps, steps, cap, least)
 
 
 def lengths(longest: int) -> tuple[int, ...]:

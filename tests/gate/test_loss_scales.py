@@ -125,6 +125,13 @@ def test_real_curves_with_a_spike_in_one_seed() -> None:
     assert failures(bf16, spiked) == {"gap.short.settled", "gap.noise.settled"}
 
 
+def test_real_gradients_with_a_late_burst_are_held_to_what_seeds_do_late() -> None:
+    """Three times as large for ten steps: while they learn seeds are as far apart, and not in the second half."""
+    bf16, delayed = ([curve_of(recipe, "none", seed) for seed in range(3)] for recipe in ("bf16", "delayed"))
+    norms = tuple(norm * (3 if 700 <= step < 710 else 1) for step, norm in enumerate(delayed[0].gradient_norms))
+    assert failures(bf16, [replace(delayed[0], gradient_norms=norms), *delayed[1:]]) == {"gradient_norm.short"}
+
+
 def test_a_mean_in_one_pass_is_that_of_each_window() -> None:
     values = [float(step * step % 17) for step in range(40)]
     for window in lengths(12):
