@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Final
 
 from ...evidence.receipt import Outcome, Receipt
-from ...evidence.receipt_phases import is_only_timed
 
 _TIMED: Final = "speed"  # first word of checks of a timed use (probes/stopwatch.py), which a run may leave out
 _SHOWN: Final = 3
@@ -18,12 +17,12 @@ _SHOWN: Final = 3
 def find_lost_checks(before: Receipt, after: Receipt) -> tuple[str, ...]:
     """Names, in the order in which they were made; empty where other checks were to be expected.
 
-    Those are of another commit, seed or path that was asked for, of a run that only timed, and of a second backend that
-    the receipt says is not there now.
+    Those are of another commit, seed or path that was asked for, and of a second backend that the receipt says is not
+    there now. A receipt of a run that only timed its module lacks all of them.
     """
     good = before.outcome is Outcome.PASS and after.outcome is Outcome.PASS
     alike = before.commit == after.commit != "" and before.seed == after.seed and before.requested == after.requested
-    if not good or not alike or any(is_only_timed(one.outcome, one.seconds) for one in (before, after)):
+    if not good or not alike:
         return ()
     made = {check.name for check in after.checks}
     absent = {row.requested for row in after.backends if not row.claimed and not row.observed}
