@@ -112,7 +112,8 @@ def test_a_burst_of_gradients_fails() -> None:
     curves = [run("delayed", one) for one in range(3)]
     burst = tuple(norm * (5 if step >= STEPS - 3 else 1) for step, norm in enumerate(curves[1].gradient_norms))
     assert failures(REFERENCE, [curves[0], replace(curves[1], gradient_norms=burst), curves[2]]) == {
-        "gradient_norm.short"
+        "gradient_norm.short",
+        "gradient_norm.noise.settled",
     }
 
 
@@ -130,6 +131,15 @@ def test_real_gradients_with_a_late_burst_are_held_to_what_seeds_do_late() -> No
     bf16, delayed = ([curve_of(recipe, "none", seed) for seed in range(3)] for recipe in ("bf16", "delayed"))
     norms = tuple(norm * (3 if 700 <= step < 710 else 1) for step, norm in enumerate(delayed[0].gradient_norms))
     assert failures(bf16, [replace(delayed[0], gradient_norms=norms), *delayed[1:]]) == {"gradient_norm.short"}
+
+
+@pytest.mark.parametrize(("times", "fails"), [(1.2, set()), (20.0, {"gradient_norm.noise.settled"})])
+def test_real_gradients_that_spike_again_and_again_fail(times: float, fails: set[str]) -> None:
+    """One step in fifty, each within what a single step of a seed may be off."""
+    bf16, delayed = ([curve_of(recipe, "none", seed) for seed in range(3)] for recipe in ("bf16", "delayed"))
+    norms = tuple(norm * (times if step % 50 == 25 else 1) for step, norm in enumerate(delayed[2].gradient_norms))
+    found = failures(bf16, [*delayed[:2], replace(delayed[2], gradient_norms=norms)])
+    assert fails <= found if fails else not found
 
 
 def test_a_mean_in_one_pass_is_that_of_each_window() -> None:
