@@ -5,11 +5,11 @@ between two seeds, so everything is judged on that *paired* gap, step by step:
 
 - `steps`: each planned step once, in order, finite. Anything else fails; in BF16 it refuses, see `loss_records`.
 - `gap.settled`: in the second half of the run, the smoothed gap of each seed, at its largest. Its bar is how far
-  two BF16 seeds may lie apart by chance where they differ most: their spread there, times Student's t for so many
-  seeds, times the root of 2 for a difference of two runs; and 0.01 nats at most: few seeds, or seeds that differ much,
-  never buy more room than that.
+  two BF16 seeds may lie apart by chance where they differ most: their spread there, times Student's t for the farthest
+  of so many seeds, times the root of 2 for a difference of two runs; and 0.01 nats at most: few seeds, or seeds that
+  differ much, never buy more room than that.
 - `gap.tail`: the bias over the last fifth, mean over seeds. Noise averages out there and a fault does not: the bar of
-  one seed, divided by the square root of their number.
+  one seed by itself, divided by the square root of their number.
 - `gap.learning`: the same in the first half, where a delay of few steps already is a large gap, and seeds differ more;
   0.01 nats at most there too. After the first tenth it has a bar of its own: what seeds do at the start is no leave.
 - `gap.short`, `gap.noise`, `part_loss`: in `loss_scales`, what a long mean levels out, and the parts of the data.
@@ -34,7 +34,7 @@ from .loss_observed import check_observed, hold
 from .loss_pairs import REFERENCE, find_damage, find_refusals, pair_by_seed
 from .loss_records import find_wrong_records
 from .loss_scales import check_scales
-from .loss_statistics import CAP, smooth, spread_of_seeds, subtract, t_95
+from .loss_statistics import CAP, smooth, spread_of_seeds, subtract, t_95, t_of_largest
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,12 @@ def decide_loss(
     split = at.half  # windows from here on lie in the second half as a whole
     spread = spread_of_seeds([values[split:] for values in smoothed])
     early_spread = spread_of_seeds([values[:split] for values in smoothed])
-    factor = t_95(len(pairs)) * math.sqrt(2)
+    factor = t_of_largest(len(pairs)) * math.sqrt(2)
     bar, early_bar = min(CAP, factor * spread), min(CAP, max(factor * early_spread, factor * spread))
-    said = (
-        f"{factor:.3g} (Student's t of {len(pairs)} seeds x the root of 2, for a difference of two runs) x the largest "
-        f"spread of {REFERENCE} in a window of {at.window} steps of the {{}} half, {{:.3g}} nats; {CAP} at most"
-    )
+    alone = t_95(len(pairs)) * math.sqrt(2)  # of one mean of all seeds, none of which is the farthest
+    said = _say_bar(factor, f"the farthest of {len(pairs)} seeds", at)
     settled = said.format("second", spread)
+    of_all = f"{_say_bar(alone, f'{len(pairs)} seeds', at)}, over their root".format("second", spread)
     learning = (
         _Bounded("size", slice(0, split), early_bar, said.format("first", early_spread)),
         _bound_later(smoothed, at, spread, factor, said),
@@ -119,7 +118,7 @@ def decide_loss(
     checks = (
         *steps,
         *_check_gap("gap.settled", series, _Bounded("size", slice(split, None), bar, settled)),
-        _check_tail(pairs, at, bar / math.sqrt(len(pairs)), f"over the root of {len(pairs)} seeds: {settled}"),
+        _check_tail(pairs, at, min(CAP, alone * spread) / math.sqrt(len(pairs)), of_all),
         *_check_gap("gap.learning", series, *learning),
         *check_scales(pairs, at.planned, factor),
         *check_norms(pairs, at.planned, at.matched, factor),
@@ -135,6 +134,14 @@ def decide_loss(
         early_bar=early_bar,
         spread=_finite(spread),
         series=series if all(math.isfinite(v) for each in series for v in (*each.reference, *each.gap)) else (),
+    )
+
+
+def _say_bar(factor: float, whose: str, at: Stretches) -> str:
+    """Where a bar comes from, with places for the half of the run and the spread."""
+    return (
+        f"{factor:.3g} (Student's t of {whose} x the root of 2, for a difference of two runs) x the largest spread of "
+        f"{REFERENCE} in a window of {at.window} steps of the {{}} half, {{:.3g}} nats; {CAP} at most"
     )
 
 

@@ -6,7 +6,9 @@ looked for. A norm of 0 beside one that is not is infinitely far off.
 - `gradient_norm.matched`: all gradients together over the first twentieth, where FP8 and BF16 still have nearly the
   same weights, so that the ratio is that of the arithmetic: a scaled loss, however little.
 - `gradient_norm.later`: the same over each tenth of the rest, where weights have drifted apart as seeds do.
-- `part_norm.matched`: each part of the model over the first twentieth: a layer that gets no gradients, letters whose
+- `part_norm.first`: each part of the model over the first steps, whose weights are the same but for a few updates: a
+  scale of one layer that is off, which Adam hides from the loss, and the norm of all if it is small.
+- `part_norm.matched`: each part over the first twentieth: a layer that gets no gradients, letters whose
   gradients are flushed, which weigh nothing in the norm of all.
 - `part_norm.later`: parts that vanish or blow up later.
 """
@@ -33,6 +35,7 @@ CAP: Final = math.log(2)  # of those bars: whatever halves or doubles a gradient
 # Healthy runs of the same seed wander apart: by 3.1 at most in a part, on an H200 on 2026-11-21. What is looked for is
 # off by 2^10 and more, or 0.
 VANISHING: Final = math.log(16)
+FEWEST: Final = 5  # steps of a median that one spike and the first step of delayed scaling leave alone
 
 Pairs = Sequence[tuple[LossCurve, LossCurve]]
 Norms = Mapping[int, tuple[Sequence[float], Sequence[float]]]  # seed -> those of BF16 and of FP8
@@ -83,11 +86,14 @@ def check_norms(pairs: Pairs, planned: int, matched: int, factor: float) -> Iter
     if lacking := sorted({part for part in parts for pair in pairs for c in pair if part not in c.part_norms}):
         yield Check("part_norm.recorded", False, detail=f"not every run recorded {', '.join(lacking)}")
         return
-    early, late = [], []
+    start, early, late = [], [], []
     for part in parts:
         own = {bf16.seed: (bf16.part_norms[part], fp8.part_norms[part]) for bf16, fp8 in pairs}
+        begin = range(max(matched // 10, FEWEST))
+        start.append(_see(part, _unflushed(own, begin), begin, 0.0, LATER, LATER))
         early.append(_see(part, own, first, factor, MATCHED, CAP))
         late += [_see(part, own, stretch, 0.0, VANISHING, VANISHING) for stretch in short]
+    yield _tell("part_norm.first", start, f"{LATER:.3g}, twice the smallest scaling looked for; of {len(parts)} parts")
     least = f"{MATCHED:.3g} (half the smallest scaling looked for)"
     yield _tell("part_norm.matched", early, f"{said}, {least} at least and log 2 at most; of {len(parts)} parts")
     yield _tell("part_norm.later", late, f"a sixteenth and 16 times, as a logarithm: what vanishes; {len(parts)} parts")
@@ -101,6 +107,15 @@ def _see(part: str, norms: Norms, stretch: range, factor: float, least: float, m
         statistics.median([math.log(norm) for norm in bf16[chosen] if norm > 0] or [0.0]) for bf16, _ in norms.values()
     ]
     return _Seen(part, stretch, seed, medians[seed], min(most, max(least, factor * sample_deviation(logs))))
+
+
+def _unflushed(norms: Norms, stretch: range) -> Norms:
+    """Without steps whose gradients FP8 flushed, as delayed scaling does after a spike: 0 is for the others to see."""
+    kept = {}
+    for seed, (bf16, fp8) in norms.items():
+        rows = [(bf16[step], fp8[step]) for step in stretch if fp8[step] != 0.0] or [(1.0, 1.0)]
+        kept[seed] = tuple(one for one, _ in rows), tuple(other for _, other in rows)
+    return kept
 
 
 def _size(median: float) -> float:

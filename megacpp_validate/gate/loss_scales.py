@@ -11,8 +11,9 @@ may lie apart over as many steps, by chance, where they differ most.
 - `gap.noise`: from step to step, beside the noisiest difference of two BF16 seeds, which have nothing in common but the
   data; twice that at most, as nothing may double that a gradient may not. It comes from differences of neighbours, so
   that nothing slow is in it.
-- `gradient_norm.short`: the same of the gradients of the whole, once weights have drifted apart; `loss_norms` looks at
-  medians, which a burst of few steps leaves alone.
+- `gradient_norm.short`: the same of the gradients of the whole, once weights have drifted apart, in each half;
+  `loss_norms` looks at medians, which a burst of few steps leaves alone. `gradient_norm.noise`: spikes of single steps
+  that come again, of which none is beyond what one step may be.
 - `part_loss`: the loss of each part of the data, in the same way. A part moves the whole by its share, so that its cap
   is that of the whole times the number of parts; while it is learned, seeds alone are the bar.
 
@@ -95,12 +96,18 @@ def check_scales(pairs: Pairs, planned: int, factor: float) -> Iterator[Check]:
         cap = f"; at most {stretch.cap} x the root of {window} over them" if math.isfinite(stretch.cap) else ""
         yield _tell(f"gap.short.{stretch.name}", seen, f"{_say(factor)}{cap}")
     for stretch in (learning, settled):
-        yield _check_noise(stretch, whole, window)
-    late = slice(planned // 20, planned)
+        yield _check_noise(f"gap.noise.{stretch.name}", stretch.steps, whole, window)
     norms = {bf16.seed: (_logs(bf16), _logs(fp8)) for bf16, fp8 in pairs}
-    seen = _see("gradient norm", norms, Stretch("later", late, late, NORM_CAP, LATER), lengths(window), factor, window)
+    halves = {"learning": slice(planned // 20, half), "settled": slice(half, planned)}
+    for name, steps in halves.items():
+        yield _check_noise(f"gradient_norm.noise.{name}", steps, norms, window, LATER)
+    bursts = [
+        one
+        for steps in halves.values()
+        for one in _see("gradient norm", norms, _alike("", steps, NORM_CAP, LATER), lengths(window), factor, window)
+    ]
     said = f"{_say(factor)}, as logarithms; {LATER:.3g} at least, and log 2 x the root of {window} over them at most"
-    yield _tell("gradient_norm.short", seen, said)
+    yield _tell("gradient_norm.short", bursts, said)
     yield from _check_parts(pairs, (_alike("learning", first, math.inf), settled), factor, window)
 
 
@@ -109,8 +116,8 @@ def _logs(curve: LossCurve) -> tuple[float, ...]:
     return tuple(math.log(norm) if norm > 0 else math.nan for norm in curve.gradient_norms)
 
 
-def _alike(name: str, steps: slice, cap: float = CAP) -> Stretch:
-    return Stretch(name, steps, steps, cap)
+def _alike(name: str, steps: slice, cap: float = CAP, least: float = 0.0) -> Stretch:
+    return Stretch(name, steps, steps, cap, least)
 
 
 def lengths(longest: int) -> tuple[int, ...]:
@@ -159,27 +166,26 @@ def _see(what: str, series: Series, at: Stretch, windows: Sequence[int], factor:
             yield _Seen(what, length, at.steps.start + place + length - 1, seed, size, bar)
 
 
-def _check_noise(at: Stretch, series: Series, window: int) -> Check:
-    chosen = at.steps
+def _check_noise(name: str, chosen: slice, series: Series, window: int, least: float = 0.0) -> Check:
     references = [bf16[chosen] for bf16, _ in series.values()]
     apart = max(_noise(subtract(one, other)) for one, other in combinations(references, 2))
     # Seeds that differ smoothly say nothing of steps: what windows of them are apart by may come from independent steps
     # as well, whose noise is larger by the root of the window.
     spread = spread_of_seeds([means(one, window) for one in references])
-    bar = max(GROWTH * apart, spread * math.sqrt(window))
+    bar = max(GROWTH * apart, spread * math.sqrt(window), least)
     noises = {seed: _noise(subtract(fp8[chosen], bf16[chosen])) for seed, (bf16, fp8) in series.items()}
     seed = max(noises, key=lambda one: math.inf if math.isnan(noises[one]) else noises[one])
     passed = noises[seed] <= bar
     said = (
         f"{GROWTH:g} x the noise of the difference of two seeds of bf16, or their spread over {window} "
-        f"steps x the root of {window}"
+        f"steps x the root of {window}{f'; {least:.3g} at least, of logarithms' if least else ''}"
     )
     part = Part("size", _finite(noises[seed]), _finite(bar), passed, said)
-    return Check(f"gap.noise.{at.name}", passed, (part,), f"seed {seed}, steps {chosen.start} to {chosen.stop - 1}")
+    return Check(name, passed, (part,), f"seed {seed}, steps {chosen.start} to {chosen.stop - 1}")
 
 
 def _noise(gaps: Sequence[float]) -> float:
-    """What a step is off by for itself, in nats: root mean square of differences of neighbours, over the root of 2."""
+    """What a step is off by for itself: root mean square of differences of neighbours, over the root of 2."""
     squares = [(after - before) * (after - before) / 2 for before, after in pairwise(gaps)]
     return math.sqrt(sum(squares) / len(squares)) if squares else 0.0
 

@@ -14,6 +14,9 @@ CAP: Final = 0.01  # nats: what the smoothed loss of FP8 may be off by at most, 
 # Student's t, two-sided 95%, by degrees of freedom; beyond the last one the last one is taken, which is the larger bar.
 _T_95: Final = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 15: 2.131, 20: 2.086}
 
+_FEWEST_SEEDS: Final = 3
+_PRECISION: Final = 1e-9
+
 
 def smooth(values: Sequence[float], window: int) -> tuple[float, ...]:
     """Means over each `window` values in a row: `len(values) - window + 1` of them."""
@@ -51,6 +54,39 @@ def sample_deviation(values: Sequence[float]) -> float:
 def t_95(seeds: int) -> float:
     """How many sample standard deviations another seed may be off, at 95%, where `seeds` seeds gave that deviation."""
     return _T_95[max(freedom for freedom in _T_95 if freedom <= max(seeds - 1, 2))]
+
+
+def t_of_largest(seeds: int) -> float:
+    """How many deviations the farthest of `seeds` seeds may be off, where as many gave that deviation.
+
+    Each seed that is looked at has a chance of its own to be beyond a bar: at 95% one of sixteen is, as a rule. So each
+    is asked at 3 / `seeds` of those 5%, which keeps the chance of all of them at that of three (Bonferroni).
+
+    Args:
+        seeds: three or more; three have the bar of `t_95`.
+    """
+    if seeds <= _FEWEST_SEEDS:
+        return t_95(seeds)
+    beyond = 0.05 * _FEWEST_SEEDS / seeds
+    low, high = 0.0, t_95(_FEWEST_SEEDS)  # of three seeds, beyond which no more of them lie
+    while high - low > _PRECISION:
+        middle = (low + high) / 2
+        low, high = (middle, high) if 1 - _within(middle, seeds - 1) > beyond else (low, middle)
+    return high
+
+
+def _within(t: float, freedom: int) -> float:
+    """How likely Student's t of two or more degrees of freedom is between -t and t.
+
+    M. Abramowitz and I. A. Stegun, Handbook of Mathematical Functions, 1964, 26.7.3 and 26.7.4.
+    """
+    angle = math.atan(t / math.sqrt(freedom))
+    odd = freedom % 2
+    term = total = math.cos(angle) if odd else 1.0
+    for power in range(2 + odd, freedom - 1, 2):
+        term *= math.cos(angle) ** 2 * (power - 1) / power
+        total += term
+    return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
 
 
 def _variance(values: Sequence[float]) -> float:

@@ -10,7 +10,7 @@ import pytest
 from small_curves import STEPS, make_pairs
 
 from megacpp_validate.evidence.loss_curve import LossCurve
-from megacpp_validate.gate.loss_norms import CAP, MATCHED, check_norms
+from megacpp_validate.gate.loss_norms import CAP, FEWEST, LATER, MATCHED, check_norms
 
 FACTOR = 4.303 * math.sqrt(2)
 FIRST = STEPS // 20
@@ -39,14 +39,14 @@ def _frozen(parts: dict[str, list[float]]) -> dict[str, tuple[float, ...]]:
     return {part: tuple(values) for part, values in parts.items()}
 
 
-def failed(made: Sequence[tuple[LossCurve, LossCurve]]) -> dict[str, str]:
-    return {check.name: check.detail for check in check_norms(made, STEPS, FIRST, FACTOR) if not check.passed}
+def failed(made: Sequence[tuple[LossCurve, LossCurve]], matched: int = FIRST) -> dict[str, str]:
+    return {check.name: check.detail for check in check_norms(made, STEPS, matched, FACTOR) if not check.passed}
 
 
 def test_equal_norms_pass_and_every_check_is_made() -> None:
     checks = list(check_norms(pairs(), STEPS, FIRST, FACTOR))
     assert [check.name for check in checks] == [
-        "gradient_norm.matched", "gradient_norm.later", "part_norm.matched", "part_norm.later",
+        "gradient_norm.matched", "gradient_norm.later", "part_norm.first", "part_norm.matched", "part_norm.later",
     ]  # fmt: skip
     assert all(check.passed for check in checks)
 
@@ -55,7 +55,7 @@ def test_equal_norms_pass_and_every_check_is_made() -> None:
 @pytest.mark.parametrize("factor", [0.0, 0.4, 2.5])
 def test_a_part_that_is_zeroed_or_scaled_is_named(part: str, factor: float) -> None:
     said = failed(pairs({part: lambda _, norm: factor * norm}))
-    assert set(said) == {"part_norm.matched"} | ({"part_norm.later"} if factor < 1 / 16 else set())
+    assert set(said) == {"part_norm.matched", "part_norm.later" if factor == 0.0 else "part_norm.first"}
     assert all(part in detail for detail in said.values())
 
 
@@ -71,21 +71,32 @@ def test_a_part_that_vanishes_or_blows_up_late_fails_late(part: str, factor: flo
 def test_one_seed_is_enough() -> None:
     made = pairs({"quiet": lambda _, norm: 0.0 * norm})
     healthy = pairs()
-    (said, _) = failed([healthy[0], made[1], healthy[2]]).values()
-    assert "seed 1" in said
+    said = failed([healthy[0], made[1], healthy[2]])
+    assert len(said) == 2
+    assert all("seed 1" in detail for detail in said.values())
 
 
 def test_bars_follow_the_spread_of_seeds_between_their_ends() -> None:
-    def scaled(size: float) -> dict[str, Norms]:
-        return {"quiet": lambda _, norm: norm * math.exp(size)}
+    def found(size: float, apart: float = 0.0) -> set[str]:
+        scaled: Norms = lambda step, norm: norm * math.exp(size * (step >= FEWEST))  # noqa: E731
+        return set(failed(pairs({"quiet": scaled}, apart), matched=4 * FEWEST))
 
-    assert failed(pairs(scaled(0.99 * MATCHED))) == {}
-    assert set(failed(pairs(scaled(1.01 * MATCHED)))) == {"part_norm.matched"}
+    assert found(0.99 * MATCHED) == set()
+    assert found(1.01 * MATCHED) == {"part_norm.matched"}
     apart = 0.05  # its sample deviation over seeds 0, 1, 2 is the same
-    assert failed(pairs(scaled(0.99 * FACTOR * apart), apart)) == {}
-    assert failed(pairs(scaled(1.01 * FACTOR * apart), apart))
-    assert failed(pairs(scaled(0.99 * CAP), apart=9.0)) == {}
-    assert failed(pairs(scaled(1.01 * CAP), apart=9.0))
+    assert found(0.99 * FACTOR * apart, apart) == set()
+    assert found(1.01 * FACTOR * apart, apart) == {"part_norm.matched"}
+    assert found(0.99 * CAP, apart=9.0) == set()
+    assert found(1.01 * CAP, apart=9.0) == {"part_norm.matched"}
+
+
+@pytest.mark.parametrize(("size", "fails"), [(0.99 * LATER, False), (1.01 * LATER, True), (-1.01 * LATER, True)])
+def test_where_weights_are_the_same_seeds_that_differ_buy_no_room(size: float, fails: bool) -> None:
+    """The same in both runs of each seed; scaled from the first step on, in one seed or in all of them."""
+    made = pairs({"quiet": lambda _, norm: norm * math.exp(size)}, apart=9.0)
+    assert set(failed(made, matched=10 * FEWEST)) == ({"part_norm.first"} if fails else set())
+    healthy = pairs(apart=9.0)
+    assert set(failed([healthy[0], made[1], healthy[2]])) == ({"part_norm.first"} if fails else set())
 
 
 def test_a_part_that_one_run_did_not_record_fails() -> None:

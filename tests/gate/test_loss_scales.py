@@ -76,6 +76,14 @@ def test_noise_that_has_grown_fails(times: float, fails: bool) -> None:
     assert ("gap.noise.settled" in failed(noise=times * NOISE)) is fails
 
 
+@pytest.mark.parametrize(("gap", "fails"), [(0.0, False), (5 * NOISE / math.sqrt(STEPS / 10), True)])
+def test_the_farthest_of_sixteen_seeds_passes_where_chance_takes_it(gap: float, fails: bool) -> None:
+    """Runs like BF16's; and one of them off by five times what a mean over a window deviates by."""
+    seeds = range(200, 216)
+    curves = [run("delayed", seed, lambda step, off=gap * (seed == 207): off * (step >= 60)) for seed in seeds]  # type: ignore[misc]
+    assert ("gap.settled" in failures([run("bf16", seed) for seed in seeds], curves)) is fails
+
+
 def test_a_spike_that_bf16_has_too_passes() -> None:
     """A bad batch: every run of it jumps."""
     bad: Gap = lambda step: 0.5 * (step == 70)  # noqa: E731
@@ -104,7 +112,8 @@ def test_a_burst_of_gradients_fails() -> None:
     curves = [run("delayed", one) for one in range(3)]
     burst = tuple(norm * (5 if step >= STEPS - 3 else 1) for step, norm in enumerate(curves[1].gradient_norms))
     assert failures(REFERENCE, [curves[0], replace(curves[1], gradient_norms=burst), curves[2]]) == {
-        "gradient_norm.short"
+        "gradient_norm.short",
+        "gradient_norm.noise.settled",
     }
 
 
@@ -115,6 +124,22 @@ def test_real_curves_with_a_spike_in_one_seed() -> None:
     losses[700] += 0.2
     spiked = [delayed[0], replace(delayed[1], losses=tuple(losses)), delayed[2]]
     assert failures(bf16, spiked) == {"gap.short.settled", "gap.noise.settled"}
+
+
+def test_real_gradients_with_a_late_burst_are_held_to_what_seeds_do_late() -> None:
+    """Three times as large for ten steps: while they learn seeds are as far apart, and not in the second half."""
+    bf16, delayed = ([curve_of(recipe, "none", seed) for seed in range(3)] for recipe in ("bf16", "delayed"))
+    norms = tuple(norm * (3 if 700 <= step < 710 else 1) for step, norm in enumerate(delayed[0].gradient_norms))
+    assert failures(bf16, [replace(delayed[0], gradient_norms=norms), *delayed[1:]]) == {"gradient_norm.short"}
+
+
+@pytest.mark.parametrize(("times", "fails"), [(1.2, set()), (20.0, {"gradient_norm.noise.settled"})])
+def test_real_gradients_that_spike_again_and_again_fail(times: float, fails: set[str]) -> None:
+    """One step in fifty, each within what a single step of a seed may be off."""
+    bf16, delayed = ([curve_of(recipe, "none", seed) for seed in range(3)] for recipe in ("bf16", "delayed"))
+    norms = tuple(norm * (times if step % 50 == 25 else 1) for step, norm in enumerate(delayed[2].gradient_norms))
+    found = failures(bf16, [*delayed[:2], replace(delayed[2], gradient_norms=norms)])
+    assert fails <= found if fails else not found
 
 
 def test_a_mean_in_one_pass_is_that_of_each_window() -> None:

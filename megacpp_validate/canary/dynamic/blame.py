@@ -203,7 +203,9 @@ def _root_of(
     for cause in ranked[: ranked.index(effect)]:
         if seen_through.get(effect.module) == cause.module:
             return roots[cause.module]
-        if cause.module not in seen_through and (link := _link(cause, effect, order)):
+        if cause.module in seen_through or _is_older(roots[cause.module], effect):
+            continue
+        if link := _link(cause, effect, order):
             found.append((link, cause))
     if not found:
         return effect
@@ -218,6 +220,11 @@ def _root_of(
         roots[cause.module] = cause
         return cause
     return roots[cause.module]
+
+
+def _is_older(culprit: Red, effect: Red) -> bool:
+    """Whether a culprit failed in the same way while a module held, which met what broke it now itself."""
+    return culprit.change is Change.SAME_FAILURE and effect.was_good and effect.saw_itself
 
 
 def _link(cause: Red, effect: Red, order: Order) -> Link:

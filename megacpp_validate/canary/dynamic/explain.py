@@ -48,12 +48,11 @@ def explains(cause: Red, effect: Red) -> Link:
     """How the failure of `cause` explains that of `effect`, which depends on it."""
     if effect.is_blocked:
         return _explains_blocked(cause, effect)
-    link = _explains_seen(cause, effect)
-    if cause.change is Change.SAME_FAILURE and effect.was_good and link < Link.SAME:
-        return Link.NONE  # it failed in the same way while the effect was good
+    if cause.change is Change.SAME_FAILURE and effect.was_good:
+        return Link.NONE  # it failed in the same way while the effect was good: what took it there is new
     if effect.change is Change.SAME_FAILURE and cause.change is not Change.SAME_FAILURE:
         return Link.NONE  # the effect was there before the cause
-    return link
+    return _explains_seen(cause, effect)
 
 
 def is_one_failure(one: Red, other: Red) -> bool:

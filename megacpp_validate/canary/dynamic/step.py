@@ -17,6 +17,7 @@ from .blame import Case, Order, file_reds, merge_cases, read_order, share_cases,
 from .boundary import is_first_seen, name_boundary
 from .compare import compare, has_evidence, is_red
 from .culprits import Sides, component_of, say_timing, tell_case, tell_green
+from .lost_checks import find_lost_checks, say_lost_checks
 from .next_steps import Facts
 from .performance import file_slow
 from .red import Red
@@ -94,7 +95,7 @@ def compare_stacks(
     order = read_order(modules)
     names = (*order.names, *sorted((old.keys() | new.keys()) - set(order.names)))
     hosts = _find_hosts(new)
-    out = hosts.keys() | _out_of_sight(new, hosts)  # ended by the host; blocked by what is not red, or is not there
+    out = hosts.keys() | _out_of_sight(old, new, hosts)  # ended by the host; blocked by what says nothing of the step
     seen = {name: receipt for name, receipt in new.items() if name not in out}
     changes = {name: compare(old.get(name), seen.get(name)) for name in names}
     reds = [Red(name, seen[name], changes[name], old.get(name)) for name in names if is_red(seen.get(name))]
@@ -126,7 +127,7 @@ def compare_stacks(
         culprits=tuple(sorted((*culprits, *green), key=lambda culprit: rank.get(culprit.module, len(names)))),
         timings=tuple(timings),
         versions=sides.facts.versions,
-        lost=_lost(rows, new, out, after, target) | _say_hosts(new, hosts),
+        lost=_lost(rows, new, out, after, target) | _say_hosts(new, hosts) | _say_unchecked(order, sides, new),
     )
 
 
@@ -223,25 +224,35 @@ def _find_hosts(receipts: Mapping[str, Receipt]) -> dict[str, str]:
     return {name: fault for name, receipt in receipts.items() if (fault := find_host_fault(receipt))}
 
 
-def _out_of_sight(new: Mapping[str, Receipt], hosts: Collection[str]) -> set[str]:
-    """Blocked cells that nothing red stands behind; what met a fault of the host is not red."""
+def _out_of_sight(old: Mapping[str, Receipt], new: Mapping[str, Receipt], hosts: Collection[str]) -> set[str]:
+    """Blocked cells that nothing red stands behind, or what failed in the same way before, while they held.
+
+    What met a fault of the host is not red.
+    """
     shown = (receipt for name, receipt in new.items() if name not in hosts)
-    red = {receipt.cell for receipt in shown if is_red(receipt) and receipt.outcome is not Outcome.BLOCKED}
+    red = {receipt.cell: receipt for receipt in shown if is_red(receipt) and receipt.outcome is not Outcome.BLOCKED}
     by_cell = {receipt.cell: receipt for receipt in new.values()}
 
-    def is_behind(receipt: Receipt) -> bool:
+    def find_behind(receipt: Receipt) -> Receipt | None:
         met: set[str] = set()
         while receipt.outcome is Outcome.BLOCKED and receipt.cell not in met:
             met.add(receipt.cell)
             if receipt.blocked_by in red:
-                return True
+                return red[receipt.blocked_by]
             following = by_cell.get(receipt.blocked_by)
             if following is None:
-                return False
+                return None
             receipt = following
-        return False
+        return None
 
-    return {name for name, receipt in new.items() if receipt.outcome is Outcome.BLOCKED and not is_behind(receipt)}
+    def is_out(name: str, receipt: Receipt) -> bool:
+        behind = find_behind(receipt)
+        if behind is None:
+            return True
+        held = name in old and old[name].outcome.is_good
+        return held and compare(old.get(behind.probe), behind) is Change.SAME_FAILURE
+
+    return {name for name, one in new.items() if one.outcome is Outcome.BLOCKED and is_out(name, one)}
 
 
 def _lost(
@@ -275,6 +286,13 @@ def _say_unseen(
 
 def _say_hosts(new: Mapping[str, Receipt], hosts: Mapping[str, str]) -> dict[str, str]:
     return {new[name].cell: f"a fault of the host: {fault} ({new[name].reason})" for name, fault in hosts.items()}
+
+
+def _say_unchecked(order: Order, sides: Sides, new: Mapping[str, Receipt]) -> dict[str, str]:
+    """Modules that hold, and of which less was looked at than before."""
+    both = [name for name in order.names if name in sides.before and name in new]
+    lost = {new[name].cell: find_lost_checks(sides.before[name], new[name]) for name in both}
+    return {cell: say_lost_checks(names, sides.facts.before) for cell, names in lost.items() if names}
 
 
 def _why_lost(name: str, after: StackReceipts, target: str) -> str:
