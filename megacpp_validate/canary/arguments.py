@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from .surface import UNKNOWN, Argument
@@ -46,9 +47,15 @@ def _is_tensor_method(node: ast.expr) -> bool:
 
 
 def parameter_facts(arguments: ast.arguments) -> dict[str, Argument]:
-    """What the annotations of a function say of its parameters."""
-    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    return {argument.arg: _annotated(argument.annotation) for argument in every}
+    """What the annotations of a function say of its parameters, and their defaults."""
+    places = [*arguments.posonlyargs, *arguments.args]
+    defaults: list[tuple[ast.arg, ast.expr | None]] = [
+        *zip(reversed(places), reversed(arguments.defaults), strict=False)
+    ]
+    defaults += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    usual = {a.arg: (d.value,) for a, d in defaults if isinstance(d, ast.Constant)}
+    every = [*places, *arguments.kwonlyargs]
+    return {a.arg: replace(_annotated(a.annotation), usual=usual.get(a.arg, ())) for a in every}
 
 
 def _annotated(node: ast.expr | None) -> Argument:
