@@ -134,7 +134,7 @@ class _Comparison:
         if after is None:
             if not self._replaced_by(use):
                 lost = self._lost_symbol(before)
-                missed = not self._does_without(use)
+                missed = not self._does_without(use) or self._has_no_other_way(use)
                 yield lost if missed else replace(lost, impact=Impact.RISK, cause=Cause.SILENT_FALLBACK)
             return
         if before.symbol != after.symbol and before.found and after.found:
@@ -165,6 +165,12 @@ class _Comparison:
         same = [o for o in self.surface.uses if (o.accessor, o.function) == here and o is not use]
         careful = all(o.optional or o.kind is UseKind.CLASS or use.accessor in o.present for o in same)
         return use.optional and careful
+
+    def _has_no_other_way(self, use: Use) -> bool:
+        """Whether the code that is run where an accessor gives None calls another one, that gives None, too."""
+        here = (use.module, use.function)
+        instead = [o for o in self._calls() if (o.module, o.function) == here and use.accessor in o.absent]
+        return bool(instead) and not any(o.optional or self._alive(o, self._after) for o in instead)
 
     def _kind_of_definition(self, before: Found, after: Found) -> Iterator[Change]:
         one, other = before.obj, after.obj

@@ -72,7 +72,7 @@ def _joined(
         if isinstance(value, ast.Tuple | ast.Constant) or text in alone:
             continue
         for _, now in other:
-            if isinstance(now, ast.Tuple) and now.elts and text == _text(now.elts[0], new.node_of(after)):
+            if isinstance(now, ast.Tuple) and text in {_text(value, new.node_of(after)) for value in now.elts}:
                 return value, now
     return None
 
@@ -202,5 +202,6 @@ def _annotations(
     values = [[ast.unparse(v) for v in bodies.returned_values(n) if v is not None] for n in nodes]
     fewer = several[0] and (texts[1] in _ONE or {r.length for r in returned(new, pair[1])} == {1})
     more = several[1] and texts[0] in _ONE and not use.unpack
-    if (fewer or more) and values[0] != values[1]:
+    as_said = fewer and {r.length for r in returned(old, pair[0])} != {1}  # else the annotation was wrong all along
+    if (as_said or more) and values[0] != values[1]:
         yield Change(ChangeKind.RETURN_CHANGED, Impact.BREAKING, after=where, old=texts[0], new=texts[1])

@@ -91,6 +91,8 @@ DECORATORS = [
     Case("none-is-never-passed", "def f(y=None):\n    y = 1 if y is None else y", "def f(y=None):\n    y = 2 if y is None else y", "def g(y=3):\n    te.f.require()(y=y)", set()),
     Case("bound-that-the-usual-value-breaks", BOUNDED.format(" = 1"), BOUNDED.format(" = Field(default=1, ge=32)"), "def g(size=16):\n    te.R.require()(size=size)", {"user guard-added size risk"}),
     Case("bound-that-it-keeps", BOUNDED.format(" = 1"), BOUNDED.format(" = Field(default=1, ge=2)"), "def g(size=16):\n    te.R.require()(size=size)", set()),
+    Case("kind-with-a-name-in-the-list", PLAIN, "def f(x, y=1):\n    if y not in ('a', 'b', 'c'): raise ValueError(y)", "Kind = Literal['a', 'b']\ndef g(y: Kind):\n    te.f.require()(1, y=y)", set()),
+    Case("kind-with-a-name-not-in-the-list", PLAIN, "def f(x, y=1):\n    if y not in ('a', 'c'): raise ValueError(y)", "Kind = Literal['b', 'd']\ndef g(y: Kind):\n    te.f.require()(1, y=y)", {"user guard-added y breaking"}),
     Case("match-refuses", PLAIN, "def f(x, y=1):\n    match y:\n        case 1 | 3: pass\n        case _: raise ValueError(y)", F12, {"user guard-added y breaking"}),
     Case("match-takes", PLAIN, "def f(x, y=1):\n    match y:\n        case 1 | 2: pass\n        case _: raise ValueError(y)", F12, set()),
 ]  # fmt: skip
@@ -124,7 +126,12 @@ GIVES = [
 
 
 GETS = "def __getattr__(name):\n    if name in _OLD:\n        from .deep import f as g\n        {}\n        return g\n    raise AttributeError(name)\n_OLD = ('f',)"
+EITHER = (
+    "def g():\n    first = te.f()\n    if first is not None:\n        return first(1)\n    return te.h.require()(1)"
+)
 LAZY = [
+    Case("the-other-way-is-gone-too", "def f(x): ...\ndef h(x): ...", "", EITHER, {"user removed breaking"}),
+    Case("the-other-way-is-left", "def f(x): ...\ndef h(x): ...", "def h(x): ...", EITHER, {"user renamed risk"}),
     Case("lazily-deprecated", {"pytorch/__init__.py": GETS.format("pass"), "pytorch/deep.py": PLAIN}, {"pytorch/__init__.py": GETS.format("warnings.warn('f goes', DeprecationWarning)"), "pytorch/deep.py": PLAIN}, F12, {"user deprecated risk"}),
 ]  # fmt: skip
 
