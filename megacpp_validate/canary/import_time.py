@@ -169,8 +169,8 @@ class _Walk:
                     if "__name__" not in ast.unparse(test):
                         self._top_level(then, place, _both(condition, ast.unparse(test)))
                         self._top_level(orelse, place, _both(condition, f"not ({ast.unparse(test)})"))
-                case ast.With(body=inner):
-                    self._top_level(inner, place, condition)
+                case ast.With(items=items, body=inner):
+                    self._top_level(inner, place, "optional" if _suppresses(items) else condition)
                 case ast.Assert() | ast.Raise():
                     for guard in bodies.guards_of([node]):
                         self._check(guard, place, condition)
@@ -282,6 +282,12 @@ def _when_nothing_failed(tried: ast.stmt, caught: str) -> str:
     if "PackageNotFound" in caught and len(named) == 1:
         return f"{named[0]} is installed"
     return f"no {caught} from `{ast.unparse(tried)[:80]}`"
+
+
+def _suppresses(items: list[ast.withitem]) -> bool:
+    """Whether what is missing is passed over: `with contextlib.suppress(ImportError):`."""
+    named = {name for item in items for name in re.findall(r"\w+", ast.unparse(item.context_expr))}
+    return "suppress" in named and bool(named & _COVERS)
 
 
 def _function_in(tree: ast.Module, name: str) -> ast.FunctionDef | None:

@@ -38,6 +38,8 @@ ASKED: dict[str, tuple[Sources, set[tuple[str, str, str]]]] = {
     "optional": ("try:\n    import einops\nexcept ImportError:\n    einops = None", set()),
     "optional-by-exception": ("try:\n    import einops\nexcept Exception:\n    einops = None", set()),
     "optional-among-others": ("try:\n    import einops\nexcept (ValueError, ModuleNotFoundError):\n    einops = None", set()),
+    "suppressed": ("with contextlib.suppress(ImportError):\n    import einops", set()),
+    "something-else-suppressed": ("with contextlib.suppress(ValueError):\n    import einops", {("library", "einops", "")}),
     "optional-bare": ("try:\n    import einops\nexcept:\n    einops = None", set()),
     "caught-as-something-else": ("try:\n    import einops\nexcept ValueError:\n    pass", {("library", "einops", "")}),
     "only-for-types": ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import einops", set()),
