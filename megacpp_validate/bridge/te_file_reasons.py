@@ -14,6 +14,7 @@ from .shared_objects import read_header
 from .te_install import SOURCES, Install
 
 INSTALL: Final = 'pip install --no-build-isolation "transformer-engine[pytorch]==VERSION"'
+RENAME: Final = "rename that file, or run from another folder (python -c 'import sys; print(sys.path)' tells)"
 REINSTALL: Final = f"reinstall: uninstall all parts, then {INSTALL}"
 
 
@@ -110,6 +111,47 @@ def no_extension(fault: BaseException, _: Install) -> Cause | None:
     return Cause(f"the torch extension is none of this process: {why}", REINSTALL)
 
 
+def emptied(fault: BaseException, _: Install) -> Cause | None:
+    """A source file without a byte in it, from which a name is wanted."""
+    file = fault.path if isinstance(fault, ImportError) else getattr(getattr(fault, "obj", None), "__file__", None)
+    if not file or "transformer_engine" not in Path(file).parts:
+        return None
+    try:
+        is_empty = Path(file).stat().st_size == 0
+    except OSError:
+        return None
+    return Cause(f"{file} is empty, as a full disk or a copy cut short leaves it", REINSTALL) if is_empty else None
+
+
+def with_null_bytes(install: Install) -> str:
+    """The first source file that holds zeros, which Python refuses without saying which it is; empty if none does."""
+    try:
+        files = (file for copy in install.copies[:1] for file in sorted(Path(copy).rglob("*.py")))
+        return next((str(file) for file in files if b"\0" in file.read_bytes()), "")
+    except OSError:
+        return ""
+
+
+def of_another_numpy(fault: BaseException, _: Install) -> Cause | None:
+    """A compiled module that was made for another numpy than the one that is here."""
+    if not re.search(r"numpy\.\w+ size changed|compiled using NumPy|numpy\.core\.multiarray failed", text_of(fault)):
+        return None
+    return Cause(
+        "a compiled module was built for another numpy than the one that is here",
+        "install the numpy that it was built for (numpy<2, as a rule), or reinstall the package of that module",
+    )
+
+
+def older_driver(fault: BaseException, _: Install) -> Cause | None:
+    """A driver that does not know the CUDA that is here."""
+    if not re.search(r"driver version is insufficient|NVIDIA driver on your system is too old", text_of(fault)):
+        return None
+    return Cause(
+        "the NVIDIA driver is older than what this CUDA runtime needs",
+        "update the driver, or install torch and Transformer Engine for the CUDA that nvidia-smi names",
+    )
+
+
 def shadowed(_: BaseException, install: Install) -> Cause | None:
     """A module of the same name that comes first on the path."""
     if not install.copies or not Path(install.copies[0]).is_file():
@@ -118,7 +160,7 @@ def shadowed(_: BaseException, install: Install) -> Cause | None:
     hides = f" and hides {', '.join(others)}" if others else ""
     return Cause(
         f"the file {first} has the name of the package, comes first on the path{hides}",
-        "rename that file, or run from another folder (python -c 'import sys; print(sys.path)' tells)",
+        RENAME,
     )
 
 

@@ -21,13 +21,18 @@ from .fault_text import met_on_the_way, say_fault, text_of, told_by
 from .te_file_reasons import (
     INSTALL,
     REINSTALL,
+    RENAME,
     Cause,
     cannot_be_read,
+    emptied,
     no_extension,
     no_folder,
     no_metadata,
     of_another_machine,
+    of_another_numpy,
+    older_driver,
     shadowed,
+    with_null_bytes,
 )
 from .te_install import EXTENSION, SOURCES, Install, look_for_te
 
@@ -106,10 +111,11 @@ def _leftovers(fault: BaseException, install: Install) -> Cause | None:
     )
 
 
-def _damaged_source(fault: BaseException, _: Install) -> Cause | None:
+def _damaged_source(fault: BaseException, install: Install) -> Cause | None:
     if isinstance(fault, SyntaxError):
-        file, line = fault.filename or "a source file", fault.lineno or 0
-        return Cause(f"{file} is damaged (line {line}): cut short, edited, or written for a newer Python", REINSTALL)
+        place = fault.filename or with_null_bytes(install) or "a source file"
+        file = f"{place} is damaged (line {fault.lineno})" if fault.lineno else f"{place} is damaged"
+        return Cause(f"{file}: cut short, edited, or written for a newer Python", REINSTALL)
     if isinstance(fault, (EOFError, ValueError)) and re.search(r"marshal|null bytes", text_of(fault)):
         return Cause("a source or compiled Python file is damaged", f"remove its __pycache__ folders, or {REINSTALL}")
     return None
@@ -141,6 +147,9 @@ def _missing_module(fault: BaseException, _: Install) -> Cause | None:
         return None
     missing = fault.name.partition(".")[0]
     if missing in sys.modules and missing != fault.name:
+        file = getattr(sys.modules[missing], "__file__", None)
+        if file and not hasattr(sys.modules[missing], "__path__"):
+            return Cause(f"the file {file} has the name of the package `{missing}` and hides it", RENAME)
         return Cause(
             f"this `{missing}` has no module {fault.name}",
             f"use the {missing} that this release was made for",
@@ -320,6 +329,9 @@ _RULES: Final[tuple[Callable[[BaseException, Install], Cause | None], ...]] = (
     _damaged_library,
     of_another_machine,
     no_extension,
+    emptied,
+    of_another_numpy,
+    older_driver,
     _flash_attention_4,
     _missing_module,
     _unreadable_metadata,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from .surface import UNKNOWN, Argument
@@ -45,13 +46,32 @@ def _is_tensor_method(node: ast.expr) -> bool:
     return False
 
 
-def parameter_facts(arguments: ast.arguments) -> dict[str, Argument]:
-    """What the annotations of a function say of its parameters."""
-    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    return {argument.arg: _annotated(argument.annotation) for argument in every}
+def named_kinds(tree: ast.Module) -> dict[str, ast.expr]:
+    """Kinds that a module writes out under a name: `Mode = Literal["a", "b"]`."""
+    assigned = [n for n in tree.body if isinstance(n, ast.Assign) and isinstance(n.value, ast.Subscript)]
+    return {n.targets[0].id: n.value for n in assigned if isinstance(n.targets[0], ast.Name)}
 
 
-def _annotated(node: ast.expr | None) -> Argument:
+def parameter_facts(arguments: ast.arguments, kinds: Mapping[str, ast.expr]) -> dict[str, Argument]:
+    """What the annotations of a function say of its parameters, and their defaults.
+
+    Args:
+        arguments: of the function.
+        kinds: those that its module has a name for.
+    """
+    places = [*arguments.posonlyargs, *arguments.args]
+    defaults: list[tuple[ast.arg, ast.expr | None]] = [
+        *zip(reversed(places), reversed(arguments.defaults), strict=False)
+    ]
+    defaults += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    usual = {a.arg: (d.value,) for a, d in defaults if isinstance(d, ast.Constant)}
+    every = [*places, *arguments.kwonlyargs]
+    return {a.arg: replace(_annotated(a.annotation, kinds), usual=usual.get(a.arg, ())) for a in every}
+
+
+def _annotated(node: ast.expr | None, kinds: Mapping[str, ast.expr]) -> Argument:
+    if isinstance(node, ast.Name):
+        node = kinds.get(node.id, node)
     match node:
         case ast.Name(id="bool"):
             return Argument((True, False), never_none=True)
@@ -67,7 +87,7 @@ def _annotated(node: ast.expr | None) -> Argument:
         case ast.Subscript(value=ast.Name(id=name)) if name in _NEVER_NONE:
             return Argument(never_none=True)
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            return _either(_annotated(left), _annotated(right))
+            return _either(_annotated(left, kinds), _annotated(right, kinds))
         case ast.Constant(value=None):
             return Argument((None,))
     return UNKNOWN

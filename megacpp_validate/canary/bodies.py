@@ -71,35 +71,6 @@ def given_to_super(node: ast.AST | None, positionals: list[str]) -> set[str]:
     return given
 
 
-def surely_names(node: ast.AST | None, name: str) -> bool:
-    """Whether a class registers an attribute under this very name: `register_parameter("weight", ...)`."""
-    for found in walk(node) if node is not None else ():
-        match found:
-            case ast.Call(func=ast.Attribute(attr="register_parameter" | "register_buffer"), args=[first, *_]):
-                if isinstance(first, ast.Constant) and first.value == name:
-                    return True
-    return False
-
-
-def ways_to_name(node: ast.AST | None, name: str) -> set[str]:
-    """Texts in a class's code that mention an attribute, as `register_parameter("weight")` and f-strings do."""
-    ways: set[str] = set()
-    wanted = name.split("{}")
-    for found in walk(node) if node is not None else ():
-        if isinstance(found, ast.Constant) and isinstance(found.value, str) and "\n" not in found.value:
-            if found.value == name:
-                ways.add(name)
-        elif isinstance(found, ast.JoinedStr):
-            parts = [str(v.value) if isinstance(v, ast.Constant) else "{}" for v in found.values]
-            if len(wanted) > 1 and "".join(parts) == name:
-                ways.add(name)
-            pattern = "".join(".+" if part == "{}" else re.escape(part) for part in parts)
-            letters = sum(c.isalpha() for part in parts for c in part)
-            if len(wanted) == 1 and letters > 3 and re.fullmatch(pattern, name):  # f"{a}_{b}" names everything
-                ways.add("".join(parts))
-    return ways
-
-
 def deprecations(node: ast.AST | None) -> list[tuple[str, ast.stmt | ast.expr, str]]:
     """Deprecation notices of a function: (condition as text, where, message). Decorators count without condition."""
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -238,12 +209,32 @@ def _guards_in(body: list[ast.stmt], tests: tuple[Test, ...]) -> Iterator[Guard]
                 yield from _guards_in(then, (*tests, _test(test, True)))
                 yield from _guards_in(orelse, (*tests, _test(test, False)))
                 tests = (*tests, *_passed(statement))
+            case ast.Match(subject=subject, cases=cases):
+                tried: list[ast.expr] = []
+                for one in cases:
+                    took = _matches(subject, one)
+                    yield from _guards_in(
+                        one.body, (*tests, *(_test(t, False) for t in tried), *(_test(t, True) for t in took))
+                    )
+                    tried += took
             case ast.With(body=inner) | ast.AsyncWith(body=inner) | ast.For(body=inner) | ast.While(body=inner):
                 yield from _guards_in(inner, tests)
             case ast.Try(body=inner, orelse=orelse, finalbody=final):
                 yield from _guards_in([*inner, *orelse, *final], tests)
         if not isinstance(statement, ast.If) and _may_leave(statement):
             tests = (*tests, Test(ast.Name(_LEAVES, ast.Load(), lineno=statement.lineno), True, passed_by=True))
+
+
+def _matches(subject: ast.expr, case: ast.match_case) -> list[ast.expr]:
+    """When a case takes the subject: always, where it holds one of its values, or under a test that nothing tells."""
+    patterns = case.pattern.patterns if isinstance(case.pattern, ast.MatchOr) else [case.pattern]
+    values = [pattern.value for pattern in patterns if isinstance(pattern, ast.MatchValue)]
+    if case.guard is None and isinstance(case.pattern, ast.MatchAs) and case.pattern.pattern is None:
+        return []
+    if case.guard is not None or len(values) < len(patterns):
+        return [ast.Name(_LEAVES, ast.Load(), lineno=subject.lineno)]
+    group = ast.Tuple(values, ast.Load())
+    return [ast.fix_missing_locations(ast.copy_location(ast.Compare(subject, [ast.In()], [group]), subject))]
 
 
 def _passed(statement: ast.If) -> list[Test]:

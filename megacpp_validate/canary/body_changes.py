@@ -124,7 +124,8 @@ def _default_meanings(
     given: Mapping[str, Argument],
 ) -> Iterator[Change]:
     one, other = bodies.default_meanings(before[1]), bodies.default_meanings(after[1])
-    for name in sorted(set(one) & set(other) - set(given)):
+    taken = {name for name, argument in given.items() if argument.usual != (None,)}  # None is for the default again
+    for name in sorted(set(one) & set(other) - taken):
         if one[name] != other[name] and not _widened(one[name], other[name]):
             yield _meaning(name, one[name], other[name])
     for had in before[0].parameters:

@@ -43,7 +43,7 @@ def compare_calls(old: Signature, new: Signature, use: Use) -> Iterator[Change]:
 def call_faults(signature: Signature, use: Use) -> Iterator[Change]:
     """What keeps a call from fitting a signature at all, without another release to compare with."""
     binding = bind(signature, use)
-    for name in binding.unexpected:
+    for name in (*binding.unexpected, *(name for name in use.keywords if name in signature.refused)):
         yield Change(ChangeKind.PARAMETER_REMOVED, Impact.BREAKING, _lost_cause(signature), parameter=name)
     for index in binding.surplus:
         yield Change(ChangeKind.PARAMETER_REMOVED, Impact.BREAKING, parameter=f"argument {index + 1}")

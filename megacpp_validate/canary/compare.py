@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 
 import griffe
 
-from ..evidence.findings import Cause, ChangeKind, Finding, Impact, ModuleResult, ModuleVerdict, SourceLine
+from ..evidence.findings import Cause, ChangeKind, Finding, Impact, SourceLine
 from .binding import bind
 from .body_changes import compare_bodies, compare_deprecations
 from .call_changes import call_faults, compare_calls
 from .changes import Change
+from .decorated import compare_decorators
+from .enumerations import enum_values
 from .gathering import Met, gather
 from .import_faults import compare_conditions, compare_import_faults
 from .import_time import compare_import_time, deprecated_modules
@@ -28,7 +30,6 @@ from .shapes import (
     Shape,
     Signature,
     callee_of,
-    enum_values,
     goes_through_a_base,
     is_context_manager,
     is_decorator,
@@ -55,23 +56,6 @@ def compare_releases(old: Release, new: Release, surface: Surface) -> tuple[list
     met = list(comparison.changes())
     faults = list(comparison.standing_faults())
     return gather(met, surface), gather(faults, surface)
-
-
-def judge_modules(findings: Iterable[Finding], surface: Surface) -> tuple[ModuleResult, ...]:
-    """One verdict a bridge module, in dependency order."""
-    results = []
-    for module in surface.module_order:
-        own = [f for f in findings if f.module == module]
-        touched = [f for f in findings if module in f.modules and f.module != module]
-        if any(f.impact is Impact.BREAKING for f in own):
-            results.append(ModuleResult(module=module, verdict=ModuleVerdict.BREAKS))
-        elif red := [f for f in touched if f.impact is Impact.BREAKING]:
-            results.append(ModuleResult(module=module, verdict=ModuleVerdict.CASCADE, under=red[0].module))
-        elif any(f.impact is Impact.RISK for f in (*own, *touched)):
-            results.append(ModuleResult(module=module, verdict=ModuleVerdict.RISK))
-        else:
-            results.append(ModuleResult(module=module, verdict=ModuleVerdict.CLEAN))
-    return tuple(results)
 
 
 class _Comparison:
@@ -128,8 +112,11 @@ class _Comparison:
         match use.kind:
             case UseKind.CALL:
                 yield from self._call(use, before, after)
-            case UseKind.ATTRIBUTE if (values := enum_values(before, after)) is not None:
+            case UseKind.ATTRIBUTE if (values := enum_values(before.obj, after.obj)) is not None:
                 change = Change(ChangeKind.RETURN_CHANGED, Impact.RISK, Cause.NUMERICS, old=values[0], new=values[1])
+                yield self._at(change, before, after)
+            case UseKind.ATTRIBUTE if before.what == "value" and after.what == "function":
+                change = Change(ChangeKind.RETURN_CHANGED, Impact.BREAKING, old="a value", new="a method")
                 yield self._at(change, before, after)
             case UseKind.CLASS if before.what == "class" and after.what == "function":
                 yield self._at(Change(ChangeKind.CLASS_BECAME_FUNCTION, Impact.BREAKING), before, after)
@@ -147,7 +134,7 @@ class _Comparison:
         if after is None:
             if not self._replaced_by(use):
                 lost = self._lost_symbol(before)
-                missed = not self._does_without(use)
+                missed = not self._does_without(use) or self._has_no_other_way(use)
                 yield lost if missed else replace(lost, impact=Impact.RISK, cause=Cause.SILENT_FALLBACK)
             return
         if before.symbol != after.symbol and before.found and after.found:
@@ -178,6 +165,12 @@ class _Comparison:
         same = [o for o in self.surface.uses if (o.accessor, o.function) == here and o is not use]
         careful = all(o.optional or o.kind is UseKind.CLASS or use.accessor in o.present for o in same)
         return use.optional and careful
+
+    def _has_no_other_way(self, use: Use) -> bool:
+        """Whether the code that is run where an accessor gives None calls another one, that gives None, too."""
+        here = (use.module, use.function)
+        instead = [o for o in self._calls() if (o.module, o.function) == here and use.accessor in o.absent]
+        return bool(instead) and not any(o.optional or self._alive(o, self._after) for o in instead)
 
     def _kind_of_definition(self, before: Found, after: Found) -> Iterator[Change]:
         one, other = before.obj, after.obj
@@ -248,7 +241,7 @@ class _Comparison:
         if one is None:
             return
         if other is None:
-            if after.what in {"value", "instance"} and not after.maybe:
+            if after.what in {"value", "instance", "module"} and not after.maybe:
                 yield self._at(Change(ChangeKind.NOT_CALLABLE, Impact.BREAKING), before, after)
             return
         if goes_through_a_base(self.old, before) and goes_through_a_base(self.new, after) is False:
@@ -276,8 +269,14 @@ class _Comparison:
     def _kept_out(self, use: Use, before: Shape, after: Shape, one: Signature, other: Signature) -> Iterator[Change]:
         """What refuses a call beside the signature of its constructor."""
         made = made_by(self.new, after)
-        if made is not None and not made.ignores_unknown and made != made_by(self.old, before):
-            yield from call_faults(made, use)
+        if made is not None and made != made_by(self.old, before):
+            yield from call_faults(replace(made, open_keywords=made.open_keywords or made.ignores_unknown), use)
+        for one_of, other_of in {
+            (before.obj, after.obj),
+            (callee_of(self.old, before)[0], callee_of(self.new, after)[0]),
+        }:
+            if one_of is not None and other_of is not None:
+                yield from compare_decorators(self.old, self.new, one_of, other_of, use)
         yield from compare_literals(one, other, use)
 
     def _through_constants(

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from .accessors import ACCESSOR_FILE, BridgeFile, BridgeUnreadable, parse_file, read_accessors
-from .arguments import argument_of, parameter_facts
+from .arguments import argument_of, named_kinds, parameter_facts
 from .surface import Accessor, Surface, Use, UseKind
 from .values import ExpressionReader, Known, Ref, Scope, Value
 
@@ -60,6 +60,7 @@ class _Reader(ExpressionReader):
         if self._is_home:
             scope.names.update((name, Ref(name)) for name in self._accessors)
         self._functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        self._kinds = named_kinds(tree)
         if self._is_home:  # the accessors' own bodies are read as accessors, not as call sites
             kept = [n for n in tree.body if not (isinstance(n, ast.FunctionDef) and n.name in self._accessors)]
             self._block(kept, scope)
@@ -130,7 +131,7 @@ class _Reader(ExpressionReader):
             scope,
             function=f"{scope.function}.{node.name}".lstrip("."),
             names=dict(scope.names),
-            facts=parameter_facts(node.args),
+            facts=parameter_facts(node.args, self._kinds),
             returns_class=_mentions(node.returns, "type"),
             returns_context=_mentions(node.returns, "AbstractContextManager"),
         )
@@ -200,6 +201,7 @@ class _Reader(ExpressionReader):
             self._reading.add(name)
             probe = _Reader(self._file, self._accessors)
             probe._modules, probe._functions, probe._reading = self._modules, self._functions, self._reading
+            probe._kinds = self._kinds
             probe._function(self._functions[name], Scope(names=dict(self._globals)))
             self._returns[name] = probe._returns.get(name)
             self._reading.discard(name)

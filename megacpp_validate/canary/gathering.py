@@ -1,11 +1,11 @@
-"""Changes that uses of the bridge meet, gathered into findings: one a change, filed under one module."""
+"""Changes that uses of the bridge meet, gathered into findings, one a change, and each module judged by them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..evidence.findings import Finding, Impact
+from ..evidence.findings import Finding, Impact, ModuleResult, ModuleVerdict
 from .changes import Change
 from .surface import Surface, Symbol, Use
 
@@ -56,3 +56,20 @@ def _finding(group: list[Met], surface: Surface) -> Finding:
         suggestion=change.suggestion,
         follows=change.follows,
     )
+
+
+def judge_modules(findings: Iterable[Finding], surface: Surface) -> tuple[ModuleResult, ...]:
+    """One verdict a bridge module, in dependency order."""
+    results = []
+    for module in surface.module_order:
+        own = [f for f in findings if f.module == module]
+        touched = [f for f in findings if module in f.modules and f.module != module]
+        if any(f.impact is Impact.BREAKING for f in own):
+            results.append(ModuleResult(module=module, verdict=ModuleVerdict.BREAKS))
+        elif red := [f for f in touched if f.impact is Impact.BREAKING]:
+            results.append(ModuleResult(module=module, verdict=ModuleVerdict.CASCADE, under=red[0].module))
+        elif any(f.impact is Impact.RISK for f in (*own, *touched)):
+            results.append(ModuleResult(module=module, verdict=ModuleVerdict.RISK))
+        else:
+            results.append(ModuleResult(module=module, verdict=ModuleVerdict.CLEAN))
+    return tuple(results)

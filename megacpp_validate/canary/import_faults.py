@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from ..evidence.findings import Cause, ChangeKind, Impact, SourceLine
 from .changes import Change
 from .conditions import on_targets
-from .import_names import bound_by, covers, is_for_type_checkers, read_at_once, stored_by
+from .import_names import bound_by, covers, exported_by, is_for_type_checkers, read_at_once, stored_by
 from .import_time import ENTRY, absolute
 from .release import Release
 from .source_files import PACKAGE, why_no_python_reads
@@ -275,11 +275,17 @@ class _Import:
         for alias in node.names:
             if alias.name == "*":
                 made.is_open = made.is_open or source is None or source.is_open
-                self._bind(made, source.names if source is not None else set(), condition)
+                self._bind(made, self._starred(source) if source is not None else set(), condition)
                 continue
             if source is not None:
                 self._take(source, alias.name, node, made, condition)
             self._bind(made, {alias.asname or alias.name}, condition)
+
+    def _starred(self, source: _Made) -> set[str]:
+        """What `from source import *` takes."""
+        listed = exported_by(self._release.syntax(source.file))
+        public = {name for name in source.names if not name.startswith("_")}
+        return public if listed is None else source.names & listed
 
     def _take(self, source: _Made, name: str, node: ast.ImportFrom, made: _Made, condition: str) -> None:
         """One name of `from source import name`."""

@@ -33,6 +33,20 @@ def bound_by(text: str) -> tuple[set[str], bool]:
     return late, any(hint in text for hint in _HINTS) and _DYNAMIC.search(text) is not None
 
 
+def exported_by(tree: ast.Module) -> set[str] | None:
+    """What stands in a module's `__all__`; None where it has none, or where it is not written out at once."""
+    mentioned = sum(isinstance(n, ast.Name) and n.id == "__all__" for n in walk(tree))
+    written: list[ast.expr | None] = []
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="__all__")]) | ast.AnnAssign(target=ast.Name(id="__all__")):
+                written.append(node.value)
+    if not written or len(written) != mentioned or not isinstance(written[-1], ast.List | ast.Tuple):
+        return None
+    names = [e.value for e in written[-1].elts if isinstance(e, ast.Constant) and isinstance(e.value, str)]
+    return set(names) if len(names) == len(written[-1].elts) else None
+
+
 def read_at_once(node: ast.AST, *, annotations: bool) -> Iterator[ast.Name]:
     """Names that are read when a statement is run, in its order; bodies of functions are run later.
 

@@ -18,9 +18,11 @@ from . import bodies
 from .arguments import argument_of
 from .changes import Change
 from .conditions import can_fire
+from .lazy_names import lazy_branch
 from .release import Release
 from .source_files import PACKAGE
 from .surface import Argument, Symbol
+from .surroundings import asked_of_the_machine, asks_for_less, ways_to_versions
 from .syntax_nodes import walk
 
 ENTRY = "transformer_engine.pytorch"
@@ -33,7 +35,10 @@ _CALL_DEPTH = 2
 _OLD_PRIVATE = frozenset(
     {"torch._C", "torch._dynamo", "torch._prims_common", "torch._utils", "torch.distributed._tensor"}
 )
-_SURROUNDINGS = re.compile(r"version|install|avail|found|cud|nccl|driver|capab|torch|triton|path|device", re.IGNORECASE)
+_UNSTABLE = frozenset({"beta", "contrib", "experimental", "internal"})
+_SURROUNDINGS = re.compile(
+    r"version|install|avail|found|environ|getenv|cud|nccl|driver|capab|torch|triton|path|device", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -84,11 +89,13 @@ def read_requirements(release: Release) -> list[Requirement]:
 
 
 def deprecated_modules(release: Release, symbol: Symbol) -> str:
-    """The notice with which importing the symbol's module is deprecated; empty if it is not."""
+    """The notice with which importing the symbol, or its module, is deprecated; empty if it is not."""
     module = release.module(symbol.module)
     if module is None:
         return ""
-    for node in release.syntax(str(module.filepath)).body:
+    tree = release.syntax(str(module.filepath))
+    branch = lazy_branch(tree, symbol.name) if symbol.name not in module.members else None
+    for node in (*tree.body, *(branch.body if branch is not None else ())):
         match node:
             case ast.Expr(value=ast.Call(func=func)) if ast.unparse(func).endswith(
                 "warn"
@@ -105,6 +112,8 @@ def _same(one: Requirement, other: Requirement) -> bool:
         return not (other.condition and not one.condition)  # what was asked for at times is now asked for always
     if one.what == "library":
         return False
+    if asks_for_less(one.text.partition(" if ")[2], other.text.partition(" if ")[2]):
+        return True
     numbers = [c for c in one.text if c.isdigit()] == [c for c in other.text if c.isdigit()]
     return numbers and SequenceMatcher(None, one.text, other.text).ratio() > 0.85
 
@@ -151,7 +160,7 @@ class _Walk:
                 case ast.Try(body=inner, handlers=handlers, orelse=orelse):
                     caught = " or ".join(ast.unparse(h.type) if h.type else "" for h in handlers)
                     covered = any(name in caught for name in _COVERS if name) or not all(h.type for h in handlers)
-                    self._top_level(inner, place, "optional" if covered else condition)
+                    self._top_level(inner, replace(place, tried=True), "optional" if covered else condition)
                     self._top_level(orelse, place, _both(condition, _when_nothing_failed(inner[0], caught)))
                 case ast.If(test=test, body=then, orelse=orelse) if ast.unparse(test) not in {
                     "TYPE_CHECKING",
@@ -160,13 +169,21 @@ class _Walk:
                     if "__name__" not in ast.unparse(test):
                         self._top_level(then, place, _both(condition, ast.unparse(test)))
                         self._top_level(orelse, place, _both(condition, f"not ({ast.unparse(test)})"))
-                case ast.With(body=inner):
-                    self._top_level(inner, place, condition)
+                case ast.With(items=items, body=inner):
+                    self._top_level(inner, place, "optional" if _suppresses(items) else condition)
                 case ast.Assert() | ast.Raise():
                     for guard in bodies.guards_of([node]):
                         self._check(guard, place, condition)
-                case ast.Expr(value=ast.Call() as call) | ast.Assign(value=ast.Call() as call):
-                    self._called(call, place, condition, _CALL_DEPTH)
+                case ast.Expr() | ast.Assign() | ast.AnnAssign():
+                    self._evaluated(node, place, condition, _CALL_DEPTH)
+
+    def _evaluated(
+        self, node: ast.Expr | ast.Assign | ast.AnnAssign, place: _Place, condition: str, depth: int
+    ) -> None:
+        """What a plain statement asks of the machine, and the function of the package that it calls."""
+        self._surroundings(node, place, condition)
+        if isinstance(node.value, ast.Call) and not isinstance(node, ast.AnnAssign):
+            self._called(node.value, place, condition, depth)
 
     def _imported(self, module: str, names: tuple[str, ...], node: ast.stmt, place: _Place, condition: str) -> None:
         top = module.partition(".")[0]
@@ -178,6 +195,8 @@ class _Walk:
                 self._module(f"{module}.{name}")
         elif top == "torch" and module not in _OLD_PRIVATE and any(part.startswith("_") for part in module.split(".")):
             self._add(Requirement("library", module, condition, place.file, node.lineno))  # private: it comes and goes
+        elif top and top not in _GIVEN and _UNSTABLE & set(module.split(".")):
+            self._add(Requirement("library", module, condition, place.file, node.lineno))  # so does what is tried out
         elif top and top not in _GIVEN:
             self._add(Requirement("library", module if condition else top, condition, place.file, node.lineno))
 
@@ -200,9 +219,22 @@ class _Walk:
         for guard in bodies.guards(found):
             if can_fire(guard.enclosing, lambda _: given) is not False:
                 self._check(guard, replace(where, inside=found.name), condition)
+        where = replace(where, tried=place.tried)
         for node in found.body:
-            if isinstance(node, ast.Expr | ast.Assign) and isinstance(node.value, ast.Call):
-                self._called(node.value, where, condition, depth - 1)
+            if isinstance(node, ast.Expr | ast.Assign):
+                self._evaluated(node, where, condition, depth - 1)
+            elif isinstance(node, ast.Import | ast.ImportFrom) and not where.tried:
+                self._top_level([node], where, condition)
+            elif isinstance(node, ast.Return):
+                self._surroundings(node, where, condition)
+            if any(isinstance(inner, ast.Return) for inner in walk(node)):
+                where = replace(where, tried=True)  # what stands behind is run at times
+
+    def _surroundings(self, node: ast.stmt, place: _Place, condition: str) -> None:
+        """What a statement asks of the machine with nothing to fall back on."""
+        versions = ways_to_versions(place.tree)
+        for what in asked_of_the_machine(node, versions) if not place.tried else ():
+            self._add(Requirement("check", what, condition, place.file, node.lineno))
 
     def _check(self, guard: bodies.Guard, place: _Place, condition: str) -> None:
         if condition != "optional" and guard.kind != "warn":
@@ -225,6 +257,7 @@ class _Place:
     package: str
     tree: ast.Module
     inside: str = ""  # the function, where it is not the top level
+    tried: bool = False  # something is caught there
 
 
 def _with_constants(condition: str, tree: ast.Module) -> str:
@@ -249,6 +282,12 @@ def _when_nothing_failed(tried: ast.stmt, caught: str) -> str:
     if "PackageNotFound" in caught and len(named) == 1:
         return f"{named[0]} is installed"
     return f"no {caught} from `{ast.unparse(tried)[:80]}`"
+
+
+def _suppresses(items: list[ast.withitem]) -> bool:
+    """Whether what is missing is passed over: `with contextlib.suppress(ImportError):`."""
+    named = {name for item in items for name in re.findall(r"\w+", ast.unparse(item.context_expr))}
+    return "suppress" in named and bool(named & _COVERS)
 
 
 def _function_in(tree: ast.Module, name: str) -> ast.FunctionDef | None:

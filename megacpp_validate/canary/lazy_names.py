@@ -18,6 +18,11 @@ def lazy_target(tree: ast.Module, module: str, name: str) -> str | None:
     """
     asked = _tables_asked(tree)
     understood = False
+    if branch := lazy_branch(tree, name):
+        if isinstance(branch.body[-1], ast.Raise) and not any(isinstance(n, ast.Return) for n in ast.walk(branch)):
+            return ""
+        if found := _got(tree, branch, module, name):
+            return found
     for node in ast.walk(tree):
         if isinstance(node, ast.Dict):
             found = _from_table(node, module, name)
@@ -32,6 +37,51 @@ def lazy_target(tree: ast.Module, module: str, name: str) -> str | None:
         elif _is_attach(node) and name in _submodules(node):
             return f"{module}.{name}"
     return "" if understood else None
+
+
+def lazy_branch(tree: ast.Module, name: str) -> ast.If | None:
+    """The branch of a module's `__getattr__` that is taken for a name: `if name == "X"`, `if name in TABLE`."""
+    for function in tree.body:
+        if not isinstance(function, ast.FunctionDef) or function.name != "__getattr__" or not function.args.args:
+            continue
+        asked = function.args.args[0].arg
+        for node in ast.walk(function):
+            match node:
+                case ast.If(test=ast.Compare(left=ast.Name(id=left), ops=[ast.Eq() | ast.In()], comparators=[group])):
+                    if left == asked and name in _texts_of(tree, group):
+                        return node
+    return None
+
+
+def _texts_of(tree: ast.Module, group: ast.expr) -> set[object]:
+    """The texts in a group that is written there, or at the module's top level under a name; keys of a dict."""
+    if isinstance(group, ast.Name):
+        for node in tree.body:
+            match node:
+                case (
+                    ast.Assign(targets=[ast.Name(id=kept)], value=value)
+                    | ast.AnnAssign(target=ast.Name(id=kept), value=ast.expr() as value)
+                ) if kept == group.id:
+                    return _texts_of(tree, value)
+        return set()
+    if isinstance(group, ast.Call) and len(group.args) == 1:  # frozenset({...})
+        return _texts_of(tree, group.args[0])
+    elements = group.keys if isinstance(group, ast.Dict) else getattr(group, "elts", [group])
+    return {element.value for element in elements if isinstance(element, ast.Constant)}
+
+
+def _got(tree: ast.Module, branch: ast.If, module: str, name: str) -> str:
+    """Where `return getattr(place, name)` takes a name from, `place` being imported in the branch or in the module."""
+    for node in ast.walk(branch):
+        match node:
+            case ast.Return(value=ast.Call(func=ast.Name(id="getattr"), args=[ast.Name(id=place), ast.Name()])):
+                imports = (found for found in (*ast.walk(branch), *tree.body) if isinstance(found, ast.ImportFrom))
+                for found in imports:
+                    for alias in found.names:
+                        if (alias.asname or alias.name) == place:
+                            base = _absolute("." * found.level + (found.module or ""), module)
+                            return f"{base}.{alias.name}.{name}"
+    return ""
 
 
 def _tables_asked(tree: ast.Module) -> list[ast.AST]:

@@ -1,19 +1,26 @@
-"""Values that pydantic refuses: a field annotated with `Literal` takes those that stand there, and no other."""
+"""Values that pydantic refuses: a field takes those of its `Literal`, within the bounds of its `Field(ge=...)`."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from ..evidence.findings import ChangeKind, Impact
 from .binding import bind
 from .changes import Change
 from .shapes import Signature
 from .surface import Use
+from .syntax_nodes import walk
 
 _REFUSES_TEXT = frozenset(
     {"None", "Callable", "int", "float", "bool", "bytes", "list", "dict", "tuple", "List", "Dict"}
 )
+_BOUNDS: Final[dict[str, Callable[[float, float], bool]]] = {
+    "ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt,
+    "multiple_of": lambda value, step: value % step == 0,
+}  # fmt: skip
 
 
 def compare_literals(old: Signature, new: Signature, use: Use) -> Iterator[Change]:
@@ -24,21 +31,26 @@ def compare_literals(old: Signature, new: Signature, use: Use) -> Iterator[Chang
         had, has = old.named(name), new.named(name)
         if had is None or has is None or had.annotation == has.annotation:
             continue
-        texts = [value for value in argument.values or () if isinstance(value, str)]
-        if any(is_refused(has.annotation, text) and not is_refused(had.annotation, text) for text in texts):
-            refusal = f"ValidationError unless {name} is of {has.annotation}"
-            yield Change(ChangeKind.GUARD_ADDED, Impact.BREAKING, parameter=name, old=had.annotation, new=refusal)
+        for values, impact in ((argument.values or (), Impact.BREAKING), (argument.usual, Impact.RISK)):
+            if any(is_refused(has.annotation, value) and not is_refused(had.annotation, value) for value in values):
+                refusal = f"ValidationError unless {name} is of {has.annotation}"
+                yield Change(ChangeKind.GUARD_ADDED, impact, parameter=name, old=had.annotation, new=refusal)
+                break
 
 
-def is_refused(annotation: str, text: str) -> bool:
-    """Whether an annotation surely takes no such text; what is not known takes everything."""
+def is_refused(annotation: str, value: object) -> bool:
+    """Whether an annotation surely takes no such text or number; what is not known takes everything."""
     try:
         node = ast.parse(annotation.strip("'\""), mode="eval").body
     except SyntaxError:
         return False
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        return False
+    if _is(node, "Annotated") and not isinstance(value, str) and _is_outside(node, value):
+        return True
     kinds = list(_kinds(node))
     literal = any(_is(kind, "Literal") for kind in kinds)
-    return literal and not any(_takes(kind, text) for kind in kinds)
+    return literal and not any(_takes(kind, value) for kind in kinds)
 
 
 def _kinds(node: ast.expr) -> Iterator[ast.expr]:
@@ -54,11 +66,25 @@ def _kinds(node: ast.expr) -> Iterator[ast.expr]:
             yield node
 
 
-def _takes(kind: ast.expr, text: str) -> bool:
+def _is_outside(node: ast.expr, value: float) -> bool:
+    """Whether a number breaks a bound of `Annotated[int, Field(ge=1)]` or `Annotated[int, Ge(1)]`."""
+    for call in walk(node):
+        if isinstance(call, ast.Call):
+            bounds = [(k.arg or "", k.value) for k in call.keywords]
+            bounds += [(_name(call.func).lower(), argument) for argument in call.args[:1]]
+            for name, bound in bounds:
+                holds, limit = _BOUNDS.get(name), bound.value if isinstance(bound, ast.Constant) else None
+                if holds is not None and isinstance(limit, int | float) and not holds(value, limit):
+                    return True
+    return False
+
+
+def _takes(kind: ast.expr, text: str | float) -> bool:
     if isinstance(kind, ast.Subscript) and _is(kind, "Literal"):
         values = kind.slice.elts if isinstance(kind.slice, ast.Tuple) else [kind.slice]
         return not all(isinstance(value, ast.Constant) and value.value != text for value in values)
-    return _name(kind.value if isinstance(kind, ast.Subscript) else kind) not in _REFUSES_TEXT
+    named = _name(kind.value if isinstance(kind, ast.Subscript) else kind)
+    return named not in _REFUSES_TEXT if isinstance(text, str) else named != "None"
 
 
 def _is(kind: ast.expr, name: str) -> bool:

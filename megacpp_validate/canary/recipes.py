@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 import griffe
 
 IGNORES_UNKNOWN = "ignores-unknown-arguments"
+_BOUNDS = frozenset({"ge", "gt", "le", "lt", "multiple_of"})
 CHECKS_VALUES = "holds-values-against-annotations"
 
 
@@ -56,7 +57,7 @@ def _construct(cls: griffe.Class, decorator: griffe.Expr | str) -> None:
     by_name = re.search(r"(populate_by_name|validate_by_name)['\"]?[=:]True", str(decorator).replace(" ", ""))
     for name, member in _fields(cls).items():
         called = name if by_name else _alias(member) or name
-        parameters.append(griffe.Parameter(called, annotation=member.annotation, kind=kind, default=_default(member)))
+        parameters.append(griffe.Parameter(called, annotation=_annotation(member), kind=kind, default=_default(member)))
     init = griffe.Function(
         "__init__", parameters=griffe.Parameters(*parameters), lineno=cls.lineno, endlineno=cls.endlineno
     )
@@ -98,6 +99,13 @@ def _alias(member: griffe.Attribute) -> str:
         if isinstance(argument, griffe.ExprKeyword) and argument.name in {"alias", "validation_alias"}:
             return str(argument.value).strip("'\"")
     return ""
+
+
+def _annotation(member: griffe.Attribute) -> str | griffe.Expr | None:
+    """The annotation of a field, with the bounds that its `Field(ge=...)` sets."""
+    given = member.value.arguments if _is_field(member.value) else ()
+    bounds = [str(a) for a in given if isinstance(a, griffe.ExprKeyword) and a.name in _BOUNDS]
+    return f"Annotated[{member.annotation}, Field({', '.join(bounds)})]" if bounds else member.annotation
 
 
 def _default(member: griffe.Attribute) -> str | griffe.Expr | None:

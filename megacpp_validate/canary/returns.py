@@ -50,13 +50,43 @@ def compare_returns(
             old=f"{wanted} value(s)",
             new=f"{', '.join(str(n) for n in sorted(filter(None, wrong)))} value(s)",
         )
+    elif not use.unpack and (pair := _joined(old, new, before, after)):
+        impact = Impact.BREAKING if lengths == wrong else Impact.RISK  # else some way through gives one still
+        yield Change(ChangeKind.RETURN_CHANGED, impact, after=where, old=ast.unparse(pair[0]), new=ast.unparse(pair[1]))
     if use.unpack and len(one) == len(other) == 1:
         (was,), (now,) = one, other
         if was.names != now.names and sorted(was.names) == sorted(now.names):
             names = ", ".join(was.names), ", ".join(now.names)
             yield Change(ChangeKind.RETURN_CHANGED, Impact.BREAKING, after=where, old=names[0], new=names[1])
-    if None in lengths:
+    if lengths & {None, 1}:
         yield from _annotations(old, new, (before, after), use, where)
+
+
+def _joined(
+    old: Release, new: Release, before: griffe.Function, after: griffe.Function
+) -> tuple[ast.expr, ast.Tuple] | None:
+    """A value that was returned alone, and is only returned with others beside it now."""
+    one, other = _values(old.node_of(before)), _values(new.node_of(after))
+    alone = {text for text, value in other if not isinstance(value, ast.Tuple)}
+    for text, value in one:
+        if isinstance(value, ast.Tuple | ast.Constant) or text in alone:
+            continue
+        for _, now in other:
+            if isinstance(now, ast.Tuple) and text in {_text(value, new.node_of(after)) for value in now.elts}:
+                return value, now
+    return None
+
+
+def _values(node: ast.AST | None) -> list[tuple[str, ast.expr]]:
+    return [(_text(value, node), value) for value in bodies.returned_values(node) if value is not None]
+
+
+def _text(value: ast.expr, node: ast.AST | None) -> str:
+    """An expression as text; a name that is assigned once is what it is assigned."""
+    if isinstance(value, ast.Name) and isinstance(node, ast.FunctionDef):
+        kept = _assigned(node).get(value.id, [])
+        value = kept[0] if len(kept) == 1 and not isinstance(kept[0], ast.Constant) else value
+    return ast.unparse(value)
 
 
 def _may_have_given(wanted: int, lengths: set[int | None], function: griffe.Function) -> bool:
@@ -170,7 +200,8 @@ def _annotations(
     several = [text.lower().startswith("tuple[") and "..." not in text for text in texts]
     nodes = (old.node_of(pair[0]), new.node_of(pair[1]))
     values = [[ast.unparse(v) for v in bodies.returned_values(n) if v is not None] for n in nodes]
-    fewer = several[0] and texts[1] in _ONE
+    fewer = several[0] and (texts[1] in _ONE or {r.length for r in returned(new, pair[1])} == {1})
     more = several[1] and texts[0] in _ONE and not use.unpack
-    if (fewer or more) and values[0] != values[1]:
+    as_said = fewer and {r.length for r in returned(old, pair[0])} != {1}  # else the annotation was wrong all along
+    if (as_said or more) and values[0] != values[1]:
         yield Change(ChangeKind.RETURN_CHANGED, Impact.BREAKING, after=where, old=texts[0], new=texts[1])

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import griffe
 
-from . import bodies
+from . import bodies, named_attributes
+from .decorated import Wrapper, wrappers_of
+from .enumerations import is_enumeration
 from .recipes import CHECKS_VALUES, IGNORES_UNKNOWN
 from .release import Found, Release
 from .surface import RESULT
 from .syntax_nodes import statements_below
-from .wrapping import method_behind, partial_of, stands_for, taken_by_decorators
+from .wrapping import applied_of, method_behind, partial_of, stands_for, taken_by_decorators
 
 _POSITIONAL = {griffe.ParameterKind.positional_only, griffe.ParameterKind.positional_or_keyword}
 _VARIADIC = {griffe.ParameterKind.var_positional, griffe.ParameterKind.var_keyword}
@@ -99,7 +101,7 @@ UNKNOWN_SHAPE = Shape("unknown")
 def shape_of(release: Release, found: Found, path: Sequence[str]) -> Shape:
     """The shape of the value at the end of `path` from a definition."""
     shape = _shape_of_object(found)
-    if found.wrapped and (made := partial_of(release, found.obj)) is not None:
+    if found.wrapped and (made := partial_of(release, found.obj) or applied_of(release, found.obj)) is not None:
         shape = Shape("function", made)
     for step in path:
         shape = _called(release, shape) if step == RESULT else _member(release, shape, step)
@@ -133,6 +135,8 @@ def signature_of(release: Release, shape: Shape) -> Signature | None:
     parameters = list(function.parameters) if outermost is None else outermost
     given = 1 if bound and parameters and parameters[0].kind not in _VARIADIC else 0
     known = [_parameter(p) for p in parameters[given:]]
+    if outermost is None:
+        known = _with_old_names(known, wrappers_of(release, function))
     if not any(p.kind is griffe.ParameterKind.var_keyword for p in known):
         labels = function.labels
         return Signature(tuple(known), ignores_unknown=IGNORES_UNKNOWN in labels, is_checked=CHECKS_VALUES in labels)
@@ -265,12 +269,26 @@ def _member_of_class(release: Release, shape: Shape, holder: griffe.Class, name:
             return Shape("function", member, bound=shape.what == "instance" or "classmethod" in labels)
         if isinstance(member, griffe.Object):
             return _held(release, member)
+    for cls in (holder, *bases):
+        value = named_attributes.set_later(release.syntax(str(cls.filepath)), cls.name, name)
+        if value is not None:
+            return _set_to(release, cls, value)
     nodes = [release.node_of(cls) for cls in (holder, *bases)]
-    if any(bodies.ways_to_name(node, name) for node in nodes):
-        return Shape("value", holder, maybe=not any(bodies.surely_names(node, name) for node in nodes))
+    if any(named_attributes.ways_to_name(node, name) for node in nodes):
+        return Shape("value", holder, maybe=not any(named_attributes.surely_names(node, name) for node in nodes))
     if "__getattr__" in {m for cls in (holder, *bases) for m in cls.members}:
         return UNKNOWN_SHAPE
     return Shape("missing", holder, maybe=not complete)
+
+
+def _set_to(release: Release, cls: griffe.Class, value: ast.expr) -> Shape:
+    """What a class holds that gets a value from outside."""
+    match value:
+        case ast.Call(func=ast.Name(id="staticmethod" | "classmethod" as kind), args=[ast.Name(id=function)]):
+            found = release.in_scope(cls.module, function)
+            if isinstance(found, Found) and isinstance(found.obj, griffe.Function):
+                return Shape("function", found.obj, bound=kind == "classmethod")
+    return UNKNOWN_SHAPE
 
 
 def ways_to_name(release: Release, shape: Shape, name: str) -> set[str]:
@@ -279,7 +297,7 @@ def ways_to_name(release: Release, shape: Shape, name: str) -> set[str]:
     if not isinstance(holder, griffe.Class):
         return set()
     lineage = (holder, *release.bases(holder)[0])
-    return set().union(*(bodies.ways_to_name(release.node_of(cls), name) for cls in lineage))
+    return set().union(*(named_attributes.ways_to_name(release.node_of(cls), name) for cls in lineage))
 
 
 def _has_no_members(obj: griffe.Object | None) -> bool:
@@ -294,34 +312,11 @@ def _held(release: Release, member: griffe.Object) -> Shape:
     if isinstance(member, griffe.Class):
         return Shape("class", member)
     value = member.value if isinstance(member, griffe.Attribute) else None
-    if isinstance(value, griffe.ExprCall) and "class-attribute" in member.labels and not _is_enumeration(member.parent):
+    if isinstance(value, griffe.ExprCall) and "class-attribute" in member.labels and not is_enumeration(member.parent):
         found = release.in_scope(member.module, str(value.function))
         if isinstance(found, Found) and isinstance(found.obj, griffe.Class):
             return Shape("instance", found.obj)
     return Shape(_value_or_assigned(member), member)
-
-
-def enum_values(before: Shape, after: Shape) -> tuple[str, str] | None:
-    """The values of an enumeration's member in two releases, where they differ."""
-    one, other = before.obj, after.obj
-    if not isinstance(one, griffe.Attribute) or not isinstance(other, griffe.Attribute):
-        return None
-    if not _is_enumeration(other.parent):
-        return None
-    values = _member_value(one), _member_value(other)
-    return None if values[0] == values[1] or "auto" in values[0] + values[1] else values
-
-
-def _member_value(member: griffe.Attribute) -> str:
-    """The value of an enumeration's member, that of the other one where it is an alias."""
-    holder = member.parent
-    aliased = holder.members.get(str(member.value)) if isinstance(holder, griffe.Class) else None
-    value = aliased.value if isinstance(aliased, griffe.Attribute) else member.value
-    return " ".join(str(value).split())
-
-
-def _is_enumeration(holder: object) -> bool:
-    return isinstance(holder, griffe.Class) and any(str(base).endswith(("Enum", "Flag")) for base in holder.bases)
 
 
 def goes_through_a_base(release: Release, shape: Shape) -> bool | None:
@@ -365,6 +360,18 @@ def _parameter(parameter: griffe.Parameter) -> Parameter:
     annotation = "" if parameter.annotation is None else str(parameter.annotation)
     kind = parameter.kind or griffe.ParameterKind.positional_or_keyword
     return Parameter(parameter.name, kind, None if kind in _VARIADIC else default, annotation)
+
+
+def _with_old_names(known: list[Parameter], wrappers: Iterable[Wrapper]) -> list[Parameter]:
+    """Parameters, and beside those the names under which a decorator takes them still."""
+    only = griffe.ParameterKind.keyword_only
+    for wrapper in wrappers:
+        for old, new in wrapper.renamed().items():
+            there = next((p for p in known if p.name == new), None)
+            if there is not None and all(p.name != old for p in known):
+                known = [replace(p, default="...") if p is there else p for p in known]
+                known.append(Parameter(old, only, there.default or "...", there.annotation))
+    return known
 
 
 def _keywords_in(release: Release, function: griffe.Function) -> tuple[Iterable[Parameter], bool, bool]:

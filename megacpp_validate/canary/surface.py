@@ -43,11 +43,13 @@ class Argument:
         values: every literal it can be; None if it can be others.
         never_none: it is annotated as something that is not None.
         type_name: the builtin type that it surely has; empty where that is not known.
+        usual: what it is where the bridge's own caller leaves it out, as its only element.
     """
 
     values: tuple[object, ...] | None = None
     never_none: bool = False
     type_name: str = ""
+    usual: tuple[object, ...] = ()
 
 
 UNKNOWN = Argument()

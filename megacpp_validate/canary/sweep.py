@@ -15,8 +15,9 @@ from packaging.version import InvalidVersion, Version
 from ..catalog import Catalog
 from ..catalog_file import PACKAGE_ROOT
 from ..evidence.findings import Impact, ModuleVerdict, StaticResult, Sweep
-from .compare import compare_releases, judge_modules
+from .compare import compare_releases
 from .derive import BridgeFile, derive_surface
+from .gathering import judge_modules
 from .import_faults import read_import_faults
 from .import_time import read_requirements
 from .release import ROOTS, Release, ReleaseUnreadable, without_garbage_collection

@@ -57,6 +57,7 @@ class ExpressionReader(ABC):
         self._is_home = file.path.name == ACCESSOR_FILE
         self._modules: set[str] = set()  # names under which imports.py itself is known here
         self._globals: dict[str, Known] = {}  # names of the module itself
+        self._kinds: dict[str, ast.expr] = {}  # kinds that it has a name for
         self._fields: dict[str, Known] = {}  # attributes of `self` of the class at hand
         self._functions: dict[str, ast.FunctionDef] = {}
         self._returns: dict[str, Known | None] = {}

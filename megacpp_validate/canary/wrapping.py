@@ -6,7 +6,8 @@ import ast
 
 import griffe
 
-from .release import Found, Release
+from .import_time import absolute
+from .release import Absent, Found, Lookup, Release
 from .source_files import PACKAGE
 
 _ONLY = griffe.ParameterKind.keyword_only
@@ -45,6 +46,35 @@ def partial_of(release: Release, attribute: griffe.Object) -> griffe.Function | 
     )
 
 
+def applied_of(release: Release, attribute: griffe.Object) -> griffe.Function | None:
+    """What `name = SomeFunction.apply` is called as: torch's autograd functions take places only, and no keyword."""
+    value = attribute.value if isinstance(attribute, griffe.Attribute) else None
+    owner, _, last = str(value or "").rpartition(".")
+    if last != "apply" or not all(part.isidentifier() for part in owner.split(".")):
+        return None
+    found = release.in_scope(attribute.module, owner)
+    if not isinstance(found, Found) or not isinstance(found.obj, griffe.Class):
+        return None
+    forward = found.obj.members.get("forward")
+    if not isinstance(forward, griffe.Function) or not any(
+        str(b).endswith("autograd.Function") for b in found.obj.bases
+    ):
+        return None
+    own = griffe.ParameterKind.positional_only
+    given = [p for p in [*forward.parameters][1:] if p.kind is not griffe.ParameterKind.var_keyword]
+    places = (
+        p if p.kind not in _BY_PLACE else griffe.Parameter(p.name, annotation=p.annotation, kind=own, default=p.default)
+        for p in given
+    )
+    return griffe.Function(
+        "apply",
+        parameters=griffe.Parameters(*places),
+        lineno=forward.lineno,
+        endlineno=forward.endlineno,
+        parent=forward.parent,
+    )
+
+
 def taken_by_decorators(release: Release, function: griffe.Function) -> list[griffe.Parameter] | None:
     """Parameters of the outermost wrapper that a decorator of the package puts around a function.
 
@@ -74,9 +104,27 @@ def stands_for(release: Release, function: griffe.Function) -> Found | None:
         ) if _hands_on(call, many, named):
             dotted = ast.unparse(call.func)
             if all(part.isidentifier() for part in dotted.split(".")):
-                found = release.in_scope(function.module, dotted)
+                found = _meant_inside(release, function, node, dotted)
                 return found if isinstance(found, Found) and found.obj is not function else None
     return None
+
+
+def _meant_inside(release: Release, function: griffe.Function, node: ast.FunctionDef, dotted: str) -> Lookup:
+    """What a dotted name means in a function's body, where what the body imports itself comes first."""
+    first, *rest = dotted.split(".")
+    module = function.module
+    for one in (statement for statement in node.body if isinstance(statement, ast.ImportFrom)):
+        for alias in one.names:
+            if (alias.asname or alias.name) == first:
+                package = module.path if module.is_init_module else module.path.rpartition(".")[0]
+                base = absolute(one.module or "", one.level, package)
+                found = release.lookup(base, alias.name)
+                if isinstance(found, Absent) and (below := release.module(f"{base}.{alias.name}")) is not None:
+                    found = Found(below)
+                for name in rest:
+                    found = release.lookup(found.obj.path, name) if isinstance(found, Found) else found
+                return found
+    return release.in_scope(module, dotted)
 
 
 def method_behind(release: Release, function: griffe.Function) -> griffe.Function | None:
@@ -99,11 +147,18 @@ def method_behind(release: Release, function: griffe.Function) -> griffe.Functio
             for call in calls:
                 match call.func:
                     case ast.Attribute(value=ast.Name(id=owner), attr=name) if owner == this:
-                        if not _hands_on(call, many, named):
-                            continue
-                        lineage = (function.parent, *release.bases(function.parent)[0])
-                        found = next((c.members[name] for c in lineage if name in c.members), None)
-                        return found if isinstance(found, griffe.Function) else None
+                        above = 0
+                    case ast.Attribute(value=ast.Call(func=ast.Name(id="super"), args=[]), attr="__call__" as name):
+                        above = 1  # the bases' own, and torch's calls `forward`
+                    case _:
+                        continue
+                if not _hands_on(call, many, named):
+                    continue
+                own, bases = function.parent, release.bases(function.parent)[0]
+                found = next((c.members[name] for c in (own, *bases)[above:] if name in c.members), None)
+                if found is None and above:
+                    found = next((c.members["forward"] for c in (own, *bases) if "forward" in c.members), None)
+                return found if isinstance(found, griffe.Function) else None
     return None
 
 
@@ -114,15 +169,23 @@ def _hands_on(call: ast.Call, many: str, named: str) -> bool:
 
 
 def _wrapper_of(release: Release, function: griffe.Function, decorator: ast.expr) -> ast.FunctionDef | None:
-    made_by_a_call = isinstance(decorator, ast.Call)
+    maker = maker_of(release, function, decorator)
+    if maker is None:
+        return None
+    inner = handed_back(maker[0])
+    return handed_back(inner) if isinstance(decorator, ast.Call) else inner
+
+
+def maker_of(release: Release, decorated: griffe.Object, decorator: ast.expr) -> tuple[ast.FunctionDef, str] | None:
+    """The function of the package that a decorator names, and its file."""
     name = ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)
     if not all(part.isidentifier() for part in name.split(".")):
         return None
-    found = release.in_scope(function.module, name)
+    found = release.in_scope(decorated.module, name)
     if not isinstance(found, Found) or not found.obj.path.startswith(PACKAGE):
         return None
-    inner = _handed_back(_first_definition(release, found.obj))
-    return _handed_back(inner) if made_by_a_call else inner
+    node = _first_definition(release, found.obj)
+    return (node, str(found.obj.filepath)) if isinstance(node, ast.FunctionDef) else None
 
 
 def _first_definition(release: Release, maker: griffe.Object) -> ast.AST | None:
@@ -136,7 +199,7 @@ def _first_definition(release: Release, maker: griffe.Object) -> ast.AST | None:
     return release.node_of(maker)
 
 
-def _handed_back(node: ast.AST | None) -> ast.FunctionDef | None:
+def handed_back(node: ast.AST | None) -> ast.FunctionDef | None:
     """The function within a function that it returns, if it returns nothing else."""
     if not isinstance(node, ast.FunctionDef):
         return None

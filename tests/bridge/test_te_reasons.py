@@ -101,6 +101,9 @@ SAID = [
     (attribute_error("torch.onnx", "_type_utils"), WHOLE, r"this torch has no `torch\.onnx\._type_utils`",
      "use the torch"),
     (attribute_error("transformer_engine_torch", "dbias_dgelu"), WHOLE, "not of one build", "uninstall all parts"),
+    (RuntimeError("CUDA driver version is insufficient for CUDA runtime version"), WHOLE, "NVIDIA driver is older",
+     "update the driver"),
+    (ValueError("numpy.dtype size changed, may indicate binary incompatibility"), WHOLE, "another numpy", "numpy<2"),
     (AttributeError("odd, and without an object"), WHOLE, "not seen yet", "clean install"),
     (ImportError("cannot import name '_type_utils' from 'torch.onnx' (/t/__init__.py)"), WHOLE,
      "this torch has no", "use the torch"),
@@ -277,3 +280,34 @@ def test_a_library_of_another_machine_is_there_and_says_so(package: Path, monkey
 def test_sources_without_metadata_say_so(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(te_reasons, "look_for_te", lambda: Install({}, (str(package),), True, True))
     assert "no metadata (dist-info)" in explain_te_import(AssertionError("Could not find `transformer-engine`."))
+
+
+@pytest.mark.parametrize(
+    ("content", "fault", "said"),
+    [
+        (b"", "name", "is empty, as a full disk"),
+        (b"\0" * 9, "nulls", "is damaged: cut short"),
+        (b"x = 1", "name", "moved, renamed or never had"),
+    ],
+)
+def test_a_file_without_its_code_is_named(
+    content: bytes, fault: str, said: str, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = package / "pytorch" / "__init__.py"
+    file.write_bytes(content)
+    monkeypatch.setattr(te_reasons, "look_for_te", lambda: Install(WHOLE, (str(package),), True, True))
+    text = f"cannot import name 'Linear' from 'transformer_engine.pytorch' ({file})"
+    nulls = SyntaxError("source code string cannot contain null bytes")
+    reason = explain_te_import(ImportError(text, path=str(file)) if fault == "name" else nulls)
+    assert said in reason
+    assert str(file) in reason
+
+
+def test_a_file_that_hides_a_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hides = types.ModuleType("einops")
+    hides.__file__ = str(tmp_path / "einops.py")
+    monkeypatch.setitem(sys.modules, "einops", hides)
+    monkeypatch.setattr(te_reasons, "look_for_te", lambda: Install(WHOLE, (), True, True))
+    assert f"the file {hides.__file__} has the name of the package" in explain_te_import(
+        missing_module("einops.layers")
+    )

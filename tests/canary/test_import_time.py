@@ -25,10 +25,21 @@ ASKED: dict[str, tuple[Sources, set[tuple[str, str, str]]]] = {
     "in-the-package-above": ({"__init__.py": "import einops"}, {("library", "einops", "")}),
     "in-a-module-of-another-package": ({INIT: "import transformer_engine.common.extra", "common/extra.py": "import einops"}, {("library", "einops", "")}),
     "within-a-function": ("def f():\n    import einops", set()),
+    "within-a-function-that-is-called": ("def f():\n    import einops\nf()", {("library", "einops", "")}),
+    "within-a-function-that-has-returned": ("def f():\n    if done():\n        return\n    import einops\nf()", set()),
+    "tried-out": ("import triton\nimport triton.experimental.gluon", {("library", "triton", ""), ("library", "triton.experimental.gluon", "")}),
+    "a-variable": ("import os\nhome = os.environ['CUDA_HOME']", {("check", "KeyError if CUDA_HOME is not in os.environ", "")}),
+    "a-variable-or-none": ("import os\nhome = os.environ.get('CUDA_HOME')\nos.environ['A'] = ''", set()),
+    "a-program": ("import subprocess\nsubprocess.check_output(['nvidia-smi', '-L'])", {("check", "CalledProcessError if the program nvidia-smi is not found", "")}),
+    "a-library-file": ("import ctypes\nctypes.CDLL('libnccl.so.2')", {("check", "OSError if the library libnccl.so.2 is not found", "")}),
+    "a-distribution": ("from importlib.metadata import version as v\nv('einops')\nv('transformer-engine')", {("check", "PackageNotFoundError if einops is not installed", "")}),
+    "a-distribution-tried": ("from importlib.metadata import version\ntry:\n    version('einops')\nexcept LookupError:\n    pass", set()),
     "within-a-class": ("class A:\n    def f(self):\n        import einops", set()),
     "optional": ("try:\n    import einops\nexcept ImportError:\n    einops = None", set()),
     "optional-by-exception": ("try:\n    import einops\nexcept Exception:\n    einops = None", set()),
     "optional-among-others": ("try:\n    import einops\nexcept (ValueError, ModuleNotFoundError):\n    einops = None", set()),
+    "suppressed": ("with contextlib.suppress(ImportError):\n    import einops", set()),
+    "something-else-suppressed": ("with contextlib.suppress(ValueError):\n    import einops", {("library", "einops", "")}),
     "optional-bare": ("try:\n    import einops\nexcept:\n    einops = None", set()),
     "caught-as-something-else": ("try:\n    import einops\nexcept ValueError:\n    pass", {("library", "einops", "")}),
     "only-for-types": ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import einops", set()),
@@ -154,3 +165,28 @@ def test_an_import_that_ends_takes_every_module_with_it(tmp_path: Path) -> None:
         "user": (ModuleVerdict.CASCADE, "imports"),
     }
     assert finding.new == "ModuleNotFoundError: no transformer_engine.pytorch.conv among the sources"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("assert torch_version() >= (2, 1)", "assert torch_version() >= (2, 4)", True),
+        ("assert torch_version() >= (2, 1)", "assert torch_version() >= (2, 0)", False),
+        ("assert torch_version() < (3, 1)", "assert torch_version() < (3, 0)", True),
+        ("assert torch_version() < (3, 1)", "assert torch_version() < (4, 0)", False),
+        ("assert torch_version() >= (2, 1)", "assert cudnn_version() >= (2, 0)", True),
+    ],
+)
+def test_a_bound_that_more_versions_pass_is_no_new_requirement(old: str, new: str, told: bool, tmp_path: Path) -> None:
+    made = "def torch_version(): ...\ndef cudnn_version(): ...\ndef f(): ...\n"
+    said = said_by(compare(tmp_path, made + old, made + new, "te.f.require()()"))
+    assert said == ({"imports import-requirement-added risk"} if told else set())
+
+
+@pytest.mark.parametrize(("listed", "ends"), [("'f', 'g'", False), ("'f'", True)])
+def test_a_star_takes_what_is_listed(listed: str, ends: bool, tmp_path: Path) -> None:
+    deep = "def f(): ...\ndef g(): ...\n"
+    old = {INIT: "from .a import g\nfrom .a import f", "pytorch/a.py": "from .b import f, g", "pytorch/b.py": deep}
+    new = old | {"pytorch/a.py": "from .b import *", "pytorch/b.py": f"{deep}__all__ = [{listed}]"}
+    said = said_by(compare(tmp_path, old, new, "te.f.require()()"))
+    assert said == ({"imports import-requirement-added breaking"} if ends else set())

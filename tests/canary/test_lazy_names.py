@@ -47,6 +47,19 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     submod_attrs={"module.linear": ["Linear"], "norms": ("Norm", "RMSNorm")},
 )
 """
+REFUSED = """
+_REMOVED = {"Linear": "module.linear"}
+_OLD = ("Norm",)
+
+def __getattr__(name):
+    if name in _REMOVED:
+        raise ImportError(f"{name} is gone")
+    if name in _OLD:
+        from transformer_engine.pytorch import norms as place
+        warnings.warn("old", DeprecationWarning)
+        return getattr(place, name)
+    raise AttributeError(name)
+"""
 OPAQUE = """
 def __getattr__(name):
     return make(name)
@@ -66,6 +79,8 @@ ROWS = [
     ("attached-in-a-tuple", ATTACH, "RMSNorm", "transformer_engine.pytorch.norms.RMSNorm"),
     ("an-attached-submodule", ATTACH, "ops", "transformer_engine.pytorch.ops"),
     ("not-attached", ATTACH, "Other", ""),
+    ("refused", REFUSED, "Linear", ""),
+    ("got-from-an-import", REFUSED, "Norm", "transformer_engine.pytorch.norms.Norm"),
     ("made-by-code", OPAQUE, "Linear", None),
     ("a-value-that-is-a-submodule", '_T = {"ops": ".ops"}', "ops", "transformer_engine.pytorch.ops"),
     ("another-table-in-the-module", '_T = {"Linear": 3}\n' + TABLE, "Linear", f"{MODULE}.module.linear.Linear"),

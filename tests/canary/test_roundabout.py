@@ -48,6 +48,55 @@ ROUNDABOUT = [
     Case("enumeration-with-one-more", "from enum import Enum\nclass F(Enum):\n    A = 1", "from enum import Enum\nclass F(Enum):\n    B = 0\n    A = 1", "x = te.F.require().A", set()),
 ]  # fmt: skip
 
+DECORATED = "import functools\ndef made({0}):\n    def mark(function):\n        @functools.wraps(function)\n        def wrapper(*args, **kwargs):\n            {1}\n            return function(*args, **kwargs)\n        return wrapper\n    return mark\n@made({2})\ndef f(x, {3}=1): ..."
+REMADE = "def remade(cls):\n    init = cls.__init__\n    def __init__(self, *args, **kwargs):\n        {}\n        init(self, *args, **kwargs)\n    cls.__init__ = __init__\n    return cls\n@remade\nclass Layer:\n    def __init__(self, size): ..."
+APPLIED = "import torch\nclass F({}):\n    @staticmethod\n    def forward(ctx, x, y): ...\nf = F.apply"
+PLAIN = "def f(x, y=1): ..."
+F12 = "te.f.require()(1, y=2)"
+BOUNDED = (
+    "from pydantic import Field\nfrom pydantic.dataclasses import dataclass\n@dataclass\nclass R:\n    size: int{}"
+)
+METHODS = "class M:\n    {}\n{}"
+
+
+def decorated(name: str, said: set[str], body: str, *, head: str = "", given: str = "", parameter: str = "y") -> Case:
+    """A function that gets a decorator with this first statement in its wrapper."""
+    return Case(name, PLAIN, DECORATED.format(head, body, given, parameter), F12, said)
+
+
+DECORATORS = [
+    decorated("raises-whatever-comes", {"user guard-added breaking"}, "raise RuntimeError('gone')"),
+    decorated("raises-at-times", set(), "if off(): raise RuntimeError('off')"),
+    decorated("refuses-a-keyword", {"user guard-added breaking"}, "if old in kwargs: raise TypeError(old)", head="old", given="'y'"),
+    decorated("refuses-another-keyword", set(), "if old in kwargs: raise TypeError(old)", head="old", given="'z'"),
+    decorated("takes-no-places", {"user guard-added breaking"}, "if len(args) > most: raise TypeError(most)", head="most=0"),
+    decorated("takes-one-place", set(), "if len(args) > most: raise TypeError(most)", head="most=1"),
+    decorated("warns", {"user deprecated risk"}, "warnings.warn('f goes', DeprecationWarning)"),
+    decorated("renames-back", set(), "if 'y' in kwargs: kwargs[new] = kwargs.pop('y')", head="new", given="'z'", parameter="z"),
+    decorated("renames-another", {"user parameter-removed y breaking"}, "kwargs[new] = kwargs.pop('u', 1)", head="new", given="'z'", parameter="z"),
+    Case("class-refuses-a-keyword", TAKES, REMADE.format("if 'size' in kwargs: raise TypeError('size')"), "te.Layer.require()(size=8)", {"user guard-added breaking"}),
+    Case("class-refuses-another", TAKES, REMADE.format("if 'width' in kwargs: raise TypeError('width')"), "te.Layer.require()(size=8)", set()),
+    Case("hands-all-on-to-its-own-import", {"pytorch/__init__.py": PLAIN}, {"pytorch/__init__.py": "def f(*args, **kwargs):\n    from .deep import f as inner\n    return inner(*args, **kwargs)", "pytorch/deep.py": PLAIN}, F12, set()),
+    Case("hands-all-on-to-less", {"pytorch/__init__.py": PLAIN}, {"pytorch/__init__.py": "def f(*args, **kwargs):\n    from .deep import f as inner\n    return inner(*args, **kwargs)", "pytorch/deep.py": "def f(x): ..."}, F12, {"user parameter-removed y breaking"}),
+    Case("call-of-a-module-handed-up", PADS.format("torch.nn.Module"), PADS.format("torch.nn.Module") + "\n    def __call__(self, *args, **kwargs):\n        return super().__call__(*args, **kwargs)", "pad = te.Pad.require()()\npad(x=1)", set()),
+    Case("autograd-function-applied", "def f(x, y): ...", APPLIED.format("torch.autograd.Function"), "te.f.require()(1, y=2)", {"user parameter-positional-only y breaking"}),
+    Case("autograd-function-applied-by-place", "def f(x, y): ...", APPLIED.format("torch.autograd.Function"), "te.f.require()(1, 2)", set()),
+    Case("apply-of-something-else", "def f(x, y): ...", APPLIED.format("object"), "te.f.require()(1, y=2)", set()),
+    Case("submodule-of-that-name", {"pytorch/__init__.py": PLAIN}, {"pytorch/__init__.py": "from transformer_engine.pytorch import f", "pytorch/f.py": ""}, F12, {"user not-callable breaking"}),
+    Case("set-behind-the-class", METHODS.format("@staticmethod\n    def on(): ...", ""), METHODS.format("x = 1", "def on(): ...\nM.on = staticmethod(on)"), "te.M.require().on()", set()),
+    Case("set-behind-the-class-otherwise", METHODS.format("@staticmethod\n    def on(): ...", ""), METHODS.format("x = 1", "def on(level): ...\nM.on = staticmethod(on)"), "te.M.require().on()", {"user parameter-required level breaking"}),
+    Case("value-became-a-method", METHODS.format("on = 1", ""), METHODS.format("def on(self): ...", ""), "x = te.M.require().on", {"user return-changed breaking"}),
+    Case("value-became-a-property", METHODS.format("on = 1", ""), METHODS.format("@property\n    def on(self): ...", ""), "x = te.M.require().on", set()),
+    Case("none-means-something-else", "def f(y=None):\n    y = 1 if y is None else y", "def f(y=None):\n    y = 2 if y is None else y", "def g(y=None):\n    te.f.require()(y=y)", {"user default-meaning-changed y risk"}),
+    Case("none-is-never-passed", "def f(y=None):\n    y = 1 if y is None else y", "def f(y=None):\n    y = 2 if y is None else y", "def g(y=3):\n    te.f.require()(y=y)", set()),
+    Case("bound-that-the-usual-value-breaks", BOUNDED.format(" = 1"), BOUNDED.format(" = Field(default=1, ge=32)"), "def g(size=16):\n    te.R.require()(size=size)", {"user guard-added size risk"}),
+    Case("bound-that-it-keeps", BOUNDED.format(" = 1"), BOUNDED.format(" = Field(default=1, ge=2)"), "def g(size=16):\n    te.R.require()(size=size)", set()),
+    Case("kind-with-a-name-in-the-list", PLAIN, "def f(x, y=1):\n    if y not in ('a', 'b', 'c'): raise ValueError(y)", "Kind = Literal['a', 'b']\ndef g(y: Kind):\n    te.f.require()(1, y=y)", set()),
+    Case("kind-with-a-name-not-in-the-list", PLAIN, "def f(x, y=1):\n    if y not in ('a', 'c'): raise ValueError(y)", "Kind = Literal['b', 'd']\ndef g(y: Kind):\n    te.f.require()(1, y=y)", {"user guard-added y breaking"}),
+    Case("match-refuses", PLAIN, "def f(x, y=1):\n    match y:\n        case 1 | 3: pass\n        case _: raise ValueError(y)", F12, {"user guard-added y breaking"}),
+    Case("match-takes", PLAIN, "def f(x, y=1):\n    match y:\n        case 1 | 2: pass\n        case _: raise ValueError(y)", F12, set()),
+]  # fmt: skip
+
 HEAD = "import os, warnings\nfrom typing import NamedTuple\nimport torch\nclass Two(NamedTuple):\n    {0}: int\n    {1}: int\ndef three(a):\n    return a, 1, 2\ndef old_way(what):\n    warnings.warn(what + ' is deprecated', FutureWarning)\ndef f(x: torch.Tensor, y=1):\n    {2}"
 UNPACKS = "a, b = te.f.require()(1)"
 
@@ -76,7 +125,17 @@ GIVES = [
 ]  # fmt: skip
 
 
-EVERY = [*ROUNDABOUT, *GIVES]
+GETS = "def __getattr__(name):\n    if name in _OLD:\n        from .deep import f as g\n        {}\n        return g\n    raise AttributeError(name)\n_OLD = ('f',)"
+EITHER = (
+    "def g():\n    first = te.f()\n    if first is not None:\n        return first(1)\n    return te.h.require()(1)"
+)
+LAZY = [
+    Case("the-other-way-is-gone-too", "def f(x): ...\ndef h(x): ...", "", EITHER, {"user removed breaking"}),
+    Case("the-other-way-is-left", "def f(x): ...\ndef h(x): ...", "def h(x): ...", EITHER, {"user renamed risk"}),
+    Case("lazily-deprecated", {"pytorch/__init__.py": GETS.format("pass"), "pytorch/deep.py": PLAIN}, {"pytorch/__init__.py": GETS.format("warnings.warn('f goes', DeprecationWarning)"), "pytorch/deep.py": PLAIN}, F12, {"user deprecated risk"}),
+]  # fmt: skip
+
+EVERY = [*ROUNDABOUT, *DECORATORS, *LAZY, *GIVES]
 
 
 @pytest.mark.parametrize("case", EVERY, ids=[case.name for case in EVERY])

@@ -18,7 +18,13 @@ RETURNS = [
     Case("one-to-two-at-the-end", "def f(x) -> 'Tensor':\n    return x.run()", "def f(x) -> 'Tensor':\n    y = x.run()\n    return y, x.lse", F1, {"user return-changed breaking"}),
     Case("mixed-to-two", "def f(x, b):\n    if b: return x, b\n    return x.out", "def f(x, b):\n    if b: return x, b\n    return x.out, None", "y = te.f.require()(1, False)", {"user return-changed breaking"}),
     Case("one-or-two-to-two", "def f(x, b):\n    y, n = x.run()\n    if b: return y, n\n    return y", "def f(x, b):\n    y, n = x.run()\n    if b: return y, n\n    return y, None", "y = te.f.require()(1, False)", {"user return-changed breaking"}),
-    Case("unknown-to-two", "def f(x):\n    return x.run()", "def f(x):\n    return x.run(), 1", F1, set()),
+    Case("unknown-with-one-more", "def f(x):\n    return x.run()", "def f(x):\n    return x.run(), 1", F1, {"user return-changed breaking"}),
+    Case("unknown-with-one-more-by-a-name", "def f(x):\n    return x.run()", "def f(x):\n    y = x.run()\n    return y, 1", F1, {"user return-changed breaking"}),
+    Case("unknown-with-one-more-at-times", "def f(x):\n    if x: return x.go()\n    return x.run()", "def f(x):\n    if x: return x.go()\n    return x.run(), 1", F1, {"user return-changed risk"}),
+    Case("unknown-behind-another", "def f(x):\n    return x.run()", "def f(x):\n    return None, x.run()", F1, {"user return-changed breaking"}),
+    Case("annotated-as-two-and-one", "def f(x) -> 'tuple[T, T]':\n    y, _ = x.run()\n    return y", "def f(x) -> 'Tensor':\n    return x.run()[0]", "y = te.f.require()(1)", set()),
+    Case("unknown-to-two-others", "def f(x):\n    return x.run()", "def f(x):\n    return x.go(), 1", F1, set()),
+    Case("tuple-became-a-class", "def f() -> tuple[bool, str]:\n    return S", "class Said:\n    ok: bool\ndef f() -> Said:\n    return Said()", "x = te.f.require()()", {"user return-changed breaking"}),
     Case("unknown-to-three-taken-apart", "def f(x):\n    return x.run()", "def f(x):\n    return x, x, x", "a, b = te.f.require()(1)", {"user return-changed breaking"}),
     Case("annotated-as-two", "def f(x) -> torch.Tensor:\n    return x.run()", "def f(x) -> tuple[torch.Tensor, int]:\n    return x.both()", F1, {"user return-changed breaking"}),
     Case("dataclass-taken-apart", "def f(x): return x, 1", "class Out:\n    def __init__(self, a, b): ...\ndef f(x): return Out(x, 1)", "a, b = te.f.require()(1)", {"user return-changed breaking"}),
@@ -28,6 +34,7 @@ RETURNS = [
 OLD = "class L:\n    def __init__(self, size, name=None): ..."
 CONSTRUCTORS = [
     Case("new-takes-fewer", OLD, "class L:\n    def __new__(cls, size): ...\n    def __init__(self, size, name=None): ...", "te.L.require()(1, name='a')", {"user parameter-removed name breaking"}),
+    Case("new-of-a-base-refuses", OLD, "class B:\n    def __new__(cls, *args, **kwargs):\n        if 'name' in kwargs: raise TypeError('name is gone')\n        return object.__new__(cls)\nclass L(B):\n    def __init__(self, size, name=None): ...", "te.L.require()(1, name='a')", {"user parameter-removed name breaking"}),
     Case("new-takes-all", OLD, "class L:\n    def __new__(cls, *args, **kwargs): return object.__new__(cls)\n    def __init__(self, size, name=None): ...", "te.L.require()(1, name='a')", set()),
     Case("handed-to-a-method", OLD, "class L:\n    def __init__(self, *args, **kwargs):\n        self.tag = kwargs.get('tag')\n        self._build(*args, **kwargs)\n    def _build(self, size, name=None): ...", "te.L.require()(1, name='a')", set()),
     Case("handed-to-a-method-without-it", OLD, "class L:\n    def __init__(self, *args, **kwargs):\n        self._build(*args, **kwargs)\n    def _build(self, size, title=None): ...", "te.L.require()(1, name='a')", {"user parameter-removed name breaking"}),
@@ -112,6 +119,22 @@ def test_what_is_said_of_a_call_that_something_else_refuses(case: Case, tmp_path
 )
 def test_which_texts_an_annotation_takes(annotation: str, refused: bool) -> None:
     assert is_refused(annotation, "x") is refused
+
+
+@pytest.mark.parametrize(
+    ("annotation", "refused"),
+    [
+        ("Literal[1]", True),
+        ("Literal[1, 2]", False),
+        ("Union[Literal[1], int]", False),
+        ("Annotated[int, Field(ge=32)]", True),
+        ("Annotated[int, Field(ge=1, multiple_of=2)]", False),
+        ("Annotated[int, Gt(2)]", True),
+        ("Annotated[int, 'ge=32']", False),
+    ],
+)
+def test_which_numbers_an_annotation_takes(annotation: str, refused: bool) -> None:
+    assert is_refused(annotation, 2) is refused
 
 
 # --- files as Python reads them ---------------------------------------------------------------------------------------
