@@ -38,10 +38,15 @@ def within(seconds: float, holds: Callable[[], bool]) -> bool:
 
 
 @contextmanager
-def hearing_hangups() -> Iterator[None]:
-    """What is started meanwhile hears SIGHUP: under `nohup` tests ignore it, and a child inherits that."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def hearing_signals() -> Iterator[None]:
+    """What is started meanwhile hears SIGHUP and SIGINT.
+
+    Under `nohup`, or as a job in the background, tests ignore them, and a child inherits that.
+    """
+    heard = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.signal(number, how) for number, how in heard.items()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGHUP, before)
+        for number, how in before.items():
+            signal.signal(number, how)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from command_line import end_of
-from running_processes import hearing_hangups, is_running
+from running_processes import hearing_signals, is_running
 
 from megacpp_validate.catalog import MatrixInvalid, matrix_folder, read_catalog
 from megacpp_validate.catalog_pipelines import Pipelines, read_pipelines, read_sessions
@@ -248,7 +248,7 @@ def test_a_checkout_that_cannot_run_its_sessions_is_told(
 def test_a_signal_ends_what_was_started_too(number: signal.Signals, checkout: Path) -> None:
     (checkout / "nox").write_text(f"#!/bin/sh\nsleep 60 &\necho $! > {checkout}/child\nwait\n")
     command = [sys.executable, "-m", "megacpp_validate.cli", "pipeline", "te_watch", "--matrix", checkout / "matrix"]
-    with hearing_hangups(), subprocess.Popen(command, stderr=subprocess.PIPE) as verb:
+    with hearing_signals(), subprocess.Popen(command, stderr=subprocess.PIPE) as verb:
         until = time.monotonic() + 30
         while not ((checkout / "child").is_file() and (checkout / "child").read_text()) and time.monotonic() < until:
             time.sleep(0.02)

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from running_processes import hearing_signals
 
 ROOT = Path(__file__).parents[1]
 NOX = ROOT / ".venv" / "bin" / "python"  # made by ./nox
@@ -34,7 +35,7 @@ sys.exit(noxfile._wait(subprocess.Popen([sys.executable, "-c", *sys.argv[1:]])))
 @pytest.mark.skipif(not NOX.exists(), reason="not-run: there is no nox here, which ./nox makes")
 def test_a_verb_that_is_interrupted_ends_what_it_started(tmp_path: Path) -> None:
     command = [str(NOX), "-c", DOOR, VERB, str(tmp_path / "said")]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True) as nox:
+    with hearing_signals(), subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True) as nox:
         assert nox.stdout is not None
         nox.stdout.readline()
         os.killpg(nox.pid, signal.SIGINT)

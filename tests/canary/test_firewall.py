@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from running_processes import hearing_signals
 
 from megacpp_validate.canary import firewall
 from megacpp_validate.canary.firewall import run_firewall
@@ -338,7 +339,6 @@ def test_without_a_real_install_there_is_none_to_damage(run: Run, monkeypatch: p
 
 
 def test_an_interrupt_leaves_nothing_running(run: Run, tmp_path: Path) -> None:
-    before_this = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts without it
     mark = tmp_path / "pid"
     note = f"import os, pathlib, time\npathlib.Path({str(mark)!r}).write_text(str(os.getpid()))\ntime.sleep(3600)"
     bridge = plant(tmp_path, ("permute.py", before("NATIVE_PATH", note)))
@@ -348,13 +348,10 @@ def test_an_interrupt_leaves_nothing_running(run: Run, tmp_path: Path) -> None:
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
-    threading.Thread(target=interrupt, daemon=True).start()
     started = time.monotonic()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run("absent", "metapackage-alone", bridge=bridge, limit_s=240.0)
-    finally:
-        signal.signal(signal.SIGINT, before_this)
+    threading.Thread(target=interrupt, daemon=True).start()
+    with hearing_signals(), pytest.raises(KeyboardInterrupt):
+        run("absent", "metapackage-alone", bridge=bridge, limit_s=240.0)
     assert time.monotonic() - started < 120  # it did not wait for the limit
     with pytest.raises(ProcessLookupError):
         os.kill(int(mark.read_text()), 0)

@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 
 import pytest
 from command_line import Run, make_run
+from running_processes import hearing_signals
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "environments"))
 from places import make_h200_host
@@ -214,12 +215,11 @@ def test_a_run_holds_its_folder_while_it_runs(run: Run, stack: Callable[[str], P
 def test_an_interrupt_ends_it_and_what_it_started(stack: Callable[[str], Path], tmp_path: Path) -> None:
     python = stack(f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(600)")
     command = [sys.executable, "-m", "megacpp_validate.cli", "parity", "--target", "h200", "--python", str(python)]
-    # A job in the background of a shell ignores the interrupt, and so would what it starts.
-    process = subprocess.Popen(
-        [*command, "--probes", "imports", "--receipts", str(tmp_path / "receipts")],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
-    )  # fmt: skip
+    with hearing_signals():
+        process = subprocess.Popen(
+            [*command, "--probes", "imports", "--receipts", str(tmp_path / "receipts")],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
     end = time.monotonic() + 60
     while not (tmp_path / "pid").exists() and time.monotonic() < end:
         time.sleep(0.05)

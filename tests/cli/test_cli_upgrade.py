@@ -19,7 +19,7 @@ from command_line import Run, make_run
 sys.path.insert(0, str(Path(__file__).parents[1] / "environments"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "canary"))
 from places import make_probes
-from running_processes import is_running, within
+from running_processes import hearing_signals, is_running, within
 from small_sources import write_release
 
 from megacpp_validate.environments import cell
@@ -203,15 +203,8 @@ def test_a_second_run_in_the_same_folder_is_refused(run: Run, host: Callable[...
 def start(*arguments: object) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "megacpp_validate.cli", *map(str, arguments)]
     log = Path("tool.log").open("wb")  # noqa: SIM115 - it lives as long as the process
-    with log:
-        return subprocess.Popen(
-            command,
-            stdout=log,
-            stderr=log,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            # A shell starts a background job with interrupts ignored, and what the job starts inherits that.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
-        )
+    with log, hearing_signals():
+        return subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": str(ROOT)})
 
 
 def receipts_in(folder: Path) -> dict[str, tuple[int, int]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from places import H200_HOST, LAPTOP, make_probes, target_of
+from running_processes import hearing_signals
 
 from megacpp_validate.catalog import Catalog
 from megacpp_validate.environments import stacks as room_of_stacks
@@ -183,10 +184,9 @@ prepare_stacks([Wanted("a", make), Wanted("b", make)], Processes())
 
 def test_an_interrupt_waits_for_no_environment_that_is_being_made(tmp_path: Path) -> None:
     """uv and docker take minutes, and one that builds the same is waited for even longer."""
-    with subprocess.Popen(
+    with hearing_signals(), subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED],
         cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
     ) as tool:  # fmt: skip
         assert tool.stdout is not None
         try:

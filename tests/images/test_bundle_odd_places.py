@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from running_processes import hearing_hangups
+from running_processes import hearing_signals
 from small_bundle import order_of, write_small, write_sources
 from small_registry import SmallRegistry, served
 from small_signer import Signer
@@ -199,7 +199,7 @@ sys.exit(door.main(sys.argv[1:]))
 def test_being_asked_to_end_leaves_nothing_half_done(number: int, written: Path, tmp_path: Path) -> None:
     words = [sys.executable, "-c", WAITS, "--bundle", str(written), "--unpack", str(tmp_path / "there")]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with hearing_hangups(), subprocess.Popen(words, cwd=ROOT, text=True, **pipes) as process:
+    with hearing_signals(), subprocess.Popen(words, cwd=ROOT, text=True, **pipes) as process:
         assert process.stdout is not None
         assert "verifying" in process.stdout.readline()
         assert process.stdout.readline() == "up\n"

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from command_line import Run, Said, make_run
 from lying_registry import LyingRegistry, serve
+from running_processes import hearing_signals
 from small_project import RELEASES, write_project, write_shelf, write_wheel
 
 import megacpp_validate.cli.images.images_verbs
@@ -293,7 +294,8 @@ def test_then_every_form(root: Path, run: Run) -> None:
 def start(root: Path, *arguments: str, **more: object) -> subprocess.Popen[str]:
     code = "import megacpp_validate.cli.images.lock_verbs; from megacpp_validate.cli import main; main()"
     words = [sys.executable, "-c", code, "lock", *arguments, "--matrix", str(root / "matrix")]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)  # type: ignore[call-overload, no-any-return]
+    with hearing_signals():
+        return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)  # type: ignore[call-overload, no-any-return]
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
