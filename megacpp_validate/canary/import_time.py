@@ -243,8 +243,8 @@ class _Walk:
     def _check(self, guard: bodies.Guard, place: _Place, condition: str) -> None:
         if condition != "optional" and guard.kind != "warn":
             otherwise = "nothing before it returned" if guard.tests or place.inside else "this line is reached"
-            condition_text = _with_constants(guard.said, place.tree)
-            text = f"{guard.exception} if {condition_text or otherwise}"
+            said = guard.said or ("" if place.inside else condition)  # at the top level, what the line stands under
+            text = f"{guard.exception} if {_with_constants(said, place.tree) or otherwise}"
             self._add(Requirement("check", text, condition, place.file, guard.line))
 
     def _add(self, requirement: Requirement) -> None:

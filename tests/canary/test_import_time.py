@@ -54,7 +54,7 @@ ASKED: dict[str, tuple[Sources, set[tuple[str, str, str]]]] = {
         {("library", "flash_attn.cute", "flash-attn-4 is installed")},
     ),
     "an-assertion": ("assert torch_version() >= (2, 1)", {("check", "AssertionError if not (torch_version() >= (2, 1))", "")}),
-    "a-raise-under-a-test": ("if torch_version() < (2, 1):\n    raise RuntimeError('torch is too old')", {("check", "RuntimeError if this line is reached", "torch_version() < (2, 1)")}),
+    "a-raise-under-a-test": ("if torch_version() < (2, 1):\n    raise RuntimeError('torch is too old')", {("check", "RuntimeError if torch_version() < (2, 1)", "torch_version() < (2, 1)")}),
     "a-check-that-is-called": (CHECK + "_check()", {("check", "ImportError if version('flash-attn') < '3'", "")}),
     "a-check-that-is-not-called": (CHECK, set()),
     "a-check-that-cannot-fire": ("def _check(old=False):\n    if old:\n        raise ImportError\n_check(old=False)", set()),
@@ -170,6 +170,9 @@ def test_an_import_that_ends_takes_every_module_with_it(tmp_path: Path) -> None:
     assert finding.new == "ModuleNotFoundError: no transformer_engine.pytorch.conv among the sources"
 
 
+REFUSES = "if torch_version() < {}:\n    raise ImportError"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
@@ -180,6 +183,8 @@ def test_an_import_that_ends_takes_every_module_with_it(tmp_path: Path) -> None:
         ("assert torch_version() >= (2, 1)", "assert cudnn_version() >= (2, 0)", True),
         ("assert torch_version() >= V('2.9')", "assert torch_version() >= V('2.10')", True),
         ("assert torch_version() >= V('2.10')", "assert torch_version() >= V('2.9')", False),
+        (REFUSES.format("(2, 1)"), REFUSES.format("(2, 4)"), True),
+        (REFUSES.format("(2, 4)"), REFUSES.format("(2, 1)"), False),
     ],
 )
 def test_a_bound_that_more_versions_pass_is_no_new_requirement(old: str, new: str, told: bool, tmp_path: Path) -> None:
