@@ -17,7 +17,7 @@ from .binding import bind
 from .body_changes import compare_bodies, compare_deprecations
 from .call_changes import call_faults, compare_calls
 from .changes import Change
-from .decorated import compare_decorators
+from .decorated import compare_decorators, is_undecorated
 from .enumerations import enum_values
 from .gathering import Met, gather
 from .import_faults import compare_conditions, compare_import_faults
@@ -115,7 +115,7 @@ class _Comparison:
             case UseKind.ATTRIBUTE if (values := enum_values(before.obj, after.obj)) is not None:
                 change = Change(ChangeKind.RETURN_CHANGED, Impact.RISK, Cause.NUMERICS, old=values[0], new=values[1])
                 yield self._at(change, before, after)
-            case UseKind.ATTRIBUTE if before.what == "value" and after.what == "function":
+            case UseKind.ATTRIBUTE if before.what == "value" and is_undecorated(after.obj):
                 change = Change(ChangeKind.RETURN_CHANGED, Impact.BREAKING, old="a value", new="a method")
                 yield self._at(change, before, after)
             case UseKind.CLASS if before.what == "class" and after.what == "function":

@@ -23,6 +23,8 @@ _OPERATORS: Final = {
     ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
 }  # fmt: skip
 
+_OF_PYTHON: Final = frozenset({"classmethod", "staticmethod"})
+
 
 @dataclass(frozen=True)
 class Wrapper:
@@ -42,6 +44,8 @@ class Wrapper:
 
     def fires(self, guard: bodies.Guard, use: Use) -> bool:
         """Whether a guard of the wrapper surely stops this call."""
+        if any(guard.node in walk(around) for around in walk(self.node) if _runs_at_times(around)):
+            return False
         return all(self._holds(test.expression, use) is test.wanted for test in guard.tests)
 
     def _holds(self, test: ast.expr, use: Use) -> bool | None:
@@ -86,15 +90,21 @@ class Wrapper:
         return found
 
 
+def _runs_at_times(around: ast.AST) -> bool:
+    """Whether what stands in a statement may not be run, or may be caught, without a test that tells."""
+    return isinstance(around, ast.For | ast.While) or (isinstance(around, ast.Try) and bool(around.handlers))
+
+
 def compare_decorators(
     old: Release, new: Release, before: griffe.Object, after: griffe.Object, use: Use
 ) -> Iterator[Change]:
     """What keeps a call from the function or class that it names, and did not in the old release."""
-    if any(wrapper.fires(guard, use) for wrapper, guard in _guards(old, before)):
+    met = {guard.kind == "warn" for wrapper, guard in _guards(old, before) if wrapper.fires(guard, use)}
+    if False in met:
         return  # it never came through
     for wrapper, guard in _guards(new, after):
-        if wrapper.fires(guard, use):
-            is_warning = guard.kind == "warn"
+        is_warning = guard.kind == "warn"
+        if wrapper.fires(guard, use) and not (is_warning and True in met):
             yield Change(
                 ChangeKind.DEPRECATED if is_warning else ChangeKind.GUARD_ADDED,
                 Impact.RISK if is_warning else Impact.BREAKING,
@@ -102,6 +112,11 @@ def compare_decorators(
                 new=guard.message if is_warning else f"{guard.exception} if {guard.said or 'it is called'}",
                 suggestion="" if is_warning else guard.message[:200],
             )
+
+
+def is_undecorated(obj: griffe.Object | None) -> bool:
+    """Whether a function is surely what its class gives: a decorator may make a value of it, as `property` does."""
+    return isinstance(obj, griffe.Function) and all(str(d.value) in _OF_PYTHON for d in obj.decorators)
 
 
 def _guards(release: Release, obj: griffe.Object) -> Iterator[tuple[Wrapper, bodies.Guard]]:
@@ -130,11 +145,8 @@ def wrappers_of(release: Release, obj: griffe.Object) -> list[Wrapper]:
             made = inner
         wrapper = _new_constructor(made) if isinstance(node, ast.ClassDef) else handed_back(made)
         if wrapper is not None:
-            found.append(
-                Wrapper(
-                    wrapper, file, closure, is_bound=isinstance(obj.parent, griffe.Class) or wrapper.name == "__init__"
-                )
-            )
+            is_method = isinstance(obj.parent, griffe.Class) and "staticmethod" not in obj.labels
+            found.append(Wrapper(wrapper, file, closure, is_bound=is_method or wrapper.name == "__init__"))
     return found
 
 

@@ -283,9 +283,10 @@ class _Import:
 
     def _starred(self, source: _Made) -> set[str]:
         """What `from source import *` takes."""
+        if "__all__" not in source.names:
+            return {name for name in source.names if not name.startswith("_")}
         listed = exported_by(self._release.syntax(source.file))
-        public = {name for name in source.names if not name.startswith("_")}
-        return public if listed is None else source.names & listed
+        return source.names if listed is None else source.names & listed
 
     def _take(self, source: _Made, name: str, node: ast.ImportFrom, made: _Made, condition: str) -> None:
         """One name of `from source import name`."""

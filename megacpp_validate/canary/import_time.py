@@ -22,7 +22,7 @@ from .lazy_names import lazy_branch
 from .release import Release
 from .source_files import PACKAGE
 from .surface import Argument, Symbol
-from .surroundings import asked_of_the_machine, asks_for_less, ways_to_versions
+from .surroundings import asked_of_the_machine, asks_for_less, variables_set, ways_to_versions
 from .syntax_nodes import walk
 
 ENTRY = "transformer_engine.pytorch"
@@ -170,7 +170,8 @@ class _Walk:
                         self._top_level(then, place, _both(condition, ast.unparse(test)))
                         self._top_level(orelse, place, _both(condition, f"not ({ast.unparse(test)})"))
                 case ast.With(items=items, body=inner):
-                    self._top_level(inner, place, "optional" if _suppresses(items) else condition)
+                    here = replace(place, tried=place.tried or bool(_suppressed(items)))
+                    self._top_level(inner, here, "optional" if _COVERS & _suppressed(items) else condition)
                 case ast.Assert() | ast.Raise():
                     for guard in bodies.guards_of([node]):
                         self._check(guard, place, condition)
@@ -232,15 +233,18 @@ class _Walk:
 
     def _surroundings(self, node: ast.stmt, place: _Place, condition: str) -> None:
         """What a statement asks of the machine with nothing to fall back on."""
-        versions = ways_to_versions(place.tree)
-        for what in asked_of_the_machine(node, versions) if not place.tried else ():
-            self._add(Requirement("check", what, condition, place.file, node.lineno))
+        if place.tried or condition == "optional":
+            return
+        asked, is_set = asked_of_the_machine(node, ways_to_versions(place.tree)), variables_set(place.tree)
+        for name, what in asked:
+            if repr(name) not in condition and name not in is_set:  # else it was looked for first
+                self._add(Requirement("check", what, condition, place.file, node.lineno))
 
     def _check(self, guard: bodies.Guard, place: _Place, condition: str) -> None:
         if condition != "optional" and guard.kind != "warn":
             otherwise = "nothing before it returned" if guard.tests or place.inside else "this line is reached"
-            condition_text = _with_constants(guard.said, place.tree)
-            text = f"{guard.exception} if {condition_text or otherwise}"
+            said = guard.said or ("" if place.inside else condition)  # at the top level, what the line stands under
+            text = f"{guard.exception} if {_with_constants(said, place.tree) or otherwise}"
             self._add(Requirement("check", text, condition, place.file, guard.line))
 
     def _add(self, requirement: Requirement) -> None:
@@ -284,10 +288,10 @@ def _when_nothing_failed(tried: ast.stmt, caught: str) -> str:
     return f"no {caught} from `{ast.unparse(tried)[:80]}`"
 
 
-def _suppresses(items: list[ast.withitem]) -> bool:
-    """Whether what is missing is passed over: `with contextlib.suppress(ImportError):`."""
+def _suppressed(items: list[ast.withitem]) -> set[str]:
+    """Names in what is passed over: `with contextlib.suppress(ImportError):`."""
     named = {name for item in items for name in re.findall(r"\w+", ast.unparse(item.context_expr))}
-    return "suppress" in named and bool(named & _COVERS)
+    return named if "suppress" in named else set()
 
 
 def _function_in(tree: ast.Module, name: str) -> ast.FunctionDef | None:

@@ -48,24 +48,24 @@ def lazy_branch(tree: ast.Module, name: str) -> ast.If | None:
         for node in ast.walk(function):
             match node:
                 case ast.If(test=ast.Compare(left=ast.Name(id=left), ops=[ast.Eq() | ast.In()], comparators=[group])):
-                    if left == asked and name in _texts_of(tree, group):
+                    if left == asked and name in _texts_of(tree.body, group):
                         return node
     return None
 
 
-def _texts_of(tree: ast.Module, group: ast.expr) -> set[object]:
-    """The texts in a group that is written there, or at the module's top level under a name; keys of a dict."""
+def _texts_of(above: list[ast.stmt], group: ast.expr) -> set[object]:
+    """The texts in a group that is written there, or under a name at the top level above it; keys of a dict."""
     if isinstance(group, ast.Name):
-        for node in tree.body:
-            match node:
+        for place in reversed(range(len(above))):
+            match above[place]:
                 case (
                     ast.Assign(targets=[ast.Name(id=kept)], value=value)
                     | ast.AnnAssign(target=ast.Name(id=kept), value=ast.expr() as value)
                 ) if kept == group.id:
-                    return _texts_of(tree, value)
+                    return _texts_of(above[:place], value)
         return set()
     if isinstance(group, ast.Call) and len(group.args) == 1:  # frozenset({...})
-        return _texts_of(tree, group.args[0])
+        return _texts_of(above, group.args[0])
     elements = group.keys if isinstance(group, ast.Dict) else getattr(group, "elts", [group])
     return {element.value for element in elements if isinstance(element, ast.Constant)}
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Final
 
+from packaging.version import InvalidVersion, Version
+
 from .source_files import PACKAGE
-from .syntax_nodes import children
+from .syntax_nodes import children, walk
 
 _LOADERS = frozenset({"CDLL", "LoadLibrary", "PyDLL"})
 _PROGRAMS = frozenset({"check_call", "check_output"})
@@ -23,8 +26,21 @@ def ways_to_versions(tree: ast.Module) -> frozenset[str]:
     return frozenset(ways)
 
 
-def asked_of_the_machine(node: ast.AST, versions: frozenset[str]) -> Iterator[str]:
-    """Each thing without which a statement raises: a variable, a program, a library, an installed distribution.
+def variables_set(tree: ast.Module) -> frozenset[str]:
+    """Environment variables that a module's code sets itself, always or where they are not set."""
+    found: set[str] = set()
+    for node in walk(tree):
+        match node:
+            case (
+                ast.Subscript(value=owner, slice=ast.Constant(value=str(name)), ctx=ast.Store())
+                | ast.Call(func=ast.Attribute(value=owner, attr="setdefault"), args=[ast.Constant(value=str(name)), *_])
+            ) if ast.unparse(owner).rpartition(".")[2] == "environ":
+                found.add(name)
+    return frozenset(found)
+
+
+def asked_of_the_machine(node: ast.AST, versions: frozenset[str]) -> Iterator[tuple[str, str]]:
+    """What a statement cannot do without, and how it raises: a variable, a program, a library, a distribution.
 
     Args:
         node: the statement.
@@ -38,18 +54,18 @@ def asked_of_the_machine(node: ast.AST, versions: frozenset[str]) -> Iterator[st
             slice=ast.Constant(value=str(name)),
             ctx=ast.Load(),
         ):
-            yield f"KeyError if {name} is not in os.environ"
+            yield name, f"KeyError if {name} is not in os.environ"
         case ast.Call(func=func, args=[ast.Constant(value=str(name)), *_]):
             called = ast.unparse(func).rpartition(".")[2]
             if called in _LOADERS:
-                yield f"OSError if the library {name} is not found"
+                yield name, f"OSError if the library {name} is not found"
             elif called in _PROGRAMS:
-                yield f"CalledProcessError if the driver or tool {name} is not found"
+                yield name, f"CalledProcessError if the driver or tool {name} is not found"
             elif ast.unparse(func) in versions and not _is_own(name):
-                yield f"PackageNotFoundError if {name} is not installed"
+                yield name, f"PackageNotFoundError if {name} is not installed"
         case ast.Call(func=func, args=[ast.List(elts=[ast.Constant(value=str(name)), *_]), *_]):
             if ast.unparse(func).rpartition(".")[2] in _PROGRAMS:
-                yield f"CalledProcessError if the program {name} is not found"
+                yield name, f"CalledProcessError if the program {name} is not found"
     for child in children(node):
         yield from asked_of_the_machine(child, versions)
 
@@ -86,7 +102,14 @@ def _bound(condition: str) -> tuple[str, bool, object] | None:
         case ast.Compare(left=left, ops=[op], comparators=[ast.Tuple(elts=parts) | ast.Call(args=parts)]) if (
             type(op) in _LOWER_IS_LESS
         ):
-            values = [part.value for part in parts if isinstance(part, ast.Constant)]
+            values = [_read_bound(part.value) for part in parts if isinstance(part, ast.Constant)]
             lower = _LOWER_IS_LESS[type(op)] is wanted
             return (ast.unparse(left), lower, tuple(values)) if len(values) == len(parts) else None
+    return None
+
+
+def _read_bound(value: object) -> object:
+    """A version that is written as text is compared as one: 2.10 comes behind 2.9."""
+    with suppress(InvalidVersion):
+        return Version(value) if isinstance(value, str) else value
     return None

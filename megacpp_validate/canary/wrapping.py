@@ -61,7 +61,8 @@ def applied_of(release: Release, attribute: griffe.Object) -> griffe.Function | 
     ):
         return None
     own = griffe.ParameterKind.positional_only
-    given = [p for p in [*forward.parameters][1:] if p.kind is not griffe.ParameterKind.var_keyword]
+    context = 0 if "setup_context" in found.obj.members else 1  # which `forward` gets only where nothing else does
+    given = [p for p in [*forward.parameters][context:] if p.kind is not griffe.ParameterKind.var_keyword]
     places = (
         p if p.kind not in _BY_PLACE else griffe.Parameter(p.name, annotation=p.annotation, kind=own, default=p.default)
         for p in given

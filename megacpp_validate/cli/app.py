@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import io
+import json
 import os
 import re
 import sys
@@ -25,6 +27,7 @@ from ..catalog import MatrixInvalid
 from .interrupts import ended_by_signals
 
 # What moves the cursor, colours, rings or turns text around; a message may have lines of its own.
+_AS_JSON: Final = "megacpp-as-json"  # name of the handler of signs that a terminal has not
 _STEERS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 TOOL = f"megacpp-validate {__version__}"
 
@@ -123,7 +126,8 @@ def main() -> None:
         )
     except Exception as fault:
         if isinstance(fault, OSError):
-            refuse_full_disk(Path(fault.filename or tempfile.gettempdir()), fault)
+            place = fault.filename if isinstance(fault.filename, str) else tempfile.gettempdir()  # bytes, a descriptor
+            refuse_full_disk(Path(place), fault)
         traceback.print_exc()
         refuse(
             f"unforeseen: {type(fault).__name__}: {fault}. Likely cause: a fault of this tool; nothing is said of any "
@@ -136,7 +140,15 @@ def main() -> None:
 def spell_out_signs() -> None:
     """Let a terminal of another alphabet lose signs, and not the verdict; what is JSON stays JSON."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
+        codecs.register_error(_AS_JSON, _spell_out)
+        sys.stdout.reconfigure(errors=_AS_JSON)
+
+
+def _spell_out(fault: UnicodeError) -> tuple[str, int]:
+    """Signs as JSON escapes them: Python's own `\\xd7` is none."""
+    if not isinstance(fault, UnicodeEncodeError):
+        raise fault
+    return json.dumps(fault.object[fault.start : fault.end])[1:-1], fault.end
 
 
 def refuse(message: str, code: Exit) -> NoReturn:

@@ -15,7 +15,7 @@ from ..evidence.image_verify import CheckOutcome, ImageCheck
 from .bundle.archive import Blob, ImageTree, read_tree
 from .contents import Contents, Place
 from .foreign_json import read_json
-from .labels import LOCK_LABEL, PINS_LABEL, TARGET_LABEL
+from .labels import LOCK_LABEL, PINS_LABEL, TARGET_LABEL, labels_of, read_config
 from .licences import Licensed, canonical, read_licences
 from .provenance import Provenance, read_provenance
 from .refusals import ImageRefused, RegistryLies
@@ -90,7 +90,7 @@ def verify_image(place: Place, contents: Contents, expect: PlanFor, variables: M
     done = Verified()
     try:
         tree = read_tree(contents, place.digest)
-        configs = {digest: _read_config(contents.small_blob(digest), digest) for digest in tree.images}
+        configs = {digest: read_config(contents.small_blob(digest), digest) for digest in tree.images}
     except (RegistryLies, ValueError) as fault:
         done.checks.append(_fail("digest", str(fault), _REBUILD))
         return done
@@ -121,18 +121,9 @@ def _not_run(name: str, says: str, step: str) -> ImageCheck:
     return ImageCheck(name=name, outcome=CheckOutcome.NOT_RUN, says=says, next_step=step)
 
 
-def _read_config(raw: bytes, digest: str) -> dict[str, Any]:
-    """The configuration of an image; raises ValueError where it is another's: a registry holds more than images."""
-    config = read_json(raw)
-    inner = (config.get("config") or {}) if isinstance(config, dict) else None
-    if not isinstance(inner, dict) or not isinstance(inner.get("Labels") or {}, dict):
-        raise ValueError(f"{digest} is no configuration of an image. Likely cause: the digest is of something else.")
-    return dict(config)
-
-
 def _read_labels(configs: Mapping[str, Any]) -> dict[str, str]:
     """Of the images of all platforms those labels in which they agree."""
-    found = [(config.get("config") or {}).get("Labels") or {} for config in configs.values()]
+    found = [labels_of(config) for config in configs.values()]
     first = found[0] if found else {}
     return {name: value for name, value in first.items() if all(one.get(name) == value for one in found)}
 

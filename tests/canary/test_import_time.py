@@ -30,6 +30,9 @@ ASKED: dict[str, tuple[Sources, set[tuple[str, str, str]]]] = {
     "tried-out": ("import triton\nimport triton.experimental.gluon", {("library", "triton", ""), ("library", "triton.experimental.gluon", "")}),
     "a-variable": ("import os\nhome = os.environ['CUDA_HOME']", {("check", "KeyError if CUDA_HOME is not in os.environ", "")}),
     "a-variable-or-none": ("import os\nhome = os.environ.get('CUDA_HOME')\nos.environ['A'] = ''", set()),
+    "a-variable-passed-over": ("import contextlib, os\nwith contextlib.suppress(KeyError):\n    home = os.environ['CUDA_HOME']", set()),
+    "a-variable-looked-for": ("import os\nif 'CUDA_HOME' in os.environ:\n    home = os.environ['CUDA_HOME']", set()),
+    "a-variable-that-is-set": ("import os\nos.environ.setdefault('CUDA_HOME', '')\nhome = os.environ['CUDA_HOME']", set()),
     "a-program": ("import subprocess\nsubprocess.check_output(['nvidia-smi', '-L'])", {("check", "CalledProcessError if the program nvidia-smi is not found", "")}),
     "a-library-file": ("import ctypes\nctypes.CDLL('libnccl.so.2')", {("check", "OSError if the library libnccl.so.2 is not found", "")}),
     "a-distribution": ("from importlib.metadata import version as v\nv('einops')\nv('transformer-engine')", {("check", "PackageNotFoundError if einops is not installed", "")}),
@@ -51,7 +54,7 @@ ASKED: dict[str, tuple[Sources, set[tuple[str, str, str]]]] = {
         {("library", "flash_attn.cute", "flash-attn-4 is installed")},
     ),
     "an-assertion": ("assert torch_version() >= (2, 1)", {("check", "AssertionError if not (torch_version() >= (2, 1))", "")}),
-    "a-raise-under-a-test": ("if torch_version() < (2, 1):\n    raise RuntimeError('torch is too old')", {("check", "RuntimeError if this line is reached", "torch_version() < (2, 1)")}),
+    "a-raise-under-a-test": ("if torch_version() < (2, 1):\n    raise RuntimeError('torch is too old')", {("check", "RuntimeError if torch_version() < (2, 1)", "torch_version() < (2, 1)")}),
     "a-check-that-is-called": (CHECK + "_check()", {("check", "ImportError if version('flash-attn') < '3'", "")}),
     "a-check-that-is-not-called": (CHECK, set()),
     "a-check-that-cannot-fire": ("def _check(old=False):\n    if old:\n        raise ImportError\n_check(old=False)", set()),
@@ -167,6 +170,9 @@ def test_an_import_that_ends_takes_every_module_with_it(tmp_path: Path) -> None:
     assert finding.new == "ModuleNotFoundError: no transformer_engine.pytorch.conv among the sources"
 
 
+REFUSES = "if torch_version() < {}:\n    raise ImportError"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
@@ -175,6 +181,10 @@ def test_an_import_that_ends_takes_every_module_with_it(tmp_path: Path) -> None:
         ("assert torch_version() < (3, 1)", "assert torch_version() < (3, 0)", True),
         ("assert torch_version() < (3, 1)", "assert torch_version() < (4, 0)", False),
         ("assert torch_version() >= (2, 1)", "assert cudnn_version() >= (2, 0)", True),
+        ("assert torch_version() >= V('2.9')", "assert torch_version() >= V('2.10')", True),
+        ("assert torch_version() >= V('2.10')", "assert torch_version() >= V('2.9')", False),
+        (REFUSES.format("(2, 1)"), REFUSES.format("(2, 4)"), True),
+        (REFUSES.format("(2, 4)"), REFUSES.format("(2, 1)"), False),
     ],
 )
 def test_a_bound_that_more_versions_pass_is_no_new_requirement(old: str, new: str, told: bool, tmp_path: Path) -> None:
@@ -183,10 +193,16 @@ def test_a_bound_that_more_versions_pass_is_no_new_requirement(old: str, new: st
     assert said == ({"imports import-requirement-added risk"} if told else set())
 
 
-@pytest.mark.parametrize(("listed", "ends"), [("'f', 'g'", False), ("'f'", True)])
+@pytest.mark.parametrize(
+    ("listed", "ends"),
+    [
+        ("__all__ = ['f', '_g']", False), ("__all__ = ['f']", True), ("", True),
+        ("__all__ = ['f']\n__all__ += ['_g']", False),
+    ],
+)  # fmt: skip
 def test_a_star_takes_what_is_listed(listed: str, ends: bool, tmp_path: Path) -> None:
-    deep = "def f(): ...\ndef g(): ...\n"
-    old = {INIT: "from .a import g\nfrom .a import f", "pytorch/a.py": "from .b import f, g", "pytorch/b.py": deep}
-    new = old | {"pytorch/a.py": "from .b import *", "pytorch/b.py": f"{deep}__all__ = [{listed}]"}
+    deep = "def f(): ...\ndef _g(): ...\n"
+    old = {INIT: "from .a import _g\nfrom .a import f", "pytorch/a.py": "from .b import f, _g", "pytorch/b.py": deep}
+    new = old | {"pytorch/a.py": "from .b import *", "pytorch/b.py": f"{deep}{listed}"}
     said = said_by(compare(tmp_path, old, new, "te.f.require()()"))
     assert said == ({"imports import-requirement-added breaking"} if ends else set())

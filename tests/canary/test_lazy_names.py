@@ -60,6 +60,7 @@ def __getattr__(name):
         return getattr(place, name)
     raise AttributeError(name)
 """
+ITSELF = "_OLD = frozenset(_OLD)\n" + dedent(REFUSED)
 OPAQUE = """
 def __getattr__(name):
     return make(name)
@@ -81,6 +82,7 @@ ROWS = [
     ("not-attached", ATTACH, "Other", ""),
     ("refused", REFUSED, "Linear", ""),
     ("got-from-an-import", REFUSED, "Norm", "transformer_engine.pytorch.norms.Norm"),
+    ("a-name-made-of-itself", ITSELF, "Norm", "transformer_engine.pytorch.norms.Norm"),
     ("made-by-code", OPAQUE, "Linear", None),
     ("a-value-that-is-a-submodule", '_T = {"ops": ".ops"}', "ops", "transformer_engine.pytorch.ops"),
     ("another-table-in-the-module", '_T = {"Linear": 3}\n' + TABLE, "Linear", f"{MODULE}.module.linear.Linear"),

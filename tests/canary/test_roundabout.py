@@ -56,6 +56,8 @@ F12 = "te.f.require()(1, y=2)"
 BOUNDED = (
     "from pydantic import Field\nfrom pydantic.dataclasses import dataclass\n@dataclass\nclass R:\n    size: int{}"
 )
+WARNS = DECORATED.format("", "if 'y' in kwargs: warnings.warn('y', FutureWarning)", "", "y")
+ONE_PLACE = "def one(function):\n    def wrapper(*args):\n        if len(args) > 1: raise TypeError(args)\n        return function(*args)\n    return wrapper\n"
 METHODS = "class M:\n    {}\n{}"
 
 
@@ -74,6 +76,11 @@ DECORATORS = [
     decorated("warns", {"user deprecated risk"}, "warnings.warn('f goes', DeprecationWarning)"),
     decorated("renames-back", set(), "if 'y' in kwargs: kwargs[new] = kwargs.pop('y')", head="new", given="'z'", parameter="z"),
     decorated("renames-another", {"user parameter-removed y breaking"}, "kwargs[new] = kwargs.pop('u', 1)", head="new", given="'z'", parameter="z"),
+    decorated("raises-in-a-loop", set(), "for other in kwargs.keys() - {'y'}: raise TypeError(other)"),
+    decorated("raises-what-it-catches", set(), "try:\n                if 'y' in kwargs: raise KeyError\n            except KeyError: pass"),
+    Case("warned-and-refuses", WARNS, WARNS.replace("warnings.warn('y', FutureWarning)", "raise TypeError('y')"), F12, {"user guard-added breaking"}),
+    Case("warned-and-warns", WARNS, WARNS.replace("'y', F", "'y!', F"), F12, set()),
+    Case("static-method-by-places", METHODS.format("@staticmethod\n    def on(x): ...", ""), ONE_PLACE + METHODS.format("@staticmethod\n    @one\n    def on(x): ...", ""), "te.M.require().on(1)", set()),
     Case("class-refuses-a-keyword", TAKES, REMADE.format("if 'size' in kwargs: raise TypeError('size')"), "te.Layer.require()(size=8)", {"user guard-added breaking"}),
     Case("class-refuses-another", TAKES, REMADE.format("if 'width' in kwargs: raise TypeError('width')"), "te.Layer.require()(size=8)", set()),
     Case("hands-all-on-to-its-own-import", {"pytorch/__init__.py": PLAIN}, {"pytorch/__init__.py": "def f(*args, **kwargs):\n    from .deep import f as inner\n    return inner(*args, **kwargs)", "pytorch/deep.py": PLAIN}, F12, set()),
@@ -81,11 +88,13 @@ DECORATORS = [
     Case("call-of-a-module-handed-up", PADS.format("torch.nn.Module"), PADS.format("torch.nn.Module") + "\n    def __call__(self, *args, **kwargs):\n        return super().__call__(*args, **kwargs)", "pad = te.Pad.require()()\npad(x=1)", set()),
     Case("autograd-function-applied", "def f(x, y): ...", APPLIED.format("torch.autograd.Function"), "te.f.require()(1, y=2)", {"user parameter-positional-only y breaking"}),
     Case("autograd-function-applied-by-place", "def f(x, y): ...", APPLIED.format("torch.autograd.Function"), "te.f.require()(1, 2)", set()),
+    Case("autograd-function-without-context", "def f(x, y): ...", APPLIED.format("torch.autograd.Function").replace("ctx, ", "").replace("f = ", "    @staticmethod\n    def setup_context(ctx, inputs, output): ...\nf = "), "te.f.require()(1, 2)", set()),
     Case("apply-of-something-else", "def f(x, y): ...", APPLIED.format("object"), "te.f.require()(1, y=2)", set()),
     Case("submodule-of-that-name", {"pytorch/__init__.py": PLAIN}, {"pytorch/__init__.py": "from transformer_engine.pytorch import f", "pytorch/f.py": ""}, F12, {"user not-callable breaking"}),
     Case("set-behind-the-class", METHODS.format("@staticmethod\n    def on(): ...", ""), METHODS.format("x = 1", "def on(): ...\nM.on = staticmethod(on)"), "te.M.require().on()", set()),
     Case("set-behind-the-class-otherwise", METHODS.format("@staticmethod\n    def on(): ...", ""), METHODS.format("x = 1", "def on(level): ...\nM.on = staticmethod(on)"), "te.M.require().on()", {"user parameter-required level breaking"}),
     Case("value-became-a-method", METHODS.format("on = 1", ""), METHODS.format("def on(self): ...", ""), "x = te.M.require().on", {"user return-changed breaking"}),
+    Case("value-became-one-of-the-class", METHODS.format("on = 1", ""), "class of_class: ...\n" + METHODS.format("@of_class\n    def on(cls): ...", ""), "x = te.M.require().on", set()),
     Case("value-became-a-property", METHODS.format("on = 1", ""), METHODS.format("@property\n    def on(self): ...", ""), "x = te.M.require().on", set()),
     Case("none-means-something-else", "def f(y=None):\n    y = 1 if y is None else y", "def f(y=None):\n    y = 2 if y is None else y", "def g(y=None):\n    te.f.require()(y=y)", {"user default-meaning-changed y risk"}),
     Case("none-is-never-passed", "def f(y=None):\n    y = 1 if y is None else y", "def f(y=None):\n    y = 2 if y is None else y", "def g(y=3):\n    te.f.require()(y=y)", set()),

@@ -353,6 +353,7 @@ def test_every_verb_says_what_its_exit_codes_mean() -> None:
         (BrokenProcessPool("a process was terminated"), "memory of this machine or container ran out"),
         (OSError(errno.ENOSPC, "No space left on device", "/some/file"), "the disk of /some/file or of the folder"),
         (OSError(errno.ENOSPC, "No space left on device"), "is full"),
+        (OSError(errno.ENOSPC, "No space left on device", b"/some/file"), "is full"),
     ],
 )
 def test_what_a_machine_lacks_is_no_fault_of_the_tool(
@@ -374,7 +375,8 @@ def test_a_terminal_of_another_alphabet_is_told_too(monkeypatch: pytest.MonkeyPa
     room = io.BytesIO()
     terminal = io.TextIOWrapper(room, encoding="ascii")
     monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setattr(app_module, "app", lambda: terminal.write("2.17.1 \u2192 2.20.2\n"))
+    monkeypatch.setattr(app_module, "app", lambda: terminal.write('"2.17.1 \u2192 2.20.2, \xe9\U0001f600"\n'))
     main()
     terminal.flush()
-    assert room.getvalue() == b"2.17.1 \\u2192 2.20.2\n"
+    assert room.getvalue().startswith(b'"2.17.1 \\u2192 2.20.2')
+    assert json.loads(room.getvalue()) == "2.17.1 \u2192 2.20.2, \xe9\U0001f600", "what was JSON is JSON still"

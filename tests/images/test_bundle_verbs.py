@@ -175,6 +175,14 @@ def test_an_image_without_labels_is_not_bundled(
         assert (said.code, f"has no label {lacking}" in said.err) == (WRONG, True), said
 
 
+def test_what_is_no_image_is_not_bundled(run: Run, registry: SmallRegistry, project: Path, tmp_path: Path) -> None:
+    kind = "application/vnd.oci.image.manifest.v1+json"
+    manifest = {"schemaVersion": 2, "mediaType": kind, "config": registry.add_blob(b"[]"), "layers": []}
+    image = f"{registry.host}/small@{registry.add_manifest(manifest)['digest']}"
+    said = run("bundle", "cpu", "--matrix", project / "matrix", "--out", tmp_path / "out", "--image", image)
+    assert (said.code, "is no configuration of an image" in said.err) == (WRONG, True), said
+
+
 @pytest.mark.parametrize(
     ("text", "size"), [("4GiB", 4 << 30), ("700MB", 700 * 10**6), ("1.5k", 1500), ("12", 12), ("64 MiB", 64 << 20)]
 )

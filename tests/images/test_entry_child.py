@@ -36,7 +36,10 @@ def test_the_end_of_the_verb_is_the_end_of_the_container(script: str, code: int)
         assert process.wait(timeout=30) == code
 
 
-@pytest.mark.parametrize(("number", "cause"), [(9, "memory ran out"), (11, "compiled code crashed")])
+@pytest.mark.parametrize(
+    ("number", "cause"),
+    [(9, "memory ran out"), (11, "compiled code crashed"), (15, "a process of this"), (40, "a process of this")],
+)
 def test_who_was_killed_is_spoken_for(number: int, cause: str, capfd: pytest.CaptureFixture[str]) -> None:
     with run_child_of("sh", "-c", f"kill -{number} $$") as process:
         assert process.wait(timeout=30) == 6

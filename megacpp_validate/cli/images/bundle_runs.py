@@ -22,8 +22,7 @@ from ...images.bundle.manifest import Stored
 from ...images.bundle.restore.listing import Refused
 from ...images.bundle.write import BundleOrder, write_bundle
 from ...images.contents import Contents, Place, open_contents, read_place
-from ...images.foreign_json import read_json
-from ...images.labels import LOCK_LABEL, TARGET_LABEL
+from ...images.labels import LOCK_LABEL, TARGET_LABEL, labels_of, read_config
 from ...images.refusals import ImageRefused, RegistryLies, RegistryUnreachable
 from ...images.sbom import make_sbom
 from ...images.signature import NoCosign, prove_key, read_public_key, sign_file
@@ -188,7 +187,7 @@ def _hold_to_rows(contents: Contents, tree: ImageTree, rows: ImageRows) -> None:
     lock = rows.root / rows.image.lock
     wanted = {TARGET_LABEL: rows.target.id, LOCK_LABEL: sha256(lock.read_bytes()).hexdigest()}
     for digest in tree.images:
-        labels = (read_json(contents.small_blob(digest)).get("config") or {}).get("Labels") or {}
+        labels = labels_of(read_config(contents.small_blob(digest), digest))
         for label, value in wanted.items():
             if labels.get(label) != value:
                 said = f"says {label}={labels[label]}" if label in labels else f"has no label {label}"

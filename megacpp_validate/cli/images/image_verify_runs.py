@@ -18,7 +18,7 @@ from ...evidence.image_verify import ImageVerdict
 from ...images.bundle.archive import read_tree
 from ...images.contents import open_contents, read_place
 from ...images.foreign_json import read_json
-from ...images.labels import TARGET_LABEL
+from ...images.labels import TARGET_LABEL, labels_of, read_config
 from ...images.licences import list_licences, write_licences
 from ...images.locks import read_image_lock
 from ...images.plan import plan_images
@@ -138,9 +138,7 @@ def run_image_sign(
     contents = open_contents(place)
     own = contents.place(place.digest)
     tree = read_tree(contents, place.digest)
-    labels = [
-        (read_json(contents.small_blob(digest)).get("config") or {}).get("Labels") or {} for digest in tree.images
-    ]
+    labels = [labels_of(read_config(contents.small_blob(digest), digest)) for digest in tree.images]
     said = target or next((one[TARGET_LABEL] for one in labels if one.get(TARGET_LABEL)), "")
     if not said:
         refuse(f"{place.shown} says no target. Next step: name it with --target.", Exit.WRONG_ARGUMENTS)

@@ -17,6 +17,9 @@ _FORWARDED: Final = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
 )  # fmt: skip
 _OF_THE_KEYBOARD: Final = frozenset({signal.SIGINT, signal.SIGQUIT})
+_CRASHES: Final = frozenset(
+    {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGTRAP}
+)
 _ENDING: Final = frozenset(_FORWARDED) - {signal.SIGUSR1, signal.SIGUSR2}
 
 
@@ -24,20 +27,22 @@ def run_child(words: Sequence[str], variables: Mapping[str, str]) -> int:
     """Run a verb to its end; an exit code of the design."""
     code, asked = _run(words, variables)
     if code < 0 and not asked:
-        sys.stderr.write(f"megacpp: {_say_killed(signal.Signals(-code))}\n")
+        sys.stderr.write(f"megacpp: {_say_killed(-code)}\n")
         return INFRASTRUCTURE
     return INTERRUPTED if code < 0 else code
 
 
-def _say_killed(number: signal.Signals) -> str:
+def _say_killed(number: int) -> str:
     """A process that is killed says nothing itself."""
-    if number is signal.SIGKILL:
+    if number == signal.SIGKILL:
         cause, step = "memory ran out, of this container (--memory) or of the machine", "give it more"
-    else:
+    elif number in _CRASHES:
         cause, step = "compiled code crashed", "`megacpp doctor`, and the lines above"
+    else:
+        cause, step = "a process of this container or of the machine sent it", "start it again"
+    name = signal.Signals(number).name if number in {*signal.Signals} else f"signal {number}"  # of real time: no name
     return (
-        f"{number.name} has ended the session, and nothing is said of any release. Likely cause: {cause}. Next step: "
-        f"{step}."
+        f"{name} has ended the session, and nothing is said of any release. Likely cause: {cause}. Next step: {step}."
     )
 
 
