@@ -26,8 +26,8 @@ from .. import __version__
 from ..catalog import MatrixInvalid
 from .interrupts import ended_by_signals
 
-# What moves the cursor, colours, rings or turns text around; a message may have lines of its own.
 _AS_JSON: Final = "megacpp-as-json"  # name of the handler of signs that a terminal has not
+# What moves the cursor, colours, rings or turns text around; a message may have lines of its own.
 _STEERS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 TOOL = f"megacpp-validate {__version__}"
 

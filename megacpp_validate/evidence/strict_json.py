@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
+
+from .json_text import read_json
 
 
 def refuse_what_json_hides(text: str | bytes) -> None:
@@ -24,10 +25,7 @@ def read_strict_json(text: str | bytes) -> Any:
         ValueError: it is no JSON, has a key twice in one object, a number that JSON does not have, or is nested deeper
             than Python reads.
     """
-    try:
-        return json.loads(text, object_pairs_hook=_once_each, parse_constant=_finite, parse_float=_finite)
-    except RecursionError as fault:
-        raise ValueError("it is nested too deep") from fault
+    return read_json(text, object_pairs_hook=_once_each, parse_constant=_finite, parse_float=_finite)
 
 
 def _once_each(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final
 
-from .foreign_json import read_json
+from ..evidence.json_text import read_json
 from .plan import MIRROR, show_through
 from .refusals import ImageRefused, RegistryLies, RegistryUnreachable
 from .registry import ACCEPT, HOSTS, LOOPBACK, MOST_BYTES, plain_http, split_repository

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from .foreign_json import read_json
+from ..evidence.json_text import read_json
 from .refusals import ImageRefused
 
 TARGET_LABEL: Final = "org.megacpp.target"

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from .foreign_json import read_json
+from ..evidence.json_text import read_json
 
 INDEXES: Final = (
     "application/vnd.oci.image.index.v1+json",

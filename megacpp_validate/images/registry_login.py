@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from .foreign_json import read_json
+from ..evidence.json_text import read_json
 
 _SCHEME: Final = re.compile(r"https?://")  # docker keeps the name as it was typed, some with the path of the API
 _OTHER_NAMES: Final = {"docker.io": ("index.docker.io", "registry-1.docker.io")}

@@ -16,8 +16,8 @@ from urllib.parse import unquote
 
 from packaging.utils import canonicalize_name
 
+from ..evidence.json_text import read_json
 from .contents import Place
-from .foreign_json import read_json
 from .programs import find_program
 from .refusals import ImageRefused
 from .registry import plain_http

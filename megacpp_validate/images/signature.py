@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from ..evidence.json_text import read_json
 from .bundle.restore.p256 import is_signed, read_key
 from .contents import Contents, Place
-from .foreign_json import read_json
 from .refusals import ImageRefused, RegistryLies
 from .registry import plain_http
 

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from ..evidence.image_plan import ImagePlan
 from ..evidence.image_verify import CheckOutcome, ImageCheck
+from ..evidence.json_text import read_json
 from .bundle.archive import Blob, ImageTree, read_tree
 from .contents import Contents, Place
-from .foreign_json import read_json
 from .labels import LOCK_LABEL, PINS_LABEL, TARGET_LABEL, labels_of, read_config
 from .licences import Licensed, canonical, read_licences
 from .provenance import Provenance, read_provenance

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
+from megacpp_validate.evidence import json_text
 from megacpp_validate.evidence.bisect import BisectResult
 from megacpp_validate.evidence.doctor import DoctorResult
 from megacpp_validate.evidence.findings import StaticResult, Sweep
@@ -57,10 +58,7 @@ def to_json(result: Result) -> str:
 
 def read_json(text: str) -> Result:
     """What `to_json` wrote, its sentences left out; raises `ValueError` on anything else."""
-    try:
-        data = json.loads(text)
-    except RecursionError as fault:
-        raise ValueError("it is nested too deep") from fault
+    data = json_text.read_json(text)
     schema = data.get("schema_id") if isinstance(data, dict) else None
     if schema not in _MODELS:
         raise ValueError(f"not a report of this tool: schema_id is {schema!r}, known are {', '.join(_MODELS)}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.images.foreign_json import read_json
+from megacpp_validate.evidence.json_text import read_json
 from megacpp_validate.images.manifests import NoJson, read_object
 from megacpp_validate.images.refusals import ImageRefused
 from megacpp_validate.images.registry_login import find_login

@@ -15,9 +15,9 @@ import typer
 from ...catalog import Catalog
 from ...environments.plan import UnknownTarget
 from ...evidence.image_verify import ImageVerdict
+from ...evidence.json_text import read_json
 from ...images.bundle.archive import read_tree
 from ...images.contents import open_contents, read_place
-from ...images.foreign_json import read_json
 from ...images.labels import TARGET_LABEL, labels_of, read_config
 from ...images.licences import list_licences, write_licences
 from ...images.locks import read_image_lock

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ...evidence.json_text import read_json
 from ..contents import Contents
-from ..foreign_json import read_json
 from ..manifests import INDEXES
 from ..refusals import RegistryLies
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final
 
+from ...evidence.json_text import read_json
 from ..contents import Contents, Place
-from ..foreign_json import read_json
 from ..licences import list_licences, write_licences
 from ..provenance import read_provenance
 from ..refusals import RegistryLies
