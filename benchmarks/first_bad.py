@@ -20,10 +20,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "canary" / "search")]
 
 from culprits import NAMES, Truth, find  # noqa: E402
 
-from megacpp_validate.canary.search.bound import least_runs  # noqa: E402
-from megacpp_validate.canary.search.repeats import Trust  # noqa: E402
-from megacpp_validate.canary.search.search import Conclusion, Point  # noqa: E402
-from megacpp_validate.evidence.bisect import SearchEnd, Verdict  # noqa: E402
+from megacpp_validate.canary.dynamic.bisect_result import SearchEnd, Verdict  # noqa: E402
+from megacpp_validate.canary.dynamic.search.bound import least_runs  # noqa: E402
+from megacpp_validate.canary.dynamic.search.repeats import Trust  # noqa: E402
+from megacpp_validate.canary.dynamic.search.search import Conclusion, Point  # noqa: E402
 
 ERROR = 0.01
 DARK_RUN = 4  # releases that cannot be built come in rows of up to this many

@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from megacpp_validate.catalog import read_catalog
-from megacpp_validate.catalog_images import read_images
-from megacpp_validate.evidence.image_build import ImageBuild
+from megacpp_validate.catalog.bridge import read_catalog
+from megacpp_validate.catalog.images import read_images
 from megacpp_validate.images.build import BuildOrder, Told, build_image
+from megacpp_validate.images.build_result import ImageBuild
 from megacpp_validate.images.build_settings import read_build_settings
 from megacpp_validate.images.engine import Engine, find_engine
 from megacpp_validate.images.pins import FILE, read_pins

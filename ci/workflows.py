@@ -17,8 +17,8 @@ from typing import Any
 
 import yaml
 
-from megacpp_validate.catalog import MatrixInvalid, read_catalog
-from megacpp_validate.catalog_pipelines import Pipelines, read_pipelines, read_sessions
+from megacpp_validate.catalog.bridge import MatrixInvalid, read_catalog
+from megacpp_validate.catalog.pipelines import Pipelines, read_pipelines, read_sessions
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path(".github/workflows")

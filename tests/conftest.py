@@ -14,14 +14,14 @@ from types import ModuleType
 
 import pytest
 from hypothesis import settings
-from kept_commands import keep_commands
-from kept_double import keep_double, put_double
 
-from megacpp_validate.canary.release import Release
-from megacpp_validate.canary.sources import Sources, SourceUnavailable
-from megacpp_validate.canary.surface import Surface
-from megacpp_validate.canary.sweep import read_surface
-from megacpp_validate.catalog import Catalog, read_catalog
+from megacpp_validate.canary.static.release import Release
+from megacpp_validate.canary.static.sources import Sources, SourceUnavailable
+from megacpp_validate.canary.static.surface import Surface
+from megacpp_validate.canary.static.sweep import read_surface
+from megacpp_validate.catalog.bridge import Catalog, read_catalog
+from tests.kept_commands import keep_commands
+from tests.kept_double import keep_double, put_double
 
 # Two workers on two cores, each with a thread a core, wait for each other: a probe then takes up to 20 times as long.
 # Set before torch is imported, and inherited by every process that a test starts.
@@ -40,14 +40,14 @@ THOROUGH = (
     "tests/benchmarks/test_evidence_benchmark.py",
     "tests/bridge/test_compiled_scan.py::test_compiled_numbers_",
     "tests/canary/dynamic/test_slowdown.py::test_a_stack_beside_itself_is_slower",
-    "tests/canary/search/test_static_judge.py::test_the_first_release_that_breaks",
-    "tests/canary/test_firewall.py::test_more_damage",
-    "tests/canary/test_planted.py::test_each_plant_is_found_blamed_on_its_module_and_nothing_else_is_said[same-symbol-again]",
-    "tests/canary/test_real_releases.py::test_a_downgrade_is_said_to_be_one",
-    "tests/canary/test_real_releases.py::test_nothing_is_said_where_nothing_changed",
-    "tests/canary/test_real_releases.py::test_what_changed_is_said_and_no_more[2.1.0-2.2.0]",
-    "tests/canary/test_real_releases.py::test_what_changed_is_said_and_no_more[2.2.0-2.3.0]",
-    "tests/canary/test_real_releases.py::test_what_changed_is_said_and_no_more[2.3.0-2.2.0]",
+    "tests/canary/dynamic/search/test_static_judge.py::test_the_first_release_that_breaks",
+    "tests/canary/firewall/test_firewall.py::test_more_damage",
+    "tests/canary/static/test_planted.py::test_each_plant_is_found_blamed_on_its_module_and_nothing_else_is_said[same-symbol-again]",
+    "tests/canary/static/test_real_releases.py::test_a_downgrade_is_said_to_be_one",
+    "tests/canary/static/test_real_releases.py::test_nothing_is_said_where_nothing_changed",
+    "tests/canary/static/test_real_releases.py::test_what_changed_is_said_and_no_more[2.1.0-2.2.0]",
+    "tests/canary/static/test_real_releases.py::test_what_changed_is_said_and_no_more[2.2.0-2.3.0]",
+    "tests/canary/static/test_real_releases.py::test_what_changed_is_said_and_no_more[2.3.0-2.2.0]",
     "tests/environments/fanout/test_drive.py::test_then_killed",
     "tests/environments/test_session.py::test_a_process_that_dies_leaves_a_receipt_that_says_how[deaf]",
     "tests/environments/fanout/test_matrix_on_slurm.py",
@@ -75,14 +75,14 @@ THOROUGH = (
     "tests/probes/test_speeds.py::test_a_wrapper_that_sleeps",
     "tests/probes/test_stopwatch.py::test_what_raises_is_a_check",
     "tests/report/test_site_browser.py",
-    "tests/test_catalog_faults.py::test_every_edit_fits_the_real_sources_and_compiles[2.12.0]",
+    "tests/catalog/test_catalog_faults.py::test_every_edit_fits_the_real_sources_and_compiles[2.12.0]",
     "tests/test_doors.py::test_without_an_index",
-    "tests/test_catalog_fp8_faults.py::test_every_edit_fits_the_real_sources_and_compiles[2.12.0]",
-    "tests/canary/test_planted.py::test_each_plant_is_found_blamed_on_its_module_and_nothing_else_is_said[moved]",
-    "tests/canary/test_planted.py::test_each_plant_is_found_blamed_on_its_module_and_nothing_else_is_said[removed]",
-    "tests/canary/test_real_releases.py::test_what_changed_is_said_and_no_more[1.12.0-1.13.0]",
-    "tests/canary/test_real_releases.py::test_what_changed_is_said_and_no_more[2.5.0-2.6.0]",
-    "tests/canary/test_real_releases.py::test_what_changed_is_said_and_no_more[2.8.0-2.9.0]",
+    "tests/catalog/test_catalog_fp8_faults.py::test_every_edit_fits_the_real_sources_and_compiles[2.12.0]",
+    "tests/canary/static/test_planted.py::test_each_plant_is_found_blamed_on_its_module_and_nothing_else_is_said[moved]",
+    "tests/canary/static/test_planted.py::test_each_plant_is_found_blamed_on_its_module_and_nothing_else_is_said[removed]",
+    "tests/canary/static/test_real_releases.py::test_what_changed_is_said_and_no_more[1.12.0-1.13.0]",
+    "tests/canary/static/test_real_releases.py::test_what_changed_is_said_and_no_more[2.5.0-2.6.0]",
+    "tests/canary/static/test_real_releases.py::test_what_changed_is_said_and_no_more[2.8.0-2.9.0]",
     "tests/gate/test_loss_gate_properties.py::test_a_loss_that_rises",
     "tests/gate/test_loss_gate_properties.py::test_gradients_that_are_scaled_further",
     "tests/cli/test_cli.py::test_a_sweep_and_the_first_bad_release",

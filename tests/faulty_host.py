@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "environments"))
-from places import LAPTOP, make_probes
-from site_folders import make_te
-
-from megacpp_validate.catalog import matrix_folder
+from megacpp_validate.catalog.bridge import matrix_folder
 from megacpp_validate.cli.scores import faulty_copies
 from megacpp_validate.environments.installed import Found
 from megacpp_validate.environments.overlay import put_over
+from tests.environments.places import LAPTOP, make_probes
+from tests.environments.site_folders import make_te
 
 
 def make_host(folder: Path, probe: str, matrix: dict[str, str], patch: pytest.MonkeyPatch) -> Path:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.catalog_prewarm import PrewarmTask
-from megacpp_validate.evidence.jit import JitCompile
+from megacpp_validate.catalog.prewarm import PrewarmTask
 from megacpp_validate.jitcache.manifest import CompilerOf, StackSeen, TaskDone, write_manifest
 from megacpp_validate.jitcache.prewarm import make_manifest
+from megacpp_validate.jitcache.result import JitCompile
 from megacpp_validate.jitcache.seal import seal
 
 STACK = StackSeen(

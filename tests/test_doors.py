@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from running_processes import hearing_signals
+
+from tests.running_processes import hearing_signals
 
 ROOT = Path(__file__).parents[1]
 NOX = ROOT / ".venv" / "bin" / "python"  # made by ./nox

@@ -23,7 +23,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from .. import __version__
-from ..catalog import MatrixInvalid
+from ..catalog.bridge import MatrixInvalid
 from .interrupts import ended_by_signals
 
 _AS_JSON: Final = "megacpp-as-json"  # name of the handler of signs that a terminal has not

@@ -8,21 +8,20 @@ from typing import Any, Final, assert_never
 
 from rich.console import Console
 
-from ..evidence.bisect import BisectResult
-from ..evidence.blame_score import BlameScore
-from ..evidence.doctor import DoctorResult
-from ..evidence.findings import StaticResult, Sweep
-from ..evidence.firewall import FirewallResult
-from ..evidence.fp8 import Fp8Result
-from ..evidence.fp8_faults import Fp8FaultScore
-from ..evidence.loss_gate import LossGateResult
-from ..evidence.parity import ParityResult, SupportGrid
-from ..evidence.preset_decision import PolicyResult
-from ..evidence.results import Result
+from ..canary.dynamic.bisect_result import BisectResult
+from ..canary.dynamic.blame_score import BlameScore
+from ..canary.dynamic.fp8_fault_score import Fp8FaultScore
+from ..canary.dynamic.smoke_fault_score import SmokeFaultScore
+from ..canary.dynamic.upgrade_result import UpgradeResult
+from ..canary.firewall.result import FirewallResult
+from ..canary.static.findings import StaticResult, Sweep
+from ..environments.doctor_result import DoctorResult
+from ..environments.session_result import ParityResult, SupportGrid
+from ..environments.smoke_session import SmokeSession
 from ..evidence.selftest import SelftestResult
-from ..evidence.smoke import SmokeSession
-from ..evidence.smoke_faults import SmokeFaultScore
-from ..evidence.upgrade import UpgradeResult
+from ..gate.fp8_session import Fp8Result
+from ..gate.loss_result import LossGateResult
+from ..gate.policy_result import PolicyResult
 from ..report import loss_report, machine
 from ..report.github import annotations as github
 from ..report.github import policy as github_policy
@@ -32,6 +31,7 @@ from ..report.junit import parity as junit_parity
 from ..report.junit import policy as junit_policy
 from ..report.junit import static_tier as junit
 from ..report.junit import upgrade as junit_upgrade
+from ..report.results import Result
 from ..report.terminal import bisect as terminal_bisect
 from ..report.terminal import blame_score as terminal_blame_score
 from ..report.terminal import doctor as terminal_doctor

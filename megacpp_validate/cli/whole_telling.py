@@ -10,7 +10,7 @@ from typing import TextIO, assert_never
 
 from rich.console import Console
 
-from ..evidence.findings import Frozen
+from ..evidence.values import Frozen
 from .output import write_told
 from .told_options import PageFormat
 

@@ -12,7 +12,7 @@ from typing import Final, Literal, get_args
 
 from packaging.version import InvalidVersion, Version
 
-from ..catalog import Stack, matrix_folder
+from ..catalog.bridge import Stack, matrix_folder
 from .build_cache import open_cache
 from .container import open_container
 from .environment import Environment, NoEnvironment

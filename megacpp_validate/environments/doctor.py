@@ -9,11 +9,11 @@ from typing import Final
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from ..catalog_needs import VendorPackage
-from ..evidence.doctor import Aspect, Difference, Weight
+from ..catalog.needs import VendorPackage
 from ..evidence.doctor_look import Distribution, PackageLook
 from .doctor_extensions import judge_extensions
 from .doctor_libraries import judge_driver, judge_needs, judge_runtimes, judge_second_files
+from .doctor_result import Aspect, Difference, Weight
 from .doctor_seen import TE, Rows, Seen, join, read_version
 
 NOT_STARTED: Final = "not started"

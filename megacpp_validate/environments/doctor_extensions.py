@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import Final
 
-from ..catalog_needs import VendorPackage
-from ..evidence.doctor import Aspect, Difference, Weight
+from ..catalog.needs import VendorPackage
 from ..evidence.doctor_look import Extension, PackageLook, Wanted
+from .doctor_result import Aspect, Difference, Weight
 from .doctor_seen import Rows, Seen, join, read_version
 
 # Headers that lay a tensor out: an extension reads its members through what they inline.

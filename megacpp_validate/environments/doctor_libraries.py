@@ -8,9 +8,9 @@ from typing import Final
 
 from packaging.version import Version
 
-from ..catalog_needs import Need
-from ..evidence.doctor import Aspect, Difference, Weight
+from ..catalog.needs import Need
 from ..evidence.doctor_look import PackageLook
+from .doctor_result import Aspect, Difference, Weight
 from .doctor_seen import TE, Rows, Seen, join, read_version
 
 _RUNTIME: Final = "libcudart"

@@ -9,8 +9,8 @@ from functools import cached_property
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from ..catalog import Stack, Target
-from ..catalog_needs import CudaLibrary, Needs, VendorPackage
+from ..catalog.bridge import Stack, Target
+from ..catalog.needs import CudaLibrary, Needs, VendorPackage
 from ..evidence.doctor_look import Distribution, PackageLook, PathLook
 
 TE = "transformer_engine.pytorch"

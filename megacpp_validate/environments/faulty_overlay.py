@@ -21,7 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from ..catalog_faults import Edit, EditDoesNotFit, PlantedFault
+from ..catalog.te_faults import Edit, EditDoesNotFit, PlantedFault
 
 PACKAGE: Final = "transformer_engine"
 STAMP: Final = ".megacpp-fault.json"

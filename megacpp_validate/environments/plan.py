@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from ..catalog import Catalog, Fp8Cell, ProbeCell, SmokeCell
-from ..catalog import Target as TargetRow
+from ..catalog.bridge import Catalog, Fp8Cell, ProbeCell, SmokeCell
+from ..catalog.bridge import Target as TargetRow
 from ..evidence.receipt import Outcome, Receipt
 from ..probes.order import Order, Target
 from .facts import Facts

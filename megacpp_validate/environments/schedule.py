@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ..catalog import BridgeModule, ProbeCell
+from ..catalog.bridge import BridgeModule, ProbeCell
 from ..evidence.receipt import Outcome, Receipt
 from ..probes.order import Order
 

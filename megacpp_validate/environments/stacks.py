@@ -13,11 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from ..catalog import BridgeModule, Catalog, ProbeCell
-from ..catalog import Target as TargetRow
+from ..catalog.bridge import BridgeModule, Catalog, ProbeCell
+from ..catalog.bridge import Target as TargetRow
 from ..evidence.receipt import Outcome, Receipt
 from ..evidence.store import ReceiptInvalid, read_receipts
-from ..evidence.upgrade import StackRun
 from ..probes.order import Order
 from .cell import Cell
 from .chosen import is_same_release
@@ -31,6 +30,7 @@ from .plan import choose_canary_probes, plan_blank, plan_compositions, plan_pari
 from .processes import Processes
 from .restart import own_folder
 from .schedule import Need, Room, expect_need
+from .stack_run import StackRun
 
 AGAIN: Final = "again"  # folder of the second run of the first stack
 _AT_A_TIME: Final = 4

@@ -8,9 +8,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from .findings import Frozen
 from .receipt import Outcome
 from .receipt_time import read_time
+from .values import Frozen
 
 
 @dataclass(frozen=True, slots=True)

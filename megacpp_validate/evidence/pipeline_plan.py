@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from .findings import Frozen
+from .values import Frozen
 
 
 class SessionCall(Frozen):

@@ -8,9 +8,8 @@ from typing import Final, Literal
 
 from pydantic import model_validator
 
-from .findings import Cause, Frozen
-from .preset_decision import WaiverState
 from .receipt import Outcome
+from .values import Cause, Frozen
 
 
 class GateRule(StrEnum):
@@ -210,3 +209,11 @@ class GateDecision(Frozen):
     def closing(self) -> tuple[CellVerdict, ...]:
         """What keeps the gate closed."""
         return tuple(cell for cell in self.cells if cell.closes)
+
+
+class WaiverState(StrEnum):
+    """What a waiver does on a day."""
+
+    HOLDS = "holds"  # lets its preset through
+    EXPIRED = "expired"  # lets nothing through any more
+    NOT_NEEDED = "not-needed"  # its rule refuses nothing of its preset

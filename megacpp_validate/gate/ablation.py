@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from ..catalog_postures import Arm, Feature
-from ..evidence.ablation import ARMS, ArmName, Change, LossChange, RunSeen, Verdict
+from ..catalog.postures import Arm, Feature
 from ..evidence.rounding import UNIT_ROUNDOFF, Depth
+from .ablation_result import ARMS, ArmName, Change, LossChange, RunSeen, Verdict
 from .ablation_statistics import block_deviation, estimate_effect, estimate_shift, half_between
 
 # Steps that compile, tune and fill caches, and are no part of a steady pace; of short runs the first quarter.

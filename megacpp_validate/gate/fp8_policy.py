@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import date
 
-from ..catalog_fp8 import (
+from ..catalog.fp8 import (
     HistoryRule,
     LowParts,
     Multiple,
@@ -19,15 +19,8 @@ from ..catalog_fp8 import (
     Waiver,
     ZonesRule,
 )
-from ..evidence.preset_decision import (
-    LowSeen,
-    PresetDecision,
-    PresetOutcome,
-    PresetRefusal,
-    WaiverSeen,
-    WaiverStanding,
-    WaiverState,
-)
+from ..evidence.release_gate import WaiverState
+from .policy_result import LowSeen, PresetDecision, PresetOutcome, PresetRefusal, WaiverSeen, WaiverStanding
 
 
 def decide_preset(preset: Preset, rules: PolicyRules, waivers: Sequence[Waiver], today: date) -> PresetDecision:

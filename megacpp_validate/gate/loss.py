@@ -26,13 +26,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from megacpp_validate.evidence.loss_curve import LossCurve
-from megacpp_validate.evidence.loss_gate import LossOutcome, LossVerdict, SeedSeries
 from megacpp_validate.evidence.receipt import Check, Part
 
 from .loss_norms import check_norms
 from .loss_observed import check_observed, hold
 from .loss_pairs import REFERENCE, find_damage, find_refusals, pair_by_seed
 from .loss_records import find_wrong_records
+from .loss_result import LossOutcome, LossVerdict, SeedSeries
 from .loss_scales import check_scales
 from .loss_statistics import CAP, smooth, spread_of_seeds, subtract, t_95, t_of_largest
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from megacpp_validate.evidence.loss_curve import LossCurve
 from megacpp_validate.evidence.loss_curve_folder import CurveSet, read_curves
-from megacpp_validate.evidence.loss_gate import LossOutcome, LossVerdict
 
 from .loss import decide_loss
 from .loss_pairs import REFERENCE
+from .loss_result import LossOutcome, LossVerdict
 
 
 def decide_curves(folder: Path) -> tuple[LossVerdict, ...]:

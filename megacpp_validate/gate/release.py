@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from ..catalog_gate import GateRules
+from ..catalog.gate import GateRules
 from ..evidence.receipts_manifest import hash_manifest
 from ..evidence.release_gate import GateDecision, GateRule, UnreadableReceipt
 from .release_asked import Asked, Baseline, SignedFolder

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from ..catalog_gate import GateRules
+from ..catalog.gate import GateRules
 from ..evidence.receipt import Receipt, Timing
 from ..evidence.receipt_phases import is_only_timed
 from ..evidence.receipt_time import read_time

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import PurePosixPath
 
-from ..catalog_gate import GateRules
-from ..evidence.host_faults import find_host_fault
+from ..catalog.gate import GateRules
+from ..diagnosis.host_faults import find_host_fault
 from ..evidence.receipt import Receipt, cell_id
 from ..evidence.release_gate import CellVerdict, GateRule
 from ..evidence.store import ReceiptInvalid

@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Final
 
-from ..catalog_gate import IMPORTS, PLAIN, Fallback, GateRules, SecondCopy
-from ..evidence.host_faults import find_host_fault
+from ..catalog.gate import IMPORTS, PLAIN, Fallback, GateRules, SecondCopy
+from ..diagnosis.host_faults import find_host_fault
 from ..evidence.receipt import Backend, Library, Outcome, Receipt
 from ..evidence.receipt_time import read_time
 from ..evidence.release_gate import GateRule

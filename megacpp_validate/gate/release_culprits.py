@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from typing import Final
 
-from ..evidence.findings import Cause
 from ..evidence.receipt import Receipt
 from ..evidence.release_gate import GateCulprit, GateRule
 from ..evidence.store import ReceiptInvalid
-from ..evidence.upgrade import ENVIRONMENT
+from ..evidence.values import ENVIRONMENT, Cause
 from .release_asked import Reason
 from .release_cells import Bench, Judged
 from .release_reading import SeenReceipt

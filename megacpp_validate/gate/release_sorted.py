@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from ..catalog_gate import GateRules
+from ..catalog.gate import GateRules
 from ..evidence.receipt import Outcome
 from ..evidence.receipt_phases import is_only_timed
 from ..evidence.receipt_time import read_time

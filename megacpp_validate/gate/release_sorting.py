@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from ..catalog_gate import GateRules
+from ..catalog.gate import GateRules
 from ..evidence.receipt import cell_id
 from ..evidence.receipt_phases import is_only_timed
 from ..evidence.receipt_time import read_time

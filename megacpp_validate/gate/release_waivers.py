@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence, Set
 from datetime import UTC
 
-from ..catalog_gate import GateRules, ReleaseWaiver
-from ..evidence.preset_decision import WaiverState
-from ..evidence.release_gate import WAIVABLE, CellVerdict, GateRule, GateWaiver
+from ..catalog.gate import GateRules, ReleaseWaiver
+from ..evidence.release_gate import WAIVABLE, CellVerdict, GateRule, GateWaiver, WaiverState
 from .release_asked import Asked, Reason
 
 

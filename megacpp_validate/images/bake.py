@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from .. import __version__
-from ..evidence.image_plan import ImagePlan
 from .build_settings import BuildSettings
+from .plan_result import ImagePlan
 
 FILE: Final = "containers/docker-bake.json"
 DOCKERFILE: Final = "containers/Dockerfile"

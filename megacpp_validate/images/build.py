@@ -12,12 +12,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from ..evidence.image_build import BuildStep, ImageBuild
-from ..evidence.image_plan import ImagePlan
 from .bake import name_image, plan_bake
 from .build_faults import BuildFailed, explain_build
+from .build_result import BuildStep, ImageBuild
 from .build_settings import BuildSettings
 from .engine import Engine, NoEngine
+from .plan_result import ImagePlan
 
 _VERTEX: Final = re.compile(r"^#(\d+) \[(?:\S+ )?(?P<stage>[\w-]+)(?: +\d+/\d+)?\] (?P<what>.+)$")
 _EXPORT: Final = re.compile(r"^#(\d+) (?:\[\w+\] )?(?P<what>exporting to image|pushing .*)$")

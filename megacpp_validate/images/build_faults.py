@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ..evidence.image_plan import ImagePlan
+from .plan_result import ImagePlan
 
 _MOST_WORDS: Final = 700
 _STEP_SAID: Final = re.compile(r"^#?\d* ?\d+\.\d+ (?P<words>.+)$")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..catalog_images import Base, Images
+from ..catalog.images import Base, Images
 from .pins import FILE, WRITER, Pin, Pins
 
 

@@ -16,9 +16,9 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from ..catalog_images import Range
-from ..catalog_needs import Build, Need, Needs
-from ..evidence.stack_fit import Fit, FitVerdict, StackFit
+from ..catalog.images import Range
+from ..catalog.needs import Build, Need, Needs
+from .fit_result import Fit, FitVerdict, StackFit
 from .stack import ASKED, LIBRARIES, Stack, name_distributions, read_version
 
 _CORE: Final = ("transformer-engine", "transformer-engine-torch", "transformer-engine-cu13", "transformer-engine-cu12")

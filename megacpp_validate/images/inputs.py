@@ -13,7 +13,7 @@ from typing import Any, Final
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from ..catalog_images import MACHINES, Image, Images
+from ..catalog.images import MACHINES, Image, Images
 from .refusals import ImageRefused
 
 _PROJECT: Final = "pyproject.toml"

@@ -14,7 +14,7 @@ from typing import Final
 
 from packaging.utils import canonicalize_name
 
-from ..catalog_images import Sessions
+from ..catalog.images import Sessions
 from ..environments.build_cache import run_tool
 from ..environments.environment import NoEnvironment
 from ..environments.venv import find_uv

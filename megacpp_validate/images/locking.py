@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from packaging.utils import canonicalize_name
 
-from ..catalog_images import Image, Images
-from ..evidence.lock_result import LockLine, PackageLine
+from ..catalog.images import Image, Images
 from .inputs import gather_inputs
 from .lock_compile import compile_lock, compile_releases, compile_sessions
+from .lock_result import LockLine, PackageLine
 from .locks import EDITED, ImageLock, check_lock, is_sealed, parse_lock, read_image_lock, seal_lock
 from .refusals import ImageRefused
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ..catalog_images import Base, Images
-from ..evidence.lock_result import PinLine, PinNews
+from ..catalog.images import Base, Images
 from .claims import claim_pin, keep_same_tag, list_digests, say_unclaimed, show_digests
+from .lock_result import PinLine, PinNews
 from .pins import Pin, Pins
 from .plan import show_through
 from .refusals import NotInRegistry, RegistryUnreachable

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Final
 
 from .. import __version__
-from ..catalog import Target, matrix_folder
-from ..catalog_images import MACHINES, Image, Images
-from ..evidence.image_plan import ImagePlan
+from ..catalog.bridge import Target, matrix_folder
+from ..catalog.images import MACHINES, Image, Images
 from .claims import say_unclaimed
 from .inputs import gather_inputs, read_project
 from .labels import ARCH_LABEL, LOCK_LABEL, PINS_LABEL, TARGET_LABEL
 from .locks import ImageLock, check_lock, read_image_lock
 from .pins import Pins
+from .plan_result import ImagePlan
 from .refusals import ImageRefused
 
 MIRROR: Final = "MEGACPP_REGISTRY_MIRROR"

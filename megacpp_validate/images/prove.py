@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ..evidence.image_build import ImageBuild, ImageProof, Proof
 from ..evidence.receipt import Outcome
 from ..evidence.store import read_receipts
+from .build_result import ImageBuild, ImageProof, Proof
 from .engine import Engine
 from .labels import LOCK_LABEL, PINS_LABEL, TARGET_LABEL
 

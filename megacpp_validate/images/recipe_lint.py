@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ..evidence.image_build import Lint, LintOutcome
-from ..evidence.image_plan import ImagePlan
 from .bake import DOCKERFILE, plan_bake
+from .build_result import Lint, LintOutcome
 from .engine import Engine
+from .plan_result import ImagePlan
 from .programs import find_program
 
 STEPS: Final = "containers/steps"

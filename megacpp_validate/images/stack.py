@@ -10,9 +10,9 @@ from typing import Final
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from ..catalog_images import Base, Image, Images
-from ..catalog_needs import Needs
-from ..evidence.stack_fit import Part
+from ..catalog.images import Base, Image, Images
+from ..catalog.needs import Needs
+from .fit_result import Part
 from .locks import ImageLock
 from .refusals import ImageRefused
 

@@ -10,17 +10,17 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from ..evidence.image_plan import ImagePlan
-from ..evidence.image_verify import CheckOutcome, ImageCheck
 from ..evidence.json_text import read_json
 from .bundle.archive import Blob, ImageTree, read_tree
 from .contents import Contents, Place
 from .labels import LOCK_LABEL, PINS_LABEL, TARGET_LABEL, labels_of, read_config
 from .licences import Licensed, canonical, read_licences
+from .plan_result import ImagePlan
 from .provenance import Provenance, read_provenance
 from .refusals import ImageRefused, RegistryLies
 from .sbom import Package, compare_sbom, read_sbom
 from .signature import LICENCES, SPDX, Statement, cosign_verifies, find_cosign, find_signature, read_statements
+from .verify_result import CheckOutcome, ImageCheck
 
 _BASE: Final = "org.opencontainers.image.base.digest"
 _REBUILD: Final = "build it with `nox -s images`, push it, and verify the digest that the push says"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
-from ..catalog_prewarm import PROBE, PrewarmTask
+from ..catalog.prewarm import PROBE, PrewarmTask
 from .prewarm import Answer
 
 Told = Callable[[PrewarmTask, Answer | None], None]

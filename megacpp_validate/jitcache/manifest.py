@@ -14,12 +14,12 @@ from typing import Any, Final, Literal
 
 from pydantic import Field, ValidationError
 
-from ..evidence.findings import Frozen
-from ..evidence.jit import JitCacheSize, JitCompile, StackDifference
 from ..evidence.strict_json import refuse_what_json_hides
+from ..evidence.values import Frozen
 from ..evidence.whole_file import write_whole
 from .files import is_passing, library_of
 from .layout import CPU, LIBRARIES, MANIFEST, MANIFEST_HASH
+from .result import JitCacheSize, JitCompile, StackDifference
 
 SCHEMA: Final = "megacpp-validate/jit-manifest/1"
 _HEX: Final = r"^[0-9a-f]{64}$"

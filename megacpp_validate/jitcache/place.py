@@ -11,7 +11,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from ..evidence.findings import Frozen
+from ..evidence.values import Frozen
 from ..evidence.whole_file import write_whole
 from .layout import MANIFEST, STATE, arch_folder
 from .manifest import ManifestInvalid, read_manifest

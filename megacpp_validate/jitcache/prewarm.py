@@ -20,14 +20,14 @@ from typing import IO, Any, Final
 
 from pydantic import ValidationError
 
-from ..catalog_prewarm import PrewarmTask
-from ..evidence.findings import Frozen
-from ..evidence.jit import JitCompile
+from ..catalog.prewarm import PrewarmTask
+from ..evidence.values import Frozen
 from ..evidence.whole_file import write_whole
 from .files import Seen, drop_passing, hash_files, list_files
 from .layout import LIBRARIES, MANIFEST, MANIFEST_HASH, OPENED, STATE
 from .manifest import FileSeen, Manifest, StackSeen, TaskDone, compare_stack
 from .place import mark_place, require_writable
+from .result import JitCompile
 from .variables import hash_variables
 
 _DONE: Final = "done"

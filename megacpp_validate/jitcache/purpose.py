@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from ..catalog_prewarm import PrewarmTask
+from ..catalog.prewarm import PrewarmTask
 from .prewarm import Answer
 from .variables import hash_variables
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..catalog_prewarm import PrewarmTask, UnkeptKernel
-from ..evidence.jit import JitCause, JitCompile, JitVerdict, JitVerifyRow
+from ..catalog.prewarm import PrewarmTask, UnkeptKernel
 from ..evidence.receipt import Outcome, Receipt
 from .files import Seen, find_products, library_of
 from .manifest import Manifest
 from .prewarm import Answer
 from .purpose import COUNTED, asked_nothing
+from .result import JitCause, JitCompile, JitVerdict, JitVerifyRow
 
 _GOOD = (Outcome.PASS, Outcome.EXPECTED_UNSUPPORTED)
 _DID_NOT_RUN = (Outcome.NOT_RUN, Outcome.BLOCKED)

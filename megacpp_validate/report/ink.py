@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from megacpp_validate.evidence.findings import SourceLine
-
+from ..evidence.values import SourceLine
 from .marks import Mark
 from .words.findings import place
 

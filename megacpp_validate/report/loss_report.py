@@ -7,8 +7,7 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from megacpp_validate.evidence.loss_gate import LossGateResult, LossOutcome
-
+from ..gate.loss_result import LossGateResult, LossOutcome
 from .github.annotations import write_command
 from .html.pages import render_page
 from .ink import draw_mark, draw_sentence, print_indented, print_labelled

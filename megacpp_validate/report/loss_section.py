@@ -7,9 +7,9 @@ from typing import Final
 
 from markupsafe import Markup
 
-from megacpp_validate.evidence.loss_gate import LossVerdict
 from megacpp_validate.evidence.receipt import Check
 
+from ..gate.loss_result import LossVerdict
 from .drawings.loss_curves import draw_loss_curves
 from .plain_text import strip_control
 from .summaries import count

@@ -9,19 +9,19 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from megacpp_validate.evidence import json_text
-from megacpp_validate.evidence.bisect import BisectResult
-from megacpp_validate.evidence.doctor import DoctorResult
-from megacpp_validate.evidence.findings import StaticResult, Sweep
-from megacpp_validate.evidence.firewall import FirewallResult
-from megacpp_validate.evidence.fp8 import Fp8Result
-from megacpp_validate.evidence.loss_gate import LossGateResult
-from megacpp_validate.evidence.parity import ParityResult, SupportGrid
-from megacpp_validate.evidence.preset_decision import PolicyResult
-from megacpp_validate.evidence.results import Result
 from megacpp_validate.evidence.selftest import SelftestResult
-from megacpp_validate.evidence.smoke import SmokeSession
-from megacpp_validate.evidence.upgrade import UpgradeResult
 
+from ..canary.dynamic.bisect_result import BisectResult
+from ..canary.dynamic.upgrade_result import UpgradeResult
+from ..canary.firewall.result import FirewallResult
+from ..canary.static.findings import StaticResult, Sweep
+from ..environments.doctor_result import DoctorResult
+from ..environments.session_result import ParityResult, SupportGrid
+from ..environments.smoke_session import SmokeSession
+from ..gate.fp8_session import Fp8Result
+from ..gate.loss_result import LossGateResult
+from ..gate.policy_result import PolicyResult
+from .results import Result
 from .words.findings import consequence, headline, headline_of_fault, next_step, next_step_of_fault
 
 _WORDS: Final = ("headline", "consequence", "next_step")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple, assert_never
 
-from megacpp_validate.evidence.findings import Impact, ModuleVerdict
-from megacpp_validate.evidence.firewall import FirewallOutcome
 from megacpp_validate.evidence.receipt import Outcome
+
+from ..canary.firewall.result import FirewallOutcome
+from ..canary.static.findings import Impact, ModuleVerdict
 
 
 class Mark(NamedTuple):

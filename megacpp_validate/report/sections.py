@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from megacpp_validate.evidence.findings import Finding, Impact, ModuleResult, ModuleVerdict, StaticResult
+from ..canary.static.findings import Finding, Impact, ModuleResult, ModuleVerdict, StaticResult
 
 
 class Section(NamedTuple):

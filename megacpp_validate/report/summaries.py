@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from megacpp_validate.evidence.findings import Finding, Impact, ModuleVerdict, StaticResult, Sweep
-from megacpp_validate.evidence.firewall import FirewallOutcome, FirewallResult
-
+from ..canary.firewall.result import FirewallOutcome, FirewallResult
+from ..canary.static.findings import Finding, Impact, ModuleVerdict, StaticResult, Sweep
 from .marks import mark_impact
 
 

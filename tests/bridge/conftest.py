@@ -10,7 +10,7 @@ import pytest
 @pytest.fixture
 def on_te(te_double: None) -> Iterator[None]:
     """The double of Transformer Engine."""
-    from scope_paths import on_path
+    from tests.bridge.scope_paths import on_path
 
     with on_path("te"):
         yield
@@ -19,7 +19,7 @@ def on_te(te_double: None) -> Iterator[None]:
 @pytest.fixture(params=["native", "te"])
 def either(request: pytest.FixtureRequest) -> Iterator[str]:
     """Both paths: what a program may do does not depend on which one it is on."""
-    from scope_paths import on_path
+    from tests.bridge.scope_paths import on_path
 
     if request.param == "te":
         request.getfixturevalue("te_double")

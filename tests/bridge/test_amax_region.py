@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from scope_paths import low, on_path
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from megacpp_validate.bridge import amax_region
@@ -25,6 +24,7 @@ from megacpp_validate.bridge.layer_watch import watch_layers
 from megacpp_validate.bridge.open_scopes import AmaxRegionMisplaced
 from megacpp_validate.bridge.recompute import recompute
 from megacpp_validate.bridge.recompute_owner import WrongRecomputeOwner
+from tests.bridge.scope_paths import low, on_path
 
 STEPS = 3
 WIDTH = 16

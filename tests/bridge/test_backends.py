@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from small_blocks import make
 
 from megacpp_validate.bridge.attention import Attention
 from megacpp_validate.bridge.backends import NoBackend, Refusal, choose, forget_choices, recorded_choices
 from megacpp_validate.bridge.errors import BridgeError
 from megacpp_validate.bridge.expert_gemm import ExpertGemm
 from megacpp_validate.bridge.vendor import VendorEntryMissing
+from tests.bridge.small_blocks import make
 
 
 def refuse() -> Refusal:

@@ -8,14 +8,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from deep_gemm_double import install  # noqa: E402
-
 from megacpp_validate.bridge import deep_gemm_product  # noqa: E402
 from megacpp_validate.bridge.deep_gemm_product import deep_gemm_grouped, deep_gemm_masked, quantize_weight  # noqa: E402
 from megacpp_validate.bridge.expert_gemm import ExpertGemm  # noqa: E402
 from megacpp_validate.native.grouped_gemm import grouped_gemm_loop  # noqa: E402
 from megacpp_validate.probes.references.deep_gemm import block_scaled_experts  # noqa: E402
 from megacpp_validate.probes.references.experts import reference_experts  # noqa: E402
+from tests.deep_gemm_double import install  # noqa: E402
 
 
 @pytest.fixture

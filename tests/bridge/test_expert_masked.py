@@ -6,11 +6,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from deep_gemm_double import install  # noqa: E402
-
 from megacpp_validate.bridge.backends import NoBackend  # noqa: E402
 from megacpp_validate.bridge.errors import TokenCountMismatch, WrongDtype, WrongOption, WrongShape  # noqa: E402
 from megacpp_validate.bridge.expert_gemm import ExpertGemm  # noqa: E402
+from tests.deep_gemm_double import install  # noqa: E402
 
 COUNTS = (3, 0, 40)
 

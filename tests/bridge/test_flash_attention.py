@@ -18,7 +18,7 @@ from megacpp_validate.bridge import flash_attention as module
 from megacpp_validate.bridge.attention import Attention
 from megacpp_validate.bridge.flash_attention import FA3, FA4, KERNELS, flash_attention, why_not_flash
 from megacpp_validate.bridge.vendor import Verdict
-from megacpp_validate.canary.sources import Sources, SourceUnavailable
+from megacpp_validate.canary.static.sources import Sources, SourceUnavailable
 from megacpp_validate.native.attention import attention as native_attention
 
 SITES = {"fa3": "flash_attn_interface", "fa4": "flash_attn.cute"}

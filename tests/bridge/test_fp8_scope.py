@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from scope_paths import low, off_by, with_the_recipes_of
 
 from megacpp_validate.bridge import fp8_scope
 from megacpp_validate.bridge import imports as te
@@ -25,6 +24,7 @@ from megacpp_validate.bridge.fp8_scope import (
     te_scope,
     te_state,
 )
+from tests.bridge.scope_paths import low, off_by, with_the_recipes_of
 
 
 def here() -> int:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from scope_paths import low
 
 from megacpp_validate.bridge import fp8_scope
 from megacpp_validate.bridge.errors import ScopeEnteredTwice
@@ -22,6 +21,7 @@ from megacpp_validate.bridge.fp8_scope import (
     te_scope,
     te_state,
 )
+from tests.bridge.scope_paths import low
 
 Enter = Callable[[], contextlib.AbstractContextManager[Scope]]
 

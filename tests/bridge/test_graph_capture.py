@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from scope_paths import low, off_by
 
 from megacpp_validate.bridge import graph_capture
 from megacpp_validate.bridge import imports as te
@@ -15,6 +14,7 @@ from megacpp_validate.bridge.errors import WrongShape
 from megacpp_validate.bridge.fp8_scope import high_precision, te_amax_state, te_state
 from megacpp_validate.bridge.graph_capture import GraphMisused, capture_graphs
 from megacpp_validate.bridge.layer_watch import watch_layers
+from tests.bridge.scope_paths import low, off_by
 
 
 class Pair(torch.nn.Module):  # type: ignore[misc]

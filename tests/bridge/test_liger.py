@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.canary.sources import Sources, SourceUnavailable
+from megacpp_validate.canary.static.sources import Sources, SourceUnavailable
 
 ASK = """
 import json

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
-from linear_trees import codes, holder, tree_of  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.utils import prune  # noqa: E402
 
@@ -15,6 +14,7 @@ from megacpp_validate.bridge import features  # noqa: E402
 from megacpp_validate.bridge import imports as te  # noqa: E402
 from megacpp_validate.bridge.errors import BridgeError, UnknownName  # noqa: E402
 from megacpp_validate.bridge.linear_walker import NotATree, plan_walk  # noqa: E402
+from tests.bridge.linear_trees import codes, holder, tree_of  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("te_double")
 EVERYTHING = (nn.Linear,)

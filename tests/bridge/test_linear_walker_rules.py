@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
-from linear_trees import codes, holder, tree_of  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.utils import parametrizations, parametrize  # noqa: E402
 
 from megacpp_validate.bridge.linear_walker import EXCLUSIONS, PROJECTIONS, plan_walk  # noqa: E402
+from tests.bridge.linear_trees import codes, holder, tree_of  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("te_double")
 EVERYTHING = (nn.Linear,)

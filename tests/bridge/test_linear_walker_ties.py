@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
-from linear_trees import codes, holder  # noqa: E402
 from torch import nn  # noqa: E402
 
 from megacpp_validate.bridge.linear_walker import plan_walk, swap_linears  # noqa: E402
 from megacpp_validate.bridge.walk_graph import MOST_NAMES  # noqa: E402
+from tests.bridge.linear_trees import codes, holder  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("te_double")
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_blocks import OFF, SIZES, TE_NAMES, make, plain, rows, state
 
 from megacpp_validate.bridge import block_weights as weights
 from megacpp_validate.bridge import features
@@ -42,6 +41,7 @@ from megacpp_validate.bridge.fp8_scope import (
     te_state,
 )
 from megacpp_validate.native.rope import rope_tables
+from tests.bridge.small_blocks import OFF, SIZES, TE_NAMES, make, plain, rows, state
 
 CALLS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_blocks import OFF, TE_NAMES, make, state
 
 from megacpp_validate.bridge import block_weights as weights
 from megacpp_validate.bridge import extra_state, features
 from megacpp_validate.bridge.block_weights import BlockShape
 from megacpp_validate.bridge.errors import WeightMismatch
+from tests.bridge.small_blocks import OFF, TE_NAMES, make, state
 
 
 @settings(max_examples=40, deadline=None)

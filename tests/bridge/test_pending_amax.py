@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from scope_paths import low
 
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.bridge.fp8_scope import te_amax_state
 from megacpp_validate.bridge.pending_amax import delayed_scaling_kept, pending_amax_kept
+from tests.bridge.scope_paths import low
 
 
 def new_layer() -> Any:

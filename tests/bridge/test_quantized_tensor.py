@@ -10,13 +10,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-import te_tensors as te  # noqa: E402
-
 from megacpp_validate.bridge import quantized_tensor, scaled_mm  # noqa: E402
 from megacpp_validate.bridge.backends import Refusal, forget_choices, recorded_choices  # noqa: E402
 from megacpp_validate.bridge.errors import WrongDtype, WrongOption, WrongShape  # noqa: E402
 from megacpp_validate.bridge.quantized_tensor import Accepts, Dequantized, hand_over, read_payload  # noqa: E402
 from megacpp_validate.bridge.scaled_payload import ScaledPayload  # noqa: E402
+from tests.bridge import te_tensors as te  # noqa: E402
 
 Make = Callable[[], Any]
 

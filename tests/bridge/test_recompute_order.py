@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from scope_paths import low
 
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.bridge.fp8_scope import high_precision
 from megacpp_validate.bridge.recompute import RecomputeOutOfOrder, recompute
+from tests.bridge.scope_paths import low
 
 WAYS = pytest.mark.parametrize("reentrant", [True, False])
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from scope_paths import low, on_path
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from megacpp_validate.bridge import imports as te
@@ -18,6 +17,7 @@ from megacpp_validate.bridge.errors import ScopeEnteredTwice
 from megacpp_validate.bridge.fp8_scope import current_scope, high_precision, te_recompute, te_state
 from megacpp_validate.bridge.layer_watch import watch_layers
 from megacpp_validate.bridge.recompute_owner import WrongRecomputeOwner, recompute_owners
+from tests.bridge.scope_paths import low, on_path
 
 WAYS = [True, False]
 

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from small_elf import elf
 
 from megacpp_validate.bridge.shared_objects import find_cut_short, read_header
+from tests.bridge.small_elf import elf
 
 
 @pytest.fixture

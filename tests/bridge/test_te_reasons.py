@@ -9,11 +9,11 @@ import types
 from pathlib import Path
 
 import pytest
-from small_elf import elf
 
 from megacpp_validate.bridge import te_reasons
 from megacpp_validate.bridge.te_install import Install, look_for_te
 from megacpp_validate.bridge.te_reasons import explain_te_import
+from tests.bridge.small_elf import elf
 
 NAMES = ("transformer-engine", "transformer-engine-cu13", "transformer-engine-torch")
 WHOLE = dict.fromkeys(NAMES, "2.20.2")

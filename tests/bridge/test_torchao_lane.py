@@ -10,11 +10,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 from torch import nn  # noqa: E402
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module  # noqa: E402
-from torchao_ready import ROWS, Block, fill, on_meta, one_rank, shard_with  # noqa: E402
 
 from megacpp_validate.bridge import torchao_lane, torchao_linear  # noqa: E402
 from megacpp_validate.bridge.errors import UnknownName, WrongOption, WrongTarget  # noqa: E402
 from megacpp_validate.bridge.torchao_lane import Float8Lane, LaneLost, WrongOrder  # noqa: E402
+from tests.bridge.torchao_ready import ROWS, Block, fill, on_meta, one_rank, shard_with  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 STEPS = ("convert", "fully_shard", "materialise", "compile")

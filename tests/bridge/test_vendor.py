@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from running_processes import is_running
-from small_elf import elf
 
 from megacpp_validate.bridge.vendor import Vendor, VendorEntryMissing
+from tests.bridge.small_elf import elf
+from tests.running_processes import is_running
 
 BRIDGE = Path(__file__).resolve().parents[2] / "megacpp_validate" / "bridge"
 SWITCH, TRIAL = "DISABLE_FAKELIB", "FAKELIB_TRIAL_SECONDS"

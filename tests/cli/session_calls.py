@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command_line import Run, make_run_in
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "environments"))
-from places import make_h200_host
+from tests.command_line import Run, make_run_in
+from tests.environments.places import make_h200_host
 
 Stack = Callable[[str], None]
 

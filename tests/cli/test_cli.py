@@ -16,18 +16,16 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from command_line import Run, Said, make_run
 from typer.testing import CliRunner
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "canary"))
-from small_index import PACKAGE, UNREACHABLE, use_index, write_index
-from small_sources import write_release
-
-from megacpp_validate.canary.sources import CACHE_VARIABLE
-from megacpp_validate.catalog import matrix_folder
+from megacpp_validate.canary.static.sources import CACHE_VARIABLE
+from megacpp_validate.catalog.bridge import matrix_folder
 from megacpp_validate.cli import app as app_module
 from megacpp_validate.cli import main
 from megacpp_validate.cli.app import EXIT_CODES, app
+from tests.canary.static.small_index import PACKAGE, UNREACHABLE, use_index, write_index
+from tests.canary.static.small_sources import write_release
+from tests.command_line import Run, Said, make_run
 
 LINEAR = """
 class Linear:

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import Run, make_run_in
 
-from megacpp_validate.catalog_postures import read_postures
+from megacpp_validate.catalog.postures import read_postures
 from megacpp_validate.cli.sessions.ablate_plan import (
     Asked,
     WrongAblation,
@@ -19,8 +18,9 @@ from megacpp_validate.cli.sessions.ablate_plan import (
     read_plan,
     why_not_run,
 )
-from megacpp_validate.evidence.ablation import read_ablation
-from megacpp_validate.evidence.smoke_answer import AnswerInvalid, parse_answer, see_run
+from megacpp_validate.gate.ablation_result import read_ablation
+from megacpp_validate.gate.smoke_answer import AnswerInvalid, parse_answer, see_run
+from tests.command_line import Run, make_run_in
 
 OPEN, WRONG, NOTHING_SELECTED, MISSING, NO_ENVIRONMENT = 0, 2, 3, 4, 5
 # A smoke run that trains nothing: recompute costs 10%; what goes wrong stands in the variable STUB.

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import Run, make_run_in
 
-from megacpp_validate.catalog import PACKAGE_ROOT
-from megacpp_validate.evidence.ablation import read_ablation
+from megacpp_validate.catalog.bridge import PACKAGE_ROOT
+from megacpp_validate.gate.ablation_result import read_ablation
+from tests.command_line import Run, make_run_in
 
 
 @pytest.fixture

@@ -10,13 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from command_line import Run, make_run
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "canary"))
-from small_index import PACKAGE, UNREACHABLE, use_index, write_index
-
-from megacpp_validate.canary.sources import CACHE_VARIABLE
-from megacpp_validate.catalog import read_catalog
+from megacpp_validate.canary.static.sources import CACHE_VARIABLE
+from megacpp_validate.catalog.bridge import read_catalog
 from megacpp_validate.cli.canary.bisect_axes import AxisInvalid, order_releases, read_axes
 from megacpp_validate.cli.canary.bisect_places import Places, find_libraries, name_folder
 from megacpp_validate.environments.chosen import Means
@@ -24,6 +20,8 @@ from megacpp_validate.environments.installed import Found
 from megacpp_validate.environments.interpreter import own_interpreter
 from megacpp_validate.environments.processes import Processes
 from megacpp_validate.environments.restart import own_folder
+from tests.canary.static.small_index import PACKAGE, UNREACHABLE, use_index, write_index
+from tests.command_line import Run, make_run
 
 FOUND, WRONG, MISSING, NO_ENVIRONMENT, INFRASTRUCTURE = 1, 2, 4, 5, 6
 LINEAR = """

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import Run, make_run_in
-from faulty_host import make_host
 
-from megacpp_validate.catalog_faults import FILE
+from megacpp_validate.catalog.te_faults import FILE
 from megacpp_validate.cli.scores import faulty_copies
+from tests.command_line import Run, make_run_in
+from tests.faulty_host import make_host
 
 OPEN, CLOSED, WRONG, MISSING, NO_ENVIRONMENT = 0, 1, 2, 4, 5
 ROWS = """

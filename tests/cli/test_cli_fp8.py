@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "gate"))
-from command_line import Run, Said
-from session_calls import Stack, make_session, make_stack
-from small_curves import as_recipe, make_pairs
-
-from megacpp_validate.catalog import matrix_folder
-from megacpp_validate.catalog_fp8 import PRESETS
+from megacpp_validate.catalog.bridge import matrix_folder
+from megacpp_validate.catalog.fp8 import PRESETS
 from megacpp_validate.environments.restart import own_folder
 from megacpp_validate.evidence.loss_curve import write_curve
+from tests.cli.session_calls import Stack, make_session, make_stack
+from tests.command_line import Run, Said
+from tests.gate.small_curves import as_recipe, make_pairs
 
 OPEN, CLOSED, WRONG, NOTHING, MISSING, NO_ENVIRONMENT, INFRASTRUCTURE = 0, 1, 2, 3, 4, 5, 6
 CELL = "te2.17.1-h200-fp8_loss"

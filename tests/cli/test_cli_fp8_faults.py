@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import Run, make_run_in
-from faulty_host import make_host
 
-from megacpp_validate.catalog_fp8_faults import FILE, HELD_OUT
+from megacpp_validate.catalog.fp8_faults import FILE, HELD_OUT
 from megacpp_validate.cli.scores import faulty_copies
+from tests.command_line import Run, make_run_in
+from tests.faulty_host import make_host
 
 OPEN, CLOSED, WRONG, NOTHING_SELECTED, MISSING, NO_ENVIRONMENT = range(6)
 HEAD = """

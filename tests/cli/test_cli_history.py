@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import Run, make_run
 from pydantic import TypeAdapter
-from stored_receipts import make_receipt, put
 
 from megacpp_validate.cli.gate import history_verbs
 from megacpp_validate.cli.gate.history_runs import find_database
 from megacpp_validate.evidence.history import Direction, HistoryResult
 from megacpp_validate.evidence.receipt import Outcome
+from tests.command_line import Run, make_run
+from tests.stored_receipts import make_receipt, put
 
 assert history_verbs.history  # registered by its import
 OPEN, WRONG, NOTHING, MISSING, INFRASTRUCTURE = 0, 2, 3, 4, 6

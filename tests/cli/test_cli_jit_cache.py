@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from sealed_caches import flip_a_bit, make_sealed, put, small_disk
 from typer.testing import CliRunner
 
 from megacpp_validate.cli import main  # noqa: F401 - registers verbs
 from megacpp_validate.cli.app import Exit, app
+from tests.sealed_caches import flip_a_bit, make_sealed, put, small_disk
 
 RUNNER = CliRunner()
 

@@ -7,17 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import Run, Said, make_run
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "environments"))
-from places import make_h200_host
-
-from megacpp_validate.catalog import Catalog
+from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.cli.sessions import matrix_verbs
 from megacpp_validate.environments.fanout.choose import Wish, choose_cells
 from megacpp_validate.environments.plan import UnknownTarget
 from megacpp_validate.environments.restart import own_folder
 from megacpp_validate.evidence.store import read_receipts
+from tests.command_line import Run, Said, make_run
+from tests.environments.places import make_h200_host
 
 assert matrix_verbs
 

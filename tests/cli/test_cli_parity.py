@@ -14,15 +14,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from command_line import Run, make_run
-from running_processes import hearing_signals
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "environments"))
-from places import make_h200_host
 
 from megacpp_validate.cli.sessions.seeds import LARGEST_SEED
 from megacpp_validate.environments.restart import own_folder
 from megacpp_validate.evidence.store import read_receipts
+from tests.command_line import Run, make_run
+from tests.environments.places import make_h200_host
+from tests.running_processes import hearing_signals
 
 OPEN, CLOSED, WRONG, NOTHING, MISSING, NO_ENVIRONMENT, INFRASTRUCTURE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
 MODULES = {"imports", "attention", "linear_walker", "expert_gemm", "permute", "native_block", "layer_spec"}

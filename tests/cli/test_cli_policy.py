@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from command_line import Run, make_run
 
-from megacpp_validate.catalog import matrix_folder
-from megacpp_validate.catalog_fp8 import POLICY, PRESETS, WAIVERS
+from megacpp_validate.catalog.bridge import matrix_folder
+from megacpp_validate.catalog.fp8 import POLICY, PRESETS, WAIVERS
+from tests.command_line import Run, make_run
 
 ROOT = Path(__file__).parents[2]
 OPEN, CLOSED, WRONG, NOTHING = 0, 1, 2, 3

@@ -8,11 +8,11 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-from command_line import Run, make_run
 
 from megacpp_validate.cli.gate import report_verbs
 from megacpp_validate.cli.gate.report_sources import read_rows
-from megacpp_validate.evidence.site_result import SiteResult
+from megacpp_validate.report.site_result import SiteResult
+from tests.command_line import Run, make_run
 
 EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence" / "h200" / "te2.14.1"
 OPEN, WRONG, NOTHING, INFRASTRUCTURE = 0, 2, 3, 6

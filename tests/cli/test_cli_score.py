@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import end_of
 from pydantic import ValidationError
 
-from megacpp_validate.catalog import matrix_folder, read_catalog
+from megacpp_validate.canary.dynamic.score import Evidence, Rate, SuiteScore, score_selftest
+from megacpp_validate.catalog.bridge import matrix_folder, read_catalog
 from megacpp_validate.cli.scores import score_verbs
 from megacpp_validate.cli.scores.score_runs import SCORE, SHOWN, Asked, read_score
-from megacpp_validate.evidence.score import Evidence, Rate, SuiteScore, score_selftest
 from megacpp_validate.evidence.selftest import FalseAlarm, Fate, MutantResult, SelftestResult, wilson_interval
 from megacpp_validate.report.machine import to_json
 from megacpp_validate.report.words.score import tell_score
+from tests.command_line import end_of
 
 assert score_verbs  # its import makes the verb known
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from command_line import Run, Said, make_run
 
-from megacpp_validate.canary.selftest import plan_selftest
-from megacpp_validate.catalog import Catalog
+from megacpp_validate.canary.dynamic.selftest_score import plan_selftest
+from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.cli.scores import selftest_runs
 from megacpp_validate.environments.environment import Call
 from megacpp_validate.evidence.receipt import Check, Outcome, Receipt
 from megacpp_validate.evidence.selftest import Mutant, SelftestRun
 from megacpp_validate.selftest.lines import run_line
+from tests.command_line import Run, Said, make_run
 
 OPEN, CLOSED, WRONG, MISSING, NO_ENVIRONMENT, INFRASTRUCTURE = 0, 1, 2, 4, 5, 6
 MUTANTS = ("attention-zeros", "permute-zeros")

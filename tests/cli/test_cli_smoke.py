@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import Run
-from session_calls import Stack, make_session, make_stack
 
-from megacpp_validate.catalog import Catalog
+from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.environments.restart import own_folder
 from megacpp_validate.probes.smoke.runs import Runs
 from megacpp_validate.training.parallel.plan import why_not
+from tests.cli.session_calls import Stack, make_session, make_stack
+from tests.command_line import Run
 
 OPEN, CLOSED, WRONG, NOTHING, MISSING, NO_ENVIRONMENT, INFRASTRUCTURE = 0, 1, 2, 3, 4, 5, 6
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from megacpp_validate.canary.dynamic.smoke_fault_score import SmokeFaultScore
 from megacpp_validate.cli import main  # noqa: F401 - registers every verb
 from megacpp_validate.cli.app import Exit, app
-from megacpp_validate.evidence.smoke_faults import SmokeFaultScore
 
 RUNNER = CliRunner()
 

@@ -5,24 +5,21 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import Run, make_run
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "canary"))
-from small_index import PACKAGE, UNREACHABLE, serve, use_index, write_index
-
-from megacpp_validate.canary.sources import CACHE_VARIABLE
-from megacpp_validate.catalog import matrix_folder, read_catalog
+from megacpp_validate.canary.dynamic.upgrade_result import Change, Culprit, ModuleChange, StepResult, UpgradeResult
+from megacpp_validate.canary.static.sources import CACHE_VARIABLE
+from megacpp_validate.catalog.bridge import matrix_folder, read_catalog
 from megacpp_validate.cli.app import TOOL
 from megacpp_validate.cli.canary import te_watch_verbs
 from megacpp_validate.cli.canary.watch_folder import StateDamaged, WatchFolder
-from megacpp_validate.evidence.findings import Cause
 from megacpp_validate.evidence.receipt import Outcome
-from megacpp_validate.evidence.upgrade import Change, Culprit, ModuleChange, StepResult, UpgradeResult
+from megacpp_validate.evidence.values import Cause
+from tests.canary.static.small_index import PACKAGE, UNREACHABLE, serve, use_index, write_index
+from tests.command_line import Run, make_run
 
 assert te_watch_verbs  # its import makes the verb known
 

@@ -13,11 +13,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "canary"))
-from small_index import PACKAGE, use_index, write_index
-
-from megacpp_validate.canary.sources import CACHE_VARIABLE
-from megacpp_validate.catalog import matrix_folder
+from megacpp_validate.canary.static.sources import CACHE_VARIABLE
+from megacpp_validate.catalog.bridge import matrix_folder
+from tests.canary.static.small_index import PACKAGE, use_index, write_index
 
 LINEAR = "class Linear:\n    def __init__(self, {}, out_features, bias=True, params_dtype=None, device=None): ...\n"
 GOOD = PACKAGE | {"transformer_engine/pytorch/__init__.py": LINEAR.format("in_features")}

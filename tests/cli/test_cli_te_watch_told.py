@@ -12,15 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import test_cli_te_watch as place
-from command_line import Run
-from small_index import serve, serve_nothing, use_index
-from test_cli_te_watch import BROKEN, CLOSED, GOOD, MISSING, OPEN, WRONG, gpu_answer, judged, kept, offer
 
+from megacpp_validate.canary.dynamic.upgrade_result import UpgradeResult
+from megacpp_validate.canary.static.findings import ChangeKind, Finding, Impact, ReleaseSource, StaticResult
 from megacpp_validate.cli.app import TOOL
 from megacpp_validate.cli.canary import te_watch_runs
-from megacpp_validate.evidence.findings import Cause, ChangeKind, Finding, Impact, ReleaseSource, StaticResult
-from megacpp_validate.evidence.upgrade import UpgradeResult
+from megacpp_validate.evidence.values import Cause
+from tests.canary.static.small_index import serve, serve_nothing, use_index
+from tests.cli import test_cli_te_watch as place
+from tests.cli.test_cli_te_watch import BROKEN, CLOSED, GOOD, MISSING, OPEN, WRONG, gpu_answer, judged, kept, offer
+from tests.command_line import Run
 
 assert GOOD != BROKEN
 own_cache, matrix, state, watch = place.own_cache, place.matrix, place.state, place.watch

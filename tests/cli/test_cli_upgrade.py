@@ -14,17 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command_line import Run, make_run
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "environments"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "canary"))
-from places import make_probes
-from running_processes import hearing_signals, is_running, within
-from small_sources import write_release
 
 from megacpp_validate.environments import cell
 from megacpp_validate.environments.restart import own_folder
 from megacpp_validate.evidence.store import read_receipts
+from tests.canary.static.small_sources import write_release
+from tests.command_line import Run, make_run
+from tests.environments.places import make_probes
+from tests.running_processes import hearing_signals, is_running, within
 
 OPEN, CLOSED, WRONG, NOTHING, MISSING, NO_ENVIRONMENT, INFRASTRUCTURE = 0, 1, 2, 3, 4, 5, 6
 ROOT = Path(__file__).resolve().parents[2]

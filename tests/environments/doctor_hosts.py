@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from megacpp_validate.catalog import Catalog
-from megacpp_validate.catalog_needs import read_needs
+from megacpp_validate.catalog.bridge import Catalog
+from megacpp_validate.catalog.needs import read_needs
 from megacpp_validate.environments.doctor_seen import TE, Rows, Seen
 from megacpp_validate.evidence.doctor_look import Distribution, Extension, PackageLook, PathLook
 from megacpp_validate.evidence.receipt import Failure, Library

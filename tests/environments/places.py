@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from megacpp_validate.catalog import Catalog
-from megacpp_validate.catalog import Target as TargetRow
+from megacpp_validate.catalog.bridge import Catalog
+from megacpp_validate.catalog.bridge import Target as TargetRow
 from megacpp_validate.environments.facts import Facts, Gpu
 from megacpp_validate.environments.interpreter import InterpreterEnvironment
 

@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from site_folders import make_package, make_te
 
-from megacpp_validate.catalog import Stack
+from megacpp_validate.catalog.bridge import Stack
 from megacpp_validate.environments import chosen
 from megacpp_validate.environments.chosen import (
     Means,
@@ -23,6 +22,7 @@ from megacpp_validate.environments.chosen import (
 from megacpp_validate.environments.environment import NoEnvironment
 from megacpp_validate.environments.installed import find_environments
 from megacpp_validate.environments.interpreter import InterpreterEnvironment
+from tests.environments.site_folders import make_package, make_te
 
 DIGEST = f"nvcr.io/nvidia/pytorch@sha256:{'a' * 64}"
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from doctor_hosts import (
+
+from megacpp_validate.catalog.bridge import Catalog
+from megacpp_validate.environments.doctor import judge
+from megacpp_validate.environments.doctor_result import Aspect, Difference, Weight
+from megacpp_validate.environments.doctor_seen import TE, Seen
+from megacpp_validate.evidence.doctor_look import Behaviour, Extension, Headers, PackageLook, Record, Wanted
+from tests.environments.doctor_hosts import (
     LIBRARIES,
     SITE,
     TWO_RUNTIMES,
@@ -18,12 +24,6 @@ from doctor_hosts import (
     with_distributions,
     with_path,
 )
-
-from megacpp_validate.catalog import Catalog
-from megacpp_validate.environments.doctor import judge
-from megacpp_validate.environments.doctor_seen import TE, Seen
-from megacpp_validate.evidence.doctor import Aspect, Difference, Weight
-from megacpp_validate.evidence.doctor_look import Behaviour, Extension, Headers, PackageLook, Record, Wanted
 
 EVERY = ("imports", "attention", "linear_walker", "permute", "expert_gemm", "native_block", "layer_spec")
 OF_TORCH = Wanted("_ZN3c1010ValueErrorC1E", "c10::ValueError::ValueError()", "torch", lazy=True)

@@ -13,15 +13,15 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from command_line import make_run
 
-from megacpp_validate.canary.firewall_elf import rename_undefined
+from megacpp_validate.canary.firewall.elf import rename_undefined
 from megacpp_validate.environments.doctor_looks import Limits, take_looks
 from megacpp_validate.environments.environment import NoEnvironment
 from megacpp_validate.environments.interpreter import PACKAGE, InterpreterEnvironment
 from megacpp_validate.environments.overlay import put_over
 from megacpp_validate.environments.processes import Processes
 from megacpp_validate.evidence.doctor_look import PackageLook, Record
+from tests.command_line import make_run
 
 TORCH = Path(str(find_spec("torch").origin)).parent  # type: ignore[union-attr]
 EXTENSION = TORCH / "lib" / "libaoti_custom_ops.so"

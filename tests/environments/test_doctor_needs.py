@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from doctor_hosts import SITE, TE, host, look, rows, with_distributions, with_path
 
-from megacpp_validate.catalog import Catalog
+from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.environments.doctor import judge
-from megacpp_validate.evidence.doctor import Aspect
+from megacpp_validate.environments.doctor_result import Aspect
+from tests.environments.doctor_hosts import SITE, TE, host, look, rows, with_distributions, with_path
 
 
 @pytest.mark.parametrize(("half", "torch_cuda", "told"), [("cu12", "12.8", 0), ("cu13", "13.0", 1), ("", "12.8", 0)])

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from places import make_probes
 
 from megacpp_validate.environments.cell import Cell
 from megacpp_validate.environments.fleet import Event, Fleet
@@ -16,6 +15,7 @@ from megacpp_validate.environments.processes import Processes
 from megacpp_validate.environments.schedule import Need, Room
 from megacpp_validate.evidence.receipt import Outcome, Receipt
 from megacpp_validate.probes.order import Order, Target
+from tests.environments.places import make_probes
 
 CPU = Target("cpu", "")
 SMALL = Need(0.0, 1.0)

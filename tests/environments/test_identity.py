@@ -9,14 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from site_folders import make_package, make_te
 
-from megacpp_validate.canary.sources import CACHE_VARIABLE
+from megacpp_validate.canary.static.sources import CACHE_VARIABLE
 from megacpp_validate.environments import identity
 from megacpp_validate.environments.environment import NoEnvironment
 from megacpp_validate.environments.identity import hash_parts, say_package, say_variables
 from megacpp_validate.environments.interpreter import PACKAGE, InterpreterEnvironment, host_interpreter
 from megacpp_validate.environments.overlay import put_over
+from tests.environments.site_folders import make_package, make_te
 
 Change = Callable[[Path], None]
 

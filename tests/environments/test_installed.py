@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from site_folders import make_package, make_te
 
 from megacpp_validate.environments.environment import NoEnvironment
 from megacpp_validate.environments.installed import Found, find_environments, read_release
+from tests.environments.site_folders import make_package, make_te
 
 
 def find(roots: Sequence[Path], tmp_path: Path, **variables: str) -> tuple[Found, ...]:

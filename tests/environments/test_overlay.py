@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from site_folders import make_package, make_te
 
 from megacpp_validate.environments.environment import NoEnvironment
 from megacpp_validate.environments.interpreter import InterpreterEnvironment
 from megacpp_validate.environments.overlay import find_libraries, put_over
+from tests.environments.site_folders import make_package, make_te
 
 
 def host(**variables: str) -> InterpreterEnvironment:

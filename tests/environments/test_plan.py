@@ -6,9 +6,8 @@ import json
 from dataclasses import asdict
 
 import pytest
-from places import H200, H200_HOST, LAPTOP, target_of
 
-from megacpp_validate.catalog import Catalog
+from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.environments.facts import Facts
 from megacpp_validate.environments.plan import (
     UnknownTarget,
@@ -22,6 +21,7 @@ from megacpp_validate.environments.plan import (
     why_not_here,
 )
 from megacpp_validate.probes.order import Order, read_order
+from tests.environments.places import H200, H200_HOST, LAPTOP, target_of
 
 
 def h200(catalog: Catalog, seed: int = 0) -> Order:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running_processes import is_running, within
 
 from megacpp_validate.environments import guard
 from megacpp_validate.environments.environment import Call
 from megacpp_validate.environments.processes import Ended, NotStarted, Processes, Stopped
+from tests.running_processes import is_running, within
 
 THIS = os.environ | {"LANG": "C.UTF-8"}
 

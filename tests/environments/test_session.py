@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from places import make_probes
-from running_processes import is_running
 
 from megacpp_validate.environments.environment import Call
 from megacpp_validate.environments.interpreter import InterpreterEnvironment
@@ -22,6 +20,8 @@ from megacpp_validate.environments.session import Expected, Session
 from megacpp_validate.evidence.receipt import Outcome, Receipt
 from megacpp_validate.evidence.store import read_receipt, read_receipts
 from megacpp_validate.probes.order import Order, Target
+from tests.environments.places import make_probes
+from tests.running_processes import is_running
 
 CPU = Target("cpu", "")
 

@@ -11,10 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from places import H200_HOST, LAPTOP, make_probes, target_of
-from running_processes import hearing_signals
 
-from megacpp_validate.catalog import Catalog
+from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.environments import stacks as room_of_stacks
 from megacpp_validate.environments.environment import Environment, NoEnvironment
 from megacpp_validate.environments.facts import Facts
@@ -32,6 +30,8 @@ from megacpp_validate.environments.stacks import (
 )
 from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.evidence.store import read_receipts
+from tests.environments.places import H200_HOST, LAPTOP, make_probes, target_of
+from tests.running_processes import hearing_signals
 
 ASKED = Asked(("imports", "permute"), 3, True, "tool 1", "c0", {})
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stored_receipts import make_receipt
 
 from megacpp_validate.evidence.receipt import Failure, Outcome, Receipt, Timing
 from megacpp_validate.evidence.receipt_fields import read_fields
 from megacpp_validate.evidence.receipt_file import receipt_text
 from megacpp_validate.evidence.store import ReceiptInvalid, parse_receipt
 from megacpp_validate.probes.stopwatch import new_timing
+from tests.stored_receipts import make_receipt
 
 ROOT = Path(__file__).parents[2]
 TIMED = make_receipt().timings[0]

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stored_receipts import age, make_receipt, put
 
 from megacpp_validate.evidence import index_files
 from megacpp_validate.evidence.history import HistoryRow
@@ -32,6 +31,7 @@ from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.evidence.receipt_fields import read_fields, validate_fields
 from megacpp_validate.evidence.receipt_file import receipt_text
 from megacpp_validate.evidence.store import ReceiptInvalid
+from tests.stored_receipts import age, make_receipt, put
 
 ROOT = Path(__file__).parents[2]
 CELL = "te2.20.2-h200-attention"

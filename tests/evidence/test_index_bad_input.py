@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from stored_receipts import make_receipt, put
 
 from megacpp_validate.evidence.index import build_index, open_index
 from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.evidence.receipt_file import receipt_text
+from tests.stored_receipts import make_receipt, put
 
 CELL = "te2.20.2-h200-attention"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megacpp_validate.evidence.smoke_faults import (
+from megacpp_validate.canary.dynamic.smoke_fault_score import (
     CleanResult,
     SmokeFaultResult,
     SmokeFaultScore,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from megacpp_validate.cli.app import app
-from megacpp_validate.evidence.parity import build_support
+from megacpp_validate.environments.session_result import build_support
 from megacpp_validate.evidence.receipt import (
     Backend,
     Check,

@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from megacpp_validate.catalog import read_catalog
-from megacpp_validate.catalog_gate import GatePolicy, GateRules, read_gate_policy
+from megacpp_validate.catalog.bridge import read_catalog
+from megacpp_validate.catalog.gate import GatePolicy, GateRules, read_gate_policy
 from megacpp_validate.evidence.receipt import (
     Backend,
     Check,

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from megacpp_validate.catalog_postures import Feature
-from megacpp_validate.evidence.ablation import ARMS, FeatureAblation, PartSeen, RunSeen, Verdict, parse_ablation
+from megacpp_validate.catalog.postures import Feature
 from megacpp_validate.gate.ablation import (
     compare_losses,
     compare_memory,
@@ -17,6 +16,7 @@ from megacpp_validate.gate.ablation import (
     compare_tokens,
     decide_feature,
 )
+from megacpp_validate.gate.ablation_result import ARMS, FeatureAblation, PartSeen, RunSeen, Verdict, parse_ablation
 from megacpp_validate.gate.ablation_statistics import block_deviation, block_length, estimate_effect, estimate_shift
 
 STEPS, WARM = 40, 5

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from megacpp_validate.catalog import Catalog
-from megacpp_validate.catalog_fp8 import Fp8Policy, LowParts, PartsRule, Preset, Waiver, read_fp8_policy
-from megacpp_validate.evidence.preset_decision import PresetDecision, PresetOutcome, WaiverState
+from megacpp_validate.catalog.bridge import Catalog
+from megacpp_validate.catalog.fp8 import Fp8Policy, LowParts, PartsRule, Preset, Waiver, read_fp8_policy
+from megacpp_validate.evidence.release_gate import WaiverState
 from megacpp_validate.gate.fp8_policy import decide_preset, see_waivers
+from megacpp_validate.gate.policy_result import PresetDecision, PresetOutcome
 from megacpp_validate.report.words.presets import preset_lines
 
 TODAY = date(2026, 11, 21)

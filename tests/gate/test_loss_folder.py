@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from small_curves import as_recipe, cut_to, make_pairs
 from typer.testing import CliRunner
 
 from megacpp_validate.cli.app import Format, app
 from megacpp_validate.evidence.loss_curve import LossCurve, write_curve
 from megacpp_validate.evidence.loss_curve_folder import NoFolder
-from megacpp_validate.evidence.loss_gate import LossGateResult, LossOutcome
 from megacpp_validate.gate.loss_folder import decide_curves
+from megacpp_validate.gate.loss_result import LossGateResult, LossOutcome
+from tests.gate.small_curves import as_recipe, cut_to, make_pairs
 
 CELL = "te2.20.2-h200-fp8_loss"
 

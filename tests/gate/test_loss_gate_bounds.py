@@ -6,11 +6,11 @@ import math
 from dataclasses import replace
 
 import pytest
-from small_curves import STEPS, UNIT, as_recipe, make_candidate, make_pairs, make_reference
 
-from megacpp_validate.evidence.loss_gate import LossOutcome, LossVerdict
 from megacpp_validate.gate.loss import decide_loss
+from megacpp_validate.gate.loss_result import LossOutcome, LossVerdict
 from megacpp_validate.gate.loss_statistics import CAP, spread_of_seeds, t_95, t_of_largest
+from tests.gate.small_curves import STEPS, UNIT, as_recipe, make_candidate, make_pairs, make_reference
 
 REFERENCE = [make_reference(seed) for seed in range(3)]
 HALF, TAIL, MATCHED = STEPS // 2, STEPS - STEPS // 5, STEPS // 20

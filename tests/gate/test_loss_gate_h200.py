@@ -11,13 +11,13 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from h200_curves import curve_of, seeds_of
-from te_faults import CUT, as_cut, as_scaled_report
 
 from megacpp_validate.evidence.loss_curve import LossCurve
-from megacpp_validate.evidence.loss_gate import LossOutcome, LossVerdict
 from megacpp_validate.gate.loss import decide_loss
+from megacpp_validate.gate.loss_result import LossOutcome, LossVerdict
 from megacpp_validate.gate.loss_statistics import CAP
+from tests.gate.h200_curves import curve_of, seeds_of
+from tests.gate.te_faults import CUT, as_cut, as_scaled_report
 
 SEEDS = (0, 1, 2)
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_curves import STEPS, UNIT, make_candidate, make_curve, make_reference
 
-from megacpp_validate.evidence.loss_gate import LossOutcome, LossVerdict
 from megacpp_validate.gate.loss import decide_loss
+from megacpp_validate.gate.loss_result import LossOutcome, LossVerdict
 from megacpp_validate.report.drawings.loss_curves import draw_loss_curves
+from tests.gate.small_curves import STEPS, UNIT, make_candidate, make_curve, make_reference
 
 REFERENCE = [make_reference(seed) for seed in range(3)]
 

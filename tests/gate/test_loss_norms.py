@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from small_curves import STEPS, make_pairs
 
 from megacpp_validate.evidence.loss_curve import LossCurve
 from megacpp_validate.gate.loss_norms import CAP, FEWEST, LATER, MATCHED, check_norms
+from tests.gate.small_curves import STEPS, make_pairs
 
 FACTOR = 4.303 * math.sqrt(2)
 FIRST = STEPS // 20

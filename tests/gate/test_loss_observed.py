@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from small_curves import LAYERS, PARTS, STEPS, UNIT, as_recipe, make_candidate, make_casts, make_pairs
 
 from megacpp_validate.evidence.loss_curve import LossCurve
-from megacpp_validate.evidence.loss_gate import LossOutcome
 from megacpp_validate.gate.loss import decide_loss
 from megacpp_validate.gate.loss_observed import CASTS, Held, check_observed, hold
+from megacpp_validate.gate.loss_result import LossOutcome
+from tests.gate.small_curves import LAYERS, PARTS, STEPS, UNIT, as_recipe, make_candidate, make_casts, make_pairs
 
 Change = Callable[[LossCurve], LossCurve]
 

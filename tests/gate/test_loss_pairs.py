@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from small_curves import DATA, cut_to, make_pairs
 
 from megacpp_validate.evidence.loss_curve import LossCurve
-from megacpp_validate.evidence.loss_gate import LossOutcome
 from megacpp_validate.gate.loss import decide_loss
+from megacpp_validate.gate.loss_result import LossOutcome
 from megacpp_validate.report.words.loss import say_loss
+from tests.gate.small_curves import DATA, cut_to, make_pairs
 
 Curves = list[LossCurve]
 

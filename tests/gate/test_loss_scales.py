@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from h200_curves import curve_of
-from small_curves import STEPS, make_curve
 
 from megacpp_validate.evidence.loss_curve import LossCurve
-from megacpp_validate.evidence.loss_gate import LossOutcome
 from megacpp_validate.gate.loss import decide_loss
+from megacpp_validate.gate.loss_result import LossOutcome
 from megacpp_validate.gate.loss_scales import lengths, means
 from megacpp_validate.gate.loss_statistics import smooth
+from tests.gate.h200_curves import curve_of
+from tests.gate.small_curves import STEPS, make_curve
 
 NOISE = 0.0005  # nats a step, of each run
 Gap = Callable[[int], float]

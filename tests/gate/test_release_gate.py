@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from release_receipts import (
+
+from megacpp_validate.catalog.gate import GateRules, ReleaseWaiver
+from megacpp_validate.evidence.receipt import Failure, Library, Machine, Outcome, Receipt, Timing
+from megacpp_validate.evidence.receipt_file import receipt_text
+from megacpp_validate.evidence.release_gate import CellVerdict, GateDecision, GateRule, WaiverState
+from megacpp_validate.evidence.store import ReceiptInvalid
+from megacpp_validate.gate.release_asked import Baseline
+from megacpp_validate.gate.release_reading import read_store
+from tests.gate.release_receipts import (
     AT,
     COMMIT,
     FAILED,
@@ -32,15 +40,6 @@ from release_receipts import (
     red,
     rules,
 )
-
-from megacpp_validate.catalog_gate import GateRules, ReleaseWaiver
-from megacpp_validate.evidence.preset_decision import WaiverState
-from megacpp_validate.evidence.receipt import Failure, Library, Machine, Outcome, Receipt, Timing
-from megacpp_validate.evidence.receipt_file import receipt_text
-from megacpp_validate.evidence.release_gate import CellVerdict, GateDecision, GateRule
-from megacpp_validate.evidence.store import ReceiptInvalid
-from megacpp_validate.gate.release_asked import Baseline
-from megacpp_validate.gate.release_reading import read_store
 
 CELL = f"{STACK}-{TARGET}-attention"
 OPEN, CLOSED, MISSING = 0, 1, 4

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from release_receipts import CHECK, PROBES, fill, good, judge, put, rules
 
 from megacpp_validate.evidence.receipt import Check, Machine, Package, Part, Receipt
 from megacpp_validate.evidence.release_gate import GateDecision, GateRule
 from megacpp_validate.gate.release_asked import Baseline
+from tests.gate.release_receipts import CHECK, PROBES, fill, good, judge, put, rules
 
 MACHINE = Machine(gpu="NVIDIA H200", capability="9.0", driver="580.1", torch="2.11.0")
 BREAKAGE, MISSING = 1, 4

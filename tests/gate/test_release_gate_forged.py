@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from release_receipts import AT, COMMIT, PROBES, STACK, TARGET, compiled, fill, good, judge, place, put, red, rules
 
-from megacpp_validate.catalog_gate import ReleaseWaiver
+from megacpp_validate.catalog.gate import ReleaseWaiver
 from megacpp_validate.cli.gate.release_gate_telling import decision_text
 from megacpp_validate.evidence.receipt import Backend, Failure, Machine, Outcome, Package, Receipt, Timing
 from megacpp_validate.evidence.release_gate import GateCulprit, GateDecision, GateRule
@@ -22,6 +21,21 @@ from megacpp_validate.gate.release import decide_release
 from megacpp_validate.gate.release_asked import Asked, Baseline
 from megacpp_validate.gate.release_checks import has_no_number
 from megacpp_validate.gate.release_reading import read_store
+from tests.gate.release_receipts import (
+    AT,
+    COMMIT,
+    PROBES,
+    STACK,
+    TARGET,
+    compiled,
+    fill,
+    good,
+    judge,
+    place,
+    put,
+    red,
+    rules,
+)
 
 CELL = f"{STACK}-{TARGET}-attention"
 OTHER = "fp8_delayed"

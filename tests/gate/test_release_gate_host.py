@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from release_receipts import CHECK, FAILED, PROBES, STACK, good, judge, put, rules
 
 from megacpp_validate.evidence.receipt import Failure, Outcome, Receipt, cell_id
 from megacpp_validate.evidence.release_gate import GateRule
+from tests.gate.release_receipts import CHECK, FAILED, PROBES, STACK, good, judge, put, rules
 
 ECC = Failure("torch.AcceleratorError", "CUDA error: uncorrectable ECC error encountered")
 

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from release_receipts import OTHER_COMMIT, STACK, TARGET, compiled, fill, good, judge, place, put, red
 
 from megacpp_validate.evidence.receipt import (
     Backend,
@@ -24,6 +23,7 @@ from megacpp_validate.evidence.receipt import (
 )
 from megacpp_validate.evidence.receipt_file import receipt_text
 from megacpp_validate.evidence.release_gate import GateRule
+from tests.gate.release_receipts import OTHER_COMMIT, STACK, TARGET, compiled, fill, good, judge, place, put, red
 
 CELL = f"{STACK}-{TARGET}-attention"
 CLOSED, MISSING = 1, 4

@@ -9,13 +9,13 @@ from dataclasses import fields, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from release_receipts import AT, OTHER_COMMIT, PROBES, STACK, compiled, good, red, rules
 
 from megacpp_validate.evidence.receipt import Backend, Outcome, Package, Receipt
 from megacpp_validate.evidence.release_gate import GateDecision
 from megacpp_validate.gate.release import decide_release
 from megacpp_validate.gate.release_asked import Asked
 from megacpp_validate.gate.release_reading import ReceiptHead, SeenReceipt
+from tests.gate.release_receipts import AT, OTHER_COMMIT, PROBES, STACK, compiled, good, red, rules
 
 Store = Mapping[str, Receipt | None]
 """File -> its receipt; None for one that is none."""

@@ -13,13 +13,13 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from command_line import Run, Said, make_run
-from release_receipts import STACK, fill, good, place, put, red
 
-from megacpp_validate.catalog import matrix_folder
+from megacpp_validate.catalog.bridge import matrix_folder
 from megacpp_validate.evidence.receipt import Outcome, Package
 from megacpp_validate.evidence.receipts_manifest import MANIFEST, NAMESPACE, SIGNATURE
 from megacpp_validate.evidence.release_gate import GateDecision, GateRule
+from tests.command_line import Run, Said, make_run
+from tests.gate.release_receipts import STACK, fill, good, place, put, red
 
 H200 = Path(__file__).parents[2] / "docs" / "evidence" / "h200"
 OPEN, CLOSED, WRONG, MISSING, INFRASTRUCTURE = 0, 1, 2, 4, 6

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from megacpp_validate.catalog import Catalog
-from megacpp_validate.catalog_images import read_images
-from megacpp_validate.evidence.image_plan import ImagePlan
+from megacpp_validate.catalog.bridge import Catalog
+from megacpp_validate.catalog.images import read_images
 from megacpp_validate.images.pins import FILE, read_pins
 from megacpp_validate.images.plan import plan_images
+from megacpp_validate.images.plan_result import ImagePlan
 
 ROOT = Path(__file__).resolve().parents[2]
 

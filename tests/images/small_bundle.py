@@ -10,12 +10,11 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
-from small_registry import SmallRegistry, add_image, write_layer
-
 from megacpp_validate.images.bundle.archive import read_tree
 from megacpp_validate.images.bundle.wheels import Machine
 from megacpp_validate.images.bundle.write import BundleOrder, Written, write_bundle
 from megacpp_validate.images.contents import Place, open_contents
+from tests.images.small_registry import SmallRegistry, add_image, write_layer
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 PART = 1 << 20  # bytes; the image and one wheel are larger

@@ -6,7 +6,7 @@ import shutil
 import zipfile
 from pathlib import Path
 
-from megacpp_validate.catalog import matrix_folder
+from megacpp_validate.catalog.bridge import matrix_folder
 
 IMAGES = """
 everywhere = []

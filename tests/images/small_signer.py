@@ -10,9 +10,8 @@ from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
-from small_registry import OCI, SmallRegistry
-
 from megacpp_validate.images.bundle.restore import p256
+from tests.images.small_registry import OCI, SmallRegistry
 
 
 @lru_cache

@@ -13,14 +13,14 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from image_plans import ROOT, read_plans
 
-from megacpp_validate.catalog import Catalog
-from megacpp_validate.evidence.image_plan import ImagePlan
+from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.images.bake import DOCKERFILE, FILE, name_image, plan_bake, render_bake
 from megacpp_validate.images.build_settings import BuildSettings
+from megacpp_validate.images.plan_result import ImagePlan
 from megacpp_validate.images.recipe_lint import lint_house
 from megacpp_validate.jitcache.layout import cache_variables
+from tests.images.image_plans import ROOT, read_plans
 
 RECIPE = (ROOT / DOCKERFILE).read_text()
 OWN_BASE = f"127.0.0.1:5000/base@sha256:{'a' * 64}"

@@ -6,15 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from image_plans import read_plans
 
-from megacpp_validate.catalog import Catalog
-from megacpp_validate.evidence.image_plan import ImagePlan
+from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.images.build import BuildOrder, _Steps, require_platform
 from megacpp_validate.images.build_faults import explain_build
 from megacpp_validate.images.build_settings import WHEELS, read_build_settings, render_pip_conf
 from megacpp_validate.images.engine import Engine, NoEngine, find_engine
+from megacpp_validate.images.plan_result import ImagePlan
 from megacpp_validate.images.refusals import ImageRefused
+from tests.images.image_plans import read_plans
 
 NAME = "127.0.0.1:5000/megacpp/cpu:0.1.0"
 

@@ -13,9 +13,6 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from small_bundle import PART, order_of, run_restore, write_small, write_sources
-from small_registry import SmallRegistry, digest_of, served
-from small_signer import Signer
 
 from megacpp_validate.images.bundle.restore import door
 from megacpp_validate.images.bundle.restore.door import main
@@ -25,6 +22,9 @@ from megacpp_validate.images.bundle.restore.listing import read_bundle, stored_f
 from megacpp_validate.images.bundle.script import FILES, FOLDER, compose_restore
 from megacpp_validate.images.bundle.write import BundleOrder, Written
 from megacpp_validate.images.refusals import ImageRefused
+from tests.images.small_bundle import PART, order_of, run_restore, write_small, write_sources
+from tests.images.small_registry import SmallRegistry, digest_of, served
+from tests.images.small_signer import Signer
 
 ONE, OTHER = Signer(0xFACE), Signer(0xFEED)
 

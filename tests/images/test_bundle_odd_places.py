@@ -14,14 +14,14 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from running_processes import hearing_signals
-from small_bundle import order_of, write_small, write_sources
-from small_registry import SmallRegistry, served
-from small_signer import Signer
 
 from megacpp_validate.images.bundle.restore import door, folders
 from megacpp_validate.images.bundle.restore.door import main
 from megacpp_validate.images.bundle.restore.listing import MOST_LISTED
+from tests.images.small_bundle import order_of, write_small, write_sources
+from tests.images.small_registry import SmallRegistry, served
+from tests.images.small_signer import Signer
+from tests.running_processes import hearing_signals
 
 ONE = Signer(0xFACE)
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,8 +18,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from small_bundle import order_of, replace, run_restore, write_small, write_sources
-from small_registry import SmallRegistry, served
 
 from megacpp_validate.images.bundle.archive import read_tree
 from megacpp_validate.images.bundle.evidence_files import gather_evidence
@@ -41,6 +39,8 @@ from megacpp_validate.images.signature import (
     sign_file,
     sign_image,
 )
+from tests.images.small_bundle import order_of, replace, run_restore, write_small, write_sources
+from tests.images.small_registry import SmallRegistry, served
 
 VARIABLES = {**os.environ, "COSIGN_PASSWORD": "a test"}
 DOCKERFILE = "ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\nLABEL org.megacpp.target=cpu\nCOPY words /words\n"

@@ -9,13 +9,8 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from command_line import Run, make_run
-from sealed_caches import make_sealed
-from small_bundle import write_sources
-from small_registry import SmallRegistry, add_image, served, write_layer
-from small_signer import Signer, attest
 
-from megacpp_validate.catalog import matrix_folder, read_catalog
+from megacpp_validate.catalog.bridge import matrix_folder, read_catalog
 from megacpp_validate.cli.images.bundle_runs import read_size
 from megacpp_validate.cli.images.image_rows import read_rows
 from megacpp_validate.images.bundle.restore.door import main as restore
@@ -26,6 +21,11 @@ from megacpp_validate.images.refusals import ImageRefused
 from megacpp_validate.images.signature import LICENCES, SPDX
 from megacpp_validate.jitcache.seal import check_sealed, is_sealed
 from megacpp_validate.jitcache.transfer import export_cache
+from tests.command_line import Run, make_run
+from tests.images.small_bundle import write_sources
+from tests.images.small_registry import SmallRegistry, add_image, served, write_layer
+from tests.images.small_signer import Signer, attest
+from tests.sealed_caches import make_sealed
 
 ONE = Signer(0xCAFE)
 BASE = f"sha256:{'b' * 64}"

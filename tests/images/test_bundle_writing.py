@@ -13,8 +13,6 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from small_bundle import PART, order_of, write_small, write_sources
-from small_registry import SmallRegistry, served
 
 from megacpp_validate.images.bundle import write
 from megacpp_validate.images.bundle.archive import FILE
@@ -23,6 +21,8 @@ from megacpp_validate.images.bundle.wheels import Machine, _require_source, fetc
 from megacpp_validate.images.bundle.write import BundleOrder
 from megacpp_validate.images.locks import LockedPackage
 from megacpp_validate.images.refusals import ImageRefused, RegistryLies, RegistryUnreachable
+from tests.images.small_bundle import PART, order_of, write_small, write_sources
+from tests.images.small_registry import SmallRegistry, served
 
 ASIDE = ".bundle.writing"
 

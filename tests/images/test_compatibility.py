@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
-from megacpp_validate.catalog import Catalog, matrix_folder
-from megacpp_validate.catalog_images import Images, read_images
-from megacpp_validate.catalog_needs import Needs, read_needs
-from megacpp_validate.evidence.stack_fit import FitVerdict, StackFit
+from megacpp_validate.catalog.bridge import Catalog, matrix_folder
+from megacpp_validate.catalog.images import Images, read_images
+from megacpp_validate.catalog.needs import Needs, read_needs
 from megacpp_validate.images.compatibility import judge_stack
+from megacpp_validate.images.fit_result import FitVerdict, StackFit
 from megacpp_validate.images.locks import ImageLock, LockedPackage, read_image_lock
 from megacpp_validate.images.refusals import ImageRefused
 from megacpp_validate.images.stack import stack_of_image, stack_of_words

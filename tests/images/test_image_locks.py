@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from megacpp_validate.catalog import Catalog, matrix_folder
-from megacpp_validate.catalog_images import Images, read_images
+from megacpp_validate.catalog.bridge import Catalog, matrix_folder
+from megacpp_validate.catalog.images import Images, read_images
 from megacpp_validate.images import locking
 from megacpp_validate.images.inputs import LockInputs, gather_inputs, read_project
 from megacpp_validate.images.lock_compile import read_pip_settings

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.catalog import Catalog, Target, matrix_folder
-from megacpp_validate.catalog_images import Images, read_images
-from megacpp_validate.evidence.image_plan import ImagePlan
+from megacpp_validate.catalog.bridge import Catalog, Target, matrix_folder
+from megacpp_validate.catalog.images import Images, read_images
 from megacpp_validate.images.pins import Pins, read_pins
 from megacpp_validate.images.plan import find_images, plan_images, show_through
+from megacpp_validate.images.plan_result import ImagePlan
 from megacpp_validate.images.refusals import ImageRefused
 
 ROOT = matrix_folder().parent

@@ -14,16 +14,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from image_plans import ROOT, read_plans
 
-from megacpp_validate.catalog import Catalog
-from megacpp_validate.evidence.image_build import ImageBuild
+from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.images.build import BuildOrder, Told, build_image
 from megacpp_validate.images.build_faults import BuildFailed
+from megacpp_validate.images.build_result import ImageBuild
 from megacpp_validate.images.build_settings import read_build_settings
 from megacpp_validate.images.engine import Engine, NoEngine, find_engine
 from megacpp_validate.images.pins import FILE, read_pins
 from megacpp_validate.images.prove import prove_image
+from tests.images.image_plans import ROOT, read_plans
 
 
 @pytest.fixture(scope="module")

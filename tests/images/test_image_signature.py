@@ -8,8 +8,6 @@ import os
 from pathlib import Path
 
 import pytest
-from small_registry import SmallRegistry, add_image, served, write_layer
-from small_signer import Signer, attest, push, write_der
 
 from megacpp_validate.images.bundle.archive import read_tree
 from megacpp_validate.images.bundle.evidence_files import gather_evidence
@@ -27,6 +25,8 @@ from megacpp_validate.images.signature import (
     sign_file,
     sign_image,
 )
+from tests.images.small_registry import SmallRegistry, add_image, served, write_layer
+from tests.images.small_signer import Signer, attest, push, write_der
 
 # Made by cosign 3.1.1 on 2026-11-22, over an image of nothing.
 KEY = """-----BEGIN PUBLIC KEY-----

@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from image_plans import ROOT, read_plans
 
-from megacpp_validate.catalog import Catalog
+from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.images.build import BuildOrder, Told, build_image
 from megacpp_validate.images.build_settings import read_build_settings
 from megacpp_validate.images.engine import Engine, NoEngine, find_engine
+from tests.images.image_plans import ROOT, read_plans
 
 # Makes a wheel by hand, and says in it what its build was told.
 SETUP = """

@@ -7,23 +7,23 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from small_registry import OCI, SmallRegistry, add_image, served, write_layer
-from small_signer import Signer, attest
 from typer.testing import CliRunner
 
 from megacpp_validate.cli.app import app
 from megacpp_validate.cli.images import image_verify_verbs
-from megacpp_validate.evidence.image_plan import ImagePlan
-from megacpp_validate.evidence.image_verify import CheckOutcome, ImageVerdict
 from megacpp_validate.images.contents import Contents, open_contents, read_place
 from megacpp_validate.images.licences import list_licences, write_licences
+from megacpp_validate.images.plan_result import ImagePlan
 from megacpp_validate.images.refusals import ImageRefused, RegistryUnreachable
 from megacpp_validate.images.registry_answers import wait_before
 from megacpp_validate.images.sbom import Package
 from megacpp_validate.images.signature import LICENCES, SPDX
 from megacpp_validate.images.verify import Expected, Verified, verify_image
+from megacpp_validate.images.verify_result import CheckOutcome, ImageVerdict
 from megacpp_validate.report.markdown.image_verify import tell_image_verdict
 from megacpp_validate.report.terminal.image_verify import render_image_verdict
+from tests.images.small_registry import OCI, SmallRegistry, add_image, served, write_layer
+from tests.images.small_signer import Signer, attest
 
 ONE, OTHER = Signer(0xA11CE), Signer(0xB0B)
 BASE = f"sha256:{'b' * 64}"

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from small_registry import SmallRegistry, served, write_layer
 
-from megacpp_validate.catalog import matrix_folder
+from megacpp_validate.catalog.bridge import matrix_folder
 from megacpp_validate.images.contents import Contents, read_place
 from megacpp_validate.images.layers import read_files
 from megacpp_validate.images.licences import Licensed, list_licences, read_copyright, read_licences, write_licences
 from megacpp_validate.images.refusals import ImageRefused, RegistryLies
 from megacpp_validate.images.sbom import SYFT, NoSyft, Package, make_sbom, read_sbom, require_syft
 from megacpp_validate.images.source_licences import SOURCES
+from tests.images.small_registry import SmallRegistry, served, write_layer
 
 STATUS = b"".join(
     b"Package: %s\nStatus: %s ok %s\nVersion: 1-1\nDescription: x\n more\n\n" % row

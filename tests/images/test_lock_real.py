@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.catalog import Catalog, matrix_folder
-from megacpp_validate.catalog_images import Images, read_images
+from megacpp_validate.catalog.bridge import Catalog, matrix_folder
+from megacpp_validate.catalog.images import Images, read_images
 from megacpp_validate.environments.environment import NoEnvironment
 from megacpp_validate.images.inputs import read_project
 from megacpp_validate.images.locking import Asker, make_image_lock, make_releases_lock, make_sessions_lock

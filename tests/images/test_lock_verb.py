@@ -15,16 +15,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import Run, Said, make_run
-from lying_registry import LyingRegistry, serve
-from running_processes import hearing_signals
-from small_project import RELEASES, write_project, write_shelf, write_wheel
 
 import megacpp_validate.cli.images.images_verbs
 import megacpp_validate.cli.images.lock_verbs  # noqa: F401 - what adds the verbs
 from megacpp_validate.environments.environment import NoEnvironment
 from megacpp_validate.environments.venv import find_uv
 from megacpp_validate.images.locking import Written, write_together
+from tests.command_line import Run, Said, make_run
+from tests.images.lying_registry import LyingRegistry, serve
+from tests.images.small_project import RELEASES, write_project, write_shelf, write_wheel
+from tests.running_processes import hearing_signals
 
 OPEN, CLOSED, WRONG, NO_ENVIRONMENT, INFRASTRUCTURE = 0, 1, 2, 5, 6
 LOCKS = ("containers/locks/h200.txt", "containers/locks/cpu.txt", "containers/locks/releases.txt")

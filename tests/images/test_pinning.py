@@ -8,16 +8,16 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from lying_registry import LyingRegistry, digest_of, serve
 
-from megacpp_validate.catalog import Catalog, matrix_folder
-from megacpp_validate.catalog_images import Images, read_images
-from megacpp_validate.evidence.lock_result import PinNews
+from megacpp_validate.catalog.bridge import Catalog, matrix_folder
+from megacpp_validate.catalog.images import Images, read_images
 from megacpp_validate.images.claims import check_claims
+from megacpp_validate.images.lock_result import PinNews
 from megacpp_validate.images.pinning import Pinned, check_pins, pin_bases
 from megacpp_validate.images.pins import Pin, Pins, read_pins, render_pins
 from megacpp_validate.images.refusals import ImageRefused, PinsDamaged
 from megacpp_validate.images.registry import RegistryClient
+from tests.images.lying_registry import LyingRegistry, digest_of, serve
 
 TODAY = "2026-11-22"
 NGC = "ngc-26.07"

@@ -13,13 +13,13 @@ from urllib.parse import urlsplit
 from urllib.request import OpenerDirector, Request
 
 import pytest
-from lying_registry import LyingRegistry, digest_of, serve
 
 from megacpp_validate.images.contents import Contents, open_contents, read_place
 from megacpp_validate.images.refusals import ImageRefused, RegistryLies, RegistryUnreachable
 from megacpp_validate.images.registry import RegistryClient, plain_http
 from megacpp_validate.images.registry_answers import name_token, read_challenge
 from megacpp_validate.images.registry_login import find_login
+from tests.images.lying_registry import LyingRegistry, digest_of, serve
 
 PLATFORMS = ("linux/amd64", "linux/arm64")
 

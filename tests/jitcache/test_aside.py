@@ -7,10 +7,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from sealed_caches import put
 
 from megacpp_validate.jitcache import aside
 from megacpp_validate.jitcache.aside import folder_aside
+from tests.sealed_caches import put
 
 
 def _be_killed(parent: Path) -> None:

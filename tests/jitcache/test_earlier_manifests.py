@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sealed_caches import CUBIN, DONE, OBJECT, STACK, WORDS, fill, flip_a_bit, put
 
 from megacpp_validate.jitcache.archive import TransferRefused, plain_member
 from megacpp_validate.jitcache.files import hash_file
@@ -17,6 +16,7 @@ from megacpp_validate.jitcache.prewarm import make_manifest
 from megacpp_validate.jitcache.seal import CacheDamaged, check_sealed, is_sealed, seal, unseal
 from megacpp_validate.jitcache.transfer import export_cache, import_cache
 from megacpp_validate.jitcache.working import open_working
+from tests.sealed_caches import CUBIN, DONE, OBJECT, STACK, WORDS, fill, flip_a_bit, put
 
 INDEX = "cuda/index"
 PASSED = (INDEX, "triton/tmp.0b4f8a52-uuid/kernel.cubin")

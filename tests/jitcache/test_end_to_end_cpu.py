@@ -11,14 +11,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from sealed_caches import make_sealed, small_disk
 from typer.testing import CliRunner
 
-from megacpp_validate.catalog import matrix_folder
+from megacpp_validate.catalog.bridge import matrix_folder
 from megacpp_validate.cli import main  # noqa: F401 - registers verbs
 from megacpp_validate.cli.app import Exit, app
 from megacpp_validate.cli.jit import jit_cache_verbs, jit_verify_verbs, prewarm_verbs  # noqa: F401 - registers verbs
-from megacpp_validate.evidence.jit import JitCacheResult, JitCause, JitVerdict, JitVerifyResult, PrewarmResult
+from megacpp_validate.jitcache.result import JitCacheResult, JitCause, JitVerdict, JitVerifyResult, PrewarmResult
+from tests.sealed_caches import make_sealed, small_disk
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch here")
 pytestmark = pytest.mark.skipif(

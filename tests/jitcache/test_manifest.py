@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sealed_caches import CUBIN, GROUP, OBJECT, STACK, fill, make_sealed
 
 from megacpp_validate.jitcache.files import NoPlainFile, list_files
 from megacpp_validate.jitcache.layout import MANIFEST, MANIFEST_HASH
@@ -24,6 +23,7 @@ from megacpp_validate.jitcache.manifest import (
     read_manifest,
 )
 from megacpp_validate.jitcache.variables import hash_variables, say_other_variables
+from tests.sealed_caches import CUBIN, GROUP, OBJECT, STACK, fill, make_sealed
 
 
 def test_locks_and_what_is_half_written_do_not_count(tmp_path: Path) -> None:

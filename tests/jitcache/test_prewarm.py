@@ -9,17 +9,17 @@ import signal
 from pathlib import Path
 
 import pytest
-from sealed_caches import OBJECT, STACK, TASK, make_sealed, put
 
-from megacpp_validate.catalog_prewarm import PrewarmTask
-from megacpp_validate.evidence.jit import JitCompile
+from megacpp_validate.catalog.prewarm import PrewarmTask
 from megacpp_validate.jitcache.crew import run_side_by_side
 from megacpp_validate.jitcache.files import list_files
 from megacpp_validate.jitcache.layout import STATE
 from megacpp_validate.jitcache.manifest import StackSeen, read_manifest
 from megacpp_validate.jitcache.place import OtherArchitecture, require_place
 from megacpp_validate.jitcache.prewarm import Answer, PrewarmTaken, hash_task, open_prewarm, read_progress
+from megacpp_validate.jitcache.result import JitCompile
 from megacpp_validate.jitcache.working import open_working
+from tests.sealed_caches import OBJECT, STACK, TASK, make_sealed, put
 
 OTHER = TASK.model_copy(update={"id": "fa4_d64", "settings": {"head_dim": "64"}})
 KEYS = {TASK.id: "key-1", OTHER.id: "key-2"}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from sealed_caches import KERNEL, TASK
 
 from megacpp_validate.jitcache.prewarm import Answer
 from megacpp_validate.jitcache.purpose import asked_nothing, hold_to_purpose
+from tests.sealed_caches import KERNEL, TASK
 
 OFF = {"TORCH_COMPILE_DISABLE": "1", "HOME": "/root", "TORCHINDUCTOR_CACHE_DIR": "/ours"}
 CELL = TASK.model_copy(update={"code": "probe", "settings": {"probe": "attention"}})

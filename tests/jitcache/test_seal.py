@@ -6,12 +6,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from sealed_caches import CUBIN, OBJECT, as_nobody, flip_a_bit, make_sealed, open_to_all, put
 
 from megacpp_validate.jitcache.layout import LOCKS, MANIFEST
 from megacpp_validate.jitcache.manifest import ManifestChanged
 from megacpp_validate.jitcache.place import CacheReadOnly, OtherArchitecture, require_place, require_writable
 from megacpp_validate.jitcache.seal import CacheDamaged, check_sealed, is_sealed, seal, unseal
+from tests.sealed_caches import CUBIN, OBJECT, as_nobody, flip_a_bit, make_sealed, open_to_all, put
 
 NEW = ("cute/new.mlir", "deep_gemm/cache/k/kernel.cubin", "triton/KEY9/new.cubin")
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sealed_caches import CUBIN, OBJECT, flip_a_bit, make_sealed, put, small_disk
 
 from megacpp_validate.jitcache import transfer
 from megacpp_validate.jitcache.archive import TransferRefused
@@ -21,6 +20,7 @@ from megacpp_validate.jitcache.manifest import ManifestInvalid
 from megacpp_validate.jitcache.prewarm import PrewarmTaken, open_prewarm
 from megacpp_validate.jitcache.seal import CacheDamaged, Checked, check_sealed, is_sealed, unseal
 from megacpp_validate.jitcache.transfer import export_cache, import_cache, read_carried
+from tests.sealed_caches import CUBIN, OBJECT, flip_a_bit, make_sealed, put, small_disk
 
 FORMS = (".tar", ".tar.gz", ".tar.zst")
 

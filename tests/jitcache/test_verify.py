@@ -10,17 +10,8 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from sealed_caches import KERNEL, OBJECT, TASK, make_sealed, put
 
-from megacpp_validate.catalog_prewarm import PrewarmTask, UnkeptKernel
-from megacpp_validate.evidence.jit import (
-    JitCause,
-    JitCompile,
-    JitVerdict,
-    JitVerifyResult,
-    JitVerifyRow,
-    StackDifference,
-)
+from megacpp_validate.catalog.prewarm import PrewarmTask, UnkeptKernel
 from megacpp_validate.evidence.receipt import JitCompile as Told
 from megacpp_validate.evidence.receipt import JitCompiles, Outcome, Receipt
 from megacpp_validate.jit import watch_files
@@ -28,9 +19,18 @@ from megacpp_validate.jitcache import verify
 from megacpp_validate.jitcache.files import Seen, list_files
 from megacpp_validate.jitcache.manifest import Manifest, read_manifest
 from megacpp_validate.jitcache.prewarm import Answer
+from megacpp_validate.jitcache.result import (
+    JitCause,
+    JitCompile,
+    JitVerdict,
+    JitVerifyResult,
+    JitVerifyRow,
+    StackDifference,
+)
 from megacpp_validate.jitcache.verify import find_unreported, judge_task, read_receipt_answer, set_unwatched_apart
 from megacpp_validate.report.terminal.jit import render_verify
 from megacpp_validate.report.words.jit import say_unkept
+from tests.sealed_caches import KERNEL, OBJECT, TASK, make_sealed, put
 
 CACHED_BY_DEEP_GEMM = "deep_gemm/cache/kernel.fp8_gemm.abc/kernel.cubin"
 CELL = TASK.model_copy(update={"code": "probe", "settings": {"probe": "attention"}})

@@ -7,13 +7,13 @@ import os
 from pathlib import Path
 
 import pytest
-from sealed_caches import CUBIN, GROUP, KERNEL, TASK, make_sealed, put, small_disk
 
 from megacpp_validate.jitcache.layout import LIBRARIES, STATE
 from megacpp_validate.jitcache.manifest import read_manifest
 from megacpp_validate.jitcache.prewarm import Answer, open_prewarm
 from megacpp_validate.jitcache.seal import check_sealed
 from megacpp_validate.jitcache.working import is_at_home, move_group, open_working
+from tests.sealed_caches import CUBIN, GROUP, KERNEL, TASK, make_sealed, put, small_disk
 
 
 def test_it_can_be_written_and_the_sealed_one_stays(tmp_path: Path) -> None:

@@ -10,8 +10,6 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from planted_numbers import half_of_axis_1, in_gradient, one_nan  # noqa: E402
-
 from megacpp_validate.bridge import attention as bridge  # noqa: E402
 from megacpp_validate.bridge import attention_masks as masks  # noqa: E402
 from megacpp_validate.bridge.backends import Choice, Refusal  # noqa: E402
@@ -21,6 +19,7 @@ from megacpp_validate.native.attention import attention as native_attention  # n
 from megacpp_validate.probes.attention import CASES, PLAIN, QUICK, REFUSED, probe, probe_last  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
+from tests.probes.planted_numbers import half_of_axis_1, in_gradient, one_nan  # noqa: E402
 
 Fault = Callable[..., Any]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_emulation import update_of
 
 from megacpp_validate.probes.references.delayed_scaling import Algorithm, DelayedRule, new_state, next_state
+from tests.probes.test_emulation import update_of
 
 # Calls by tensors: ordinary, a spike, zeros, and what is not finite, each beside another.
 AMAX = [

@@ -10,9 +10,6 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from deep_gemm_double import install  # noqa: E402
-from planted_numbers import half_of_the_rows, in_gradient, one_nan  # noqa: E402
-
 from megacpp_validate.bridge import deep_gemm_product, expert_gemm, fp8_scope  # noqa: E402
 from megacpp_validate.bridge.backends import Refusal  # noqa: E402
 from megacpp_validate.bridge.features import read_features  # noqa: E402
@@ -21,6 +18,8 @@ from megacpp_validate.probes import expert_gemm as probe_module  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
 from megacpp_validate.probes.expert_gemm import probe  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
+from tests.deep_gemm_double import install  # noqa: E402
+from tests.probes.planted_numbers import half_of_the_rows, in_gradient, one_nan  # noqa: E402
 
 Fault = Callable[[Any], Any]
 RECIPES = ("delayed", "current", "block")

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from imports_bench import DOUBLE, NATIVE, Patch, failed, new_bench, run
 
 from megacpp_validate.bridge import fp8_scope, te_fp8
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.probes import imports as imports_probe
+from tests.probes.imports_bench import DOUBLE, NATIVE, Patch, failed, new_bench, run
 
 
 @pytest.fixture

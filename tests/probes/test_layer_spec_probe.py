@@ -9,8 +9,6 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from planted_numbers import half_zeros, in_gradient, one_nan  # noqa: E402
-
 from megacpp_validate.bridge import imports as te  # noqa: E402
 from megacpp_validate.bridge import layer_spec as spec  # noqa: E402
 from megacpp_validate.bridge.backends import Refusal  # noqa: E402
@@ -23,6 +21,7 @@ from megacpp_validate.probes.bench import Bench  # noqa: E402
 from megacpp_validate.probes.layer_spec import probe  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
 from megacpp_validate.probes.references import layers as reference  # noqa: E402
+from tests.probes.planted_numbers import half_zeros, in_gradient, one_nan  # noqa: E402
 
 Fault = Callable[[Any], Any]
 Plant = Callable[[pytest.MonkeyPatch], None]

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
-from planted_numbers import half_zeros, in_gradient, one_nan  # noqa: E402
 from torch import nn  # noqa: E402
 
 from megacpp_validate.bridge import linear_walker, walk_graph, walk_plan, walk_rules  # noqa: E402
@@ -18,6 +17,7 @@ from megacpp_validate.probes.bench import Bench  # noqa: E402
 from megacpp_validate.probes.linear_walker import probe  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
 from megacpp_validate.probes.references.walked_tree import EXPECTED, hybrid_tree  # noqa: E402
+from tests.probes.planted_numbers import half_zeros, in_gradient, one_nan  # noqa: E402
 
 Fault = Callable[[Any], Any]
 RECIPES = ("delayed", "current", "block")

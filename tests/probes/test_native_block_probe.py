@@ -9,8 +9,6 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from planted_numbers import half_of_axis_1, in_gradient, one_nan  # noqa: E402
-
 from megacpp_validate.bridge import attention_masks as masks  # noqa: E402
 from megacpp_validate.bridge import block_weights as weights  # noqa: E402
 from megacpp_validate.bridge import native_block as bridge  # noqa: E402
@@ -20,6 +18,7 @@ from megacpp_validate.native.rope import apply_rope  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
 from megacpp_validate.probes.native_block import CASES, QUICK, REFUSED, probe  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
+from tests.probes.planted_numbers import half_of_axis_1, in_gradient, one_nan  # noqa: E402
 
 Fault = Callable[..., Any]
 CPU_ONLY = ("again.", "microbatch.")  # which Transformer Engine must take too

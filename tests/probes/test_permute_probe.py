@@ -9,14 +9,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from planted_numbers import half_of_the_rows, in_gradient, one_nan  # noqa: E402
-
 from megacpp_validate.bridge import permute as bridge  # noqa: E402
 from megacpp_validate.bridge.backends import Refusal  # noqa: E402
 from megacpp_validate.native import permute as native  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
 from megacpp_validate.probes.permute import probe  # noqa: E402
+from tests.probes.planted_numbers import half_of_the_rows, in_gradient, one_nan  # noqa: E402
 
 Fault = Callable[[Any], Any]
 

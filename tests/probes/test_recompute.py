@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from imports_bench import failed, new_bench
 
 from megacpp_validate.bridge import fp8_scope
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.canary.dynamic.causes import diagnose_checks
 from megacpp_validate.canary.dynamic.failed_checks import CheckKind, Precision, read_failed_check
-from megacpp_validate.evidence.findings import Cause
 from megacpp_validate.evidence.receipt import Check
+from megacpp_validate.evidence.values import Cause
 from megacpp_validate.probes import imports as imports_probe
 from megacpp_validate.probes.bench import Bench
 from megacpp_validate.probes.recompute import check_recompute
+from tests.probes.imports_bench import failed, new_bench
 
 pytestmark = pytest.mark.usefixtures("te_double")
 RECIPES = ("delayed", "current", "block")

@@ -12,19 +12,19 @@ from xml.etree import ElementTree as ET
 
 from rich.console import Console
 
-from megacpp_validate.evidence.findings import StaticResult, Sweep
-from megacpp_validate.evidence.firewall import FirewallResult
-from megacpp_validate.evidence.fp8 import Fp8Result
-from megacpp_validate.evidence.parity import ParityResult, SupportGrid
-from megacpp_validate.evidence.results import Result
-from megacpp_validate.evidence.smoke import SmokeSession
-from megacpp_validate.evidence.upgrade import UpgradeResult
+from megacpp_validate.canary.dynamic.upgrade_result import UpgradeResult
+from megacpp_validate.canary.firewall.result import FirewallResult
+from megacpp_validate.canary.static.findings import StaticResult, Sweep
+from megacpp_validate.environments.session_result import ParityResult, SupportGrid
+from megacpp_validate.environments.smoke_session import SmokeSession
+from megacpp_validate.gate.fp8_session import Fp8Result
 from megacpp_validate.report import machine
 from megacpp_validate.report.github import annotations as github
 from megacpp_validate.report.html import pages
 from megacpp_validate.report.junit import parity as junit_parity
 from megacpp_validate.report.junit import static_tier as junit
 from megacpp_validate.report.junit import upgrade as junit_upgrade
+from megacpp_validate.report.results import Result
 from megacpp_validate.report.terminal import parity as terminal_parity
 from megacpp_validate.report.terminal import static_tier as terminal
 from megacpp_validate.report.terminal import upgrade as terminal_upgrade

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from megacpp_validate.evidence.findings import (
-    Cause,
+from megacpp_validate.canary.firewall.result import FirewallCase, FirewallOutcome, FirewallResult
+from megacpp_validate.canary.static.findings import (
     ChangeKind,
     Finding,
     Impact,
     ModuleResult,
     ModuleVerdict,
     ReleaseSource,
-    SourceLine,
     StaticResult,
     Sweep,
 )
-from megacpp_validate.evidence.firewall import FirewallCase, FirewallOutcome, FirewallResult
+from megacpp_validate.evidence.values import Cause, SourceLine
 
 MODULES = ("imports", "attention", "linear_walker", "expert_gemm", "permute", "native_block", "layer_spec")
 BRIDGE = "megacpp_validate/bridge"

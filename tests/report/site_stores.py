@@ -6,12 +6,12 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from megacpp_validate.catalog import Catalog
+from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.cli.gate.report_runs import Asked, write_report
 from megacpp_validate.evidence.receipt import Receipt
 from megacpp_validate.evidence.receipt_file import write_receipt
-from megacpp_validate.evidence.site_result import SiteResult
 from megacpp_validate.evidence.store import read_receipt
+from megacpp_validate.report.site_result import SiteResult
 
 EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence"
 NOW = "2026-11-23T00:00:00+00:00"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from megacpp_validate.evidence.ablation import (
+from megacpp_validate.gate.ablation_result import (
     AblationResult,
     Change,
     FeatureAblation,

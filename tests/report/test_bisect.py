@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from megacpp_validate.evidence.bisect import (
+from megacpp_validate.canary.dynamic.bisect_result import (
     Axis,
     AxisCulprit,
     BisectResult,

@@ -7,9 +7,9 @@ from io import StringIO
 
 from rich.console import Console
 
-from megacpp_validate.evidence.blame_score import BlameScore, ControlResult, FaultResult, Verdict
-from megacpp_validate.evidence.findings import Cause
-from megacpp_validate.evidence.upgrade import Culprit
+from megacpp_validate.canary.dynamic.blame_score import BlameScore, ControlResult, FaultResult, Verdict
+from megacpp_validate.canary.dynamic.upgrade_result import Culprit
+from megacpp_validate.evidence.values import Cause
 from megacpp_validate.report.machine import to_json
 from megacpp_validate.report.markdown.static_tier import render_step_summary
 from megacpp_validate.report.terminal.blame_score import render_blame_score

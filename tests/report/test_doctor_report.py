@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from megacpp_validate.evidence.doctor import Aspect, Difference, DoctorResult, Weight
+from megacpp_validate.environments.doctor_result import Aspect, Difference, DoctorResult, Weight
 from megacpp_validate.evidence.doctor_look import Extension, Headers, PackageLook, PathLook, Wanted
 from megacpp_validate.evidence.receipt import Library
 from megacpp_validate.report.machine import read_json, to_json

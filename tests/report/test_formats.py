@@ -5,13 +5,13 @@ import re
 from xml.etree import ElementTree as ET
 
 import pytest
-from reading import READERS, Page, Result, flat, print_terminal, write_annotations, write_html, write_junit
-from results import CASCADE, DOWNGRADE, EMPTY, EVERYTHING, FIREWALL, GONE, PERMUTE, RESULTS, SWEEP, bare
 
-from megacpp_validate.evidence.findings import ChangeKind, Finding, Impact, StaticResult, Sweep
+from megacpp_validate.canary.static.findings import ChangeKind, Finding, Impact, StaticResult, Sweep
 from megacpp_validate.report import machine
 from megacpp_validate.report.github import annotations as github
 from megacpp_validate.report.words.findings import LIMITS, consequence, headline, headline_of_fault, next_step, place
+from tests.report.reading import READERS, Page, Result, flat, print_terminal, write_annotations, write_html, write_junit
+from tests.report.results import CASCADE, DOWNGRADE, EMPTY, EVERYTHING, FIREWALL, GONE, PERMUTE, RESULTS, SWEEP, bare
 
 STATIC = {**RESULTS, "everything": EVERYTHING}
 ALL: dict[str, Result] = {**STATIC, "sweep": SWEEP, "firewall": FIREWALL}

@@ -7,7 +7,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from megacpp_validate.evidence.fp8_faults import CellSeen, Fp8FaultResult, Fp8FaultScore, Fp8Verdict
+from megacpp_validate.canary.dynamic.fp8_fault_score import CellSeen, Fp8FaultResult, Fp8FaultScore, Fp8Verdict
 from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.report.machine import to_json
 from megacpp_validate.report.markdown.static_tier import render_step_summary

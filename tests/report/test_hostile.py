@@ -7,20 +7,9 @@ from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import pytest
-from reading import (
-    READERS,
-    Page,
-    Result,
-    print_terminal,
-    read_summary,
-    write_annotations,
-    write_html,
-    write_junit,
-)
-from results import MODULES, at, source
 
-from megacpp_validate.evidence.findings import (
-    Cause,
+from megacpp_validate.canary.firewall.result import FirewallCase, FirewallOutcome, FirewallResult
+from megacpp_validate.canary.static.findings import (
     ChangeKind,
     Finding,
     Impact,
@@ -29,10 +18,8 @@ from megacpp_validate.evidence.findings import (
     StaticResult,
     Sweep,
 )
-from megacpp_validate.evidence.firewall import FirewallCase, FirewallOutcome, FirewallResult
-from megacpp_validate.evidence.fp8 import Fp8Result
-from megacpp_validate.evidence.loss_gate import LossOutcome, LossVerdict
-from megacpp_validate.evidence.parity import ParityResult
+from megacpp_validate.environments.session_result import ParityResult
+from megacpp_validate.environments.smoke_session import SmokeSession
 from megacpp_validate.evidence.receipt import (
     Backend,
     Check,
@@ -45,10 +32,23 @@ from megacpp_validate.evidence.receipt import (
     Part,
     Receipt,
 )
-from megacpp_validate.evidence.smoke import SmokeSession
 from megacpp_validate.evidence.training import TrainingRecord, TrainingStep
+from megacpp_validate.evidence.values import Cause
+from megacpp_validate.gate.fp8_session import Fp8Result
+from megacpp_validate.gate.loss_result import LossOutcome, LossVerdict
 from megacpp_validate.report import machine
 from megacpp_validate.report.github import annotations as github
+from tests.report.reading import (
+    READERS,
+    Page,
+    Result,
+    print_terminal,
+    read_summary,
+    write_annotations,
+    write_html,
+    write_junit,
+)
+from tests.report.results import MODULES, at, source
 
 EVIL = (
     "<img src=x onerror=alert(1)></script>\"'&]]>-->|`*_[bold red]x[/]{{7*7}}{%x%}"

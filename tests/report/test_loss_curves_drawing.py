@@ -7,8 +7,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from megacpp_validate.evidence.loss_gate import LossOutcome, LossVerdict, SeedSeries
 from megacpp_validate.evidence.receipt import Check, Part
+from megacpp_validate.gate.loss_result import LossOutcome, LossVerdict, SeedSeries
 from megacpp_validate.report.drawings.loss_curves import draw_loss_curves
 
 SVG = "{http://www.w3.org/2000/svg}"

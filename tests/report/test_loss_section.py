@@ -6,13 +6,13 @@ import re
 from xml.etree import ElementTree as ET
 
 import pytest
-from reading import Page, flat
 
-from megacpp_validate.evidence.loss_gate import LossGateResult, LossOutcome, LossVerdict, SeedSeries
 from megacpp_validate.evidence.receipt import Check, Part
+from megacpp_validate.gate.loss_result import LossGateResult, LossOutcome, LossVerdict, SeedSeries
 from megacpp_validate.report.loss_report import render_losses_annotations, render_losses_html, render_losses_junit
 from megacpp_validate.report.loss_section import draw_loss_section
 from megacpp_validate.report.markdown.loss import tell_losses
+from tests.report.reading import Page, flat
 
 STEPS = tuple(range(4, 200))
 HELD = Check("gap.tail", True, (Part("size", 0.001, 0.005, True, "the spread of BF16"),))

@@ -7,11 +7,8 @@ from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import pytest
-from reading import READERS, flat, print_terminal, read_json, read_summary, write_annotations, write_html, write_junit
 
-from megacpp_validate.evidence.fp8 import Fp8Result
-from megacpp_validate.evidence.loss_gate import LossOutcome, LossVerdict
-from megacpp_validate.evidence.parity import ParityResult, SupportGrid, build_support
+from megacpp_validate.environments.session_result import ParityResult, SupportGrid, build_support
 from megacpp_validate.evidence.receipt import (
     Backend,
     Check,
@@ -23,9 +20,21 @@ from megacpp_validate.evidence.receipt import (
     Part,
     Receipt,
 )
+from megacpp_validate.gate.fp8_session import Fp8Result
+from megacpp_validate.gate.loss_result import LossOutcome, LossVerdict
 from megacpp_validate.report import machine
 from megacpp_validate.report.github.annotations import render_step_summary
 from megacpp_validate.report.words.parity import find_worst, say_next_step, say_worst, summarize_session
+from tests.report.reading import (
+    READERS,
+    flat,
+    print_terminal,
+    read_json,
+    read_summary,
+    write_annotations,
+    write_html,
+    write_junit,
+)
 
 H200 = Machine(gpu="NVIDIA H200", capability="9.0", driver="580.159.03", cuda="13.0", torch="2.11.0", python="3.12.3")
 UNDEFINED = (

@@ -11,10 +11,10 @@ from datetime import date
 from xml.etree import ElementTree as ET
 
 import pytest
-from reading import Page, flat
 from rich.console import Console
 
-from megacpp_validate.evidence.preset_decision import (
+from megacpp_validate.evidence.release_gate import WaiverState
+from megacpp_validate.gate.policy_result import (
     LowSeen,
     PolicyResult,
     PresetDecision,
@@ -22,7 +22,6 @@ from megacpp_validate.evidence.preset_decision import (
     PresetRefusal,
     WaiverSeen,
     WaiverStanding,
-    WaiverState,
 )
 from megacpp_validate.report.github.policy import render_policy_annotations
 from megacpp_validate.report.html.policy import render_policy_html
@@ -31,6 +30,7 @@ from megacpp_validate.report.machine import read_json, to_json
 from megacpp_validate.report.markdown.policy import tell_policy
 from megacpp_validate.report.terminal.policy import render_policy
 from megacpp_validate.report.words.presets import mark_preset, mark_waiver
+from tests.report.reading import Page, flat
 
 TODAY = date(2026, 11, 21)
 ALLOWED = PresetDecision(

@@ -8,10 +8,16 @@ from xml.etree import ElementTree as ET
 
 from rich.console import Console
 
-from megacpp_validate.evidence.findings import Cause
-from megacpp_validate.evidence.preset_decision import WaiverState
 from megacpp_validate.evidence.receipt import Outcome
-from megacpp_validate.evidence.release_gate import CellVerdict, GateCulprit, GateDecision, GateRule, GateWaiver
+from megacpp_validate.evidence.release_gate import (
+    CellVerdict,
+    GateCulprit,
+    GateDecision,
+    GateRule,
+    GateWaiver,
+    WaiverState,
+)
+from megacpp_validate.evidence.values import Cause
 from megacpp_validate.gate.release_asked import Reason
 from megacpp_validate.report.github.release_gate import render_release_gate_annotations
 from megacpp_validate.report.junit.release_gate import render_release_gate_junit

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from reading import flat
 from rich.console import Console
 
 from megacpp_validate.evidence.selftest import FalseAlarm, Fate, Fault, Mutant, MutantResult, SelftestResult
 from megacpp_validate.report.markdown.selftest import tell_selftest
 from megacpp_validate.report.terminal.selftest import render_selftest
 from megacpp_validate.report.words.selftest import ModuleScore, find_unsettled, say_unsettled, score_modules
+from tests.report.reading import flat
 
 
 def result_of(module: str, fate: Fate = Fate.KILLED, *blamed: str, reason: str = "", name: str = "") -> MutantResult:

@@ -10,24 +10,24 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from reading import Page
-from site_stores import NOW, add, copy_store, make_site
-from test_hostile import SEEN, STATIC
-from test_selftest import ASTRAY, CLEAN, GOOD, SURVIVOR
 
-from megacpp_validate.catalog import Catalog
+from megacpp_validate.canary.dynamic.upgrade_result import StepResult
+from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.evidence.receipt import Outcome, Receipt
 from megacpp_validate.evidence.release_gate import CellVerdict, GateCulprit, GateDecision, GateRule
-from megacpp_validate.evidence.site_result import SiteResult
 from megacpp_validate.evidence.store import ReceiptInvalid, read_receipt
-from megacpp_validate.evidence.upgrade import StepResult
 from megacpp_validate.report import machine
 from megacpp_validate.report.site import pages as site_pages
 from megacpp_validate.report.site import values as site_values
 from megacpp_validate.report.site.paths import cell_page, is_page, stack_page, step_page, target_page
 from megacpp_validate.report.site.values import SiteFacts, SiteRow, arrange_stacks, plan_depths
 from megacpp_validate.report.site.whole import SiteOverview, SiteSource, StackSeen, render_site
+from megacpp_validate.report.site_result import SiteResult
 from megacpp_validate.report.words.gate import mark_cell_verdict, name_culprit, say_why
+from tests.report.reading import Page
+from tests.report.site_stores import NOW, add, copy_store, make_site
+from tests.report.test_hostile import SEEN, STATIC
+from tests.report.test_selftest import ASTRAY, CLEAN, GOOD, SURVIVOR
 
 FIRST_PAGE = 300_000  # bytes
 MAIN = ("index", "steps", "gate", "training", "trends", "environments", "score", "files")

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import Tab, find_chromium, run_chromium
-from site_stores import EVIDENCE, NOW, copy_store, make_site
-from test_selftest import ASTRAY, CLEAN, GOOD, SURVIVOR
-from test_site import MAIN, closed_gate
 
-from megacpp_validate.catalog import Catalog
+from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.report import machine
 from megacpp_validate.report.site.paths import cell_page, step_page, target_page
+from tests.report.browser import Tab, find_chromium, run_chromium
+from tests.report.site_stores import EVIDENCE, NOW, copy_store, make_site
+from tests.report.test_selftest import ASTRAY, CLEAN, GOOD, SURVIVOR
+from tests.report.test_site import MAIN, closed_gate
 
 PHONE = 360  # CSS pixels: the narrowest phones in use
 # What sticks out of the window and is not in a box that scrolls by itself.
@@ -130,9 +130,8 @@ def test_with_the_keyboard_alone(tab: Tab, site: Path) -> None:
 
 
 def test_markup_in_a_name_does_nothing(tab: Tab, catalog: Catalog, tmp_path: Path) -> None:
-    from test_site_hostile import add, evil_receipt, replace
-
     from megacpp_validate.evidence.receipt import Outcome
+    from tests.report.test_site_hostile import add, evil_receipt, replace
 
     name = "te1.0<img src=x onerror=alert(1)><script>alert(1)<"
     receipt = replace(

@@ -8,25 +8,25 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from reading import Page
-from site_stores import EVIDENCE, NOW, add, make_site
-from test_selftest import CLEAN, GOOD, SURVIVOR
-from test_site_truth import CELL, GREEN, RED, arrange
 
-from megacpp_validate.catalog import Catalog
-from megacpp_validate.catalog_needs import read_needs
+from megacpp_validate.canary.dynamic.score import Evidence, Rate, SuiteScore, score_selftest
+from megacpp_validate.catalog.bridge import Catalog
+from megacpp_validate.catalog.needs import read_needs
 from megacpp_validate.cli.gate.report_sources import Judge, find_outdated, find_rates, find_scores, read_rows
 from megacpp_validate.evidence.index import read_store
-from megacpp_validate.evidence.results import Result
-from megacpp_validate.evidence.score import Evidence, Rate, SuiteScore, score_selftest
 from megacpp_validate.evidence.selftest import SelftestResult
 from megacpp_validate.evidence.store import read_receipt
+from megacpp_validate.report.results import Result
 from megacpp_validate.report.site import pages as site_pages
 from megacpp_validate.report.site.environments import Environment, merge_facts, pair_facts
 from megacpp_validate.report.site.paths import cell_page
 from megacpp_validate.report.site.trends import find_trends
 from megacpp_validate.report.site.values import SiteFacts, SiteRow
 from megacpp_validate.report.site.whole import StackSeen
+from tests.report.reading import Page
+from tests.report.site_stores import EVIDENCE, NOW, add, make_site
+from tests.report.test_selftest import CLEAN, GOOD, SURVIVOR
+from tests.report.test_site_truth import CELL, GREEN, RED, arrange
 
 TIMED = replace(GREEN, probe_seconds=1.0)
 DAYS = ("2026-11-19T00:00:00+00:00", "2026-11-20T00:00:00+00:00", "2026-11-21T00:00:00+00:00")

@@ -14,20 +14,27 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reading import Page
-from site_stores import NOW, add, make_site
-from test_hostile import SEEN, evil, evil_receipt, evil_smoke
 
-from megacpp_validate.catalog import Catalog
+from megacpp_validate.canary.dynamic.upgrade_result import (
+    Change,
+    Culprit,
+    ModuleChange,
+    StepResult,
+    TimingChange,
+    VersionChange,
+)
+from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.evidence.release_gate import CellVerdict, GateDecision, GateRule
 from megacpp_validate.evidence.store import ReceiptInvalid
-from megacpp_validate.evidence.upgrade import Change, Culprit, ModuleChange, StepResult, TimingChange, VersionChange
 from megacpp_validate.report.site import told as site_told
 from megacpp_validate.report.site.folder import MARK, NotOurFolder, write_site
 from megacpp_validate.report.site.paths import cell_page, is_page, step_page, target_page
 from megacpp_validate.report.site.values import SiteFacts, SiteRow, arrange_stacks
 from megacpp_validate.report.site.whole import SiteOverview, SiteSource, StackSeen, render_site
+from tests.report.reading import Page
+from tests.report.site_stores import NOW, add, make_site
+from tests.report.test_hostile import SEEN, evil, evil_receipt, evil_smoke
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = "<script>alert(1)</script>"

@@ -9,26 +9,26 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
-from reading import Page
-from site_stores import EVIDENCE, NOW, add, make_site
-from test_selftest import CLEAN, GOOD
 
-from megacpp_validate.catalog import Catalog
+from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.cli import output
 from megacpp_validate.cli.app import Exit
 from megacpp_validate.cli.gate.report_sources import find_lost_rows, find_rates, find_scores
 from megacpp_validate.evidence.receipt import Backend, Outcome, Receipt
 from megacpp_validate.evidence.receipts_manifest import hash_manifest
 from megacpp_validate.evidence.release_gate import CellVerdict, GateDecision, GateRule
-from megacpp_validate.evidence.site_result import SiteResult
 from megacpp_validate.evidence.store import read_receipt
 from megacpp_validate.report.site import told as site_told
 from megacpp_validate.report.site.folder import MARK, NotOurFolder, refuse_inside, write_site
 from megacpp_validate.report.site.marks import mark_backend, mark_history, mark_score
 from megacpp_validate.report.site.score_words import say_partly
 from megacpp_validate.report.site.values import CellHistory, SiteRow, arrange_stacks
+from megacpp_validate.report.site_result import SiteResult
 from megacpp_validate.report.words.parity import find_fallbacks
 from megacpp_validate.report.words.selftest import ModuleScore
+from tests.report.reading import Page
+from tests.report.site_stores import EVIDENCE, NOW, add, make_site
+from tests.report.test_selftest import CLEAN, GOOD
 
 STACK = "te2.20.2"
 CELL = f"{STACK}-h200-imports"

@@ -7,15 +7,15 @@ from io import StringIO
 
 from rich.console import Console
 
-from megacpp_validate.catalog import PACKAGE_ROOT, Catalog
-from megacpp_validate.catalog_smoke_faults import read_smoke_faults
-from megacpp_validate.evidence.smoke_faults import (
+from megacpp_validate.canary.dynamic.smoke_fault_score import (
     CleanResult,
     SmokeFaultResult,
     SmokeFaultScore,
     SmokeFaultVerdict,
     SmokeFinding,
 )
+from megacpp_validate.catalog.bridge import PACKAGE_ROOT, Catalog
+from megacpp_validate.catalog.smoke_faults import read_smoke_faults
 from megacpp_validate.report.machine import to_json
 from megacpp_validate.report.markdown.static_tier import render_step_summary
 from megacpp_validate.report.terminal.smoke_faults import render_smoke_faults

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from smoke_pages import EXAMPLES, make_pages
+from tests.report.smoke_pages import EXAMPLES, make_pages
 
 
 def test_the_pages_are_those_of_the_receipts() -> None:

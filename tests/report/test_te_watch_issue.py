@@ -6,8 +6,9 @@ import json
 
 from rich.console import Console
 
-from megacpp_validate.evidence.findings import (
-    Cause,
+from megacpp_validate.canary.dynamic.upgrade_result import Change, Culprit, ModuleChange, StepResult, UpgradeResult
+from megacpp_validate.canary.dynamic.watch_result import GpuStep, Standing, WatchedRelease, WatchResult
+from megacpp_validate.canary.static.findings import (
     ChangeKind,
     Finding,
     Impact,
@@ -16,8 +17,7 @@ from megacpp_validate.evidence.findings import (
     ReleaseSource,
     StaticResult,
 )
-from megacpp_validate.evidence.te_watch import GpuStep, Standing, WatchedRelease, WatchResult
-from megacpp_validate.evidence.upgrade import Change, Culprit, ModuleChange, StepResult, UpgradeResult
+from megacpp_validate.evidence.values import Cause
 from megacpp_validate.report.markdown.te_watch import IssueText, marker_of, render_issue, say_watch, tell_watch
 from megacpp_validate.report.terminal.te_watch import render_watch
 

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from reading import Result, print_terminal
-from results import AUTOCAST, CASCADE, EMPTY, EVERYTHING, FIREWALL, PERMUTE, RESULTS, SWEEP
 from rich.console import Console
 
-from megacpp_validate.evidence.findings import StaticResult
+from megacpp_validate.canary.static.findings import StaticResult
 from megacpp_validate.report.terminal.static_tier import render_static
+from tests.report.reading import Result, print_terminal
+from tests.report.results import AUTOCAST, CASCADE, EMPTY, EVERYTHING, FIREWALL, PERMUTE, RESULTS, SWEEP
 
 ALL: dict[str, Result] = {**RESULTS, "everything": EVERYTHING, "sweep": SWEEP, "firewall": FIREWALL}
 ROOT = Path(__file__).parents[2]

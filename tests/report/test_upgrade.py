@@ -5,26 +5,25 @@ from __future__ import annotations
 from xml.etree import ElementTree as ET
 
 import pytest
-from reading import READERS, flat, print_terminal, write_annotations, write_junit
-from results import PERMUTE
 
-from megacpp_validate.evidence.findings import Cause
-from megacpp_validate.evidence.firewall import FirewallCase, FirewallOutcome, FirewallResult
-from megacpp_validate.evidence.parity import SupportCell, SupportGrid, SupportRow
-from megacpp_validate.evidence.receipt import Machine, Outcome
-from megacpp_validate.evidence.upgrade import (
-    ENVIRONMENT,
+from megacpp_validate.canary.dynamic.upgrade_result import (
     Change,
     Culprit,
     ModuleChange,
-    StackRun,
     StepResult,
     TimingChange,
     UpgradeResult,
     VersionChange,
 )
+from megacpp_validate.canary.firewall.result import FirewallCase, FirewallOutcome, FirewallResult
+from megacpp_validate.environments.session_result import SupportCell, SupportGrid, SupportRow
+from megacpp_validate.environments.stack_run import StackRun
+from megacpp_validate.evidence.receipt import Machine, Outcome
+from megacpp_validate.evidence.values import ENVIRONMENT, Cause
 from megacpp_validate.report import machine
 from megacpp_validate.report.words.upgrade import mark_change, summarize_step, summarize_upgrade
+from tests.report.reading import READERS, flat, print_terminal, write_annotations, write_junit
+from tests.report.results import PERMUTE
 
 CULPRIT = Culprit(
     module="attention",

@@ -4,22 +4,10 @@ import re
 from typing import get_args
 
 import pytest
-from results import (
-    AUTOCAST,
-    CASCADE,
-    DOWNGRADE,
-    EMPTY,
-    FIREWALL,
-    FOLLOWED,
-    PERMUTE,
-    REQUIRED,
-    SWEEP,
-    bare,
-    every_finding,
-)
 
-from megacpp_validate.evidence.findings import Cause, ChangeKind, Finding, Impact, ModuleVerdict
-from megacpp_validate.evidence.firewall import FirewallOutcome
+from megacpp_validate.canary.firewall.result import FirewallOutcome
+from megacpp_validate.canary.static.findings import ChangeKind, Finding, Impact, ModuleVerdict
+from megacpp_validate.evidence.values import Cause
 from megacpp_validate.report.marks import mark_impact, mark_outcome, mark_verdict
 from megacpp_validate.report.sentences.behaviour import BehaviourKind
 from megacpp_validate.report.sentences.parameters import ParameterKind
@@ -38,6 +26,19 @@ from megacpp_validate.report.words.findings import (
     headline_of_fault,
     next_step,
     next_step_of_fault,
+)
+from tests.report.results import (
+    AUTOCAST,
+    CASCADE,
+    DOWNGRADE,
+    EMPTY,
+    FIREWALL,
+    FOLLOWED,
+    PERMUTE,
+    REQUIRED,
+    SWEEP,
+    bare,
+    every_finding,
 )
 
 FULL = {finding.kind: finding for finding in every_finding() if finding.impact is Impact.BREAKING}

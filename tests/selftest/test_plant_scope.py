@@ -8,10 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from planting import planted, vendor  # noqa: E402
-
 from megacpp_validate.bridge import imports as te  # noqa: E402
 from megacpp_validate.evidence.selftest import Fault  # noqa: E402
+from tests.selftest.planting import planted, vendor  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("te_double")
 

@@ -9,18 +9,17 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from planting import planted, vendor, wrapper  # noqa: E402
-
 from megacpp_validate.bridge import attention_masks, fp8_scope, linear_walker, zones  # noqa: E402
 from megacpp_validate.bridge import imports as te  # noqa: E402
 from megacpp_validate.bridge.attention import Attention  # noqa: E402
 from megacpp_validate.bridge.native_block import TeBlock  # noqa: E402
-from megacpp_validate.catalog import Catalog  # noqa: E402
+from megacpp_validate.catalog.bridge import Catalog  # noqa: E402
 from megacpp_validate.evidence.selftest import Fault, Mutant  # noqa: E402
 from megacpp_validate.native.rope import rope_tables  # noqa: E402
 from megacpp_validate.probes.observe import observed_backends  # noqa: E402
 from megacpp_validate.selftest.plants.plant import PLANTERS, plant  # noqa: E402
 from megacpp_validate.selftest.trace import PlantPointGone  # noqa: E402
+from tests.selftest.planting import planted, vendor, wrapper  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("te_double")
 

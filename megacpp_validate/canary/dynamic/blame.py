@@ -11,16 +11,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ...catalog import BridgeModule
-from ...evidence.findings import Cause
+from ...catalog.bridge import BridgeModule
 from ...evidence.receipt import Receipt
-from ...evidence.upgrade import Change
+from ...evidence.values import Cause
 from .compare import is_red
 from .components import OF_THE_HOST
 from .entries import SharedPart
 from .explain import FIREWALL, WITNESSES, Link, explains, is_one_failure
 from .failed_checks import CheckKind, Precision
 from .red import Red
+from .upgrade_result import Change
 
 _TELLING: Final = 12  # characters of a text that two failures do not share by chance
 _SCOPE_FILES: Final = (

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from ...evidence.findings import Cause
-from ...evidence.upgrade import Culprit
+from ...evidence.values import Cause
 from .blame import Order
 from .compare import has_evidence
 from .entries import USES
 from .red import Red
+from .upgrade_result import Culprit
 
 # What a fault of Transformer Engine or of the bridge shows as; a machine, a library or a time limit is none between
 # modules.

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ...evidence.findings import Cause
 from ...evidence.receipt import FROM_OUTSIDE, Outcome, Receipt
+from ...evidence.values import Cause
 from .components import OWN, TORCH, framed_by, owner_of, said_by
 from .failed_checks import CheckKind, FailedCheck, read_failed_checks
 from .raised import Raised, read_raised

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ...evidence.receipt import Outcome, Receipt
-from ...evidence.upgrade import Change
 from .signature import is_same, sign
+from .upgrade_result import Change
 
 
 def has_evidence(receipt: Receipt | None) -> bool:

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from ...evidence.findings import Cause
 from ...evidence.receipt import Check, Outcome, Receipt
-from ...evidence.upgrade import ENVIRONMENT, Culprit, TimingChange
+from ...evidence.values import ENVIRONMENT, Cause
 from .blame import Case
 from .causes import Diagnosis
 from .entries import USES, entries_in
@@ -19,6 +18,7 @@ from .next_steps import Facts, next_step, slow_step
 from .performance import Slow
 from .red import Red
 from .slowdown import HOST
+from .upgrade_result import Culprit, TimingChange
 from .versions import second_copies, shorter, version_of
 from .watched import Green, Watched
 

@@ -13,12 +13,12 @@ from enum import IntEnum
 from typing import Final
 
 from ...evidence.receipt import Outcome
-from ...evidence.upgrade import Change
 from .causes import may_follow
 from .entries import BLOCK, BLOCK_CHAIN, entries_in
 from .failed_checks import CheckKind, FailedCheck, Precision
 from .parameters import meet
 from .red import Red
+from .upgrade_result import Change
 
 FIREWALL: Final = "imports"  # what every module stands on, and whose low-precision scope every layer is run in
 # The firewall's probe looks at the scope through a linear layer: a fault of that layer is seen there first, and is none

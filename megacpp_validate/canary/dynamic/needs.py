@@ -11,9 +11,9 @@ from typing import Final
 
 from packaging.version import InvalidVersion, Version
 
-from ...catalog_needs import Need, Needs
-from ...evidence.findings import Cause
+from ...catalog.needs import Need, Needs
 from ...evidence.receipt import Receipt
+from ...evidence.values import Cause
 from .causes import Diagnosis
 from .components import COMPONENTS, component_named
 from .red import Red

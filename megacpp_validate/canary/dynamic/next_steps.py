@@ -11,15 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from ...catalog_needs import Need, Needs
-from ...evidence.findings import Cause
+from ...catalog.needs import Need, Needs
 from ...evidence.receipt import Outcome, Receipt
-from ...evidence.upgrade import VersionChange
+from ...evidence.values import Cause
 from .causes import Diagnosis
 from .components import TORCH, component_named, loaded_as
 from .failed_checks import CheckKind
 from .needs import answering, find_need, package_of
 from .red import Red
+from .upgrade_result import VersionChange
 from .versions import cuda_major, release_of, second_copies, version_of
 
 # Raised in Transformer Engine's own code, these are faults of its own, not of what it was handed.

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ...evidence.upgrade import TimingChange
 from .blame import Order
 from .entries import SHARED_PARTS, of_module
 from .explain import FIREWALL
 from .slowdown import HOST
+from .upgrade_result import TimingChange
 
 _LOW: Final = frozenset({"fp8", "delayed", "current", "block", "mxfp8", "nvfp4"})
 _HIGH: Final = frozenset({"fp32", "bf16", "fp16"})

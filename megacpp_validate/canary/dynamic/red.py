@@ -8,13 +8,13 @@ from functools import cached_property
 from typing import Final
 
 from ...evidence.receipt import Backend, Outcome, Receipt
-from ...evidence.upgrade import Change
 from .causes import Diagnosis, diagnose
 from .entries import entries_in, of_module
 from .failed_checks import CheckKind, FailedCheck, read_failed_checks
 from .parameters import odd_in_check, odd_parameters
 from .raised import Raised, read_raised
 from .signature import Signature, sign
+from .upgrade_result import Change
 
 _CALL: Final = re.compile(r"^TypeError: .*(?:unexpected keyword argument|missing \d+ required|takes .* arguments?\b)")
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from ...evidence.findings import Cause
 from ...evidence.receipt import Outcome
-from ...evidence.upgrade import Change
+from ...evidence.values import Cause
 from .blame import Case, Order
 from .entries import BLOCK, SHARED_PARTS, SharedPart
 from .failed_checks import CheckKind, Precision
 from .red import Red
+from .upgrade_result import Change
 
 _LEVELS: Final = (Precision.FP32, Precision.HALF, Precision.LOW, Precision.ANY)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ...evidence.receipt import Machine, Receipt, Timing
-from ...evidence.upgrade import TimingChange
+from .upgrade_result import TimingChange
 
 HOST: Final = ".host"  # suffix of wall-clock times beside device times
 FEWEST_ROUNDS: Final = 3

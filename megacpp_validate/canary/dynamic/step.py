@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-from ...catalog import BridgeModule
-from ...catalog_needs import Needs
-from ...evidence.findings import Cause
-from ...evidence.host_faults import find_host_fault
+from ...catalog.bridge import BridgeModule
+from ...catalog.needs import Needs
+from ...diagnosis.host_faults import find_host_fault
 from ...evidence.receipt import Outcome, Receipt, cell_id
-from ...evidence.upgrade import ENVIRONMENT, Change, Culprit, ModuleChange, StepResult, TimingChange
+from ...evidence.values import ENVIRONMENT, Cause
 from .blame import Case, Order, file_reds, merge_cases, read_order, share_cases, worst_of
 from .boundary import is_first_seen, name_boundary
 from .compare import compare, has_evidence, is_red
@@ -23,6 +22,7 @@ from .performance import file_slow
 from .red import Red
 from .shared_layers import share_layers
 from .slowdown import SharedSlowdown, split_slowness
+from .upgrade_result import Change, Culprit, ModuleChange, StepResult, TimingChange
 from .versions import changed_components, compare_versions, release_of
 from .watched import Watched, find_watched, join_slow
 from .witness import name_the_layer

@@ -9,8 +9,8 @@ from pathlib import PurePath
 from typing import Final
 
 from ...evidence.receipt import Library, Outcome, Receipt
-from ...evidence.upgrade import VersionChange
 from .components import component_named, loaded_as
+from .upgrade_result import VersionChange
 
 TE: Final = "transformer_engine"
 _OWN: Final = frozenset({TE, "transformer_engine_torch", "libtransformer_engine"})

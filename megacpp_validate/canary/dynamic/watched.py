@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ...evidence.findings import Cause
 from ...evidence.receipt import Backend, Outcome, Receipt
+from ...evidence.values import Cause
 from .blame import Order
 from .performance import Slow
 

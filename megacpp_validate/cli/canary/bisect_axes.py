@@ -10,7 +10,7 @@ from typing import Final
 
 from packaging.version import InvalidVersion, Version
 
-from ...evidence.bisect import TE, Axis
+from ...canary.dynamic.bisect_result import TE, Axis
 
 _FORM: Final = "NAME=VALUE:DIR,VALUE:DIR, from the good end to the bad one; VALUE: with no folder is what the host has"
 _NAME: Final = re.compile(r"[a-z][a-z0-9-]*")

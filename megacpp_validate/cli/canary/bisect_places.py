@@ -10,8 +10,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from ...canary.search.probe_judge import ProbeJudge, find_machine_trouble
-from ...catalog import Catalog, Target
+from ...canary.dynamic.bisect_result import TE
+from ...canary.dynamic.search.probe_judge import ProbeJudge, find_machine_trouble
+from ...catalog.bridge import Catalog, Target
 from ...environments.cell import Cell
 from ...environments.chosen import Means, resolve_environment
 from ...environments.environment import Environment, NoEnvironment
@@ -25,7 +26,6 @@ from ...environments.processes import Processes
 from ...environments.restart import find_done
 from ...environments.room import count_cores
 from ...environments.schedule import Need, Room, plan_jobs
-from ...evidence.bisect import TE
 from ...evidence.receipt import Receipt
 from ..app import TOOL
 from .bisect_axes import AxisSpec

@@ -10,15 +10,15 @@ from typing import NoReturn, assert_never
 
 import typer
 
-from ...canary.search.answers import Answers, digest_tool
-from ...canary.search.judge import Judge, Question, run_search
-from ...canary.search.repeats import Trust
-from ...catalog import Catalog
+from ...canary.dynamic.bisect_result import Answer, Axis, BisectResult, SearchEnd, Verdict
+from ...canary.dynamic.search.answers import Answers, digest_tool
+from ...canary.dynamic.search.judge import Judge, Question, run_search
+from ...canary.dynamic.search.repeats import Trust
+from ...catalog.bridge import Catalog
 from ...environments.environment import NoEnvironment
 from ...environments.plan import UnknownTarget
 from ...environments.processes import Processes
 from ...environments.restart import FolderTaken, own_folder
-from ...evidence.bisect import Answer, Axis, BisectResult, SearchEnd, Verdict
 from ...report.summaries import first_sentence
 from ...report.words.bisect import mark_point, say_axis
 from ..app import TOOL, Exit, Format, errors, foreseen, refuse, refuse_full_disk

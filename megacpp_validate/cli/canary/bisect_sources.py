@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ...canary.derive import BridgeUnreadable
-from ...canary.search.static_judge import StaticJudge
-from ...canary.sources import Sources, SourceUnavailable, UnknownRelease, nearest
-from ...canary.sweep import read_surface
-from ...catalog import Catalog
-from ...evidence.bisect import Axis
+from ...canary.dynamic.bisect_result import Axis
+from ...canary.dynamic.search.static_judge import StaticJudge
+from ...canary.static.derive import BridgeUnreadable
+from ...canary.static.sources import Sources, SourceUnavailable, UnknownRelease, nearest
+from ...canary.static.sweep import read_surface
+from ...catalog.bridge import Catalog
 from ..app import Exit, foreseen
 from .bisect_axes import order_releases
 

@@ -9,15 +9,15 @@ from itertools import pairwise
 import typer
 from rich.console import Console
 
-from ...canary.derive import BridgeUnreadable
-from ...canary.firewall import run_firewall
-from ...canary.firewall_plan import InstallMode, UnknownCase
-from ...canary.release import ReleaseUnreadable
-from ...canary.sources import Sources, SourceUnavailable, UnknownRelease, nearest
-from ...canary.sweep import OLDEST, first_bad, is_same_release, read_pair, read_surface, run_pair, run_sweep
-from ...catalog import Catalog
-from ...evidence.findings import StaticResult
-from ...evidence.firewall import FirewallResult
+from ...canary.firewall.plan import InstallMode, UnknownCase
+from ...canary.firewall.result import FirewallResult
+from ...canary.firewall.run import run_firewall
+from ...canary.static.derive import BridgeUnreadable
+from ...canary.static.findings import StaticResult
+from ...canary.static.release import ReleaseUnreadable
+from ...canary.static.sources import Sources, SourceUnavailable, UnknownRelease, nearest
+from ...canary.static.sweep import OLDEST, first_bad, is_same_release, read_pair, read_surface, run_pair, run_sweep
+from ...catalog.bridge import Catalog
 from ..app import TOOL, Exit, Format, errors, foreseen, refuse
 from .canary_telling import Telling
 

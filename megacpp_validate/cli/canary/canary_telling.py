@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from ...evidence.results import Result
+from ...report.results import Result
 from ..app import Format
 from ..telling import tell
 

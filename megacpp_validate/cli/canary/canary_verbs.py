@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...catalog import Catalog, read_catalog
+from ...catalog.bridge import Catalog, read_catalog
 from ..app import Exit, Format, FormatOption, MatrixOption, OutputOption, app, refuse, split_names
 from . import canary_options as options
 

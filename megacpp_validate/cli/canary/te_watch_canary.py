@@ -8,12 +8,12 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from ...canary.watch import decide_release
-from ...catalog import matrix_folder
+from ...canary.dynamic.upgrade_result import UpgradeResult
+from ...canary.dynamic.watch import decide_release
+from ...canary.dynamic.watch_result import Standing, Untold, WatchedRelease
+from ...catalog.bridge import matrix_folder
 from ...environments.environment import Call
 from ...environments.processes import Processes
-from ...evidence.te_watch import Standing, Untold, WatchedRelease
-from ...evidence.upgrade import UpgradeResult
 from ...evidence.whole_file import write_whole
 from ..app import TOOL, Exit, errors
 from .te_watch_steps import Watch

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from ...canary.watch import find_gpu_fault, put_release
-from ...evidence.te_watch import Standing, Untold, WatchedRelease, WatchState
-from ...evidence.upgrade import UpgradeResult
+from ...canary.dynamic.upgrade_result import UpgradeResult
+from ...canary.dynamic.watch import find_gpu_fault, put_release
+from ...canary.dynamic.watch_result import Standing, Untold, WatchedRelease, WatchState
 from ...evidence.whole_file import write_whole
 from ..app import TOOL, Exit, refuse
 from .te_watch_steps import Watch, write_issue

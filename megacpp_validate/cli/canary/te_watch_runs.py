@@ -14,11 +14,18 @@ from pathlib import Path
 import typer
 from packaging.version import Version
 
-from ...canary.simple_index import IndexDown, read_index_settings, read_listed
-from ...canary.watch import IndexNotBelieved, WatchPlan, choose_last_good, plan_gpu_steps, plan_watch, put_release
-from ...catalog import Catalog
-from ...catalog_pipelines import read_pipelines
-from ...evidence.te_watch import Standing, Untold, WatchedRelease, WatchResult, WatchState
+from ...canary.dynamic.watch import (
+    IndexNotBelieved,
+    WatchPlan,
+    choose_last_good,
+    plan_gpu_steps,
+    plan_watch,
+    put_release,
+)
+from ...canary.dynamic.watch_result import Standing, Untold, WatchedRelease, WatchResult, WatchState
+from ...canary.static.simple_index import IndexDown, read_index_settings, read_listed
+from ...catalog.bridge import Catalog
+from ...catalog.pipelines import read_pipelines
 from ...report.markdown.te_watch import tell_watch
 from ...report.terminal.te_watch import render_watch
 from ..app import TOOL, Exit, foreseen, refuse, refuse_full_disk

@@ -6,9 +6,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...catalog import Catalog
-from ...catalog_pipelines import TeWatch
-from ...evidence.te_watch import Untold, WatchedRelease, WatchState
+from ...canary.dynamic.watch_result import Untold, WatchedRelease, WatchState
+from ...catalog.bridge import Catalog
+from ...catalog.pipelines import TeWatch
 from ...report.markdown.te_watch import render_issue, render_pinned
 from .watch_folder import WatchFolder
 

@@ -11,13 +11,14 @@ import typer
 
 from ...canary.dynamic.slowdown import CardNoise, compare_timings, measure_noise
 from ...canary.dynamic.step import StackReceipts, compare_all
-from ...catalog import BridgeModule, Catalog
-from ...catalog_needs import Needs, read_needs
+from ...canary.dynamic.upgrade_result import StepResult, TimingChange, UpgradeResult
+from ...catalog.bridge import BridgeModule, Catalog
+from ...catalog.needs import Needs, read_needs
+from ...environments.session_result import SupportGrid, build_support
+from ...environments.stack_run import StackRun
 from ...environments.stacks import AGAIN, RanStack
-from ...evidence.parity import SupportGrid, build_support
 from ...evidence.receipt import Receipt
 from ...evidence.store import ReceiptInvalid, Receipts, read_receipts
-from ...evidence.upgrade import StackRun, StepResult, TimingChange, UpgradeResult
 from ..app import TOOL, Exit, foreseen, refuse
 from .canary_telling import Telling
 

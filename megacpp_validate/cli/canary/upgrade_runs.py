@@ -10,16 +10,16 @@ from typing import Final, NoReturn
 
 import typer
 
-from ...catalog import Catalog
-from ...catalog_needs import read_needs
+from ...canary.dynamic.upgrade_result import StepResult, UpgradeResult
+from ...canary.firewall.result import FirewallResult
+from ...canary.static.findings import StaticResult
+from ...catalog.bridge import Catalog
+from ...catalog.needs import read_needs
 from ...environments.chosen import SpecInvalid
 from ...environments.environment import NoEnvironment
 from ...environments.plan import UnknownTarget, choose_canary_probes
 from ...environments.restart import FolderTaken
-from ...evidence.findings import StaticResult
-from ...evidence.firewall import FirewallResult
-from ...evidence.parity import SupportGrid
-from ...evidence.upgrade import StepResult, UpgradeResult
+from ...environments.session_result import SupportGrid
 from ..app import TOOL, Exit, foreseen, refuse
 from .canary_telling import Telling
 from .upgrade_compare import grid_of, judge_stacks, receipts_of

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ...catalog import Catalog
-from ...catalog import Target as TargetRow
+from ...catalog.bridge import Catalog
+from ...catalog.bridge import Target as TargetRow
 from ...environments.chosen import Means, Spec, is_same_release, make_environment, read_spec, resolve_environment
 from ...environments.environment import Environment
 from ...environments.facts import read_facts

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ...catalog import read_catalog
+from ...catalog.bridge import read_catalog
 from ..app import Format, FormatOption, MatrixOption, OutputOption, app
 
 

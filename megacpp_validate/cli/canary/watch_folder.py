@@ -8,10 +8,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
+from ...canary.dynamic.upgrade_result import UpgradeResult
+from ...canary.dynamic.watch_result import WatchState
 from ...environments.restart import FolderTaken, own_folder
 from ...evidence.strict_json import refuse_what_json_hides
-from ...evidence.te_watch import WatchState
-from ...evidence.upgrade import UpgradeResult
 from ...evidence.whole_file import write_whole
 from ...report.machine import read_json
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import typer
 
-from ...canary.sources import Sources
+from ...canary.static.sources import Sources
 from ...evidence.history import CellHistory, HistoryResult
 from ...evidence.index import Index, IndexNotOurs, IndexSummary, read_store
 from ...gate.flakes import rate_flakes

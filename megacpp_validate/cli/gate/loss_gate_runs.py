@@ -7,8 +7,8 @@ from pathlib import Path
 import typer
 
 from ...evidence.loss_curve_file import CurveInvalid
-from ...evidence.loss_gate import LossGateResult
 from ...gate.loss_folder import decide_curves
+from ...gate.loss_result import LossGateResult
 from ..app import TOOL, Exit, Format, foreseen
 from ..telling import tell
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from ...catalog_pipelines import Call, Pipelines
+from ...catalog.pipelines import Call, Pipelines
 from ...evidence.pipeline_plan import LeftOut, PipelinePlan, PlannedJob, SessionCall
 
 Facts = Mapping[str, Sequence[Mapping[str, str]]]  # `each` -> one mapping of names to values a job

@@ -16,11 +16,11 @@ from typing import Final, NoReturn, assert_never
 import typer
 from rich.console import Console
 
-from ...catalog import Catalog, matrix_folder
-from ...catalog_images import read_images
-from ...catalog_pipelines import read_pipelines, read_sessions
+from ...canary.dynamic.watch_result import WatchUnreadable, read_gpu_steps
+from ...catalog.bridge import Catalog, matrix_folder
+from ...catalog.images import read_images
+from ...catalog.pipelines import read_pipelines, read_sessions
 from ...evidence.pipeline_plan import PipelinePlan, PlannedJob, SessionCall
-from ...evidence.te_watch import WatchUnreadable, read_gpu_steps
 from ...report.pipeline_forms import render_github_outputs, render_gitlab_pipeline, tell_pipeline
 from ...report.terminal.pipeline import render_pipeline
 from ..app import TOOL, Exit, errors, foreseen, refuse

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import typer
 
-from ...catalog import read_catalog
-from ...catalog_fp8 import read_fp8_policy
-from ...evidence.preset_decision import PolicyResult
+from ...catalog.bridge import read_catalog
+from ...catalog.fp8 import read_fp8_policy
 from ...gate.fp8_policy import decide_preset, see_waivers
+from ...gate.policy_result import PolicyResult
 from ..app import TOOL, Exit, Format, foreseen, refuse
 from ..telling import tell
 

@@ -8,8 +8,8 @@ from typing import Final
 from ...canary.dynamic.causes import diagnose
 from ...canary.dynamic.compare import is_red
 from ...canary.dynamic.step import StackReceipts, compare_stacks
-from ...catalog import Catalog
-from ...catalog_needs import Needs
+from ...catalog.bridge import Catalog
+from ...catalog.needs import Needs
 from ...evidence.receipt import Receipt
 from ...evidence.release_gate import GateCulprit
 

@@ -16,10 +16,10 @@ from typing import Final, NoReturn
 
 import typer
 
-from ...catalog import Catalog, read_catalog
-from ...catalog_file import matrix_folder
-from ...catalog_gate import GateRules, UnknownRelease, read_gate_policy
-from ...catalog_needs import read_needs
+from ...catalog.bridge import Catalog, read_catalog
+from ...catalog.file import matrix_folder
+from ...catalog.gate import GateRules, UnknownRelease, read_gate_policy
+from ...catalog.needs import read_needs
 from ...evidence.receipt import Receipt
 from ...evidence.receipt_time import read_time
 from ...evidence.receipts_manifest import ManifestInvalid, NoSshKeygen, sign_folder, verify_folder

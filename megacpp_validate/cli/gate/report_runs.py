@@ -8,17 +8,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...catalog import Catalog
-from ...catalog_needs import read_needs
+from ...catalog.bridge import Catalog
+from ...catalog.needs import read_needs
 from ...evidence.index import IndexNotOurs
 from ...evidence.receipt import Receipt
-from ...evidence.site_result import SiteResult
 from ...evidence.store import read_receipt
 from ...report.site import told as site_told
 from ...report.site.folder import NotOurFolder, refuse_inside, refuse_other_folder, write_site
 from ...report.site.results import MOST_RESULTS, has_page
 from ...report.site.values import SiteFacts, SiteRow, arrange_stacks, plan_depths
 from ...report.site.whole import Page, SiteOverview, SiteSource, render_site
+from ...report.site_result import SiteResult
 from ..app import TOOL, Exit, Format, foreseen, refuse
 from ..output import refuse_among, write_told
 from .report_sources import (

@@ -11,10 +11,12 @@ from typing import Final
 
 from pydantic import ValidationError
 
+from ...canary.dynamic.score import Evidence, Rate, SuiteScore, score_selftest
 from ...canary.dynamic.slowdown import CardNoise, compare_timings, measure_noise
 from ...canary.dynamic.step import StackReceipts, compare_stacks
-from ...catalog import Catalog
-from ...catalog_needs import Needs
+from ...canary.dynamic.upgrade_result import StepResult
+from ...catalog.bridge import Catalog
+from ...catalog.needs import Needs
 from ...environments.stacks import AGAIN
 from ...evidence.history import HistoryRow
 from ...evidence.index import read_store
@@ -22,13 +24,11 @@ from ...evidence.index_files import find_files
 from ...evidence.receipt import Outcome, Receipt
 from ...evidence.receipts_manifest import hash_manifest
 from ...evidence.release_gate import GateDecision
-from ...evidence.results import Result
-from ...evidence.score import Evidence, Rate, SuiteScore, score_selftest
 from ...evidence.selftest import SelftestResult
 from ...evidence.store import ReceiptInvalid, read_receipt
-from ...evidence.upgrade import StepResult
 from ...gate.release_reading import read_store as read_seen
 from ...report import machine
+from ...report.results import Result
 from ...report.site.score_words import say_partly
 from ...report.site.values import SiteRow, read_instant
 from ...report.site.whole import StackSeen

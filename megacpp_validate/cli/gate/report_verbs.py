@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ...catalog import read_catalog
+from ...catalog.bridge import read_catalog
 from ..app import Format, MatrixOption, app
 from ..told_options import LogFormat, LogFormatOption
 

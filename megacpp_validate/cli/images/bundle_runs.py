@@ -13,13 +13,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from ...catalog import Catalog
+from ...catalog.bridge import Catalog
 from ...environments.plan import UnknownTarget
-from ...evidence.bundle import BundleKind, BundleResult
 from ...images.bundle.archive import ImageTree, read_tree
 from ...images.bundle.evidence_files import EvidenceFiles, gather_evidence
 from ...images.bundle.manifest import Stored
 from ...images.bundle.restore.listing import Refused
+from ...images.bundle.result import BundleKind, BundleResult
 from ...images.bundle.write import BundleOrder, write_bundle
 from ...images.contents import Contents, Place, open_contents, read_place
 from ...images.labels import LOCK_LABEL, TARGET_LABEL, labels_of, read_config

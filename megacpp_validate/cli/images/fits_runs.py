@@ -7,11 +7,11 @@ from pathlib import Path
 
 import typer
 
-from ...catalog import Catalog, matrix_folder
-from ...catalog_images import read_images
-from ...catalog_needs import read_needs
+from ...catalog.bridge import Catalog, matrix_folder
+from ...catalog.images import read_images
+from ...catalog.needs import read_needs
 from ...environments.plan import UnknownTarget, find_target
-from ...evidence.stack_fit import FitResult, FitVerdict
+from ...images.fit_result import FitResult, FitVerdict
 from ...images.locks import read_image_lock
 from ...images.refusals import ImageRefused
 from ...images.stack import stack_of_image, stack_of_words

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...catalog import Catalog, Target, matrix_folder
-from ...catalog_images import MACHINES, Base, Image, Images, read_images
-from ...catalog_needs import read_needs
+from ...catalog.bridge import Catalog, Target, matrix_folder
+from ...catalog.images import MACHINES, Base, Image, Images, read_images
+from ...catalog.needs import read_needs
 from ...environments.plan import find_target
-from ...evidence.stack_fit import StackFit
 from ...images.bundle.wheels import Machine
 from ...images.compatibility import judge_stack
+from ...images.fit_result import StackFit
 from ...images.pins import FILE, Pins, read_pins
 from ...images.plan import find_images
 from ...images.stack import Stack

@@ -12,9 +12,8 @@ from typing import Final
 
 import typer
 
-from ...catalog import Catalog
+from ...catalog.bridge import Catalog
 from ...environments.plan import UnknownTarget
-from ...evidence.image_verify import ImageVerdict
 from ...evidence.json_text import read_json
 from ...images.bundle.archive import read_tree
 from ...images.contents import open_contents, read_place
@@ -35,6 +34,7 @@ from ...images.signature import (
     sign_image,
 )
 from ...images.verify import Expected, verify_image
+from ...images.verify_result import ImageVerdict
 from ...report.markdown.image_verify import tell_image_verdict
 from ...report.terminal.image_verify import render_image_verdict
 from ..app import TOOL, Exit, errors, foreseen, refuse

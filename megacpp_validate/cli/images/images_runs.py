@@ -9,23 +9,23 @@ from pathlib import Path
 
 import typer
 
-from ...catalog import Catalog, matrix_folder, read_catalog
-from ...catalog_images import Images, read_images
+from ...catalog.bridge import Catalog, matrix_folder, read_catalog
+from ...catalog.images import Images, read_images
 from ...environments.interpreter import read_commit
-from ...evidence.image_build import ImageBuild, ImagePlans, Refused
-from ...evidence.image_plan import ImagePlan
-from ...evidence.stack_fit import FitVerdict
 from ...images.bake import FILE as BAKE_FILE
 from ...images.bake import render_bake
 from ...images.build import BuildOrder, Told, build_image, require_platform, write_build
 from ...images.build_faults import BuildFailed
+from ...images.build_result import ImageBuild, ImagePlans, Refused
 from ...images.build_settings import BuildSettings, read_build_settings
 from ...images.engine import Engine, NoEngine, bring_up, find_engine
+from ...images.fit_result import FitVerdict
 from ...images.locking import Written, write_together
 from ...images.locks import read_image_lock
 from ...images.pins import FILE as PINS_FILE
 from ...images.pins import Pins, read_pins
 from ...images.plan import find_images, plan_images
+from ...images.plan_result import ImagePlan
 from ...images.prove import prove_image
 from ...images.recipe_lint import lint_recipe
 from ...images.refusals import ImageRefused, PinsDamaged

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ...evidence.image_build import ImageBuild, ImagePlans, ImageProof
+from ...images.build_result import ImageBuild, ImagePlans, ImageProof
 from ...report.terminal import images as terminal_images
 from ..app import Exit, Format, refuse
 

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import typer
 
-from ...catalog import Catalog, Target, matrix_folder
-from ...catalog_images import Image, Images, read_images
+from ...catalog.bridge import Catalog, Target, matrix_folder
+from ...catalog.images import Image, Images, read_images
 from ...environments.environment import NoEnvironment
-from ...evidence.lock_result import LockLine, LockResult, PinLine, PinNews
-from ...evidence.stack_fit import StackFit
 from ...images.bake import FILE as BAKE_FILE
 from ...images.bake import render_bake
 from ...images.claims import check_claims
+from ...images.fit_result import StackFit
 from ...images.inputs import read_project
 from ...images.lock_compile import IndexSilent
+from ...images.lock_result import LockLine, LockResult, PinLine, PinNews
 from ...images.locking import (
     Asker,
     Locked,

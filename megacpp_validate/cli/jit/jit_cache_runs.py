@@ -11,13 +11,13 @@ from typing import Any
 
 import typer
 
-from ...catalog import Catalog, read_catalog
-from ...catalog import Target as TargetRow
+from ...catalog.bridge import Catalog, read_catalog
+from ...catalog.bridge import Target as TargetRow
 from ...environments.processes import Processes
-from ...evidence.jit import JitCacheResult, StackDifference
 from ...jitcache.archive import TransferRefused
 from ...jitcache.layout import MANIFEST, NVRTC, arch_folder, cache_arch, cache_variables
 from ...jitcache.manifest import Manifest, compare_stack
+from ...jitcache.result import JitCacheResult, StackDifference
 from ...jitcache.seal import check_sealed, is_sealed, seal, unseal
 from ...jitcache.transfer import export_cache, import_cache, read_carried
 from ...jitcache.working import is_at_home, open_working

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from pydantic import Field, ValidationError
 
-from ...catalog import Catalog
-from ...catalog import Target as TargetRow
-from ...catalog_prewarm import PROBE, PrewarmTask
+from ...catalog.bridge import Catalog
+from ...catalog.bridge import Target as TargetRow
+from ...catalog.prewarm import PROBE, PrewarmTask
 from ...environments.cell import Cell
 from ...environments.environment import NoEnvironment
 from ...environments.facts import Facts, read_facts, require_torch
@@ -26,12 +26,12 @@ from ...environments.interpreter import PACKAGE, InterpreterEnvironment, host_in
 from ...environments.plan import plan_blank, plan_compositions, plan_parity, plan_smoke
 from ...environments.processes import Processes
 from ...environments.room import count_cores, share_cores
-from ...evidence.findings import Frozen
-from ...evidence.jit import JitCompile
+from ...evidence.values import Frozen
 from ...jitcache.aside import folder_aside
 from ...jitcache.layout import NVCC, NVRTC, ROOT_VARIABLE, cache_arch, cache_variables
 from ...jitcache.manifest import CompilerOf, StackSeen
 from ...jitcache.prewarm import Answer
+from ...jitcache.result import JitCompile
 from ...jitcache.verify import read_receipt_answer
 from ...probes.order import Order
 from ..app import TOOL

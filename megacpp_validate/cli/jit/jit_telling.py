@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ...catalog_prewarm import PrewarmTask
-from ...evidence.jit import JitCacheResult, JitVerifyResult, PrewarmResult
+from ...catalog.prewarm import PrewarmTask
 from ...jitcache.prewarm import Answer
+from ...jitcache.result import JitCacheResult, JitVerifyResult, PrewarmResult
 from ...report.terminal.jit import render_prewarm, render_verify
 from ...report.terminal.jit_cache import render_cache
 from ..app import Format

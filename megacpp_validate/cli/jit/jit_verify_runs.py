@@ -14,13 +14,12 @@ from typing import Any, Final
 
 import typer
 
-from ...catalog import Catalog, read_catalog
-from ...catalog import Target as TargetRow
-from ...catalog_prewarm import read_prewarm, read_unkept
+from ...catalog.bridge import Catalog, read_catalog
+from ...catalog.bridge import Target as TargetRow
+from ...catalog.prewarm import read_prewarm, read_unkept
 from ...environments.interpreter import read_commit
 from ...environments.plan import IMAGE_DIGEST, LOCK_HASH, find_target
 from ...environments.processes import Processes
-from ...evidence.jit import JitVerdict, JitVerifyResult
 from ...evidence.whole_file import write_whole
 from ...jitcache.aside import folder_aside
 from ...jitcache.crew import run_side_by_side
@@ -29,6 +28,7 @@ from ...jitcache.layout import MANIFEST_HASH, cache_arch
 from ...jitcache.manifest import ManifestInvalid, compare_stack
 from ...jitcache.place import require_loadable, require_place, try_to_write
 from ...jitcache.prewarm import Answer
+from ...jitcache.result import JitVerdict, JitVerifyResult
 from ...jitcache.seal import Checked, check_sealed, is_sealed
 from ...jitcache.variables import hash_variables, say_other_variables
 from ...jitcache.verify import find_unreported, judge_task, set_unwatched_apart

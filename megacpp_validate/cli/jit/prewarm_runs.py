@@ -10,14 +10,13 @@ from pathlib import Path
 
 import typer
 
-from ...catalog import Catalog, read_catalog
-from ...catalog import Target as TargetRow
-from ...catalog_prewarm import PrewarmTask, UnkeptKernel, UnknownTask, choose_tasks, read_prewarm
+from ...catalog.bridge import Catalog, read_catalog
+from ...catalog.bridge import Target as TargetRow
+from ...catalog.prewarm import PrewarmTask, UnkeptKernel, UnknownTask, choose_tasks, read_prewarm
 from ...environments.environment import NoEnvironment
 from ...environments.interpreter import read_commit
 from ...environments.plan import UnknownTarget, find_target, why_not_here
 from ...environments.processes import Processes
-from ...evidence.jit import JitTaskRow, JitTaskState, PrewarmResult
 from ...jitcache.crew import run_side_by_side
 from ...jitcache.files import NoPlainFile, list_files
 from ...jitcache.layout import STATE, cache_arch
@@ -33,6 +32,7 @@ from ...jitcache.place import (
 )
 from ...jitcache.prewarm import Answer, PrewarmTaken, Progress, hash_task, make_manifest, open_prewarm, read_progress
 from ...jitcache.purpose import hold_to_purpose
+from ...jitcache.result import JitTaskRow, JitTaskState, PrewarmResult
 from ...jitcache.seal import CacheDamaged, check_sealed, is_sealed, seal, unseal
 from ..app import TOOL, Exit, Format, foreseen, refuse, refuse_full_disk
 from .jit_stack import AskedJit, JitStack, default_jobs, open_stack

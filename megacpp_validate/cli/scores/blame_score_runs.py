@@ -9,11 +9,12 @@ from pathlib import Path
 
 import typer
 
-from ...canary.te_fault_verdict import Troubles, judge_plan
-from ...canary.te_faults import Plan, UnknownFault, plan_score
-from ...catalog import Catalog
-from ...catalog import Target as TargetRow
-from ...catalog_faults import read_te_faults
+from ...canary.dynamic.blame_score import BlameScore
+from ...canary.dynamic.te_fault_plan import Plan, UnknownFault, plan_score
+from ...canary.dynamic.te_fault_verdict import Troubles, judge_plan
+from ...catalog.bridge import Catalog
+from ...catalog.bridge import Target as TargetRow
+from ...catalog.te_faults import read_te_faults
 from ...environments.cell import Cell
 from ...environments.environment import NoEnvironment
 from ...environments.faulty_overlay import NoClean
@@ -21,7 +22,6 @@ from ...environments.interpreter import read_commit
 from ...environments.plan import UnknownTarget, find_target, plan_blank, plan_parity
 from ...environments.restart import FolderTaken
 from ...environments.schedule import Need, expect_need
-from ...evidence.blame_score import BlameScore
 from ...evidence.receipt import Receipt
 from ..app import TOOL, Exit, Format, foreseen, refuse_receipts
 from ..telling import tell

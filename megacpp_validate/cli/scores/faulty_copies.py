@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from ...canary.te_fault_verdict import Troubles
-from ...catalog import Target as TargetRow
-from ...catalog_faults import EditDoesNotFit, PlantedFault
+from ...canary.dynamic.te_fault_verdict import Troubles
+from ...catalog.bridge import Target as TargetRow
+from ...catalog.te_faults import EditDoesNotFit, PlantedFault
 from ...environments.cell import Cell
 from ...environments.environment import Environment, NoEnvironment
 from ...environments.facts import Facts, read_facts

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import typer
 
-from ...canary.fp8_faults import Fp8Plan, judge_fp8_plan, plan_fp8_faults
-from ...canary.te_fault_verdict import Troubles
-from ...canary.te_faults import UnknownFault
-from ...catalog import Catalog
-from ...catalog import Target as TargetRow
-from ...catalog_fp8_faults import read_fp8_faults
+from ...canary.dynamic.fp8_fault_plan import Fp8Plan, judge_fp8_plan, plan_fp8_faults
+from ...canary.dynamic.fp8_fault_score import Fp8FaultResult, Fp8FaultScore
+from ...canary.dynamic.te_fault_plan import UnknownFault
+from ...canary.dynamic.te_fault_verdict import Troubles
+from ...catalog.bridge import Catalog
+from ...catalog.bridge import Target as TargetRow
+from ...catalog.fp8_faults import read_fp8_faults
 from ...environments.cell import Cell
 from ...environments.environment import NoEnvironment
 from ...environments.faulty_overlay import NoClean
@@ -22,7 +23,6 @@ from ...environments.interpreter import read_commit
 from ...environments.plan import UnknownTarget, find_target, plan_blank, plan_fp8
 from ...environments.restart import FolderTaken
 from ...environments.schedule import CONTEXT_MIB, Need
-from ...evidence.fp8_faults import Fp8FaultResult, Fp8FaultScore
 from ..app import TOOL, Exit, Format, foreseen, refuse_receipts
 from ..telling import tell
 from .faulty_copies import CopyHost, open_copies, read_run, run_copies

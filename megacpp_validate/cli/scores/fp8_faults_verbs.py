@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ...catalog import read_catalog
+from ...catalog.bridge import read_catalog
 from ..app import Exit, Format, MatrixOption, OutputOption, app, refuse, split_names
 from ..canary.canary_options import Limit
 from ..sessions.seeds import LARGEST_SEED

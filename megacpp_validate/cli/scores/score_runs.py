@@ -11,9 +11,9 @@ from typing import Final
 
 import typer
 
-from ...catalog import Catalog, matrix_folder
-from ...evidence.blame_score import BlameScore
-from ...evidence.score import Evidence, SuiteScore, score_blame, score_selftest
+from ...canary.dynamic.blame_score import BlameScore
+from ...canary.dynamic.score import Evidence, SuiteScore, score_blame, score_selftest
+from ...catalog.bridge import Catalog, matrix_folder
 from ...evidence.selftest import SelftestResult
 from ...evidence.strict_json import refuse_what_json_hides
 from ...evidence.whole_file import write_whole

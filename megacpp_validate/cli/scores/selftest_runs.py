@@ -15,8 +15,8 @@ from pathlib import Path
 import typer
 from rich.status import Status
 
-from ...canary.selftest import UnknownMutant, judge_selftest, plan_selftest
-from ...catalog import Catalog
+from ...canary.dynamic.selftest_score import UnknownMutant, judge_selftest, plan_selftest
+from ...catalog.bridge import Catalog
 from ...environments.interpreter import own_interpreter
 from ...environments.processes import Processes
 from ...evidence.selftest_file import RunInvalid, order_text, read_runs

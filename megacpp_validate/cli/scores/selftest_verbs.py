@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ...catalog import read_catalog
+from ...catalog.bridge import read_catalog
 from ..app import Format, MatrixOption, OutputOption, app
 from ..sessions.seeds import LARGEST_SEED
 from ..told_options import PageFormat, PageFormatOption

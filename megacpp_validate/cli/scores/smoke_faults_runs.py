@@ -10,18 +10,7 @@ from typing import Any
 import typer
 from pydantic import ValidationError
 
-from ...catalog import Catalog, SmokeCell, read_catalog
-from ...catalog import Target as TargetRow
-from ...catalog_smoke_faults import FaultPlan, SmokeFault, SmokeFaults, read_smoke_faults
-from ...environments.environment import NoEnvironment
-from ...environments.facts import Facts
-from ...environments.interpreter import read_commit
-from ...environments.plan import UnknownTarget, find_target, plan_blank, plan_smoke
-from ...environments.restart import FolderTaken
-from ...environments.session import Expected
-from ...evidence.parity import SessionResult
-from ...evidence.receipt import Outcome, Receipt
-from ...evidence.smoke_faults import (
+from ...canary.dynamic.smoke_fault_score import (
     FOUND,
     CellFound,
     CleanResult,
@@ -31,6 +20,17 @@ from ...evidence.smoke_faults import (
     SmokeFaultVerdict,
     judge_finding,
 )
+from ...catalog.bridge import Catalog, SmokeCell, read_catalog
+from ...catalog.bridge import Target as TargetRow
+from ...catalog.smoke_faults import FaultPlan, SmokeFault, SmokeFaults, read_smoke_faults
+from ...environments.environment import NoEnvironment
+from ...environments.facts import Facts
+from ...environments.interpreter import read_commit
+from ...environments.plan import UnknownTarget, find_target, plan_blank, plan_smoke
+from ...environments.restart import FolderTaken
+from ...environments.session import Expected
+from ...environments.session_result import SessionResult
+from ...evidence.receipt import Outcome, Receipt
 from ...probes.order import Order
 from ..app import TOOL, Exit, Format, foreseen
 from ..sessions.session_runs import Asked, run_session

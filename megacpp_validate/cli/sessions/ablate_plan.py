@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from ...catalog_postures import Feature, Posture, merge_orders, settings_of
-from ...evidence.ablation import ArmName
+from ...catalog.postures import Feature, Posture, merge_orders, settings_of
+from ...gate.ablation_result import ArmName
 
 ALL: Final = "all"
 Base = Literal["posture", "plain"]

@@ -12,13 +12,15 @@ from typing import Any, Final
 
 import typer
 
-from ...catalog_postures import Feature, Posture, UnknownFeature, read_postures
+from ...catalog.postures import Feature, Posture, UnknownFeature, read_postures
 from ...environments.environment import Environment, NoEnvironment
 from ...environments.facts import read_facts
 from ...environments.interpreter import host_interpreter, read_commit
 from ...environments.processes import Ended, Processes
 from ...environments.restart import FolderTaken, own_folder
-from ...evidence.ablation import (
+from ...evidence.whole_file import write_whole
+from ...gate.ablation import decide_feature, find_run_faults
+from ...gate.ablation_result import (
     ARMS,
     AblationInvalid,
     AblationResult,
@@ -28,9 +30,7 @@ from ...evidence.ablation import (
     Verdict,
     read_ablation,
 )
-from ...evidence.smoke_answer import AnswerInvalid, parse_answer, see_run
-from ...evidence.whole_file import write_whole
-from ...gate.ablation import decide_feature, find_run_faults
+from ...gate.smoke_answer import AnswerInvalid, parse_answer, see_run
 from ...report.markdown.ablation import render_ablation_page
 from ...report.terminal.ablation import render_ablation
 from ...report.words.ablation import say_row

@@ -13,17 +13,17 @@ from typing import Final
 
 import typer
 
-from ...catalog import Catalog, Stack, Target
-from ...catalog_needs import Needs
+from ...catalog.bridge import Catalog, Stack, Target
+from ...catalog.needs import Needs
 from ...environments.doctor import judge
 from ...environments.doctor_looks import Limits, take_looks
+from ...environments.doctor_result import DoctorResult
 from ...environments.doctor_seen import Rows, Seen
 from ...environments.environment import NoEnvironment
 from ...environments.interpreter import host_interpreter
 from ...environments.overlay import put_over
 from ...environments.plan import UnknownTarget, find_target
 from ...environments.processes import Processes
-from ...evidence.doctor import DoctorResult
 from ..app import TOOL, Exit, Format, errors, foreseen
 
 _TELLING: Final = "megacpp_validate.cli.telling"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ...catalog import read_catalog
+from ...catalog.bridge import read_catalog
 from ..app import Format, MatrixOption, OutputOption, app
 from ..told_options import PageFormat, PageFormatOption
 
@@ -32,7 +32,7 @@ def doctor(
     Every vendor package is imported in a process of its own. Exit code 0: nothing breaks, 1: something does, 2: no row
     for what was asked, or for the GPU, 4: not everything could be looked at, 5: the interpreter cannot be used.
     """
-    from ...catalog_needs import read_needs
+    from ...catalog.needs import read_needs
     from .doctor_runs import Asked, run_doctor
 
     catalog = read_catalog(matrix)

@@ -8,18 +8,18 @@ from typing import Final
 
 import typer
 
-from ...catalog import Catalog, Fp8Cell, read_catalog
+from ...catalog.bridge import Catalog, Fp8Cell, read_catalog
 from ...environments.environment import NoEnvironment
 from ...environments.facts import Facts
 from ...environments.interpreter import read_commit
 from ...environments.plan import UnknownTarget, choose_fp8_cells, find_target, plan_blank, plan_fp8
 from ...environments.restart import FolderTaken
 from ...environments.session import Expected
-from ...evidence.fp8 import Fp8Result
-from ...evidence.loss_gate import LossVerdict
-from ...evidence.parity import SessionResult
+from ...environments.session_result import SessionResult
 from ...evidence.receipt import Outcome
+from ...gate.fp8_session import Fp8Result
 from ...gate.loss_folder import decide_curves
+from ...gate.loss_result import LossVerdict
 from ...probes.order import Order
 from ..app import TOOL, Exit, Format, foreseen, refuse
 from ..gate.policy_runs import decide_policy, read_today

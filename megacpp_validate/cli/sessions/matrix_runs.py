@@ -16,7 +16,7 @@ from typing import Final
 
 import typer
 
-from ...catalog import Catalog, read_catalog
+from ...catalog.bridge import Catalog, read_catalog
 from ...environments.chosen import Spec, SpecInvalid, read_spec
 from ...environments.environment import NoEnvironment
 from ...environments.fanout.choose import Planned, Wish, choose_cells
@@ -32,12 +32,12 @@ from ...environments.fanout.slurm import SlurmLauncher
 from ...environments.fanout.slurm_words import choose_options
 from ...environments.fanout.state import StateDamaged
 from ...environments.interpreter import read_commit
+from ...environments.matrix_result import MatrixCell, MatrixPlan, MatrixRun, PlannedCell
 from ...environments.plan import UnknownTarget
 from ...environments.processes import Processes, Stopped
 from ...environments.restart import FolderTaken
 from ...environments.room import count_cores, share_cores
 from ...environments.schedule import plan_jobs
-from ...evidence.matrix_run import MatrixCell, MatrixPlan, MatrixRun, PlannedCell
 from ...evidence.receipt import Receipt
 from ...evidence.receipt_file import write_receipt
 from ...report.markdown.matrix import tell_matrix, tell_matrix_plan

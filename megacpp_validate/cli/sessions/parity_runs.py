@@ -7,13 +7,13 @@ from pathlib import Path
 
 import typer
 
-from ...catalog import Catalog
+from ...catalog.bridge import Catalog
 from ...environments.environment import NoEnvironment
 from ...environments.facts import Facts
 from ...environments.interpreter import read_commit
 from ...environments.plan import UnknownTarget, find_target, plan_blank, plan_parity
 from ...environments.restart import FolderTaken
-from ...evidence.parity import ParityResult, build_support
+from ...environments.session_result import ParityResult, build_support
 from ...evidence.store import ReceiptInvalid, read_receipts
 from ...probes.order import Order
 from ..app import TOOL, Exit, Format, foreseen, refuse

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ...catalog import read_catalog
+from ...catalog.bridge import read_catalog
 from ..app import Format, FormatOption, MatrixOption, OutputOption, app, split_names
 from ..told_options import PageFormat, PageFormatOption
 from .session_options import PythonOption, ReceiptsOption, SeedOption, VerboseOption

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ...catalog import Target as TargetRow
+from ...catalog.bridge import Target as TargetRow
 from ...environments.environment import Environment
 from ...environments.facts import Facts, read_facts, require_torch
 from ...environments.interpreter import host_interpreter
@@ -18,7 +18,7 @@ from ...environments.processes import Processes
 from ...environments.restart import own_folder
 from ...environments.room import share_cores
 from ...environments.session import Expected, Session
-from ...evidence.parity import SessionResult
+from ...environments.session_result import SessionResult
 from ...evidence.receipt import Outcome, Receipt
 from ...probes.order import Order
 from ...report.marks import mark_cell

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from ...catalog import Catalog, read_catalog
+from ...catalog.bridge import Catalog, read_catalog
 from ...environments.environment import NoEnvironment
 from ...environments.facts import Facts, read_facts
 from ...environments.interpreter import own_interpreter, read_commit
@@ -17,7 +17,7 @@ from ...environments.plan import UnknownTarget, choose_smoke_cells, choose_targe
 from ...environments.processes import Processes
 from ...environments.restart import FolderTaken
 from ...environments.session import Expected
-from ...evidence.smoke import SmokeSession
+from ...environments.smoke_session import SmokeSession
 from ...probes.order import Order
 from ..app import TOOL, Exit, Format, foreseen, refuse
 from ..telling import tell

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final, Literal
 
-from ...catalog import BridgeModule, Catalog, Fp8Cell, ProbeCell, SmokeCell
-from ...catalog import Target as TargetRow
+from ...catalog.bridge import BridgeModule, Catalog, Fp8Cell, ProbeCell, SmokeCell
+from ...catalog.bridge import Target as TargetRow
 from ...evidence.receipt import cell_id
 from ..plan import UnknownTarget, find_target
 

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from ...catalog import Catalog
-from ...catalog import Target as TargetRow
+from ...catalog.bridge import Catalog
+from ...catalog.bridge import Target as TargetRow
 from ...evidence.receipt import Outcome, Receipt
 from ...probes.order import Order
 from ..chosen import Means, Spec, make_environment, resolve_environment

@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 from pydantic import Field, ValidationError
 
-from ...evidence.findings import Frozen
+from ...evidence.values import Frozen
 from ...evidence.whole_file import write_whole
 from .launcher import Try
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Final, NamedTuple
 
-from megacpp_validate.evidence.loss_gate import LossOutcome, LossVerdict
 from megacpp_validate.evidence.receipt import Check
+
+from ...gate.loss_result import LossOutcome, LossVerdict
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 _WIDTH: Final = 900

@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from typing import assert_never
 
-from megacpp_validate.evidence.findings import Finding, Impact, ModuleVerdict, SourceLine, StaticResult, Sweep
-from megacpp_validate.evidence.firewall import FirewallOutcome, FirewallResult
-from megacpp_validate.evidence.loss_gate import LossOutcome
-from megacpp_validate.evidence.parity import SessionResult
 from megacpp_validate.evidence.receipt import Outcome
-from megacpp_validate.evidence.upgrade import UpgradeResult
 
+from ...canary.dynamic.upgrade_result import UpgradeResult
+from ...canary.firewall.result import FirewallOutcome, FirewallResult
+from ...canary.static.findings import Finding, Impact, ModuleVerdict, StaticResult, Sweep
+from ...environments.session_result import SessionResult
+from ...evidence.values import SourceLine
+from ...gate.loss_result import LossOutcome
 from ..markdown.static_tier import render_step_summary
 from ..marks import mark_cell
 from ..summaries import first_sentence, summarize_static

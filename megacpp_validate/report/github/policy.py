@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from megacpp_validate.evidence.preset_decision import PolicyResult, PresetDecision, PresetOutcome, WaiverState
-
+from ...evidence.release_gate import WaiverState
+from ...gate.policy_result import PolicyResult, PresetDecision, PresetOutcome
 from ..words.presets import (
     find_faults,
     group_refusals,

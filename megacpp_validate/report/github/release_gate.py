@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from megacpp_validate.evidence.preset_decision import WaiverState
 from megacpp_validate.evidence.release_gate import CellVerdict, GateDecision
 
+from ...evidence.release_gate import WaiverState
 from ..words.gate import (
     group_warnings,
     mark_cell_verdict,

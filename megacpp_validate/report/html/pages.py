@@ -9,11 +9,10 @@ from typing import Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from megacpp_validate.evidence.findings import Finding, Impact, ModuleVerdict, StaticResult, Sweep
-from megacpp_validate.evidence.firewall import FirewallResult
-from megacpp_validate.evidence.parity import SessionResult
-from megacpp_validate.evidence.upgrade import UpgradeResult
-
+from ...canary.dynamic.upgrade_result import UpgradeResult
+from ...canary.firewall.result import FirewallResult
+from ...canary.static.findings import Finding, Impact, ModuleVerdict, StaticResult, Sweep
+from ...environments.session_result import SessionResult
 from ..loss_section import draw_loss_section
 from ..marks import mark_cell, mark_impact, mark_outcome, mark_verdict
 from ..plain_text import strip_control

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from megacpp_validate.evidence.preset_decision import PolicyResult, PresetOutcome
-
+from ...gate.policy_result import PolicyResult, PresetOutcome
 from ..words import presets as preset_words
 from .pages import render_page
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as ET
 
-from megacpp_validate.evidence.loss_gate import LossOutcome, LossVerdict
-from megacpp_validate.evidence.parity import SessionResult
 from megacpp_validate.evidence.receipt import Outcome, Receipt
 
+from ...environments.session_result import SessionResult
+from ...gate.loss_result import LossOutcome, LossVerdict
 from ..words.checks import say_parts
 from ..words.loss import find_failed_losses, find_losses, say_loss, say_loss_missing
 from ..words.parity import (

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from megacpp_validate.evidence.preset_decision import PolicyResult
-
+from ...gate.policy_result import PolicyResult
 from ..words.presets import mark_preset, preset_lines, say_waiver_row, say_what_runs, summarize_policy
 from .tree import add, add_properties, make, write
 

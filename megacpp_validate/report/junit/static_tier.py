@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as ET
 
-from megacpp_validate.evidence.findings import Finding, Impact, ModuleVerdict, StaticResult, Sweep
-from megacpp_validate.evidence.firewall import FirewallCase, FirewallOutcome, FirewallResult
-
+from ...canary.firewall.result import FirewallCase, FirewallOutcome, FirewallResult
+from ...canary.static.findings import Finding, Impact, ModuleVerdict, StaticResult, Sweep
 from ..marks import mark_impact
 from ..sections import Section, arrange_modules
 from ..summaries import say_direction, say_not_consumed, summarize_static

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from xml.etree import ElementTree as ET
 
 from megacpp_validate.evidence.receipt import cell_id
-from megacpp_validate.evidence.upgrade import ENVIRONMENT, Change, Culprit, ModuleChange, StepResult, UpgradeResult
 
+from ...canary.dynamic.upgrade_result import Change, Culprit, ModuleChange, StepResult, UpgradeResult
+from ...evidence.values import ENVIRONMENT
 from ..words.upgrade import say_cascades, say_culprit, say_outcome, say_timing, say_version, summarize_step
 from .static_tier import firewall_suite, static_suite
 from .tree import add, add_properties, make, write

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megacpp_validate.evidence.ablation import AblationResult, FeatureAblation
-
+from ...gate.ablation_result import AblationResult, FeatureAblation
 from ..words.ablation import (
     HEADINGS,
     say_backends,

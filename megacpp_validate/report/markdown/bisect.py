@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from megacpp_validate.evidence.bisect import BisectResult
-
+from ...canary.dynamic.bisect_result import BisectResult
 from ..words.bisect import find_moving, list_points, say_axis, say_cost, say_doubts, say_headline, say_next, say_turns
 from .text import escape
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from megacpp_validate.evidence.blame_score import BlameScore
-
+from ...canary.dynamic.blame_score import BlameScore
 from ..words.blame_score import (
     HEADINGS,
     find_loud,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from megacpp_validate.evidence.bundle import BundleResult
-
+from ...images.bundle.result import BundleResult
 from ..words.bundle import name_kind, say_absent, say_kind, say_size, summarize_bundle
 from .text import escape
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from megacpp_validate.evidence.doctor import DoctorResult
-
+from ...environments.doctor_result import DoctorResult
 from ..words.doctor import mark_package, mark_weight, say_breaks, say_libraries, say_machine, summarize_doctor
 from .text import escape
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from megacpp_validate.evidence.fp8_faults import Fp8FaultScore
-
+from ...canary.dynamic.fp8_fault_score import Fp8FaultScore
 from ..words.fp8_faults import (
     HEADINGS,
     find_unsettled,

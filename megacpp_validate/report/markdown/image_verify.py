@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from megacpp_validate.evidence.image_verify import ImageVerdict
-
+from ...images.verify_result import ImageVerdict
 from ..words.image_verify import mark_check, say_packages, summarize_image
 from .text import escape
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from megacpp_validate.evidence.lock_result import LockResult
-from megacpp_validate.evidence.stack_fit import FitResult, StackFit
-
+from ...images.fit_result import FitResult, StackFit
+from ...images.lock_result import LockResult
 from ..words.lock import mark_fit, mark_lock, mark_pin, say_lock, say_package, say_pin, summarize_fit, summarize_lock
 from .text import escape
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from megacpp_validate.evidence.loss_gate import LossGateResult
-
+from ...gate.loss_result import LossGateResult
 from ..words.checks import say_check
 from ..words.loss import find_failed_losses, mark_loss, name_loss, say_loss, summarize_losses
 from .text import escape

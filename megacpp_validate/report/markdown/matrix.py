@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from megacpp_validate.evidence.matrix_run import MatrixPlan, MatrixRun
-
+from ...environments.matrix_result import MatrixPlan, MatrixRun
 from ..marks import mark_cell
 from ..words.matrix import say_retries, summarize_matrix, summarize_plan
 from .text import escape

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from megacpp_validate.evidence.parity import SessionResult, SupportGrid
-
+from ...environments.session_result import SessionResult, SupportGrid
 from ..marks import mark_cell
 from ..summaries import first_sentence
 from ..words.checks import say_parts

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from megacpp_validate.evidence.preset_decision import PolicyResult, PresetDecision
-
+from ...gate.policy_result import PolicyResult, PresetDecision
 from ..words.presets import (
     find_faults,
     group_refusals,

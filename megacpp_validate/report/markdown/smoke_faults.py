@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from megacpp_validate.evidence.smoke_faults import SmokeFaultScore
-
+from ...canary.dynamic.smoke_fault_score import SmokeFaultScore
 from ..words.smoke_faults import (
     CLEAN_HEADINGS,
     HEADINGS,

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from megacpp_validate.evidence.bisect import BisectResult
-from megacpp_validate.evidence.blame_score import BlameScore
-from megacpp_validate.evidence.doctor import DoctorResult
-from megacpp_validate.evidence.findings import Finding, Impact, ModuleVerdict, StaticResult, Sweep
-from megacpp_validate.evidence.firewall import FirewallResult
-from megacpp_validate.evidence.fp8 import Fp8Result
-from megacpp_validate.evidence.fp8_faults import Fp8FaultScore
-from megacpp_validate.evidence.loss_gate import LossGateResult
-from megacpp_validate.evidence.parity import ParityResult, SupportGrid
-from megacpp_validate.evidence.preset_decision import PolicyResult
-from megacpp_validate.evidence.results import Result
 from megacpp_validate.evidence.selftest import SelftestResult
-from megacpp_validate.evidence.smoke import SmokeSession
-from megacpp_validate.evidence.smoke_faults import SmokeFaultScore
-from megacpp_validate.evidence.upgrade import UpgradeResult
 
+from ...canary.dynamic.bisect_result import BisectResult
+from ...canary.dynamic.blame_score import BlameScore
+from ...canary.dynamic.fp8_fault_score import Fp8FaultScore
+from ...canary.dynamic.smoke_fault_score import SmokeFaultScore
+from ...canary.dynamic.upgrade_result import UpgradeResult
+from ...canary.firewall.result import FirewallResult
+from ...canary.static.findings import Finding, Impact, ModuleVerdict, StaticResult, Sweep
+from ...environments.doctor_result import DoctorResult
+from ...environments.session_result import ParityResult, SupportGrid
+from ...environments.smoke_session import SmokeSession
+from ...gate.fp8_session import Fp8Result
+from ...gate.loss_result import LossGateResult
+from ...gate.policy_result import PolicyResult
 from ..marks import mark_impact, mark_outcome, mark_verdict
+from ..results import Result
 from ..sections import arrange_modules
 from ..summaries import (
     count_impacts,

@@ -11,10 +11,9 @@ from typing import Final
 
 from packaging.version import Version
 
-from megacpp_validate.evidence.findings import Impact, ModuleVerdict, StaticResult
-from megacpp_validate.evidence.te_watch import Standing, WatchedRelease, WatchResult
-from megacpp_validate.evidence.upgrade import StepResult, UpgradeResult
-
+from ...canary.dynamic.upgrade_result import StepResult, UpgradeResult
+from ...canary.dynamic.watch_result import Standing, WatchedRelease, WatchResult
+from ...canary.static.findings import Impact, ModuleVerdict, StaticResult
 from ..marks import mark_verdict
 from ..summaries import count, summarize_firewall, summarize_static
 from ..words.findings import next_step

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from megacpp_validate.evidence.upgrade import StepResult, UpgradeResult
-
+from ...canary.dynamic.upgrade_result import StepResult, UpgradeResult
 from ..marks import mark_cell
 from ..words.upgrade import (
     mark_change,

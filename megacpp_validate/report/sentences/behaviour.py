@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, assert_never
 
-from megacpp_validate.evidence.findings import ChangeKind, Finding, Impact
-
+from ...canary.static.findings import ChangeKind, Finding, Impact
 from .subject import Sentences, at_call_sites, parameter, place, quote, series, stay, subject, successor
 
 BehaviourKind = Literal[

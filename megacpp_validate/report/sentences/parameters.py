@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, assert_never
 
-from megacpp_validate.evidence.findings import Cause, ChangeKind, Finding
-
+from ...canary.static.findings import ChangeKind, Finding
+from ...evidence.values import Cause
 from .subject import Sentences, at_call_sites, parameter, quote, series, stay, subject
 
 ParameterKind = Literal[

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from megacpp_validate.evidence.findings import Finding, SourceLine
+from ...canary.static.findings import Finding
+from ...evidence.values import SourceLine
 
 _LONGEST_QUOTE = 120
 _MOST_PLACES = 3

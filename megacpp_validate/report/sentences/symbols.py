@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, assert_never
 
-from megacpp_validate.evidence.findings import ChangeKind, Finding
-
+from ...canary.static.findings import ChangeKind, Finding
 from .subject import Sentences, at_call_sites, quote, series, short, stay, subject, successor
 
 SymbolKind = Literal[

@@ -7,8 +7,8 @@ from typing import Final
 
 from megacpp_validate.evidence.receipt import Backend, Outcome
 from megacpp_validate.evidence.selftest import Fate, MutantResult
-from megacpp_validate.evidence.upgrade import StepResult, TimingChange
 
+from ...canary.dynamic.upgrade_result import StepResult, TimingChange
 from ..marks import Mark, mark_cell
 from ..words.selftest import ModuleScore
 from ..words.upgrade import find_unseen

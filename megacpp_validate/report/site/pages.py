@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from megacpp_validate.evidence.receipt import Outcome, Receipt
-from megacpp_validate.evidence.upgrade import StepResult
 
+from ...canary.dynamic.upgrade_result import StepResult
 from ..html.pages import render_page
 from ..marks import mark_cell
 from ..summaries import count

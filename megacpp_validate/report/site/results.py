@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeGuard
 
-from megacpp_validate.evidence.findings import StaticResult, Sweep
-from megacpp_validate.evidence.firewall import FirewallResult
-from megacpp_validate.evidence.fp8 import Fp8Result
-from megacpp_validate.evidence.loss_gate import LossGateResult
-from megacpp_validate.evidence.parity import ParityResult
-from megacpp_validate.evidence.preset_decision import PolicyResult
-from megacpp_validate.evidence.results import Result
-from megacpp_validate.evidence.smoke import SmokeSession
-from megacpp_validate.evidence.upgrade import UpgradeResult
-
+from ...canary.dynamic.upgrade_result import UpgradeResult
+from ...canary.firewall.result import FirewallResult
+from ...canary.static.findings import StaticResult, Sweep
+from ...environments.session_result import ParityResult
+from ...environments.smoke_session import SmokeSession
+from ...gate.fp8_session import Fp8Result
+from ...gate.loss_result import LossGateResult
+from ...gate.policy_result import PolicyResult
 from .. import loss_report
 from ..html import pages as html
 from ..html import policy as html_policy
+from ..results import Result
 
 MOST_RESULTS: Final = 40  # that get a page; a session of many receipts is a MB
 _RENDERERS: Final[Mapping[type[Result], Callable[[Any], str]]] = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from megacpp_validate.evidence.score import Rate
 from megacpp_validate.evidence.selftest import SelftestResult
 
+from ...canary.dynamic.score import Rate
 from ..summaries import count
 
 _OF_SELFTEST: Final = ("kill-rate", "blame-accuracy", "false-alarms")  # see `evidence.score.score_selftest`

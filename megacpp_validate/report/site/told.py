@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.text import Text
 
 from megacpp_validate.evidence.receipt import Outcome
-from megacpp_validate.evidence.site_result import SiteCell, SiteResult, SiteStep
 
 from ..github.annotations import write_command
 from ..ink import plain, print_indented, print_marked
 from ..junit.tree import add, add_properties, make, write
 from ..markdown.text import escape
 from ..marks import Mark
+from ..site_result import SiteCell, SiteResult, SiteStep
 from ..summaries import count
 from .marks import mark_doubt
 

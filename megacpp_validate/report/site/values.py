@@ -15,10 +15,10 @@ from packaging.version import Version
 from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.evidence.receipt_time import read_time
 from megacpp_validate.evidence.release_gate import GateDecision
-from megacpp_validate.evidence.results import Result
-from megacpp_validate.evidence.score import Rate
 from megacpp_validate.evidence.selftest import SelftestResult
 
+from ...canary.dynamic.score import Rate
+from ..results import Result
 from .paths import cell_page, stack_page
 
 MODULES: Final = "bridge modules"

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from megacpp_validate.evidence.receipt import Outcome, Receipt
-from megacpp_validate.evidence.site_result import SiteCell, SiteStep
 from megacpp_validate.evidence.store import ReceiptInvalid
-from megacpp_validate.evidence.upgrade import StepResult
 
+from ...canary.dynamic.upgrade_result import StepResult
+from ..site_result import SiteCell, SiteStep
 from ..words.upgrade import say_culprit
 from . import pages as site_pages
 from .cell_page import TrainedRun, draw_trained

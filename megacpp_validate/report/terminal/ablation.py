@@ -5,8 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from megacpp_validate.evidence.ablation import AblationResult, FeatureAblation, Verdict
-
+from ...gate.ablation_result import AblationResult, FeatureAblation, Verdict
 from ..ink import draw_sentence, draw_symbol, make_folding_table, plain, print_labelled, print_opening
 from ..words.ablation import (
     HEADINGS,

@@ -7,8 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from megacpp_validate.evidence.bisect import BisectResult
-
+from ...canary.dynamic.bisect_result import BisectResult
 from ..ink import draw_mark, draw_sentence, plain, print_indented, print_labelled
 from ..words.bisect import find_moving, list_points, say_axis, say_cost, say_doubts, say_headline, say_next, say_turns
 

@@ -7,8 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from megacpp_validate.evidence.blame_score import BlameScore
-
+from ...canary.dynamic.blame_score import BlameScore
 from ..ink import draw_sentence, make_folding_table, plain, print_indented, print_labelled, print_opening
 from ..words.blame_score import (
     HEADINGS,

@@ -6,8 +6,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from megacpp_validate.evidence.bundle import BundleResult
-
+from ...images.bundle.result import BundleResult
 from ..ink import draw_sentence, plain, print_indented
 from ..words.bundle import name_kind, say_absent, say_kind, say_size, summarize_bundle
 

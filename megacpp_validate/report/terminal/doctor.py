@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from megacpp_validate.evidence.doctor import Difference, DoctorResult, Weight
-
+from ...environments.doctor_result import Difference, DoctorResult, Weight
 from ..ink import draw_mark, draw_sentence, plain, print_indented, print_labelled
 from ..words.doctor import (
     mark_package,

@@ -7,8 +7,7 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from megacpp_validate.evidence.firewall import FirewallCase, FirewallOutcome, FirewallResult
-
+from ...canary.firewall.result import FirewallCase, FirewallOutcome, FirewallResult
 from ..ink import draw_mark, draw_sentence, print_indented, print_labelled, print_marked
 from ..marks import mark_outcome
 from ..summaries import split_reason, summarize_firewall

@@ -5,8 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from megacpp_validate.evidence.fp8_faults import Fp8FaultScore, Fp8Verdict
-
+from ...canary.dynamic.fp8_fault_score import Fp8FaultScore, Fp8Verdict
 from ..ink import draw_sentence, make_folding_table, plain, print_indented, print_labelled, print_opening
 from ..words.fp8_faults import (
     find_unsettled,

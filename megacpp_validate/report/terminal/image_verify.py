@@ -7,8 +7,7 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from megacpp_validate.evidence.image_verify import ImageVerdict
-
+from ...images.verify_result import ImageVerdict
 from ..ink import draw_mark, draw_sentence, plain, print_indented, print_labelled
 from ..words.image_verify import mark_check, say_packages, summarize_image
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from megacpp_validate.evidence.image_build import ImageBuild, ImagePlans, ImageProof, LintOutcome
-
+from ...images.build_result import ImageBuild, ImagePlans, ImageProof, LintOutcome
 from ..ink import draw_sentence, plain, print_indented, print_labelled, print_marked
 from ..words.images import (
     BAD,

@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from megacpp_validate.evidence.jit import JitTaskState, JitVerdict, JitVerifyResult, JitVerifyRow, PrewarmResult
-
+from ...jitcache.result import JitTaskState, JitVerdict, JitVerifyResult, JitVerifyRow, PrewarmResult
 from ..ink import draw_mark, draw_sentence, plain, print_indented, print_labelled
 from ..summaries import count
 from ..words.jit import (

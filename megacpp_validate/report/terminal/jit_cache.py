@@ -7,8 +7,7 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from megacpp_validate.evidence.jit import JitCacheResult
-
+from ...jitcache.result import JitCacheResult
 from ..ink import draw_sentence, plain, print_indented, print_labelled
 from ..summaries import count
 from ..words.jit import say_bytes, say_caches, say_difference, say_path

@@ -7,9 +7,8 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from megacpp_validate.evidence.lock_result import LockResult
-from megacpp_validate.evidence.stack_fit import FitResult, FitVerdict, StackFit
-
+from ...images.fit_result import FitResult, FitVerdict, StackFit
+from ...images.lock_result import LockResult
 from ..ink import draw_mark, draw_sentence, plain, print_indented, print_labelled
 from ..words.lock import (
     mark_fit,

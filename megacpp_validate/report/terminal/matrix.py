@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from megacpp_validate.evidence.matrix_run import MatrixPlan, MatrixRun
-
+from ...environments.matrix_result import MatrixPlan, MatrixRun
 from ..ink import draw_mark, draw_sentence, plain, print_indented
 from ..marks import mark_cell
 from ..words.matrix import say_retries, summarize_matrix, summarize_plan

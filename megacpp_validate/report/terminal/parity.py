@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from megacpp_validate.evidence.loss_gate import LossVerdict
-from megacpp_validate.evidence.parity import SessionResult, SupportGrid
 from megacpp_validate.evidence.receipt import Check, Outcome, Receipt
 
+from ...environments.session_result import SessionResult, SupportGrid
+from ...gate.loss_result import LossVerdict
 from ..ink import draw_mark, draw_sentence, plain, print_indented, print_labelled
 from ..marks import mark_cell
 from ..summaries import count, first_sentence

@@ -7,8 +7,7 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from megacpp_validate.evidence.preset_decision import PolicyResult, PresetDecision
-
+from ...gate.policy_result import PolicyResult, PresetDecision
 from ..ink import draw_sentence, plain, print_indented, print_labelled, print_marked
 from ..summaries import count
 from ..words.presets import (

@@ -5,8 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from megacpp_validate.evidence.smoke_faults import SmokeFaultScore
-
+from ...canary.dynamic.smoke_fault_score import SmokeFaultScore
 from ..ink import draw_sentence, make_folding_table, plain, print_indented, print_labelled, print_opening
 from ..words.smoke_faults import (
     find_unsettled,

@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from megacpp_validate.evidence.findings import Finding, ModuleVerdict, StaticResult
-
+from ...canary.static.findings import Finding, ModuleVerdict, StaticResult
 from ..ink import draw_mark, draw_sentence, draw_step, plain, print_indented, print_labelled, print_marked, print_place
 from ..marks import mark_impact, mark_verdict
 from ..sections import Section, arrange_modules, is_shown, sort_by_verdict

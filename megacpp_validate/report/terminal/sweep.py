@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from megacpp_validate.evidence.findings import ModuleVerdict, StaticResult, Sweep
-
+from ...canary.static.findings import ModuleVerdict, StaticResult, Sweep
 from ..ink import draw_mark, draw_sentence, draw_step, draw_symbol, is_wide, plain, print_indented, print_marked
 from ..marks import mark_impact, mark_verdict
 from ..sections import Section, arrange_modules, is_shown

@@ -5,8 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from megacpp_validate.evidence.te_watch import WatchResult
-
+from ...canary.dynamic.watch_result import WatchResult
 from ..ink import draw_sentence, plain, print_indented
 from ..markdown.te_watch import say_verdict, say_watch
 

@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from megacpp_validate.evidence.firewall import FirewallOutcome
-from megacpp_validate.evidence.upgrade import Culprit, StepResult, UpgradeResult
-
+from ...canary.dynamic.upgrade_result import Culprit, StepResult, UpgradeResult
+from ...canary.firewall.result import FirewallOutcome
 from ..ink import draw_mark, draw_sentence, draw_step, plain, print_indented, print_labelled
 from ..marks import mark_cell
 from ..summaries import summarize_firewall

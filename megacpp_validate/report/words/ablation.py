@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final, assert_never
 
-from megacpp_validate.evidence.ablation import AblationResult, Change, FeatureAblation, LossChange, Verdict
-
+from ...gate.ablation_result import AblationResult, Change, FeatureAblation, LossChange, Verdict
 from ..marks import Mark
 from ..summaries import count
 

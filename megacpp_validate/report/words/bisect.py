@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, assert_never
 
-from megacpp_validate.evidence.bisect import (
-    Axis,
-    AxisCulprit,
-    BisectResult,
-    PointResult,
-    SearchEnd,
-    Turn,
-    Verdict,
-)
-
+from ...canary.dynamic.bisect_result import Axis, AxisCulprit, BisectResult, PointResult, SearchEnd, Turn, Verdict
 from ..marks import Mark
 from ..summaries import count, first_sentence
 

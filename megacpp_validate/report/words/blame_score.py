@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from megacpp_validate.evidence.blame_score import BlameScore, ControlResult, FaultResult, Verdict
 from megacpp_validate.evidence.selftest import wilson_interval
-from megacpp_validate.evidence.upgrade import Culprit
+
+from ...canary.dynamic.blame_score import BlameScore, ControlResult, FaultResult, Verdict
+from ...canary.dynamic.upgrade_result import Culprit
 
 HEADINGS: Final = ("faults", "right module", "right class", "nobody else", "right", "95% Wilson")
 _WORDS: Final[dict[Verdict, str]] = {

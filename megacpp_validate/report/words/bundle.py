@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from megacpp_validate.evidence.bundle import BundleKind, BundleResult
-
+from ...images.bundle.result import BundleKind, BundleResult
 from ..summaries import count
 
 _NAMES: Final = {

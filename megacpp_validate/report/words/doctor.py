@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from megacpp_validate.evidence.doctor import Difference, DoctorResult, Weight
 from megacpp_validate.evidence.doctor_look import PackageLook, PathLook
 
+from ...environments.doctor_result import Difference, DoctorResult, Weight
 from ..marks import Mark
 from ..summaries import count
 

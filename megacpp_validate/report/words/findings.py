@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, assert_never
 
-from megacpp_validate.evidence.findings import ChangeKind, Finding, Impact
-
+from ...canary.static.findings import ChangeKind, Finding, Impact
 from ..sentences.behaviour import say_behaviour
 from ..sentences.parameters import say_parameter
 from ..sentences.subject import Sentences, at_call_sites, parameter, place, quote, series, short, subject

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from megacpp_validate.evidence.fp8_faults import CellSeen, Fp8FaultResult, Fp8FaultScore, Fp8Verdict
+from ...canary.dynamic.fp8_fault_score import CellSeen, Fp8FaultResult, Fp8FaultScore, Fp8Verdict
 
 HEADINGS: Final = ("fault", "release", "what is planted", "verdict", "red, by", "green")
 _SHOWN: Final = 3  # checks of a cell that are named

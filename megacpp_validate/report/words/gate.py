@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final, assert_never
 
-from megacpp_validate.evidence.preset_decision import WaiverState
 from megacpp_validate.evidence.release_gate import (
     CellVerdict,
     GateCulprit,
@@ -15,6 +14,7 @@ from megacpp_validate.evidence.release_gate import (
     GateWaiver,
 )
 
+from ...evidence.release_gate import WaiverState
 from ..marks import Mark
 from ..summaries import count, first_sentence
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from megacpp_validate.evidence.image_verify import CheckOutcome, ImageVerdict
-
+from ...images.verify_result import CheckOutcome, ImageVerdict
 from ..marks import Mark
 from ..summaries import count
 

@@ -5,18 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from megacpp_validate.evidence.image_build import (
-    BuildStep,
-    ImageBuild,
-    ImagePlans,
-    ImageProof,
-    Lint,
-    LintOutcome,
-    Proof,
-    Refused,
-)
-from megacpp_validate.evidence.image_plan import ImagePlan
-
+from ...images.build_result import BuildStep, ImageBuild, ImagePlans, ImageProof, Lint, LintOutcome, Proof, Refused
+from ...images.plan_result import ImagePlan
 from ..marks import Mark
 from ..summaries import count
 

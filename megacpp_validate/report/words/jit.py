@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megacpp_validate.evidence.jit import (
+from ...jitcache.result import (
     JitCacheSize,
     JitCause,
     JitCompile,
@@ -14,7 +14,6 @@ from megacpp_validate.evidence.jit import (
     PrewarmResult,
     StackDifference,
 )
-
 from ..marks import Mark
 from ..summaries import count
 

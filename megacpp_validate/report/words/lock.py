@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from megacpp_validate.evidence.lock_result import LockLine, LockResult, PackageLine, PinLine, PinNews
-from megacpp_validate.evidence.stack_fit import Fit, FitVerdict, StackFit
-
+from ...images.fit_result import Fit, FitVerdict, StackFit
+from ...images.lock_result import LockLine, LockResult, PackageLine, PinLine, PinNews
 from ..marks import Mark
 from ..summaries import count
 

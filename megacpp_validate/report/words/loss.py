@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from megacpp_validate.evidence.fp8 import Fp8Result
-from megacpp_validate.evidence.loss_gate import LossGateResult, LossOutcome, LossVerdict
-from megacpp_validate.evidence.parity import SessionResult
 from megacpp_validate.evidence.receipt import Check, Outcome
 
+from ...environments.session_result import SessionResult
+from ...gate.fp8_session import Fp8Result
+from ...gate.loss_result import LossGateResult, LossOutcome, LossVerdict
 from ..marks import Mark, mark_cell
 from ..summaries import count
 

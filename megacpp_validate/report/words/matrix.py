@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from megacpp_validate.evidence.matrix_run import MatrixPlan, MatrixRun
-
+from ...environments.matrix_result import MatrixPlan, MatrixRun
 from ..marks import mark_cell
 from ..summaries import count
 

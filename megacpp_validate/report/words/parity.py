@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple, assert_never
 
-from megacpp_validate.evidence.fp8 import Fp8Result
-from megacpp_validate.evidence.parity import SessionResult, SupportGrid, SupportRow
 from megacpp_validate.evidence.receipt import Backend, Check, Machine, Outcome, Part, Receipt
-from megacpp_validate.evidence.smoke import SmokeSession
 
+from ...environments.session_result import SessionResult, SupportGrid, SupportRow
+from ...environments.smoke_session import SmokeSession
+from ...gate.fp8_session import Fp8Result
 from ..marks import mark_cell
 from ..summaries import count, first_sentence, split_reason
 from .loss import find_red_losses

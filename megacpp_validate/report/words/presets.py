@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, assert_never
 
-from megacpp_validate.evidence.preset_decision import (
-    PolicyResult,
-    PresetDecision,
-    PresetOutcome,
-    PresetRefusal,
-    WaiverStanding,
-    WaiverState,
-)
-
+from ...evidence.release_gate import WaiverState
+from ...gate.policy_result import PolicyResult, PresetDecision, PresetOutcome, PresetRefusal, WaiverStanding
 from ..marks import Mark
 from ..summaries import count
 

@@ -7,8 +7,7 @@ from posixpath import relpath
 from rich.console import Console
 from rich.text import Text
 
-from megacpp_validate.evidence.score import Rate, SuiteScore
-
+from ...canary.dynamic.score import Rate, SuiteScore
 from ..ink import plain
 from ..markdown.text import escape
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from megacpp_validate.evidence.smoke_faults import (
+from ...canary.dynamic.smoke_fault_score import (
     CleanResult,
     SmokeFaultResult,
     SmokeFaultScore,

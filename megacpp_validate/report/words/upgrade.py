@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Final
 
 from megacpp_validate.evidence.receipt import Outcome
-from megacpp_validate.evidence.upgrade import (
-    ENVIRONMENT,
+
+from ...canary.dynamic.upgrade_result import (
     Change,
     Culprit,
     ModuleChange,
-    StackRun,
     StepResult,
     TimingChange,
     UpgradeResult,
     VersionChange,
 )
-
+from ...environments.stack_run import StackRun
+from ...evidence.values import ENVIRONMENT
 from ..marks import Mark, mark_cell
 from ..summaries import count, summarize_firewall, summarize_static
 

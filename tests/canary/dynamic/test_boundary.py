@@ -5,13 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from planted import blocked, cannot_import, clean, dies, fails, falls_back, good, keyword, not_run, raises, stack_of
 
 from megacpp_validate.canary.dynamic.step import StackReceipts, compare_stacks
-from megacpp_validate.catalog import Catalog
-from megacpp_validate.evidence.findings import Cause
+from megacpp_validate.canary.dynamic.upgrade_result import Change, StepResult
+from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.evidence.receipt import Check, Receipt
-from megacpp_validate.evidence.upgrade import Change, StepResult
+from megacpp_validate.evidence.values import Cause
+from tests.canary.dynamic.planted import (
+    blocked,
+    cannot_import,
+    clean,
+    dies,
+    fails,
+    falls_back,
+    good,
+    keyword,
+    not_run,
+    raises,
+    stack_of,
+)
 
 SMOKE = "moe_smoke"
 

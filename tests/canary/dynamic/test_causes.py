@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from planted import KNOWN, MODULES, dies, fails, falls_back, raises
 
 from megacpp_validate.canary.dynamic.causes import diagnose
 from megacpp_validate.canary.dynamic.components import COMPONENTS
 from megacpp_validate.canary.dynamic.entries import USES, entries_in
-from megacpp_validate.canary.surface import Surface
-from megacpp_validate.evidence.findings import Cause
+from megacpp_validate.canary.static.surface import Surface
 from megacpp_validate.evidence.receipt import Check, Outcome, Part, Receipt
+from megacpp_validate.evidence.values import Cause
+from tests.canary.dynamic.planted import KNOWN, MODULES, dies, fails, falls_back, raises
 
 RAISED: dict[str, tuple[Cause, str]] = {
     "TypeError: DotProductAttention.forward() got an unexpected keyword argument 'mask'": (Cause.API, ""),

@@ -6,14 +6,14 @@ import re
 from dataclasses import replace
 
 import pytest
-from planted import CUDNN, LIBRARIES, MODULES, cannot_import, clean, dies, fails, raises, stack_of
-from test_real_receipts import kept
 
 from megacpp_validate.canary.dynamic.step import StackReceipts, compare_stacks
-from megacpp_validate.catalog import read_catalog
-from megacpp_validate.catalog_needs import read_needs
+from megacpp_validate.canary.dynamic.upgrade_result import StepResult
+from megacpp_validate.catalog.bridge import read_catalog
+from megacpp_validate.catalog.needs import read_needs
 from megacpp_validate.evidence.receipt import Library, Package, Receipt
-from megacpp_validate.evidence.upgrade import StepResult
+from tests.canary.dynamic.planted import CUDNN, LIBRARIES, MODULES, cannot_import, clean, dies, fails, raises, stack_of
+from tests.canary.dynamic.test_real_receipts import kept
 
 CATALOG = read_catalog()
 NEEDS = read_needs(list(MODULES))

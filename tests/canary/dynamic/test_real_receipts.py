@@ -8,14 +8,14 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from planted import MODULES
 
 from megacpp_validate.canary.dynamic.step import StackReceipts, compare_all, compare_stacks
-from megacpp_validate.catalog import Catalog
-from megacpp_validate.evidence.findings import Cause
+from megacpp_validate.canary.dynamic.upgrade_result import Change, StepResult
+from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.evidence.receipt import Receipt
 from megacpp_validate.evidence.store import read_receipts
-from megacpp_validate.evidence.upgrade import Change, StepResult
+from megacpp_validate.evidence.values import Cause
+from tests.canary.dynamic.planted import MODULES
 
 KEPT = Path(__file__).parents[3] / "docs" / "evidence" / "h200"
 STACKS = ("te2.12.0", "te2.14.1", "te2.17.1", "te2.20.2")

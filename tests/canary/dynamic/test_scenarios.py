@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from planted import (
+
+from megacpp_validate.canary.dynamic.step import StackReceipts, compare_stacks
+from megacpp_validate.canary.dynamic.upgrade_result import Change, StepResult, TimingChange
+from megacpp_validate.catalog.bridge import Catalog, read_catalog
+from megacpp_validate.evidence.receipt import Check, Receipt
+from megacpp_validate.evidence.values import ENVIRONMENT, Cause
+from tests.canary.dynamic.planted import (
     CUBLAS,
     CUDNN,
     LIBRARIES,
@@ -19,12 +25,6 @@ from planted import (
     raises,
     stack_of,
 )
-
-from megacpp_validate.canary.dynamic.step import StackReceipts, compare_stacks
-from megacpp_validate.catalog import Catalog, read_catalog
-from megacpp_validate.evidence.findings import Cause
-from megacpp_validate.evidence.receipt import Check, Receipt
-from megacpp_validate.evidence.upgrade import ENVIRONMENT, Change, StepResult, TimingChange
 
 Named = dict[str, tuple[str, ...]]
 

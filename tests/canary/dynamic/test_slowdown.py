@@ -17,8 +17,8 @@ from megacpp_validate.canary.dynamic.slowdown import (
     measure_noise,
     split_slowness,
 )
+from megacpp_validate.canary.dynamic.upgrade_result import TimingChange
 from megacpp_validate.evidence.receipt import Machine, Outcome, Receipt, Timing, cell_id
-from megacpp_validate.evidence.upgrade import TimingChange
 
 H200 = Machine(host="node1", gpu="NVIDIA H200", driver="580.1")
 # Uses of the seven modules, milliseconds on the device and on the host; None where nothing runs on the device.

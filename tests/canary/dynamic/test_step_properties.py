@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from planted import (
+
+from megacpp_validate.canary.dynamic.step import StackReceipts, compare_stacks
+from megacpp_validate.canary.dynamic.upgrade_result import Change, StepResult, TimingChange
+from megacpp_validate.catalog.bridge import Catalog, read_catalog
+from megacpp_validate.evidence.receipt import Backend, Check, Failure, Machine, Outcome, Package, Part, Receipt
+from megacpp_validate.evidence.values import ENVIRONMENT, Cause
+from tests.canary.dynamic.planted import (
     CUBLAS,
     KNOWN,
     MODULES,
@@ -24,12 +30,6 @@ from planted import (
     raises,
     stack_of,
 )
-
-from megacpp_validate.canary.dynamic.step import StackReceipts, compare_stacks
-from megacpp_validate.catalog import Catalog, read_catalog
-from megacpp_validate.evidence.findings import Cause
-from megacpp_validate.evidence.receipt import Backend, Check, Failure, Machine, Outcome, Package, Part, Receipt
-from megacpp_validate.evidence.upgrade import ENVIRONMENT, Change, StepResult, TimingChange
 
 CATALOG = read_catalog()
 KINDS = ("keyword", "numbers", "crash", "hang")

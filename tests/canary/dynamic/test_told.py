@@ -6,7 +6,13 @@ import re
 from dataclasses import replace
 
 import pytest
-from planted import (
+
+from megacpp_validate.canary.dynamic.step import compare_stacks
+from megacpp_validate.canary.dynamic.upgrade_result import StepResult
+from megacpp_validate.catalog.bridge import read_catalog
+from megacpp_validate.evidence.receipt import Check, Failure, Library, Receipt
+from megacpp_validate.evidence.values import Cause
+from tests.canary.dynamic.planted import (
     CUBLAS,
     CUDNN,
     KNOWN,
@@ -23,12 +29,6 @@ from planted import (
     raises,
     stack_of,
 )
-
-from megacpp_validate.canary.dynamic.step import compare_stacks
-from megacpp_validate.catalog import read_catalog
-from megacpp_validate.evidence.findings import Cause
-from megacpp_validate.evidence.receipt import Check, Failure, Library, Receipt
-from megacpp_validate.evidence.upgrade import StepResult
 
 CATALOG = read_catalog()
 

@@ -7,12 +7,23 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from planted import CUDNN, MODULES, blocked, cannot_import, dies, fails, good, keyword, raises, stack_of
 
 from megacpp_validate.canary.dynamic.step import StackReceipts, compare_stacks
-from megacpp_validate.catalog import read_catalog
+from megacpp_validate.canary.dynamic.upgrade_result import Change, StepResult
+from megacpp_validate.catalog.bridge import read_catalog
 from megacpp_validate.evidence.receipt import Backend, Check, Receipt
-from megacpp_validate.evidence.upgrade import Change, StepResult
+from tests.canary.dynamic.planted import (
+    CUDNN,
+    MODULES,
+    blocked,
+    cannot_import,
+    dies,
+    fails,
+    good,
+    keyword,
+    raises,
+    stack_of,
+)
 
 CATALOG = read_catalog()
 

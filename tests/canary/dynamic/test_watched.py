@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
-from planted import MACHINE, MODULES, clean, fails, falls_back, good, stack_of
 
 from megacpp_validate.canary.dynamic.step import StackReceipts, compare_stacks
+from megacpp_validate.canary.dynamic.upgrade_result import Culprit, StepResult, TimingChange
 from megacpp_validate.canary.dynamic.watched import MEMORY_RATIO, MEMORY_RISE_MIB
-from megacpp_validate.catalog import read_catalog
-from megacpp_validate.catalog_gate import read_gate_policy
-from megacpp_validate.evidence.findings import Cause
+from megacpp_validate.catalog.bridge import read_catalog
+from megacpp_validate.catalog.gate import read_gate_policy
 from megacpp_validate.evidence.receipt import Backend, Check, JitCompile, JitCompiles, Outcome, Receipt
-from megacpp_validate.evidence.upgrade import ENVIRONMENT, Culprit, StepResult, TimingChange
+from megacpp_validate.evidence.values import ENVIRONMENT, Cause
+from tests.canary.dynamic.planted import MACHINE, MODULES, clean, fails, falls_back, good, stack_of
 
 CATALOG = read_catalog()
 FUSED, UNFUSED, NATIVE = (("te", "cudnn"), ("te", "unfused"), ("sdpa",))

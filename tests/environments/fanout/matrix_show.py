@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-import slurm_cluster
+from tests import slurm_cluster
 
 ROOT = Path(__file__).parents[3]
 CLUSTER = 'poll_s = 0.5\ngrace_s = 1\npatience_s = 30\ncontainers = "none"\n'

@@ -12,8 +12,6 @@ from threading import Event
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from scripted_scheduler import H200, NOWHERE, QUICK, ScriptedScheduler, drive, order_of, works_of
-
 from megacpp_validate.environments.fanout.decide import find_ground
 from megacpp_validate.environments.fanout.drive import Cancelled, Drive
 from megacpp_validate.environments.fanout.launcher import JobHeld, JobRefused, SchedulerDown, Seen, Try, Work
@@ -21,6 +19,15 @@ from megacpp_validate.environments.fanout.state import STATE_FILE, State, StateD
 from megacpp_validate.environments.restart import FolderTaken, own_folder
 from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.evidence.store import read_receipts
+from tests.environments.fanout.scripted_scheduler import (
+    H200,
+    NOWHERE,
+    QUICK,
+    ScriptedScheduler,
+    drive,
+    order_of,
+    works_of,
+)
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,6 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from places import make_probes
-from scripted_scheduler import order_of
-
 from megacpp_validate.environments.container import ContainerEnvironment
 from megacpp_validate.environments.environment import Environment
 from megacpp_validate.environments.fanout.drive import Cancelled, Drive
@@ -29,6 +25,8 @@ from megacpp_validate.environments.fanout.shipped import receive_environment, sh
 from megacpp_validate.environments.interpreter import PACKAGE, InterpreterEnvironment
 from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.evidence.store import read_receipts
+from tests.environments.fanout.scripted_scheduler import order_of
+from tests.environments.places import make_probes
 
 RULES = Rules(poll_s=0.02, grace_s=0.0)
 

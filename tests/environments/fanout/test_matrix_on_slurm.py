@@ -14,10 +14,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2]))
-import slurm_cluster
-from matrix_show import Show, run_show, until
-
 from megacpp_validate.evidence.store import read_receipts
+from tests import slurm_cluster
+from tests.environments.fanout.matrix_show import Show, run_show, until
 
 MODULES = "imports,attention,linear_walker,permute,expert_gemm,native_block,layer_spec"
 TWO_STACKS = [

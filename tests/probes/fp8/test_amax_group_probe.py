@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ownership_bench import failed, new_bench
 
 from megacpp_validate.probes.bench import Bench, CannotRun
 from megacpp_validate.probes.fp8 import amax_group as probe
 from megacpp_validate.probes.fp8.amax_group import Place, check_groups, places, wrong_amaxes
+from tests.probes.fp8.ownership_bench import failed, new_bench
 
 ON_THE_DOUBLE = (
     "from megacpp_validate.selftest.double import use_te_double\nuse_te_double()\n"

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from ownership_bench import failed, new_bench
 
 from megacpp_validate.bridge import fp8_scope, layer_watch, open_scopes, recompute, te_fp8
 from megacpp_validate.bridge import imports as te
@@ -16,6 +15,7 @@ from megacpp_validate.bridge.errors import ScopeEnteredTwice
 from megacpp_validate.probes.bench import Bench
 from megacpp_validate.probes.fp8 import checkpoint as probe
 from megacpp_validate.probes.fp8.stacks import scope_of
+from tests.probes.fp8.ownership_bench import failed, new_bench
 
 pytestmark = pytest.mark.usefixtures("te_double")
 Patch = pytest.MonkeyPatch

@@ -10,13 +10,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from deep_gemm_double import install  # noqa: E402
-
 from megacpp_validate.bridge import deep_gemm, deep_gemm_cast, deep_gemm_product, expert_gemm  # noqa: E402
 from megacpp_validate.native.grouped_gemm import grouped_gemm_loop  # noqa: E402
 from megacpp_validate.probes.bench import Bench, CannotRun  # noqa: E402
 from megacpp_validate.probes.fp8 import deep_gemm as probed  # noqa: E402
 from megacpp_validate.probes.order import Order, Target  # noqa: E402
+from tests.deep_gemm_double import install  # noqa: E402
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

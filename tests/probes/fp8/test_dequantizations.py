@@ -12,10 +12,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 sys.path.insert(0, str(Path(__file__).parents[2] / "bridge"))
-import te_tensors as te  # noqa: E402
-
 from megacpp_validate.bridge import quantized_tensor, scaled_mm  # noqa: E402
 from megacpp_validate.probes.fp8.dequantizations import Watch, watching_dequantizations  # noqa: E402
+from tests.bridge import te_tensors as te  # noqa: E402
 
 
 def watch(deed: Callable[[], Any]) -> Watch:

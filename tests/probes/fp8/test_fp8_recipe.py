@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from recipe_bench import DOUBLE, Patch, failed, new_bench
 
 from megacpp_validate.bridge import fp8_scope, recipes, te_fp8
 from megacpp_validate.bridge import imports as te
@@ -17,6 +16,7 @@ from megacpp_validate.probes.bench import Bench, CannotRun
 from megacpp_validate.probes.fp8 import recipe as recipe_probe
 from megacpp_validate.probes.fp8.quantizers import GEMM, watching_operands
 from megacpp_validate.probes.order import Target
+from tests.probes.fp8.recipe_bench import DOUBLE, Patch, failed, new_bench
 
 Plant = Callable[[Patch], None]
 

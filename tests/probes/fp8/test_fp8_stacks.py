@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from ownership_bench import new_bench
 
 from megacpp_validate.probes.fp8.stacks import (
     delayed_states,
@@ -18,6 +17,7 @@ from megacpp_validate.probes.fp8.stacks import (
     te_layers,
     train_step,
 )
+from tests.probes.fp8.ownership_bench import new_bench
 
 ONE = torch.ones(2, 3)
 

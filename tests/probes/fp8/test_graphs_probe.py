@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from ownership_bench import failed, new_bench
 
 from megacpp_validate.bridge import graph_capture, open_scopes
 from megacpp_validate.bridge import imports as te
 from megacpp_validate.probes.bench import Bench
 from megacpp_validate.probes.fp8 import graphs as probe
 from megacpp_validate.probes.fp8.stacks import scope_of
+from tests.probes.fp8.ownership_bench import failed, new_bench
 
 pytestmark = pytest.mark.usefixtures("te_double")
 Patch = pytest.MonkeyPatch

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from running_processes import is_running
 
 from megacpp_validate.probes.fp8.ranks import run_ranks
+from tests.running_processes import is_running
 
 
 def command(text: str) -> list[str]:

@@ -6,10 +6,10 @@ import importlib
 from dataclasses import replace
 
 import pytest
-from ownership_bench import new_bench
 
 from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.probes import process
+from tests.probes.fp8.ownership_bench import new_bench
 
 CELLS = ("checkpoint", "graphs", "zones")
 

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bridge"))
-from torchao_ready import torch
-
 from megacpp_validate.bridge import torchao, torchao_lane
 from megacpp_validate.probes.bench import Bench, CannotRun
 from megacpp_validate.probes.fp8 import torchao as probe_module
 from megacpp_validate.probes.fp8.torchao_order import check_order, check_refusals
 from megacpp_validate.probes.fp8.torchao_tree import LAYERS, Tree, one_rank
 from megacpp_validate.probes.order import Order, Target
+from tests.bridge.torchao_ready import torch
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 Patch = pytest.MonkeyPatch

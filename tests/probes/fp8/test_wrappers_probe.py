@@ -11,9 +11,6 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bridge"))
-import te_tensors as te
-from torchao_ready import torch
-
 from megacpp_validate.bridge import quantized_tensor, scaled_mm, torchao
 from megacpp_validate.bridge.scaled_payload import ScaledPayload
 from megacpp_validate.probes.bench import Bench, CannotRun
@@ -21,6 +18,8 @@ from megacpp_validate.probes.fp8 import derived as derive
 from megacpp_validate.probes.fp8 import wrappers
 from megacpp_validate.probes.fp8.derived import check_derived
 from megacpp_validate.probes.order import Order, Target
+from tests.bridge import te_tensors as te
+from tests.bridge.torchao_ready import torch
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 Patch = pytest.MonkeyPatch

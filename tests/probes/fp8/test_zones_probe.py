@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from ownership_bench import failed, new_bench
 
 from megacpp_validate.bridge import fp8_scope, open_scopes
 from megacpp_validate.bridge import imports as te
@@ -17,6 +16,7 @@ from megacpp_validate.probes.bench import Bench
 from megacpp_validate.probes.fp8 import zones as probe
 from megacpp_validate.probes.fp8.quantizers import Operand
 from megacpp_validate.probes.fp8.stacks import scope_of
+from tests.probes.fp8.ownership_bench import failed, new_bench
 
 pytestmark = pytest.mark.usefixtures("te_double")
 Patch = pytest.MonkeyPatch

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.catalog import Catalog
+from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.evidence.receipt import Outcome, Receipt
 from megacpp_validate.probes.order import Order, Target
 from megacpp_validate.probes.process import run_probe

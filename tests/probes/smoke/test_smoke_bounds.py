@@ -8,12 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_train_checks import SIZE, failed, left_by, new_bench, run_of
 
 from megacpp_validate.probes.smoke.reproduce import tell_where
 from megacpp_validate.probes.smoke.train import check_audit, judge_learning, judge_validation
 from megacpp_validate.training.language import Language
 from megacpp_validate.training.smoke.trainer import NEVER_TRAINED_ON
+from tests.probes.smoke.test_train_checks import SIZE, failed, left_by, new_bench, run_of
 
 
 @pytest.mark.parametrize(("last", "passes"), [(2.02, True), (1.99, True), (1.5, False), (0.02, False)])

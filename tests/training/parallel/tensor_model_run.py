@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from tensor_layer_run import PLAIN, SLACK
 from torch import distributed
 
 from megacpp_validate.training.model import HybridModel
@@ -15,6 +14,7 @@ from megacpp_validate.training.parallel.plan import ParallelPlan
 from megacpp_validate.training.parallel.replicas import check_replicas, reduce_split_gradients, split_parameters
 from megacpp_validate.training.parallel.tensor_weights import share_parameters
 from megacpp_validate.training.sizes import read_size
+from tests.training.parallel.tensor_layer_run import PLAIN, SLACK
 
 SIZE = read_size("tiny", num_heads=4, num_gqa_groups=2, recurrent_heads=2, length=8, chunk=4, batch=2)
 TOKENS = torch.randint(SIZE.vocabulary, (2, 9), generator=torch.Generator().manual_seed(11))

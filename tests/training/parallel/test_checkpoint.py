@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from gloo_ranks import on_ranks
-from sharded_run import EXPERTS, Run, read_batch, same
+
+from tests.training.parallel.gloo_ranks import on_ranks
+from tests.training.parallel.sharded_run import EXPERTS, Run, read_batch, same
 
 
 def go_on(load: str | None, until: int, save: str | None, end: int) -> dict[str, Any]:

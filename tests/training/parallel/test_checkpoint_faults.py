@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-from gloo_ranks import on_ranks
-from sharded_run import IDENTITY, Run, same
 from torch import distributed
 
 from megacpp_validate.training.parallel import checkpoint
 from megacpp_validate.training.parallel.checkpoint import CheckpointNotSaved
 from megacpp_validate.training.parallel.checkpoint_manifest import WrongCheckpoint, read_manifest
+from tests.training.parallel.gloo_ranks import on_ranks
+from tests.training.parallel.sharded_run import IDENTITY, Run, same
 
 
 def refusals(folder: str) -> dict[str, Any]:

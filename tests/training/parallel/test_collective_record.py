@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gloo_ranks import on_ranks
 
 from megacpp_validate.training.parallel.collective_record import (
     Collective,
@@ -16,6 +15,7 @@ from megacpp_validate.training.parallel.collective_record import (
     read_record,
     watch_collectives,
 )
+from tests.training.parallel.gloo_ranks import on_ranks
 
 
 def recorded_on_a_rank(folder: str) -> list[tuple[str, tuple[int, ...]]]:

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from expert_layer_run import EXPERTS, HIDDEN, IDLE, NAMES, TOKENS, TOP_K, WIDTH, make_data, part_of, run_layer
-from gloo_ranks import on_ranks
 from torch import distributed
 
 from megacpp_validate.native.permute import permute
@@ -22,6 +20,19 @@ from megacpp_validate.training.parallel.token_counts import (
     digest_chunks,
     share_of_balance_loss,
 )
+from tests.training.parallel.expert_layer_run import (
+    EXPERTS,
+    HIDDEN,
+    IDLE,
+    NAMES,
+    TOKENS,
+    TOP_K,
+    WIDTH,
+    make_data,
+    part_of,
+    run_layer,
+)
+from tests.training.parallel.gloo_ranks import on_ranks
 
 
 def everything_on_a_rank() -> dict[str, Any]:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from gloo_ranks import on_ranks
 from torch import distributed, nn
 
 from megacpp_validate.training.optimizer import MasterAdamW, Schedule
 from megacpp_validate.training.parallel.gradient_sums import GradientSums
+from tests.training.parallel.gloo_ranks import on_ranks
 
 SLACK = 16 * 2.0**-24  # a dozen roundings in fp32 at the most: squares, a sum, a root, and what was given
 

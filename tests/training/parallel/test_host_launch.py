@@ -18,8 +18,8 @@ from megacpp_validate.training.parallel.host_launch import main
 from megacpp_validate.training.parallel.rank_process import reserve_port
 
 sys.path.insert(0, str(Path(__file__).parent))
-from running_processes import processes_of
-from test_launch import wait_for
+from tests.running_processes import processes_of
+from tests.training.parallel.test_launch import wait_for
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[3]
 Launcher = subprocess.Popen[str]

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from gloo_ranks import on_ranks
 from torch import distributed
 
 from megacpp_validate.bridge.jagged_experts import Order, jagged_moe
@@ -18,6 +17,7 @@ from megacpp_validate.training.parallel import jagged_exchange
 from megacpp_validate.training.parallel.expert_parallel import ExpertExchange, WrongExchange
 from megacpp_validate.training.parallel.jagged_exchange import JaggedExchange
 from megacpp_validate.training.parallel.token_counts import TokenCounts, TokensNotConserved, check_conservation
+from tests.training.parallel.gloo_ranks import on_ranks
 
 HIDDEN, WIDTH, EXPERTS, TOP_K = 16, 8, 8, 3  # on 4 ranks a token has more experts than a rank
 # Uneven, and one rank without tokens; experts 1 to 3 are idle: on 4 ranks rank 1 holds 2 and 3, and gets no row.

@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # a test runs this file's `run` in a process of its own
-from running_processes import processes_of
-
 from megacpp_validate.training.parallel.collective_record import read_record
 from megacpp_validate.training.parallel.launch import Limits, RunEnd, WrongLaunch, launch
 from megacpp_validate.training.parallel.rank_process import PortInUse, reserve_port
+from tests.running_processes import processes_of
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[3]
 ENOUGH = Limits(whole=60, silent=40)

@@ -8,8 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from gloo_ranks import on_ranks  # noqa: E402
-from low_experts_run import STEPS, histories_on_a_rank  # noqa: E402
+from tests.training.parallel.gloo_ranks import on_ranks  # noqa: E402
+from tests.training.parallel.low_experts_run import STEPS, histories_on_a_rank  # noqa: E402
 
 HISTORY = 16
 WANTED = list(range(HISTORY - STEPS, HISTORY))  # the newest row last

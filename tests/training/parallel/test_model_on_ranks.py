@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from gloo_ranks import on_ranks
 from torch import distributed
 
 from megacpp_validate.bridge.features import PRESETS
@@ -21,6 +20,7 @@ from megacpp_validate.training.parallel.replicas import split_parameters
 from megacpp_validate.training.parallel.token_counts import check_conservation
 from megacpp_validate.training.sizes import Size, read_size
 from megacpp_validate.training.spread import ALONE, Spread
+from tests.training.parallel.gloo_ranks import on_ranks
 
 LOSSES = ("language", "aux", "z", "mtp", "total")
 ACCUMULATE = 2

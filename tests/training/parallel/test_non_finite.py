@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from gloo_ranks import on_ranks
 from torch import distributed, nn
 
 from megacpp_validate.bridge.features import PRESETS
@@ -16,6 +15,7 @@ from megacpp_validate.training.layers import Build
 from megacpp_validate.training.model import HybridModel
 from megacpp_validate.training.parallel.non_finite import FiniteWatch, NonFinite, NotReproduced
 from megacpp_validate.training.sizes import SIZES
+from tests.training.parallel.gloo_ranks import on_ranks
 
 
 class Scaled(nn.Module):

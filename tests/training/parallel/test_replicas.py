@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from gloo_ranks import on_ranks
 from torch import distributed, nn
 
 from megacpp_validate.native.norms import RMSNorm
@@ -18,6 +17,7 @@ from megacpp_validate.training.parallel.replicas import (
     reduce_split_gradients,
     split_parameters,
 )
+from tests.training.parallel.gloo_ranks import on_ranks
 
 LENGTH, HIDDEN, HEADS, WIDTH = 8, 6, 4, 4
 

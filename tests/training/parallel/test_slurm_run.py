@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-import slurm_cluster
-from running_processes import processes_of
-
 from megacpp_validate.training.parallel.gather import read_end
+from tests import slurm_cluster
+from tests.running_processes import processes_of
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[3]
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from gloo_ranks import on_ranks
-from tensor_layer_run import PLAIN, SIZE, everything_on_a_rank
 
 from megacpp_validate.bridge.block_weights import BlockShape, shard_native_state
 from megacpp_validate.bridge.errors import WeightMismatch
@@ -23,6 +21,8 @@ from megacpp_validate.training.parallel.tensor_weights import (
     share_parameters,
 )
 from megacpp_validate.training.spread import Spread
+from tests.training.parallel.gloo_ranks import on_ranks
+from tests.training.parallel.tensor_layer_run import PLAIN, SIZE, everything_on_a_rank
 
 LAYERS = tuple(f"{letter}{sequence_parallel}" for letter in "AMR" for sequence_parallel in (1, 0))
 # Native weights that hold what has a part of its gradient on each rank: with sequence parallelism, and without.

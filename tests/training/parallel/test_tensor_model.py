@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gloo_ranks import on_ranks
-from tensor_model_run import model_on_a_rank
+
+from tests.training.parallel.gloo_ranks import on_ranks
+from tests.training.parallel.tensor_model_run import model_on_a_rank
 
 
 @pytest.fixture(scope="module")

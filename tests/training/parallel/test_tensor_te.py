@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gloo_ranks import on_ranks
-from te_tensor_run import te_form_on_a_rank
+
+from tests.training.parallel.gloo_ranks import on_ranks
+from tests.training.parallel.te_tensor_run import te_form_on_a_rank
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running_processes import processes_of
-from smoke_train import EXPERTS, order_of
 
 from megacpp_validate.training.smoke.order import SmokeOrder
 from megacpp_validate.training.smoke.run import SmokeResult, run_smoke
+from tests.running_processes import processes_of
+from tests.training.smoke.smoke_train import EXPERTS, order_of
 
 
 def run(order: SmokeOrder, folder: Path, **limits: float) -> SmokeResult:

@@ -9,8 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gloo_ranks import on_ranks
-from smoke_train import (
+from torch import distributed
+
+from megacpp_validate.training.errors import TrainingError
+from megacpp_validate.training.parallel.checkpoint import CheckpointNotSaved
+from megacpp_validate.training.parallel.checkpoint_manifest import WrongCheckpoint
+from megacpp_validate.training.parallel.gradient_sums import GradientSums
+from megacpp_validate.training.parallel.plan import WrongPlan
+from tests.training.parallel.gloo_ranks import on_ranks
+from tests.training.smoke.smoke_train import (
     CHANGES,
     DATA,
     EXPERTS,
@@ -25,13 +32,6 @@ from smoke_train import (
     train,
     train_all,
 )
-from torch import distributed
-
-from megacpp_validate.training.errors import TrainingError
-from megacpp_validate.training.parallel.checkpoint import CheckpointNotSaved
-from megacpp_validate.training.parallel.checkpoint_manifest import WrongCheckpoint
-from megacpp_validate.training.parallel.gradient_sums import GradientSums
-from megacpp_validate.training.parallel.plan import WrongPlan
 
 PLANS = {"experts": EXPERTS, "sequences": DATA, "positions": POSITIONS, "heads": HEADS}
 TWICE = {"accumulate": 2}

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from smoke_train import alone, new_trainer, order_of, same_weights, train
 
 from megacpp_validate.jit import compiles
 from megacpp_validate.jit.compiles import saw
 from megacpp_validate.training.smoke import trainer as trainer_module
 from megacpp_validate.training.smoke.receipt import make_receipt
 from megacpp_validate.training.smoke.waits import WARM
+from tests.training.smoke.smoke_train import alone, new_trainer, order_of, same_weights, train
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from smoke_train import EXPERTS, alone, assert_follows, bounds, order_of, train
 
 from megacpp_validate.training.parallel.goodput import PHASES
 from megacpp_validate.training.smoke.__main__ import main
+from tests.training.smoke.smoke_train import EXPERTS, alone, assert_follows, bounds, order_of, train
 
 
 def test_two_ranks_reproduce_one(

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from smoke_train import alone, new_trainer, order_of, same_weights, train
 from torch import nn
 
 from megacpp_validate.training.errors import WrongSize
@@ -25,6 +24,7 @@ from megacpp_validate.training.smoke.receipt import make_receipt
 from megacpp_validate.training.smoke.saved import state_of
 from megacpp_validate.training.smoke.trainer import NotFinite
 from megacpp_validate.training.spread import Spread
+from tests.training.smoke.smoke_train import alone, new_trainer, order_of, same_weights, train
 
 
 @pytest.fixture(autouse=True, scope="module")

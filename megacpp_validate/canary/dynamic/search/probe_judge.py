@@ -1,0 +1,150 @@
+"""A point judged by what probes observe in its environment: good where the receipt of the module is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from ....catalog.bridge import BridgeModule
+from ....diagnosis.host_faults import find_host_fault
+from ....environments.environment import Environment, NoEnvironment
+from ....evidence.receipt import Library, Outcome, Package, Receipt
+from ..bisect_result import Answer, Verdict
+from ..components import component_named
+from .judge import NotBuilt
+
+Make = Callable[[Mapping[str, str]], Environment]
+"""Makes the environment of a point; raises `NoEnvironment`."""
+
+Observe = Callable[[Environment, Mapping[str, str], Sequence[str], int], Sequence[Receipt]]
+"""Runs some probes in an environment; also told the point, and which run at this point it is."""
+
+# How receipts name what an axis changes; what is not here is believed to be what its folder is said to hold.
+_LOADED_AS: Final[dict[str, tuple[str, ...]]] = {
+    "te": ("transformer_engine",),
+    "torch": ("torch",),
+    "cudnn": ("libcudnn",),
+    "cublas": ("libcublas",),
+    "cudart": ("libcudart",),
+    "nccl": ("libnccl",),
+    "triton": ("triton",),
+    "flash-attn": ("flash_attn", "flash_attn_3", "flash_attn_interface"),
+    "deep-gemm": ("deep_gemm",),
+}
+
+_OF_MACHINE: Final = ("GPU memory", "GPU hardware", "host memory", "disk")  # what fails whichever release is there
+
+
+class ProbeJudge:
+    """Runs the probe of a module, and of all that it stands on, in the environment of each point.
+
+    Args:
+        module: that is asked about.
+        modules: all of them, in dependency order.
+        make: the environment of a point.
+        observe: what probes see there.
+    """
+
+    def __init__(self, module: str, modules: Sequence[BridgeModule], make: Make, observe: Observe) -> None:
+        self.module = module
+        self.below = find_below(module, modules)
+        self.make = make
+        self.observe = observe
+        self._made: dict[tuple[str, ...], Environment] = {}
+
+    def identify(self, choices: Mapping[str, str]) -> str:
+        """Make the environment; its identity."""
+        try:
+            environment = self._made[tuple(choices.values())] = self.make(choices)
+            return environment.identity
+        except NoEnvironment as fault:
+            raise NotBuilt(str(fault)) from fault
+
+    def judge(self, choices: Mapping[str, str], run: int) -> Answer:
+        """What the receipts of one run say."""
+        environment = self._made[tuple(choices.values())]
+        try:
+            receipts = self.observe(environment, choices, (*self.below, self.module), run)
+        except NoEnvironment as fault:
+            raise NotBuilt(str(fault)) from fault
+        return judge_receipts(self.module, self.below, receipts, choices)
+
+
+def find_below(module: str, modules: Sequence[BridgeModule]) -> tuple[str, ...]:
+    """Everything that a module stands on, directly or not, in dependency order."""
+    rows = {row.id: row for row in modules}
+    below: set[str] = set()
+    waiting = list(rows[module].depends_on)
+    while waiting:
+        name = waiting.pop()
+        if name not in below and name != module:
+            below.add(name)
+            waiting += rows[name].depends_on
+    return tuple(row.id for row in modules if row.id in below)
+
+
+def judge_receipts(
+    module: str, below: Sequence[str], receipts: Sequence[Receipt], choices: Mapping[str, str]
+) -> Answer:
+    """What one run says about a module, and not about what it stands on.
+
+    Where another module's failure keeps it from running at all, or something else was loaded than the point is to have,
+    nothing is said about it. A module that ran and is red is bad, whoever is to blame: that is for `canary.blame`.
+    """
+    by_probe = {receipt.probe: receipt for receipt in receipts}
+    own = by_probe.get(module)
+    if own is None or own.outcome is Outcome.NOT_RUN:
+        reason = "there is no receipt" if own is None else own.reason
+        return Answer(verdict=Verdict.CANNOT_TELL, reason=f"{module} did not run: {reason}", lasting=False)
+    if own.requested != "te":
+        reason = f"{module} ran without Transformer Engine: {own.requested_because or own.requested}"
+        return Answer(verdict=Verdict.CANNOT_TELL, reason=reason)
+    if other := "; ".join(filter(None, (_find_other(own, axis, value) for axis, value in choices.items()))):
+        return Answer(verdict=Verdict.CANNOT_TELL, reason=other)
+    if own.outcome.is_good:
+        return Answer(verdict=Verdict.GOOD, reason=own.outcome.value)
+    if trouble := find_machine_trouble(own):
+        return Answer(
+            verdict=Verdict.CANNOT_TELL, reason=f"the machine failed ({trouble}): {own.reason}", lasting=False
+        )
+    red = [name for name in below if name in by_probe and not by_probe[name].outcome.is_good]
+    if own.outcome is Outcome.BLOCKED or (own.outcome is Outcome.IMPORT_ERROR and red):
+        blocker = next((r for r in receipts if r.cell == own.blocked_by), by_probe[red[0]] if red else None)
+        said = f"{blocker.probe}, which is {blocker.outcome.value}: {blocker.reason}" if blocker else own.reason
+        return Answer(verdict=Verdict.CANNOT_TELL, reason=f"blocked by {said}")
+    also = f"; {', '.join(red)}, which it stands on, red too" if red else ""
+    return Answer(verdict=Verdict.BAD, reason=f"{own.outcome.value}{also}: {own.reason}")
+
+
+def find_machine_trouble(receipt: Receipt) -> str:
+    """What of the machine ended a probe; empty where nothing did. What it takes is its own, not its release's."""
+    if fault := find_host_fault(receipt):
+        return fault
+    if receipt.failure is None or receipt.outcome is not Outcome.ERROR:
+        return ""
+    text = f"{receipt.failure.type}: {receipt.failure.message}"
+    rows = (component for name in _OF_MACHINE if (component := component_named(name)) is not None)
+    return next((row.name for row in rows if row.says and re.search(row.says, text)), "")
+
+
+def _find_other(receipt: Receipt, axis: str, wanted: str) -> str:
+    """What was loaded in place of the version that a point is to have; empty where it was that, or is not known."""
+    names = _LOADED_AS.get(axis, ())
+    loaded: tuple[Library | Package, ...] = (*receipt.libraries, *receipt.packages)
+    told = (re.split(r",\s*", entry.version) for entry in loaded if entry.name in names)
+    versions = sorted({version for some in told for version in some if version})
+    taken = [version for version in versions if _is_same(version, wanted)]
+    # Two copies of a shared library: nobody knows which one computes. Two packages are two backends, as FA2 and FA3.
+    if not versions or (taken and (len(versions) == 1 or not names[0].startswith("lib"))):
+        return ""
+    return (
+        f"{axis} {wanted} was to be loaded, and {' and '.join(versions)} was: the folder of this value is not what "
+        "the process took"
+    )
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Whether one version is the other, or its beginning: 9.14.0 and 9.14.0.64 are one cuDNN."""
+    pairs = zip(*(re.split(r"[.\-_]", version.partition("+")[0]) for version in (one, other)), strict=False)
+    return all(left == right for left, right in pairs)

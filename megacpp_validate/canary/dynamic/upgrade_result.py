@@ -1,0 +1,171 @@
+"""What the dynamic tier observed between two stacks on one target, and who is to blame for it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field
+
+from ...environments.session_result import SupportGrid
+from ...environments.stack_run import StackRun
+from ...evidence.receipt import Outcome
+from ...evidence.values import Cause, Frozen
+from ..firewall.result import FirewallResult
+from ..static.findings import StaticResult
+
+
+class Change(StrEnum):
+    """What became of one cell between two stacks. Total: every pair of outcomes, and of none, has one."""
+
+    REGRESSED = "regressed"  # good before, bad now
+    FIXED = "fixed"  # bad before, good now
+    SAME_FAILURE = "same-failure"  # bad before and now, by one signature
+    NEW = "new"  # nothing was seen before, or another failure; what is seen now may be good or bad
+    LOST = "lost"  # no evidence now: missing, not-run, or blocked by a cell whose failure is not this one's
+    UNCHANGED = "unchanged"  # good before and now, or no evidence on either side
+
+
+class ModuleChange(Frozen):
+    """One bridge module between two stacks.
+
+    Attributes:
+        before, after: outcomes; None where there is no receipt that can be believed.
+        signature: of the failure that is seen now; empty where there is none.
+        under: the culprit that it is filed under; empty where it is none's cascade.
+        reason: what the receipt says now.
+    """
+
+    module: str
+    before: Outcome | None
+    after: Outcome | None
+    change: Change
+    signature: str = ""
+    under: str = ""
+    reason: str = ""
+
+
+class Culprit(Frozen):
+    """One cause, and all that is filed under it.
+
+    Attributes:
+        module: the first module in dependency order that shows it; `ENVIRONMENT` where every module shares it.
+        cause: its class.
+        component: what is at fault below Transformer Engine: "cuDNN", "cuBLAS", "CUDA runtime", "torch ABI",
+            "flash-attn"; empty where it is Transformer Engine or the bridge.
+        signature: what makes failures one failure.
+        summary: what was seen, in a sentence.
+        evidence: the lines that show it: exception, frame, checks out of bounds, versions that differ, timings.
+        entry_points: of Transformer Engine, as the bridge names them.
+        next_step: what to do.
+        cascades: modules that are red, slower or changed by it, in dependency order.
+        green: every check passed, and something else changed: time, kernel, memory, late compiles.
+    """
+
+    module: str
+    cause: Cause
+    component: str = ""
+    signature: str
+    summary: str
+    evidence: tuple[str, ...] = ()
+    entry_points: tuple[str, ...] = ()
+    next_step: str
+    cascades: tuple[str, ...] = ()
+    green: bool = False
+
+    @property
+    def is_slowdown(self) -> bool:
+        """Whether it is slower, and nothing of it is red: its evidence is timings."""
+        return self.cause is Cause.PERFORMANCE and self.signature.startswith("slower")
+
+
+class TimingChange(Frozen):
+    """One timed use of a module on either side, beside the noise of the card.
+
+    Attributes:
+        ratio: after / before; above 1 is slower.
+        noise: ratio that two runs of one stack on this card are apart by, at the most that is to be believed.
+        slower: beyond that noise.
+        derivation: where `noise` comes from.
+    """
+
+    module: str
+    name: str
+    before_ms: float
+    after_ms: float
+    ratio: float
+    noise: float
+    slower: bool
+    derivation: str
+
+
+class VersionChange(Frozen):
+    """A package or library as loaded that is not the same on both sides; empty where it was not loaded."""
+
+    name: str
+    before: str
+    after: str
+
+
+class StepResult(Frozen):
+    """The step from one stack to another on one target.
+
+    Attributes:
+        modules: in dependency order, then compositions by name.
+        culprits: in dependency order; nobody where nothing regressed.
+        timings: every use that was timed on both sides.
+        versions: what else than the release changed.
+        lost: cells without evidence now, each with why. Lost evidence is never a pass.
+    """
+
+    schema_id: Literal["megacpp-validate/step/1"] = "megacpp-validate/step/1"
+    target: str
+    before: str
+    after: str
+    modules: tuple[ModuleChange, ...]
+    culprits: tuple[Culprit, ...] = ()
+    timings: tuple[TimingChange, ...] = ()
+    versions: tuple[VersionChange, ...] = ()
+    lost: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def breaks(self) -> bool:
+        """Whether somebody is to blame."""
+        return bool(self.culprits)
+
+
+class UpgradeResult(Frozen):
+    """Everything that was asked of two releases or more, over the tiers that were asked for.
+
+    Attributes:
+        tiers: "static", "firewall", "gpu", in that order.
+        static, firewall: None where the tier was not asked for.
+        grid: stacks x modules; None without the dynamic tier.
+        stacks: those of the dynamic tier, oldest first.
+        steps: between adjacent stacks of the dynamic tier.
+        seconds: wall-clock time of each tier.
+    """
+
+    schema_id: Literal["megacpp-validate/upgrade/1"] = "megacpp-validate/upgrade/1"
+    tool: str
+    target: str
+    tiers: tuple[str, ...]
+    static: tuple[StaticResult, ...] = ()
+    firewall: FirewallResult | None = None
+    grid: SupportGrid | None = None
+    stacks: tuple[StackRun, ...] = ()
+    steps: tuple[StepResult, ...] = ()
+    seconds: dict[str, float] = Field(default_factory=dict)
+
+    @property
+    def breaks(self) -> bool:
+        """Whether any tier found somebody to blame."""
+        static = any(result.breaks for result in self.static)
+        firewall = self.firewall is not None and any(case.outcome.value == "fail" for case in self.firewall.cases)
+        return static or firewall or any(step.breaks for step in self.steps)
+
+    @property
+    def lacks(self) -> bool:
+        """Whether evidence that was asked for is missing."""
+        firewall = self.firewall is not None and any(case.outcome.value == "not-run" for case in self.firewall.cases)
+        return firewall or any(stack.problem for stack in self.stacks) or any(step.lost for step in self.steps)

@@ -1,0 +1,1 @@
+"""Damaged installs, laid out and judged."""

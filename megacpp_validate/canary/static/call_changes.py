@@ -1,0 +1,200 @@
+"""What a change of signature does to one call of the bridge."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import griffe
+
+from ...evidence.values import Cause
+from .binding import Binding, bind, likely_rename
+from .changes import Change
+from .findings import ChangeKind, Impact
+from .shapes import Parameter, Signature
+from .surface import Use
+
+
+def compare_calls(old: Signature, new: Signature, use: Use) -> Iterator[Change]:
+    """Every change between two signatures that the call `use` meets; faults it already had in `old` left out."""
+    before, after = bind(old, use), bind(new, use)
+    yield from _lost_keywords(old, new, use, before)
+    yield from _no_longer_swallowed(old, new, before, after)
+    moved = list(_moved_positionals(old, new, use))
+    yield from moved
+    if not any(change.kind is ChangeKind.PARAMETER_REORDERED for change in moved):
+        yield from _reordered(new, [name for name in after.doubled if name not in before.doubled])
+    named = {p.name for p in old.parameters if p.required}
+    renamed = {
+        likely_rename(p, old, new) for p in old.parameters if new.named(p.name) is None and p.name in before.given
+    }
+    for parameter in after.missing:
+        if parameter.name not in named and parameter.name not in renamed:
+            had = old.named(parameter.name)
+            yield Change(
+                ChangeKind.PARAMETER_REQUIRED,
+                Impact.BREAKING,
+                parameter=parameter.name,
+                old=f"{parameter.name}={had.default}" if had else "",
+                new=parameter.name,
+            )
+    yield from _leaned_on_defaults(old, new, before)
+
+
+def call_faults(signature: Signature, use: Use) -> Iterator[Change]:
+    """What keeps a call from fitting a signature at all, without another release to compare with."""
+    binding = bind(signature, use)
+    for name in (*binding.unexpected, *(name for name in use.keywords if name in signature.refused)):
+        yield Change(ChangeKind.PARAMETER_REMOVED, Impact.BREAKING, _lost_cause(signature), parameter=name)
+    for index in binding.surplus:
+        yield Change(ChangeKind.PARAMETER_REMOVED, Impact.BREAKING, parameter=f"argument {index + 1}")
+    yield from _reordered(signature, binding.doubled)
+    for parameter in binding.missing:
+        yield Change(ChangeKind.PARAMETER_REQUIRED, Impact.BREAKING, parameter=parameter.name, new=parameter.name)
+
+
+def _lost_keywords(old: Signature, new: Signature, use: Use, before: Binding) -> Iterator[Change]:
+    for name in use.keywords:
+        had, has = old.named(name), new.named(name)
+        if had is None or name in before.unexpected:
+            continue
+        if has is not None and has.kind is not griffe.ParameterKind.positional_only:
+            continue
+        if has is not None:
+            yield Change(
+                ChangeKind.PARAMETER_POSITIONAL_ONLY,
+                Impact.BREAKING,
+                parameter=name,
+                old=_text(had),
+                new=_text(has),
+            )
+            continue
+        suggestion = likely_rename(had, old, new)
+        kind = ChangeKind.PARAMETER_RENAMED if suggestion else ChangeKind.PARAMETER_REMOVED
+        # **kwargs may still take it; one that is taken by another name there is handed on to what does not know it.
+        elsewhere = suggestion and had.popped and name not in new.mentioned
+        lenient = new.open_keywords and not elsewhere and name not in new.refused
+        impact = Impact.RISK if lenient else Impact.BREAKING
+        cause = _lost_cause(new)
+        yield Change(kind, impact, cause, parameter=name, old=_text(had), new=suggestion, suggestion=suggestion)
+
+
+def _no_longer_swallowed(old: Signature, new: Signature, before: Binding, after: Binding) -> Iterator[Change]:
+    """Arguments that `*args` and `**kwargs` of the old release took without naming them."""
+    for name in after.unexpected:
+        swallowed = name in before.unexpected and old.ignores_unknown and not new.ignores_unknown
+        handed_on = name not in before.unexpected and old.named(name) is None
+        if swallowed or handed_on:
+            yield Change(ChangeKind.PARAMETER_REMOVED, Impact.BREAKING, _lost_cause(new), parameter=name, old="**")
+    for index in after.surplus:
+        if index >= len(old.positionals) and index not in before.surplus:
+            yield Change(ChangeKind.PARAMETER_REMOVED, Impact.BREAKING, parameter=f"argument {index + 1}", old="*")
+
+
+def _reordered(signature: Signature, doubled: list[str]) -> Iterator[Change]:
+    """A place and a name that now mean the same parameter."""
+    for name in doubled:
+        yield Change(ChangeKind.PARAMETER_REORDERED, Impact.BREAKING, parameter=name, new=_order(signature.positionals))
+
+
+def _lost_cause(signature: Signature) -> Cause:
+    return Cause.SILENT_FALLBACK if signature.ignores_unknown or signature.open_keywords else Cause.API
+
+
+def _moved_positionals(old: Signature, new: Signature, use: Use) -> Iterator[Change]:
+    before, after = old.positionals, new.positionals
+    for index in range(min(len(use.positionals), len(before))):
+        had = before[index]
+        has = after[index] if index < len(after) else None
+        if has is not None and has.name == had.name:
+            continue
+        other = new.named(had.name)
+        if other is not None and other.kind is griffe.ParameterKind.keyword_only:
+            yield Change(
+                ChangeKind.PARAMETER_KEYWORD_ONLY,
+                Impact.BREAKING,
+                parameter=had.name,
+                old=_text(had),
+                new=f"*, {_text(other)}",
+            )
+        elif has is None:
+            if not new.takes_any_positional:
+                yield Change(ChangeKind.PARAMETER_REMOVED, Impact.BREAKING, parameter=had.name, old=_text(had))
+        elif other is not None and other.default == "None" and _is_alias(had, has, index, old, new):
+            yield _renamed_in_place(had, has)
+        elif other is not None or old.named(has.name) is not None:
+            yield Change(
+                ChangeKind.PARAMETER_REORDERED,
+                Impact.BREAKING,
+                parameter=had.name,
+                old=_order(before),
+                new=_order(after),
+            )
+            return  # the rest of the row has moved with it
+        elif likely_rename(had, old, new) == has.name:
+            yield _renamed_in_place(had, has)
+        else:
+            yield Change(
+                ChangeKind.PARAMETER_REMOVED,
+                Impact.BREAKING,
+                parameter=had.name,
+                old=_text(had),
+                new=_text(has),
+            )
+
+
+def _is_alias(had: Parameter, has: Parameter, index: int, old: Signature, new: Signature) -> bool:
+    """Whether the old name stays as an alias of the new one, which stands in its place.
+
+    What followed it follows still: a parameter that was put in before it pushes it on, and the rest with it.
+    """
+    behind = [[p.name for p in signature.positionals[index + 1 :]] for signature in (old, new)]
+    pushed = behind[1][:1] == [had.name] and behind[0][:1] == behind[1][1:2]
+    alone = not behind[0] and bool(had.annotation) and had.annotation == has.annotation
+    return old.named(has.name) is None and (has.required or alone or not pushed)
+
+
+def _leaned_on_defaults(old: Signature, new: Signature, before: Binding) -> Iterator[Change]:
+    for had in old.parameters:
+        has = new.named(had.name)
+        if had.name in before.given or has is None or had.default is None or has.default is None:
+            continue
+        if not _same_default(had.default, has.default):
+            yield Change(
+                ChangeKind.DEFAULT_CHANGED,
+                Impact.RISK,
+                Cause.NUMERICS,
+                parameter=had.name,
+                old=had.default,
+                new=has.default,
+            )
+
+
+def _renamed_in_place(had: Parameter, has: Parameter) -> Change:
+    """A positional that has another name in the same place: the call reaches it as before."""
+    return Change(
+        ChangeKind.PARAMETER_RENAMED,
+        Impact.HARMLESS,
+        parameter=had.name,
+        old=had.name,
+        new=has.name,
+        suggestion=has.name,
+    )
+
+
+def _same_default(old: str, new: str) -> bool:
+    """Whether two defaults are one: the same text, or the same name with more or less of its path."""
+    if "..." in (old, new) or old == new:
+        return True
+    dotted = all(re.fullmatch(r"[A-Za-z_][\w.]*\.[\w.]+", text) for text in (old, new))
+    return dotted and (old.endswith(f".{new}") or new.endswith(f".{old}"))
+
+
+def _text(parameter: Parameter) -> str:
+    annotation = f": {parameter.annotation}" if parameter.annotation else ""
+    default = f" = {parameter.default}" if parameter.default is not None else ""
+    return f"{parameter.name}{annotation}{default}"
+
+
+def _order(parameters: list[Parameter]) -> str:
+    return ", ".join(p.name for p in parameters[:8])

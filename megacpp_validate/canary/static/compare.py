@@ -1,0 +1,389 @@
+"""Compares two releases as the bridge consumes them: every use, then findings gathered, then blame.
+
+A use is alive in a release when the accessors that its place in the code asks for are there. What is alive and
+fits in the old release and does not in the new one is this upgrade's doing; what fails in both alike is not.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import griffe
+
+from ...evidence.values import Cause, SourceLine
+from .binding import bind
+from .body_changes import compare_bodies, compare_deprecations
+from .call_changes import call_faults, compare_calls
+from .changes import Change
+from .decorated import compare_decorators, is_undecorated
+from .enumerations import enum_values
+from .findings import ChangeKind, Finding, Impact
+from .gathering import Met, gather
+from .import_faults import compare_conditions, compare_import_faults
+from .import_time import compare_import_time, deprecated_modules
+from .literal_fields import compare_literals
+from .reach import constant_in
+from .release import Found, Opaque, Release
+from .relocation import likely_member, moved_to, renamed_to
+from .shapes import (
+    Shape,
+    Signature,
+    callee_of,
+    goes_through_a_base,
+    is_context_manager,
+    is_decorator,
+    left_abstract,
+    made_by,
+    shape_of,
+    signature_of,
+    ways_to_name,
+)
+from .surface import RESULT, Surface, Symbol, Use, UseKind
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What an accessor gives in one release: the symbol that its import statements reach first."""
+
+    symbol: Symbol
+    found: Found | None  # None: it may be there, but only running the code would tell
+
+
+def compare_releases(old: Release, new: Release, surface: Surface) -> tuple[list[Finding], list[Finding]]:
+    """Findings of the step from `old` to `new`, and faults that `old` has in the same way."""
+    comparison = _Comparison(old, new, surface)
+    met = list(comparison.changes())
+    faults = list(comparison.standing_faults())
+    return gather(met, surface), gather(faults, surface)
+
+
+class _Comparison:
+    def __init__(self, old: Release, new: Release, surface: Surface) -> None:
+        self.old, self.new, self.surface = old, new, surface
+        self._before = {name: _resolve(old, a.symbols) for name, a in surface.accessors.items()}
+        self._after = {name: _resolve(new, a.symbols) for name, a in surface.accessors.items()}
+
+    def changes(self) -> Iterator[Met]:
+        """Every change that a use meets in the step from old to new."""
+        for use in self.surface.uses:
+            if not self._alive(use, self._before):
+                continue
+            for change in self._changes_of(use):
+                yield self._met(change, use)
+        yield from self._faults_of_new_paths()
+        yield from self._import_time()
+
+    def standing_faults(self) -> Iterator[Met]:
+        """Calls that fail in both releases alike, for a symbol that both have."""
+        for use in self._calls():
+            if self._alive(use, self._before) and self._alive(use, self._after):
+                before = {(c.kind, c.parameter) for c in self._faults(self.old, use, self._before)}
+                for change in self._faults(self.new, use, self._after):
+                    if (change.kind, change.parameter) in before:
+                        yield self._met(change, use)
+
+    # --- one use ------------------------------------------------------------------------------------------
+
+    def _changes_of(self, use: Use) -> Iterator[Change]:
+        if use.kind is UseKind.NAME:
+            yield from self._name(use)
+            return
+        if not self._alive(use, self._after):
+            yield from self._path_taken_instead(use)
+            return
+        before, after = self._shape(self.old, use, self._before), self._shape(self.new, use, self._after)
+        if before.what in {"unknown", "missing"}:
+            return
+        if after.what == "missing":
+            yield self._gone(use, before, after)
+            return
+        if after.maybe and not before.maybe and use.path and self._is_left_to_chance(use, before, after):
+            yield self._gone(use, before, after)
+        elif after.what != "unknown":
+            yield from self._by_kind(use, before, after)
+
+    def _is_left_to_chance(self, use: Use, before: Shape, after: Shape) -> bool:
+        """Whether a name that was surely there is only made by texts now that were there beside it."""
+        name = use.path[-1]
+        return ways_to_name(self.new, after, name) <= ways_to_name(self.old, before, name) - {name}
+
+    def _by_kind(self, use: Use, before: Shape, after: Shape) -> Iterator[Change]:
+        match use.kind:
+            case UseKind.CALL:
+                yield from self._call(use, before, after)
+            case UseKind.ATTRIBUTE if (values := enum_values(before.obj, after.obj)) is not None:
+                change = Change(ChangeKind.RETURN_CHANGED, Impact.RISK, Cause.NUMERICS, old=values[0], new=values[1])
+                yield self._at(change, before, after)
+            case UseKind.ATTRIBUTE if before.what == "value" and is_undecorated(after.obj):
+                change = Change(ChangeKind.RETURN_CHANGED, Impact.BREAKING, old="a value", new="a method")
+                yield self._at(change, before, after)
+            case UseKind.CLASS if before.what == "class" and after.what == "function":
+                yield self._at(Change(ChangeKind.CLASS_BECAME_FUNCTION, Impact.BREAKING), before, after)
+            case UseKind.CONTEXT:
+                if is_context_manager(self.old, before) and is_context_manager(self.new, after) is False:
+                    yield self._at(Change(ChangeKind.CONTEXT_MANAGER_LOST, Impact.BREAKING), before, after)
+            case UseKind.DECORATOR:
+                if is_decorator(self.old, before) and is_decorator(self.new, after) is False:
+                    yield self._at(Change(ChangeKind.DECORATOR_LOST, Impact.BREAKING), before, after)
+
+    def _name(self, use: Use) -> Iterator[Change]:
+        before, after = self._before[use.accessor], self._after[use.accessor]
+        if before is None:
+            return
+        if after is None:
+            if not self._replaced_by(use):
+                lost = self._lost_symbol(before)
+                missed = not self._does_without(use) or self._has_no_other_way(use)
+                yield lost if missed else replace(lost, impact=Impact.RISK, cause=Cause.SILENT_FALLBACK)
+            return
+        if before.symbol != after.symbol and before.found and after.found:
+            yield Change(  # the same thing in another place, and the bridge looks there first
+                ChangeKind.MOVED,
+                Impact.HARMLESS,
+                before=self.old.where(before.found.obj),
+                after=self.new.where(after.found.obj),
+                old=before.symbol.path,
+                new=after.symbol.path,
+                suggestion=after.symbol.path,
+                follows=True,
+            )
+        elif before.symbol == after.symbol:
+            notice = deprecated_modules(self.new, after.symbol)
+            if notice and not deprecated_modules(self.old, before.symbol):
+                yield Change(ChangeKind.DEPRECATED, Impact.RISK, old=before.symbol.module, new=notice)
+            yield from compare_conditions(self.old, self.new, after.symbol.module, after.symbol.name)
+            if before.found and after.found:
+                yield from self._kind_of_definition(before.found, after.found)
+                for change in compare_deprecations(self.old, self.new, before.found.obj, after.found.obj, {}):
+                    if isinstance(after.found.obj, griffe.Class):
+                        yield self._at_objects(change, before.found.obj, after.found.obj)
+
+    def _does_without(self, use: Use) -> bool:
+        """Whether the code around an accessor's call minds its None: nothing else there uses the value unasked."""
+        here = (use.accessor, use.function)
+        same = [o for o in self.surface.uses if (o.accessor, o.function) == here and o is not use]
+        careful = all(o.optional or o.kind is UseKind.CLASS or use.accessor in o.present for o in same)
+        return use.optional and careful
+
+    def _has_no_other_way(self, use: Use) -> bool:
+        """Whether the code that is run where an accessor gives None calls another one, that gives None, too."""
+        here = (use.module, use.function)
+        instead = [o for o in self._calls() if (o.module, o.function) == here and use.accessor in o.absent]
+        return bool(instead) and not any(o.optional or self._alive(o, self._after) for o in instead)
+
+    def _kind_of_definition(self, before: Found, after: Found) -> Iterator[Change]:
+        one, other = before.obj, after.obj
+        if isinstance(one, griffe.Function) and isinstance(other, griffe.Class):
+            yield self._at_objects(Change(ChangeKind.FUNCTION_BECAME_CLASS, Impact.HARMLESS), one, other)
+        elif isinstance(one, griffe.Class) and isinstance(other, griffe.Function):
+            yield self._at_objects(Change(ChangeKind.CLASS_BECAME_FUNCTION, Impact.HARMLESS), one, other)
+
+    def _lost_symbol(self, before: Resolved) -> Change:
+        moved, renamed = moved_to(self.new, before.symbol), ""
+        if not moved:
+            renamed = renamed_to(self.old, self.new, before.symbol)
+        kind = ChangeKind.MOVED if moved else ChangeKind.RENAMED if renamed else ChangeKind.REMOVED
+        place = moved or renamed
+        after = None
+        if place:
+            owner, _, name = place.rpartition(".")
+            found = self.new.lookup(owner, name)
+            after = self.new.where(found.obj) if isinstance(found, Found) else None
+        where = self.old.where(before.found.obj) if before.found else None
+        return Change(
+            kind,
+            Impact.BREAKING,
+            before=where,
+            after=after,
+            old=before.symbol.path,
+            new=place,
+            suggestion=place,
+        )
+
+    def _path_taken_instead(self, use: Use) -> Iterator[Change]:
+        """The use is no longer reached: the code around it takes another of the bridge's paths."""
+        other = self._replaced_by(use)
+        before = self._before[use.accessor]
+        if (
+            use.kind is not UseKind.CALL
+            or other is None
+            or use.path
+            or before is None
+            or other.accessor == use.accessor
+        ):
+            return
+        after = self._after[other.accessor]
+        if after is None:
+            return
+        yield Change(
+            ChangeKind.RENAMED,
+            Impact.RISK,
+            Cause.API,
+            before=self.old.where(before.found.obj) if before.found else None,
+            after=self.new.where(after.found.obj) if after.found else None,
+            old=before.symbol.path,
+            new=after.symbol.path,
+            suggestion=after.symbol.path,
+            follows=True,
+        )
+
+    def _replaced_by(self, use: Use) -> Use | None:
+        """A call in the same function that is reached in the new release only."""
+        for other in self._calls():
+            same = other.module == use.module and other.function == use.function and not other.path
+            if same and not self._alive(other, self._before) and self._alive(other, self._after):
+                return other
+        return None
+
+    def _call(self, use: Use, before: Shape, after: Shape) -> Iterator[Change]:
+        one, other = signature_of(self.old, before), signature_of(self.new, after)
+        if one is None:
+            return
+        if other is None:
+            if after.what in {"value", "instance", "module"} and not after.maybe:
+                yield self._at(Change(ChangeKind.NOT_CALLABLE, Impact.BREAKING), before, after)
+            return
+        if goes_through_a_base(self.old, before) and goes_through_a_base(self.new, after) is False:
+            yield self._at(Change(ChangeKind.NOT_CALLABLE, Impact.BREAKING), before, after)
+            return
+        for name in sorted(left_abstract(self.new, after) - left_abstract(self.old, before)):
+            what = f"TypeError: the abstract method {name} is not defined"
+            yield self._at(Change(ChangeKind.GUARD_ADDED, Impact.BREAKING, new=what), before, after)
+        for change in self._kept_out(use, before, after, one, other):
+            yield self._at(change, before, after)
+        first, second = callee_of(self.old, before)[0], callee_of(self.new, after)[0]
+        for change in compare_calls(one, other, use):
+            seen = self._through_constants(change, first, second)
+            if seen is not None:
+                yield self._at(seen, before, after)
+        given = bind(other, use).given
+        first, second = self._runs(first), self._runs(second)
+        if first is None or second is None:
+            return
+        for change in compare_bodies(self.old, self.new, first, second, given, use):
+            yield self._at(change, before, after)
+        for change in compare_deprecations(self.old, self.new, first, second, given):
+            yield self._at(change, before, after)
+
+    def _kept_out(self, use: Use, before: Shape, after: Shape, one: Signature, other: Signature) -> Iterator[Change]:
+        """What refuses a call beside the signature of its constructor."""
+        made = made_by(self.new, after)
+        if made is not None and made != made_by(self.old, before):
+            yield from call_faults(replace(made, open_keywords=made.open_keywords or made.ignores_unknown), use)
+        for one_of, other_of in {
+            (before.obj, after.obj),
+            (callee_of(self.old, before)[0], callee_of(self.new, after)[0]),
+        }:
+            if one_of is not None and other_of is not None:
+                yield from compare_decorators(self.old, self.new, one_of, other_of, use)
+        yield from compare_literals(one, other, use)
+
+    def _through_constants(
+        self, change: Change, first: griffe.Function | None, second: griffe.Function | None
+    ) -> Change | None:
+        """A changed default told by value where it names a constant; None where the value is the same."""
+        if change.kind is not ChangeKind.DEFAULT_CHANGED or first is None or second is None:
+            return change
+        old = constant_in(self.old, first.module, change.old) if change.old.isidentifier() else None
+        new = constant_in(self.new, second.module, change.new) if change.new.isidentifier() else None
+        if old is None and new is None:
+            return change
+        texts = [ast.unparse(v) if v is not None else t for v, t in ((old, change.old), (new, change.new))]
+        return None if texts[0] == texts[1] else replace(change, old=texts[0], new=texts[1])
+
+    @staticmethod
+    def _runs(function: griffe.Function | None) -> griffe.Function | None:
+        """What runs in a constructor that was made up: a dataclass's own code is its `__post_init__`."""
+        if function is not None and function.name == "__init__" and isinstance(function.parent, griffe.Class):
+            own = function.parent.members.get("__post_init__")
+            return own if isinstance(own, griffe.Function) else function
+        return function
+
+    def _gone(self, use: Use, before: Shape, after: Shape) -> Change:
+        certain = not before.maybe and not use.optional
+        change = Change(
+            ChangeKind.ATTRIBUTE_REMOVED,
+            Impact.BREAKING if certain else Impact.RISK,
+            parameter=use.path[-1],
+            suggestion=likely_member(after.obj, use.path[-1], before.obj),
+        )
+        return self._at(change, before, after)
+
+    # --- uses together ------------------------------------------------------------------------------------
+
+    def _faults_of_new_paths(self) -> Iterator[Met]:
+        """A path that the bridge takes in the new release only, and that does not fit there."""
+        for use in self._calls():
+            if self._alive(use, self._before) or not self._alive(use, self._after):
+                continue
+            had = [o for o in self._calls() if (o.module, o.function) == (use.module, use.function)]
+            if not any(self._alive(o, self._before) for o in had):
+                continue  # a feature that the old release did not have is not lost
+            for change in self._faults(self.new, use, self._after):
+                yield self._met(change, use)
+
+    def _faults(self, release: Release, use: Use, resolved: dict[str, Resolved | None]) -> Iterator[Change]:
+        shape = self._shape(release, use, resolved)
+        signature = signature_of(release, shape) if shape.what not in {"missing", "unknown"} else None
+        if signature is not None:
+            where = release.where(shape.obj) if shape.obj is not None else None
+            for change in call_faults(signature, use):
+                yield replace(change, after=where)
+
+    def _import_time(self) -> Iterator[Met]:
+        use = next(iter(self.surface.uses))
+        anchor = Symbol("transformer_engine.pytorch", "")
+        use = replace(use, module=self.surface.module_order[0], site=_vendor_site(self.surface))
+        for change in (*compare_import_faults(self.old, self.new), *compare_import_time(self.old, self.new)):
+            ends = change.impact is Impact.BREAKING  # nothing of the bridge has Transformer Engine then
+            for module in self.surface.module_order if ends else (use.module,):
+                yield Met(change, replace(use, module=module), anchor)
+
+    def _calls(self) -> Iterator[Use]:
+        return (use for use in self.surface.uses if use.kind is UseKind.CALL)
+
+    def _alive(self, use: Use, resolved: dict[str, Resolved | None]) -> bool:
+        there = {name for name, found in resolved.items() if found is not None}
+        needed = use.present | (set() if use.kind is UseKind.NAME else {use.accessor})
+        return needed <= there and not (use.absent & there)
+
+    def _shape(self, release: Release, use: Use, resolved: dict[str, Resolved | None]) -> Shape:
+        entry = resolved[use.accessor]
+        if entry is None or entry.found is None:
+            return Shape("unknown")
+        return shape_of(release, entry.found, use.path)
+
+    def _at(self, change: Change, before: Shape, after: Shape) -> Change:
+        return self._at_objects(change, before.obj, after.obj if after.what != "missing" else None)
+
+    def _at_objects(self, change: Change, before: griffe.Object | None, after: griffe.Object | None) -> Change:
+        one = change.before or (self.old.where(before) if before is not None else None)
+        other = change.after or (self.new.where(after) if after is not None else None)
+        return replace(change, before=one, after=other)
+
+    def _met(self, change: Change, use: Use) -> Met:
+        member = ".".join(step for step in use.path if step != RESULT)
+        if use.path and use.path[-1] == RESULT and use.kind is UseKind.CALL:
+            member = f"{member}.forward".lstrip(".")
+        if change.kind is ChangeKind.ATTRIBUTE_REMOVED:
+            member = member.rpartition(".")[0]
+        resolved = self._before[use.accessor] or self._after[use.accessor]
+        symbol = resolved.symbol if resolved else self.surface.accessors[use.accessor].symbols[0]
+        return Met(replace(change, member=change.member or member), use, symbol)
+
+
+def _resolve(release: Release, symbols: Iterable[Symbol]) -> Resolved | None:
+    """The first of an accessor's import statements that works in a release."""
+    for symbol in symbols:
+        found = release.lookup(symbol.module, symbol.name)
+        if isinstance(found, Found):
+            return Resolved(symbol, found)
+        if isinstance(found, Opaque):
+            return Resolved(symbol, None)
+    return None
+
+
+def _vendor_site(surface: Surface) -> SourceLine:
+    return next(iter(surface.accessors.values())).sites[0]

@@ -1,0 +1,149 @@
+"""What the static tier observed between two releases of Transformer Engine.
+
+Every value is frozen and goes to JSON and back unchanged. A finding is about one change to one symbol, as one or
+more call sites of the bridge consume it; the sentences about it are made in `report.words`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field
+
+from ...evidence.values import Cause, Frozen, SourceLine
+
+
+class ChangeKind(StrEnum):
+    """What changed. A closed enumeration: a change that fits none of these is not reported as another."""
+
+    REMOVED = "removed"
+    MOVED = "moved"
+    RENAMED = "renamed"
+    CLASS_BECAME_FUNCTION = "class-became-function"
+    FUNCTION_BECAME_CLASS = "function-became-class"
+    NOT_CALLABLE = "not-callable"
+    PARAMETER_REMOVED = "parameter-removed"
+    PARAMETER_RENAMED = "parameter-renamed"
+    PARAMETER_REORDERED = "parameter-reordered"
+    PARAMETER_REQUIRED = "parameter-required"
+    PARAMETER_KEYWORD_ONLY = "parameter-keyword-only"
+    PARAMETER_POSITIONAL_ONLY = "parameter-positional-only"
+    DEFAULT_CHANGED = "default-changed"
+    DEFAULT_MEANING_CHANGED = "default-meaning-changed"
+    RETURN_CHANGED = "return-changed"
+    DEPRECATED = "deprecated"
+    GUARD_ADDED = "guard-added"
+    WARNING_ADDED = "warning-added"
+    ATTRIBUTE_REMOVED = "attribute-removed"
+    DECORATOR_LOST = "decorator-lost"
+    CONTEXT_MANAGER_LOST = "context-manager-lost"
+    IMPORT_REQUIREMENT_ADDED = "import-requirement-added"
+
+
+class Impact(StrEnum):
+    """What a change does to the bridge as it is written."""
+
+    BREAKING = "breaking"  # the call as written fails, or what it asks for is silently ignored
+    RISK = "risk"  # a default that it leans on moved, a deprecation, another path is taken
+    HARMLESS = "harmless"  # not consumed, or consumed in a way that the change does not touch
+
+
+class ModuleVerdict(StrEnum):
+    """One bridge module between two releases."""
+
+    BREAKS = "breaks"
+    CASCADE = "cascade"  # red, but filed under the module that comes first in dependency order
+    RISK = "risk"
+    CLEAN = "clean"
+
+
+class Finding(Frozen):
+    """One change to one symbol, as the bridge consumes it.
+
+    Attributes:
+        module: id of the bridge module that is blamed: the first of `modules` in dependency order.
+        modules: every bridge module with a call site that the change touches.
+        kind: what changed.
+        impact: what it does to the bridge.
+        cause: class of cause.
+        symbol: dotted name as the bridge imports it.
+        member: method, attribute or "forward"-like call on it; empty for the symbol itself.
+        parameter: name of the parameter or field concerned; empty if none.
+        before, after: where it stands in each release; None where it does not.
+        call_sites: where the bridge consumes it.
+        old, new: the changed text on either side: a default, a signature, a path; of a deprecation or an
+            import-time requirement `new` is the notice or what is asked for, of a guard the check.
+        suggestion: the likely new name or place; of a guard its message, of an import-time requirement the
+            condition under which it is asked for; empty if there is none.
+        follows: the bridge already takes the new way by itself (a second path in its accessor or call site).
+    """
+
+    module: str
+    modules: tuple[str, ...]
+    kind: ChangeKind
+    impact: Impact
+    cause: Cause
+    symbol: str
+    member: str = ""
+    parameter: str = ""
+    before: SourceLine | None = None
+    after: SourceLine | None = None
+    call_sites: tuple[SourceLine, ...] = ()
+    old: str = ""
+    new: str = ""
+    suggestion: str = ""
+    follows: bool = False
+
+
+class ModuleResult(Frozen):
+    """The verdict on one bridge module, and the module it is filed under if that is another one."""
+
+    module: str
+    verdict: ModuleVerdict
+    under: str = ""
+
+
+class ReleaseSource(Frozen):
+    """Where the sources of a release came from."""
+
+    version: str
+    wheel: str
+    sha256: str
+
+
+class StaticResult(Frozen):
+    """The static tier's answer for one pair of releases.
+
+    Attributes:
+        modules: one row a bridge module, in dependency order.
+        findings: breaking first, then risk; harmless ones that touch a consumed symbol last.
+        not_consumed: API changes between the two that the bridge does not consume: counted, and listed only with
+            `changes_not_consumed` when asked for.
+        downgrade: OLD is the newer one.
+        unchanged_faults: uses that already fail in OLD in the same way: not this upgrade's doing.
+    """
+
+    schema_id: Literal["megacpp-validate/static/1"] = "megacpp-validate/static/1"
+    tool: str
+    old: ReleaseSource
+    new: ReleaseSource
+    downgrade: bool
+    modules: tuple[ModuleResult, ...]
+    findings: tuple[Finding, ...]
+    unchanged_faults: tuple[Finding, ...] = ()
+    not_consumed: int = 0
+    changes_not_consumed: tuple[str, ...] = ()
+
+    @property
+    def breaks(self) -> bool:
+        """Whether anything that the bridge consumes is broken by the step from old to new."""
+        return any(finding.impact is Impact.BREAKING for finding in self.findings)
+
+
+class Sweep(Frozen):
+    """Every adjacent pair of releases, oldest first; releases that could not be read, with the reason."""
+
+    schema_id: Literal["megacpp-validate/sweep/1"] = "megacpp-validate/sweep/1"
+    steps: tuple[StaticResult, ...]
+    unreadable: dict[str, str] = Field(default_factory=dict)

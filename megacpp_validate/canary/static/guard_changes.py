@@ -1,0 +1,333 @@
+"""Checks that stand in the way of a call: which are new between two releases, and which the bridge runs into."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import copy
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+
+import griffe
+
+from ...evidence.values import SourceLine
+from . import bodies
+from .arguments import argument_of
+from .changes import Change
+from .conditions import can_fire
+from .findings import ChangeKind, Impact
+from .reach import Reached, guards_reached
+from .release import Release
+from .surface import Argument
+from .syntax_nodes import children, once_per_node, statements_below, walk
+
+_REWORDED = 0.6  # likeness of two guards' messages from which one is the other, if both test the same names
+_SAME_WORDS = 0.75  # ... if they test others, in nearly the same way
+_KNOWN_DEPTH = 3  # calls to follow in the old release: a check that only moved is not new
+
+
+@dataclass(frozen=True)
+class Consumed:
+    """A consumed function in one release, and its syntax tree."""
+
+    release: Release
+    function: griffe.Function
+    node: ast.FunctionDef
+
+
+def compare_guards(before: Consumed, after: Consumed, given: Mapping[str, Argument]) -> Iterator[Change]:
+    """Checks that the new release has and the old one had not, and that the call may run into.
+
+    Args:
+        before, after: the function in each release.
+        given: parameter -> what the call passes for it; a parameter that is left out is not in it.
+    """
+    known = [r.guard for r in _on_the_way(before, depth=_KNOWN_DEPTH)]
+    old_view, view = _View(before, given), _View(after, given)
+    new_features = _parameter_names(after.node) - _parameter_names(before.node) - set(given)
+    for reached in _on_the_way(after):
+        guard = reached.guard
+        if guard.is_deprecation:
+            continue  # it is told as one
+        tests = view.tests_of(guard)
+        fires = view.can_fire(tests, reached)
+        same = [one for one in known if (one.kind == "warn", one.condition) == (guard.kind == "warn", guard.condition)]
+        if same and not (fires and all(old_view.never(one) for one in same)):
+            continue  # it was there before, and it is not only now that this call runs into it
+        concerned = view.concerned_by(tests)
+        if fires is False or not (concerned or (fires and not reached.through)):
+            continue
+        narrowed = any(_lost_values(tests, old_view.tests_of(one), given) for one in known)
+        if not narrowed and any(_same_guard(guard, one) and not (fires and old_view.never(one)) for one in known):
+            continue
+        if any(_asks_for(test, view.far, new_features) for test in tests):
+            continue  # it guards a feature that this release brings and that the bridge does not ask for
+        if any(_is_new_kind(test, before.release, before.function) for test in tests):
+            continue  # it is about a class that the old release did not have: no value of it was ever passed
+        enclosing = [test for test in tests if not test.passed_by]
+        if enclosing and all(ast.unparse(test.expression).endswith(".is_cuda") for test in enclosing):
+            continue  # the bridge takes this path with tensors of the GPU only
+        certain = fires is True or (narrowed and _ways_of(before.node, concerned) == _ways_of(after.node, concerned))
+        yield _told(reached, concerned or view.left_out(tests), certain=certain)
+
+
+def _on_the_way(consumed: Consumed, *, depth: int = 1) -> list[Reached]:
+    """Guards of a call; of a class that is a context manager also those of `__enter__`, which runs next."""
+    release, function, node = consumed.release, consumed.function, consumed.node
+    found = guards_reached(release, function, node, depth=depth)
+    holder = function.parent
+    entered = holder.members.get("__enter__") if isinstance(holder, griffe.Class) else None
+    if node.name != "__init__" or not isinstance(entered, griffe.Function):
+        return found
+    inner = release.node_of(entered)
+    if not isinstance(inner, ast.FunctionDef):
+        return found
+    told = _fields(node, ()).visit(copy.deepcopy(inner))  # in terms of what the constructor was given
+    late = guards_reached(release, entered, told, depth=depth)
+    return [*found, *(replace(one, through=one.through or entered.name) for one in late)]
+
+
+def _told(reached: Reached, parameters: set[str], *, certain: bool) -> Change:
+    guard = reached.guard
+    is_warning = guard.kind == "warn"
+    return Change(
+        ChangeKind.WARNING_ADDED if is_warning else ChangeKind.GUARD_ADDED,
+        Impact.BREAKING if certain and not is_warning and not reached.through else Impact.RISK,
+        parameter=", ".join(sorted(parameters)),
+        after=SourceLine(file=reached.file, line=guard.line),
+        new=f"{guard.exception or guard.kind} if {guard.said or 'it is called'}",
+        suggestion=guard.message[:200],
+    )
+
+
+class _View:
+    """What is known of a function's names, seen from one call of it."""
+
+    def __init__(self, consumed: Consumed, given: Mapping[str, Argument]) -> None:
+        self._node = consumed.node
+        self._given = given
+        self._fields = _fields(consumed.node, given if consumed.node.name == "__post_init__" else ())
+        self._tests: dict[bodies.Guard, tuple[bodies.Test, ...]] = {}
+        self.near, self.far = _origins(consumed.node)
+
+    def tests_of(self, guard: bodies.Guard) -> tuple[bodies.Test, ...]:
+        """A guard's tests, with parameters in the place of the fields that hold them."""
+        if guard not in self._tests:  # each guard is held against all of the other release's
+            rewritten = (self._fields.visit(copy.deepcopy(test.expression)) for test in guard.tests)
+            told = zip(guard.tests, rewritten, strict=True)
+            self._tests[guard] = tuple(test._replace(expression=expression) for test, expression in told)
+        return self._tests[guard]
+
+    def concerned_by(self, tests: Iterable[bodies.Test]) -> set[str]:
+        """The parameters that the call passes and that the enclosing tests are about."""
+        return {p for name in _names_in(tests) for p in self.near.get(name, {name})} & set(self._given)
+
+    def left_out(self, tests: Iterable[bodies.Test]) -> set[str]:
+        """The parameters that the call leaves at their defaults and that the enclosing tests are about."""
+        return (_names_in(tests) & _parameter_names(self._node)) - set(self._given)
+
+    def can_fire(self, tests: Iterable[bodies.Test], reached: Reached) -> bool | None:
+        """Whether the tests can all come out as wanted, with what the call passes."""
+        return can_fire(tests, lambda line: known_inside(self._node, self._given, reached.called_at or line))
+
+    def never(self, guard: bodies.Guard) -> bool:
+        """Whether a guard of this function's own cannot fire with what the call passes."""
+        return can_fire(self.tests_of(guard), lambda line: known_inside(self._node, self._given, line)) is False
+
+
+def _lost_values(new: Iterable[bodies.Test], old: Iterable[bodies.Test], given: Mapping[str, Argument]) -> set[str]:
+    """Parameters that are looked up in a list which no longer holds a value that the call passes."""
+    before, after = _lists_in(old), _lists_in(new)
+    lost: set[str] = set()
+    for name in before.keys() & after.keys() & given.keys():
+        passed = set(given[name].values or ())
+        if passed & before[name] and not passed & before[name] <= after[name]:
+            lost.add(name)
+    return lost
+
+
+def _lists_in(tests: Iterable[bodies.Test]) -> dict[str, set[object]]:
+    """Name -> the values that it has to be one of."""
+    found: dict[str, set[object]] = {}
+    for test in tests:
+        match test.expression:
+            case ast.Compare(left=ast.Name(id=name), ops=[ast.In()], comparators=[group]) if not test.wanted:
+                with contextlib.suppress(ValueError, TypeError, SyntaxError):
+                    found[name] = set(ast.literal_eval(group))
+    return found
+
+
+def _ways_of(node: ast.FunctionDef, names: set[str]) -> set[str]:
+    """How a function puts other values in the place of some of its parameters."""
+    return {
+        ast.unparse(found)
+        for found in walk(node)
+        if isinstance(found, ast.Assign | ast.AnnAssign | ast.AugAssign)
+        for target in walk(found)
+        if isinstance(target, ast.Name) and isinstance(target.ctx, ast.Store) and target.id in names
+    }
+
+
+def _names_in(tests: Iterable[bodies.Test]) -> set[str]:
+    return {n.id for t in tests if not t.passed_by for n in walk(t.expression) if isinstance(n, ast.Name)}
+
+
+def _is_new_kind(test: bodies.Test, old: Release, function: griffe.Function) -> bool:
+    """Whether a test holds only for instances of a class that the old release does not know."""
+    match test:
+        case bodies.Test(passed_by=True):
+            return False
+        case bodies.Test(ast.Call(func=ast.Name(id="isinstance"), args=[_, ast.Name(id=kind)]), wanted=True):
+            return not hasattr(builtins, kind) and not any(
+                kind in module.members for module in (function.module, *old.modules())
+            )
+        case bodies.Test(ast.BoolOp(op=ast.And(), values=values), wanted=True):
+            return any(_is_new_kind(bodies.Test(value, True), old, function) for value in values)
+    return False
+
+
+def _asks_for(test: bodies.Test, origins: Mapping[str, set[str]], features: set[str]) -> bool:
+    """Whether a test holds only where one of `features` was asked for: `x is not None`, or `x` itself."""
+    match test.expression:
+        case ast.Compare(left=ast.Name(id=name), ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]):
+            wanted = True
+        case ast.Compare(left=ast.Name(id=name), ops=[ast.Is()], comparators=[ast.Constant(value=None)]):
+            wanted = False
+        case ast.Name(id=name):
+            wanted = True
+        case _:
+            return False
+    return test.wanted is wanted and bool(origins.get(name, {name}) & features)
+
+
+class _Fields(ast.NodeTransformer):
+    """Puts the parameter in the place of `self.name` where the body stores it there, once and unchanged."""
+
+    def __init__(self, stored: dict[str, str]) -> None:
+        self._stored = stored
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        """Replace `self.name`."""
+        if isinstance(node.value, ast.Name) and node.value.id == "self" and node.attr in self._stored:
+            return ast.copy_location(ast.Name(self._stored[node.attr], ast.Load()), node)
+        self.generic_visit(node)
+        return node
+
+
+def _fields(node: ast.FunctionDef, fields: Iterable[str]) -> _Fields:
+    return _Fields(_stored_fields(node) | {name: name for name in fields})
+
+
+@once_per_node
+def _stored_fields(node: ast.FunctionDef) -> dict[str, str]:
+    stored: dict[str, str] = {}
+    spoilt: set[str] = set()
+    parameters = _parameter_names(node)
+    for found in walk(node):
+        if isinstance(found, ast.Attribute) and isinstance(found.ctx, ast.Store) and ast.unparse(found.value) == "self":
+            spoilt |= {found.attr} & set(stored)
+            stored.setdefault(found.attr, "")
+    for found in walk(node):
+        match found:
+            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id="self"), attr=attr)], value=ast.Name(id=name)):
+                if name in parameters and attr not in spoilt:
+                    stored[attr] = name
+    return {attr: name for attr, name in stored.items() if name}
+
+
+def _same_guard(new: bodies.Guard, old: bodies.Guard) -> bool:
+    """The same guard, moved or reworded: the same test, or the same message for nearly the same test."""
+    if (new.kind == "warn") != (old.kind == "warn"):
+        return False  # what used to warn now raises, or the other way round
+    if new.condition == old.condition:
+        return True
+    if new.innermost and new.innermost == old.innermost:
+        return True
+    if not new.message or not old.message:
+        return False
+    likeness = SequenceMatcher(None, new.message, old.message).ratio()
+    if likeness > _REWORDED and new.names == old.names:
+        return True
+    return likeness > _SAME_WORDS and SequenceMatcher(None, new.condition, old.condition).ratio() > 0.5
+
+
+@once_per_node
+def _origins(node: ast.FunctionDef) -> tuple[dict[str, set[str]], dict[str, set[str]]]:
+    """Local names -> the parameters that their values come from.
+
+    Through plain assignments; the second also through calls, and through the tests under which they are made.
+    """
+    near: dict[str, set[str]] = {name: {name} for name in _parameter_names(node)}
+    far = {name: {name} for name in near}
+    _trace(node.body, near, set(), calls=False)
+    _trace(node.body, far, set(), calls=True)
+    return near, far
+
+
+def _trace(body: Iterable[ast.AST], origins: dict[str, set[str]], under: set[str], *, calls: bool) -> None:
+    for found in body:
+        inner = under
+        if isinstance(found, ast.Assign | ast.AnnAssign) and found.value is not None:
+            if isinstance(found.value, ast.Call) and (key := _popped(found.value)):
+                sources = {key}
+            elif not calls and any(isinstance(n, ast.Call) for n in walk(found.value)):
+                continue
+            else:
+                sources = _read_from(found.value, origins)
+            for name in _stored_names(found):
+                origins.setdefault(name, set()).update(sources | (under if calls else set()))
+        elif isinstance(found, ast.If):
+            inner = under | _read_from(found.test, origins)
+        _trace(children(found), origins, inner, calls=calls)
+
+
+def _read_from(node: ast.AST, origins: Mapping[str, set[str]]) -> set[str]:
+    return set().union(*(origins.get(n.id, set()) for n in walk(node) if isinstance(n, ast.Name)))
+
+
+def _stored_names(node: ast.Assign | ast.AnnAssign) -> set[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return {n.id for t in targets for n in walk(t) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+
+def _parameter_names(node: ast.FunctionDef) -> set[str]:
+    return {a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
+
+
+def _popped(call: ast.Call) -> str:
+    match call:
+        case ast.Call(func=ast.Attribute(attr="pop" | "get"), args=[ast.Constant(value=str(key)), *_]):
+            return key
+    return ""
+
+
+def known_inside(node: ast.AST | None, given: Mapping[str, Argument], line: int = sys.maxsize) -> dict[str, Argument]:
+    """What is known of a function's parameters above `line`: what is passed, and literal defaults of the rest."""
+    if not isinstance(node, ast.FunctionDef):
+        return dict(given)
+    known: dict[str, Argument] = {}
+    positional = [*node.args.posonlyargs, *node.args.args]
+    pairs = [*zip(reversed(positional), reversed(node.args.defaults), strict=False)]
+    pairs += [(a, d) for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if d is not None]
+    for argument, default in pairs:
+        known[argument.arg] = argument_of(default, {})
+    known.update(given)
+    for stored_at, name in _assigned(node):  # a parameter that was assigned to on the way may be anything there
+        if stored_at < line and name in known:
+            known[name] = Argument(never_none=known[name].never_none)
+    return known
+
+
+@once_per_node
+def _assigned(node: ast.FunctionDef) -> list[tuple[int, str]]:
+    """Names that a function assigns to, with the lines; not where one is given what `**kwargs` holds under it."""
+    return [
+        (found.lineno, name)
+        for found in statements_below(node)
+        if isinstance(found, ast.Assign)
+        for name in _stored_names(found)
+        if not isinstance(found.value, ast.Call) or name != _popped(found.value)
+    ]

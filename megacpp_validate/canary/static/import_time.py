@@ -1,0 +1,321 @@
+"""What importing Transformer Engine asks of its surroundings: libraries, minimum versions, checks that raise.
+
+Read from the code that runs when `transformer_engine.pytorch` is imported: the top level of every module that it
+imports in turn, and the functions of the package that those top levels call.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+
+from ...evidence.values import Cause, SourceLine
+from . import bodies
+from .arguments import argument_of
+from .changes import Change
+from .conditions import can_fire
+from .findings import ChangeKind, Impact
+from .lazy_names import lazy_branch
+from .release import Release
+from .source_files import PACKAGE
+from .surface import Argument, Symbol
+from .surroundings import asked_of_the_machine, asks_for_less, variables_set, ways_to_versions
+from .syntax_nodes import walk
+
+ENTRY = "transformer_engine.pytorch"
+# What torch itself has asked for since 2.1 (`Requires-Dist` of its wheels) is there wherever torch is.
+_WITH_TORCH = frozenset({"filelock", "fsspec", "jinja2", "networkx", "sympy", "typing_extensions"})
+_GIVEN = frozenset({PACKAGE, "torch", "__future__", *sys.stdlib_module_names}) | _WITH_TORCH
+_COVERS = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException", ""})
+_CALL_DEPTH = 2
+# Private, but there in torch 2.1 already, the least that Transformer Engine 2 takes.
+_OLD_PRIVATE = frozenset(
+    {"torch._C", "torch._dynamo", "torch._prims_common", "torch._utils", "torch.distributed._tensor"}
+)
+_UNSTABLE = frozenset({"beta", "contrib", "experimental", "internal"})
+_SURROUNDINGS = re.compile(
+    r"version|install|avail|found|environ|getenv|cud|nccl|driver|capab|torch|triton|path|device", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """Something that has to hold for the import to succeed.
+
+    Attributes:
+        what: "library" or "check".
+        text: name of the library, or the condition under which the check raises.
+        condition: the tests under which it is asked for at all; "" for always.
+        file, line: where.
+    """
+
+    what: str
+    text: str
+    condition: str
+    file: str
+    line: int
+
+
+def compare_import_time(old: Release, new: Release) -> Iterator[Change]:
+    """Requirements of the import that the old release did not have."""
+    before = read_requirements(old)
+    added = [r for r in read_requirements(new) if not any(_same(r, known) for known in before)]
+    groups: dict[tuple[str, str], list[Requirement]] = {}
+    for requirement in added:  # checks of one file are one change: they were written together
+        key = requirement.text if requirement.what == "library" else ""
+        groups.setdefault((requirement.file, key), []).append(requirement)
+    for (file, library), group in groups.items():
+        texts = [f"import {library}" if library else r.text for r in group]
+        conditions = {r.condition for r in group} - {""}
+        about_us = library or any(_SURROUNDINGS.search(f"{r.text} {r.condition}") for r in group)
+        yield Change(
+            ChangeKind.IMPORT_REQUIREMENT_ADDED,
+            Impact.RISK if about_us else Impact.HARMLESS,  # else it checks itself, as any release does
+            Cause.ENVIRONMENT,
+            parameter=library,
+            after=SourceLine(file=file, line=group[0].line),
+            new="; ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if len(texts) > 3 else ""),
+            suggestion=f"only if {' or '.join(sorted(conditions))}" if library and conditions else "",
+        )
+
+
+def read_requirements(release: Release) -> list[Requirement]:
+    """Everything that importing `transformer_engine.pytorch` asks for, in the order of the files."""
+    stored = release.stored("import-time", lambda: [vars(r) for r in _Walk(release).requirements()])
+    return [Requirement(**item) for item in stored]
+
+
+def deprecated_modules(release: Release, symbol: Symbol) -> str:
+    """The notice with which importing the symbol, or its module, is deprecated; empty if it is not."""
+    module = release.module(symbol.module)
+    if module is None:
+        return ""
+    tree = release.syntax(str(module.filepath))
+    branch = lazy_branch(tree, symbol.name) if symbol.name not in module.members else None
+    for node in (*tree.body, *(branch.body if branch is not None else ())):
+        match node:
+            case ast.Expr(value=ast.Call(func=func)) if ast.unparse(func).endswith(
+                "warn"
+            ) and "Deprecat" in ast.unparse(node):
+                texts = [n.value for n in walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+                return " ".join(" ".join(texts).split())
+    return ""
+
+
+def _same(one: Requirement, other: Requirement) -> bool:
+    if one.what != other.what:
+        return False
+    if one.text == other.text:
+        return not (other.condition and not one.condition)  # what was asked for at times is now asked for always
+    if one.what == "library":
+        return False
+    if asks_for_less(one.text.partition(" if ")[2], other.text.partition(" if ")[2]):
+        return True
+    numbers = [c for c in one.text if c.isdigit()] == [c for c in other.text if c.isdigit()]
+    return numbers and SequenceMatcher(None, one.text, other.text).ratio() > 0.85
+
+
+class _Walk:
+    """Follows an import through the package."""
+
+    def __init__(self, release: Release) -> None:
+        self._release = release
+        self._files = set(release.files())
+        self._seen: set[str] = set()
+        self._found: dict[tuple[str, str], Requirement] = {}
+
+    def requirements(self) -> list[Requirement]:
+        """Every requirement, those asked for always before those asked for at times."""
+        self._module(ENTRY)
+        return sorted(self._found.values(), key=lambda r: (r.what, r.text))
+
+    def _module(self, path: str) -> None:
+        parts = path.split(".")
+        for end in range(1, len(parts) + 1):  # importing a.b.c runs a, a.b and a.b.c
+            name = ".".join(parts[:end])
+            file = self._file_of(name)
+            if name in self._seen or file is None:
+                continue
+            self._seen.add(name)
+            tree = self._release.syntax(file)
+            package = name if file.endswith("__init__.py") else name.rpartition(".")[0]
+            self._top_level(tree.body, _Place(file, name, package, tree), "")
+
+    def _file_of(self, module: str) -> str | None:
+        base = module.replace(".", "/")
+        return next((f for f in (f"{base}/__init__.py", f"{base}.py") if f in self._files), None)
+
+    def _top_level(self, body: Iterable[ast.stmt], place: _Place, condition: str) -> None:
+        for node in body:
+            match node:
+                case ast.Import(names=names):
+                    for alias in names:
+                        self._imported(alias.name, (), node, place, condition)
+                case ast.ImportFrom(module=module, names=names, level=level):
+                    base = absolute(module or "", level, place.package)
+                    self._imported(base, tuple(a.name for a in names), node, place, condition)
+                case ast.Try(body=inner, handlers=handlers, orelse=orelse):
+                    caught = " or ".join(ast.unparse(h.type) if h.type else "" for h in handlers)
+                    covered = any(name in caught for name in _COVERS if name) or not all(h.type for h in handlers)
+                    self._top_level(inner, replace(place, tried=True), "optional" if covered else condition)
+                    self._top_level(orelse, place, _both(condition, _when_nothing_failed(inner[0], caught)))
+                case ast.If(test=test, body=then, orelse=orelse) if ast.unparse(test) not in {
+                    "TYPE_CHECKING",
+                    "typing.TYPE_CHECKING",
+                }:
+                    if "__name__" not in ast.unparse(test):
+                        self._top_level(then, place, _both(condition, ast.unparse(test)))
+                        self._top_level(orelse, place, _both(condition, f"not ({ast.unparse(test)})"))
+                case ast.With(items=items, body=inner):
+                    here = replace(place, tried=place.tried or bool(_suppressed(items)))
+                    self._top_level(inner, here, "optional" if _COVERS & _suppressed(items) else condition)
+                case ast.Assert() | ast.Raise():
+                    for guard in bodies.guards_of([node]):
+                        self._check(guard, place, condition)
+                case ast.Expr() | ast.Assign() | ast.AnnAssign():
+                    self._evaluated(node, place, condition, _CALL_DEPTH)
+
+    def _evaluated(
+        self, node: ast.Expr | ast.Assign | ast.AnnAssign, place: _Place, condition: str, depth: int
+    ) -> None:
+        """What a plain statement asks of the machine, and the function of the package that it calls."""
+        self._surroundings(node, place, condition)
+        if isinstance(node.value, ast.Call) and not isinstance(node, ast.AnnAssign):
+            self._called(node.value, place, condition, depth)
+
+    def _imported(self, module: str, names: tuple[str, ...], node: ast.stmt, place: _Place, condition: str) -> None:
+        top = module.partition(".")[0]
+        if condition == "optional":
+            return
+        if top == PACKAGE:
+            self._module(module)
+            for name in names:
+                self._module(f"{module}.{name}")
+        elif top == "torch" and module not in _OLD_PRIVATE and any(part.startswith("_") for part in module.split(".")):
+            self._add(Requirement("library", module, condition, place.file, node.lineno))  # private: it comes and goes
+        elif top and top not in _GIVEN and _UNSTABLE & set(module.split(".")):
+            self._add(Requirement("library", module, condition, place.file, node.lineno))  # so does what is tried out
+        elif top and top not in _GIVEN:
+            self._add(Requirement("library", module if condition else top, condition, place.file, node.lineno))
+
+    def _called(self, call: ast.Call, place: _Place, condition: str, depth: int) -> None:
+        """Checks in a function of the package that runs while importing."""
+        if depth == 0 or condition == "optional" or not isinstance(call.func, ast.Name):
+            return
+        found = _function_in(place.tree, call.func.id)
+        where = place
+        if found is None:
+            source = _imported_from(place, call.func.id)
+            file = self._file_of(source) if source.startswith(PACKAGE) else None
+            if file is None:
+                return
+            where = _Place(file, source, source.rpartition(".")[0], self._release.syntax(file))
+            found = _function_in(where.tree, call.func.id)
+        if found is None or any("lazy" in ast.unparse(d) for d in found.decorator_list):
+            return
+        given = _constants_of(call, found)
+        for guard in bodies.guards(found):
+            if can_fire(guard.enclosing, lambda _: given) is not False:
+                self._check(guard, replace(where, inside=found.name), condition)
+        where = replace(where, tried=place.tried)
+        for node in found.body:
+            if isinstance(node, ast.Expr | ast.Assign):
+                self._evaluated(node, where, condition, depth - 1)
+            elif isinstance(node, ast.Import | ast.ImportFrom) and not where.tried:
+                self._top_level([node], where, condition)
+            elif isinstance(node, ast.Return):
+                self._surroundings(node, where, condition)
+            if any(isinstance(inner, ast.Return) for inner in walk(node)):
+                where = replace(where, tried=True)  # what stands behind is run at times
+
+    def _surroundings(self, node: ast.stmt, place: _Place, condition: str) -> None:
+        """What a statement asks of the machine with nothing to fall back on."""
+        if place.tried or condition == "optional":
+            return
+        asked, is_set = asked_of_the_machine(node, ways_to_versions(place.tree)), variables_set(place.tree)
+        for name, what in asked:
+            if repr(name) not in condition and name not in is_set:  # else it was looked for first
+                self._add(Requirement("check", what, condition, place.file, node.lineno))
+
+    def _check(self, guard: bodies.Guard, place: _Place, condition: str) -> None:
+        if condition != "optional" and guard.kind != "warn":
+            otherwise = "nothing before it returned" if guard.tests or place.inside else "this line is reached"
+            said = guard.said or ("" if place.inside else condition)  # at the top level, what the line stands under
+            text = f"{guard.exception} if {_with_constants(said, place.tree) or otherwise}"
+            self._add(Requirement("check", text, condition, place.file, guard.line))
+
+    def _add(self, requirement: Requirement) -> None:
+        key = (requirement.what, requirement.text)
+        known = self._found.get(key)
+        if known is None or (known.condition and not requirement.condition):
+            self._found[key] = requirement
+
+
+@dataclass(frozen=True)
+class _Place:
+    file: str
+    module: str
+    package: str
+    tree: ast.Module
+    inside: str = ""  # the function, where it is not the top level
+    tried: bool = False  # something is caught there
+
+
+def _with_constants(condition: str, tree: ast.Module) -> str:
+    """A condition with the module's own constants put in: what counts is the version, not the name of it."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id.isupper():
+            name = node.targets[0].id
+            if name in condition and isinstance(node.value, ast.Constant | ast.Tuple):
+                condition = re.sub(rf"\b{name}\b", f"{name} {ast.unparse(node.value)}", condition)
+    return condition
+
+
+def _constants_of(call: ast.Call, function: ast.FunctionDef) -> dict[str, Argument]:
+    names = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
+    given = {name: argument_of(value, {}) for name, value in zip(names, call.args, strict=False)}
+    return given | {k.arg: argument_of(k.value, {}) for k in call.keywords if k.arg}
+
+
+def _when_nothing_failed(tried: ast.stmt, caught: str) -> str:
+    """The condition of a `try ... else`: for a version that is asked for, that the distribution is installed."""
+    named = [n.value for n in walk(tried) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    if "PackageNotFound" in caught and len(named) == 1:
+        return f"{named[0]} is installed"
+    return f"no {caught} from `{ast.unparse(tried)[:80]}`"
+
+
+def _suppressed(items: list[ast.withitem]) -> set[str]:
+    """Names in what is passed over: `with contextlib.suppress(ImportError):`."""
+    named = {name for item in items for name in re.findall(r"\w+", ast.unparse(item.context_expr))}
+    return named if "suppress" in named else set()
+
+
+def _function_in(tree: ast.Module, name: str) -> ast.FunctionDef | None:
+    return next((n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name), None)
+
+
+def _imported_from(place: _Place, name: str) -> str:
+    for node in place.tree.body:
+        if isinstance(node, ast.ImportFrom) and any((a.asname or a.name) == name for a in node.names):
+            return absolute(node.module or "", node.level, place.package)
+    return ""
+
+
+def absolute(module: str, level: int, package: str) -> str:
+    """The dotted path that `from ..module` means in a package."""
+    if not level:
+        return module
+    base = package.split(".")
+    base = base[: len(base) - (level - 1)]
+    return ".".join([*base, module] if module else base)
+
+
+def _both(one: str, other: str) -> str:
+    if one == "optional":
+        return one  # whatever lies inside may fail without harm
+    return f"{one} and {other}" if one else other

@@ -1,0 +1,395 @@
+"""The Python sources of one release, loaded by griffe and looked up as an import statement would.
+
+Loading a release takes a second or two, so the tree is kept beside the wheel's hash as griffe's own JSON. Function
+bodies are not part of that tree; they are read from the wheel when a comparison asks for them.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import hashlib
+import json
+import logging
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.metadata import version as distribution_version
+from pathlib import Path
+from typing import Any
+
+import griffe
+
+from ...evidence.values import SourceLine
+from .findings import ReleaseSource
+from .import_names import stored_by
+from .lazy_names import lazy_target
+from .recipes import ConstructedDataclasses
+from .source_files import PACKAGE, SourceFiles, why_not_loaded
+from .syntax_nodes import ParsedFiles, statements_below
+
+ROOTS = ("transformer_engine.pytorch", "transformer_engine.common")  # what a torch bridge can reach
+
+_LAZY = re.compile(r"(^|\.)(lazy_loader|attach)$|^lazy_loader\.")
+
+logging.getLogger("griffe").setLevel(logging.CRITICAL)  # its remarks on TE's docstrings are not ours to show
+
+
+class ReleaseUnreadable(ValueError):
+    """The sources of a release cannot be read; the text says what is wrong and what to do."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A definition, and whether its name reaches it through an assignment that hides its signature."""
+
+    obj: griffe.Object
+    wrapped: bool = False
+
+
+@dataclass(frozen=True)
+class Absent:
+    """There is no such name; `module_there` tells whether the module that should hold it exists."""
+
+    module_there: bool = True
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """The name may exist, but only running the code would tell."""
+
+    why: str
+
+
+Lookup = Found | Absent | Opaque
+
+
+class Release:
+    """One release of Transformer Engine.
+
+    Args:
+        source: version, wheel name and hash.
+        wheel: the wheel, or a folder that holds the package.
+        cache: folder for the loaded tree; None loads it anew.
+    """
+
+    def __init__(self, source: ReleaseSource, wheel: Path, cache: Path | None = None) -> None:
+        self.source = source
+        self.version = source.version
+        self._wheel = wheel
+        self._files = SourceFiles(wheel)
+        self._cache = cache
+        self.memory: dict[str, Any] = {}  # what a comparison has worked out about this release
+        self._modules: dict[str, griffe.Module | None] = {}
+        self._syntax: dict[str, ast.Module] = {}
+        self._unreadable: dict[str, str] = {}
+        self._nodes: dict[str, dict[tuple[str, int], ast.AST]] = {}
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the tree is kept already, so that reading it costs little."""
+        stored = self._stored_tree()
+        return stored is not None and stored.is_file()
+
+    @cached_property
+    def tree(self) -> griffe.Module:
+        """The package as griffe sees it, aliases resolved."""
+        stored = self._stored_tree()
+        if stored and stored.is_file():
+            try:
+                return _attach(griffe.Module.from_json(stored.read_text(encoding="utf-8")))
+            except (ValueError, KeyError, TypeError, AttributeError, OSError):
+                pass  # cut short, or not a tree at all: load it anew
+        module, text = self._load()
+        if stored:
+            _keep(stored, text)
+        return module
+
+    def lookup(self, module: str, name: str) -> Lookup:
+        """What `from module import name` gives."""
+        return self._lookup(module, name, set())
+
+    def in_scope(self, holder: griffe.Module, dotted: str, seen: set[tuple[str, str]] | None = None) -> Lookup:
+        """What a dotted name means in a module's own code."""
+        first, *rest = dotted.split(".")
+        found = self._lookup(holder.path, first, seen if seen is not None else set())
+        for name in rest:
+            if not isinstance(found, Found):
+                return found
+            found = self._lookup(found.obj.path, name, set())
+        return found
+
+    def bases(self, cls: griffe.Class) -> tuple[list[griffe.Class], bool]:
+        """Base classes of a class in the order of lookup, and whether every one lies in the package."""
+        bases: list[griffe.Class] = []
+        complete = True
+        for base in cls.bases:
+            found = self.in_scope(cls.module, str(base))
+            if isinstance(found, Found) and isinstance(found.obj, griffe.Class) and found.obj is not cls:
+                deeper, whole = self.bases(found.obj)
+                bases += [found.obj, *deeper]
+                complete = complete and whole
+            else:
+                complete = complete and str(base) in {"object", "ABC", "Enum", "IntEnum", "NamedTuple"}
+        return bases, complete
+
+    def module(self, path: str) -> griffe.Module | None:
+        """A module of the package by its dotted path."""
+        if path not in self._modules:  # asked for at each step of each lookup
+            owner, _, name = path.rpartition(".")
+            holder = self.module(owner) if "." in path else None
+            found = self.tree if "." not in path else None if holder is None else holder.members.get(name)
+            self._modules[path] = found if isinstance(found, griffe.Module) else None
+        return self._modules[path]
+
+    def modules(self) -> Iterator[griffe.Module]:
+        """Every module of the package."""
+        waiting = [self.tree]
+        while waiting:
+            module = waiting.pop()
+            yield module
+            waiting += [m for m in module.members.values() if isinstance(m, griffe.Module)]
+
+    def where(self, obj: griffe.Object) -> SourceLine:
+        """The file, relative to the wheel's root, and the line of a definition."""
+        return SourceLine(file=str(obj.filepath), line=max(obj.lineno or 0, 0))
+
+    def node_of(self, obj: griffe.Object) -> ast.AST | None:
+        """The syntax tree of a definition; None where griffe made it up (a synthesised constructor)."""
+        return self._definitions(str(obj.filepath)).get((obj.name, obj.lineno or 0))
+
+    def _definitions(self, file: str) -> dict[tuple[str, int], ast.AST]:
+        """Definitions of a file by name and line; griffe counts from the first decorator, Python from `def`."""
+        if file not in self._nodes:
+            found: dict[tuple[str, int], ast.AST] = {}
+            for node in statements_below(self.syntax(file)):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                    for line in {node.lineno, *(decorator.lineno for decorator in node.decorator_list)}:
+                        found.setdefault((node.name, line), node)
+            self._nodes[file] = found
+        return self._nodes[file]
+
+    def syntax(self, file: str) -> ast.Module:
+        """The syntax tree of a file, by its path relative to the wheel's root."""
+        if file not in self._syntax:
+            try:
+                self._syntax[file] = ast.parse(self.text(file))
+            except (SyntaxError, ValueError, RecursionError, MemoryError) as fault:
+                self._syntax[file], self._unreadable[file] = ast.Module([], []), str(fault) or type(fault).__name__
+        return self._syntax[file]
+
+    def why_unreadable(self, file: str) -> str:
+        """Why a file is no Python for this interpreter; empty where it is. Its syntax tree is then empty."""
+        self.syntax(file)
+        return self._unreadable.get(file, "")
+
+    def text(self, file: str) -> str:
+        """The text of a file."""
+        return self._files.text(file)
+
+    def files(self) -> list[str]:
+        """Every Python file of the package, relative to the wheel's root."""
+        return self._files.names
+
+    def stored(self, name: str, make: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        """Facts about the release that `make` reads from its sources, kept beside the tree."""
+        tree = self._stored_tree()
+        path = tree.with_suffix(f".{name}-{_hash_of(_code_behind(make.__module__))}.json") if tree else None
+        if path and path.is_file():
+            try:
+                known = json.loads(path.read_text(encoding="utf-8"))
+                if isinstance(known, list) and all(isinstance(fact, dict) for fact in known):
+                    return known
+            except (ValueError, OSError):
+                pass  # cut short: make them anew
+        facts = make()
+        if path:
+            _keep(path, json.dumps(facts))
+        return facts
+
+    def _stored_tree(self) -> Path | None:
+        if self._cache is None:
+            return None
+        return self._cache / f"{self.source.sha256}-{_reader_hash()}.json"
+
+    def _load(self) -> tuple[griffe.Module, str]:
+        try:
+            return self._load_without(())
+        except RecursionError:  # a table that some program wrote: Python itself cannot read it either
+            return self._load_without([file for file in self.files() if self.why_unreadable(file)])
+
+    def _load_without(self, left_out: Collection[str]) -> tuple[griffe.Module, str]:
+        with self._files.laid_out(left_out) as folder, without_garbage_collection():
+            extensions = griffe.load_extensions(ConstructedDataclasses(), parsed := ParsedFiles())
+            loader = griffe.GriffeLoader(
+                search_paths=[folder], allow_inspection=False, extensions=extensions, docstring_parser=None
+            )
+            try:
+                loader.load(ROOTS[0], submodules=True, find_stubs_package=False)  # with the whole package around it
+                for root in ROOTS[1:]:
+                    loader.modules_collection.get_member(root)
+            except (ImportError, griffe.LoadingError, KeyError) as fault:
+                shown = str(self._wheel) if self._wheel.is_dir() else self.source.wheel
+                raise ReleaseUnreadable(why_not_loaded(shown, folder, ROOTS, fault)) from fault
+            loader.resolve_aliases(implicit=True, external=False)
+            module = loader.modules_collection[PACKAGE]
+            text = module.as_json(full=False).replace(f"{json.dumps(str(folder))[1:-1]}/", "")
+            trees = {path.relative_to(folder).as_posix(): tree for path, tree in parsed.trees.items()}
+        self._syntax |= {file: tree for file, tree in trees.items() if file not in left_out}
+        return _attach(griffe.Module.from_json(text)), text
+
+    def _lookup(self, module: str, name: str, seen: set[tuple[str, str]]) -> Lookup:
+        if (module, name) in seen:
+            return Opaque(f"{module}.{name} is defined through itself")
+        seen.add((module, name))
+        if module.partition(".")[0] != PACKAGE:
+            return Opaque(f"{module}.{name} lies outside of {PACKAGE}")
+        holder = self.module(module)
+        if holder is None:
+            return self._lookup_in_class(module, name, seen)
+        member = holder.members.get(name)
+        lost = name in self._deleted(holder)
+        if member is None or lost or (isinstance(member, griffe.Alias) and not member.runtime):
+            # not there, no longer there, or under TYPE_CHECKING only
+            return self._lookup_lazy(holder, name, seen)
+        if isinstance(member, griffe.Alias):
+            owner, _, last = member.target_path.rpartition(".")
+            if self.module(member.target_path) is not None:
+                return Found(self.module(member.target_path))  # type: ignore[arg-type]
+            return self._lookup(owner, last, seen)
+        if isinstance(member, griffe.Attribute):
+            return self._lookup_assigned(holder, member, seen)
+        return Found(member)
+
+    def _deleted(self, module: griffe.Module) -> set[str]:
+        """Names that a module deletes again when it is run, and does not bind anew behind that."""
+        file = str(module.filepath)
+        key = f"deleted in {file}"
+        if key not in self.memory:
+            left: set[str] = set()
+            for node in self.syntax(file).body if " del " in self.text(file).replace("\n", " ") else ():
+                left -= stored_by(node)
+                if isinstance(node, ast.Delete):
+                    left |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+            self.memory[key] = left
+        found: set[str] = self.memory[key]
+        return found
+
+    def _unread(self, module: str) -> str:
+        """Why a module of the package that is there is not in the tree; empty where it is not there either."""
+        base = module.replace(".", "/")
+        files = self.memory.setdefault("files", frozenset(self.files()))
+        there = [file for file in (f"{base}.py", f"{base}/__init__.py") if file in files]
+        return next((why for file in there if (why := self.why_unreadable(file))), "")
+
+    def _lookup_in_class(self, path: str, name: str, seen: set[tuple[str, str]]) -> Lookup:
+        if why := self._unread(path):
+            return Opaque(why)
+        owner, _, last = path.rpartition(".")
+        if not owner or self.module(owner) is None:
+            return Absent(module_there=False)
+        found = self._lookup(owner, last, seen)
+        if isinstance(found, Found) and name in found.obj.members:
+            member = found.obj.members[name]
+            if isinstance(member, griffe.Object):
+                return Found(member)
+        return Absent(module_there=False)
+
+    def _lookup_lazy(self, holder: griffe.Module, name: str, seen: set[tuple[str, str]]) -> Lookup:
+        if "__getattr__" not in holder.members and not any(
+            isinstance(m, griffe.Alias) and _LAZY.search(m.target_path) for m in holder.members.values()
+        ):
+            return Absent()
+        target = lazy_target(self.syntax(str(holder.filepath)), holder.path, name)
+        if target is None:
+            return Opaque(f"{holder.path} makes names at run time (__getattr__)")
+        if target == "":
+            return Absent()
+        owner, _, last = target.rpartition(".")
+        return self._lookup(owner, last, seen)
+
+    def _lookup_assigned(self, holder: griffe.Module, member: griffe.Attribute, seen: set[tuple[str, str]]) -> Lookup:
+        """`name = other` is the other; `name = wrap(other)` is something that only running would tell."""
+        value = member.value
+        if isinstance(value, griffe.ExprName | griffe.ExprAttribute):
+            found = self.in_scope(holder, str(value), seen)
+            return found if isinstance(found, Found) else Found(member, wrapped=True)
+        return Found(member, wrapped=isinstance(value, griffe.ExprCall))
+
+
+@cache
+def _reader_hash() -> str:
+    """What the stored facts depend on besides the wheel: griffe, and the code that reads them."""
+    return _hash_of(frozenset({__name__, lazy_target.__module__, ConstructedDataclasses.__module__}))
+
+
+@cache
+def _code_behind(module: str) -> frozenset[str]:
+    """A module, and those of this package that it uses itself or through others: what it reads depends on them all."""
+    known: set[str] = set()
+    waiting = {module}
+    while waiting:
+        known |= waiting
+        used = [value for name in waiting for value in vars(sys.modules[name]).values()]
+        named = {str(getattr(v, "__module__", None) or getattr(v, "__name__", "")) for v in used}
+        waiting = {name for name in named if name.startswith(f"{__package__}.")} - known
+    return frozenset(known)
+
+
+@cache
+def _hash_of(modules: frozenset[str]) -> str:
+    digest = hashlib.sha256(distribution_version("griffe").encode())
+    for module in sorted(modules):
+        digest.update(Path(sys.modules[module].__file__ or "").read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _attach(module: griffe.Module) -> griffe.Module:
+    """Give a tree that was read from JSON the collection in which its aliases are looked up."""
+    collection = griffe.ModulesCollection()
+    collection[module.path] = module
+    module._modules_collection = collection
+    return module
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Reading a release makes a million live objects and no garbage; looking for it doubles the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _keep(path: Path, text: str) -> None:
+    """Keep what can be made again; a cache that cannot be written costs time, not the answer."""
+    with suppress(OSError):
+        write_aside(path, text.encode())
+        release, _, reader = path.name.partition("-")
+        for old in path.parent.glob(f"{release}-*"):
+            if not old.name.startswith(reader.partition(".")[0], len(release) + 1):
+                old.unlink()  # written by an earlier version of the code that reads releases
+
+
+def write_aside(path: Path, data: bytes) -> None:
+    """Write a file under another name and rename it, so that no one ever reads half of it.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as aside:
+        try:
+            aside.write(data)
+            aside.flush()
+            Path(aside.name).replace(path)
+        except BaseException:
+            Path(aside.name).unlink(missing_ok=True)
+            raise

@@ -1,0 +1,278 @@
+"""Release sources: the pure-Python wheel, fetched by the user's own pip, kept by hash.
+
+pip is asked to do the fetching because it knows the user's index, mirrors, proxies and certificates. What it
+delivers is moved into the cache in one step and checked against its hash at every use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import platformdirs
+from packaging.version import InvalidVersion, Version
+
+from .findings import ReleaseSource
+from .release import ROOTS, Release, write_aside
+
+DISTRIBUTION = "transformer-engine"
+FETCH_LIMIT_S = 90.0
+CACHE_VARIABLE = "MEGACPP_CACHE_DIR"
+_NO_ANSWER = re.compile(
+    r"connection|timed? ?out|name resolution|unreachable|refused|ssl|proxy|temporary failure|max retries|"
+    r"file or directory|\b40[137]\b|\b50\d\b",
+    re.IGNORECASE,
+)
+_NO_PACKAGE = re.compile(r"wheel .* is invalid|not a zip|has inconsistent|do not match the hash", re.IGNORECASE)
+
+
+class SourceUnavailable(RuntimeError):
+    """The sources of a release cannot be had; the text says what was wanted, why not, and what to do."""
+
+
+class UnknownRelease(ValueError):
+    """There is no such release on the index; the text names the nearest ones."""
+
+
+class Sources:
+    """Fetches and keeps release sources.
+
+    Args:
+        cache: folder for wheels and for what was read from them; None is the user's cache folder, or the one
+            that MEGACPP_CACHE_DIR names.
+    """
+
+    def __init__(self, cache: Path | None = None) -> None:
+        named = os.environ.get(CACHE_VARIABLE, "")
+        self.cache = cache or (Path(named) if named else Path(platformdirs.user_cache_dir("megacpp-validate")))
+        self.fetched_bytes = 0
+        self._listed: list[str] | None = None
+
+    def release(self, version: str) -> Release:
+        """The sources of one release, ready to be looked up.
+
+        Raises:
+            UnknownRelease: the index has no such release.
+            SourceUnavailable: the wheel cannot be fetched, or holds no package.
+        """
+        if not _is_version(version) and Path(version).is_dir():  # ./2.9.0 is a folder, 2.9.0 a release
+            return self._from_folder(Path(version))
+        wheel, sha256 = self._kept(version) or self._fetch(version)
+        source = ReleaseSource(version=version, wheel=wheel.name, sha256=sha256)
+        return Release(source, wheel, self.cache / "trees")
+
+    def wheel(self, version: str, distribution: str = DISTRIBUTION) -> Path:
+        """The verified pure-Python wheel of a release of Transformer Engine, or of another distribution."""
+        return (self._kept(version, distribution) or self._fetch(version, distribution))[0]
+
+    def versions(self) -> list[str]:
+        """Every release on the index, oldest first.
+
+        Raises:
+            SourceUnavailable: the index does not answer.
+        """
+        if self._listed is None:
+            # What has no wheel that is read here (a source distribution alone) cannot be judged.
+            listed, said = self._list("--only-binary=:all:")
+            if not listed:
+                raise SourceUnavailable(_say_unreachable("the list of Transformer Engine releases", said))
+            self._listed = listed
+        return self._listed
+
+    def _list(self, *options: str, distribution: str = DISTRIBUTION) -> tuple[list[str], str]:
+        """Releases on the index, oldest first, and what pip said beside them."""
+        asked = ("index", "versions", distribution, "--ignore-requires-python", *options)
+        done = self._pip(*asked, what="the list of releases")
+        match = None if done.returncode else re.search(r"Available versions: (.+)", done.stdout)
+        return sort_versions(match[1].split(",")) if match else [], done.stderr
+
+    def _from_folder(self, folder: Path) -> Release:
+        """A folder that holds `transformer_engine/`: a source tree or an unpacked wheel."""
+        if not (folder / ROOTS[0].replace(".", "/") / "__init__.py").is_file():
+            raise SourceUnavailable(
+                f"{folder} holds no {ROOTS[0]}. Likely cause: the path names the package itself, not the folder above "
+                "it. Next step: give the folder in which `transformer_engine/` lies."
+            )
+        source = ReleaseSource(version=str(folder), wheel="a folder", sha256="")
+        return Release(source, folder)
+
+    # --- the cache ----------------------------------------------------------------------------------------
+
+    def _kept(self, version: str, distribution: str = DISTRIBUTION) -> tuple[Path, str] | None:
+        """A wheel from the cache that still has the hash it was stored with; a damaged one is dropped."""
+        record = self._record(version, distribution)
+        try:
+            told = json.loads(record.read_text(encoding="utf-8"))
+            name, sha256 = str(told["wheel"]), str(told["sha256"])
+            wheel = self.cache / "wheels" / sha256 / name
+            if Path(name).name == name and _sha256(wheel) == sha256:
+                return wheel, sha256
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        return None
+
+    def _record(self, version: str, distribution: str) -> Path:
+        return self.cache / "releases" / f"{distribution}-{version}.json"
+
+    def _fetch(self, version: str, distribution: str = DISTRIBUTION) -> tuple[Path, str]:
+        if not _is_version(version):
+            raise UnknownRelease(
+                f"{version!r} is not a release: neither a version such as 2.17.1 nor a folder that holds "
+                "transformer_engine/. Next step: `--list` shows the releases on the index."
+            )
+        self._prove_writable()
+        try:
+            return self._fetch_and_keep(version, distribution)
+        except OSError as fault:
+            raise self._unwritable(fault) from fault
+
+    def _fetch_and_keep(self, version: str, distribution: str) -> tuple[Path, str]:
+        with tempfile.TemporaryDirectory(dir=self.cache, prefix="fetch-") as name:
+            folder = Path(name)
+            done = self._pip(
+                "download", "-vv", "--no-deps", "--only-binary=:all:", "--ignore-requires-python", "--no-cache-dir",
+                "--dest", str(folder), f"{distribution}=={version}", what=f"{distribution} {version}",
+            )  # fmt: skip
+            wheels = list(folder.glob("*.whl"))
+            if done.returncode or not wheels:
+                raise self._explain(version, distribution, done)
+            wheel, sha256 = wheels[0], _sha256(wheels[0])
+            self.fetched_bytes += wheel.stat().st_size
+            if distribution == DISTRIBUTION:
+                self._refuse_empty(wheel, version)
+            place = self.cache / "wheels" / sha256 / wheel.name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            wheel.replace(place)
+        write_aside(self._record(version, distribution), json.dumps({"sha256": sha256, "wheel": place.name}).encode())
+        return place, sha256
+
+    def _refuse_empty(self, wheel: Path, version: str) -> None:
+        wanted = f"{ROOTS[0].replace('.', '/')}/__init__.py"
+        try:
+            with zipfile.ZipFile(wheel) as archive:
+                found = wanted in archive.namelist()
+        except zipfile.BadZipFile as fault:
+            raise SourceUnavailable(
+                f"{wheel.name} is not a wheel: {fault}. Likely cause: a mirror that serves an error page. Next step: "
+                "look at `pip config list` and try the index itself."
+            ) from fault
+        if not found:
+            near = ", ".join(name for name in nearest(version, self.versions()) if name != version)
+            raise SourceUnavailable(
+                f"{wheel.name} holds no package: {wanted} is not in it. Likely cause: {version} is a placeholder on "
+                f"the index (as 0.0.0 and 1.9.0 are). Next step: choose another release; nearest: {near}."
+            )
+
+    def _prove_writable(self) -> None:
+        try:
+            self.cache.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self.cache):
+                pass
+        except OSError as fault:
+            raise self._unwritable(fault) from fault
+
+    def _unwritable(self, fault: OSError) -> SourceUnavailable:
+        return SourceUnavailable(
+            f"the cache folder {self.cache} cannot be written: {fault.strerror or fault}. Likely cause: it belongs "
+            f"to another user, or the disk is full or read-only. Next step: set {CACHE_VARIABLE} to a folder of yours."
+        )
+
+    # --- pip ----------------------------------------------------------------------------------------------
+
+    def _pip(self, *arguments: str, what: str) -> subprocess.CompletedProcess[str]:
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            *arguments,
+            "--disable-pip-version-check",
+            "--no-input",
+            "--retries",
+            "1",
+        ]
+        try:
+            return subprocess.run(command, capture_output=True, text=True, timeout=FETCH_LIMIT_S, check=False)
+        except subprocess.TimeoutExpired as late:
+            raise SourceUnavailable(
+                f"{what} was not there after {FETCH_LIMIT_S:.0f} s. Likely cause: the package index does not answer "
+                "from here. Next step: look at `pip config list`, or run again where the index can be reached."
+            ) from late
+
+    def _explain(self, version: str, distribution: str, done: subprocess.CompletedProcess[str]) -> Exception:
+        offered = re.search(r"from versions: ([^)]*)\)", done.stderr)
+        names = [n for n in (offered[1].split(",") if offered else []) if n.strip() not in {"", "none"}]
+        if names:
+            near = nearest(version, [name.strip() for name in names])
+            if version in self._list("--pre", distribution=distribution)[0]:
+                return SourceUnavailable(
+                    f"{distribution} {version} is on the index without a wheel that can be read here: as a source "
+                    f"distribution alone, or for another platform. Nearest with one: {', '.join(near)}. Next step: "
+                    "choose one of them, or give a folder with its sources."
+                )
+            return UnknownRelease(
+                f"there is no {distribution} {version} on the index. Nearest: {', '.join(near)}. Next step: choose "
+                "one of them; `--list` shows all."
+            )
+        remarks = [line for line in done.stdout.splitlines() if "Could not fetch URL" in line]  # said at -vv alone
+        return SourceUnavailable(_say_unreachable(f"{distribution} {version}", "\n".join([*remarks, done.stderr])))
+
+
+def sort_versions(names: Sequence[str]) -> list[str]:
+    """Version names, oldest first; what is no version is left out."""
+    known: list[tuple[Version, str]] = []
+    for name in names:
+        try:
+            known.append((Version(name.strip()), name.strip()))
+        except InvalidVersion:
+            continue
+    return [name for _, name in sorted(known)]
+
+
+def nearest(version: str, names: Sequence[str]) -> list[str]:
+    """Up to four releases that lie around the one that was asked for."""
+    ordered = sort_versions(names)
+    try:
+        wanted = Version(version)
+    except InvalidVersion:
+        return list(reversed(ordered))[:4]
+    below = [name for name in ordered if Version(name) < wanted][-2:]
+    above = [name for name in ordered if Version(name) > wanted][:2]
+    return [*below, *above]
+
+
+def _is_version(name: str) -> bool:
+    try:
+        Version(name)
+    except InvalidVersion:
+        return False
+    return True
+
+
+def _say_unreachable(what: str, stderr: str) -> str:
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    telling = [line for line in lines if line.startswith("ERROR")] or [
+        line for line in lines if _NO_ANSWER.search(line)
+    ]
+    said = (telling or lines or ["pip said nothing"])[0][:300]
+    if any(_NO_PACKAGE.search(line) for line in telling):
+        cause = "a mirror or proxy that serves an error page in place of the wheel"
+    elif any(_NO_ANSWER.search(line) for line in lines):
+        cause = "the package index cannot be reached from here"
+    else:
+        cause = "the index has no such package"
+    return (
+        f"{what} could not be fetched. pip said: {said} Likely cause: {cause}. Next step: look at `pip config list`; "
+        "what was fetched before is still in the cache and works offline."
+    )
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

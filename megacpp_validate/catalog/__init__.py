@@ -1,0 +1,1 @@
+"""The only reader of `matrix/`: data as typed values."""

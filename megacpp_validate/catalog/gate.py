@@ -1,0 +1,393 @@
+"""What receipts must show before a release, as typed values: the reader of `gate.toml` and `gate_waivers.toml`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Final, Literal, TypeVar
+
+from pydantic import Field
+
+from ..evidence.receipt import READABLE
+from ..evidence.release_gate import WAIVABLE, GateRule
+from .bridge import Catalog, Target
+from .file import MatrixInvalid, Row, look_at_matrix_file, matrix_folder
+
+RULES: Final = "gate.toml"
+WAIVERS: Final = "gate_waivers.toml"
+IMPORTS: Final = "imports"  # the module that every other one stands on
+
+_STACK: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,255}")
+PLAIN: Final = frozenset({"native", "sdpa"})  # what a path of plain PyTorch is claimed as, and seen as
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]+([-_][a-z0-9]+)*$")]
+Words = Annotated[str, Field(pattern=r"[^\s\p{C}]")]  # something to read
+Ratio = Annotated[float, Field(gt=1.0, allow_inf_nan=False)]
+Good = Literal["pass", "expected-unsupported"]
+Red = Literal["fail", "error", "import-error", "timeout"]
+Group = Literal["modules", "compositions", "fp8"]
+Versions = Literal["one", "unknown", "differ"]
+
+
+class ReleaseKind(Row):
+    """What every receipt of one kind of release is held to.
+
+    Attributes:
+        says: what is released, for a person.
+        counts: outcomes that let a cell through; no other than good ones can be written.
+        contradicts: outcomes of an older receipt that its younger one, of the same commit and environment, does not
+            take back.
+        others: what a red receipt of the judged stack does whose cell is not required: "list" tells it, "close" closes.
+        max_age_days: how old a receipt may be.
+        clock_skew_s: by how much the clocks of two machines may differ.
+        least_schema: oldest version of receipts that tells what is asked.
+        commit: "one": the same in all; "clean": and no file of the checkout differed from it.
+        environment: "one": the same in all.
+        image, lock: "one": there, and the same in all.
+        signature: whether the folder must be signed.
+        baseline: whether speed and memory must be compared.
+        clocks: of the timings that are compared.
+        slowdown, memory: largest ratio to the baseline.
+        memory_floor_mib: of GPU memory; what a peak may rise by in any case.
+        jit_after: kernels that may be compiled after warm-up.
+    """
+
+    id: Name
+    says: Words
+    counts: list[Good] = Field(min_length=1)
+    contradicts: list[Red]
+    others: Literal["list", "close"]
+    max_age_days: int = Field(ge=1, le=3660)
+    clock_skew_s: int = Field(ge=0, le=86400)
+    least_schema: int = Field(ge=1, le=len(READABLE))
+    commit: Literal["one", "clean"]
+    environment: Literal["one", "any"]
+    image: Literal["one", "any"]
+    lock: Literal["one", "any"]
+    signature: Literal["required", "any"]
+    baseline: Literal["required", "any"]
+    clocks: list[Literal["cuda-events", "perf_counter"]]
+    slowdown: Ratio
+    memory: Ratio
+    memory_floor_mib: float = Field(ge=0.0, allow_inf_nan=False)
+    jit_after: int = Field(ge=0)
+
+
+class Requirement(Row):
+    """The cells that one kind of release wants of one target.
+
+    Attributes:
+        requested: what each of them must have asked for.
+        groups: of the catalog, whatever is in them.
+        probes: others.
+        unsupported: those that may say so.
+    """
+
+    release: str
+    target: str
+    requested: Literal["te", "native"]
+    groups: list[Group] = Field(default_factory=list)
+    probes: list[str] = Field(default_factory=list)
+    unsupported: list[str] = Field(default_factory=list)
+
+
+class _Leave(Row):
+    """What a rule lets pass, as a warning, and where.
+
+    Attributes:
+        probes: all where none is named.
+    """
+
+    releases: list[str] = Field(min_length=1)
+    targets: list[str] = Field(min_length=1)
+    probes: list[str] = Field(default_factory=list)
+    reason: Words
+    source: str = ""
+
+
+class Unwatched(_Leave):
+    """A library that may compile unseen."""
+
+    library: Words
+
+
+class SecondCopy(_Leave):
+    """A library that may be mapped from these files, patterns with `*` and `?`, if it answers with these versions."""
+
+    library: Words
+    files: list[Words] = Field(min_length=2)
+    versions: Versions
+
+
+class Fallback(_Leave):
+    """A path, a pattern, that may take this in place of what it asks for."""
+
+    path: Words
+    requested: Words
+    claimed: str
+    observed: list[Words] = Field(default_factory=list)
+
+
+class Kernel(_Leave):
+    """A kernel of a vendor that is told where a path, a pattern, ran by it."""
+
+    path: Words
+    observed: Words
+
+
+class Shows(Row):
+    """What a claim may be seen as."""
+
+    claimed: Words
+    observed: list[Words] = Field(min_length=1)
+
+
+class ReleaseWaiver(Row):
+    """Leave to release with a breakage of one cell, until a day."""
+
+    release: str
+    cell: str
+    rule: GateRule = Field(strict=False)
+    owner: Words
+    reason: Words
+    link: str = Field(pattern=r"^https://\S+$")
+    expires: date
+
+
+class _RuleFile(Row):
+    release: list[ReleaseKind] = Field(min_length=1)
+    require: list[Requirement] = Field(min_length=1)
+    unwatched: list[Unwatched] = Field(default_factory=list)
+    second_copy: list[SecondCopy] = Field(default_factory=list)
+    fallback: list[Fallback] = Field(default_factory=list)
+    kernel: list[Kernel] = Field(default_factory=list)
+    shows: list[Shows] = Field(default_factory=list)
+
+
+class _WaiverFile(Row):
+    waiver: list[ReleaseWaiver]
+
+
+class GateRules(Row):
+    """What one kind of release wants of one target.
+
+    Attributes:
+        probes: required, in the order of the matrix.
+        stacks: id -> release of Transformer Engine, of every stack that the matrix has.
+        order: bridge modules in dependency order.
+    """
+
+    kind: ReleaseKind
+    target: Target
+    requested: Literal["te", "native"]
+    probes: tuple[str, ...]
+    unsupported: tuple[str, ...]
+    unwatched: tuple[Unwatched, ...]
+    second_copies: tuple[SecondCopy, ...]
+    fallbacks: tuple[Fallback, ...]
+    kernels: tuple[Kernel, ...]
+    shows: tuple[Shows, ...]
+    waivers: tuple[ReleaseWaiver, ...]
+    stacks: dict[str, str]
+    order: tuple[str, ...]
+
+    @property
+    def sha256(self) -> str:
+        """Of all of it, so that a decision says by which rules."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+class UnknownRelease(ValueError):
+    """A kind of release, or a target of it, that `gate.toml` has no row for."""
+
+
+@dataclass(frozen=True)
+class GatePolicy:
+    """Both files, and the catalog that they name cells of."""
+
+    catalog: Catalog
+    file: _RuleFile
+    waivers: tuple[ReleaseWaiver, ...]
+
+    def choose(self, release: str, target: str) -> GateRules:
+        """What a kind of release wants of a target.
+
+        Raises:
+            UnknownRelease: there is no such row.
+        """
+        kind = next((row for row in self.file.release if row.id == release), None)
+        if kind is None:
+            known = ", ".join(row.id for row in self.file.release)
+            raise UnknownRelease(f"there is no kind of release {release!r}. Next step: choose one of {known}.")
+        row = next((row for row in self.file.require if (row.release, row.target) == (release, target)), None)
+        if row is None:
+            known = ", ".join(row.target for row in self.file.require if row.release == release)
+            raise UnknownRelease(
+                f"{release} requires nothing of the target {target!r}, and would be open for anything. Next step: "
+                f"choose one of {known or 'none'}, or add a [[require]] to {RULES}."
+            )
+        return GateRules(
+            kind=kind,
+            target=next(one for one in self.catalog.targets if one.id == target),
+            requested=row.requested,
+            probes=tuple(list_probes(row, self.catalog)),
+            unsupported=tuple(row.unsupported),
+            unwatched=_of(self.file.unwatched, release, target),
+            second_copies=_of(self.file.second_copy, release, target),
+            fallbacks=_of(self.file.fallback, release, target),
+            kernels=_of(self.file.kernel, release, target),
+            shows=tuple(self.file.shows),
+            waivers=tuple(waiver for waiver in self.waivers if waiver.release == release),
+            stacks={stack.id: stack.te for stack in self.catalog.stacks},
+            order=tuple(module.id for module in self.catalog.modules),
+        )
+
+
+Leave = TypeVar("Leave", bound=_Leave)
+
+
+def _of(rows: Sequence[Leave], release: str, target: str) -> tuple[Leave, ...]:
+    return tuple(row for row in rows if release in row.releases and target in row.targets)
+
+
+def list_probes(row: Requirement, catalog: Catalog) -> Iterator[str]:
+    """The probes that a row requires: modules in dependency order, then what else there is in the catalog's order."""
+    groups: dict[Group, Iterable[str]] = {
+        "modules": (module.id for module in catalog.modules),
+        "compositions": (cell.id for cell in catalog.compositions),
+        "fp8": (cell.id for cell in catalog.fp8),
+    }
+    for name, probes in groups.items():
+        if name in row.groups:
+            yield from probes
+    yield from row.probes
+
+
+def read_gate_policy(catalog: Catalog, folder: Path | None = None) -> GatePolicy:
+    """The rules and waivers in `folder`.
+
+    Args:
+        catalog: of the same matrix.
+        folder: of the matrix; the project's own without it.
+
+    Raises:
+        MatrixInvalid: with every fault of both files.
+    """
+    root = folder or matrix_folder()
+    faults: list[str] = []
+    rules, _ = look_at_matrix_file(root / RULES, _RuleFile, faults)
+    waivers, _ = look_at_matrix_file(root / WAIVERS, _WaiverFile, faults)
+    if rules is not None:
+        faults += _find_rule_faults(rules, catalog)
+    if waivers is not None:
+        faults += _find_waiver_faults(waivers.waiver, rules, catalog)
+    if faults or rules is None or waivers is None:
+        raise MatrixInvalid(faults)
+    return GatePolicy(catalog, rules, tuple(waivers.waiver))
+
+
+def _find_rule_faults(rules: _RuleFile, catalog: Catalog) -> Iterator[str]:
+    yield from _twice("release", (row.id for row in rules.release))
+    yield from _twice("require for", (f"{row.release} on {row.target}" for row in rules.require))
+    yield from _twice("shows of", (row.claimed for row in rules.shows))
+    releases = {row.id for row in rules.release}
+    targets = {target.id for target in catalog.targets}
+    for row in rules.require:
+        where = f"{RULES}: require for {row.release} on {row.target}"
+        if row.release not in releases:
+            yield f"{where}: there is no release {row.release!r}"
+        if row.target not in targets:
+            yield f"{where}: there is no target {row.target!r}"
+        else:
+            yield from _find_cell_faults(where, row, catalog)
+    for kind, leaves in (
+        ("unwatched", rules.unwatched), ("second_copy", rules.second_copy), ("fallback", rules.fallback),
+        ("kernel", rules.kernel),
+    ):  # fmt: skip
+        for number, leave in enumerate(leaves):
+            where = f"{RULES}: {kind}.{number}"
+            yield from (f"{where}: there is no release {name!r}" for name in leave.releases if name not in releases)
+            yield from (f"{where}: there is no target {name!r}" for name in leave.targets if name not in targets)
+            known = _every_probe(catalog)
+            yield from (f"{where}: there is no probe {name!r}" for name in leave.probes if name not in known)
+    yield from _find_leave_faults(rules)
+
+
+def _find_leave_faults(rules: _RuleFile) -> Iterator[str]:
+    """Rows that would let pass what no rule may: anything at all, a golden image's second copy, a silent fallback."""
+    golden = {row.id for row in rules.release if row.image == "one"}
+    for number, copy in enumerate(rules.second_copy):
+        where = f"{RULES}: second_copy.{number}"
+        if sealed := sorted(golden & set(copy.releases)):
+            yield f"{where}: {sealed[0]} is a golden image, and none has a library twice"
+        for pattern in copy.files:
+            if copy.library not in PurePosixPath(pattern).name:
+                yield f"{where}: {pattern!r} fits files that are no {copy.library}"
+    for row in rules.shows:
+        if odd := [name for name in row.observed if (name in PLAIN) is not (row.claimed in PLAIN)]:
+            yield f"{RULES}: shows of {row.claimed}: what runs {odd[0]} is a fallback, and no other name of it"
+
+
+def _find_cell_faults(where: str, row: Requirement, catalog: Catalog) -> Iterator[str]:
+    """Cells that cannot exist, are named twice, or contradict the target's row."""
+    target = next(one for one in catalog.targets if one.id == row.target)
+    if (row.requested == "te") is not bool(target.arch):
+        yield f"{where}: requested is {row.requested!r}, and {target.id} has {target.arch or 'no GPU'}"
+    listed = list(list_probes(row, catalog))
+    if "fp8" in row.groups and not target.recipes:
+        yield f"{where}: {target.id} has no recipe of FP8: such cells cannot exist"
+    if not listed:
+        yield f"{where}: it requires nothing, and would be open for anything"
+    known = _every_probe(catalog)
+    apart = {cell.id: cell.targets for cell in catalog.smoke}
+    for probe, count in Counter(listed).items():
+        if probe not in known:
+            yield f"{where}: there is no probe {probe!r}: such a cell cannot exist"
+        elif probe in apart and target.id not in apart[probe]:
+            yield f"{where}: {probe} is for {', '.join(apart[probe])} alone: such a cell cannot exist"
+        if count > 1:
+            yield f"{where}: {probe} is required {count} times; a group has it already"
+    has: set[str] = set(target.recipes)
+    recipes = {cell.id: cell.settings.get("recipe", "") for cell in catalog.fp8}
+    for probe in row.unsupported:
+        if probe not in listed:
+            yield f"{where}: unsupported names {probe!r}, which it does not require"
+        elif recipes.get(probe) in has:
+            yield f"{where}: unsupported names {probe}, and {target.id} has {recipes[probe]}"
+
+
+def _every_probe(catalog: Catalog) -> set[str]:
+    cells = (*catalog.compositions, *catalog.fp8, *catalog.smoke)
+    return {module.id for module in catalog.modules} | {cell.id for cell in cells}
+
+
+def _find_waiver_faults(waivers: Sequence[ReleaseWaiver], rules: _RuleFile | None, catalog: Catalog) -> Iterator[str]:
+    """A rule file that could not be read is told already: what a waiver names of it is not looked for."""
+    for waiver in waivers:
+        where = f"{WAIVERS}: waiver of {waiver.rule.value} for {waiver.cell}"
+        if waiver.rule not in WAIVABLE:
+            yield f"{where}: evidence that is missing cannot be waived into being"
+        if not _STACK.fullmatch(waiver.cell):
+            yield f"{where}: a waiver is of one cell, and this is the name of none"
+        if waiver.rule in (GateRule.OUTCOME, GateRule.CONTRADICTED) and waiver.cell.endswith(f"-{IMPORTS}"):
+            yield f"{where}: an import cannot be waived: every module stands on it"
+        if rules is None:
+            continue
+        wanted = [row for row in rules.require if row.release == waiver.release]
+        if not wanted:
+            yield f"{where}: there is no release {waiver.release!r}"
+        ends = [f"-{row.target}-{probe}" for row in wanted for probe in list_probes(row, catalog)]
+        if wanted and not any(waiver.cell.endswith(end) and waiver.cell != end for end in ends):
+            yield f"{where}: {waiver.release} requires no such cell"
+    yield from _twice("waiver of", (f"{row.rule.value} for {row.cell} in {row.release}" for row in waivers), WAIVERS)
+
+
+def _twice(kind: str, names: Iterable[str], file: str = RULES) -> Iterator[str]:
+    yield from (f"{file}: {kind} {name} is there {count} times" for name, count in Counter(names).items() if count > 1)

@@ -1,0 +1,1 @@
+"""One table: what a failure says, its cause, component and next step."""

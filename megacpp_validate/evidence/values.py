@@ -1,0 +1,36 @@
+"""Values that every host result is made of: frozen models, a source line, the class of a cause."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Cause(StrEnum):
+    """The class of cause that blame names."""
+
+    API = "api"
+    BINARY = "binary"
+    ENVIRONMENT = "environment"
+    NUMERICS = "numerics"
+    SILENT_FALLBACK = "silent-fallback"
+    PERFORMANCE = "performance"
+    BOUNDARY = "boundary"  # between modules, each of which holds by itself
+
+
+class Frozen(BaseModel):
+    """A frozen value that refuses keys it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SourceLine(Frozen):
+    """A line of a source file; `file` is relative to the wheel's root, or to the project's."""
+
+    file: str
+    line: int = Field(ge=0)
+
+
+ENVIRONMENT: Final = "environment"  # blamed in place of a module where all of them share the change

@@ -1,0 +1,191 @@
+"""The table of damaged installs is whole, each row asks for an answer to act on, and each deed damages."""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from megacpp_validate.canary.firewall import damage_actions as deeds
+from megacpp_validate.canary.firewall.damage import BASELINES, DAMAGES, PINNED, Damage
+from megacpp_validate.canary.firewall.elf import NotDamageable, rename_needed, rename_string, rename_undefined
+from megacpp_validate.canary.firewall.install import Install, lay_out_wheels
+from megacpp_validate.canary.firewall.plan import plan_firewall
+from megacpp_validate.canary.firewall.standin_extension import CannotBuild, StandIns, build_stand_ins, find_compiler
+from megacpp_validate.catalog.bridge import read_catalog
+
+ASKED_FOR = {
+    "absent", "metapackage-alone", "core-without-extension", "extension-without-core", "missing-library",
+    "undefined-symbol", "core-of-another-release", "second-copy", "local-version", "optional-symbol-gone",
+    "flash-attn-4-without-cutedsl", "import-hangs", "import-aborts",
+}  # fmt: skip
+RAISED = (
+    "OSError", "FileNotFoundError", "AssertionError", "RuntimeError", "ModuleNotFoundError", "AttributeError",
+    "StopIteration", "CalledProcessError",
+)  # fmt: skip
+UNAVAILABLE = [row for row in DAMAGES if not row.available and row.id != "switched-off"]
+
+
+def test_every_case_that_is_asked_for_is_there_once() -> None:
+    ids = [row.id for row in DAMAGES]
+    assert len(ids) == len(set(ids))
+    assert set(ids) >= ASKED_FOR
+    assert {row.release for row in DAMAGES if row.id.startswith("undamaged")} == set(BASELINES)
+
+
+@pytest.mark.parametrize("name", RAISED)
+def test_every_exception_that_real_installs_raise_is_provoked(name: str) -> None:
+    assert any(row.reason and row.reason[0].startswith(name) for row in DAMAGES)
+
+
+@pytest.mark.parametrize("row", UNAVAILABLE, ids=lambda row: row.id)
+def test_every_reason_must_say_what_why_and_what_next(row: Damage) -> None:
+    what, cause, following = row.reason
+    assert what
+    assert "cause: " in cause
+    assert following.startswith("Next step: ") or "Next step: " in following
+
+
+def test_only_one_missing_entry_leaves_te_available() -> None:
+    available = [row.id for row in DAMAGES if row.available and not row.says_nothing]
+    assert available == ["optional-symbol-gone"]
+
+
+def test_a_selected_case_brings_the_undamaged_install_it_leans_on() -> None:
+    assert [row.id for row in plan_firewall(["flash-attn-4-without-cutedsl"])] == [
+        "undamaged-2.17.1",
+        "flash-attn-4-without-cutedsl",
+    ]
+    assert [row.id for row in plan_firewall(["absent"])] == ["absent"]
+
+
+def test_a_real_install_gets_no_case_of_another_release() -> None:
+    plan = plan_firewall(install="current")
+    assert plan[0].id == "undamaged"
+    assert not any(row.release or row.extra for row in plan)
+    assert len(plan) > 20
+
+
+# --- the deeds --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> StandIns:
+    try:
+        return build_stand_ins(tmp_path_factory.mktemp("stand-ins"))
+    except CannotBuild as fault:
+        pytest.skip(f"not-run: {fault}")
+
+
+@pytest.fixture
+def laid_out(stand_ins: StandIns, wheel_of: Callable[[str], Path], tmp_path: Path) -> Install:
+    wheels = {("transformer-engine", "2.20.2"): wheel_of("2.20.2")}
+    site = tmp_path / "site"
+    site.mkdir()
+    install = Install("2.20.2", tmp_path, site, wheels, stand_ins)
+    lay_out_wheels(install, ("core", "extension"))
+    return install
+
+
+def versions(install: Install) -> dict[str, str]:
+    return {found.metadata["Name"]: found.version for found in metadata.distributions(path=[str(install.site)])}
+
+
+def test_a_layout_is_what_pip_leaves(laid_out: Install, wheel_of: Callable[[str], Path]) -> None:
+    assert versions(laid_out) == {
+        "transformer_engine": "2.20.2",
+        "transformer_engine_cu12": "2.20.2",
+        "transformer_engine_torch": "2.20.2",
+    }
+    with zipfile.ZipFile(wheel_of("2.20.2")) as archive:
+        assert all((laid_out.site / name).exists() for name in archive.namelist())
+    assert laid_out.core.parent.name == laid_out.extension.parent.name == "wheel_lib"
+
+
+def test_a_version_is_changed_in_metadata_only(laid_out: Install) -> None:
+    deeds.local_version(laid_out)
+    assert versions(laid_out)["transformer_engine_torch"] == "2.20.2+g1a2b3c4"
+    assert laid_out.extension.is_file()
+
+
+def test_one_re_export_is_taken_out_and_no_other(laid_out: Install) -> None:
+    init = laid_out.package / "pytorch" / "__init__.py"
+    before = init.read_text().splitlines()
+    deeds.take_out("Linear")(laid_out)
+    gone = set(before) - set(init.read_text().splitlines())
+    assert gone == {"from transformer_engine.pytorch.module import Linear"}
+
+
+def test_a_damage_that_changes_nothing_is_an_error(laid_out: Install) -> None:
+    with pytest.raises(LookupError, match="nothing of what was to be damaged"):
+        deeds.take_out("no_such_name")(laid_out)
+
+
+def test_a_library_is_damaged_in_a_copy(laid_out: Install, tmp_path: Path) -> None:
+    real = tmp_path / "real.so"
+    shutil.move(laid_out.core, real)
+    content = real.read_bytes()
+    place = laid_out.package / "wheel_lib" / "libtransformer_engine.so"
+    place.symlink_to(real)
+    deeds.core_needs_another_library(laid_out)
+    assert real.read_bytes() == content
+    assert not place.is_symlink()
+    assert place.read_bytes() != content
+
+
+def test_one_name_in_a_library_is_changed(stand_ins: StandIns, tmp_path: Path) -> None:
+    core, extension = (Path(shutil.copy(file, tmp_path)) for file in (stand_ins.core, stand_ins.extension))
+    assert rename_needed(core, "libcublas") == ("libcublasLt.so.13", "libcublasLt.so.99")
+    old, new = rename_undefined(extension, "_ZN3c10", "nvte_")
+    assert (old[:-1], len(old)) == (new[:-1], len(new))
+    assert rename_string(extension, "transformer_engine_torch") == (
+        "transformer_engine_torch",
+        "transformer_engine_torc_",
+    )
+    assert core.stat().st_size == stand_ins.core.stat().st_size
+
+
+@pytest.mark.parametrize("change", [lambda f: rename_needed(f, "libnothing"), lambda f: rename_undefined(f, "nothing"),
+                                    lambda f: rename_string(f, "nothing of the kind")])  # fmt: skip
+def test_a_library_without_the_name_is_not_damaged(
+    stand_ins: StandIns, tmp_path: Path, change: Callable[[Path], object]
+) -> None:
+    library = Path(shutil.copy(stand_ins.core, tmp_path))
+    with pytest.raises(NotDamageable, match="nothing"):
+        change(library)
+    assert library.read_bytes() == stand_ins.core.read_bytes()
+
+
+def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
+    text = tmp_path / "text.so"
+    text.write_text("no library")
+    with pytest.raises(NotDamageable, match="ELF"):
+        rename_needed(text, "lib")
+
+
+def test_no_compiler_is_said_with_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(CannotBuild, match=r"no C compiler .*Next step: install"):
+        find_compiler()
+
+
+def test_the_packaged_compiler_is_taken_where_there_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    assert find_compiler()[1:] == ("-m", "ziglang", "cc")
+
+
+def test_a_compiler_that_fails_is_quoted(tmp_path: Path) -> None:
+    with pytest.raises(CannotBuild, match="could not build"):
+        build_stand_ins(tmp_path / "built", ["false"])
+    with pytest.raises(CannotBuild, match="did not run"):
+        build_stand_ins(tmp_path / "built", [str(tmp_path / "absent")])
+
+
+def test_the_release_that_is_damaged_is_the_pinned_one() -> None:
+    assert read_catalog().pinned.te == PINNED

@@ -1,0 +1,209 @@
+"""What importing a release asks of its surroundings, in sources of a few lines."""
+# ruff: noqa: E501 - one case a line: tables
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from megacpp_validate.canary.static.findings import ModuleVerdict
+from megacpp_validate.canary.static.import_time import read_requirements
+from megacpp_validate.evidence.values import Cause
+from tests.canary.static.small_sources import Sources, compare, said_by, write_release
+
+INIT = "pytorch/__init__.py"
+CHECK = "def _check():\n    if version('flash-attn') < '3':\n        raise ImportError\n"
+
+# a `pytorch/__init__.py` -> what it asks for: (what, library or condition, asked for under)
+ASKED: dict[str, tuple[Sources, set[tuple[str, str, str]]]] = {
+    "nothing": ("import os\nimport torch\nfrom __future__ import annotations\nimport transformer_engine.common", set()),
+    "a-library": ("import einops", {("library", "einops", "")}),
+    "a-library-deep": ("import onnx.helper", {("library", "onnx", "")}),
+    "from-a-library": ("from onnxscript import opset18", {("library", "onnxscript", "")}),
+    "in-a-module-it-imports": ({INIT: "from .deep import layer", "pytorch/deep/__init__.py": "", "pytorch/deep/layer.py": "import einops"}, {("library", "einops", "")}),
+    "in-a-module-it-does-not-import": ({INIT: "", "pytorch/deep.py": "import einops"}, set()),
+    "in-the-package-above": ({"__init__.py": "import einops"}, {("library", "einops", "")}),
+    "in-a-module-of-another-package": ({INIT: "import transformer_engine.common.extra", "common/extra.py": "import einops"}, {("library", "einops", "")}),
+    "within-a-function": ("def f():\n    import einops", set()),
+    "within-a-function-that-is-called": ("def f():\n    import einops\nf()", {("library", "einops", "")}),
+    "within-a-function-that-has-returned": ("def f():\n    if done():\n        return\n    import einops\nf()", set()),
+    "tried-out": ("import triton\nimport triton.experimental.gluon", {("library", "triton", ""), ("library", "triton.experimental.gluon", "")}),
+    "a-variable": ("import os\nhome = os.environ['CUDA_HOME']", {("check", "KeyError if CUDA_HOME is not in os.environ", "")}),
+    "a-variable-or-none": ("import os\nhome = os.environ.get('CUDA_HOME')\nos.environ['A'] = ''", set()),
+    "a-variable-passed-over": ("import contextlib, os\nwith contextlib.suppress(KeyError):\n    home = os.environ['CUDA_HOME']", set()),
+    "a-variable-looked-for": ("import os\nif 'CUDA_HOME' in os.environ:\n    home = os.environ['CUDA_HOME']", set()),
+    "a-variable-that-is-set": ("import os\nos.environ.setdefault('CUDA_HOME', '')\nhome = os.environ['CUDA_HOME']", set()),
+    "a-program": ("import subprocess\nsubprocess.check_output(['nvidia-smi', '-L'])", {("check", "CalledProcessError if the program nvidia-smi is not found", "")}),
+    "a-library-file": ("import ctypes\nctypes.CDLL('libnccl.so.2')", {("check", "OSError if the library libnccl.so.2 is not found", "")}),
+    "a-distribution": ("from importlib.metadata import version as v\nv('einops')\nv('transformer-engine')", {("check", "PackageNotFoundError if einops is not installed", "")}),
+    "a-distribution-tried": ("from importlib.metadata import version\ntry:\n    version('einops')\nexcept LookupError:\n    pass", set()),
+    "within-a-class": ("class A:\n    def f(self):\n        import einops", set()),
+    "optional": ("try:\n    import einops\nexcept ImportError:\n    einops = None", set()),
+    "optional-by-exception": ("try:\n    import einops\nexcept Exception:\n    einops = None", set()),
+    "optional-among-others": ("try:\n    import einops\nexcept (ValueError, ModuleNotFoundError):\n    einops = None", set()),
+    "suppressed": ("with contextlib.suppress(ImportError):\n    import einops", set()),
+    "something-else-suppressed": ("with contextlib.suppress(ValueError):\n    import einops", {("library", "einops", "")}),
+    "optional-bare": ("try:\n    import einops\nexcept:\n    einops = None", set()),
+    "caught-as-something-else": ("try:\n    import einops\nexcept ValueError:\n    pass", {("library", "einops", "")}),
+    "only-for-types": ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import einops", set()),
+    "when-run": ("if __name__ == '__main__':\n    import einops", set()),
+    "under-a-condition": ("if torch.cuda.is_available():\n    import einops", {("library", "einops", "torch.cuda.is_available()")}),
+    "otherwise": ("if torch.cuda.is_available():\n    pass\nelse:\n    import einops", {("library", "einops", "not (torch.cuda.is_available())")}),
+    "when-installed": (
+        "try:\n    v = version('flash-attn-4')\nexcept PackageNotFoundError:\n    v = None\nelse:\n    from flash_attn.cute import interface",
+        {("library", "flash_attn.cute", "flash-attn-4 is installed")},
+    ),
+    "an-assertion": ("assert torch_version() >= (2, 1)", {("check", "AssertionError if not (torch_version() >= (2, 1))", "")}),
+    "a-raise-under-a-test": ("if torch_version() < (2, 1):\n    raise RuntimeError('torch is too old')", {("check", "RuntimeError if torch_version() < (2, 1)", "torch_version() < (2, 1)")}),
+    "a-check-that-is-called": (CHECK + "_check()", {("check", "ImportError if version('flash-attn') < '3'", "")}),
+    "a-check-that-is-not-called": (CHECK, set()),
+    "a-check-that-cannot-fire": ("def _check(old=False):\n    if old:\n        raise ImportError\n_check(old=False)", set()),
+    "a-check-called-with-a-constant": ("def _check(old=False):\n    if old:\n        raise ImportError\n_check(old=True)", {("check", "ImportError if old", "")}),
+    "a-check-of-another-module": (
+        {INIT: "from transformer_engine.common import _check\n_check()", "common/__init__.py": CHECK},
+        {("check", "ImportError if version('flash-attn') < '3'", "")},
+    ),
+    "private-torch": ("from torch._strange import thing", {("library", "torch._strange", "")}),
+    "known-private-torch": ("import torch._C", set()),
+    "what-comes-with-torch": ("from typing_extensions import deprecated\nimport networkx", set()),
+    "a-warning": ("import warnings\nwarnings.warn('slow')", set()),
+    "a-circle": ({INIT: "from . import a", "pytorch/a.py": "from . import b\nimport einops", "pytorch/b.py": "from . import a"}, {("library", "einops", "")}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "wanted"), ASKED.values(), ids=ASKED)
+def test_what_an_import_asks_for(code: Sources, wanted: set[tuple[str, str, str]], tmp_path: Path) -> None:
+    found = read_requirements(write_release(tmp_path, code))
+    assert {(r.what, r.text, r.condition) for r in found} == wanted
+
+
+LAYER = "class Linear:\n    def __init__(self, size): ...\n"
+USES = "te.Linear.require()(8)"
+SAID = "imports import-requirement-added"
+
+VERSION = "from torch import torch_version\n"
+ADDED = {
+    "a-library": ("", "import einops\n", {f"{SAID} einops risk"}),
+    "a-library-that-was-there": ("import einops\n", "import einops\n", set()),
+    "a-library-less": ("import einops\n", "", set()),
+    "was-optional": ("try:\n    import einops\nexcept ImportError:\n    pass\n", "import einops\n", {f"{SAID} einops risk"}),
+    "asked-for-at-times-now-always": ("import torch\nif torch.version.cuda:\n    import einops.a\n", "import einops.a\n", {f"{SAID} einops risk"}),
+    "a-minimum-version": ("", f"{VERSION}assert torch_version() >= (2, 1)\n", {f"{SAID} risk"}),
+    "a-higher-minimum-version": (f"{VERSION}assert torch_version() >= (2, 1)\n", f"{VERSION}assert torch_version() >= (2, 6)\n", {f"{SAID} risk"}),
+    "a-check-of-its-own": ("", "assert len([1]) == 1\n", {f"{SAID} harmless"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "said"), ADDED.values(), ids=ADDED)
+def test_what_a_release_asks_for_that_the_one_before_did_not(
+    old: str, new: str, said: set[str], tmp_path: Path
+) -> None:
+    result = compare(tmp_path, old + LAYER, new + LAYER, USES)
+    assert said_by(result) == said
+    assert {f.cause for f in result.findings} <= {Cause.ENVIRONMENT}
+
+
+def test_the_place_is_named_in_the_new_release(tmp_path: Path) -> None:
+    (finding,) = compare(tmp_path, LAYER, f"{LAYER}\nimport einops", USES).findings
+    assert finding.after is not None
+    assert (finding.after.file, finding.after.line) == ("transformer_engine/pytorch/__init__.py", 4)
+    assert finding.new == "import einops"
+
+
+LOADS = "from transformer_engine.pytorch.linear import Linear\n"
+
+
+def package(init: str = LOADS, **files: str) -> Sources:
+    """`pytorch/__init__.py`, and other modules of `pytorch` by name."""
+    return {INIT: init, "pytorch/linear.py": LAYER, **{f"pytorch/{name}.py": text for name, text in files.items()}}
+
+
+BREAKS = {f"{SAID} breaking"}
+ENDS: dict[str, tuple[Sources, set[str]]] = {
+    "nothing-changed": (package(), set()),
+    "a-name-that-is-not-there": (package(LOADS + "from .linear import Conv"), BREAKS),
+    "a-module-that-is-not-there": (package(LOADS + "from .conv import Conv"), BREAKS),
+    "a-module-that-is-not-there-imported-plainly": (package(LOADS + "import transformer_engine.pytorch.conv"), BREAKS),
+    "a-submodule": (package(LOADS + "from . import other", other=""), set()),
+    "caught": (package(LOADS + "try:\n    from .conv import Conv\nexcept ImportError:\n    Conv = None\nConv"), set()),
+    "caught-as-something-else": (package(LOADS + "try:\n    from .conv import Conv\nexcept ValueError:\n    Conv = None"), BREAKS),
+    "suppressed": (package(LOADS + "from contextlib import suppress\nwith suppress(ImportError):\n    from .conv import Conv"), set()),
+    "only-for-types": (package(LOADS + "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .conv import Conv"), set()),
+    "within-a-function": (package(LOADS + "def f():\n    from .conv import Conv"), set()),
+    "a-circle-that-ends-it": (package(LOADS + "from .a import one", a="from .b import two\none = 1", b="from .a import one\ntwo = 2"), BREAKS),
+    "a-circle-that-does-not": (package(LOADS + "from .a import one", a="one = 1\nfrom .b import two", b="from .a import one\ntwo = 2"), set()),
+    "a-circle-of-modules": (package(LOADS + "from . import a", a="from . import b", b="from . import a"), set()),
+    "a-name-that-nothing-binds": (package(LOADS + "@no_dynamo\ndef f(): ..."), BREAKS),
+    "a-name-that-is-bound-later": (package(LOADS + "class A(B): ...\nclass B: ..."), BREAKS),
+    "a-name-in-a-body": (package(LOADS + "def f(): return nothing\ng = lambda: nothing"), set()),
+    "a-name-in-an-annotation": (package(LOADS + "def f(x: Unknown): ..."), BREAKS),
+    "a-name-in-a-late-annotation": (package("from __future__ import annotations\n" + LOADS + "def f(x: Unknown): ..."), set()),
+    "a-name-of-a-comprehension": (package(LOADS + "x = [a for a in (1, 2)]"), set()),
+    "a-name-of-a-class": (package(LOADS + "class A:\n    x = 1\n    y = x\n    if x:\n        z = 1\n        w = z"), set()),
+    "a-name-that-a-function-binds": (package(LOADS + "def f():\n    global x\n    x = 1\nf()\nx"), set()),
+    "a-name-through-a-star": (package(LOADS + "from torch.nn import *\nLayerNorm"), set()),
+    "bound-under-a-condition": (package("import torch\nif torch.version.cuda:\n    " + LOADS), {"user guard-added risk"}),
+    "bound-either-way": (package("import torch\nif torch.version.cuda:\n    " + LOADS + "else:\n    Linear = None"), set()),
+    "asked-for-where-it-may-not-be": (package(LOADS + "from .a import one", a="import torch\nif torch.version.cuda:\n    one = 1"), {f"{SAID} risk"}),
+    "no-python-of-this-version": (package(LOADS + "from . import a", a="def f(:"), {f"{SAID} risk"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("new", "said"), ENDS.values(), ids=ENDS)
+def test_what_ends_an_import_whatever_surrounds_it(new: Sources, said: set[str], tmp_path: Path) -> None:
+    assert said_by(compare(tmp_path, package(), new, USES)) == said
+
+
+def test_what_ended_the_import_of_the_old_release_too_is_not_this_upgrades_doing(tmp_path: Path) -> None:
+    broken = package(LOADS + "from .conv import Conv")
+    assert not compare(tmp_path, broken, broken, USES).findings
+
+
+def test_an_import_that_ends_takes_every_module_with_it(tmp_path: Path) -> None:
+    result = compare(tmp_path, package(), package(LOADS + "from .conv import Conv"), USES)
+    (finding,) = result.findings
+    assert (finding.module, finding.modules) == ("imports", ("imports", "user"))
+    assert {row.module: (row.verdict, row.under) for row in result.modules} == {
+        "imports": (ModuleVerdict.BREAKS, ""),
+        "user": (ModuleVerdict.CASCADE, "imports"),
+    }
+    assert finding.new == "ModuleNotFoundError: no transformer_engine.pytorch.conv among the sources"
+
+
+REFUSES = "if torch_version() < {}:\n    raise ImportError"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("assert torch_version() >= (2, 1)", "assert torch_version() >= (2, 4)", True),
+        ("assert torch_version() >= (2, 1)", "assert torch_version() >= (2, 0)", False),
+        ("assert torch_version() < (3, 1)", "assert torch_version() < (3, 0)", True),
+        ("assert torch_version() < (3, 1)", "assert torch_version() < (4, 0)", False),
+        ("assert torch_version() >= (2, 1)", "assert cudnn_version() >= (2, 0)", True),
+        ("assert torch_version() >= V('2.9')", "assert torch_version() >= V('2.10')", True),
+        ("assert torch_version() >= V('2.10')", "assert torch_version() >= V('2.9')", False),
+        (REFUSES.format("(2, 1)"), REFUSES.format("(2, 4)"), True),
+        (REFUSES.format("(2, 4)"), REFUSES.format("(2, 1)"), False),
+    ],
+)
+def test_a_bound_that_more_versions_pass_is_no_new_requirement(old: str, new: str, told: bool, tmp_path: Path) -> None:
+    made = "def torch_version(): ...\ndef cudnn_version(): ...\ndef f(): ...\n"
+    said = said_by(compare(tmp_path, made + old, made + new, "te.f.require()()"))
+    assert said == ({"imports import-requirement-added risk"} if told else set())
+
+
+@pytest.mark.parametrize(
+    ("listed", "ends"),
+    [
+        ("__all__ = ['f', '_g']", False), ("__all__ = ['f']", True), ("", True),
+        ("__all__ = ['f']\n__all__ += ['_g']", False),
+    ],
+)  # fmt: skip
+def test_a_star_takes_what_is_listed(listed: str, ends: bool, tmp_path: Path) -> None:
+    deep = "def f(): ...\ndef _g(): ...\n"
+    old = {INIT: "from .a import _g\nfrom .a import f", "pytorch/a.py": "from .b import f, _g", "pytorch/b.py": deep}
+    new = old | {"pytorch/a.py": "from .b import *", "pytorch/b.py": f"{deep}{listed}"}
+    said = said_by(compare(tmp_path, old, new, "te.f.require()()"))
+    assert said == ({"imports import-requirement-added breaking"} if ends else set())

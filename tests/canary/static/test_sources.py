@@ -1,0 +1,317 @@
+"""Release sources through pip: fetched once, kept by hash, and in every trouble an error that a person can act on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packaging.version import Version
+
+from megacpp_validate.canary.static import sources as under_test
+from megacpp_validate.canary.static.release import Found
+from megacpp_validate.canary.static.sources import Sources, SourceUnavailable, UnknownRelease, nearest, sort_versions
+from tests.canary.static.small_index import (
+    PACKAGE,
+    UNREACHABLE,
+    serve,
+    serve_nothing,
+    use_index,
+    write_index,
+    write_wheel,
+)
+
+OFFERED = ["1.9.0", "2.8.0", "2.9.0", "2.10.0", "2.11.0"]
+
+
+@pytest.fixture(scope="module")
+def offered(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An index of small releases, of which 1.9.0 holds no package."""
+    files = dict.fromkeys(OFFERED, PACKAGE) | {"1.9.0": {"transformer_engine/readme.txt": ""}}
+    return write_index(tmp_path_factory.mktemp("index"), files)
+
+
+@pytest.fixture
+def index(offered: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """That index is the one that pip asks."""
+    use_index(monkeypatch, offered)
+    return offered
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def fetched(offered: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache into which 2.9.0 was fetched."""
+    folder = tmp_path_factory.mktemp("fetched") / "cache"
+    with pytest.MonkeyPatch.context() as patch:
+        use_index(patch, offered)
+        Sources(folder).wheel("2.9.0")
+    return folder
+
+
+@pytest.fixture
+def with_one(fetched: Path, cache: Path) -> Path:
+    """A copy of that cache; its wheel is there without a process of pip."""
+    return Path(shutil.copytree(fetched, cache))
+
+
+def listing(folder: Path) -> list[str]:
+    """Every file below a folder."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def assert_actionable(text: str, *words: str) -> None:
+    """It says what was wanted, a likely cause, and the next step."""
+    for word in (*words, "Likely cause", "Next step"):
+        assert word in text, text
+
+
+def test_a_release_is_fetched_once_and_then_read_without_an_index(
+    index: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Sources(cache)
+    release = first.release("2.9.0")
+    assert isinstance(release.lookup("transformer_engine.pytorch", "Linear"), Found)
+    assert first.fetched_bytes > 0
+    use_index(monkeypatch, UNREACHABLE)
+    again = Sources(cache)
+    assert again.release("2.9.0").source == release.source
+    assert again.fetched_bytes == 0
+    assert not list(cache.glob("fetch-*"))
+
+
+def test_a_damaged_wheel_is_fetched_again(index: str, with_one: Path) -> None:
+    cache = with_one
+    wheel = Sources(cache).wheel("2.9.0")
+    whole = wheel.read_bytes()
+    wheel.write_bytes(whole[:50] + bytes([whole[50] ^ 255]) + whole[51:])
+    sources = Sources(cache)
+    assert sources.wheel("2.9.0").read_bytes() == whole
+    assert sources.fetched_bytes == len(whole)
+    wheel.unlink()
+    assert Sources(cache).wheel("2.9.0").read_bytes() == whole
+
+
+def test_a_damaged_wheel_is_not_used_when_it_cannot_be_fetched_again(
+    with_one: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_index(monkeypatch, UNREACHABLE)
+    wheel = Sources(with_one).wheel("2.9.0")
+    wheel.write_bytes(wheel.read_bytes()[:-5])
+    with pytest.raises(SourceUnavailable):
+        Sources(with_one).release("2.9.0")
+
+
+@pytest.mark.parametrize("record", ["", '{"sha256": "', "null", '{"sha256": 3, "wheel": []}', '{"wheel": "../x"}'])
+def test_a_damaged_record_is_made_again(record: str, index: str, with_one: Path) -> None:
+    (kept,) = (with_one / "releases").iterdir()
+    told = kept.read_text()
+    kept.write_text(record)
+    Sources(with_one).wheel("2.9.0")
+    assert kept.read_text() == told
+
+
+def test_a_record_that_points_out_of_the_cache_is_not_followed(index: str, cache: Path, tmp_path: Path) -> None:
+    other = write_wheel(tmp_path / "elsewhere", "2.9.0", {"transformer_engine/pytorch/__init__.py": "evil = 1"})
+    digest = under_test._sha256(other)
+    record = cache / "releases" / "transformer-engine-2.9.0.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps({"sha256": digest, "wheel": str(other)}))
+    assert cache in Sources(cache).wheel("2.9.0").parents
+
+
+def test_an_unknown_release_names_the_nearest(index: str, cache: Path) -> None:
+    with pytest.raises(UnknownRelease) as refused:
+        Sources(cache).release("2.9.7")
+    assert "no transformer-engine 2.9.7" in str(refused.value)
+    assert "Nearest: 2.8.0, 2.9.0, 2.10.0, 2.11.0" in str(refused.value)
+    assert listing(cache) == []
+
+
+@pytest.mark.parametrize("name", ["latest", "2.x", "../2.9.0", "2.9.0 --pre", "-r x", "2.9.0;x", "/nowhere/at/all"])
+def test_what_is_no_version_and_no_folder_is_refused_without_asking_the_index(
+    name: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_index(monkeypatch, UNREACHABLE)
+    with pytest.raises(UnknownRelease, match=r"is not a release.*Next step"):
+        Sources(cache).release(name)
+    assert not cache.exists()
+
+
+def test_a_folder_that_is_named_like_a_version_does_not_hide_the_release(
+    index: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "2.9.0").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert Sources(cache).release("2.9.0").source.wheel.endswith(".whl")
+
+
+def test_a_folder_without_the_package_is_refused(cache: Path, tmp_path: Path) -> None:
+    with pytest.raises(SourceUnavailable) as refused:
+        Sources(cache).release(str(tmp_path))
+    assert_actionable(str(refused.value), str(tmp_path), "transformer_engine")
+
+
+def test_a_wheel_without_the_package_says_so_and_is_not_kept(index: str, cache: Path) -> None:
+    with pytest.raises(SourceUnavailable) as refused:
+        Sources(cache).release("1.9.0")
+    assert_actionable(str(refused.value), "holds no package", "nearest: 2.8.0")
+    assert listing(cache) == []
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("version", ["1.9.0", "0.0.0"])
+def test_the_real_placeholders_say_so(version: str, cache: Path) -> None:
+    try:
+        Sources(cache).release(version)
+    except SourceUnavailable as fault:
+        if "holds no package" not in str(fault):
+            pytest.skip(f"not-run: {fault}")
+        assert_actionable(str(fault), version)
+    except UnknownRelease as fault:
+        pytest.skip(f"not-run: this index has no {version}: {fault}")
+    else:
+        pytest.fail("an empty placeholder was taken for a release")
+    assert listing(cache) == []
+
+
+@pytest.mark.network
+def test_the_real_index_lists_releases_oldest_first(cache: Path) -> None:
+    try:
+        versions = Sources(cache).versions()
+    except SourceUnavailable as fault:
+        pytest.skip(f"not-run: {fault}")
+    assert versions == sorted(versions, key=Version)
+    assert {"2.8.0", "2.9.0", "2.20.2"} <= set(versions)
+
+
+def test_versions_are_listed_oldest_first(index: str, cache: Path) -> None:
+    assert Sources(cache).versions() == OFFERED
+
+
+@pytest.fixture(params=["file", "below-a-file", "device", "proc"])
+def unwritable(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A cache folder that not even root can write."""
+    (tmp_path / "a-file").write_text("")
+    places = {"file": tmp_path / "a-file", "below-a-file": tmp_path / "a-file" / "cache"}
+    places |= {"device": Path("/dev/full/cache"), "proc": Path("/proc/megacpp-cache")}
+    return places[request.param]
+
+
+def test_an_unwritable_cache_is_told_before_anything_is_fetched(
+    unwritable: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_index(monkeypatch, UNREACHABLE)
+    with pytest.raises(SourceUnavailable) as refused:
+        Sources(unwritable).release("2.9.0")
+    assert_actionable(str(refused.value), str(unwritable), "cannot be written", under_test.CACHE_VARIABLE)
+
+
+@pytest.mark.parametrize("inside", ["wheels", "releases"])
+def test_an_unwritable_place_inside_the_cache_is_told_too(inside: str, index: str, cache: Path) -> None:
+    cache.mkdir()
+    (cache / inside).write_text("in the way")
+    with pytest.raises(SourceUnavailable) as refused:
+        Sources(cache).release("2.9.0")
+    assert_actionable(str(refused.value), str(cache), under_test.CACHE_VARIABLE)
+    assert not list(cache.glob("fetch-*"))
+
+
+def test_a_tree_that_cannot_be_kept_is_read_all_the_same(index: str, cache: Path) -> None:
+    cache.mkdir()
+    (cache / "trees").write_text("in the way")
+    assert isinstance(Sources(cache).release("2.9.0").lookup("transformer_engine.pytorch", "Linear"), Found)
+
+
+WHEEL = "transformer_engine-2.9.0-py3-none-any.whl"
+PAGE = ("/transformer-engine/", (200, "text/html", f'<a href="{WHEEL}">{WHEEL}</a>'.encode()))
+ERROR_PAGE = (200, "text/html", b"<html>Please log in</html>")
+
+
+@pytest.fixture(params=["refused", "html-for-a-wheel", "503", "403", "404", "no-page"])
+def trouble(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str]]:
+    """An index in trouble, and a word that must stand in the error."""
+    served = {
+        "html-for-a-wheel": ({PAGE[0]: PAGE[1], WHEEL: ERROR_PAGE}, "error page"),
+        "503": ({"/": (503, "text/html", b"down")}, "cannot be reached"),
+        "403": ({"/": (403, "text/html", b"no")}, "cannot be reached"),
+        "404": ({}, "no such package"),
+        "no-page": ({"/transformer-engine/": (200, "text/html", b"")}, "no such package"),
+    }
+    if request.param == "refused":
+        use_index(monkeypatch, UNREACHABLE)
+        yield UNREACHABLE, "cannot be reached"
+        return
+    answers, word = served[request.param]
+    with serve(answers) as url:
+        use_index(monkeypatch, url)
+        yield url, word
+
+
+def test_an_index_in_trouble_is_told_and_nothing_is_kept(trouble: tuple[str, str], cache: Path) -> None:
+    cache.mkdir()
+    (cache / "what-was-there").write_text("1")
+    with pytest.raises(SourceUnavailable) as refused:
+        Sources(cache).release("2.9.0")
+    assert_actionable(str(refused.value), "transformer-engine 2.9.0", trouble[1])
+    assert listing(cache) == ["what-was-there"]
+    assert not list(cache.glob("fetch-*"))
+
+
+def test_the_list_of_an_unreachable_index_is_an_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_index(monkeypatch, UNREACHABLE)
+    with pytest.raises(SourceUnavailable) as refused:
+        Sources(cache).versions()
+    assert_actionable(str(refused.value), "list of Transformer Engine releases", "cannot be reached")
+
+
+def test_an_index_that_never_answers_is_not_waited_for(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(under_test, "FETCH_LIMIT_S", 2.0)
+    with serve_nothing() as url:
+        use_index(monkeypatch, url)
+        with pytest.raises(SourceUnavailable) as refused:
+            Sources(cache).release("2.9.0")
+    assert_actionable(str(refused.value), "transformer-engine 2.9.0", "after 2 s")
+    assert listing(cache) == []
+
+
+def test_two_processes_may_fetch_the_same_release(index: str, cache: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from megacpp_validate.canary.static.sources import Sources;"
+        "r = Sources(Path(sys.argv[1])).release('2.9.0'); r.tree; print(r.source.sha256)"
+    )
+    command = [sys.executable, "-c", code, str(cache)]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=60)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert said[0] == said[1]
+    kinds = [name.partition("/")[0] for name in listing(cache)]
+    assert sorted(kinds) == ["releases", "trees", "wheels"]
+
+
+VERSIONS = st.tuples(st.integers(0, 3), st.integers(0, 12), st.integers(0, 3)).map(lambda v: ".".join(map(str, v)))
+
+
+@given(st.lists(VERSIONS | st.sampled_from(["", "none", "x", " 2.0 "])))
+def test_versions_are_sorted_and_what_is_none_is_left_out(names: list[str]) -> None:
+    ordered = sort_versions(names)
+    assert ordered == sorted(ordered, key=Version)
+    assert set(ordered) == {name.strip() for name in names} - {"", "none", "x"}
+
+
+@given(VERSIONS | st.text(max_size=6), st.lists(VERSIONS, unique=True))
+def test_the_nearest_lie_around_what_was_asked_for(version: str, names: list[str]) -> None:
+    near = nearest(version, names)
+    assert len(near) <= 4
+    assert set(near) <= set(names)
+    assert bool(near) is bool(set(names) - {version})

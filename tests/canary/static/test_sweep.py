@@ -1,0 +1,166 @@
+"""Many pairs: what is said of a step, of the step back, and of a row of releases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megacpp_validate.canary.static.findings import (
+    Impact,
+    ModuleResult,
+    ModuleVerdict,
+    ReleaseSource,
+    StaticResult,
+    Sweep,
+)
+from megacpp_validate.canary.static.sweep import first_bad, is_downgrade, run_pair
+from tests.canary.static.small_sources import compare, said_by, write_bridge, write_release
+
+OLD = """
+def permute(tokens, probs, *, num_out=0): ...
+class Linear:
+    def __init__(self, size, bias=True): ...
+"""
+NEW = """
+def permute(tokens, mask, probs, *, num_out=-1): ...
+class Linear:
+    def __init__(self, size): ...
+    def reset(self): ...
+"""
+BRIDGE = """
+te.permute.require()(1, 2)
+layer = te.Linear.require()(8, bias=True)
+"""
+
+
+def test_a_step_back_is_judged_as_any_other(tmp_path: Path) -> None:
+    up = compare(tmp_path / "up", OLD, NEW, BRIDGE)
+    assert said_by(up) == {
+        "user parameter-reordered probs breaking",
+        "user default-changed num_out risk",
+        "user parameter-removed bias breaking",
+    }
+    down = compare(tmp_path / "down", NEW, OLD, BRIDGE.replace("1, 2", "1, 2, 3").replace(", bias=True", ""))
+    assert said_by(down) == {"user parameter-reordered mask breaking", "user default-changed num_out risk"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wanted"),
+    [
+        ("2.9.0", "2.8.0", True),
+        ("2.8.0", "2.9.0", False),
+        ("2.10.0", "2.9.0", True),
+        ("2.9.0.post1", "2.9.0", True),
+        ("2.9.0", "2.9.0", False),
+        ("/tmp/a", "2.9.0", False),
+        ("2.9.0", "/tmp/a", False),
+    ],
+)
+def test_a_downgrade_is_what_goes_to_an_older_version(old: str, new: str, wanted: bool) -> None:
+    assert is_downgrade(old, new) is wanted
+
+
+def test_a_call_that_fails_in_both_releases_is_not_this_steps_doing(tmp_path: Path) -> None:
+    code = "def f(x): ..."
+    result = compare(tmp_path, code, f"{code}\ndef g(): ...", "te.f.require()(1, layout=2)")
+    assert not result.findings
+    assert [(f.kind, f.parameter) for f in result.unchanged_faults] == [("parameter-removed", "layout")]
+    assert {row.verdict for row in result.modules} == {ModuleVerdict.CLEAN}
+
+
+def test_a_name_that_neither_release_has_is_not_said(tmp_path: Path) -> None:
+    assert not compare(tmp_path, "", "", "te.f.require()(1)").findings
+
+
+def test_a_name_that_only_the_new_release_has_is_not_said(tmp_path: Path) -> None:
+    assert not compare(tmp_path, "", "def f(a, b): ...", "te.f.require()(1)").findings
+
+
+CODES = [
+    OLD,
+    NEW,
+    "from contextlib import contextmanager\n@contextmanager\ndef scope(on=True):\n    yield",
+    "import einops\nassert version() > 3",
+    "def f(x, **kwargs):\n    a = kwargs.pop('a', None)\n    if a is None:\n        raise ValueError",
+    "_T = {'Linear': '.linear'}\ndef __getattr__(name):\n    return _T[name]",
+    "class Base:\n    def __init__(self, **kw):\n        super().__init__(**kw)\nclass Linear(Base): ...",
+    "from .nowhere import *",
+    "permute = wrap(3)",
+    "import warnings\nwarnings.warn('old', DeprecationWarning)",
+]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.sampled_from(CODES), min_size=1, max_size=3))
+def test_a_release_has_not_changed_from_itself(tmp_path_factory: pytest.TempPathFactory, parts: list[str]) -> None:
+    folder, code = tmp_path_factory.mktemp("same"), "\n".join(parts)
+    bridge = f"{BRIDGE}\nte.f.require()(1, a=None)\nwith te.scope.require()(on=False): ...\n"
+    result = compare(folder, code, code, bridge)
+    assert not result.findings
+    assert result.not_consumed == 0
+    assert result.changes_not_consumed == ()
+
+
+def test_what_the_bridge_does_not_consume_is_counted_and_listed_only_when_asked(tmp_path: Path) -> None:
+    surface = write_bridge(tmp_path / "bridge", "te.f.require()(1)")
+    old = write_release(tmp_path / "old", "def f(x): ...\ndef g(x, y): ...")
+    new = write_release(tmp_path / "new", "def f(x): ...\ndef g(x): ...")
+    quiet, verbose = (run_pair(old, new, surface, tool="test", verbose=verbose) for verbose in (False, True))
+    assert (quiet.not_consumed, quiet.changes_not_consumed) == (1, ())
+    assert verbose.not_consumed == 1
+    assert "pytorch.g" in verbose.changes_not_consumed[0]
+
+
+def test_a_result_goes_to_json_and_back(tmp_path: Path) -> None:
+    result = compare(tmp_path, OLD, NEW, BRIDGE)
+    assert StaticResult.model_validate(result.model_dump(mode="json")) == result
+    assert StaticResult.model_validate_json(result.model_dump_json()) == result
+
+
+def step(old: str, new: str, **verdicts: ModuleVerdict) -> StaticResult:
+    source = {v: ReleaseSource(version=v, wheel="w", sha256="0") for v in (old, new)}
+    rows = tuple(ModuleResult(module=name, verdict=verdict) for name, verdict in verdicts.items())
+    return StaticResult(tool="test", old=source[old], new=source[new], downgrade=False, modules=rows, findings=())
+
+
+def test_the_first_bad_step_is_the_first_that_breaks_by_itself_or_by_a_cascade() -> None:
+    clean, risk, cascade, breaks = (
+        ModuleVerdict.CLEAN,
+        ModuleVerdict.RISK,
+        ModuleVerdict.CASCADE,
+        ModuleVerdict.BREAKS,
+    )
+    sweep = Sweep(
+        steps=(
+            step("1", "2", user=risk, other=clean),
+            step("2", "3", user=cascade, other=clean),
+            step("3", "4", user=breaks, other=risk),
+        )
+    )
+    found = first_bad(sweep, "user")
+    assert found is not None
+    assert found.new.version == "3"
+    assert first_bad(sweep, "other") is None
+    assert first_bad(Sweep(steps=()), "user") is None
+
+
+def test_blame_goes_to_the_first_module_and_the_rest_is_a_cascade(tmp_path: Path) -> None:
+    accessors = """
+    def f():
+        from transformer_engine.pytorch import f
+        return f
+
+    def wrapped():
+        return f.require()(1, layout=2)
+    """
+    bridge = "te.f.require()(1, layout=2)"
+    result = compare(tmp_path, "def f(x, layout): ...", "def f(x): ...", bridge, accessors)
+    (finding,) = result.findings
+    assert (finding.module, finding.modules, finding.impact) == ("imports", ("imports", "user"), Impact.BREAKING)
+    assert [(row.module, row.verdict, row.under) for row in result.modules] == [
+        ("imports", ModuleVerdict.BREAKS, ""),
+        ("user", ModuleVerdict.CASCADE, "imports"),
+    ]

@@ -1,0 +1,78 @@
+"""Walks of syntax trees: the same nodes in the same order as Python's own, and each answer worked out once."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import tokenize
+import weakref
+from pathlib import Path
+
+import pytest
+
+from megacpp_validate.canary.static.syntax_nodes import children, once_per_node, statements_below, statements_in, walk
+
+# Sources with most kinds of nodes, written by others.
+SOURCES = [ast.__file__, tokenize.__file__, pytest.__file__, weakref.__file__]
+EVERY_BRANCH = """
+try:
+    with a: one()
+except* E:
+    for x in y: two()
+    else: three()
+else:
+    if z: four()
+    elif w: five()
+    else: six()
+finally:
+    while v: seven()
+    else: eight()
+match u:
+    case 1 if t: nine()
+    case {"k": [s, *_]}:
+        @deco(lambda: 0)
+        async def f(p: int = 1, *, q=(2, 3), **r) -> None:
+            async with b as c, d: return (yield 10)
+        class C(f, metaclass=g):
+            eleven: int = 12
+"""
+
+
+@pytest.fixture(params=[*SOURCES, ""], ids=lambda path: Path(path).stem or "every-branch")
+def tree(request: pytest.FixtureRequest) -> ast.Module:
+    return ast.parse(Path(request.param).read_text(encoding="utf-8") if request.param else EVERY_BRANCH)
+
+
+def test_a_walk_is_pythons_own_without_contexts(tree: ast.Module) -> None:
+    plain = [node for node in ast.walk(tree) if not isinstance(node, ast.expr_context)]
+    assert list(walk(tree)) == plain
+    for node in plain:
+        assert children(node) == [n for n in ast.iter_child_nodes(node) if not isinstance(n, ast.expr_context)]
+
+
+def test_statements_are_all_those_of_a_tree_and_stand_in_the_order_of_the_lines(tree: ast.Module) -> None:
+    every = {node for node in ast.walk(tree) if isinstance(node, ast.stmt)}
+    below = list(statements_below(tree))
+    assert len(below) == len(every)
+    assert set(below) == every
+    for node in (tree, *below):
+        places = [(inner.lineno, inner.col_offset) for inner in statements_in(node)]
+        assert places == sorted(places)
+
+
+def test_a_node_is_read_once_and_forgotten_with_its_tree() -> None:
+    read: list[str] = []
+
+    @once_per_node
+    def names(node: ast.Module) -> list[str]:
+        read.append(ast.unparse(node))
+        return [n.id for n in walk(node) if isinstance(n, ast.Name)]
+
+    tree, same = ast.parse("a + b"), ast.parse("a + b")
+    assert names(tree) is names(tree)
+    assert names(same) == names(tree)
+    assert read == ["a + b", "a + b"]  # two trees that say the same are two
+    alive = weakref.ref(tree)
+    del tree
+    gc.collect()
+    assert alive() is None
