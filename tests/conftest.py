@@ -110,9 +110,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--thorough") or "::" in " ".join(config.args):
         return
-    later = [item for item in items if item.nodeid.startswith(THOROUGH)]
+    later = [item for item in items if item.nodeid.startswith(THOROUGH) or item.get_closest_marker("thorough")]
     config.hook.pytest_deselected(items=later)
-    items[:] = [item for item in items if not item.nodeid.startswith(THOROUGH)]
+    items[:] = [item for item in items if item not in later]
 
 
 @pytest.fixture(scope="session")

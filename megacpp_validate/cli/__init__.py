@@ -1,46 +1,18 @@
-"""The command line: parses arguments, calls one verb, renders what it gives, and maps the outcome to an exit code.
+"""The command line: one file a verb, found by its place in this folder.
 
-A verb's own imports are made when it is called: the one that runs on a GPU host does not need what reads sources.
+A verb parses its options, calls one function of a room, writes the result and exits with the result's code. It imports
+that room when it is called: the verb that runs on a GPU host does not need what reads sources.
 """
 
 from __future__ import annotations
 
-from .app import main
-from .canary import bisect_verbs, canary_verbs, te_watch_verbs, upgrade_verbs
-from .gate import history_verbs, loss_gate_verbs, pipeline_verbs, policy_verbs, release_gate_verbs, report_verbs
-from .images import bundle_verbs, image_verify_verbs, images_verbs, lock_verbs
-from .jit import jit_cache_verbs, jit_verify_verbs, prewarm_verbs
-from .scores import blame_score_verbs, fp8_faults_verbs, score_verbs, selftest_verbs, smoke_faults_verbs
-from .sessions import ablate_verbs, doctor_verbs, fp8_verbs, matrix_verbs, parity_verbs, smoke_verbs
+from importlib import import_module
+from pathlib import Path
 
-__all__ = [
-    "ablate_verbs",
-    "bisect_verbs",
-    "blame_score_verbs",
-    "bundle_verbs",
-    "canary_verbs",
-    "doctor_verbs",
-    "fp8_faults_verbs",
-    "fp8_verbs",
-    "history_verbs",
-    "image_verify_verbs",
-    "images_verbs",
-    "jit_cache_verbs",
-    "jit_verify_verbs",
-    "lock_verbs",
-    "loss_gate_verbs",
-    "main",
-    "matrix_verbs",
-    "parity_verbs",
-    "pipeline_verbs",
-    "policy_verbs",
-    "prewarm_verbs",
-    "release_gate_verbs",
-    "report_verbs",
-    "score_verbs",
-    "selftest_verbs",
-    "smoke_faults_verbs",
-    "smoke_verbs",
-    "te_watch_verbs",
-    "upgrade_verbs",
-]
+from .app import main
+
+__all__ = ["main"]
+
+_HERE = Path(__file__).parent
+for _file in sorted([*_HERE.glob("[a-z]*.py"), *_HERE.glob("*/*_verbs.py")]):
+    import_module("." + ".".join(_file.relative_to(_HERE).with_suffix("").parts), __name__)

@@ -26,9 +26,9 @@ from typing import Final
 
 import platformdirs
 
-from .environment import Call, NoEnvironment
+from ..process import Call, Processes
+from .environment import NoEnvironment
 from .identity import hash_parts
-from .processes import Processes
 
 VARIABLE: Final = "MEGACPP_ENVIRONMENTS"
 _SEAL: Final = ".sealed.json"

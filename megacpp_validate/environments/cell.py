@@ -23,9 +23,9 @@ from ..evidence.receipt import Failure, Outcome, Receipt
 from ..evidence.receipt_file import write_receipt
 from ..evidence.store import ReceiptInvalid, read_receipt
 from ..probes.order import Order
+from ..process import Ended, NotStarted, Processes
 from .environment import Environment
 from .plan import receipt_without_probe
-from .processes import Ended, NotStarted, Processes
 
 _MODULE: Final = "megacpp_validate.probes"
 _LAST_WORDS: Final = 1200  # characters

@@ -20,8 +20,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from ..process import Call
 from .build_cache import run_tool
-from .environment import Call, NoEnvironment
+from .environment import NoEnvironment
 from .identity import hash_parts, say_driver, say_package, say_variables
 from .interpreter import PACKAGE
 

@@ -12,10 +12,10 @@ from typing import Final
 from pydantic import TypeAdapter, ValidationError
 
 from ..evidence.doctor_look import Behaviour, PackageLook, PathLook
+from ..process import Ended, Processes
 from .doctor import NOT_STARTED
 from .doctor_seen import Seen
 from .environment import Environment, NoEnvironment
-from .processes import Ended, Processes
 
 _MODULE: Final = "megacpp_validate.probes.doctor"
 _PATH: Final = TypeAdapter(PathLook)

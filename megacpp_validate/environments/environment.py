@@ -7,33 +7,14 @@ file knows which one it has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+
+from ..process import Call
 
 
 class NoEnvironment(RuntimeError):
     """A stack that cannot be made usable; the text says what happened, the likely cause and the next step."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """A process that can be started.
-
-    Attributes:
-        words: the command.
-        variables: its environment variables, whole.
-        ends: a command that ends what outlives the killed process group; empty where nothing does. A container goes
-            on when the client that started it is gone.
-        not_started: exit statuses by which what starts the process says that it could not, or that it lost it. Docker's
-            own is 125 (docker-run(1), "Exit Status"); of the process they say nothing.
-    """
-
-    words: tuple[str, ...]
-    variables: Mapping[str, str] = field(repr=False)
-    ends: tuple[str, ...] = ()
-    not_started: tuple[int, ...] = ()
 
 
 class Environment(Protocol):

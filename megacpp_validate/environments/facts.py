@@ -8,8 +8,8 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from ..process import Processes
 from .environment import Environment, NoEnvironment
-from .processes import Processes
 
 _MODULE: Final = "megacpp_validate.probes.identify"
 _LIMIT_S: Final = 90.0  # a cold disk and an nvidia-smi that wakes the driver take their time

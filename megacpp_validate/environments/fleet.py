@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..evidence.receipt import Receipt
+from ..process import Processes
 from .cell import Cell
-from .processes import Processes
 from .restart import find_done
 from .schedule import RAN_WHOLE, Need, Room, choose_next, order_longest_first
 

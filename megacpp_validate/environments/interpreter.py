@@ -16,7 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from .environment import Call, NoEnvironment
+from ..process import Call
+from .environment import NoEnvironment
 from .identity import hash_parts, say_driver, say_files, say_package, say_site, say_variables
 
 __all__ = (

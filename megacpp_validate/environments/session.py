@@ -8,10 +8,10 @@ from pathlib import Path
 
 from ..evidence.receipt import Receipt
 from ..probes.order import Order
+from ..process import Processes
 from .cell import Cell
 from .environment import Environment
 from .fleet import Event, Fleet
-from .processes import Processes
 from .schedule import Need, Room
 
 Progress = Callable[[str, Receipt | None], None]

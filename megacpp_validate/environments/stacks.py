@@ -18,6 +18,7 @@ from ..catalog.bridge import Target as TargetRow
 from ..evidence.receipt import Outcome, Receipt
 from ..evidence.store import ReceiptInvalid, read_receipts
 from ..probes.order import Order
+from ..process import Processes
 from .cell import Cell
 from .chosen import is_same_release
 from .container import ContainerEnvironment
@@ -27,7 +28,6 @@ from .fleet import Fleet, Progress
 from .identity import hash_parts
 from .interpreter import InterpreterEnvironment
 from .plan import choose_canary_probes, plan_blank, plan_compositions, plan_parity, receipt_without_probe, why_not_here
-from .processes import Processes
 from .restart import own_folder
 from .schedule import Need, Room, expect_need
 from .stack_run import StackRun

@@ -18,8 +18,8 @@ from megacpp_validate.cli.canary.bisect_places import Places, find_libraries, na
 from megacpp_validate.environments.chosen import Means
 from megacpp_validate.environments.installed import Found
 from megacpp_validate.environments.interpreter import own_interpreter
-from megacpp_validate.environments.processes import Processes
 from megacpp_validate.environments.restart import own_folder
+from megacpp_validate.process import Processes
 from tests.canary.static.small_index import PACKAGE, UNREACHABLE, use_index, write_index
 from tests.command_line import Run, make_run
 

@@ -24,11 +24,11 @@ from megacpp_validate.cli.jit import (
 )
 from megacpp_validate.cli.jit.prewarm_runs import Selected, select_tasks
 from megacpp_validate.environments.plan import find_target
-from megacpp_validate.environments.processes import Processes
 from megacpp_validate.jitcache.place import CacheReadOnly
 from megacpp_validate.jitcache.prewarm import Answer, open_prewarm
 from megacpp_validate.jitcache.result import JitTaskRow, JitTaskState, JitVerdict, JitVerifyResult, PrewarmResult
 from megacpp_validate.jitcache.seal import CacheDamaged, check_sealed, is_sealed
+from megacpp_validate.process import Processes
 from megacpp_validate.report.words.jit import summarize_prewarm
 from tests.sealed_caches import CUBIN, STACK, as_nobody, flip_a_bit, make_sealed, open_to_all, put, small_disk
 

@@ -13,9 +13,9 @@ import pytest
 from megacpp_validate.canary.dynamic.selftest_score import plan_selftest
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.cli.scores import selftest_runs
-from megacpp_validate.environments.environment import Call
 from megacpp_validate.evidence.receipt import Check, Outcome, Receipt
 from megacpp_validate.evidence.selftest import Mutant, SelftestRun
+from megacpp_validate.process import Call
 from megacpp_validate.selftest.lines import run_line
 from tests.command_line import Run, Said, make_run
 

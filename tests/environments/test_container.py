@@ -20,7 +20,7 @@ import pytest
 from megacpp_validate.environments.container import ContainerEnvironment, open_container, require_digest
 from megacpp_validate.environments.environment import NoEnvironment
 from megacpp_validate.environments.interpreter import PACKAGE
-from megacpp_validate.environments.processes import Processes
+from megacpp_validate.process import Processes
 
 VARIABLE = "MEGACPP_TEST_IMAGE"
 DIGEST = f"sha256:{'a' * 64}"
@@ -152,7 +152,7 @@ def test_a_real_container_dies_with_a_tool_that_is_killed_outright(
     call = container.call("http.server", "8000")
     code = (
         "import json, sys; from pathlib import Path; from megacpp_validate.environments.environment import Call\n"
-        "from megacpp_validate.environments.processes import Processes\n"
+        "from megacpp_validate.process import Processes\n"
         "words, variables, ends, folder = json.load(sys.stdin)\n"
         "Processes().run(Call(words, variables, ends), folder=Path(folder), limit_s=60.0, log=Path(folder, 'log'))\n"
     )

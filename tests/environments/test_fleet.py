@@ -11,10 +11,10 @@ import pytest
 
 from megacpp_validate.environments.cell import Cell
 from megacpp_validate.environments.fleet import Event, Fleet
-from megacpp_validate.environments.processes import Processes
 from megacpp_validate.environments.schedule import Need, Room
 from megacpp_validate.evidence.receipt import Outcome, Receipt
 from megacpp_validate.probes.order import Order, Target
+from megacpp_validate.process import Processes
 from tests.environments.places import make_probes
 
 CPU = Target("cpu", "")

@@ -20,7 +20,7 @@ from megacpp_validate.environments.interpreter import (
     own_interpreter,
     read_commit,
 )
-from megacpp_validate.environments.processes import Processes
+from megacpp_validate.process import Processes
 
 ROOT = PACKAGE.parent
 THIS = f'exec {sys.executable} "$@"'

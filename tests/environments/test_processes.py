@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from megacpp_validate.environments import guard
-from megacpp_validate.environments.environment import Call
-from megacpp_validate.environments.processes import Ended, NotStarted, Processes, Stopped
+from megacpp_validate import process_guard as guard
+from megacpp_validate.process import Call, Ended, NotStarted, Processes, Stopped
 from tests.running_processes import is_running, within
 
 THIS = os.environ | {"LANG": "C.UTF-8"}
@@ -163,7 +162,7 @@ import os, sys
 from pathlib import Path
 from megacpp_validate.environments import guard
 from megacpp_validate.environments.environment import Call
-from megacpp_validate.environments.processes import Processes
+from megacpp_validate.process import Processes
 folder = Path(sys.argv[1])
 call = Call((sys.executable, "-c", sys.argv[2]), os.environ, ("touch", str(folder / "ended")))
 Processes().run(call, folder=folder, limit_s=600.0, log=folder / "log")

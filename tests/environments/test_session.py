@@ -13,13 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.environments.environment import Call
 from megacpp_validate.environments.interpreter import InterpreterEnvironment
-from megacpp_validate.environments.processes import Processes
 from megacpp_validate.environments.session import Expected, Session
 from megacpp_validate.evidence.receipt import Outcome, Receipt
 from megacpp_validate.evidence.store import read_receipt, read_receipts
 from megacpp_validate.probes.order import Order, Target
+from megacpp_validate.process import Call, Processes
 from tests.environments.places import make_probes
 from tests.running_processes import is_running
 

@@ -17,7 +17,6 @@ from megacpp_validate.environments import stacks as room_of_stacks
 from megacpp_validate.environments.environment import Environment, NoEnvironment
 from megacpp_validate.environments.facts import Facts
 from megacpp_validate.environments.plan import UnknownTarget, choose_target
-from megacpp_validate.environments.processes import Processes
 from megacpp_validate.environments.schedule import Room
 from megacpp_validate.environments.stacks import (
     Asked,
@@ -30,6 +29,7 @@ from megacpp_validate.environments.stacks import (
 )
 from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.evidence.store import read_receipts
+from megacpp_validate.process import Processes
 from tests.environments.places import H200_HOST, LAPTOP, make_probes, target_of
 from tests.running_processes import hearing_signals
 
@@ -173,7 +173,7 @@ def test_another_row_of_the_target_makes_old_receipts_no_answer(catalog: Catalog
 
 INTERRUPTED = """
 import os, time
-from megacpp_validate.environments.processes import Processes
+from megacpp_validate.process import Processes
 from megacpp_validate.environments.stacks import Wanted, prepare_stacks
 def make():
     os.write(1, b"makes\\n")  # at once: two threads say it

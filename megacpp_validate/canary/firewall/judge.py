@@ -9,7 +9,7 @@ from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict
 
-from ...environments.processes import Ended
+from ...process import Ended
 from .damage import Damage
 
 

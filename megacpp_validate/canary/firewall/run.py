@@ -19,8 +19,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ...environments.environment import Call
-from ...environments.processes import Ended, Processes, Stopped
+from ...process import Call, Ended, Processes, Stopped
 from .damage import PINNED, Damage
 from .elf import NotDamageable
 from .install import (

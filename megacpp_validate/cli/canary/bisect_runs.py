@@ -17,8 +17,8 @@ from ...canary.dynamic.search.repeats import Trust
 from ...catalog.bridge import Catalog
 from ...environments.environment import NoEnvironment
 from ...environments.plan import UnknownTarget
-from ...environments.processes import Processes
 from ...environments.restart import FolderTaken, own_folder
+from ...process import Processes
 from ...report.summaries import first_sentence
 from ...report.words.bisect import mark_point, say_axis
 from ..app import TOOL, Exit, Format, errors, foreseen, refuse, refuse_full_disk

@@ -12,9 +12,8 @@ from ...canary.dynamic.upgrade_result import UpgradeResult
 from ...canary.dynamic.watch import decide_release
 from ...canary.dynamic.watch_result import Standing, Untold, WatchedRelease
 from ...catalog.bridge import matrix_folder
-from ...environments.environment import Call
-from ...environments.processes import Processes
 from ...evidence.whole_file import write_whole
+from ...process import Call, Processes
 from ..app import TOOL, Exit, errors
 from .te_watch_steps import Watch
 from .watch_folder import read_upgrade

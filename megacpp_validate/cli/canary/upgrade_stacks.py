@@ -16,10 +16,10 @@ from ...environments.facts import read_facts
 from ...environments.installed import Found, find_environments
 from ...environments.interpreter import own_interpreter, read_commit
 from ...environments.plan import choose_canary_probes, choose_target, find_target, why_not_here
-from ...environments.processes import Processes
 from ...environments.room import count_cores, read_room, share_cores
 from ...environments.schedule import plan_jobs
 from ...environments.stacks import Asked, RanStack, Running, Stack, Wanted, prepare_stacks, run_stacks
+from ...process import Processes
 from ..app import TOOL, Exit, errors, refuse, refuse_receipts
 from .upgrade_progress import UpgradeProgress
 

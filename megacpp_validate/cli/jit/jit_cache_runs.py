@@ -13,7 +13,6 @@ import typer
 
 from ...catalog.bridge import Catalog, read_catalog
 from ...catalog.bridge import Target as TargetRow
-from ...environments.processes import Processes
 from ...jitcache.archive import TransferRefused
 from ...jitcache.layout import MANIFEST, NVRTC, arch_folder, cache_arch, cache_variables
 from ...jitcache.manifest import Manifest, compare_stack
@@ -21,6 +20,7 @@ from ...jitcache.result import JitCacheResult, StackDifference
 from ...jitcache.seal import check_sealed, is_sealed, seal, unseal
 from ...jitcache.transfer import export_cache, import_cache, read_carried
 from ...jitcache.working import is_at_home, open_working
+from ...process import Processes
 from ..app import TOOL, Exit, Format, foreseen, refuse, refuse_full_disk
 from .jit_stack import AskedJit, open_stack
 from .jit_telling import tell_jit

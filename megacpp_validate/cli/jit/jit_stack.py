@@ -24,7 +24,6 @@ from ...environments.facts import Facts, read_facts, require_torch
 from ...environments.identity import hash_parts, say_package
 from ...environments.interpreter import PACKAGE, InterpreterEnvironment, host_interpreter, read_commit
 from ...environments.plan import plan_blank, plan_compositions, plan_parity, plan_smoke
-from ...environments.processes import Processes
 from ...environments.room import count_cores, share_cores
 from ...evidence.values import Frozen
 from ...jitcache.aside import folder_aside
@@ -34,6 +33,7 @@ from ...jitcache.prewarm import Answer
 from ...jitcache.result import JitCompile
 from ...jitcache.verify import read_receipt_answer
 from ...probes.order import Order
+from ...process import Processes
 from ..app import TOOL
 
 _MODULE: Final = "megacpp_validate.jit"

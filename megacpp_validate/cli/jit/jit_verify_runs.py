@@ -19,7 +19,6 @@ from ...catalog.bridge import Target as TargetRow
 from ...catalog.prewarm import read_prewarm, read_unkept
 from ...environments.interpreter import read_commit
 from ...environments.plan import IMAGE_DIGEST, LOCK_HASH, find_target
-from ...environments.processes import Processes
 from ...evidence.whole_file import write_whole
 from ...jitcache.aside import folder_aside
 from ...jitcache.crew import run_side_by_side
@@ -33,6 +32,7 @@ from ...jitcache.seal import Checked, check_sealed, is_sealed
 from ...jitcache.variables import hash_variables, say_other_variables
 from ...jitcache.verify import find_unreported, judge_task, set_unwatched_apart
 from ...jitcache.working import open_working
+from ...process import Processes
 from ..app import TOOL, Exit, Format, foreseen, refuse, refuse_full_disk, refuse_receipts
 from .jit_stack import AskedJit, JitStack, default_jobs, open_stack, require_temporary
 from .jit_telling import TaskProgress, result_text, tell_jit

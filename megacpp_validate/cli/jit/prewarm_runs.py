@@ -16,7 +16,6 @@ from ...catalog.prewarm import PrewarmTask, UnkeptKernel, UnknownTask, choose_ta
 from ...environments.environment import NoEnvironment
 from ...environments.interpreter import read_commit
 from ...environments.plan import UnknownTarget, find_target, why_not_here
-from ...environments.processes import Processes
 from ...jitcache.crew import run_side_by_side
 from ...jitcache.files import NoPlainFile, list_files
 from ...jitcache.layout import STATE, cache_arch
@@ -34,6 +33,7 @@ from ...jitcache.prewarm import Answer, PrewarmTaken, Progress, hash_task, make_
 from ...jitcache.purpose import hold_to_purpose
 from ...jitcache.result import JitTaskRow, JitTaskState, PrewarmResult
 from ...jitcache.seal import CacheDamaged, check_sealed, is_sealed, seal, unseal
+from ...process import Processes
 from ..app import TOOL, Exit, Format, foreseen, refuse, refuse_full_disk
 from .jit_stack import AskedJit, JitStack, default_jobs, open_stack
 from .jit_telling import TaskProgress, tell_jit

@@ -23,12 +23,12 @@ from ...environments.installed import find_environments, open_host
 from ...environments.interpreter import InterpreterEnvironment
 from ...environments.overlay import put_over
 from ...environments.plan import why_not_here
-from ...environments.processes import Processes
 from ...environments.restart import own_folder
 from ...environments.room import count_cores, read_room, share_cores
 from ...environments.schedule import Need, plan_jobs
 from ...evidence.receipt import Receipt
 from ...evidence.store import ReceiptInvalid, read_receipts
+from ...process import Processes
 from ..app import errors
 
 _MAKERS = 8  # copies that are made at a time: it is the disk that they wait for

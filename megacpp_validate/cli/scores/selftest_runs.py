@@ -18,8 +18,8 @@ from rich.status import Status
 from ...canary.dynamic.selftest_score import UnknownMutant, judge_selftest, plan_selftest
 from ...catalog.bridge import Catalog
 from ...environments.interpreter import own_interpreter
-from ...environments.processes import Processes
 from ...evidence.selftest_file import RunInvalid, order_text, read_runs
+from ...process import Processes
 from ...report.words.selftest import find_unsettled
 from ..app import Exit, Format, errors, foreseen, refuse
 from ..telling import tell

@@ -16,7 +16,6 @@ from ...catalog.postures import Feature, Posture, UnknownFeature, read_postures
 from ...environments.environment import Environment, NoEnvironment
 from ...environments.facts import read_facts
 from ...environments.interpreter import host_interpreter, read_commit
-from ...environments.processes import Ended, Processes
 from ...environments.restart import FolderTaken, own_folder
 from ...evidence.whole_file import write_whole
 from ...gate.ablation import decide_feature, find_run_faults
@@ -31,6 +30,7 @@ from ...gate.ablation_result import (
     read_ablation,
 )
 from ...gate.smoke_answer import AnswerInvalid, parse_answer, see_run
+from ...process import Ended, Processes
 from ...report.markdown.ablation import render_ablation_page
 from ...report.terminal.ablation import render_ablation
 from ...report.words.ablation import say_row

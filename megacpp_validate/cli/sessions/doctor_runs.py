@@ -23,7 +23,7 @@ from ...environments.environment import NoEnvironment
 from ...environments.interpreter import host_interpreter
 from ...environments.overlay import put_over
 from ...environments.plan import UnknownTarget, find_target
-from ...environments.processes import Processes
+from ...process import Processes
 from ..app import TOOL, Exit, Format, errors, foreseen
 
 _TELLING: Final = "megacpp_validate.cli.telling"

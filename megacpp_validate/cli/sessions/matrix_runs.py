@@ -34,12 +34,12 @@ from ...environments.fanout.state import StateDamaged
 from ...environments.interpreter import read_commit
 from ...environments.matrix_result import MatrixCell, MatrixPlan, MatrixRun, PlannedCell
 from ...environments.plan import UnknownTarget
-from ...environments.processes import Processes, Stopped
 from ...environments.restart import FolderTaken
 from ...environments.room import count_cores, share_cores
 from ...environments.schedule import plan_jobs
 from ...evidence.receipt import Receipt
 from ...evidence.receipt_file import write_receipt
+from ...process import Processes, Stopped
 from ...report.markdown.matrix import tell_matrix, tell_matrix_plan
 from ...report.terminal.matrix import render_matrix, render_matrix_plan
 from ..app import TOOL, Exit, foreseen, refuse, refuse_receipts

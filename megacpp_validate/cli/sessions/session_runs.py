@@ -14,13 +14,13 @@ from ...environments.environment import Environment
 from ...environments.facts import Facts, read_facts, require_torch
 from ...environments.interpreter import host_interpreter
 from ...environments.plan import choose_request, receipt_without_probe, why_not_here
-from ...environments.processes import Processes
 from ...environments.restart import own_folder
 from ...environments.room import share_cores
 from ...environments.session import Expected, Session
 from ...environments.session_result import SessionResult
 from ...evidence.receipt import Outcome, Receipt
 from ...probes.order import Order
+from ...process import Processes
 from ...report.marks import mark_cell
 from ..app import TOOL, refuse_receipts
 from ..progress import Progress

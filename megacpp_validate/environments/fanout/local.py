@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Final
 
 from ...evidence.receipt import Receipt
+from ...process import Processes
 from ..cell import Cell
 from ..container import ContainerEnvironment
 from ..environment import Environment
 from ..interpreter import InterpreterEnvironment
-from ..processes import Processes
 from .faults import claim
 from .launcher import Phase, Seen, Try, Work
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from ..processes import Processes
+from ...process import Processes
 from ..room import count_cores
 from .faults import claim
 from .shipped import JobUnreadable, read_job

@@ -15,6 +15,7 @@ from ...catalog.bridge import Catalog
 from ...catalog.bridge import Target as TargetRow
 from ...evidence.receipt import Outcome, Receipt
 from ...probes.order import Order
+from ...process import Processes
 from ..chosen import Means, Spec, make_environment, resolve_environment
 from ..container import ContainerEnvironment
 from ..environment import Environment, NoEnvironment
@@ -32,7 +33,6 @@ from ..plan import (
     receipt_without_probe,
     why_not_here,
 )
-from ..processes import Processes
 from ..stacks import Stack, Wanted, prepare_stacks
 from .choose import NATIVE, Planned
 from .decide import find_ground

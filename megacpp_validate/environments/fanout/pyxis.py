@@ -14,8 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from ...process import Call
 from ..container import IMAGE_DIGEST, require_digest
-from ..environment import Call, NoEnvironment
+from ..environment import NoEnvironment
 from ..identity import hash_parts, say_package, say_variables
 from ..interpreter import PACKAGE
 

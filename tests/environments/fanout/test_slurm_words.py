@@ -30,8 +30,8 @@ from megacpp_validate.environments.fanout.slurm_words import (
     render_script,
 )
 from megacpp_validate.environments.interpreter import InterpreterEnvironment
-from megacpp_validate.environments.processes import NotStarted, Processes
 from megacpp_validate.probes.order import Order, Target
+from megacpp_validate.process import NotStarted, Processes
 
 DIGEST = "sha256:" + "a" * 64
 SITE = """

@@ -12,9 +12,10 @@ from megacpp_validate.canary.dynamic.bisect_result import Verdict
 from megacpp_validate.canary.dynamic.search.judge import NotBuilt
 from megacpp_validate.canary.dynamic.search.probe_judge import ProbeJudge, find_below, judge_receipts
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.environments.environment import Call, Environment, NoEnvironment
+from megacpp_validate.environments.environment import Environment, NoEnvironment
 from megacpp_validate.evidence.receipt import Failure, Library, Outcome, Package, Receipt
 from megacpp_validate.evidence.store import read_receipts
+from megacpp_validate.process import Call
 
 EVIDENCE = Path(__file__).parents[3] / "docs" / "evidence" / "h200"
 

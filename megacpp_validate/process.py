@@ -7,23 +7,42 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from .environment import Call
-from .guard import WHERE
+from .process_guard import WHERE
 
-_GUARD: Final = Path(__file__).with_name("guard.py")
+_GUARD: Final = Path(__file__).with_name("process_guard.py")
 _GRACE_S: Final = 10.0  # a killed process that is not gone after this sleeps in the kernel: it is left to its guard
 _ENDS_S: Final = 30.0  # what ends a container waits for the container
 _LAST_WORDS_S: Final = 2.0
 _WHY_NOT_STARTED: Final = 600  # characters
 _MOST_WORDS: Final = 2**20  # bytes: a process that runs wild writes gigabytes
+
+
+@dataclass(frozen=True)
+class Call:
+    """A process that can be started.
+
+    Attributes:
+        words: the command.
+        variables: its environment variables, whole.
+        ends: a command that ends what outlives the killed process group; empty where nothing does. A container goes
+            on when the client that started it is gone.
+        not_started: exit statuses by which what starts the process says that it could not, or that it lost it. Docker's
+            own is 125 (docker-run(1), "Exit Status"); of the process they say nothing.
+    """
+
+    words: tuple[str, ...]
+    variables: Mapping[str, str] = field(repr=False)
+    ends: tuple[str, ...] = ()
+    not_started: tuple[int, ...] = ()
 
 
 class Stopped(RuntimeError):
@@ -195,3 +214,36 @@ def _say_end(code: int | None, limit_s: float) -> str:
     if code is None:
         return f"killed after {limit_s:g} s"
     return f"signal {-code}" if code < 0 else "exit"
+
+
+def run_command(
+    words: Sequence[str],
+    *,
+    limit_s: float,
+    folder: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+    given: bytes | None = None,
+    processes: Processes | None = None,
+) -> Ended:
+    """Run one command to its end and read what it wrote; its group is killed at the limit and on an interrupt.
+
+    Args:
+        words: the command; never a shell line.
+        limit_s: seconds that it may take.
+        folder: where it is started; the current one without it.
+        variables: its environment variables, whole; this process's own without them.
+        given: what it reads on standard input.
+        processes: stops this command too, when it stops all of its own.
+
+    Raises:
+        OSError: the command cannot be started.
+    """
+    with tempfile.TemporaryDirectory(prefix="megacpp-run-") as name:
+        stdin = Path(os.devnull)
+        if given is not None:
+            stdin = Path(name, "stdin")
+            stdin.write_bytes(given)
+        call = Call(tuple(words), dict(os.environ if variables is None else variables))
+        return (processes or Processes()).run(
+            call, folder=folder or Path.cwd(), limit_s=limit_s, log=Path(name, "log"), given=stdin
+        )

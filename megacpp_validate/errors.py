@@ -1,0 +1,64 @@
+"""Exit codes, and the errors that end a verb with one message. Standard library only.
+
+A message says what happened, the likely cause and the next step. Code that cannot go on raises one of these; only
+`cli.app.main` catches them.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import ClassVar
+
+
+class Exit(IntEnum):
+    """Exit codes by class of outcome."""
+
+    OPEN = 0
+    CLOSED = 1
+    WRONG_ARGUMENTS = 2
+    NOTHING_SELECTED = 3
+    EVIDENCE_MISSING = 4
+    NO_ENVIRONMENT = 5
+    INFRASTRUCTURE = 6
+    INTERRUPTED = 130
+
+
+def exit_for(*, breaks: bool, lacks: bool = False) -> Exit:
+    """The exit code of a result: a breakage is worse than evidence that is missing, and that is never a pass."""
+    return Exit.CLOSED if breaks else Exit.EVIDENCE_MISSING if lacks else Exit.OPEN
+
+
+class ToolError(Exception):
+    """A verb ends here; the message is for its user."""
+
+    exit: ClassVar[Exit] = Exit.INFRASTRUCTURE
+
+
+class WrongArguments(ToolError):
+    """An argument, a matrix file or an input file is wrong."""
+
+    exit = Exit.WRONG_ARGUMENTS
+
+
+class NothingSelected(ToolError):
+    """What was asked for selects nothing."""
+
+    exit = Exit.NOTHING_SELECTED
+
+
+class EvidenceMissing(ToolError):
+    """There are no results to judge by."""
+
+    exit = Exit.EVIDENCE_MISSING
+
+
+class NoEnvironment(ToolError):
+    """Sources or an environment cannot be made."""
+
+    exit = Exit.NO_ENVIRONMENT
+
+
+class InfrastructureFailed(ToolError):
+    """An engine, a disk, a network or a lock failed."""
+
+    exit = Exit.INFRASTRUCTURE

@@ -1,0 +1,214 @@
+"""What a result says, in no format yet: headings, paragraphs, tables, lists, diagnostics, figures.
+
+A result type has one `describe_<result>(result) -> Document` in `report/describe/`; a format has one renderer in
+`report/render/`. Texts are plain; code, names and versions stand between backticks, and every renderer shows them as
+code. Text of other people (receipts, exceptions, source lines) is passed as it is: each renderer cleans what it shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Tone(StrEnum):
+    """What a mark means, whatever it is called."""
+
+    BAD = "bad"
+    RISK = "risk"
+    MISSING = "missing"  # nothing was seen: never good
+    GOOD = "good"
+    QUIET = "quiet"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How a verdict looks: a symbol, a letter where symbols cannot be shown, a word, and a tone for the colour."""
+
+    symbol: str
+    letter: str
+    word: str
+    tone: Tone
+
+
+def bad(word: str) -> Mark:
+    """A breakage, under the word that this result has for one."""
+    return Mark("✗", "X", word, Tone.BAD)
+
+
+def cascade(word: str) -> Mark:
+    """Red because of another one."""
+    return Mark("↳", ">", word, Tone.BAD)
+
+
+def risk(word: str) -> Mark:
+    """Something that a person should read."""
+    return Mark("▲", "!", word, Tone.RISK)
+
+
+def missing(word: str = "not run") -> Mark:
+    """No evidence."""
+    return Mark("○", "?", word, Tone.MISSING)
+
+
+def good(word: str) -> Mark:
+    """Proven."""
+    return Mark("✓", "-", word, Tone.GOOD)
+
+
+def quiet(word: str) -> Mark:
+    """Neither good nor bad."""
+    return Mark("·", ".", word, Tone.QUIET)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of a file that a reader can open; `line` 0 is the file as a whole."""
+
+    file: str
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" if self.line else self.file
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A text that leads to a page or a file; formats without links show the text."""
+
+    text: str
+    target: str
+
+
+Inline = str | Mark | Place | Link
+"""What a table cell or a field holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """The title of what follows; level 2 is below the title of the document."""
+
+    text: str
+    level: int = 2
+    mark: Mark | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Paragraph:
+    """One or more sentences."""
+
+    text: str
+    mark: Mark | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bullets:
+    """A list."""
+
+    items: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Preformatted:
+    """Text whose lines and spaces matter: a traceback, a command to copy."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows below headings.
+
+    Attributes:
+        numeric: columns whose values are aligned to the right.
+        optional: columns that a narrow terminal may leave out.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Inline, ...], ...]
+    caption: str = ""
+    numeric: frozenset[int] = frozenset()
+    optional: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One thing that was judged: what, where, what was seen, and what to do. JUnit and annotations are made of these.
+
+    Attributes:
+        name: of what was judged: a cell, a check, a symbol.
+        mark: the verdict on it.
+        group: the module, stack or suite that it belongs to.
+        message: what happened, in a sentence.
+        fields: labelled details, in the order in which they are shown.
+        help: the next step; empty where there is none.
+        place: the line of this project that an annotation points to.
+        output: text that was printed, such as a traceback.
+        seconds: how long it took.
+        code: stable identifier of the kind of finding.
+    """
+
+    name: str
+    mark: Mark
+    group: str = ""
+    message: str = ""
+    fields: tuple[tuple[str, Inline], ...] = ()
+    help: str = ""
+    place: Place | None = None
+    output: str = ""
+    seconds: float = 0.0
+    code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A drawing, and in words what it shows for formats that cannot draw."""
+
+    svg: str
+    alternative: str
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """Blocks that a reader opens: folded on a page, printed in a terminal with `--verbose` only."""
+
+    summary: str
+    blocks: tuple[Block, ...]
+    mark: Mark | None = None
+
+
+Block = Heading | Paragraph | Bullets | Preformatted | Table | Diagnostic | Figure | Details
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What one result says.
+
+    Attributes:
+        title: what was asked.
+        summary: the answer in one or two sentences.
+        mark: the answer's look.
+        blocks: the rest, in reading order.
+        cases: everything that was judged, good ones included, for JUnit and annotations; without them the
+            diagnostics among the blocks.
+    """
+
+    title: str
+    summary: str
+    mark: Mark
+    blocks: tuple[Block, ...] = ()
+    cases: tuple[Diagnostic, ...] = ()
+
+    def judged(self) -> tuple[Diagnostic, ...]:
+        """Everything that was judged."""
+        return self.cases or tuple(find_diagnostics(self.blocks))
+
+
+def find_diagnostics(blocks: tuple[Block, ...]) -> Iterator[Diagnostic]:
+    """Every diagnostic among blocks, those inside details included."""
+    for block in blocks:
+        if isinstance(block, Diagnostic):
+            yield block
+        elif isinstance(block, Details):
+            yield from find_diagnostics(block.blocks)

@@ -1,0 +1,26 @@
+"""Text of other people, made safe to show: the one sanitiser for every format. Standard library only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sized
+from typing import Final
+
+# What moves a cursor, colours, rings, or turns the direction of text around; line ends and tabs are not among them.
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+
+
+def clean(text: str) -> str:
+    """The text without control characters and marks of direction; its lines stay lines."""
+    return _CONTROL.sub("", text.replace("\r\n", "\n"))
+
+
+def clean_line(text: str) -> str:
+    """The same on one line: runs of white space become one space."""
+    return " ".join(clean(re.sub(r"[\r\u2028\u2029]", " ", text)).split())
+
+
+def count(number: int | Sized, noun: str, plural: str = "") -> str:
+    """A number and its noun: "1 cell", "3 cells"."""
+    size = number if isinstance(number, int) else len(number)
+    return f"{size} {noun if size == 1 else plural or noun + 's'}"
