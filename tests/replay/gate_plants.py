@@ -145,30 +145,50 @@ def blocked_by_host(store: Path) -> None:
 
 
 OOM: Final = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of "
-    "which 1.00 GiB is free. Including non-PyTorch memory, this process has {} memory in use. Of the allocated memory ..."
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB "
+    "of which 1.00 GiB is free. Including non-PyTorch memory, this process has {} memory in use."
 )
 TEXTS: Final = (  # as a host, a vendor or a launcher writes them
-    "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered", "SIGKILL: nothing", "SIGSEGV: nothing",
-    "SIGABRT: nothing", "exit status 137: nothing", "exit status 139: nothing", "exit status 143: nothing",
+    "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered",
+    "SIGKILL: nothing",
+    "SIGSEGV: nothing",
+    "SIGABRT: nothing",
+    "exit status 137: nothing",
+    "exit status 139: nothing",
+    "exit status 143: nothing",
     "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
     "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
-    "RuntimeError: NVRM: Xid (PCI:0000:b3:00): 79, GPU has fallen off the bus", "RuntimeError: NVRM: Xid (PCI:0000:b3:00): 31",
-    "RuntimeError: uncorrectable NVLink error detected during the execution", "RuntimeError: Failed to initialize NVML: Unknown Error",
-    "RuntimeError: slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026 ***", "RuntimeError: MPS client failed to connect to the MPS control daemon",
-    "RuntimeError: NET/IB : mlx5_0: async event : port error", "OSError: [Errno 116] Stale file handle: '/nfs/x'",
-    "OSError: [Errno 5] Input/output error: '/x'", "OSError: [Errno 28] No space left on device", "OSError: [Errno 16] Device busy: '/a' -> '/b'",
-    "RuntimeError: CUDA error: an illegal memory access was encountered", "RuntimeError: ECC: uncorrectable ECC error; device-side assert triggered",
+    "RuntimeError: NVRM: Xid (PCI:0000:b3:00): 79, GPU has fallen off the bus",
+    "RuntimeError: NVRM: Xid (PCI:0000:b3:00): 31",
+    "RuntimeError: uncorrectable NVLink error detected during the execution",
+    "RuntimeError: Failed to initialize NVML: Unknown Error",
+    "RuntimeError: slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026 ***",
+    "RuntimeError: MPS client failed to connect to the MPS control daemon",
+    "RuntimeError: NET/IB : mlx5_0: async event : port error",
+    "OSError: [Errno 116] Stale file handle: '/nfs/x'",
+    "OSError: [Errno 5] Input/output error: '/x'",
+    "OSError: [Errno 28] No space left on device",
+    "OSError: [Errno 16] Device busy: '/a' -> '/b'",
+    "RuntimeError: CUDA error: an illegal memory access was encountered",
+    "RuntimeError: ECC: uncorrectable ECC error; device-side assert triggered",
     "RuntimeError: CUDA error: no kernel image is available for execution on the device",
     "torch.distributed.DistBackendError: NCCL error: unhandled system error, ncclRemoteError",
-    "RuntimeError: rank 1 ended by SIGKILL", OOM.format("130.00 GiB"), OOM.format("2.00 GiB"),
-    "MemoryError: ", "TimeoutError: [Errno 110] Connection timed out: '/x'", "RuntimeError: out of bounds by 3 nan",
-)  # fmt: skip
+    "RuntimeError: rank 1 ended by SIGKILL",
+    OOM.format("130.00 GiB"),
+    OOM.format("2.00 GiB"),
+    "MemoryError: ",
+    "TimeoutError: [Errno 110] Connection timed out: '/x'",
+    "RuntimeError: out of bounds by 3 nan",
+)
 RETRIES: Final = (
-    "fail: permute.bf16 out of bounds", "relative error 0.3, tolerance 0.1", "the loss was NaN",
-    "ImportError: undefined symbol: foo", "node-fail: the node was lost (node n3)", "rendezvous: connection refused",
+    "fail: permute.bf16 out of bounds",
+    "relative error 0.3, tolerance 0.1",
+    "the loss was NaN",
+    "ImportError: undefined symbol: foo",
+    "node-fail: the node was lost (node n3)",
+    "rendezvous: connection refused",
     "no-receipt: the job left no receipt; its last words: UserWarning: version mismatch",
-)  # fmt: skip
+)
 
 PLANTS: Final[dict[str, Plant]] = {
     "nothing": lambda store: None,
@@ -237,30 +257,49 @@ PLANTS: Final[dict[str, Plant]] = {
     "a hostile name": write(red("attention", stack="<script>", cell="<script>-h200-attention"), run="hostile"),
     "compiled": attention(jit=jit(after={"triton": 2})),
     "compiled, and a negative count": attention(jit=jit(after={"triton": 5, "other": -5})),
-    "compiled by a rank": attention(jit=jit(compiled=[
-        LATE])),
+    "compiled by a rank": attention(jit=jit(compiled=[LATE])),
     "two files": attention(libraries=[library("libcudnn", "9.1.0, 9.2.0", *CUDNN)]),
-    "two files of one version": attention(libraries=[library(
-        "libcudnn", "9.14.0", "/env/nvidia/cudnn/lib/libcudnn.so.9", "/usr/lib/x86_64-linux-gnu/libcudnn.so.9.14.0")]),
-    "two files in all": lambda store: fill(store, libraries=[library("libnccl", "2.28.9", "/a/libnccl.so.2", "/b/libnccl.so.2")]),
+    "two files of one version": attention(
+        libraries=[
+            library(
+                "libcudnn",
+                "9.14.0",
+                "/env/nvidia/cudnn/lib/libcudnn.so.9",
+                "/usr/lib/x86_64-linux-gnu/libcudnn.so.9.14.0",
+            )
+        ]
+    ),
+    "two files in all": lambda store: fill(
+        store, libraries=[library("libnccl", "2.28.9", "/a/libnccl.so.2", "/b/libnccl.so.2")]
+    ),
     "two packages": attention(packages=[package("2.20.2", "/env/te", "/other/te")]),
     "a package twice": attention(packages=[package("2.20.2", "/a/x.py"), package("2.20.2", "/b/x.py")]),
     "fallback": attention(backends=[backend("attention.fa3", "fa3", "sdpa", "sdpa")]),
-    "fallback that is known": attention(backends=[backend("attention.bf16", "te", "te", "te"), backend("attention.fa4", "fa4", "")]),
+    "fallback that is known": attention(
+        backends=[backend("attention.bf16", "te", "te", "te"), backend("attention.fa4", "fa4", "")]
+    ),
     "a part fell back": attention(backends=[backend("attention.x", "te", "te", "sdpa", "te")]),
     "native beside another": attention(backends=[backend("attention.x", "te", "te", "te", "sdpa", "native")]),
-    "a slow kernel": write(good("native_block", backends=[backend("native_block.bf16.gqa4", "te", "te", "te", "unfused")])),
+    "a slow kernel": write(
+        good("native_block", backends=[backend("native_block.bf16.gqa4", "te", "te", "te", "unfused")])
+    ),
     "a claim that is not so": attention(backends=[backend("attention.x", "fa3", "fa3", "sdpa")]),
     "no path": attention(checks=[check("x.backend", passed=True)], backends=[]),
     "a bound that lets zeros pass": attention(checks=[check("x", part("relative-error", 0.1, 1.0))]),
-    "good over a failure": attention(failure={"type": "RuntimeError", "message": "cuDNN Error", "frame": "", "traceback": ""}),
+    "good over a failure": attention(
+        failure={"type": "RuntimeError", "message": "cuDNN Error", "frame": "", "traceback": ""}
+    ),
     "good over a failed check": attention(checks=[FAILED]),
     "bad over good checks": attention(outcome="fail", reason="no"),
     "a check that contradicts its part": attention(checks=[{**FAILED, "passed": True}]),
-    "blocked by the import": write(red("attention", outcome="blocked", blocked_by=f"{STACK}-{TARGET}-imports", checks=[])),
+    "blocked by the import": write(
+        red("attention", outcome="blocked", blocked_by=f"{STACK}-{TARGET}-imports", checks=[])
+    ),
     "blocked by a host's fault": blocked_by_host,
     "an older host's fault": write(raised("attention", TEXTS[0], hours=2.0), run="earlier"),
-    "an older host's fault beside a wrong number": write(raised("attention", TEXTS[0], hours=2.0, checks=[FAILED]), run="earlier"),
+    "an older host's fault beside a wrong number": write(
+        raised("attention", TEXTS[0], hours=2.0, checks=[FAILED]), run="earlier"
+    ),
     **{f"retry {text}": write(good("permute", retries=[text])) for text in RETRIES},
     **{f"raised {number} {text[:60]}": host(text) for number, text in enumerate(TEXTS)},
-}  # fmt: skip
+}

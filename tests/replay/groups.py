@@ -14,7 +14,7 @@ GROUPS: Final = (
     Group("fits", stacks.fits, every=4),
     Group("policy", stacks.policies, every=3),
     Group("loss", loss.losses, every=4),
-    Group("doctor", hosts.doctors, every=3),
+    Group("doctor", hosts.doctors, every=5),
     Group("images", pages.images, every=4),
     Group("site", pages.sites, every=3),
     Group("history", pages.histories),

@@ -1,4 +1,4 @@
-"""`loss-gate`: committed curves, those of an H200 with faults in Transformer Engine, and made-up ones with faults planted."""
+"""`loss-gate`: committed curves, curves of an H200 with faults in Transformer Engine, made-up curves with faults."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def cut(curve: Curve, steps: int) -> Curve:
     """A run that ended early."""
     kept = {name: curve[name][:steps] for name in ("steps", "losses", "gradient_norms")}
     parts = {name: {part: row[:steps] for part, row in curve[name].items()} for name in ("part_losses", "part_norms")}
-    return curve | kept | parts
+    return curve | kept | parts | {"histories": [row for row in curve["histories"] if row["step"] < steps]}
 
 
 def series(name: str, change: Callable[[int, float], float]) -> Callable[[Curve], object]:
@@ -85,7 +85,9 @@ def late(gap: float, start: float = 0.5) -> Callable[[Curve], object]:
 
 def part(name: str, change: Callable[[int, float], float]) -> Callable[[Curve], object]:
     """Gradients of one part."""
-    return lambda curve: curve["part_norms"].update({name: [change(*one) for one in enumerate(curve["part_norms"][name])]})
+    return lambda curve: curve["part_norms"].update(
+        {name: [change(*one) for one in enumerate(curve["part_norms"][name])]}
+    )
 
 
 def each(key: str, name: str, value: Any) -> Callable[[Curve], object]:
@@ -104,7 +106,10 @@ FAULTS: Final[dict[str, Callable[[Curve], object]]] = {  # of one run of one rec
     "NaN as null": series("losses", lambda at, value: None if at == 50 else value),
     "a negative loss": series("losses", lambda at, value: -1.0 if at == 50 else value),
     "losses x 1.03": series("losses", lambda _, value: value * 1.03),
-    **{f"norms x {by}": series("gradient_norms", lambda _, value, by=by: value * by) for by in (0.5, 0.99, 1.03, 1.5, 0.0)},
+    **{
+        f"norms x {by}": series("gradient_norms", lambda _, value, by=by: value * by)
+        for by in (0.5, 0.99, 1.03, 1.5, 0.0)
+    },
     "norms x 2, late": series("gradient_norms", lambda at, value: value * (1 + (at > 60))),
     "a part without gradients": part("layers.3", lambda _, value: 0.0),
     "a part whose gradients vanish": part("layers.3", lambda at, value: value * 1e-6 if at > 50 else value),
@@ -132,8 +137,17 @@ FAULTS: Final[dict[str, Callable[[Curve], object]]] = {  # of one run of one rec
     "an unknown schema": lambda curve: curve.update(schema_id="megacpp-validate/loss-curve/99"),
     "an unknown key": lambda curve: curve.update(surplus=1),
     "a series that is shorter": lambda curve: curve["losses"].pop(),
-}  # fmt: skip
-OF_BF16: Final = ("nothing", "late gap 0.05", "NaN", "cut by ten", "other data", "another GPU", "norms x 1.03", "no casts")
+}
+OF_BF16: Final = (
+    "nothing",
+    "late gap 0.05",
+    "NaN",
+    "cut by ten",
+    "other data",
+    "another GPU",
+    "norms x 1.03",
+    "no casts",
+)
 
 
 def losses() -> Iterator[Scenario]:
@@ -189,25 +203,34 @@ def _truncate(folder: Path, name: str) -> None:
 FOLDERS: Final[dict[str, Callable[[Path], object]]] = {
     "a run is lost": lambda folder: (folder / f"{CELL}.delayed-1.curve").unlink(),
     "a run is cut short": lambda folder: _truncate(folder, "delayed-1"),
-    "a run has another name": lambda folder: (folder / f"{CELL}.delayed-1.curve").rename(folder / f"{CELL}.delayed-7.curve"),
+    "a run has another name": lambda folder: (folder / f"{CELL}.delayed-1.curve").rename(
+        folder / f"{CELL}.delayed-7.curve"
+    ),
     "a run of bf16 is lost": lambda folder: (folder / f"{CELL}.bf16-1.curve").unlink(),
     "a run of bf16 is cut short": lambda folder: _truncate(folder, "bf16-1"),
     "bf16 is lost": lambda folder: [path.unlink() for path in folder.glob("*bf16*")],
     "one seed": lambda folder: [path.unlink() for path in folder.glob("*-[12].curve")],
     "two seeds": lambda folder: [path.unlink() for path in folder.glob("*-2.curve")],
     "empty": lambda folder: [path.unlink() for path in folder.iterdir()],
-    "gone": lambda folder: shutil.rmtree(folder),
-    "bf16 under another name": lambda folder: [put(folder, made_up("bf16", seed) | {"recipe": "delayed"}) for seed in range(3)],
-    "another cell beside": lambda folder: [put(folder, made_up(one, seed), "te2.12.0-h200-fp8_loss")
-                                           for one in ("bf16", "delayed") for seed in range(3)],
-    "a recipe nobody knows": lambda folder: [put(folder, made_up("current", seed) | {"recipe": "fp4"}) for seed in range(3)],
-    "curves without a cell": lambda folder: [path.rename(folder / path.name.removeprefix(f"{CELL}.")) for path in [*folder.iterdir()]],
-}  # fmt: skip
+    "gone": shutil.rmtree,
+    "bf16 under another name": lambda folder: [
+        put(folder, made_up("bf16", seed) | {"recipe": "delayed"}) for seed in range(3)
+    ],
+    "another cell beside": lambda folder: [
+        put(folder, made_up(one, seed), "te2.12.0-h200-fp8_loss") for one in ("bf16", "delayed") for seed in range(3)
+    ],
+    "a recipe nobody knows": lambda folder: [
+        put(folder, made_up("current", seed) | {"recipe": "fp4"}) for seed in range(3)
+    ],
+    "curves without a cell": lambda folder: [
+        path.rename(folder / path.name.removeprefix(f"{CELL}.")) for path in [*folder.iterdir()]
+    ],
+}
 
 
 def _folder(deed: Callable[[Path], object]) -> Callable[[Path], None]:
     def prepare(work: Path) -> None:
-        _made_up(lambda curve: None, "", ())(work)
+        _made_up(FAULTS["nothing"], "", ())(work)
         deed(work / "curves")
 
     return prepare

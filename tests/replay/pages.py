@@ -23,7 +23,9 @@ def read_images(ended: Ended) -> Decisions:
     """Each plan: base, platform, lock, steps, sources; what is refused and what the linters that ran say."""
     data = ended.data
     found: Decisions = {"pins": data["pins_hash"], "warned": len(data["warned"])}
-    found["refused"] = listed(str(row.get("target", row)) if isinstance(row, dict) else terms(row) for row in data["refused"])
+    found["refused"] = listed(
+        str(row.get("target", row)) if isinstance(row, dict) else terms(row) for row in data["refused"]
+    )
     for row in data["plans"]:
         key = row["target"]
         found[f"{key} base"] = row["reference"]
@@ -42,8 +44,12 @@ def read_images(ended: Ended) -> Decisions:
 def read_lock(ended: Ended) -> Decisions:
     """What is stale, which pin is another one, how each stack fits."""
     data = ended.data
-    found: Decisions = {f"pin {row['base']}": f"{row['news']} {row['after']} verified={bool(row['verified'])}" for row in data["pins"]}
-    found |= {f"lock {row['target']} {row['file']}": f"{row['count']} stale={bool(row['stale'])}" for row in data["locks"]}
+    found: Decisions = {
+        f"pin {row['base']}": f"{row['news']} {row['after']} verified={bool(row['verified'])}" for row in data["pins"]
+    }
+    found |= {
+        f"lock {row['target']} {row['file']}": f"{row['count']} stale={bool(row['stale'])}" for row in data["locks"]
+    }
     for stack in data["fits"]:
         found[f"fits {stack['name']}"] = dict(sorted(Counter(row["verdict"] for row in stack["fits"]).items()))
         found[f"refused {stack['name']}"] = listed(row["need"] for row in stack["fits"] if row["verdict"] == "refused")
@@ -55,12 +61,26 @@ def images() -> Iterator[Scenario]:
     offline = {"DOCKER_HOST": "unix:///nonexistent/docker.sock"}
     base = "nvcr.io/nvidia/pytorch@sha256:" + "1" * 64
     for name, more in {
-        "all": (), "h200": ("h200",), "b200": ("b200",), "gb10": ("gb10",), "cpu": ("cpu",), "none": ("none",),
-        "h200 on another base": ("h200", "--base", base), "a base by tag": ("h200", "--base", "nvcr.io/nvidia/pytorch:26.07-py3"),
-        "cpu tagged": ("cpu", "--tag", "mine"), "cpu with a tag that is none": ("cpu", "--tag", "a b"),
-    }.items():  # fmt: skip
+        "all": (),
+        "h200": ("h200",),
+        "b200": ("b200",),
+        "gb10": ("gb10",),
+        "cpu": ("cpu",),
+        "none": ("none",),
+        "h200 on another base": ("h200", "--base", base),
+        "a base by tag": ("h200", "--base", "nvcr.io/nvidia/pytorch:26.07-py3"),
+        "cpu tagged": ("cpu", "--tag", "mine"),
+        "cpu with a tag that is none": ("cpu", "--tag", "a b"),
+    }.items():
         yield Scenario(f"plan {name}", ("images", *more, "--plan", "--format", "json"), read_images, env=offline)
-    for name, more in {"all": (), "h200": ("h200",), "cpu": ("cpu",), "pins": ("--only", "pins"), "locks": ("--only", "locks"), "none": ("none",)}.items():
+    for name, more in {
+        "all": (),
+        "h200": ("h200",),
+        "cpu": ("cpu",),
+        "pins": ("--only", "pins"),
+        "locks": ("--only", "locks"),
+        "none": ("none",),
+    }.items():
         yield Scenario(f"lock {name}", ("lock", *more, "--check", "--format", "json"), read_lock)
     for name, file, old, new in (
         ("another release", "stacks.toml", 'version = "2.20.2"', 'version = "2.17.1"'),
@@ -83,7 +103,7 @@ _HASH: Final = re.compile(r"-[0-9a-f]{8,}(?=\.html$)")
 
 
 def read_site(ended: Ended) -> Decisions:
-    """Pages, cells with their outcome, steps with their culprits, and whether every link inside of the site leads somewhere."""
+    """Pages, cells with their outcome, steps with their culprits, and links that lead nowhere."""
     data, site = ended.data, ended.work / "site"
     pages = sorted(str(path.relative_to(site)) for path in site.rglob("*") if path.is_file())
     links, broken = _links(site)
@@ -91,7 +111,9 @@ def read_site(ended: Ended) -> Decisions:
         "pages": [_HASH.sub("", page) for page in pages],
         "links": links,
         "broken links": broken,
-        "cells": listed(f"{row['cell']} {row['outcome']}{' in doubt' if row['doubt'] else ''}" for row in data["cells"]),
+        "cells": listed(
+            f"{row['cell']} {row['outcome']}{' in doubt' if row['doubt'] else ''}" for row in data["cells"]
+        ),
         "cells with a page": sum((site / row["page"]).is_file() for row in data["cells"]),
         "steps": listed(f"{row['target']} {row['before']} {row['after']}: {row['culprits']}" for row in data["steps"]),
         "receipts": data["receipts"],
@@ -123,13 +145,20 @@ def _links(site: Path) -> tuple[dict[str, list[str]], list[str]]:
 
 
 def _has(page: Path, fragment: str) -> bool:
-    return any(fragment in (unescape(one) for one in groups) for groups in _ID.findall(page.read_text(encoding="utf-8")))
+    return any(
+        fragment in (unescape(one) for one in groups) for groups in _ID.findall(page.read_text(encoding="utf-8"))
+    )
 
 
 def read_history(ended: Ended) -> Decisions:
     """Each cell: its runs in order, with their outcome, and how often it goes bad by itself."""
     data = ended.data
-    found: Decisions = {"receipts": data["receipts"], "runs": data["runs"], "unreadable": data["unreadable"], "lost": len(data["lost"])}
+    found: Decisions = {
+        "receipts": data["receipts"],
+        "runs": data["runs"],
+        "unreadable": data["unreadable"],
+        "lost": len(data["lost"]),
+    }
     for cell in data["cells"]:
         name = cell["cell"]
         found[name] = [_run(row) for row in cell["rows"]]
@@ -153,7 +182,12 @@ def several_runs(work: Path) -> None:
         make = red if day % 4 == 0 else good
         put(store, *(make(probe, **changes) for probe in PROBES[:3]), run=f"day-{day}")
     put(store, raised("permute", "RuntimeError: x", hours=30.0), run="raised")
-    put(store, good("attention", stack="te2.17.1", hours=50.0), red("attention", target="b200", hours=51.0), run="others")
+    put(
+        store,
+        good("attention", stack="te2.17.1", hours=50.0),
+        red("attention", target="b200", hours=51.0),
+        run="others",
+    )
     (store / "copy").mkdir()
     shutil.copy(store / "day-1" / "te2.20.2-h200-attention.json", store / "copy")
     (store / "damaged").mkdir()
@@ -166,7 +200,15 @@ def sites() -> Iterator[Scenario]:
 
     def judged(work: Path) -> None:
         for stack in ("te2.17.1", "te2.20.2"):
-            words = (f"{EVIDENCE}/h200/{stack}", "--at", "2026-11-22", "--format", "json", "--output", f"{work}/{stack}.json")
+            words = (
+                f"{EVIDENCE}/h200/{stack}",
+                "--at",
+                "2026-11-22",
+                "--format",
+                "json",
+                "--output",
+                f"{work}/{stack}.json",
+            )
             call(("release-gate", *words), work)
 
     yield Scenario("evidence", ("report", EVIDENCE, *more), read_site, env=CACHE)
@@ -182,13 +224,17 @@ def sites() -> Iterator[Scenario]:
 def histories() -> Iterator[Scenario]:
     """Cells of the committed evidence and of made-up runs."""
     for name, store, more, prepare in (
-        ("evidence", EVIDENCE, (), None), ("h200", f"{EVIDENCE}/h200", ("--cell", "*"), None),
-        ("attention", EVIDENCE, ("--cell", "*-attention"), None), ("smoke", EVIDENCE, ("--cell", "*smoke*"), None),
-        ("fp8", f"{EVIDENCE}/fp8", ("--cell", "*"), None), ("no such cell", EVIDENCE, ("--cell", "none"), None),
-        ("no folder", "{work}/none", (), None), ("empty", "{work}", (), None),
+        ("evidence", EVIDENCE, (), None),
+        ("h200", f"{EVIDENCE}/h200", ("--cell", "*"), None),
+        ("attention", EVIDENCE, ("--cell", "*-attention"), None),
+        ("smoke", EVIDENCE, ("--cell", "*smoke*"), None),
+        ("fp8", f"{EVIDENCE}/fp8", ("--cell", "*"), None),
+        ("no such cell", EVIDENCE, ("--cell", "none"), None),
+        ("no folder", "{work}/none", (), None),
+        ("empty", "{work}", (), None),
         ("several runs", "{work}/store", (), several_runs),
         ("several runs in full", "{work}/store", ("--cell", "*", "--last", "0"), several_runs),
         ("the newest two", "{work}/store", ("--cell", "*-attention", "--last", "2"), several_runs),
         ("memory", "{work}/store", ("--cell", "*", "--quantity", "peak_memory_mib"), several_runs),
-    ):  # fmt: skip
+    ):
         yield Scenario(name, ("history", store, *more, "--format", "json"), read_history, prepare, CACHE)

@@ -1,4 +1,4 @@
-"""Stacks beside each other: `compare-receipts` on every ordered pair, `fits`, `fp8-policy`, and blame by what was raised."""
+"""Stacks beside each other: `compare-receipts` on every ordered pair, `fits`, `fp8-policy`, blame by error text."""
 
 from __future__ import annotations
 
@@ -13,14 +13,48 @@ from .receipts import PROBES, good, put, raised
 
 EVIDENCE: Final = "docs/evidence"
 FOLDERS: Final = (
-    "h200/te2.12.0", "h200/te2.12.0/again", "h200/te2.14.1", "h200/te2.17.1", "h200/te2.20.2", "h200/native",
-    "h200-fa4", "fp8/te2.12.0", "fp8/te2.20.2", "smoke/small", "smoke/scaled", "smoke/autotuned",
-    "smoke/canary/te2.17.1", "smoke/canary/te2.20.2", "jit/h200", "fp8/two-gpus",
-)  # fmt: skip
+    "h200/te2.12.0",
+    "h200/te2.12.0/again",
+    "h200/te2.14.1",
+    "h200/te2.17.1",
+    "h200/te2.20.2",
+    "h200/native",
+    "h200-fa4",
+    "fp8/te2.12.0",
+    "fp8/te2.20.2",
+    "smoke/small",
+    "smoke/scaled",
+    "smoke/autotuned",
+    "smoke/canary/te2.17.1",
+    "smoke/canary/te2.20.2",
+    "jit/h200",
+    "fp8/two-gpus",
+)
 RELEASES: Final = (
-    "2.0.0", "2.2.0", "2.4.0", "2.5.0", "2.6.0", "2.7.0", "2.8.0", "2.9.0", "2.10.0", "2.11.0", "2.12.0", "2.13.0",
-    "2.14.0", "2.14.1", "2.15.0", "2.16.0", "2.16.1", "2.17.0", "2.17.1", "2.18.0", "2.19.0", "2.20.0", "2.20.2",
-)  # fmt: skip
+    "2.0.0",
+    "2.2.0",
+    "2.4.0",
+    "2.5.0",
+    "2.6.0",
+    "2.7.0",
+    "2.8.0",
+    "2.9.0",
+    "2.10.0",
+    "2.11.0",
+    "2.12.0",
+    "2.13.0",
+    "2.14.0",
+    "2.14.1",
+    "2.15.0",
+    "2.16.0",
+    "2.16.1",
+    "2.17.0",
+    "2.17.1",
+    "2.18.0",
+    "2.19.0",
+    "2.20.0",
+    "2.20.2",
+)
 STACKS: Final = {
     "nothing-known": (),
     "h200-host": ("cublas=13.1.0.3", "cudnn=9.14.0", "torch=2.11.0", "cuda=13.0", "python=3.12"),
@@ -29,7 +63,7 @@ STACKS: Final = {
     "cuda-12": ("cublas=12.9.1.4", "cudnn=9.11.0", "torch=2.8.0", "cuda=12.9", "python=3.11"),
     "old": ("cublas=12.1.0.0", "cudnn=9.1.0", "torch=2.4.0", "cuda=12.0", "python=3.9", "flash-attn=2.5.8"),
     "flash-attn-4": ("cublas=13.2.0.9", "cudnn=9.19.0", "torch=2.11.0", "cuda=13.0", "flash-attn-4=4.0.0b19"),
-}  # fmt: skip
+}
 
 
 def read_compare(ended: Ended) -> Decisions:
@@ -119,9 +153,12 @@ def fits() -> Iterator[Scenario]:
         words = ("fits", "2.20.2", *STACKS["h200-host"], "--target", target, "--verbose", "--format", "json")
         yield Scenario(f"2.20.2 h200-host for {target}", words, read_fits)
     for name, words in {
-        "images": (), "no-such-release": ("9.9",), "no-such-part": ("2.20.2", "bla=1"), "no-version": ("2.20.2", "torch"),
+        "images": (),
+        "no-such-release": ("9.9",),
+        "no-such-part": ("2.20.2", "bla=1"),
+        "no-version": ("2.20.2", "torch"),
         "no-such-target": ("2.20.2", "--target", "none"),
-    }.items():  # fmt: skip
+    }.items():
         yield Scenario(name, ("fits", *words, "--verbose", "--format", "json"), read_fits)
 
 
