@@ -9,6 +9,7 @@ import time
 from .groups import GROUPS
 from .harness import (
     NOT_RUN,
+    OTHER_FORM,
     Recording,
     differences,
     read_changed,
@@ -44,6 +45,8 @@ def main() -> int:
         missing = [name for name, row in recording.items() if NOT_RUN in row]
         lacking += len(missing)
         if asked.verb == "record":
+            if wrong := [f"{name}: {row[OTHER_FORM]}" for name, row in recording.items() if OTHER_FORM in row]:
+                parser.error("\n".join(("not recorded; adapt the function that reads the JSON", *wrong)))
             kept = {} if only == "*" else read_recording(group.name)
             write_recording(group.name, kept | recording)
         else:

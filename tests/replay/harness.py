@@ -26,6 +26,7 @@ ROOT: Final = Path(__file__).parents[2]
 RECORDED: Final = Path(__file__).parent / "recorded"
 CHANGED: Final = Path(__file__).parent / "changed.json"
 NOT_RUN: Final = "not-run"
+OTHER_FORM: Final = "the JSON has another form"
 
 Decisions = dict[str, Any]
 Recording = dict[str, Decisions]
@@ -139,7 +140,7 @@ def decide(scenario: Scenario) -> Decisions:
             return {NOT_RUN: str(reason)}
         except (KeyError, TypeError, AttributeError, IndexError) as fault:
             # The JSON has another form: the function that reads it must be adapted. Never a decision, always seen.
-            return {"unreadable": f"{type(fault).__name__}: {fault}"}
+            return {OTHER_FORM: f"{type(fault).__name__}: {fault}"}
     return {"exit": ended.code} | {key: plain(value) for key, value in found.items()}
 
 
@@ -190,7 +191,7 @@ def differences(before: Recording, after: Recording) -> list[Difference]:
         old, new = before.get(scenario, {}), after.get(scenario, {})
         if NOT_RUN in old and NOT_RUN in new:
             continue
-        if not old or not new or NOT_RUN in old or NOT_RUN in new or "unreadable" in new:
+        if not old or not new or NOT_RUN in old or NOT_RUN in new or OTHER_FORM in new:
             found.append(Difference(scenario, "*", _short(old), _short(new)))
             continue
         found += [
@@ -204,7 +205,7 @@ def differences(before: Recording, after: Recording) -> list[Difference]:
 def _short(decisions: Decisions) -> Any:
     if not decisions:
         return None
-    return {key: decisions[key] for key in (NOT_RUN, "unreadable", "exit") if key in decisions}
+    return {key: decisions[key] for key in (NOT_RUN, OTHER_FORM, "exit") if key in decisions}
 
 
 def unexplained(found: Iterable[Difference], rows: Iterable[dict[str, Any]]) -> list[Difference]:

@@ -11,8 +11,12 @@ from . import harness
 from .groups import GROUPS
 from .harness import (
     NOT_RUN,
+    OTHER_FORM,
+    Ended,
     Group,
     Recording,
+    Scenario,
+    decide,
     differences,
     read_changed,
     read_recording,
@@ -74,9 +78,17 @@ def test_what_is_gone_new_or_cannot_be_read_is_a_difference() -> None:
     assert [one.name for one in differences({"x": row}, {})] == ["*"]
     assert [one.name for one in differences({}, {"x": row})] == ["*"]
     assert [one.name for one in differences({"x": row}, {"x": {NOT_RUN: "no network"}})] == ["*"]
-    assert [one.name for one in differences({"x": row}, {"x": {"unreadable": "KeyError"}})] == ["*"]
+    assert [one.name for one in differences({"x": row}, {"x": {OTHER_FORM: "KeyError"}})] == ["*"]
     assert [one.name for one in differences({"x": row}, {"x": {"exit": 0}})] == ["a"]
     assert differences({"x": {NOT_RUN: "no network"}}, {"x": {NOT_RUN: "no engine"}}) == []
+
+
+def test_json_of_another_form_is_seen_and_can_not_be_recorded_as_a_decision() -> None:
+    def read(ended: Ended) -> dict[str, Any]:
+        return {"key": ended.data["no such key"]}
+
+    scenario = Scenario("x", ("fp8-policy", "--format", "json"), read)
+    assert OTHER_FORM in decide(scenario)
 
 
 def test_a_recording_is_read_as_it_was_written(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
