@@ -1,7 +1,7 @@
 """The CPU stack: torch and what the Python half of Transformer Engine imports, in one environment for every verb.
 
-A verb that runs probes on the CPU takes `--python`, else this stack where `MEGACPP_CPU_STACK` names a folder for it (the
-nox sessions do), else the interpreter that it runs in itself.
+A verb that runs probes on the CPU takes `--python`, else this stack where `MEGACPP_CPU_STACK` names a folder for it
+(the nox sessions do), else the interpreter that it runs in itself.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def make_cpu_stack(folder: Path) -> Path:
     """
     if not _LOCK.is_file():
         raise NoEnvironment(
-            f"There is no {_LOCK}, so the CPU stack cannot be made. Likely cause: the tool runs from a wheel. Next step: "
-            "name an interpreter that has torch with --python."
+            f"There is no {_LOCK}, so the CPU stack cannot be made. Likely cause: the tool runs from a wheel. Next "
+            "step: name an interpreter that has torch with --python."
         )
     groups = tomllib.loads((_CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
     compiler = () if any(map(shutil.which, ("cc", "gcc", "clang"))) else groups["compiler"]
@@ -58,7 +58,7 @@ def make_cpu_stack(folder: Path) -> Path:
     with FileLock(f"{folder}.lock"):
         if stamp.is_file() and stamp.read_text(encoding="utf-8") == state:
             return python
-        print(f"making the CPU stack in {folder}, once: torch is 200 MB to download", file=sys.stderr)
+        sys.stderr.write(f"making the CPU stack in {folder}, once: torch is 200 MB to download\n")
         _run(sys.executable, "-m", "venv", "--clear", str(folder))
         _run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", str(_LOCK), *wanted)
         write_whole(stamp, state)
@@ -69,7 +69,7 @@ def _run(*words: str) -> None:
     ended = run_command(words, limit_s=_LIMIT_S)
     if ended.code != 0:
         raise NoEnvironment(
-            f"The CPU stack cannot be made: {' '.join(words[:4])} failed: {ended.words[-600:].strip()}. Likely cause: no "
-            "network, or an index that lacks a package. Next step: set PIP_INDEX_URL, or name an interpreter that has "
-            "torch with --python."
+            f"The CPU stack cannot be made: {' '.join(words[:4])} failed: {ended.words[-600:].strip()}. Likely cause: "
+            "no network, or an index that lacks a package. Next step: set PIP_INDEX_URL, or name an interpreter that "
+            "has torch with --python."
         )
