@@ -8,7 +8,7 @@ from typing import Final
 from ...catalog.bridge import Catalog
 from ...evidence.receipt import Outcome, Receipt
 from ...evidence.selftest import FalseAlarm, Fate, Mutant, MutantResult, SelftestOrder, SelftestResult, SelftestRun
-from .blame import blame
+from ...diagnosis.blame import blame
 
 CLEAN: Final = 200
 
