@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Any, Final, TypeAlias, TypeGuard
 
 from ..evidence.receipt import Outcome, Receipt
 from ..evidence.values import ENVIRONMENT, Cause
@@ -35,15 +35,8 @@ _APPLIED: Final = re.compile(r"fp8\.(\w+)\.\w+\.applied$")
 _ROUNDED: Final = re.compile(r"fp8\.(\w+)\..*\.rounded$")
 
 
-class Module(Protocol):
-    """A bridge module, as the matrix names it."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def depends_on(self) -> Sequence[str]: ...
-    @property
-    def files(self) -> Sequence[str]: ...
+Module: TypeAlias = Any
+"""A row of bridge modules: `catalog.bridge.BridgeModule`, whose room lies above this one."""
 
 
 @dataclass(frozen=True)
@@ -128,9 +121,29 @@ def has_evidence(receipt: Receipt | None) -> bool:
     return receipt is not None and receipt.outcome is not Outcome.NOT_RUN
 
 
-def is_red(receipt: Receipt | None) -> bool:
+def is_red(receipt: Receipt | None) -> TypeGuard[Receipt]:
     """Whether a receipt says that its cell does not hold; a time limit and a blocked cell included."""
     return receipt is not None and has_evidence(receipt) and not receipt.outcome.is_good
+
+
+def find_blockers(receipts: Mapping[str, Receipt], hosts: Collection[str]) -> dict[str, Receipt | None]:
+    """Blocked module -> the red receipt that stands behind it; None where none does.
+
+    Args:
+        receipts: by module.
+        hosts: modules that met a fault of the host, which is not red.
+    """
+    by_cell = {one.cell: one for name, one in receipts.items() if name not in hosts or one.outcome is Outcome.BLOCKED}
+
+    def behind(receipt: Receipt) -> Receipt | None:
+        met: set[str] = set()
+        following: Receipt | None = receipt
+        while following is not None and following.outcome is Outcome.BLOCKED and following.cell not in met:
+            met.add(following.cell)
+            following = by_cell.get(following.blocked_by)
+        return following if is_red(following) and following.outcome is not Outcome.BLOCKED else None
+
+    return {name: behind(one) for name, one in receipts.items() if one.outcome is Outcome.BLOCKED}
 
 
 def worst_of(receipts: Iterable[Receipt]) -> dict[str, Receipt]:

@@ -1,4 +1,4 @@
-"""Culprits: a case of red modules with its class, component, evidence and next step, from the receipts of both sides."""
+"""Culprits: cases of red modules with class, component, evidence and next step, from the receipts of both sides."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ..evidence.receipt import Check, Outcome, Receipt
-from ..evidence.values import Cause, Frozen
+from ..evidence.values import ENVIRONMENT, Cause, Frozen
 from .blame import (
     Case,
     Module,
     Order,
     file_reds,
+    find_blockers,
     is_red,
     merge_cases,
     name_the_layer,
@@ -117,7 +118,9 @@ def blame_receipts(receipts: Sequence[Receipt], modules: Sequence[Module], needs
         needs: what releases are known to need.
     """
     found = worst_of(receipts)
-    seen = {name: one for name, one in found.items() if not find_host_fault(one)}
+    hosts = {name for name, one in found.items() if find_host_fault(one)}
+    out = hosts | {name for name, behind in find_blockers(found, hosts).items() if behind is None}
+    seen = {name: one for name, one in found.items() if name not in out}
     order = read_order(modules)
     facts = Facts("an earlier stack", receipts[0].stack if receipts else "", held=False, needs=needs)
     sides = Sides(facts, {}, (), {module.id: tuple(module.files) for module in modules})

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 from packaging.version import InvalidVersion, Version
 
-from ..evidence.receipt import Outcome, Receipt
+from ..evidence.receipt import Library, Outcome, Package, Receipt
 from ..evidence.values import Cause
 from .checks import CheckKind
 from .diagnose import Diagnosis
@@ -129,7 +129,8 @@ def _is_unmet(need: Need, receipt: Receipt) -> bool:
 def _versions(name: str, receipt: Receipt) -> Iterator[Version]:
     """Versions of a library, or of the packages that a distribution is imported as."""
     names = {name, *(loaded for row in COMPONENTS if row.package == name for loaded in row.loaded)}
-    said = [row.version for row in (*receipt.libraries, *receipt.packages) if row.name in names]
+    loaded: tuple[Library | Package, ...] = (*receipt.libraries, *receipt.packages)
+    said = [row.version for row in loaded if row.name in names]
     for text in dict.fromkeys(one.strip() for version in said for one in version.split(",")):
         try:
             yield Version(text)
@@ -145,7 +146,7 @@ def _holds(need: Need, red: Red) -> bool:
 
 def _has(need: Need, receipt: Receipt) -> bool:
     try:
-        return need.holds_for(Version(release_of({receipt.probe: receipt})))
+        return bool(need.holds_for(Version(release_of({receipt.probe: receipt}))))
     except InvalidVersion:
         return False
 

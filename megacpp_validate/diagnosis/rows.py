@@ -1,4 +1,4 @@
-"""The one table of failures: what a text, a symbol or a frame says -> class of cause, component, what to do, where seen.
+"""The one table of failures: what a text, a symbol or a frame says -> cause, component, what to do, where seen.
 
 `COMPONENTS` names what lies below Transformer Engine and can be at fault instead of it. `RULES` gives the class of
 cause. `HOST_FAULTS` are what a host does to any cell, `JOB_ENDS` what a scheduler does. To add a failure that was seen,
@@ -168,7 +168,8 @@ COMPONENTS: Final[tuple[Component, ...]] = (
     Component("torch ABI",
               symbols=r"_?(?:_ZN?K?\d*(?:c10|2at|5torch|3c10|6caffe2)|c10|aoti_|libtorch|libc10|_ZTI\w*torch)|\w*(?:3c10|"
               r"2at\d|5torch)",
-              says=r"compiled (?:against|with) (?:a different|another) version of (?:Py)?[Tt]orch|lib(?:torch|c10)\w*\.so",
+              says=r"compiled (?:against|with) (?:a different|another) version of (?:Py)?[Tt]orch|"
+              r"lib(?:torch|c10)\w*\.so",
               loaded=("torch",), package="torch", seen="sgl-deep-gemm 0.2.1: undefined symbol in c10, 2026-11-21"),
     Component("CUDA runtime", symbols=r"(?:lib)?cudart|_?_?cuda[A-Z]\w*|cuda[A-Z]",
               says=r"libcudart\S*\.so|detected CUDA version \S+ mismatches", loaded=("libcudart",),
@@ -250,8 +251,8 @@ CRASHES: Final = re.compile(
     r"CUDA (?:driver |runtime )?[Ee]rror: |invalid resource handle|CUDA_ERROR_ILLEGAL|Segmentation fault|Bus error"
 )
 
-# A lasting fault (a full disk, a driver, a library) is none of these: blame says what to do about it. Nor is a rank that
-# was lost (ncclRemoteError, "Connection closed by peer", a watchdog): the ranks say so that did not crash. In doubt a
+# A lasting fault (a full disk, a driver, a library) is none of these: blame says what to do about it. Nor is a rank
+# that was lost (ncclRemoteError, "Connection closed by peer", a watchdog): other ranks say that. In doubt a
 # text is no fault of the host. Xid 13, 31, 43 and 45 are what a program does itself.
 HOST_FAULTS: Final[tuple[HostFault, ...]] = (
     HostFault(r"uncorrectable ECC|cudaErrorECCUncorrectable|CUDA_ERROR_ECC_UNCORRECTABLE",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-from ...diagnosis.blame import Module, Order, has_evidence, is_red, read_order, worst_of
+from ...diagnosis.blame import Module, Order, find_blockers, has_evidence, is_red, read_order, worst_of
 from ...diagnosis.culprits import Sides, file_cases, name_culprits
 from ...diagnosis.host_faults import find_host_fault
 from ...diagnosis.next_steps import Facts, Needs
@@ -187,34 +187,14 @@ def _find_hosts(receipts: Mapping[str, Receipt]) -> dict[str, str]:
 
 
 def _out_of_sight(old: Mapping[str, Receipt], new: Mapping[str, Receipt], hosts: Collection[str]) -> set[str]:
-    """Blocked cells that nothing red stands behind, or what failed in the same way before, while they held.
-
-    What met a fault of the host is not red.
-    """
-    shown = (receipt for name, receipt in new.items() if name not in hosts)
-    red = {receipt.cell: receipt for receipt in shown if is_red(receipt) and receipt.outcome is not Outcome.BLOCKED}
-    by_cell = {receipt.cell: receipt for receipt in new.values()}
-
-    def find_behind(receipt: Receipt) -> Receipt | None:
-        met: set[str] = set()
-        while receipt.outcome is Outcome.BLOCKED and receipt.cell not in met:
-            met.add(receipt.cell)
-            if receipt.blocked_by in red:
-                return red[receipt.blocked_by]
-            following = by_cell.get(receipt.blocked_by)
-            if following is None:
-                return None
-            receipt = following
-        return None
-
-    def is_out(name: str, receipt: Receipt) -> bool:
-        behind = find_behind(receipt)
-        if behind is None:
-            return True
+    """Blocked cells that nothing red stands behind, or what failed in the same way before, while they held."""
+    out = set()
+    for name, behind in find_blockers(new, hosts).items():
         held = name in old and old[name].outcome.is_good
-        return held and compare(old.get(behind.probe), behind) is Change.SAME_FAILURE
-
-    return {name for name, one in new.items() if one.outcome is Outcome.BLOCKED and is_out(name, one)}
+        known = behind is not None and compare(old.get(behind.probe), behind) is Change.SAME_FAILURE
+        if behind is None or (held and known):
+            out.add(name)
+    return out
 
 
 def _lost(
