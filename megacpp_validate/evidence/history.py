@@ -15,7 +15,7 @@ from ..errors import Exit, NothingSelected, WrongArguments
 from .receipt import Outcome
 from .receipt_time import read_time
 from .selftest import wilson_interval
-from .store import ReceiptFile, ReceiptInvalid, ReceiptStore, read_store
+from .store import ReceiptFile, ReceiptHead, ReceiptInvalid, ReceiptStore, read_store
 from .values import Frozen
 
 DIRTY = "-dirty"  # behind a commit from which files differed
@@ -211,12 +211,10 @@ def rate_flakes(rows: Iterable[HistoryRow]) -> FlakeRate:
 def _make_row(store: ReceiptStore, one: ReceiptFile, whole: Sequence[str]) -> HistoryRow:
     head, fault = one.head, one.problem
     if head is not None and one.stem != head.cell:
-        head, fault = None, f"it holds the cell {head.cell!r}, which its name does not say"
-    if head is not None and (one.doubtful or _matches(head.cell, whole)):
-        try:
-            store.load(one)
-        except ReceiptInvalid as found:
-            head, fault = None, found.reason
+        fault = f"it holds the cell {head.cell!r}, which its name does not say"
+        head = None
+    elif head is not None and (one.doubtful or _matches(head.cell, whole)):
+        head, fault = _check_whole(store, one)
     if head is None:
         cell = one.stem if one.file.endswith(".json") else ""  # a folder or a link belongs to no cell
         return HistoryRow(run=one.run, cell=cell, path=one.shown, sha256=one.sha256, fault=fault)
@@ -228,6 +226,14 @@ def _make_row(store: ReceiptStore, one: ReceiptFile, whole: Sequence[str]) -> Hi
         seconds_probe=head.seconds.get("probe"), step_seconds=head.step_seconds, peak_memory_mib=head.peak_memory_mib,
         compiles_after=head.compiles_after, only_timed=head.only_timed,
     )  # fmt: skip
+
+
+def _check_whole(store: ReceiptStore, one: ReceiptFile) -> tuple[ReceiptHead | None, str]:
+    try:
+        store.load(one)
+    except ReceiptInvalid as found:
+        return None, found.reason
+    return one.head, ""
 
 
 def _matches(cell: str, patterns: Sequence[str] | None) -> bool:
