@@ -20,7 +20,7 @@ from ...environments.stacks import AGAIN
 from ...evidence.history import HistoryRow, list_rows
 from ...evidence.receipt import Outcome, Receipt
 from ...evidence.receipts_manifest import hash_manifest
-from ...evidence.release_gate import GateDecision
+from ...gate.decision import GateDecision
 from ...evidence.selftest import SelftestResult
 from ...evidence.store import ReceiptInvalid, read_receipt, read_store
 from ...report import machine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megacpp_validate.evidence.release_gate import CellVerdict, GateDecision
+from megacpp_validate.gate.decision import CellVerdict, GateDecision
 
 from ..marks import Mark
 from ..words.gate import mark_gate

@@ -14,8 +14,8 @@ from packaging.version import Version
 
 from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.evidence.receipt_time import read_time
-from megacpp_validate.evidence.release_gate import GateDecision
 from megacpp_validate.evidence.selftest import SelftestResult
+from megacpp_validate.gate.decision import GateDecision
 
 from ...canary.dynamic.score import Rate
 from ..results import Result
