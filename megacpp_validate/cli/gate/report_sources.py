@@ -20,9 +20,9 @@ from ...environments.stacks import AGAIN
 from ...evidence.history import HistoryRow, list_rows
 from ...evidence.receipt import Outcome, Receipt
 from ...evidence.receipts_manifest import hash_manifest
-from ...gate.decision import GateDecision
 from ...evidence.selftest import SelftestResult
 from ...evidence.store import ReceiptInvalid, read_receipt, read_store
+from ...gate.decision import GateDecision
 from ...report import machine
 from ...report.results import Result
 from ...report.site.score_words import say_partly

@@ -18,7 +18,7 @@ from ...environments.session import Expected
 from ...environments.session_result import SessionResult
 from ...evidence.receipt import Outcome
 from ...gate.fp8_session import Fp8Result
-from ...gate.loss_folder import decide_curves
+from ...gate.loss import decide_curves
 from ...gate.loss_result import LossVerdict
 from ...probes.order import Order
 from ..app import TOOL, Exit, Format, foreseen, refuse
