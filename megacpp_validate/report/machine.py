@@ -17,7 +17,7 @@ from ..canary.firewall.result import FirewallResult
 from ..canary.static.findings import StaticResult, Sweep
 from ..environments.doctor_result import DoctorResult
 from ..environments.session_result import ParityResult, SupportGrid
-from ..environments.smoke_session import SmokeSession
+from ..environments.session_result import SmokeSession
 from ..gate.fp8_session import Fp8Result
 from ..gate.loss_result import LossGateResult
 from ..gate.policy_result import PolicyResult

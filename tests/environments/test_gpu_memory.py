@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.environments.gpu_memory import GpuMemory, read_gpu_memory
+from megacpp_validate.environments.schedule import GpuMemory, read_gpu_memory
 
 ANSWERS: dict[str, tuple[str, tuple[float | None, float | None]]] = {
     "an-h200": ("echo '143771, 143000'", (143771.0, 143000.0)),

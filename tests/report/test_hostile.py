@@ -19,7 +19,7 @@ from megacpp_validate.canary.static.findings import (
     Sweep,
 )
 from megacpp_validate.environments.session_result import ParityResult
-from megacpp_validate.environments.smoke_session import SmokeSession
+from megacpp_validate.environments.session_result import SmokeSession
 from megacpp_validate.evidence.receipt import (
     Backend,
     Check,

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from ...environments.session_result import SupportGrid
-from ...environments.stack_run import StackRun
+from ...environments.stacks import StackRun
 from ...evidence.receipt import Outcome
 from ...evidence.values import Cause, Frozen
 from ..firewall.result import FirewallResult

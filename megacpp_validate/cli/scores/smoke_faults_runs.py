@@ -28,7 +28,7 @@ from ...environments.facts import Facts
 from ...environments.interpreter import read_commit
 from ...environments.plan import UnknownTarget, find_target, plan_blank, plan_smoke
 from ...environments.restart import FolderTaken
-from ...environments.session import Expected
+from ...environments.fleet import Expected
 from ...environments.session_result import SessionResult
 from ...evidence.receipt import Outcome, Receipt
 from ...probes.order import Order

@@ -14,7 +14,7 @@ from ...environments.facts import Facts
 from ...environments.interpreter import read_commit
 from ...environments.plan import UnknownTarget, choose_fp8_cells, find_target, plan_blank, plan_fp8
 from ...environments.restart import FolderTaken
-from ...environments.session import Expected
+from ...environments.fleet import Expected
 from ...environments.session_result import SessionResult
 from ...evidence.receipt import Outcome
 from ...gate.fp8_session import Fp8Result
