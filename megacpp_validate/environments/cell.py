@@ -59,6 +59,10 @@ class Cell:
         """What its process wrote to its standard streams."""
         return self.folder / f"{self.order.cell}.log"
 
+    def forget(self) -> None:
+        """Remove a receipt that is no evidence, so that the cell is run again."""
+        self.place.unlink(missing_ok=True)
+
     def run(self, work: Path, processes: Processes) -> Receipt:
         """Run it and write its receipt; an older one stays until this one is whole.
 

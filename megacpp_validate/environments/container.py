@@ -1,8 +1,7 @@
 """A container image by digest: what ran once is what runs again, whatever a tag points to by then.
 
-Docker: every process is a container of its own, with no network, as the user who asked, and with this package mounted
-read-only. A container outlives the client that started it, so each has a name by which it is removed. On a cluster
-whose Slurm has the plugin pyxis, a process is a step with `--container-image` instead, and needs no Docker.
+Every process is a container of its own, with no network, as the user who asked, and with this package mounted
+read-only. A container outlives the client that started it, so each has a name by which it is removed.
 """
 
 from __future__ import annotations
@@ -40,17 +39,12 @@ _PASSED: Final = (
     "PYTHONHASHSEED", "PYTORCH_", "TORCHDYNAMO_", "TORCH_", "TRITON_",
 )  # fmt: skip
 _OF_THE_HOST: Final = re.compile(r".*(_DIR|_PATH|_HOME|_CACHE|_FOLDER)|MEGACPP_(ENVIRONMENTS|OVERLAYS|PYTHON|RECEIPTS)")
-_NOT_IN_A_STEP: Final = ("PYTHON", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV")  # srun passes all others on
 _PYTHONS: Final = ("python3", "python", *(f"python3.{minor}" for minor in range(20, 10, -1)))
 _FOUND: Final = "megacpp-python="
 _INIT: Final = {True: ("--init",), False: ()}
 _GPUS: Final = {True: ("--gpus", "all"), False: ()}
 _NO_GPUS: Final = "could not select device driver"  # Docker's words where nothing serves --gpus
 _NOT_STARTED: Final = 125  # Docker's own exit status where it starts no container
-# srun ends with 1 where the image cannot be pulled, as Python does where a probe raises. So what runs in the container
-# leaves a mark first, and a step without one counts as not started.
-_OUTSIDE: Final = 'mark=$1; shift; "$@"; code=$?; [ -e "$mark" ] || exit 125; exit "$code"'
-_INSIDE: Final = ': > "$1"; shift; PYTHONPATH="$1${PYTHONPATH:+:$PYTHONPATH}"; shift; export PYTHONPATH; exec "$@"'
 
 
 @dataclass(frozen=True)
@@ -120,66 +114,6 @@ class ContainerEnvironment:
         for name in sorted(self.variables):
             if name.startswith(_PASSED) and not _OF_THE_HOST.fullmatch(name) and name != IMAGE_DIGEST:
                 yield name
-
-
-@dataclass(frozen=True)
-class PyxisEnvironment:
-    """An image that Slurm makes a container of; nothing is pulled before the job runs.
-
-    Attributes:
-        image: repository and digest.
-        python: interpreter in it.
-        variables: of the user.
-        because: where it comes from.
-    """
-
-    image: str
-    python: str
-    variables: Mapping[str, str] = field(repr=False)
-    because: str = "an image that pyxis makes a container of"
-
-    @property
-    def shown(self) -> str:
-        """What a person may type to start its interpreter."""
-        return f"srun --container-image={name_for_enroot(self.image)} {self.python}"
-
-    @property
-    def image_digest(self) -> str:
-        """The digest alone, as receipts keep it."""
-        return self.image.partition("@")[2]
-
-    @cached_property
-    def identity(self) -> str:
-        """A hash over the image, the interpreter, the variables, and this project's files that run there."""
-        parts = ("pyxis", self.image_digest, self.python, "variables", *list_variables(self._passed()))
-        return hash_parts((*parts, "package", *list_sources(PACKAGE)))
-
-    def call(self, module: str, *arguments: str, shares: tuple[Path, ...] = ()) -> Call:
-        """How a module is started: as a step of the Slurm job that this process is in."""
-        mounts = [f"{PACKAGE}:{_DOOR}/{PACKAGE.name}:ro", *(f"{share}:{share}" for share in dict.fromkeys(shares))]
-        mark = str(shares[0] / "started")
-        words = (
-            "sh", "-c", _OUTSIDE, "sh", mark,
-            "srun", "--ntasks=1", "--nodes=1", "--kill-on-bad-exit=1",
-            f"--container-image={name_for_enroot(self.image)}", f"--container-mounts={','.join(mounts)}",
-            "--container-workdir=/tmp", "--no-container-mount-home",
-            "sh", "-c", _INSIDE, "sh", mark, _DOOR, self.python, "-P", "-u", "-m", module, *arguments,
-        )  # fmt: skip
-        variables = {**self._passed(), IMAGE_DIGEST: self.image_digest, "PYTHONDONTWRITEBYTECODE": "1"}
-        return Call(words, variables, not_started=(_NOT_STARTED,))
-
-    def _passed(self) -> dict[str, str]:
-        return {name: value for name, value in self.variables.items() if not name.startswith(_NOT_IN_A_STEP)}
-
-
-def name_for_enroot(image: str) -> str:
-    """A pinned image in enroot's words, [REGISTRY#]IMAGE[:TAG]; enroot 3 knows no "@", and takes a digest as a tag."""
-    name, _, digest = image.partition("@")
-    first, _, rest = name.partition("/")
-    # As Docker tells a registry from a user: by a dot, a port, or by being this host.
-    at_registry = bool(rest) and ("." in first or ":" in first or first == "localhost")
-    bare = (rest if at_registry else name).partition(":")[0]
-    return f"{first}#{bare}:{digest}" if at_registry else f"{bare}:{digest}"
 
 
 def open_container(image: str, variables: Mapping[str, str], *, gpus: bool) -> ContainerEnvironment:

@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from ..errors import NoEnvironment as NoEnvironment
-from ..process import Call as Call
+from ..errors import NoEnvironment
+from ..process import Call
+
+__all__ = ["Environment", "NoEnvironment"]
 
 
 class Environment(Protocol):

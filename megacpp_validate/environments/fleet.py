@@ -221,7 +221,5 @@ class Session:
             (Cell(self.environment, order, self.folder, max(self.limit_s, row.limit_s)), Need(0.0, row.seconds))
             for order, row in zip(orders, rows, strict=True)
         ]
-        fleet = Fleet(
-            Room(max(1, self.jobs)), progress=lambda event: progress(event.cell.order.cell, event.receipt)
-        )
+        fleet = Fleet(Room(max(1, self.jobs)), progress=lambda event: progress(event.cell.order.cell, event.receipt))
         return tuple(receipt for receipt, _ in fleet.run(cells, processes))

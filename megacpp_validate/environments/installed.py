@@ -14,8 +14,7 @@ from packaging.version import InvalidVersion, Version
 
 from .build_cache import open_cache
 from .environment import NoEnvironment
-from .interpreter import InterpreterEnvironment, host_interpreter, package_door
-from .interpreter import put_over
+from .interpreter import InterpreterEnvironment, host_interpreter, package_door, put_over
 
 VARIABLE: Final = "MEGACPP_OVERLAYS"
 _PACKAGE: Final = "transformer_engine"

@@ -88,8 +88,10 @@ class InterpreterEnvironment:
         """How a module is started; the folders in `shares` are there already."""
         return Call((*self.python, "-P", "-u", "-m", module, *arguments), self.variables)
 
-    def ask(self, code: str, *arguments: str, cause: str = "a Python older than 3.11, or a damaged one") -> Any:
-        """The value that one line of Python prints there, as JSON on its last line.
+    def ask(
+        self, code: str, *arguments: str, cause: str = "a Python older than 3.11, or a damaged one"
+    ) -> tuple[Any, str]:
+        """The value that one line of Python prints there as JSON on its last line, and what Python warns of.
 
         Raises:
             NoEnvironment: the interpreter does not start, or prints something else.
@@ -100,7 +102,7 @@ class InterpreterEnvironment:
             )
             words = ended.last_words
             if ended.code == 0:
-                return json.loads(ended.words.splitlines()[-1])
+                return json.loads(ended.words.splitlines()[-1]), " ".join(ended.errors.split())[-300:]
         except (OSError, ValueError, LookupError) as fault:
             words = str(fault)
         raise NoEnvironment(
@@ -111,7 +113,7 @@ class InterpreterEnvironment:
     @cached_property
     def about(self) -> About:
         """What it reports of itself; asked once. Raises as `ask`."""
-        version, prefix, suffix, path = self.ask(_ABOUT)
+        (version, prefix, suffix, path), _ = self.ask(_ABOUT)
         return About(version, prefix, suffix, tuple(map(Path, path)))
 
     @cached_property
@@ -261,18 +263,22 @@ def put_over(host: InterpreterEnvironment, folders: Sequence[Path], because: str
             "step: name folders that hold packages, as `pip install --target` makes them."
         )
     if odd := [str(folder) for folder in site if os.pathsep in str(folder)]:
-        raise NoEnvironment(f"the name of {odd[0]} has a {os.pathsep!r}, which no path can carry. Next step: rename it.")
+        raise NoEnvironment(
+            f"the name of {odd[0]} has a {os.pathsep!r}, which no path can carry. Next step: rename it."
+        )
     variables = dict(host.variables)
     variables["PYTHONPATH"] = _join(site, variables.get("PYTHONPATH", ""))
     words = [because or f"the folders {_list(site)} before the host's own"]
     added: tuple[Path, ...] = ()
     if any(place.suffix == ".pth" for folder in site for place in folder.iterdir()):
-        cause = f"a line in a .pth file of {_list(site)} ends the interpreter"
-        entries = replace(host, variables=variables).ask(_ADDED, *map(str, site), cause=cause)
+        cause = f"a line in the .pth files of {_list(site)} ends the interpreter"
+        entries, warnings = replace(host, variables=variables).ask(_ADDED, *map(str, site), cause=cause)
         # A path that does not exist adds nothing, and one of another host would be found first.
         added = tuple(Path(entry) for entry in entries if Path(entry).is_dir())
         variables["PYTHONPATH"] = _join((*site, *added), host.variables.get("PYTHONPATH", ""))
         words.append(f"its .pth files add {_list(added) or 'nothing'}")
+        if warnings:
+            words.append(f"Python's warning on its .pth files: {warnings}")
     libraries, left_out = find_libraries((*site, *added))
     if libraries:
         variables["LD_LIBRARY_PATH"] = _join(libraries, variables.get("LD_LIBRARY_PATH", ""))

@@ -26,8 +26,7 @@ from ..probes.order import Order
 from ..process import Processes, Stopped
 from .cell import Cell
 from .chosen import Means, Spec, make_environment, resolve_environment
-from .container import PyxisEnvironment, require_digest
-from .environment import Environment, NoEnvironment
+from .environment import Environment
 from .fleet import Fleet, Progress
 from .installed import find_environments, open_host
 from .plan import (
@@ -342,7 +341,10 @@ def run_matrix(catalog: Catalog, options: MatrixOptions, progress: Progress = la
 
 def _to_row(receipt: Receipt, kept: bool, node: str) -> MatrixCell:
     return MatrixCell(
-        **{name: getattr(receipt, name) for name in ("cell", "stack", "target", "probe", "outcome", "reason", "retries")},
+        **{
+            name: getattr(receipt, name)
+            for name in ("cell", "stack", "target", "probe", "outcome", "reason", "retries")
+        },
         seconds=receipt.seconds.get("total", 0.0),
         kept=kept,
         node=node,
@@ -387,17 +389,11 @@ def _prepare_stacks(
     looks = any(stack != NATIVE and stack not in specs for stack, _ in keys)
     found = find_environments(options.overlays, options.variables, options.python) if looks else ()
     releases = {row.id: row for row in catalog.stacks}
-    pyxis = options.launcher == "slurm" and options.cluster.containers == "pyxis"
-    ready: dict[tuple[str, bool], Stack] = {}
     requests: dict[tuple[str, bool], StackRequest] = {}
     for name, gpus in keys:
         means = Means(_variables_of(name, options.variables, gpus=gpus), options.python, gpus=gpus)
         spec, row = specs.get(name), releases.get(name)
-        image = spec.value if spec and spec.way == "image" else row.image if row and not spec else ""
         make: Callable[[], Environment]
-        if image and pyxis:
-            ready[name, gpus] = _open_pyxis(name, image, row.te if row else "", options)
-            continue
         if spec is not None:
             make = partial(make_environment, spec, means)
         elif row is None:
@@ -406,17 +402,7 @@ def _prepare_stacks(
             make = partial(resolve_environment, row.te, found, catalog.stacks, means)
         requests[name, gpus] = StackRequest(name, make, row.te if row and not spec else "")
     made = prepare_stacks(tuple(requests.values()), processes)
-    return ready | dict(zip(requests, made, strict=True))
-
-
-def _open_pyxis(name: str, image: str, release: str, options: MatrixOptions) -> Stack:
-    """A stack that the scheduler makes a container of; nobody looks into it before it has."""
-    try:
-        require_digest(image)
-    except NoEnvironment as fault:
-        return Stack(name, problem=str(fault))
-    environment = PyxisEnvironment(image, options.cluster.python, options.variables)
-    return Stack(name, environment, NO_FACTS.model_copy(update={"te": release, "te_folder": "in the image"}))
+    return dict(zip(requests, made, strict=True))
 
 
 def _variables_of(stack: str, variables: Mapping[str, str], *, gpus: bool) -> Mapping[str, str]:
@@ -441,7 +427,7 @@ def _plan_orders(
         )
         for order in _KINDS[kind](catalog, blank, [cell.row.id for cell in cells]):
             # A job has one machine, and starts the ranks of a smoke run there.
-            local = {"settings": {**order.settings, "launcher": "local"}} if kind == "smoke" else {}
-            placed = on_stack(replace(order, **local), stack)
+            more = {"launcher": "local"} if kind == "smoke" else {}
+            placed = on_stack(replace(order, settings={**order.settings, **more}), stack)
             orders[placed.cell] = placed
     return orders

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from pydantic import Field, StringConstraints, ValidationError
 
@@ -48,7 +48,7 @@ _FIRST_PAUSE_S: Final = 0.2
 _LAST_WORDS: Final = 400  # characters
 # One word of an option: Slurm reads it to the end, and none begins another option.
 _Word = Annotated[str, StringConstraints(pattern=r"^[\w.:,+&|()\[\]@=/*!-]*$")]
-_OWN: Final = r"job-name|output|error|array|wrap|wait|requeue|no-requeue|chdir|test-only"
+_OWN: Final = frozenset({"job-name", "output", "error", "array", "wrap", "requeue", "no-requeue", "test-only"})
 _WEEK_S, _WEEK_MINUTES = 604_800, 10_080  # more is a typing error
 
 
@@ -71,7 +71,7 @@ class JobOptions(Frozen):
     cpus: int = Field(default=0, ge=0)
     memory_mib: int = Field(default=0, ge=0)
     minutes: int = Field(default=0, ge=0, le=2 * _WEEK_MINUTES)
-    extra: tuple[Annotated[str, StringConstraints(pattern=rf"^--(?!({_OWN})(=|$))[a-z][a-z-]*(=[^\s]+)?$")], ...] = ()
+    extra: tuple[Annotated[str, StringConstraints(pattern=r"^--[a-z][a-z-]*(=[^\s]+)?$")], ...] = ()
 
 
 class Cluster(Frozen):
@@ -80,8 +80,6 @@ class Cluster(Frozen):
     Attributes:
         all: options of every job.
         target: options by target; they take the place of what `all` says.
-        containers: "pyxis" runs images through Slurm's plugin, "none" through Docker on the nodes.
-        python: interpreter in a container of pyxis.
         retries: of one cell, after infrastructure faults.
         poll_s: between two looks at the queue.
         grace_s: that a receipt may take to arrive after its job is over: a shared file system is late.
@@ -91,8 +89,6 @@ class Cluster(Frozen):
 
     all: JobOptions = JobOptions()
     target: dict[str, JobOptions] = Field(default_factory=dict)
-    containers: Literal["pyxis", "none"] = "none"
-    python: _Word = "python3"
     retries: int = Field(default=2, ge=0, le=20)
     poll_s: float = Field(default=5.0, gt=0, le=_WEEK_S)
     grace_s: float = Field(default=15.0, ge=0, le=_WEEK_S)
@@ -111,6 +107,8 @@ def read_cluster(path: Path | None, targets: Sequence[str]) -> Cluster:
     try:
         cluster = Cluster.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
         faults = [f"target.{name}: there is no such target" for name in cluster.target if name not in targets]
+        extra = [word for options in (cluster.all, *cluster.target.values()) for word in options.extra]
+        faults += [f"extra: this tool sets {word} itself" for word in extra if word[2:].partition("=")[0] in _OWN]
     except ValidationError as invalid:
         faults = [f"{'.'.join(map(str, e['loc']))}: {e['msg']} (found {e['input']!r:.60})" for e in invalid.errors()]
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
@@ -142,7 +140,7 @@ def plan_job(cluster: Cluster, target: str, *, gpus: int, limit_s: float) -> dic
         "mem": f"{options.memory_mib}M" if options.memory_mib else "",
         **options.model_dump(include={"partition", "account", "qos", "constraint"}),
     }
-    extra = {"reservation": options.reservation} if options.reservation else {}
+    extra: dict[str, str | bool] = {"reservation": options.reservation} if options.reservation else {}
     for word in options.extra:
         name, _, value = word.removeprefix("--").partition("=")
         extra[name] = value or True
@@ -209,7 +207,7 @@ def run_jobs(
     """
     if "%" in str(folder) or "\\" in str(folder):
         raise WrongArguments(
-            f"the path {folder} has a '%' or a '\\', which Slurm reads as a pattern. Next step: give --receipts another."
+            f"the path {folder} has a '%' or a '\\': Slurm reads them as a pattern. Next step: choose other --receipts."
         )
     if shutil.which("sbatch") is None or shutil.which("srun") is None:
         raise InfrastructureFailed(
@@ -253,12 +251,12 @@ class _Run:
 
     def take_up(self, *, fresh: bool) -> None:
         """Take receipts that answer, and jobs that an earlier start submitted; cancel those that answer nothing."""
-        seen = self._look(())
-        for name, job in seen.items():
-            cell, _, _ = self._split(name)
-            stale = fresh or not name.startswith(self._prefix(cell)) if cell in self.jobs else False
-            if stale and job.word not in _OVER:
-                self._scancel([job.id])
+        seen = self._look()
+        for name, found in seen.items():
+            cell = self._cell_of(name)
+            stale = cell in self.jobs and (fresh or not name.startswith(self._prefix(cell)))
+            if stale and found.word not in _OVER:
+                self._scancel([found.id])
         for cell, job in self.jobs.items():
             receipt = None if fresh else find_done(job.cell.order, job.cell.place)
             if receipt is not None:
@@ -284,7 +282,7 @@ class _Run:
         """
         try:
             if self.active:
-                seen = self._look(tuple(self.active))
+                seen = self._look()
                 for name, cell in tuple(self.active.items()):
                     self._settle(name, cell, seen.get(name, Seen("", "")))
             on_their_way = set(self.active.values())
@@ -303,8 +301,8 @@ class _Run:
     def cancel(self) -> None:
         """Cancel every job of this folder; none of that counts as a fault."""
         with suppress(InfrastructureFailed):  # what cannot be cancelled is found at the next start
-            seen = self._look(tuple(self.active))
-            mine = [name for name in seen if self._split(name)[0] in self.jobs]
+            seen = self._look()
+            mine = [name for name in seen if self._cell_of(name) in self.jobs]
             self._scancel([seen[name].id for name in mine if seen[name].word not in _OVER])
             for name in {*mine, *self.active}:
                 shutil.rmtree(self._work(name), ignore_errors=True)
@@ -320,7 +318,8 @@ class _Run:
         work.mkdir(parents=True, exist_ok=True, mode=0o700)
         own = dict(job.cell.environment.variables)
         changed = {key: value for key, value in own.items() if os.environ.get(key) != value or key == "PYTHONPATH"}
-        bare = replace(job.cell.environment, variables={})  # type: ignore[type-var]  # the scheduler hands the others on
+        # The scheduler hands all other variables on.
+        bare = replace(job.cell.environment, variables={})  # type: ignore[type-var]
         there = replace(job.cell, environment=bare, folder=work)
         avoid = {node for words, node in self.faults[cell] if node and words.startswith(_ACCUSES_NODE)}
         planned = plan_job(self.cluster, job.cell.order.target.id, gpus=job.gpus, limit_s=job.cell.limit_s)
@@ -330,7 +329,7 @@ class _Run:
         }  # fmt: skip
         executor = submitit.SlurmExecutor(folder=work)
         words = ""
-        for exclude in ([",".join(sorted(avoid)), None] if avoid else [None]):
+        for exclude in [",".join(sorted(avoid)), None] if avoid else [None]:
             executor.update_parameters(**parameters, exclude=exclude)
             try:
                 executor.submit(run_cell, there, changed, sorted(set(os.environ) - set(own)))
@@ -342,8 +341,8 @@ class _Run:
             return
         raise InfrastructureFailed(
             f"sbatch does not take a job: {words}. Its options: {shlex.join(list_options(planned))}. Likely cause: the "
-            "controller is down, or the settings of --cluster do not fit this cluster. Next step: `scontrol ping`; then "
-            f"the same command again, which finds the {len(self.active)} job(s) that are on their way."
+            "controller is down, or the settings of --cluster do not fit this cluster. Next step: `scontrol ping`; "
+            f"then the same command again, which finds the {len(self.active)} job(s) that are on their way."
         )
 
     def _settle(self, name: str, cell: str, seen: Seen) -> None:
@@ -388,23 +387,19 @@ class _Run:
         job = self.jobs.get(cell) or next(iter(self.jobs.values()))
         self.progress(Event(job.cell, receipt, reused, len(self.ended), len(self.jobs), note))
 
-    def _look(self, names: Sequence[str]) -> dict[str, Seen]:
-        """Ask the queue, which remembers ended jobs for some minutes; then the accounts, where the site keeps them.
+    def _look(self) -> dict[str, Seen]:
+        """Jobs by name, of two of one name the later one; the queue remembers ended jobs for some minutes.
 
         Raises:
             InfrastructureFailed: Slurm does not answer.
         """
+        found: dict[str, Seen] = {}
         user = f"--user={os.getuid()}"
-        rows = _ask("squeue", "--noheader", "--states=all", user, "--format=%i|%j|%T|%N|%r")
-        found = _read_rows(rows)
-        ids = [path.name.partition("_")[0] for name in names if name not in found
-               for path in self._work(name).glob("*_submission.sh")]  # fmt: skip
-        if ids:
-            with suppress(InfrastructureFailed):  # no accounts are kept
-                fields = "--format=JobIDRaw,JobName,State,NodeList,Reason"
-                found |= _read_rows(
-                    _ask("sacct", "--noheader", "--parsable2", "--allocations", fields, f"--jobs={','.join(ids)}")
-                )
+        for line in _ask("squeue", "--noheader", "--states=all", user, "--format=%i|%j|%T|%N|%r").splitlines():
+            number, name, word, node, because = [*line.split("|", 4), *[""] * 5][:5]
+            before = found.get(name)
+            if number.isdigit() and (before is None or int(number) > int(before.id)):
+                found[name] = Seen(number, word, "" if node in ("(null)", "n/a") else node, because)
         return found
 
     def _scancel(self, ids: Sequence[str]) -> None:
@@ -419,10 +414,10 @@ class _Run:
     def _of_folder(self) -> str:
         return hash_parts((str(self.folder),))[:8]
 
-    def _split(self, name: str) -> tuple[str, str, str]:
-        """The cell, the order and the number of a job of this folder; empty ones for any other job."""
-        cell, key, number = ([*name.rsplit(".", 2), "", ""])[:3]
-        return (cell, key[8:], number) if key.startswith(self._of_folder()) else ("", "", "")
+    def _cell_of(self, name: str) -> str:
+        """The cell of a job of this folder; empty for any other job."""
+        cell, key, _ = [*name.rsplit(".", 2), "", ""][:3]
+        return cell if key.startswith(self._of_folder()) else ""
 
     def _name(self, cell: str) -> str:
         return f"{self._prefix(cell)}{len(self.faults[cell]) + 1}"
@@ -474,16 +469,3 @@ def _ask(*words: str) -> str:
         "restarts, or this is no machine of the cluster. Next step: `scontrol ping`; then the same command again: jobs "
         "that were submitted stay, and the run goes on from them."
     )
-
-
-def _read_rows(text: str) -> dict[str, Seen]:
-    """Jobs by name; of two of one name the later one."""
-    found: dict[str, Seen] = {}
-    for line in text.splitlines():
-        number, name, word, node, because = [*line.split("|", 4), *[""] * 5][:5]
-        before = found.get(name)
-        if number.isdigit() and (before is None or int(number) > int(before.id)):
-            # Slurm adds who it was: "CANCELLED by 0", "CANCELLED+".
-            state = (word.split() or [""])[0].rstrip("+")
-            found[name] = Seen(number, state, "" if node.startswith(("None", "(null)", "n/a")) else node, because)
-    return found

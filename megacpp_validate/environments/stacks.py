@@ -22,7 +22,7 @@ from ..probes.order import Order
 from ..process import Processes
 from .cell import Cell
 from .chosen import is_same_release
-from .container import ContainerEnvironment, PyxisEnvironment
+from .container import ContainerEnvironment
 from .environment import Environment, NoEnvironment
 from .facts import Facts, read_facts, require_torch
 from .fleet import Fleet, Progress
@@ -30,7 +30,7 @@ from .identity import hash_parts
 from .interpreter import InterpreterEnvironment
 from .plan import choose_canary_probes, plan_blank, plan_compositions, plan_parity, receipt_without_probe, why_not_here
 from .restart import own_folder
-from .schedule import Need, Room, expect_need
+from .schedule import Room, expect_need
 
 AGAIN: Final = "again"  # folder of the second run of the first stack
 NO_FACTS: Final = Facts(
@@ -229,7 +229,8 @@ def run_stacks(
             for order in (*orders[stack.name], *(() if place else again))
             if stack.environment is not None
         ]
-        rows: dict[str, BridgeModule | ProbeCell] = {row.id: row for row in (*catalog.modules, *catalog.compositions)}
+        rows: dict[str, BridgeModule | ProbeCell] = {row.id: row for row in catalog.modules}
+        rows |= {row.id: row for row in catalog.compositions}
         earlier = _read_earlier(folder, stacks)
         needs = [expect_need(cell.order, rows[cell.order.probe], earlier) for cell in cells]
         fleet = Fleet(options.room, options.fresh, options.progress)
@@ -238,9 +239,7 @@ def run_stacks(
     return tuple(_collect(stack, orders[stack.name], folder, found) for stack in stacks)
 
 
-def _plan(
-    catalog: Catalog, target: TargetRow, stack: Stack, wanted: StackOptions, device: str
-) -> tuple[Order, ...]:
+def _plan(catalog: Catalog, target: TargetRow, stack: Stack, wanted: StackOptions, device: str) -> tuple[Order, ...]:
     probes = choose_canary_probes(catalog, wanted.probes)
     modules = {module.id for module in catalog.modules}
     blank = plan_blank(
@@ -251,7 +250,9 @@ def _plan(
         orders += plan_parity(catalog, blank, own)
     if more := tuple(name for name in probes if name not in modules):
         orders += plan_compositions(catalog, blank, more)
-    return tuple(replace(on_stack(order, stack), times=wanted.times and not order.code, turnstile=device) for order in orders)
+    return tuple(
+        replace(on_stack(order, stack), times=wanted.times and not order.code, turnstile=device) for order in orders
+    )
 
 
 def on_stack(order: Order, stack: Stack) -> Order:
@@ -260,7 +261,7 @@ def on_stack(order: Order, stack: Stack) -> Order:
     The receipt is an answer on an environment and on the row of the matrix that it is judged by.
     """
     environment = stack.environment
-    image = environment.image_digest if isinstance(environment, ContainerEnvironment | PyxisEnvironment) else ""
+    image = environment.image_digest if isinstance(environment, ContainerEnvironment) else ""
     lock = environment.lock_hash if isinstance(environment, InterpreterEnvironment) else ""
     usable = environment is not None and not stack.problem
     return replace(

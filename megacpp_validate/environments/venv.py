@@ -81,7 +81,7 @@ def make_venv(lock: Lock, host: InterpreterEnvironment, cache: BuildCache) -> In
     """
     uv, own = find_uv(host.variables), _own_variables(host.variables)
     # The interpreter's own path: a shim on PATH would choose by the working folder.
-    base, version = host.ask("import json, sys; print(json.dumps([sys.executable, sys.version]))")
+    (base, version), _ = host.ask("import json, sys; print(json.dumps([sys.executable, sys.version]))")
     options = [f"{name}={own[name]}" for name in sorted(own) if name.startswith(_CHOOSES_FILES)]
     key = hash_parts((lock.hash, base, version, platform.machine(), *options))[:32]
     name = re.sub(r"[^a-z0-9._-]", "-", f"venv-{lock.file.stem.lower()[:40]}-{key}")

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from megacpp_validate.environments.fanout.choose import Wish, choose_cells
 
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.cli.sessions import matrix_verbs
-from megacpp_validate.environments.fanout.choose import Wish, choose_cells
 from megacpp_validate.environments.plan import UnknownTarget
 from megacpp_validate.environments.restart import own_folder
 from megacpp_validate.evidence.store import read_receipts

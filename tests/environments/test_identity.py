@@ -14,8 +14,7 @@ from megacpp_validate.canary.static.sources import CACHE_VARIABLE
 from megacpp_validate.environments import identity
 from megacpp_validate.environments.environment import NoEnvironment
 from megacpp_validate.environments.identity import hash_parts, list_sources, list_variables
-from megacpp_validate.environments.interpreter import PACKAGE, InterpreterEnvironment, host_interpreter
-from megacpp_validate.environments.interpreter import put_over
+from megacpp_validate.environments.interpreter import PACKAGE, InterpreterEnvironment, host_interpreter, put_over
 from tests.environments.site_folders import make_package, make_te
 
 Change = Callable[[Path], None]
@@ -182,7 +181,7 @@ def test_no_two_lists_of_parts_share_a_hash() -> None:
 
 
 def test_an_interpreter_that_cannot_be_started_has_no_identity(tmp_path: Path) -> None:
-    with pytest.raises(NoEnvironment, match=r"does not say.*Next step"):
+    with pytest.raises(NoEnvironment, match=r"does not answer.*Next step"):
         _ = InterpreterEnvironment((str(tmp_path / "nothing"),), {}).identity
 
 

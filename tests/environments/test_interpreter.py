@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.environments import interpreter
+from megacpp_validate.environments.environment import NoEnvironment
 from megacpp_validate.environments.facts import read_facts, require_torch
 from megacpp_validate.environments.interpreter import (
     PACKAGE,
-    Environment,
-    NoEnvironment,
+    InterpreterEnvironment,
     host_interpreter,
     own_interpreter,
     read_commit,
@@ -109,7 +109,7 @@ BROKEN: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize(("script", "word"), BROKEN.values(), ids=BROKEN)
 def test_an_interpreter_that_does_not_answer_is_told_with_its_words(script: str, word: str, tmp_path: Path) -> None:
-    environment = Environment((str(fake_python(tmp_path, script)),), {"PATH": "/usr/bin:/bin"})
+    environment = InterpreterEnvironment((str(fake_python(tmp_path, script)),), {"PATH": "/usr/bin:/bin"})
     with pytest.raises(NoEnvironment, match=r"Likely cause.*Next step") as told:
         read_facts(environment, Processes())
     assert word in str(told.value)
@@ -117,7 +117,7 @@ def test_an_interpreter_that_does_not_answer_is_told_with_its_words(script: str,
 
 def test_an_interpreter_that_cannot_be_started_is_told(tmp_path: Path) -> None:
     with pytest.raises(NoEnvironment, match="Next step"):
-        read_facts(Environment((str(tmp_path / "nothing"),), {}), Processes())
+        read_facts(InterpreterEnvironment((str(tmp_path / "nothing"),), {}), Processes())
 
 
 def test_the_host_side_never_imports_torch() -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.environments.environment import NoEnvironment
-from megacpp_validate.environments.interpreter import InterpreterEnvironment
-from megacpp_validate.environments.interpreter import find_libraries, put_over
+from megacpp_validate.environments.interpreter import InterpreterEnvironment, find_libraries, put_over
 from tests.environments.site_folders import make_package, make_te
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.environments.interpreter import InterpreterEnvironment
 from megacpp_validate.environments.fleet import Expected, Session
+from megacpp_validate.environments.interpreter import InterpreterEnvironment
 from megacpp_validate.evidence.receipt import Outcome, Receipt
 from megacpp_validate.evidence.store import read_receipt, read_receipts
 from megacpp_validate.probes.order import Order, Target

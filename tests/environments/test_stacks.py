@@ -19,10 +19,10 @@ from megacpp_validate.environments.facts import Facts
 from megacpp_validate.environments.plan import UnknownTarget, choose_target
 from megacpp_validate.environments.schedule import Room
 from megacpp_validate.environments.stacks import (
-    StackOptions,
     RanStack,
     RunOptions,
     Stack,
+    StackOptions,
     StackRequest,
     prepare_stacks,
     run_stacks,

@@ -113,6 +113,7 @@ class Places:
             for cell, _ in cells:
                 done = find_done(cell.order, cell.place)
                 if done is not None and find_machine_trouble(done):  # it says nothing of the release; see the judge
+                    cell.forget()
             room = Room(plan_jobs(count_cores()))
             return [receipt for receipt, _ in Fleet(room, fresh=False).run(cells, self.processes)]
 

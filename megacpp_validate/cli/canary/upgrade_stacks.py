@@ -16,9 +16,8 @@ from ...environments.facts import read_facts
 from ...environments.installed import Found, find_environments
 from ...environments.interpreter import own_interpreter, read_commit
 from ...environments.plan import choose_canary_probes, choose_target, find_target, why_not_here
-from ...environments.schedule import count_cores, read_room, share_cores
-from ...environments.schedule import plan_jobs
-from ...environments.stacks import StackOptions, RanStack, RunOptions, Stack, StackRequest, prepare_stacks, run_stacks
+from ...environments.schedule import count_cores, plan_jobs, read_room, share_cores
+from ...environments.stacks import RanStack, RunOptions, Stack, StackOptions, StackRequest, prepare_stacks, run_stacks
 from ...process import Processes
 from ..app import TOOL, Exit, errors, refuse, refuse_receipts
 from .upgrade_progress import UpgradeProgress
