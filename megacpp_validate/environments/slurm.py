@@ -267,7 +267,7 @@ class _Run:
             if len(self.faults.setdefault(cell, [])) > self.cluster.retries:
                 self.faults[cell] = []  # what was given up has a new chance at a new start
             name, work = self._name(cell), self._work(self._name(cell))
-            submitted = name in seen or any(work.glob("*_submission.sh"))
+            submitted = work.is_dir() and (name in seen or any(work.glob("*_submission.sh")))
             if fresh or not submitted:
                 shutil.rmtree(work, ignore_errors=True)  # nobody has taken the job
             else:
@@ -360,7 +360,7 @@ class _Run:
             self.over.pop(name, None)
             self._report(cell, note=seen.node if seen.word == "RUNNING" else "")
         elif time.monotonic() - self.over.setdefault(name, time.monotonic()) >= self.cluster.grace_s:
-            self._fail(name, cell, _name_fault(seen, receipt, work), seen.node)
+            self._fail(name, cell, name_fault(seen, receipt, work), seen.node)
 
     def _fail(self, name: str, cell: str, fault: str, node: str) -> None:
         """Note an infrastructure fault; the cell is run again, or given up."""
@@ -429,7 +429,7 @@ class _Run:
         return self.folder / WORK_FOLDER / f"{self._prefix(cell)}faults"
 
 
-def _name_fault(seen: Seen, receipt: Receipt | None, work: Path) -> str:
+def name_fault(seen: Seen, receipt: Receipt | None, work: Path) -> str:
     """The fault of an attempt that is over and has no answer."""
     name, words = JOB_FAULTS.get(seen.word, ("", ""))
     if not name and receipt is not None and (fault := find_fault(receipt)):
