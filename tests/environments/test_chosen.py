@@ -19,9 +19,9 @@ from megacpp_validate.environments.chosen import (
     resolve_environment,
 )
 from megacpp_validate.environments.environment import NoEnvironment
-from megacpp_validate.errors import WrongArguments
 from megacpp_validate.environments.installed import find_environments
 from megacpp_validate.environments.interpreter import InterpreterEnvironment
+from megacpp_validate.errors import WrongArguments
 from tests.environments.site_folders import make_package, make_te
 
 DIGEST = f"nvcr.io/nvidia/pytorch@sha256:{'a' * 64}"

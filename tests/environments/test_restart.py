@@ -28,7 +28,7 @@ STALE: dict[str, tuple[Order, Receipt, str]] = {
     "another-commit": (replace(ORDER, commit="c0-dirty"), DONE, "commit"),
     "another-environment": (replace(ORDER, environment="e1"), DONE, "environment"),
     "another-cell": (replace(ORDER, stack="te2"), DONE, "cell"),
-    "of-no-known-environment": (replace(ORDER, environment=""), replace(DONE, environment=""), "nobody knows"),
+    "of-no-known-environment": (replace(ORDER, environment=""), replace(DONE, environment=""), "unknown"),
     "not-run": (ORDER, replace(DONE, outcome=Outcome.NOT_RUN), "did not run"),
     "killed-by-somebody-else": (
         ORDER,

@@ -220,7 +220,9 @@ def test_an_interrupt_leaves_nothing_in_the_queue_and_the_same_command_goes_on(
     run = Run(slurm, tmp_path, ["--targets", "cpu", "--probes", "imports,permute,layer_spec"])
     tool = run.start()
     until(run.running)
-    second = subprocess.run(tool.args, env={**slurm, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False)
+    second = subprocess.run(
+        tool.args, env={**slurm, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+    )
     assert (second.returncode, "another run writes its receipts" in second.stderr) == (6, True)
     tool.send_signal(signal.SIGINT)
     assert tool.wait() == 130

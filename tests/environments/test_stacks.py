@@ -145,7 +145,7 @@ def test_stacks_are_made_and_asked_what_they_have(tmp_path: Path, monkeypatch: p
     found = {stack.name: stack for stack in prepare_stacks(wanted, Processes())}
     assert [name for name, made in found.items() if not made.problem] == ["te2.20.2", "te2.14.1", "mine"]
     assert found["te1"].problem == "uv says no"
-    assert "is to be Transformer Engine 2.17.1, and named has Transformer Engine 2.20.2" in found["te2.17.1"].problem
+    assert "stands for Transformer Engine 2.17.1, and named has Transformer Engine 2.20.2" in found["te2.17.1"].problem
     assert "has no torch" in found["bare"].problem
     assert all("Next step" in found[name].problem for name in ("te2.17.1", "bare"))
 
