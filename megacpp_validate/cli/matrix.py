@@ -15,6 +15,23 @@ if TYPE_CHECKING:
     from .progress import Progress
 
 LONGEST_LIMIT_S: Final = 604_800.0  # of a cell: a week. More is a typing error, and infinity no time of a job
+StacksOption = Annotated[
+    list[str] | None,
+    typer.Option("--stacks", help="Rows of matrix/stacks.toml, or native; else the pinned one, on the cpu native."),
+]
+StackOption = Annotated[
+    list[str] | None,
+    typer.Option(help="A stack of your own: NAME=overlay:DIR, NAME=venv:LOCK, NAME=image:..., NAME=python:PATH."),
+]
+OverlaysOption = Annotated[
+    list[Path] | None, typer.Option(help="Folders of releases; those of MEGACPP_OVERLAYS without it.")
+]
+ProbesOption = Annotated[
+    list[str] | None, typer.Option("--probes", help="Modules, compositions, FP8 and smoke cells; all without it.")
+]
+CellsOption = Annotated[
+    list[str] | None, typer.Option("--cells", help="Of those, only these ids, such as native-cpu-*.")
+]
 
 
 class JobLauncher(StrEnum):
@@ -27,23 +44,11 @@ class JobLauncher(StrEnum):
 @app.command("matrix")
 def run_many_cells(
     targets: Annotated[list[str], typer.Option("--targets", help="Rows of matrix/targets.toml, with commas.")],
-    stacks: Annotated[
-        list[str] | None,
-        typer.Option("--stacks", help="Rows of matrix/stacks.toml, or native; else the pinned one, on the cpu native."),
-    ] = None,
-    environment: Annotated[
-        list[str] | None,
-        typer.Option(help="A stack of your own: NAME=overlay:DIR, NAME=venv:LOCK, NAME=image:..., NAME=python:PATH."),
-    ] = None,
-    overlays: Annotated[
-        list[Path] | None, typer.Option(help="Folders of releases; those of MEGACPP_OVERLAYS without it.")
-    ] = None,
-    probes: Annotated[
-        list[str] | None, typer.Option("--probes", help="Modules, compositions, FP8 and smoke cells; all without it.")
-    ] = None,
-    cells: Annotated[
-        list[str] | None, typer.Option("--cells", help="Of those, only these ids, such as native-cpu-*.")
-    ] = None,
+    stacks: StacksOption = None,
+    environment: StackOption = None,
+    overlays: OverlaysOption = None,
+    probes: ProbesOption = None,
+    cells: CellsOption = None,
     launcher: Annotated[JobLauncher, typer.Option("--launcher", help="What runs the jobs.")] = JobLauncher.LOCAL,
     cluster: Annotated[Path | None, typer.Option("--cluster", help="TOML file: options of this site's Slurm.")] = None,
     jobs: Annotated[int, typer.Option(min=0, help="Jobs at a time; 0: what this machine has, or all.")] = 0,
