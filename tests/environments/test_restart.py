@@ -95,9 +95,11 @@ def test_a_second_run_is_refused_and_a_killed_one_holds_nothing(tmp_path: Path) 
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(FolderTaken, match=r"receipts.*Next step"), own_folder(folder):
-            pass
-        other.kill()
-        other.wait()
+        try:
+            with pytest.raises(FolderTaken, match=r"receipts.*Next step"), own_folder(folder):
+                pass
+        finally:
+            other.kill()
+            other.wait()
     with own_folder(folder):
         pass

@@ -80,7 +80,6 @@ def _describe_cell(cell: MatrixCell) -> Diagnostic:
         message=cell.reason,
         fields=tuple(("again", fault) for fault in cell.retries),
         seconds=cell.seconds,
-        code=cell.outcome.value,
     )
 
 
