@@ -229,8 +229,8 @@ def run_jobs(
     except KeyboardInterrupt:
         run.cancel()
         raise
-    if not run.active:
-        shutil.rmtree(folder / WORK_FOLDER, ignore_errors=True)
+    with suppress(OSError):  # jobs of other cells that an earlier start submitted stay
+        (folder / WORK_FOLDER).rmdir()
     return run.ended
 
 
@@ -324,7 +324,7 @@ class _Run:
         avoid = {node for words, node in self.faults[cell] if node and words.startswith(_ACCUSES_NODE)}
         planned = plan_job(self.cluster, job.cell.order.target.id, gpus=job.gpus, limit_s=job.cell.limit_s)
         parameters = {
-            **planned, "job_name": name, "use_srun": False, "stderr_to_stdout": True, "wckey": "",
+            **planned, "job_name": name, "use_srun": False, "stderr_to_stdout": True, "wckey": None,
             "setup": [f'export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}"{shlex.quote(str(PACKAGE.parent))}'],
         }  # fmt: skip
         executor = submitit.SlurmExecutor(folder=work)
@@ -380,6 +380,7 @@ class _Run:
 
     def _end(self, cell: str, receipt: Receipt, *, reused: bool = False, node: str = "", name: str = "") -> None:
         self.active.pop(name, None)
+        self._faults_file(cell).unlink(missing_ok=True)
         self.ended[cell] = receipt, reused, node
         self._report(cell, receipt, reused=reused, note=node)
 
