@@ -103,9 +103,7 @@ def check_scales(pairs: Pairs, planned: int, factor: float) -> Iterator[Check]:
     window, half = planned // 10, planned // 2
     first, second = slice(0, half), slice(half, planned)
     lengths = [*(2**power for power in range(window.bit_length()) if 2**power < window), window]
-    said = (
-        f"{factor:.3g} x the largest spread of {REFERENCE} over as many steps, or {GROWTH:g} x the largest difference"
-    )
+    said = f"{factor:.3g} x the largest spread of {REFERENCE} over as many steps, or {GROWTH:g} x their largest gap"
     whole = _take(pairs, lambda curve: curve.losses)
     for at in (
         # In the first tenth a delay of few steps is more than the cap for as long; `gap.learning` is held to it there.
@@ -135,14 +133,9 @@ def check_scales(pairs: Pairs, planned: int, factor: float) -> Iterator[Check]:
             _Stretch("learning", first, None, math.inf),
             _Stretch("settled", second, None, CAP * len(parts)),
         ):
-            seen = [
-                one
-                for part in parts
-                for one in _compare(
-                    part, _take(pairs, lambda curve, part=part: curve.part_losses[part]), at, lengths, factor, window
-                )
-            ]
-            yield make_check(f"part_loss.{at.name}", seen, f"{said}; of {len(parts)} parts")
+            own = {part: _take_part(pairs, "part_losses", part) for part in parts}
+            every = [one for part in parts for one in _compare(part, own[part], at, lengths, factor, window)]
+            yield make_check(f"part_loss.{at.name}", every, f"{said}; of {len(parts)} parts")
 
 
 def check_norms(pairs: Pairs, planned: int, factor: float) -> Iterator[Check]:
@@ -163,7 +156,7 @@ def check_norms(pairs: Pairs, planned: int, factor: float) -> Iterator[Check]:
     if lacking:
         yield Check("part_norm.recorded", False, detail=f"not every run recorded {', '.join(lacking)}")
     elif parts:
-        own = {part: _take(pairs, lambda curve, part=part: curve.part_norms[part]) for part in parts}
+        own = {part: _take_part(pairs, "part_norms", part) for part in parts}
         start = [_median(part, _unflush(own[part], begin), begin, 0.0, LATER, LATER) for part in parts]
         yield make_check("part_norm.first", start, f"{LATER:.3g}, twice the smallest scaling; of {len(parts)} parts")
         early = [_median(part, own[part], first, factor, MATCHED, NORM_CAP) for part in parts]
@@ -174,6 +167,10 @@ def check_norms(pairs: Pairs, planned: int, factor: float) -> Iterator[Check]:
 
 def _take(pairs: Pairs, values: Callable[[LossCurve], Sequence[float]]) -> Series:
     return {bf16.seed: (values(bf16), values(fp8)) for bf16, fp8 in pairs}
+
+
+def _take_part(pairs: Pairs, name: str, part: str) -> Series:
+    return _take(pairs, lambda curve: getattr(curve, name)[part])
 
 
 def _list_parts(pairs: Pairs, name: str) -> tuple[list[str], list[str]]:
@@ -224,13 +221,10 @@ def _median(part: str, norms: Series, stretch: range, factor: float, least: floa
     }
     sizes = {seed: math.inf if math.isnan(median) else abs(median) for seed, median in medians.items()}
     seed = max(sizes, key=lambda one: sizes[one])
-    logs = [
-        statistics.median([math.log(norm) for norm in bf16[chosen] if norm > 0] or [0.0]) for bf16, _ in norms.values()
-    ]
+    above_0 = ([norm for norm in bf16[chosen] if norm > 0] or [1.0] for bf16, _ in norms.values())
+    logs = [statistics.median(map(math.log, values)) for values in above_0]
     times = f"x {math.exp(min(medians[seed], 700)):.4f}"
-    where = (
-        f"FP8 over {REFERENCE}, {part}, seed {seed}, median over steps {stretch.start} to {stretch.stop - 1}: {times}"
-    )
+    where = f"FP8 over {REFERENCE}, {part}, seed {seed}, steps {stretch.start} to {stretch.stop - 1}: {times}"
     return Seen(sizes[seed], min(most, max(least, factor * sample_deviation(logs))), where)
 
 

@@ -84,7 +84,7 @@ def _find_wrong_sets(reference: Curves, candidate: Curves) -> Iterator[str]:
         if twice := sorted(seed for seed, times in counted.items() if times > 1):
             yield f"the {name} has seed {twice[0]} more than once. Next step: give one curve a seed"
     if len(seeds[0]) < LEAST_SEEDS:
-        yield f"the reference has {len(seeds[0])} of at least {LEAST_SEEDS} seeds. Next step: train {REFERENCE} with more"
+        yield f"the reference has {len(seeds[0])} of at least {LEAST_SEEDS} seeds. Next step: train more of {REFERENCE}"
     for name, has, other in (("candidate", seeds[1], seeds[0]), ("reference", seeds[0], seeds[1])):
         if lacking := sorted(other.keys() - has.keys()):
             yield f"the {name} lacks seed {lacking[0]} of the other side. Next step: train it with the same seeds"
@@ -98,10 +98,10 @@ def _find_wrong_pairs(reference: Curves, candidate: Curves) -> Iterator[str]:
         yield f"the runs have {lengths[0]} of at least {LEAST_STEPS} steps. Next step: train longer"
     for bf16, fp8 in pair_by_seed(reference, candidate):
         if bf16.data != fp8.data:
-            yield f"seed {bf16.seed} saw other data in {fp8.recipe} than in {REFERENCE}. Next step: train on the same data"
+            yield f"{_name(fp8)} saw other data than that of {REFERENCE}. Next step: train both on the same data"
         if same := _find_same(bf16, fp8):
             yield (
-                f"{_name(fp8)} has the same losses as {REFERENCE} in {len(same)} steps in a row. Likely cause: FP8 never "
+                f"{_name(fp8)} has the losses of {REFERENCE} in {len(same)} steps in a row. Likely cause: FP8 never "
                 "ran there, or a curve was copied. Next step: look at the quantizers that the recipe probe observed"
             )
     for curves in (reference, candidate):
@@ -138,7 +138,7 @@ def _find_wrong_records(reference: Curves, candidate: Curves) -> Iterator[str]:
     """Recipes that are not known, records of an older schema, references that are none, other machines."""
     curves = (*reference, *candidate)
     if unknown := sorted({curve.recipe for curve in candidate} - CASTS.keys() - {REFERENCE}):
-        yield f"the recipe {', '.join(map(repr, unknown))} is unknown. Next step: give curves of one of {', '.join(CASTS)}"
+        yield f"the recipe {unknown[0]!r} is unknown. Next step: give curves of one of {', '.join(CASTS)}"
     if old := [curve for curve in curves if curve.schema_id != CURVE_SCHEMA_ID]:
         yield (
             f"{len(old)} of {len(curves)} runs have no record of what their layers held, the first is {_name(old[0])}, "
