@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
+from ..errors import WrongArguments
 from .file import MatrixInvalid, Row, matrix_folder, read_matrix_file
 
 FILE: Final = "postures.toml"
@@ -22,7 +23,7 @@ Words = Annotated[str, Field(min_length=1)]
 Coefficient = Annotated[float, Field(ge=0, lt=1)]
 
 
-class UnknownFeature(ValueError):
+class UnknownFeature(WrongArguments):
     """A feature that has no row, or no switch; the text names those that have."""
 
 

@@ -20,7 +20,7 @@ from ..environments.session_result import ParityResult, SmokeSession, SupportGri
 from ..evidence.selftest import SelftestResult
 from ..gate.fp8_session import Fp8Result
 from ..gate.loss_result import LossGateResult
-from ..gate.policy_result import PolicyResult
+from ..gate.fp8_policy import PolicyResult
 from ..report import loss_report, machine
 from ..report.github import annotations as github
 from ..report.github import policy as github_policy

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from ..environments.session_result import SessionResult
+from .fp8_policy import PolicyResult
 from .loss_result import LossOutcome, LossVerdict
-from .policy_result import PolicyResult
 
 
 class Fp8Result(SessionResult):

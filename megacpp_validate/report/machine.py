@@ -17,9 +17,9 @@ from ..canary.firewall.result import FirewallResult
 from ..canary.static.findings import StaticResult, Sweep
 from ..environments.doctor_result import DoctorResult
 from ..environments.session_result import ParityResult, SmokeSession, SupportGrid
+from ..gate.fp8_policy import PolicyResult
 from ..gate.fp8_session import Fp8Result
 from ..gate.loss_result import LossGateResult
-from ..gate.policy_result import PolicyResult
 from .results import Result
 from .words.findings import consequence, headline, headline_of_fault, next_step, next_step_of_fault
 

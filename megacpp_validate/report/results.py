@@ -12,9 +12,9 @@ from ..canary.static.findings import StaticResult, Sweep
 from ..environments.doctor_result import DoctorResult
 from ..environments.session_result import ParityResult, SmokeSession, SupportGrid
 from ..evidence.selftest import SelftestResult
+from ..gate.fp8_policy import PolicyResult
 from ..gate.fp8_session import Fp8Result
 from ..gate.loss_result import LossGateResult
-from ..gate.policy_result import PolicyResult
 
 Result = (
     StaticResult

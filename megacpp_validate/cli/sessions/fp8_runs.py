@@ -18,11 +18,11 @@ from ...environments.restart import FolderTaken
 from ...environments.session_result import SessionResult
 from ...evidence.receipt import Outcome
 from ...gate.fp8_session import Fp8Result
+from ...gate.fp8_policy import decide_policy
 from ...gate.loss import decide_curves
 from ...gate.loss_result import LossVerdict
 from ...probes.order import Order
 from ..app import TOOL, Exit, Format, foreseen, refuse
-from ..gate.policy_runs import decide_policy, read_today
 from ..telling import tell
 from .session_runs import Asked, run_session
 
@@ -52,7 +52,7 @@ def observe_fp8(catalog: Catalog, matrix: Path | None, asked: Asked) -> Fp8Resul
         return plan_fp8(catalog, blank, asked.probes or ())
 
     rows = choose_fp8_cells(catalog, asked.probes or ())
-    policy = decide_policy(matrix, read_today())  # first: a file of the matrix that is wrong must not cost a session
+    policy = decide_policy(matrix)  # first: a file of the matrix that is wrong must not cost a session
     session = run_session(target, asked, plan, {row.id: Expected(row.seconds, row.limit_s) for row in rows})
     verdicts, missing = _judge_losses(session, rows)
     return Fp8Result(**dict(session), loss=verdicts, loss_missing=missing, policy=policy)

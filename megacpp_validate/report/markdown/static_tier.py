@@ -15,9 +15,9 @@ from ...canary.firewall.result import FirewallResult
 from ...canary.static.findings import Finding, Impact, ModuleVerdict, StaticResult, Sweep
 from ...environments.doctor_result import DoctorResult
 from ...environments.session_result import ParityResult, SmokeSession, SupportGrid
+from ...gate.fp8_policy import PolicyResult
 from ...gate.fp8_session import Fp8Result
 from ...gate.loss_result import LossGateResult
-from ...gate.policy_result import PolicyResult
 from ..marks import mark_impact, mark_outcome, mark_verdict
 from ..results import Result
 from ..sections import arrange_modules

@@ -9,9 +9,9 @@ from ...canary.dynamic.upgrade_result import UpgradeResult
 from ...canary.firewall.result import FirewallResult
 from ...canary.static.findings import StaticResult, Sweep
 from ...environments.session_result import ParityResult, SmokeSession
+from ...gate.fp8_policy import PolicyResult
 from ...gate.fp8_session import Fp8Result
 from ...gate.loss_result import LossGateResult
-from ...gate.policy_result import PolicyResult
 from .. import loss_report
 from ..html import pages as html
 from ..html import policy as html_policy
