@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 
-from megacpp_validate.catalog.bridge import Catalog, MatrixInvalid, matrix_folder
+from megacpp_validate.catalog.bridge import Catalog, matrix_folder
 from megacpp_validate.catalog.images import FILE, Images, read_images
+from tests.catalog.refusals import copy_matrix, edit, faults_of
 
 
 @pytest.fixture(scope="module")
 def targets(catalog: Catalog) -> dict[str, str]:
     return {target.id: target.machine for target in catalog.targets}
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    shutil.copy(matrix_folder() / FILE, tmp_path / FILE)
-    return tmp_path
 
 
 def test_the_rows_that_are_shipped(targets: dict[str, str]) -> None:
@@ -49,20 +43,20 @@ def test_every_image_names_why_it_goes_over_its_base(targets: dict[str, str]) ->
 
 
 FAULTS = [
-    ('target = "h200"', 'target = "x100"', "target names 'x100', which targets.toml has not"),
-    ('target = "b200"', 'target = "h200"', "image 'h200' is there 2 times"),
+    ('target = "h200"', 'target = "x100"', "target names 'x100', which does not exist"),
+    ('target = "b200"', 'target = "h200"', "image 'h200' appears 2 times"),
     ('platform = "linux/arm64"\ncache', 'platform = "linux/amd64"\ncache', "is not the aarch64 of targets.toml"),
     ('base = "ngc-26.07"\nplatform = "linux/amd64"', 'base = "x"\nplatform = "linux/amd64"', "base names 'x'"),
-    ('sources = ["deep-gemm"]', 'sources = ["deepgemm"]', "sources names 'deepgemm', which there is not"),
+    ('sources = ["deep-gemm"]', 'sources = ["deepgemm"]', "sources names 'deepgemm', which does not exist"),
     ('lock = "containers/locks/b200.txt"', 'lock = "containers/locks/h200.txt"', "lock 'containers/locks/h200.txt'"),
     ('lock = "containers/locks/b200.txt"', 'lock = "/etc/passwd"', "image.1.lock"),
     ('{ name = "sympy", why', '{ name = "leaf", why', "over names 'leaf', which ngc-26.07 does not"),
-    ('["triton", "3.7.1+gitf797708c.nv26.7"]', '["triton", "three"]', "triton in 'three', which is no version"),
+    ('["triton", "3.7.1+gitf797708c.nv26.7"]', '["triton", "three"]', "Invalid version: 'three'"),
     ('["triton", "3.7.1+gitf797708c.nv26.7"]', '["triton"]', "base.0.provides.5"),
     ('"nvidia-nvtx",', '"nvidia-nvtx", "nvidia-nvtx",', "'nvidia-nvtx' is provided twice"),
-    ('"nox>=2025.5"', '"nox>>2025.5"', "'nox>>2025.5' is no requirement"),
-    ('needs = ">=2.30.4"', 'needs = "2.30.4 or so"', "'2.30.4 or so' is no range of versions"),
-    ('with = "cuda>=13"', 'with = "cuda 13"', "with 'cuda 13' is no requirement"),
+    ('"nox>=2025.5"', '"nox>>2025.5"', "nox>>2025.5"),
+    ('needs = ">=2.30.4"', 'needs = "2.30.4 or so"', "'2.30.4 or so'"),
+    ('with = "cuda>=13"', 'with = "cuda 13"', "cuda 13"),
     ('commit = "891d57b4', 'commit = "main', "source.1.commit"),
     ("user = 1000", "user = 0", "image.0.user"),
     ('tag = "26.07-py3"', 'tag = "26.07-py3@sha256"', "base.0.tag"),
@@ -70,8 +64,8 @@ FAULTS = [
     ('digest = "sha256:2140', 'digest = "sha256:', "claim.0.digest"),
     ('base = "debian-bookworm"\nplatform = ""', 'base = "debian"\nplatform = ""', "base names 'debian'"),
     ("[[base]]", "[[base", "cannot be read"),
-    ('targets = ["b200"]', 'targets = ["b300"]', "targets names 'b300', which targets.toml has not"),
-    ('"deep_gemm", "project"', '"deep_gemm", "deep_gemm", "project"', "the step 'deep_gemm' is there 2 times"),
+    ('targets = ["b200"]', 'targets = ["b300"]', "targets names 'b300', which does not exist"),
+    ('"deep_gemm", "project"', '"deep_gemm", "deep_gemm", "project"', "the step 'deep_gemm' appears 2 times"),
     ('"deep_gemm", "project"', '"project"', "'deep-gemm' has a source and no step"),
     ('sources = ["deep-gemm"]', "sources = []", "image b200: 'deep-gemm' has a step and no source"),
     ('cache_arch = "sm_100a"', 'cache_arch = "sm_90a"', "cache_arch 'sm_90a' is not the 'sm_100a' of its target"),
@@ -84,46 +78,22 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("old", "new", "says"), FAULTS, ids=[says for *_, says in FAULTS])
-def test_a_wrong_file(folder: Path, targets: dict[str, str], catalog: Catalog, old: str, new: str, says: str) -> None:
-    text = (folder / FILE).read_text()
-    assert old in text
-    (folder / FILE).write_text(text.replace(old, new, 1))
-    with pytest.raises(MatrixInvalid) as fault:
-        read_images(targets, folder, catalog.targets)
-    assert says in str(fault.value)
+def test_a_wrong_file(tmp_path: Path, targets: dict[str, str], catalog: Catalog, old: str, new: str, says: str) -> None:
+    edit(copy_matrix(tmp_path, FILE) / FILE, (old, new))
+    assert any(says in fault for fault in faults_of(lambda: read_images(targets, tmp_path, catalog.targets)))
 
 
-def test_a_file_of_another_system_is_read(folder: Path, targets: dict[str, str]) -> None:
-    text = (folder / FILE).read_text()
-    for data in (b"\xef\xbb\xbf" + text.encode(), text.replace("\n", "\r\n").encode()):
-        (folder / FILE).write_bytes(data)
-        assert read_images(targets, folder) == read_images(targets)
-
-
-def test_a_fault_of_shape_hides_none_between_rows(folder: Path, targets: dict[str, str], catalog: Catalog) -> None:
+def test_a_fault_of_shape_hides_none_between_rows(tmp_path: Path, targets: dict[str, str], catalog: Catalog) -> None:
     """Many at once, half of them of shape: a person mends them in one go."""
-    text = (folder / FILE).read_text()
-    # What another one takes the ground from: of a row that was changed already, or beside a base that is no base.
-    hidden = re.compile(
-        r"cannot be read|base names 'x'|is there 2|step|provided twice|no version|leaf|sympy|te_archs|why"
-    )
+    # Left out is what hides another one: of a row that was changed already, or beside a base that does not exist.
+    hidden = re.compile(r"cannot be read|base names 'x'|appears 2|step|provided twice|three|leaf|sympy|te_archs|why")
+    text = (matrix_folder() / FILE).read_text()
     planted = []
     for old, new, says in FAULTS:
         if old in text and not hidden.search(says):
             text = text.replace(old, new, 1)
             planted.append(says)
-    (folder / FILE).write_text(text)
-    with pytest.raises(MatrixInvalid) as fault:
-        read_images(targets, folder, catalog.targets)
+    (tmp_path / FILE).write_text(text)
+    faults = "\n".join(faults_of(lambda: read_images(targets, tmp_path, catalog.targets)))
     assert len(planted) > 15
-    assert [says for says in planted if says not in str(fault.value)] == []
-
-
-def test_all_faults_are_told_at_once(folder: Path, targets: dict[str, str]) -> None:
-    text = (folder / FILE).read_text()
-    for old, new, _ in (FAULTS[0], FAULTS[4], FAULTS[11]):
-        text = text.replace(old, new, 1)
-    (folder / FILE).write_text(text)
-    with pytest.raises(MatrixInvalid) as fault:
-        read_images(targets, folder)
-    assert len(fault.value.faults) == 3
+    assert [says for says in planted if says not in faults] == []

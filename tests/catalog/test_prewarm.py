@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.catalog.bridge import Catalog, MatrixInvalid
+from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.catalog.prewarm import UnknownTask, choose_tasks, read_prewarm, read_unkept
+from tests.catalog.refusals import faults_of
 
 ROW = """
 [[task]]
@@ -73,26 +74,24 @@ def test_gb10_is_not_asked_for_deep_gemm(catalog: Catalog) -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"target": "abacus"}, "there is no target 'abacus'"),
+        ({"target": "abacus"}, "targets names 'abacus'"),
         ({"library": "cupy"}, "library"),
         ({"id": "FA4"}, "id"),
         ({"ranks": "0"}, "ranks"),
         ({"gpu": "true", "target": "cpu"}, "needs a GPU, and one of its targets has none"),
-        ({"code": "probe", "settings": '{ probe = "nun" }'}, "there is no probe 'nun'"),
+        ({"code": "probe", "settings": '{ probe = "nun" }'}, "cell names 'nun'"),
         ({"code": "probe", "settings": '{ probe = "permute", x = "1" }'}, "takes no setting x"),
-        ({"code": "smoke", "settings": '{ cell = "nun" }'}, "there is no cell 'nun'"),
-        ({"code": "smoke", "settings": '{ cell = "smoke_small_experts_4" }'}, "takes 4 rank(s), and it says 1"),
+        ({"code": "smoke", "settings": '{ cell = "nun" }'}, "cell names 'nun'"),
+        ({"code": "smoke", "settings": '{ cell = "smoke_small_experts_4" }'}, "takes 4 rank(s), and the task 1"),
         ({"code": "smoke", "settings": '{ cell = "smoke_tiny_train" }', "ranks": "2"}, "is not of h200"),
     ],
 )
 def test_a_fault_is_named(tmp_path: Path, catalog: Catalog, row: dict[str, str], said: str) -> None:
-    with pytest.raises(MatrixInvalid) as caught:
-        read_prewarm(catalog, _write(tmp_path, row))
-    assert said in str(caught.value)
+    assert any(said in fault for fault in faults_of(lambda: read_prewarm(catalog, _write(tmp_path, row))))
 
 
 @pytest.mark.parametrize(
-    ("pattern", "said"), [("rmsnorm_(fwd_kernel", "is no pattern"), (".*............|", "fits every")]
+    ("pattern", "said"), [("rmsnorm_(fwd_kernel", "not a pattern"), (".*............|", "fits every")]
 )
 def test_a_pattern_that_excuses_everything_is_refused(
     tmp_path: Path, catalog: Catalog, pattern: str, said: str
@@ -100,8 +99,7 @@ def test_a_pattern_that_excuses_everything_is_refused(
     words = f'[[unkept]]\nlibrary = "cuda"\nkernel = "{pattern}"\nreleases = ["2.20.2"]\nreason = "x"\nsource = "x"\n'
     file = _write(tmp_path, {}) / "prewarm.toml"
     file.write_text(file.read_text(encoding="utf-8") + words, encoding="utf-8")
-    with pytest.raises(MatrixInvalid, match=said):
-        read_prewarm(catalog, tmp_path)
+    assert said in faults_of(lambda: read_prewarm(catalog, tmp_path))[0]
 
 
 def test_the_kernels_that_no_cache_keeps() -> None:
@@ -118,14 +116,7 @@ def test_the_kernels_that_no_cache_keeps() -> None:
 
 def test_every_fault_at_once(tmp_path: Path, catalog: Catalog) -> None:
     _write(tmp_path, {}, {}, {"id": "other", "target": "abacus"})
-    with pytest.raises(MatrixInvalid) as caught:
-        read_prewarm(catalog, tmp_path)
-    assert len(caught.value.faults) == 2
-
-
-def test_a_file_that_is_not_there(tmp_path: Path, catalog: Catalog) -> None:
-    with pytest.raises(MatrixInvalid, match="cannot be read"):
-        read_prewarm(catalog, tmp_path)
+    assert len(faults_of(lambda: read_prewarm(catalog, tmp_path))) == 2
 
 
 def test_tasks_are_chosen_by_name(catalog: Catalog) -> None:

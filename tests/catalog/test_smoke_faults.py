@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.catalog.bridge import Catalog, MatrixInvalid
+from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.catalog.smoke_faults import FILE, read_smoke_faults
+from tests.catalog.refusals import faults_of
 
 PLAN = """
 [[plan]]
@@ -29,13 +30,16 @@ names = { step = 2, ranks = [1], module = "layers.3" }
 """
 WRONG = {
     "unknown key": (PLAN + ROW + 'colour = "red"\n', "Extra inputs"),
-    "unknown plan": (PLAN + ROW + ROW.replace('"first"', '"next"').replace("faults_one", "faults_two"), "no plan"),
-    "unknown target": (PLAN.replace('"cpu"', '"gpu"') + ROW, "no target 'gpu'"),
+    "unknown plan": (
+        PLAN + ROW + ROW.replace('"first"', '"next"').replace("faults_one", "faults_two"),
+        "plan names 'smoke_faults_two'",
+    ),
+    "unknown target": (PLAN.replace('"cpu"', '"gpu"') + ROW, "targets names 'gpu'"),
     "unknown check": (PLAN + ROW.replace('"watch"', '"wach"'), "caught_by"),
     "unknown way": (PLAN + ROW + 'way = "fly"\n', "way"),
     "nothing named": (PLAN + ROW.replace('{ step = 2, ranks = [1], module = "layers.3" }', "{}"), "names"),
-    "twice": (PLAN + ROW + ROW, "more than once"),
-    "a plan twice": (PLAN + PLAN + ROW, "more than once"),
+    "twice": (PLAN + ROW + ROW, "appears 2 times"),
+    "a plan twice": (PLAN + PLAN + ROW, "appears 2 times"),
     "a plan without a fault": (PLAN + PLAN.replace("faults_one", "faults_two") + ROW, "no fault is planted"),
     "faults in a plan": (PLAN.replace('"data=2"', '"data=2", faults = "x"') + ROW, "rows of their own"),
     "no step": (PLAN + ROW.replace("nan:2", "nan:"), "fault"),
@@ -47,18 +51,13 @@ WRONG = {
 def test_a_wrong_file_is_refused_and_named(name: str, tmp_path: Path) -> None:
     text, said = WRONG[name]
     (tmp_path / FILE).write_text(text)
-    with pytest.raises(MatrixInvalid) as refused:
-        read_smoke_faults(["cpu"], tmp_path)
-    assert said in str(refused.value)
-    assert FILE in str(refused.value)
+    faults = faults_of(lambda: read_smoke_faults(["cpu"], tmp_path))
+    assert any(fault.startswith(f"{FILE}: ") and said in fault for fault in faults)
 
 
-def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+def test_all_that_is_wrong_is_named_at_once(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(PLAN.replace('"cpu"', '"gpu"') + ROW + ROW)
-    with pytest.raises(MatrixInvalid) as refused:
-        read_smoke_faults(["cpu"], tmp_path)
-    assert "no target" in str(refused.value)
-    assert "more than once" in str(refused.value)
+    assert len(faults_of(lambda: read_smoke_faults(["cpu"], tmp_path))) == 2
 
 
 def test_a_cell_is_told_its_faults(tmp_path: Path) -> None:
