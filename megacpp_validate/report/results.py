@@ -9,7 +9,6 @@ from ..canary.dynamic.smoke_fault_score import SmokeFaultScore
 from ..canary.dynamic.upgrade_result import UpgradeResult
 from ..canary.firewall.result import FirewallResult
 from ..canary.static.findings import StaticResult, Sweep
-from ..environments.doctor_result import DoctorResult
 from ..environments.session_result import ParityResult, SupportGrid
 from ..environments.smoke_session import SmokeSession
 from ..evidence.selftest import SelftestResult
@@ -32,6 +31,5 @@ Result = (
     | Fp8FaultScore
     | SmokeFaultScore
     | LossGateResult
-    | DoctorResult
     | PolicyResult
 )

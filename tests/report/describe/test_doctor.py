@@ -1,18 +1,15 @@
-"""The doctor's answer as people and machines read it."""
+"""The doctor's answer in words: one snapshot."""
 
 from __future__ import annotations
 
-import io
-
-import pytest
-from rich.console import Console
+from syrupy.assertion import SnapshotAssertion
 
 from megacpp_validate.environments.doctor_result import Aspect, Difference, DoctorResult, Weight
+from megacpp_validate.errors import Exit
 from megacpp_validate.evidence.doctor_look import Extension, Headers, PackageLook, PathLook, Wanted
 from megacpp_validate.evidence.receipt import Library
-from megacpp_validate.report.machine import read_json, to_json
-from megacpp_validate.report.markdown.static_tier import render_step_summary
-from megacpp_validate.report.terminal.doctor import render_doctor
+from megacpp_validate.report.describe.doctor import describe_doctor
+from megacpp_validate.report.render.markdown import render_markdown
 
 EXTENSION = Extension(
     "/site/deep_gemm/_C.so",
@@ -68,26 +65,11 @@ RESULT = DoctorResult(
 )
 
 
-@pytest.mark.parametrize("width", [40, 80, 200])
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_every_difference_is_told_at_any_width(width: int, encoding: str) -> None:
-    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    render_doctor(RESULT, verbose=True, console=Console(file=stream, width=width, color_system=None))
-    stream.seek(0)
-    text = " ".join(stream.read().split())
-    for words in ("DeepGEMM 0.1.7", "dim == 2 or dim == 3", "expert_gemm", "sgl-deep-gemm==0.1.3", "[red]", "triton"):
-        assert words in text
-    assert text.index("DeepGEMM 0.1.7, torch ABI") < text.index("CuTe DSL")
-    assert "\x1b" not in text
+def test_its_words(snapshot: SnapshotAssertion) -> None:
+    assert render_markdown(describe_doctor(RESULT)) == snapshot
 
 
-def test_the_summary_names_what_breaks() -> None:
-    text = render_step_summary(RESULT)
-    assert "1 of 3 packages load; 1 difference that breaks something, 0 risks, 1 note." in text
-    assert "Bridge modules that break: expert_gemm." in text
-    assert "&#124;" not in text.partition("| | what |")[0]
-    assert all(line.count("|") - line.count("&#124;") in (0, 4, 5, 7) for line in text.splitlines()), text
-
-
-def test_it_goes_to_json_and_back() -> None:
-    assert read_json(to_json(RESULT)) == RESULT
+def test_it_goes_to_json_and_back_and_closes() -> None:
+    assert DoctorResult.model_validate_json(RESULT.model_dump_json()) == RESULT
+    assert RESULT.exit is Exit.CLOSED
+    assert [one.name for one in describe_doctor(RESULT).judged()] == ["DeepGEMM 0.1.7, torch ABI", "CuTe DSL, missing"]

@@ -1,0 +1,1 @@
+"""One description a result type: what the result says, as a document."""
