@@ -23,6 +23,24 @@ from ..errors import Exit, ToolError, WrongArguments
 from ..text import clean
 from .interrupts import ended_by_signals
 
+__all__ = [  # Exit and TOOL: until the last verb of the first edition is gone
+    "EXIT_CODES",
+    "TOOL",
+    "Exit",
+    "Format",
+    "FormatOption",
+    "MatrixOption",
+    "OutputOption",
+    "app",
+    "errors",
+    "foreseen",
+    "main",
+    "name_verb",
+    "refuse",
+    "refuse_full_disk",
+    "refuse_receipts",
+    "split_names",
+]
 _AS_JSON: Final = "megacpp-as-json"  # name of the handler of characters that a terminal's encoding lacks
 
 EXIT_CODES: Final = (
@@ -190,6 +208,9 @@ def foreseen(codes: Mapping[type[Exception], Exit]) -> Iterator[None]:
         yield
     except tuple(codes) as fault:
         refuse(str(fault), next(code for kind, code in codes.items() if isinstance(fault, kind)))
+
+
+errors: Any  # a console, made when somebody asks for it
 
 
 def __getattr__(name: str) -> Any:

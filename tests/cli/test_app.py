@@ -94,7 +94,8 @@ def test_one_verb_loads_nothing_of_the_others() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "Usage: megacpp-validate receipt-schema" in done.stdout
     loaded = set(done.stdout.splitlines()[-1].split())
-    assert loaded == {f"megacpp_validate.cli.{name}" for name in ("app", "interrupts", "receipt_schema")}
+    names = ("cli", "cli.app", "cli.interrupts", "cli.receipt_schema", "errors", "text")
+    assert loaded == {f"megacpp_validate.{name}" for name in names}
 
 
 def test_every_verb_takes_every_format_and_says_what_its_exit_codes_mean() -> None:
