@@ -11,19 +11,26 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.catalog.prewarm import PrewarmTask
-from megacpp_validate.jitcache.crew import run_side_by_side
+from megacpp_validate.errors import InfrastructureFailed, WrongArguments
+from megacpp_validate.jitcache.answer import Answer
 from megacpp_validate.jitcache.files import list_files
 from megacpp_validate.jitcache.layout import STATE
 from megacpp_validate.jitcache.manifest import StackSeen, read_manifest
-from megacpp_validate.jitcache.place import OtherArchitecture, require_place
-from megacpp_validate.jitcache.prewarm import Answer, PrewarmTaken, hash_task, open_prewarm, read_progress
+from megacpp_validate.jitcache.place import require_place
+from megacpp_validate.jitcache.progress import Progress, hash_task, open_prewarm
 from megacpp_validate.jitcache.result import JitCompile
-from megacpp_validate.jitcache.working import open_working
+from megacpp_validate.jitcache.seal import open_working
+from megacpp_validate.jitcache.stack import run_tasks
+from megacpp_validate.process import Processes
 from tests.sealed_caches import OBJECT, STACK, TASK, make_sealed, put
 
 OTHER = TASK.model_copy(update={"id": "fa4_d64", "settings": {"head_dim": "64"}})
 KEYS = {TASK.id: "key-1", OTHER.id: "key-2"}
 COMPILED = JitCompile(library="fa4", kernel="fwd", shape="d128")
+
+
+def is_done(progress: Progress, task: PrewarmTask) -> bool:
+    return progress.find_done(task) is not None
 
 
 def _paths(folder: Path) -> list[str]:
@@ -52,8 +59,8 @@ def test_a_killed_prewarm_keeps_what_was_finished_and_nothing_else(tmp_path: Pat
     put(folder / "triton" / "earlier.cubin", b"of a training run that was there before")
     _kill_one(folder)
     with open_prewarm(folder, "x86_64", KEYS) as progress:
-        assert (progress.is_done(TASK), progress.is_done(OTHER)) == (True, False)
-        done = progress.kept(TASK)
+        assert (is_done(progress, TASK), is_done(progress, OTHER)) == (True, False)
+        done = progress.find_done(TASK)
         assert done is not None
         assert (done.compiled, done.seconds) == ((COMPILED,), 1.5)
         assert _paths(folder) == ["fa4/one.o", "triton/earlier.cubin"]
@@ -84,7 +91,7 @@ def test_a_file_that_is_not_as_its_task_left_it_goes_and_the_task_with_it(damage
         progress.keep(OTHER, Answer())
     put(folder / "fa4" / "one.o", damage)
     with open_prewarm(folder, "x86_64", KEYS) as progress:
-        assert (progress.is_done(TASK), progress.is_done(OTHER)) == (False, True)
+        assert (is_done(progress, TASK), is_done(progress, OTHER)) == (False, True)
         assert (_paths(folder), progress.swept) == (["fa4/two.o"], 1)
 
 
@@ -96,7 +103,7 @@ def test_a_file_that_a_later_task_wrote_anew_is_still_there(tmp_path: Path) -> N
         put(folder / "triton" / "group.json", b"one and two")
         progress.keep(OTHER, Answer())
     with open_prewarm(folder, "x86_64", KEYS) as progress:
-        assert (progress.is_done(TASK), progress.is_done(OTHER), progress.swept) == (True, True, 0)
+        assert (is_done(progress, TASK), is_done(progress, OTHER), progress.swept) == (True, True, 0)
 
 
 def test_what_a_failed_task_left_is_thrown_away(tmp_path: Path) -> None:
@@ -122,7 +129,7 @@ def test_a_file_that_is_gone_undoes_its_task(tmp_path: Path) -> None:
         put(folder / "fa4" / "one.o", b"one")
         progress.keep(TASK, Answer())
     (folder / "fa4" / "one.o").unlink()
-    assert not read_progress(folder, KEYS).is_done(TASK)
+    assert not is_done(Progress(folder, KEYS), TASK)
 
 
 def test_what_passed_while_others_ran_undoes_nothing(tmp_path: Path) -> None:
@@ -134,19 +141,19 @@ def test_what_passed_while_others_ran_undoes_nothing(tmp_path: Path) -> None:
         progress.keep(TASK, Answer())
         (folder / "cute" / "half.of_another").rename(folder / "cute" / "whole")
         progress.keep(OTHER, Answer())
-        assert not progress.is_done(TASK)
+        assert not is_done(progress, TASK)
         progress.settle()
-        assert [done.id for done in progress.finished([TASK, OTHER])] == [TASK.id, OTHER.id]
+        assert list(progress.list_finished([TASK, OTHER], STACK, "nvcc")) == [TASK.id, OTHER.id]
     (folder / "fa4" / "one.o").unlink()
-    assert [read_progress(folder, KEYS).is_done(task) for task in (TASK, OTHER)] == [False, True]
+    assert [is_done(Progress(folder, KEYS), task) for task in (TASK, OTHER)] == [False, True]
 
 
 def test_another_stack_undoes_all(tmp_path: Path) -> None:
     folder = tmp_path / "sm_90a"
     with open_prewarm(folder, "x86_64", KEYS) as progress:
         progress.keep(TASK, Answer(compiled=(COMPILED,)))
-    assert read_progress(folder, KEYS).is_done(TASK)
-    assert not read_progress(folder, {TASK.id: "of another torch"}).is_done(TASK)
+    assert is_done(Progress(folder, KEYS), TASK)
+    assert not is_done(Progress(folder, {TASK.id: "of another torch"}), TASK)
 
 
 def test_a_damaged_record_is_none(tmp_path: Path) -> None:
@@ -154,15 +161,15 @@ def test_a_damaged_record_is_none(tmp_path: Path) -> None:
     with open_prewarm(folder, "x86_64", KEYS) as progress:
         progress.keep(TASK, Answer())
     put(folder / STATE / "done" / f"{TASK.id}.json", b'{"key": ')
-    assert not read_progress(folder, KEYS).is_done(TASK)
+    assert not is_done(Progress(folder, KEYS), TASK)
 
 
 def test_two_at_a_time_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "sm_90a"
     with open_prewarm(folder, "x86_64", KEYS):
-        with pytest.raises(PrewarmTaken, match="started twice"), open_prewarm(folder, "x86_64", KEYS):
+        with pytest.raises(InfrastructureFailed, match="started twice"), open_prewarm(folder, "x86_64", KEYS):
             pass
-        with pytest.raises(OtherArchitecture, match="aarch64"):  # known from the first moment
+        with pytest.raises(WrongArguments, match="aarch64"):  # known from the first moment
             require_place(tmp_path, "sm_90a", "aarch64")
 
 
@@ -173,7 +180,7 @@ def test_what_is_found_again_keeps_its_kernels(tmp_path: Path) -> None:
         progress.keep(TASK, Answer(compiled=(COMPILED,)))
     with open_prewarm(folder, "x86_64", {TASK.id: "another"}) as progress:
         progress.keep(TASK, Answer(hits={"fa4": 1}))
-        done = progress.kept(TASK)
+        done = progress.find_done(TASK)
         assert done is not None
         assert done.compiled == (COMPILED,)
 
@@ -186,15 +193,15 @@ def test_what_others_finished_in_a_working_copy_is_not_missing(tmp_path: Path) -
     with open_prewarm(work, "x86_64", KEYS) as progress:
         progress.keep(OTHER, Answer(hits={"fa4": 1}))
         tasks = [TASK, OTHER]
-        assert progress.carried(tasks, STACK, "nvcc") == manifest.tasks
+
+        def carried(rows: list[PrewarmTask], mode: str = "nvcc") -> list[str]:
+            return [name for name in progress.list_finished(rows, STACK, mode) if name != OTHER.id]
+
+        assert carried(tasks) == [TASK.id]
         other_rows = [task.model_copy(update={"settings": {"head_dim": "96"}}) for task in tasks]
-        assert progress.carried(other_rows, STACK, "nvcc") == ()
-        assert progress.carried(tasks, STACK, "nvrtc") == ()
-        assert progress.carried([OTHER], STACK, "nvcc") == ()
+        assert [carried(other_rows), carried(tasks, "nvrtc"), carried([OTHER])] == [[], [], []]
         (work / OBJECT).unlink()
-        assert progress.carried(tasks, STACK, "nvcc") == ()
-        progress.keep(TASK, Answer(hits={"fa4": 1}))
-        assert progress.carried(tasks, STACK, "nvcc") == (), "it was run here"
+        assert carried(tasks) == []
 
 
 def _hash(task: PrewarmTask = TASK, arch: str = "sm_90a", mode: str = "nvcc", **versions: str) -> str:
@@ -223,41 +230,27 @@ def test_side_by_side_and_those_that_train_alone() -> None:
     alone = PrewarmTask(
         id="smoke", library="inductor", code="smoke", targets=["h200"], gpu=True, settings={"cell": "x"}, seconds=99
     )
-    running: list[str] = []
-    most: dict[str, int] = {}
     begun: list[str] = []
 
     def run(task: PrewarmTask) -> Answer:
+        begun.append(task.id)
         return Answer(seconds=float(task.seconds))
 
-    def told(task: PrewarmTask, answer: Answer | None) -> None:
-        if answer is None:
-            running.append(task.id)
-            begun.append(task.id)
-            most[task.id] = len(running)
-        else:
-            running.remove(task.id)
-
     longest = OTHER.model_copy(update={"seconds": 50})
-    answers = run_side_by_side([TASK, alone, longest], run, 2, told, lambda: None)
-    assert {task: answer.seconds for task, answer in answers.items()} == {
-        "fa4_d128": 0.0,
-        "fa4_d64": 50.0,
-        "smoke": 99.0,
-    }
-    assert begun == ["fa4_d64", "fa4_d128", "smoke"]
-    assert most["smoke"] == 1
+    answers = run_tasks([TASK, alone, longest], run, 1, Processes())
+    assert {task: answer.seconds for task, answer in answers.items()} == {TASK.id: 0.0, OTHER.id: 50.0, "smoke": 99.0}
+    assert begun == [OTHER.id, TASK.id, "smoke"]
 
 
 def test_a_full_disk_stops_the_others(tmp_path: Path) -> None:
-    stopped: list[str] = []
+    processes = Processes()
 
     def run(task: PrewarmTask) -> Answer:
         raise OSError(28, os.strerror(28), str(tmp_path))
 
     with pytest.raises(OSError, match="No space left"):
-        run_side_by_side([TASK, OTHER], run, 1, lambda *_: None, lambda: stopped.append("all"))
-    assert stopped == ["all"]
+        run_tasks([TASK, OTHER], run, 1, processes)
+    assert processes._stopped
 
 
 def test_the_record_is_plain(tmp_path: Path) -> None:

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from typer.testing import CliRunner
-
-from megacpp_validate.cli import main  # noqa: F401 - registers verbs
-from megacpp_validate.cli.app import Exit, app
+from megacpp_validate.errors import Exit
+from tests.jitcache.asking import ask
 from tests.sealed_caches import flip_a_bit, make_sealed, put, small_disk
-
-RUNNER = CliRunner()
-
-
-def ask(*arguments: object) -> tuple[int, str]:
-    done = RUNNER.invoke(app, [str(one) for one in arguments])
-    return done.exit_code, " ".join(done.output.split())
 
 
 def test_what_was_changed_by_hand_is_a_changed_cache(tmp_path: Path) -> None:
@@ -28,7 +17,7 @@ def test_what_was_changed_by_hand_is_a_changed_cache(tmp_path: Path) -> None:
     folder, _ = make_sealed(tmp_path)
     (folder / "triton" / "away").symlink_to("/etc/passwd")
     code, text = ask("jit-cache", "check", "--root", tmp_path)
-    assert (code, "triton/away is no plain file" in text) == (Exit.CLOSED, True), text
+    assert (code, "triton/away" in text and "not a plain file" in text) == (Exit.CLOSED, True), text
     (folder / "triton" / "away").unlink()
     flip_a_bit(folder / "manifest.json")
     for words in (("jit-verify", "--target", "h200", "--receipts", tmp_path / "r"), ("jit-cache", "check")):
@@ -43,7 +32,7 @@ def test_one_that_is_not_sealed_is_not_called_sealed(tmp_path: Path) -> None:
     put(folder / "triton" / "a\n\x1b[31mb", b"of anybody")
     code, text = ask("jit-cache", "check", "--root", tmp_path)
     assert (code, "Whole, and not sealed: 5 files" in text) == (Exit.OPEN, True), text
-    assert r"triton/a\n\x1b[31mb" in text
+    assert "\x1b" not in text
     (folder / "manifest.sha256").chmod(0o444)
     code, text = ask("jit-cache", "export", tmp_path / "jit.tar", "--root", tmp_path)
     assert (code, "made since, and not exported" in text) == (Exit.OPEN, True), text
@@ -53,9 +42,9 @@ def test_one_that_is_not_sealed_is_not_called_sealed(tmp_path: Path) -> None:
 
 
 SIGNALLED = """
-import importlib, os, pathlib, signal, sys, time
+import os, pathlib, signal, sys, time
 from megacpp_validate.cli import main
-from megacpp_validate.jitcache import transfer
+from megacpp_validate.jitcache import prewarm, transfer, verify
 ROOT, ARCHIVE = pathlib.Path(sys.argv[1]), sys.argv[2]
 
 def end(*_, **__):
@@ -69,9 +58,7 @@ def ask(*words):
     except SystemExit as ended:
         print(ended.code)
 
-for module in ("prewarm_runs", "jit_verify_runs"):
-    importlib.import_module(f"megacpp_validate.cli.jit.{module}").cache_arch = end
-transfer.seal = end
+prewarm.cache_arch = verify.cache_arch = transfer.seal = end
 ask("prewarm", "--target", "cpu", "--root", str(ROOT))
 ask("jit-verify", "--target", "cpu", "--root", str(ROOT), "--receipts", str(ROOT.parent / "receipts"))
 ask("jit-cache", "import", ARCHIVE, "--root", str(ROOT), "--any-stack")
@@ -104,13 +91,13 @@ def test_carried_and_opened_by_the_verb(tmp_path: Path) -> None:
     assert json.loads(text)["variables"]["TRITON_CACHE_DIR"] == str(tmp_path / "work" / "sm_90a" / "triton")
     code, text = ask("jit-cache", "open", "--root", tmp_path / "two", "--work", tmp_path / "work")
     assert code == Exit.WRONG_ARGUMENTS, text
-    assert "is there already" in text
+    assert "exists already" in text
     inside = tmp_path / "two" / "sm_90a" / "work"
     code, text = ask("jit-cache", "open", "--root", tmp_path / "two", "--work", inside)
     assert (code, "in the sealed cache itself" in text, inside.exists()) == (Exit.WRONG_ARGUMENTS, True, False), text
 
 
-def test_a_place_or_an_architecture_that_cannot_be_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_or_an_architecture_that_cannot_be_meant(tmp_path: Path) -> None:
     folder, _ = make_sealed(tmp_path / "one")
     archive = tmp_path / "jit.tar"
     for inside in (folder / "jit.tar", folder / "triton" / "copy", folder):
@@ -123,10 +110,6 @@ def test_a_place_or_an_architecture_that_cannot_be_meant(tmp_path: Path, monkeyp
     assert (code, "holds the cache of sm_90a" in text) == (Exit.WRONG_ARGUMENTS, True), text
     assert not (tmp_path / "two").exists()
     assert ask(*given, "--arch", "sm_90a")[0] == Exit.OPEN
-    (folder / "manifest.json").unlink()  # as it looks to who may not search the folder
-    monkeypatch.setattr(os, "access", lambda path, *_, **__: Path(path) != folder)
-    code, text = ask("jit-cache", "check", "--root", tmp_path / "one")
-    assert (code, "Permission denied" in text) == (Exit.WRONG_ARGUMENTS, True), text
 
 
 def test_a_full_disk_is_told(tmp_path: Path) -> None:
@@ -136,10 +119,9 @@ def test_a_full_disk_is_told(tmp_path: Path) -> None:
     with small_disk("4k") as disk:
         for words in (("import", archive, "--root", disk, "--any-stack"), ("open", "--root", tmp_path, "--work", disk)):
             code, text = ask("jit-cache", *words)
-            assert (code, f"the disk of {disk}" in text) == (Exit.INFRASTRUCTURE, True), text
+            assert (code, "No space left" in text) == (Exit.INFRASTRUCTURE, True), text
     with small_disk("4k") as disk:
         code, text = ask("jit-cache", "export", disk / "jit.tar", "--root", tmp_path)
         assert list(disk.iterdir()) == []
     assert code == Exit.INFRASTRUCTURE, text
     assert "No space left" in text
-    assert "make room" in text
