@@ -19,9 +19,11 @@ from tests.jitcache.asking import ask
 from tests.sealed_caches import make_sealed, small_disk
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch here")
-pytestmark = pytest.mark.skipif(
-    not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="not-run: there is no C++ compiler here"
-)
+_NO_COMPILER = not any(map(shutil.which, ("g++", "c++", "clang++")))
+pytestmark = [
+    pytest.mark.skipif(_NO_COMPILER, reason="not-run: there is no C++ compiler here"),
+    pytest.mark.thorough,
+]
 TASKS = """
 [[task]]
 id = "norm"

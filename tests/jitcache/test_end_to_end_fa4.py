@@ -18,7 +18,10 @@ from megacpp_validate.jitcache.result import JitCause, JitVerdict, JitVerifyResu
 from tests.jitcache.asking import ask
 
 PYTHON = os.environ.get("MEGACPP_TEST_FA4_PYTHON", "")
-pytestmark = pytest.mark.skipif(not PYTHON, reason="not-run: MEGACPP_TEST_FA4_PYTHON names no interpreter with FA4")
+pytestmark = [
+    pytest.mark.skipif(not PYTHON, reason="not-run: MEGACPP_TEST_FA4_PYTHON names no interpreter with FA4"),
+    pytest.mark.thorough,
+]
 TASKS = "fa4_d64,triton_rotation"
 
 

@@ -248,7 +248,8 @@ def test_a_variable_that_differs_is_told_where_anything_was_cold(
     """Where all was found, it is in no key of what ran."""
     stack: Any = SimpleNamespace(
         target=find_target(catalog, "h200"), architecture="sm_90a", mode="nvcc", read_seen=lambda: STACK,
-        root=tmp_path / "work", run=lambda *_: answer, processes=Processes(), environment=SimpleNamespace(variables={"TRITON_HOME": "/x"}),
+        root=tmp_path / "work", run=lambda *_: answer, processes=Processes(),
+        environment=SimpleNamespace(variables={"TRITON_HOME": "/x"}),
     )  # fmt: skip
     folder, _ = make_sealed(tmp_path)
     checked = check_sealed(folder)
