@@ -1,1 +1,1 @@
-"""One description a result type: what the result says, as a document."""
+"""What a result says, as a document: one function a result type."""
