@@ -74,7 +74,7 @@ def run_doctor(catalog: Catalog, needs: Needs, options: DoctorOptions, variables
         if options.overlays:
             environment = put_over(environment, options.overlays)
         path, packages = take_looks(environment, [row.id for row in needs.package], options, Processes())
-    if not any(look.installed or look.ended for look in packages if look.package in ("torch", TE)):
+    if not path.torch and not any(look.installed or look.ended for look in packages if look.package in ("torch", TE)):
         raise NoEnvironment(
             f"there is no stack to check: {environment.shown} ({environment.because}) has neither torch nor "
             "Transformer Engine. Likely cause: this is a laptop, or the tool's own environment. Next step: name the "
