@@ -21,8 +21,7 @@ from .doctor_host import NOT_STARTED, TE, Host
 from .doctor_result import DoctorResult
 from .doctor_rules import judge_host
 from .environment import Environment, NoEnvironment
-from .interpreter import host_interpreter
-from .overlay import put_over
+from .interpreter import host_interpreter, put_over
 from .plan import UnknownTarget, find_target
 
 _MODULE: Final = "megacpp_validate.probes.doctor"

@@ -22,10 +22,10 @@ from ..catalog.bridge import Target as TargetRow
 from ..catalog.prewarm import PROBE, PrewarmTask
 from ..environments.cell import Cell
 from ..environments.facts import Facts, read_facts, require_torch
-from ..environments.identity import hash_parts, say_package
+from ..environments.identity import hash_parts, list_sources
 from ..environments.interpreter import PACKAGE, InterpreterEnvironment, host_interpreter, read_commit
 from ..environments.plan import plan_blank, plan_compositions, plan_parity, plan_smoke, why_not_here
-from ..environments.room import count_cores
+from ..environments.schedule import count_cores
 from ..errors import NoEnvironment
 from ..evidence.values import Frozen
 from ..process import Processes
@@ -132,7 +132,7 @@ class JitStack:
     @property
     def sources(self) -> str:
         """Identity of what of this project runs there."""
-        return hash_parts(tuple(say_package(PACKAGE)))
+        return hash_parts(tuple(list_sources(PACKAGE)))
 
     def why_not(self, *, at_build: bool) -> str:
         """Why this machine cannot run the target's tasks; empty where it can.
@@ -168,7 +168,6 @@ class JitStack:
         plan = plan_smoke if task.code != PROBE else plan_compositions if composed else plan_parity
         order = replace(plan(self.catalog, blank, [task.cell])[0], environment=self.environment.identity)
         cell = Cell(self.environment, order, logs, limit_s)
-        cell.forget()
         return read_receipt_answer(cell.run(self.scratch / f"cell-{task.id}", self.processes))
 
     def _run_task(self, task: PrewarmTask, logs: Path, limit_s: float) -> Answer:
