@@ -276,8 +276,10 @@ def test_a_laptop_without_a_stack_breaks_nothing(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is damaged there: the verb names how to choose a stack."""
-    nothing = tuple(PackageLook(name, installed=False) for name in ("torch", "transformer_engine.pytorch", "triton"))
-    monkeypatch.setattr("megacpp_validate.environments.doctor.take_looks", lambda *_: (replace(PATH, torch=""), nothing))
+    nothing = tuple(PackageLook(name, installed=False) for name in ("torch", "transformer_engine.pytorch"))
+    monkeypatch.setattr(
+        "megacpp_validate.environments.doctor.take_looks", lambda *_: (replace(PATH, torch=""), nothing)
+    )
     code, text, said = make_run(capfd, monkeypatch, "doctor")()
     assert code == 5
     assert "--python PATH" in text + said
