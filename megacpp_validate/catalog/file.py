@@ -54,7 +54,6 @@ Text = Annotated[str, Field(min_length=1)]
 VersionText = Annotated[str, _parsed_by(Version)]
 VersionRange = Annotated[str, _parsed_by(SpecifierSet)]
 RequirementText = Annotated[str, _parsed_by(Requirement)]
-RecipeText = Annotated[str, Field(pattern=r"^(delayed|current|block|mxfp8|nvfp4)$")]
 
 File = TypeVar("File", bound=BaseModel)
 
