@@ -7,6 +7,7 @@ https://github.com/openssh/openssh-portable/blob/master/PROTOCOL.sshsig
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import re
 import shutil
@@ -101,9 +102,11 @@ def sign_folder(folder: Path, hashes: Mapping[str, str], key: Path, variables: M
         write_whole(folder / SIGNATURE, done.words)
         write_whole(folder / MANIFEST, text)
     except OSError as fault:
+        if fault.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise  # a full disk ends every verb in one way
         raise ManifestInvalid(
-            f"{folder} was not signed: {fault.strerror or fault}. Likely cause: the folder is not yours, or the disk "
-            "is full. Next step: sign a copy, or make room and sign again; an earlier signature may no longer fit."
+            f"{folder} was not signed: {fault.strerror or fault}. Likely cause: the folder is not "
+            "yours. Next step: sign a copy that is yours."
         ) from fault
 
 
