@@ -76,7 +76,7 @@ THOROUGH = (
     "tests/probes/test_stopwatch.py::test_what_raises_is_a_check",
     "tests/report/test_site_browser.py",
     "tests/catalog/test_catalog_faults.py::test_every_edit_fits_the_real_sources_and_compiles[2.12.0]",
-    "tests/test_doors.py::test_without_an_index",
+    "tests/test_noxfile.py::test_without_an_index",
     "tests/catalog/test_catalog_fp8_faults.py::test_every_edit_fits_the_real_sources_and_compiles[2.12.0]",
     "tests/canary/static/test_planted.py::test_each_plant_is_found_blamed_on_its_module_and_nothing_else_is_said[moved]",
     "tests/canary/static/test_planted.py::test_each_plant_is_found_blamed_on_its_module_and_nothing_else_is_said[removed]",
