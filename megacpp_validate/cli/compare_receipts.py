@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ...catalog.bridge import read_catalog
-from ..app import Format, FormatOption, MatrixOption, OutputOption, app
+from ..catalog.bridge import read_catalog
+from .app import TOOL, Format, FormatOption, MatrixOption, OutputOption, app
+from .output import finish
 
 
 @app.command()
@@ -21,7 +23,8 @@ def compare_receipts(
     matrix: MatrixOption = None,
 ) -> None:
     """Who is to blame for the steps between folders of receipts? Runs nothing: they may be of another machine."""
-    from .canary_telling import Telling
-    from .upgrade_compare import compare_folders
+    from ..canary.upgrade import compare_receipts as compare
+    from ..report.describe.upgrade import describe_upgrade
 
-    compare_folders(read_catalog(matrix), (before, *after), matrix, Telling(fmt, output, verbose))
+    result = compare(read_catalog(matrix), (before, *after), matrix, tool=TOOL)
+    finish(result, partial(describe_upgrade, verbose=verbose), fmt, output, verbose=verbose)
