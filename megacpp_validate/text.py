@@ -6,13 +6,16 @@ import re
 from collections.abc import Sized
 from typing import Final
 
-# What moves a cursor, colours, rings, or turns the direction of text around; line ends and tabs are not among them.
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+# What moves a cursor, colours, rings, turns the direction of text around, or cannot be written as UTF-8 or XML. Line
+# ends and tabs are not among them.
+CONTROL: Final = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff\ufffe\uffff]"
+)
 
 
 def clean(text: str) -> str:
     """The text without control characters and marks of direction; its lines stay lines."""
-    return _CONTROL.sub("", text.replace("\r\n", "\n"))
+    return CONTROL.sub("", text.replace("\r\n", "\n"))
 
 
 def clean_line(text: str) -> str:

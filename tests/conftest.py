@@ -74,6 +74,7 @@ THOROUGH = (
     "tests/probes/test_speeds.py::test_a_module_is_timed_on_transformer_engine_in_its_production_recipe",
     "tests/probes/test_speeds.py::test_a_wrapper_that_sleeps",
     "tests/probes/test_stopwatch.py::test_what_raises_is_a_check",
+    "tests/replay/test_replay.py::test_slow_decisions_",
     "tests/report/test_site_browser.py",
     "tests/catalog/test_catalog_faults.py::test_every_edit_fits_the_real_sources_and_compiles[2.12.0]",
     "tests/test_noxfile.py::test_without_an_index",

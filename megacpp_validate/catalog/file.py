@@ -10,11 +10,13 @@ from typing import Any, Final, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from ..errors import WrongArguments
+
 PACKAGE_ROOT: Final = Path(__file__).parents[1]
 _UNREADABLE: Final = (AttributeError, TypeError, ValueError, LookupError, RuntimeError)
 
 
-class MatrixInvalid(ValueError):
+class MatrixInvalid(WrongArguments, ValueError):
     """One or more files of the matrix are wrong; `faults` names them all, one a line."""
 
     def __init__(self, faults: Iterable[str]) -> None:

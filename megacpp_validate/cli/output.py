@@ -3,97 +3,116 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar, assert_never
 
-from rich.console import Console
-
+from ..errors import Exit, InfrastructureFailed, ToolError, WrongArguments
 from ..evidence.whole_file import write_whole
-from .app import Exit, refuse
+from .app import Format
+
+if TYPE_CHECKING:
+    from ..report.document import Document
 
 
-def require_output(output: Path | None) -> None:
-    """Refuse a file that cannot be written, before anything runs. What is no plain file is left to whoever writes."""
-    if output is None:
-        return
-    if output.exists() and not output.is_file() and not output.is_dir():
-        return
-    place = output.resolve()
-    nearest = next((path for path in place.parents if path.exists()), place)
-    try:
-        with tempfile.TemporaryFile(dir=nearest):  # permissions alone do not tell: /proc lets root write nothing
-            if not place.is_dir():
-                return
-        said = "it is a folder"
-    except OSError as fault:
-        said = fault.strerror or str(fault)
-    refuse(
-        f"{output} cannot be written: {said}. Likely cause: it is a folder, or lies in a place that is not yours. Next "
-        "step: give --output another file; nothing was done.",
-        Exit.WRONG_ARGUMENTS,
-    )
+class Result(Protocol):
+    """What a verb writes and exits with."""
+
+    @property
+    def exit(self) -> Exit:
+        """The exit code that the result asks for."""
 
 
-def write_told(
-    draw: Callable[[Console], None] | None, text: Callable[[], str], output: Path | None, *, option: str = "--output"
-) -> None:
-    """Draw something on the terminal or into a file, or write its text there.
+_R = TypeVar("_R", bound=Result)
+
+
+def finish(
+    result: _R, describe: Callable[[_R], Document], fmt: Format, output: Path | None, *, verbose: bool = False
+) -> NoReturn:
+    """Write a result and exit with its code.
 
     Args:
-        draw: on a console; None where it is to be the text.
-        text: the same as text.
+        describe: the result in words; not called for JSON.
         output: the file; standard output without one.
-        option: that names the file.
+        verbose: show what is folded, in a table.
+
+    Raises:
+        SystemExit: always.
+    """
+    write_result(result, describe, fmt, output, verbose=verbose)
+    raise SystemExit(int(result.exit))
+
+
+def write_result(
+    result: _R, describe: Callable[[_R], Document], fmt: Format, output: Path | None, *, verbose: bool = False
+) -> None:
+    """Write a result in a format to standard output or a file; a reader that stops half way changes no exit code.
+
+    Raises:
+        ToolError: it cannot be written.
+    """
+    write_text(_render(result, describe, fmt, output, verbose=verbose), output)
+
+
+def _render(result: _R, describe: Callable[[_R], Document], fmt: Format, output: Path | None, *, verbose: bool) -> str:
+    match fmt:
+        case Format.JSON:
+            from ..report.render.json import render_json
+
+            return render_json(result)
+        case Format.TABLE:
+            from ..report.render.terminal import render_terminal
+
+            return render_terminal(describe(result), verbose=verbose, stream=sys.stdout if output is None else None)
+        case Format.HTML:
+            from ..report.render.html import render_html
+
+            return render_html(describe(result))
+        case Format.MARKDOWN:
+            from ..report.render.markdown import render_markdown
+
+            return render_markdown(describe(result))
+        case Format.JUNIT:
+            from ..report.render.junit import render_junit
+
+            return render_junit(describe(result))
+        case Format.GITHUB:
+            from ..report.render.github import render_github
+
+            return render_github(describe(result))
+        case _:
+            assert_never(fmt)
+
+
+def write_text(text: str, output: Path | None) -> None:
+    """Write text whole to standard output or a file.
+
+    Raises:
+        InfrastructureFailed: standard output is closed, or a disk is full.
+        WrongArguments: the file cannot be written.
     """
     if output is None:
-        refuse_no_output()
+        if sys.stdout is None:
+            raise InfrastructureFailed(
+                "the result cannot be written: standard output is closed. Next step: give --output a file; for the "
+                "exit code alone send the output to /dev/null."
+            )
         try:
-            if draw is not None:
-                draw(_Terminal())
-            else:
-                said = text()
-                sys.stdout.write(said if said.endswith("\n") else said + "\n")
+            sys.stdout.write(text if text.endswith("\n") else text + "\n")
             sys.stdout.flush()
         except BrokenPipeError:
             drop_output()
         except OSError as fault:
             drop_output()
-            refuse(
-                f"the result cannot be written to standard output: {fault.strerror or fault}. Likely cause: the disk "
-                "that it is sent to is full. Next step: make room, or give --output a file elsewhere.",
-                Exit.INFRASTRUCTURE,
-            )
+            raise _explain("standard output", fault) from fault
         return
     try:
-        write_file(output, _draw_text(draw) if draw is not None else text())
+        write_file(output, text)
     except OSError as fault:
-        if fault.errno in (errno.ENOSPC, errno.EDQUOT):
-            refuse(
-                f"{output} cannot be written: {fault.strerror}; what was there before is as it was. Likely cause: the "
-                f"disk is full. Next step: make room and start it again, or give {option} a file elsewhere.",
-                Exit.INFRASTRUCTURE,
-            )
-        refuse(
-            f"{output} cannot be written: {fault.strerror or fault}. Likely cause: it is a folder, or lies in a place "
-            f"that is not yours. Next step: give {option} a file in a folder that you can write.",
-            Exit.WRONG_ARGUMENTS,
-        )
-
-
-def _draw_text(draw: Callable[[Console], None]) -> str:
-    stream = io.StringIO()
-    draw(Console(file=stream))
-    return stream.getvalue()
-
-
-class _Terminal(Console):
-    def on_broken_pipe(self) -> None:
-        """Leave it to the caller: rich would end the process with 1, which says that something broke."""
-        raise BrokenPipeError
+        raise _explain(str(output), fault) from fault
 
 
 def write_file(output: Path, text: str) -> None:
@@ -110,13 +129,34 @@ def write_file(output: Path, text: str) -> None:
         write_whole(place, text)
 
 
-def refuse_no_output() -> None:
-    """End where standard output was closed before the start: nothing can be told there."""
-    if sys.stdout is None:
-        refuse(
-            "the result cannot be written: standard output is closed. Likely cause: `>&-`, or a service without one. "
-            "Next step: give --output a file; for the exit code alone send the output to /dev/null.",
-            Exit.INFRASTRUCTURE,
+def require_output(output: Path | None) -> None:
+    """Refuse a file that cannot be written, before anything runs.
+
+    Raises:
+        WrongArguments: the file cannot be written.
+    """
+    if output is None or (output.exists() and not output.is_file() and not output.is_dir()):
+        return  # a pipe or a device is left to whoever writes
+    place = output.resolve()
+    if place.is_dir():
+        raise _explain(str(output), IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
+    try:
+        with tempfile.TemporaryFile(dir=next(path for path in place.parents if path.exists())):
+            pass  # permissions alone do not say: root can write nothing to /proc
+    except OSError as fault:
+        raise _explain(str(output), fault) from fault
+
+
+def require_apart(folder: Path, file: Path | None, option: str) -> None:
+    """Refuse a file to write among the files that are read: it could replace one.
+
+    Raises:
+        WrongArguments: the file lies in the folder.
+    """
+    if file is not None and Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder)):
+        raise WrongArguments(
+            f"{file} lies in the folder {folder}, which is read: it could replace one of its files. Next step: give "
+            f"{option} a file elsewhere."
         )
 
 
@@ -125,11 +165,26 @@ def drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def refuse_among(folder: Path, file: Path | None, option: str) -> None:
-    """End where a file that is to be written would lie among the files that are read, and maybe in place of one."""
-    if file is not None and Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder)):
-        refuse(
-            f"{file} lies in the folder {folder}, which is read: it would be among its files the next time, or "
-            f"instead of one. Next step: give {option} a file elsewhere.",
-            Exit.WRONG_ARGUMENTS,
+def _explain(place: str, fault: OSError) -> ToolError:
+    reason = fault.strerror or str(fault)
+    if fault.errno in (errno.ENOSPC, errno.EDQUOT) or place == "standard output":
+        return InfrastructureFailed(
+            f"the result cannot be written to {place}: {reason}. A file that was there before is unchanged. Likely "
+            "cause: the disk is full. Next step: make room and run the command again, or give another --output."
         )
+    return WrongArguments(
+        f"the result cannot be written to {place}: {reason}. Likely cause: it is a folder, or you may not write there. "
+        "Next step: give --output a file in a folder that you can write."
+    )
+
+
+# --- What verbs of the first edition use; goes with the last of them. ---
+
+refuse_among = require_apart
+
+
+def write_told(draw: object, text: Callable[[], str], output: Path | None, *, option: str = "") -> None:  # noqa: ARG001
+    """Draw something on the terminal or into a file, or write its text there."""
+    from .whole_telling import draw_text
+
+    write_text(draw_text(draw, sys.stdout if output is None else None) if draw is not None else text(), output)

@@ -9,8 +9,7 @@ from typing import Self
 from rich.console import Console
 from rich.status import Status
 
-from .app import errors
-
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
 _MOST_NAMED = 6
 
 

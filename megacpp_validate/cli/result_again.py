@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from ..report.machine import read_json
-from .app import Exit, Format, refuse, spell_out_signs
+from .app import Exit, Format, refuse, spell_out_characters
 from .telling import tell
 
 
@@ -23,5 +23,5 @@ def show(file: Path) -> None:
 
 
 if __name__ == "__main__":
-    spell_out_signs()
+    spell_out_characters()
     show(Path(sys.argv[1]))

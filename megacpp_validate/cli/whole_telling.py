@@ -6,7 +6,7 @@ import io
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TextIO, assert_never
+from typing import Any, TextIO, assert_never
 
 from rich.console import Console
 
@@ -31,7 +31,7 @@ def tell_whole(
     """
     match fmt:
         case PageFormat.TABLE:
-            text = _draw(render, sys.stdout if output is None else None)
+            text = draw_text(render, sys.stdout if output is None else None)
         case PageFormat.JSON:
             text = result.model_dump_json(indent=2) + "\n"
         case PageFormat.MARKDOWN:
@@ -41,8 +41,8 @@ def tell_whole(
     write_told(None, lambda: text, output)
 
 
-def _draw(render: Callable[[Console], None], stream: TextIO | None) -> str:
-    """As the console at hand would show it: with colours on a terminal alone, in letters where it has no symbols."""
+def draw_text(render: Any, stream: TextIO | None) -> str:
+    """What is drawn, as the console at hand would show it."""
     like = Console(file=stream or io.StringIO())
     buffer = io.BytesIO()
     kept = io.TextIOWrapper(buffer, encoding=like.encoding, errors="replace", newline="")

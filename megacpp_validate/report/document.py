@@ -75,14 +75,18 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A text that leads to a page or a file; formats without links show the text."""
+    """A text, behind a mark if there is one, that leads to a page or a file; formats without links show the text."""
 
     text: str
     target: str
+    mark: Mark | None = None
 
 
 Inline = str | Mark | Place | Link
-"""What a table cell or a field holds."""
+"""One thing that a table cell or a field holds."""
+
+Content = Inline | tuple[Inline, ...]
+"""What a table cell or a field holds; several things stand one below the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,7 @@ class Table:
     """
 
     columns: tuple[str, ...]
-    rows: tuple[tuple[Inline, ...], ...]
+    rows: tuple[tuple[Content, ...], ...]
     caption: str = ""
     numeric: frozenset[int] = frozenset()
     optional: frozenset[int] = frozenset()
@@ -153,12 +157,18 @@ class Diagnostic:
     mark: Mark
     group: str = ""
     message: str = ""
-    fields: tuple[tuple[str, Inline], ...] = ()
+    fields: tuple[tuple[str, Content], ...] = ()
     help: str = ""
     place: Place | None = None
     output: str = ""
     seconds: float = 0.0
     code: str = ""
+
+    def list_fields(self) -> tuple[tuple[str, tuple[Inline, ...]], ...]:
+        """The place and the fields that hold something."""
+        place: tuple[tuple[str, Content], ...] = (("at", self.place),) if self.place is not None else ()
+        listed = ((label, list_content(content)) for label, content in (*place, *self.fields))
+        return tuple((label, content) for label, content in listed if content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +213,12 @@ class Document:
     def judged(self) -> tuple[Diagnostic, ...]:
         """Everything that was judged."""
         return self.cases or tuple(find_diagnostics(self.blocks))
+
+
+def list_content(content: Content) -> tuple[Inline, ...]:
+    """What a cell or a field holds, one by one; what is empty is left out."""
+    listed = content if isinstance(content, tuple) else (content,)
+    return tuple(one for one in listed if one != "")
 
 
 def find_diagnostics(blocks: tuple[Block, ...]) -> Iterator[Diagnostic]:

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import errno
-import io
 import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures.process import BrokenProcessPool
-from inspect import signature
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from typer.testing import CliRunner
 
 from megacpp_validate.canary.static.sources import CACHE_VARIABLE
 from megacpp_validate.catalog.bridge import matrix_folder
-from megacpp_validate.cli import app as app_module
-from megacpp_validate.cli import main
-from megacpp_validate.cli.app import EXIT_CODES, app
 from tests.canary.static.small_index import PACKAGE, UNREACHABLE, use_index, write_index
 from tests.canary.static.small_sources import write_release
 from tests.command_line import Run, Said, make_run
@@ -153,12 +145,6 @@ def test_wrong_arguments_are_told_in_words(arguments: list[str], words: list[str
     for word in words:
         assert word in said.err, said.err
     assert "Traceback" not in said.err
-
-
-def test_no_command_and_a_wrong_command(run: Run) -> None:
-    assert run("canary").code == WRONG
-    assert run("--help").code == OPEN
-    assert "te-canary" in run("--help").out
 
 
 def test_a_wrong_matrix_is_refused_with_every_fault(run: Run, tmp_path: Path) -> None:
@@ -305,76 +291,8 @@ def test_whoever_stops_reading_changes_no_exit_code(folders: dict[str, Path]) ->
         assert said.returncode == OPEN, said.stderr.decode()
 
 
-def test_whoever_stops_reading_what_is_refused_changes_no_exit_code() -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    words = [sys.executable, "-m", "megacpp_validate.cli", "te-bisect", "2.17.1", "2.20.2", "--module", "nope"]
-    with os.fdopen(writer, "wb") as closed:
-        assert subprocess.run(words, stdout=closed, stderr=closed, check=False).returncode == WRONG
-
-
 def test_a_place_that_cannot_be_written_is_told_before_anything_runs(run: Run) -> None:
     said = run(
         "te-canary", "2.8.0", "2.9.0", "--output", "/proc/no/where"
     )  # there is no index: what ran would end with 5
     assert (said.code, said.out) == (WRONG, "")
-    assert "nothing was done" in said.err
-
-
-def test_every_verb_looks_at_its_output_and_offers_no_form_that_it_refuses() -> None:
-    verbs = {
-        str(row.callback and row.callback.__name__): signature(row.callback or main) for row in app.registered_commands
-    }
-    outputs = {
-        verb: said.parameters["output"].annotation for verb, said in verbs.items() if "output" in said.parameters
-    }
-    assert len(outputs) > 25
-    assert {verb for verb, kind in outputs.items() if kind != "OutputOption"} == {"report"}  # whose output is a folder
-    forms = {verb: type(said.parameters["fmt"].default) for verb, said in verbs.items() if "fmt" in said.parameters}
-    pages = {verb for verb, form in forms.items() if "html" in set(map(str, form))}
-    assert pages >= {"te_canary", "parity", "fp8", "loss_gate", "fp8_policy"}
-    assert not pages & {"release_gate", "report", "support_grid", "history", "matrix", "te_bisect", "doctor", "lock"}
-
-
-def test_every_verb_says_what_its_exit_codes_mean() -> None:
-    names = [command.name or str(command.callback.__name__).replace("_", "-") for command in app.registered_commands]  # type: ignore[union-attr]
-    assert len(names) > 30
-    for name in names:
-        told = CliRunner().invoke(app, [name, "--help"])
-        assert told.exit_code == 0
-        assert EXIT_CODES in " ".join(told.output.split()), name
-
-
-@pytest.mark.parametrize(
-    ("fault", "says"),
-    [
-        (BrokenProcessPool("a process was terminated"), "memory of this machine or container ran out"),
-        (OSError(errno.ENOSPC, "No space left on device", "/some/file"), "the disk of /some/file or of the folder"),
-        (OSError(errno.ENOSPC, "No space left on device"), "is full"),
-        (OSError(errno.ENOSPC, "No space left on device", b"/some/file"), "is full"),
-    ],
-)
-def test_what_a_machine_lacks_is_no_fault_of_the_tool(
-    fault: Exception, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run() -> None:
-        raise fault
-
-    monkeypatch.setattr(app_module, "app", run)
-    with pytest.raises(SystemExit) as ended:
-        main()
-    said = capsys.readouterr().err
-    assert ended.value.code == INFRASTRUCTURE
-    assert says in said
-    assert "Traceback" not in said
-
-
-def test_a_terminal_of_another_alphabet_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    room = io.BytesIO()
-    terminal = io.TextIOWrapper(room, encoding="ascii")
-    monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setattr(app_module, "app", lambda: terminal.write('"2.17.1 \u2192 2.20.2, \xe9\U0001f600"\n'))
-    main()
-    terminal.flush()
-    assert room.getvalue().startswith(b'"2.17.1 \\u2192 2.20.2')
-    assert json.loads(room.getvalue()) == "2.17.1 \u2192 2.20.2, \xe9\U0001f600", "what was JSON is JSON still"

@@ -1,9 +1,7 @@
-"""The verbs of parity: run the probes, show what receipts hold, publish their schema."""
+"""The verbs of parity: run the probes, show what receipts hold."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -55,11 +53,3 @@ def support_grid(
     from .parity_runs import show_support
 
     show_support(read_catalog(matrix), folders, Format(fmt), output)
-
-
-@app.command()
-def receipt_schema() -> None:
-    """The JSON schema of a receipt; docs/schema/receipt.json is what this prints."""
-    from ...evidence.store import receipt_schema as schema
-
-    sys.stdout.write(json.dumps(schema(), indent=2, ensure_ascii=False) + "\n")

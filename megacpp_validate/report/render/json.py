@@ -1,0 +1,26 @@
+"""A result as JSON: the model as it is, for programs; the words are in the other formats."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
+
+from megacpp_validate.text import CONTROL
+
+
+def render_json(result: object) -> str:
+    """Two spaces, keys sorted, a line end; the same text for the same result, and nothing that steers a terminal.
+
+    Args:
+        result: a pydantic model, or a dataclass.
+    """
+    data: Any
+    if isinstance(result, BaseModel):
+        data = result.model_dump(mode="json")
+    else:
+        data = TypeAdapter(type(result)).dump_python(result, mode="json")
+    text = json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False)
+    text = CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return text.replace("##[", "#\\u0023[") + "\n"  # which GitHub's log takes for a command

@@ -1,0 +1,131 @@
+"""The application: its verbs, its version, and what each class of error ends with."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures.process import BrokenProcessPool
+from inspect import signature
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from megacpp_validate import TOOL
+from megacpp_validate.catalog.file import MatrixInvalid
+from megacpp_validate.cli import app as app_module
+from megacpp_validate.cli import load_verbs, main
+from megacpp_validate.cli.app import EXIT_CODES, app, name_verb
+from megacpp_validate.errors import (
+    EvidenceMissing,
+    Exit,
+    InfrastructureFailed,
+    NoEnvironment,
+    NothingSelected,
+    WrongArguments,
+)
+
+HERE = [sys.executable, "-m", "megacpp_validate.cli"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "says"),
+    [
+        (WrongArguments("a"), Exit.WRONG_ARGUMENTS, "megacpp-validate: a\n"),
+        (MatrixInvalid(["a"]), Exit.WRONG_ARGUMENTS, "the matrix has 1 fault"),
+        (NothingSelected("b"), Exit.NOTHING_SELECTED, "b"),
+        (EvidenceMissing("c"), Exit.EVIDENCE_MISSING, "c"),
+        (NoEnvironment("d"), Exit.NO_ENVIRONMENT, "d"),
+        (InfrastructureFailed("e\x1b[31m\u202e"), Exit.INFRASTRUCTURE, "megacpp-validate: e[31m\n"),
+        (KeyboardInterrupt(), Exit.INTERRUPTED, "interrupted"),
+        (BrokenProcessPool("a process was terminated"), Exit.INFRASTRUCTURE, "ran out of memory"),
+        (OSError(errno.ENOSPC, "No space left on device", "/some/file"), Exit.INFRASTRUCTURE, "the disk of /some/file"),
+        (OSError(errno.ENOSPC, "No space left on device", b"/some/file"), Exit.INFRASTRUCTURE, "is full"),
+        (OSError(errno.ENOSPC, "No space left on device"), Exit.INFRASTRUCTURE, "is full"),
+    ],
+)
+def test_each_class_of_error_has_its_exit_code(
+    fault: BaseException, code: int, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(**_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(app_module, "app", run)
+    with pytest.raises(SystemExit) as ended:
+        app_module.main()
+    said = capsys.readouterr().err
+    assert ended.value.code == code
+    assert says in said
+    assert "Traceback" not in said
+
+
+def test_a_fault_of_the_tool_is_no_breakage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(app_module, "app", lambda **_: {}["nothing"])
+    with pytest.raises(SystemExit) as ended:
+        app_module.main()
+    said = capsys.readouterr().err
+    assert ended.value.code == Exit.INFRASTRUCTURE
+    assert "Traceback" in said
+    assert "Next step" in said
+
+
+def test_the_version_and_the_name_in_usage_lines() -> None:
+    done = subprocess.run([*HERE, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{TOOL}\n"
+    done = subprocess.run([*HERE, "no-such-verb"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (Exit.WRONG_ARGUMENTS, "")
+    assert "Usage: megacpp-validate [OPTIONS]" in done.stderr
+
+
+def test_one_verb_loads_nothing_of_the_others() -> None:
+    code = (
+        "import sys; sys.argv = ['x', 'receipt-schema', '--help']\n"
+        "from megacpp_validate.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(*sorted(name for name in sys.modules if name.startswith(('rich', 'megacpp_validate.'))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "Usage: megacpp-validate receipt-schema" in done.stdout
+    loaded = set(done.stdout.splitlines()[-1].split())
+    names = ("cli", "cli.app", "cli.interrupts", "cli.receipt_schema", "errors", "text")
+    assert loaded == {f"megacpp_validate.{name}" for name in names}
+
+
+def test_every_verb_takes_every_format_and_says_what_its_exit_codes_mean() -> None:
+    load_verbs()
+    assert len(app.registered_commands) > 30
+    for command in app.registered_commands:
+        parameters = signature(command.callback or main).parameters
+        if "output" in parameters and name_verb(command) != "report":  # whose output is a folder
+            assert parameters["output"].annotation == "OutputOption"
+        help_text = CliRunner().invoke(app, [name_verb(command), "--help"])
+        assert help_text.exit_code == 0
+        assert EXIT_CODES in " ".join(help_text.output.split()), name_verb(command)
+
+
+def test_a_terminal_of_another_encoding_shows_the_verdict_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = io.BytesIO()
+    terminal = io.TextIOWrapper(buffer, encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(app_module, "app", lambda **_: terminal.write('"2.17.1 \u2192 2.20.2, \xe9\U0001f600"\n'))
+    app_module.main()
+    terminal.flush()
+    assert json.loads(buffer.getvalue()) == "2.17.1 \u2192 2.20.2, \xe9\U0001f600", "what was JSON is JSON still"
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_a_reader_that_is_gone_changes_no_exit_code(closed: str, tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [*HERE, "receipt-schema"] if closed == "stdout" else [*HERE, "moe-smoke", "--target", "nope"]
+    with os.fdopen(writer, "wb") as gone:
+        streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, closed: gone}
+        ended = subprocess.run(words, check=False, cwd=tmp_path, **streams)  # type: ignore[call-overload]
+    assert ended.returncode == (Exit.OPEN if closed == "stdout" else Exit.WRONG_ARGUMENTS)

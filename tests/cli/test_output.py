@@ -1,0 +1,115 @@
+"""Where a result goes: whole or not at all, with a reason where it cannot be written."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from megacpp_validate.cli.app import Format
+from megacpp_validate.cli.output import finish, require_apart, require_output, write_result, write_text
+from megacpp_validate.errors import Exit, InfrastructureFailed, WrongArguments
+from megacpp_validate.evidence import whole_file
+from megacpp_validate.evidence.values import Frozen
+from megacpp_validate.report.document import Document, bad
+
+
+class Verdict(Frozen):
+    name: str = "permute"
+
+    @property
+    def exit(self) -> Exit:
+        return Exit.CLOSED
+
+
+def describe(verdict: Verdict) -> Document:
+    return Document("Upgrade", f"`{verdict.name}` breaks.", bad("breaks"))
+
+
+OPENINGS = {
+    Format.TABLE: "Upgrade\n",
+    Format.JSON: "{\n",
+    Format.HTML: "<!doctype html>",
+    Format.MARKDOWN: "## Upgrade\n",
+    Format.JUNIT: '<?xml version="1.0" encoding="UTF-8"?>\n',
+    Format.GITHUB: "::error title=Upgrade::",
+}
+
+
+@pytest.mark.parametrize("fmt", Format)
+def test_every_format_goes_to_stdout_and_to_a_file(
+    fmt: Format, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        finish(Verdict(), describe, fmt, None)
+    assert ended.value.code == Exit.CLOSED
+    out, err = capsys.readouterr()
+    assert err == ""
+    file = tmp_path / "new" / "result"
+    write_result(Verdict(), describe, fmt, file)
+    assert file.read_text(encoding="utf-8") == out
+    assert out.startswith(OPENINGS[fmt])
+    assert "permute" in out
+    if fmt is Format.JSON:
+        assert json.loads(out) == {"name": "permute"}
+    if fmt is Format.JUNIT:
+        ET.fromstring(out.encode())
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES])
+def test_a_file_is_whole_or_as_it_was(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "result"
+    file.write_text("before")
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(whole_file.os, "fsync", fail)
+    with pytest.raises(WrongArguments if number == errno.EACCES else InfrastructureFailed, match="Next step"):
+        write_text("after", file)
+    assert file.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_stdout_that_is_closed_or_full_is_no_breakage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+    with pytest.raises(InfrastructureFailed, match="standard output is closed"):
+        write_text("text", None)
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        with pytest.raises(InfrastructureFailed, match="standard output"):
+            write_text("text", None)
+
+
+def test_what_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "a-file").write_text("")
+    (tmp_path / "a-folder").mkdir()
+    for place in ("a-file/result", "a-folder"):
+        with pytest.raises(WrongArguments, match=place):
+            require_output(tmp_path / place)
+    with pytest.raises(WrongArguments):
+        require_output(Path("/proc/no/where"))
+    for fine in (None, tmp_path / "a-file", tmp_path / "new" / "result", Path("/dev/stdout"), Path("/dev/null")):
+        require_output(fine)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-file", "a-folder"]
+
+
+def test_a_link_and_a_pipe_stay_what_they_are(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("before")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    write_text("after", tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "after"
+    write_text("after", Path("/dev/null"))
+    assert not Path("/dev/null").is_file()
+
+
+def test_a_file_among_those_that_are_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WrongArguments, match="--output"):
+        require_apart(tmp_path, tmp_path / "x" / ".." / "receipt.json", "--output")
+    require_apart(tmp_path / "store", tmp_path / "receipt.json", "--output")
+    require_apart(tmp_path, None, "--output")
