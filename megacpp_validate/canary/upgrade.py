@@ -1,7 +1,7 @@
 """Which bridge module does an upgrade break: what is asked, and one result over the tiers.
 
-A pair of releases is compared by its sources (static tier), damaged installs are tried (firewall tier), and every module
-is run in every release on the device that is here (gpu tier).
+A pair of releases is compared by its sources (static tier), damaged installs are tried (firewall tier), and every
+module runs in every release on the device that is here (gpu tier).
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""How far the canary is, on standard error: a bar where a person looks on, a line for each thing that ended elsewhere."""
+"""How far the canary is, on standard error: a bar on a terminal, elsewhere a line for each thing that ended."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
-from .app import errors
+from .progress import errors
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ..catalog.bridge import read_catalog
-from .app import TOOL, Format, FormatOption, MatrixOption, OutputOption, app
+from .. import TOOL
+from .app import Format, FormatOption, MatrixOption, OutputOption, app
 from .output import finish
 
 
@@ -24,6 +24,7 @@ def compare_receipts(
 ) -> None:
     """Who is to blame for the steps between folders of receipts? Runs nothing: they may be of another machine."""
     from ..canary.upgrade import compare_receipts as compare
+    from ..catalog.bridge import read_catalog
     from ..report.describe.upgrade import describe_upgrade
 
     result = compare(read_catalog(matrix), (before, *after), matrix, tool=TOOL)

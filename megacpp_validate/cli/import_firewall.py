@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from ..catalog.bridge import read_catalog
+from .. import TOOL
 from ..errors import WrongArguments
-from .app import TOOL, Format, FormatOption, MatrixOption, OutputOption, app
+from .app import Format, FormatOption, MatrixOption, OutputOption, app
 from .output import finish
 
 
@@ -28,13 +28,13 @@ def import_firewall(
 ) -> None:
     """Can the bridge be imported, and does it say why, whatever is wrong with an install of Transformer Engine?"""
     from ..canary.upgrade import run_firewall_tier
+    from ..catalog.bridge import read_catalog
     from ..report.describe.firewall import describe_firewall
     from .canary_progress import ShownProgress
 
     if install not in {"wheels", "current"}:
         raise WrongArguments(f"--install takes wheels or current, not {install!r}.")
     with ShownProgress() as progress:
-        result = run_firewall_tier(
-            read_catalog(matrix), progress.callbacks, tool=TOOL, jobs=jobs, only=cases or (), install=install, limit_s=limit
-        )  # fmt: skip
+        options = {"only": cases or (), "install": install, "limit_s": limit}
+        result = run_firewall_tier(read_catalog(matrix), progress.callbacks, tool=TOOL, jobs=jobs, **options)
     finish(result, partial(describe_firewall, verbose=verbose), fmt, output, verbose=verbose)

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from ..catalog.bridge import read_catalog
-from .app import TOOL, Format, FormatOption, MatrixOption, OutputOption, app, split_names
+from .. import TOOL
+from .app import Format, FormatOption, MatrixOption, OutputOption, app, split_names
 from .output import finish
 
 _DEVICE = "GPU tier"
@@ -61,7 +61,9 @@ def te_canary(
     ] = "",
     probes: Annotated[
         list[str] | None,
-        typer.Option("--probes", help="Modules to run, with commas or repeated. Default: all.", rich_help_panel=_DEVICE),
+        typer.Option(
+            "--probes", help="Modules to run, with commas or repeated. Default: all.", rich_help_panel=_DEVICE
+        ),
     ] = None,
     receipts: Annotated[
         Path, typer.Option(help="Folder for receipts and logs; cells with a receipt are kept.", rich_help_panel=_DEVICE)
@@ -78,7 +80,9 @@ def te_canary(
     limit: Annotated[
         float, typer.Option(min=1, max=_LONGEST_LIMIT_S, help="Seconds a cell may take.", rich_help_panel=_DEVICE)
     ] = 600.0,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Run cells with a receipt again.", rich_help_panel=_DEVICE)] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Run cells with a receipt again.", rich_help_panel=_DEVICE)
+    ] = False,
     no_times: Annotated[bool, typer.Option("--no-times", help="Time nothing.", rich_help_panel=_DEVICE)] = False,
     seed: Annotated[
         int, typer.Option(min=0, max=2**63 - 1, help="Of weights and inputs.", rich_help_panel=_DEVICE)
@@ -102,6 +106,7 @@ def te_canary(
         plan_canary,
         run_upgrade,
     )
+    from ..catalog.bridge import read_catalog
     from ..report.describe.static import describe_static, describe_sweep
     from ..report.describe.upgrade import describe_upgrade
     from .canary_progress import ShownProgress

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from ...canary.static.findings import (
     ChangeKind,
@@ -62,6 +62,7 @@ LIMITS: Final = (
      "`--tiers gpu`: one probe a bridge module"),
 )  # fmt: skip
 _LONGEST_QUOTE: Final = 120
+_MOST_NAMED: Final = 6
 
 
 class Words(NamedTuple):
@@ -209,7 +210,7 @@ KINDS: Final[dict[ChangeKind, Words]] = {
         "The values that the call passes fail the check, so the call raises.[ Message: {suggestion}.]",
         "This call reaches a new check; the result depends on runtime values.[ Message: {suggestion}.]",
         "The values that the bridge passes do not reach the check.[ Message: {suggestion}.]",
-        "satisfy the check before the call, or take the native path there; {stay} until that is done"),
+        "satisfy the check before the call, or {stay}"),
     ChangeKind.WARNING_ADDED: Words(
         "{subject} has a new warning[ about {parameter}][: {new}]",
         "The call triggers the warning, and its request is no longer honoured.[ Message: {suggestion}.]",
@@ -221,14 +222,14 @@ KINDS: Final[dict[ChangeKind, Words]] = {
         "Where {parameter} is missing, the import fails and every bridge module takes its native path.",
         "Where {parameter} is missing, the import may fail; the static tier does not know what is installed.",
         "The bridge does not import {module}.",
-        "see that {parameter} is in the environment before the upgrade, or {stay}"),
+        "see that {parameter} can be imported, or {stay}"),
 }
 _IMPORT_CHECK: Final = Words(
     "importing {module} has a new check[: {new}]",
     "Where the check does not pass, the import fails and every bridge module takes its native path.",
     "Where the check does not pass, the import fails; the static tier does not know what is installed.",
     "The bridge does not import {module}.",
-    "[{after}: ]see that the environment passes the check before the upgrade, or {stay}")
+    "see that the environment passes the check[ at {after}], or {stay}")
 _IMPORT_ENDS: Final = Words(
     "importing {module} fails[: {new}]",
     "Nothing in the environment repairs the import: every bridge module takes its native path.",
@@ -272,17 +273,6 @@ def next_step_of_fault(old: str = "") -> str:
     return f"call it in a second way for releases like {_series(old)}, or leave them out of the matrix"
 
 
-def add_words(data: dict[str, Any], result: StaticResult) -> None:
-    """Put the sentences beside each finding of a result that was dumped as JSON."""
-    old = result.old.version
-    for values, finding in zip(data["findings"], result.findings, strict=True):
-        values |= {"headline": headline(finding), "consequence": consequence(finding)}
-        values["next_step"] = next_step(finding, old)
-    for values, finding in zip(data["unchanged_faults"], result.unchanged_faults, strict=True):
-        values |= {"headline": headline_of_fault(finding), "consequence": consequence(finding)}
-        values["next_step"] = next_step_of_fault(old)
-
-
 # --- documents ------------------------------------------------------------------------------------------------------
 
 
@@ -320,10 +310,9 @@ def describe_static(result: StaticResult, *, verbose: bool = False, first_bad_in
         )
     if result.downgrade:
         summary += f" This is a downgrade: {result.old.version} is the newer release."
-    shown = [finding for finding in result.findings if is_shown(finding, verbose=verbose)]
     blocks = [
         *_describe_modules(result, verbose=verbose),
-        *(_diagnose(list(group), result, verbose=verbose) for _, group in groupby(shown, _alike)),
+        *_describe_findings(result, verbose=verbose),
         *_describe_faults(result),
         *_describe_rest(result, verbose=verbose),
     ]
@@ -348,11 +337,9 @@ def describe_sweep(sweep: Sweep, *, verbose: bool = False, first_bad_in: str = "
     )
     blocks: list[Block] = [Table(("step", *modules), grid, "A number counts findings.")] if grid else []
     for step in sweep.steps:
-        shown = [finding for finding in step.findings if is_shown(finding, verbose=verbose)]
-        if shown or step.breaks:
+        if found := tuple(_describe_findings(step, verbose=verbose)):
             title = f"{step.old.version} → {step.new.version}{' (a downgrade)' if step.downgrade else ''}"
-            blocks += [Heading(title, mark=mark_static(step))]
-            blocks += [_diagnose(list(group), step, verbose=verbose) for _, group in groupby(shown, _alike)]
+            blocks += [Heading(title, mark=mark_static(step)), *found]
     unread = tuple(
         Diagnostic(release, missing("not read"), "releases", reason, code="unreadable")
         for release, reason in sweep.unreadable.items()
@@ -379,11 +366,6 @@ def summarize_sweep(sweep: Sweep) -> str:
 def mark_static(result: StaticResult) -> Mark:
     """How the answer looks."""
     return _worst([VERDICTS[row.verdict] for row in _rows(result)] + ([bad("breaks")] if result.breaks else []))
-
-
-def is_shown(finding: Finding, *, verbose: bool) -> bool:
-    """Whether a finding is listed: a harmless one only where asked for, or where the bridge followed it."""
-    return verbose or finding.impact is not Impact.HARMLESS or finding.follows
 
 
 def _worst(marks: Sequence[Mark]) -> Mark:
@@ -421,29 +403,65 @@ def _alike(finding: Finding) -> tuple[object, ...]:
     return finding.module, finding.kind, finding.impact, finding.call_sites, finding.follows
 
 
-def _diagnose(findings: Sequence[Finding], result: StaticResult, *, verbose: bool) -> Diagnostic:
+def _describe_findings(result: StaticResult, *, verbose: bool) -> Iterator[Block]:
+    """What needs a look first; what the bridge already follows is folded."""
+    shown = [one for one in result.findings if verbose or one.impact is not Impact.HARMLESS or one.follows]
+    for _, group in groupby((one for one in shown if not _is_followed(one)), _alike):
+        findings = list(group)
+        yield _diagnose(findings[0], result) if verbose and not findings[1:] else _diagnose_briefly(findings, result)
+    if followed := [one for one in shown if _is_followed(one)]:
+        names = list(dict.fromkeys(map(_quoted_subject, followed)))
+        listed = ", ".join(names[:_MOST_NAMED]) + (", ..." if names[_MOST_NAMED:] else "")
+        yield Paragraph(f"The bridge already follows {count(followed, 'change')}: {listed}.")
+        yield Details("Changes that the bridge already follows", tuple(_diagnose(one, result) for one in followed))
+
+
+def _diagnose_briefly(findings: Sequence[Finding], result: StaticResult) -> Diagnostic:
+    """Findings of one kind at one place, in three lines or four: what changed, where, what to do."""
     first, old = findings[0], result.old.version
-    fields: list[tuple[str, Inline]] = []
-    for finding in findings:
-        sides = ((old, finding.before), (result.new.version, finding.after))
-        fields += [(version, _place(at)) for version, at in sides if at and (verbose or at != finding.before)]
-        if finding.after is None and finding.before and not verbose:
-            fields.append((old, _place(finding.before)))
-    if verbose:
-        fields += [("effect", text) for text in dict.fromkeys(map(consequence, findings))]
-        fields += [("used", _place(site)) for site in first.call_sites[1:]]
-        fields += [("symbol", first.symbol), ("cause", first.cause.value)]
-    if others := [module for module in first.modules if module != first.module]:
-        fields.append(("also in", ", ".join(others)))
+    headlines = list(dict.fromkeys(map(headline, findings)))
+    seen = [(one.after or one.before, one.after is not None) for one in findings if one.after or one.before]
+    lines: dict[str, list[int]] = {}
+    for at, _ in seen:
+        if at and at.line not in lines.setdefault(at.file, []):
+            lines[at.file].append(at.line)
+    places = "; ".join(f"{file}:{', '.join(map(str, numbers))}" for file, numbers in lines.items())
+    where = f"{places} in {result.new.version if all(new for _, new in seen) else old}" if places else ""
+    used = f"{_place(first.call_sites[0])}{_count_more(first.call_sites)}" if first.call_sites else ""
     return Diagnostic(
-        name=_quoted_subject(first),
+        name=headlines[0],
         mark=IMPACTS[first.impact],
         group=first.module,
-        message="; ".join(dict.fromkeys(map(headline, findings))),
-        fields=tuple(dict.fromkeys(fields)),
+        message="; ".join(headlines[1:]),
+        fields=(("at", "; ".join(filter(None, (where, used and f"used by {used}")))),),
         help="; ".join(dict.fromkeys(next_step(finding, old) for finding in findings)),
-        place=_place(first.call_sites[0]) if first.call_sites else None,
         code=first.kind.value,
+    )
+
+
+def _count_more(sites: Sequence[SourceLine]) -> str:
+    return f" and {len(sites) - 1} more" if sites[1:] else ""
+
+
+def _diagnose(finding: Finding, result: StaticResult) -> Diagnostic:
+    """A finding with all that is known about it."""
+    old = result.old.version
+    sides = ((old, finding.before), (result.new.version, finding.after))
+    fields: list[tuple[str, Inline]] = [(version, _place(at)) for version, at in sides if at]
+    fields += [("effect", consequence(finding))]
+    fields += [("used", _place(site)) for site in finding.call_sites[1:]]
+    fields += [("symbol", finding.symbol), ("cause", finding.cause.value)]
+    if others := [module for module in finding.modules if module != finding.module]:
+        fields.append(("also in", ", ".join(others)))
+    return Diagnostic(
+        name=_quoted_subject(finding),
+        mark=IMPACTS[finding.impact],
+        group=finding.module,
+        message=headline(finding),
+        fields=tuple(fields),
+        help=next_step(finding, old),
+        place=_place(finding.call_sites[0]) if finding.call_sites else None,
+        code=finding.kind.value,
     )
 
 
@@ -470,9 +488,9 @@ def _diagnose_fault(finding: Finding, result: StaticResult) -> Diagnostic:
 
 
 def _describe_rest(result: StaticResult, *, verbose: bool) -> Iterator[Block]:
-    hidden = sum(not is_shown(finding, verbose=verbose) for finding in result.findings)
+    hidden = sum(one.impact is Impact.HARMLESS and not one.follows for one in result.findings)
     hint = " (--verbose lists them)" if not verbose and (hidden or result.not_consumed) else ""
-    changes = f"{count(result.not_consumed, 'other API change does', 'other API changes do')} not touch the bridge{hint}."
+    changes = f"{count(result.not_consumed, 'other API change')} not used by the bridge{hint}."
     yield Paragraph(f"{changes} {_limits()}")
     if verbose:
         rows = tuple((what, why, where) for what, why, where in LIMITS)
@@ -484,12 +502,12 @@ def _describe_rest(result: StaticResult, *, verbose: bool) -> Iterator[Block]:
 
 
 def _limits() -> str:
-    return "Static analysis does not cover numerics, compiled code, performance and runtime choices: `--tiers gpu` does."
+    return "Static analysis does not cover numerics, compiled code and performance; `--tiers gpu` does."
 
 
 def _cases(result: StaticResult) -> tuple[Diagnostic, ...]:
     """Everything that was judged: each finding, then each module without one of its own."""
-    cases = [_diagnose([finding], result, verbose=True) for finding in result.findings]
+    cases = [_diagnose(finding, result) for finding in result.findings]
     owners = {finding.module for finding in result.findings if finding.impact is not Impact.HARMLESS}
     for row in _rows(result):
         if row.module not in owners:
@@ -504,7 +522,7 @@ def _grid_cell(step: StaticResult, module: str) -> Inline:
         return ""
     if row.verdict is ModuleVerdict.CLEAN:
         return Mark("·", ".", "", Tone.QUIET)  # quieter than a tick: the others stand out
-    number = sum(finding.module == module and is_shown(finding, verbose=False) for finding in step.findings)
+    number = sum(one.module == module and (one.impact is not Impact.HARMLESS or one.follows) for one in step.findings)
     mark = VERDICTS[row.verdict]
     return Mark(mark.symbol, mark.letter, str(number or ""), mark.tone)
 
@@ -551,17 +569,12 @@ def _values(finding: Finding, old: str) -> dict[str, str]:
         "new_name": _quote(_short(finding.new)),
         "default": _quote(finding.old.removeprefix(f"{finding.parameter}=")),
         "was": _quote((finding.old or finding.symbol).removesuffix(last)),
-        "now": _quote(renamed_place(finding).removesuffix(last)),
+        "now": _quote((finding.new or finding.suggestion).removesuffix(last)),
         "when": _quote(finding.suggestion.removeprefix("only if ")),
         "after": str(_place(finding.after)) if finding.after else "",
         "series": _series(old),
         "stay": f"stay on {_series(old)}.x" if old else "stay on the old release",
     }
-
-
-def renamed_place(finding: Finding) -> str:
-    """The dotted path that a moved symbol has now."""
-    return finding.new or finding.suggestion
 
 
 def _quote(text: str) -> str:
