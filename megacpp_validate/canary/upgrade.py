@@ -244,7 +244,8 @@ def run_upgrade(
     Raises:
         ToolError: an argument is wrong, or a tier cannot be run at all.
     """
-    started, seconds = time.monotonic(), {}
+    started = time.monotonic()
+    seconds: dict[str, float] = {}
     parts: dict[str, Any] = {}
     releases = plan.releases
     for tier in plan.tiers:

@@ -63,6 +63,7 @@ LIMITS: Final = (
 )  # fmt: skip
 _LONGEST_QUOTE: Final = 120
 _MOST_NAMED: Final = 6
+_GRID: Final = "Each release beside the one before it; a number counts findings."
 
 
 class Words(NamedTuple):
@@ -332,10 +333,10 @@ def describe_sweep(sweep: Sweep, *, verbose: bool = False, first_bad_in: str = "
         summary = f"No release of {count(sweep.steps, 'step')} breaks `{first_bad_in}`. {summary}"
     modules = list(dict.fromkeys(row.module for step in sweep.steps for row in _rows(step)))
     grid = tuple(
-        (f"{step.old.version} → {step.new.version}", *(_grid_cell(step, module) for module in modules))
+        (step.new.version, *(_grid_cell(step, module) for module in modules))
         for step in sweep.steps
     )
-    blocks: list[Block] = [Table(("step", *modules), grid, "A number counts findings.")] if grid else []
+    blocks: list[Block] = [Table(("release", *modules), grid, _GRID)] if grid else []
     for step in sweep.steps:
         if found := tuple(_describe_findings(step, verbose=verbose)):
             title = f"{step.old.version} → {step.new.version}{' (a downgrade)' if step.downgrade else ''}"
@@ -411,7 +412,8 @@ def _describe_findings(result: StaticResult, *, verbose: bool) -> Iterator[Block
         yield _diagnose(findings[0], result) if verbose and not findings[1:] else _diagnose_briefly(findings, result)
     if followed := [one for one in shown if _is_followed(one)]:
         names = list(dict.fromkeys(map(_quoted_subject, followed)))
-        listed = ", ".join(names[:_MOST_NAMED]) + (", ..." if names[_MOST_NAMED:] else "")
+        more = f" and {len(names) - _MOST_NAMED} more" if names[_MOST_NAMED:] else ""
+        listed = ", ".join(names[:_MOST_NAMED]) + more
         yield Paragraph(f"The bridge already follows {count(followed, 'change')}: {listed}.")
         yield Details("Changes that the bridge already follows", tuple(_diagnose(one, result) for one in followed))
 

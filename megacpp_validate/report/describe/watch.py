@@ -9,7 +9,6 @@ from ...text import count
 from ..document import (
     Block,
     Bullets,
-    Details,
     Diagnostic,
     Document,
     Heading,
@@ -51,11 +50,7 @@ def describe_release(result: UpgradeResult, release: str) -> Document:
     again = f"./nox -s te_canary -- {against} {release}"
     blocks: list[Block] = []
     for static in result.static:
-        page = describe_static(static)
-        blocks += [
-            *page.blocks,
-            Details("Harmless changes and consequences", describe_static(static, verbose=True).blocks),
-        ]
+        blocks += describe_static(static).blocks
     if result.firewall is not None:
         laid_out = ", ".join(dict.fromkeys(case.release for case in result.firewall.cases))
         blocks.append(Paragraph(f"On damaged installs of {laid_out}: {summarize_firewall(result.firewall)}"))
