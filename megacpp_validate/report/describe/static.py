@@ -332,10 +332,7 @@ def describe_sweep(sweep: Sweep, *, verbose: bool = False, first_bad_in: str = "
     if first_bad_in:
         summary = f"No release of {count(sweep.steps, 'step')} breaks `{first_bad_in}`. {summary}"
     modules = list(dict.fromkeys(row.module for step in sweep.steps for row in _rows(step)))
-    grid = tuple(
-        (step.new.version, *(_grid_cell(step, module) for module in modules))
-        for step in sweep.steps
-    )
+    grid = tuple((step.new.version, *(_grid_cell(step, module) for module in modules)) for step in sweep.steps)
     blocks: list[Block] = [Table(("release", *modules), grid, _GRID)] if grid else []
     for step in sweep.steps:
         if found := tuple(_describe_findings(step, verbose=verbose)):
