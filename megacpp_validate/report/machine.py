@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Final
+from typing import Any, Final, cast
 
 from pydantic import TypeAdapter
 
@@ -56,4 +56,4 @@ def read_json(text: str) -> Result:
         for finding in [*values.get("findings", []), *values.get("unchanged_faults", [])]:
             for word in ("headline", "consequence", "next_step"):
                 finding.pop(word, None)
-    return TypeAdapter(_MODELS[schema]).validate_python(data)
+    return cast(Result, TypeAdapter(_MODELS[schema]).validate_python(data))
