@@ -1,0 +1,1 @@
+"""What a result says, as a document: one function a result type."""
