@@ -33,7 +33,7 @@ from ..environments.stack_run import StackRun
 from ..environments.stacks import AGAIN, Asked, Running, Stack, Wanted, prepare_stacks, run_stacks
 from ..errors import NoEnvironment, NothingSelected, WrongArguments
 from ..evidence.receipt import Receipt
-from ..evidence.store import read_receipts
+from ..evidence.store import ReceiptInvalid, read_receipts
 from ..process import Processes
 from .dynamic.slowdown import CardNoise, compare_timings, measure_noise
 from .dynamic.step import StackReceipts, compare_all
@@ -275,7 +275,10 @@ def compare_receipts(catalog: Catalog, folders: Sequence[Path], matrix: Path | N
             raise WrongArguments(
                 f"{after} is given twice in a row: there is no step to judge. Next step: give two folders of receipts."
             )
-    found = [read_receipts(folder) for folder in folders]
+    try:
+        found = [read_receipts(folder) for folder in folders]
+    except ReceiptInvalid as fault:
+        raise WrongArguments(str(fault)) from fault
     for folder, receipts in zip(folders, found, strict=True):
         if not receipts.found and not receipts.unreadable:
             raise NothingSelected(

@@ -161,7 +161,7 @@ WRONG_ARGUMENTS: dict[str, tuple[list[str], int, list[str]]] = {
     "no-environment-spec": ([*GPU, "--environment", "te1=conda:x"], WRONG, ["conda", "overlay:"]),
     "one-name-twice": (
         [*GPU, "--target", "cpu", "--environment", "a=python:x", "--environment", "a=python:y"], WRONG,
-        ["Two environments have one name"],
+        ["a is given twice"],
     ),
     "one-release-twice": ([*GPU, "2.9.0", "te2.9.0"], WRONG, ["twice", "Next step"]),
     "one-release-twice-in-other-words": ([*GPU, "2.9", "te2.9.0"], WRONG, ["twice", "Next step"]),

@@ -43,7 +43,7 @@ def test_every_case_is_judged_and_what_holds_is_one_row() -> None:
     [
         ("OSError: x. Likely cause: libcublas.so.13 is old. Next step: pip install it.",
          ("libcublas.so.13 is old", "pip install it")),
-        ("turned off by MEGACPP_DISABLE_TE=1. Next step: unset it.", ("turned off by MEGACPP_DISABLE_TE=1.", "unset it")),
+        ("turned off by MEGACPP. Next step: unset it.", ("turned off by MEGACPP.", "unset it")),
         ("only words", ("only words", "")),
     ],
 )  # fmt: skip

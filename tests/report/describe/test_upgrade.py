@@ -121,10 +121,13 @@ def test_every_tier_is_told_and_every_format_lists_what_was_judged() -> None:
 
 
 def test_times_are_told_where_they_are_slower_or_where_asked_for() -> None:
+    uses = (("fast", 1.0, 1.1, False), ("slow", 2.0, 1.1, True), ("bare", 1.0, 0.0, False))
     rows = [
-        TimingChange(module="permute", name=name, before_ms=1.0, after_ms=ratio, ratio=ratio, noise=noise, slower=slower,
-                     derivation="no second run")
-        for name, ratio, noise, slower in (("fast", 1.0, 1.1, False), ("slow", 2.0, 1.1, True), ("bare", 1.0, 0.0, False))
+        TimingChange(
+            module="permute", name=name, before_ms=1.0, after_ms=ratio, ratio=ratio, noise=noise, slower=slower,
+            derivation="no second run",
+        )
+        for name, ratio, noise, slower in uses
     ]  # fmt: skip
 
     def shown(*kept: TimingChange, verbose: bool = False) -> str:
