@@ -7,6 +7,7 @@ fast the host is: a row that hangs on purpose says so itself by a file, and a li
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import re
@@ -263,7 +264,7 @@ def _observe(row: Damage, shared: _Shared, folder: Path) -> dict[str, Any]:
         hangs, at = mark.exists(), _find_place(first)
         problems = _judge_end(row, first, at, hangs=hangs)
         trial = max(_LEAST_TRIAL_S, _TRIAL_RATIO * first.seconds)
-        variables[_TRIAL] = f"{min(trial, shared.limit_s / 2):g}"
+        variables[_TRIAL] = str(math.ceil(min(trial, shared.limit_s / 2)))
         how = f"{'hangs' if hangs else first.how}{at}; with {_TRIAL}: "
     answer, ended = _ask(shared, python, folder, variables)
     problems += _judge(row, shared.modules, answer, ended)
