@@ -66,7 +66,7 @@ def _next_step(row: dict[str, Any], data: dict[str, Any]) -> str:
     if "next_step" in row:
         return str(row["next_step"])
     from megacpp_validate.canary.static.findings import Finding
-    from megacpp_validate.report.describe.static import next_step
+    from megacpp_validate.report.describe.changes import next_step
 
     return next_step(Finding.model_validate(row), data["old"]["version"])
 

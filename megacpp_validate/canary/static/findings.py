@@ -1,7 +1,7 @@
 """What the static tier observed between two releases of Transformer Engine.
 
 Every value is frozen and goes to JSON and back unchanged. A finding is about one change to one symbol, as one or
-more call sites of the bridge consume it; the sentences about it are made in `report.describe.static`.
+more call sites of the bridge consume it; the sentences about it are made in `report.describe.changes`.
 """
 
 from __future__ import annotations

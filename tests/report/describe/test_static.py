@@ -8,16 +8,8 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from megacpp_validate.canary.static.findings import ChangeKind, Impact, StaticResult
-from megacpp_validate.report.describe.static import (
-    KINDS,
-    LIMITS,
-    consequence,
-    describe_static,
-    describe_sweep,
-    headline,
-    next_step,
-    summarize_static,
-)
+from megacpp_validate.report.describe.changes import KINDS, consequence, headline, next_step
+from megacpp_validate.report.describe.static import LIMITS, describe_static, describe_sweep, summarize_static
 from megacpp_validate.report.document import Document, Tone
 from megacpp_validate.report.render.terminal import render_terminal
 from tests.report.describe.canary_results import (
