@@ -8,7 +8,8 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from megacpp_validate.canary.static.findings import ChangeKind, Impact, StaticResult
-from megacpp_validate.report.describe.changes import KINDS, consequence, headline, next_step
+from megacpp_validate.evidence.values import Cause
+from megacpp_validate.report.describe.changes import KINDS, consequence, headline, headline_of_fault, next_step
 from megacpp_validate.report.describe.static import LIMITS, describe_static, describe_sweep, summarize_static
 from megacpp_validate.report.document import Document, Tone
 from megacpp_validate.report.render.terminal import render_terminal
@@ -117,3 +118,27 @@ def test_the_words(snapshot: SnapshotAssertion) -> None:
         "\n".join([*lines, render_terminal(describe_static(CASCADE)), render_terminal(describe_static(PERMUTE))])
         == snapshot
     )
+
+
+def test_a_breaking_finding_is_never_waved_through() -> None:
+    loud = FOLLOWED.model_copy(update={"impact": Impact.BREAKING})
+    assert next_step(FOLLOWED, "2.8.0").startswith("nothing to do")
+    assert "nothing to do" not in next_step(loud, "2.8.0")
+
+
+@pytest.mark.parametrize("kind", [ChangeKind.PARAMETER_REMOVED, ChangeKind.PARAMETER_RENAMED])
+def test_a_field_that_is_ignored_is_not_called_an_error(kind: ChangeKind) -> None:
+    finding = bare(kind, Impact.BREAKING, parameter="x", cause=Cause.SILENT_FALLBACK)
+    assert "silently ignored" in consequence(finding)
+    assert "TypeError" in consequence(finding.model_copy(update={"cause": Cause.API}))
+
+
+def test_a_fault_of_both_releases_is_not_called_a_change() -> None:
+    finding = bare(ChangeKind.PARAMETER_REQUIRED, Impact.BREAKING, parameter="x")
+    assert headline_of_fault(finding) == "`Thing` requires `x`"
+
+
+def test_a_sweep_without_steps_is_no_success() -> None:
+    document = describe_sweep(SWEEP.model_copy(update={"steps": ()}))
+    assert document.mark.tone is Tone.MISSING
+    assert [case.mark.tone for case in document.judged()] == [Tone.MISSING]  # the release that was not read
