@@ -26,11 +26,18 @@ from ..environments.fleet import Event
 from ..environments.installed import find_environments
 from ..environments.interpreter import own_interpreter, read_commit
 from ..environments.plan import choose_canary_probes, choose_target, find_target, why_not_here
-from ..environments.room import count_cores, read_room, share_cores
-from ..environments.schedule import plan_jobs
+from ..environments.schedule import count_cores, plan_jobs, read_room, share_cores
 from ..environments.session_result import SupportGrid, build_support
-from ..environments.stack_run import StackRun
-from ..environments.stacks import AGAIN, Asked, Running, Stack, Wanted, prepare_stacks, run_stacks
+from ..environments.stacks import (
+    AGAIN,
+    RunOptions,
+    Stack,
+    StackOptions,
+    StackRequest,
+    StackRun,
+    prepare_stacks,
+    run_stacks,
+)
 from ..errors import NoEnvironment, NothingSelected, WrongArguments
 from ..evidence.receipt import Receipt
 from ..evidence.store import ReceiptInvalid, read_receipts
@@ -398,7 +405,7 @@ def _run_on_device(
         stacks = tuple(Stack(stack.name, problem=reason) for stack in wanted)
     else:
         stacks = prepare_stacks(wanted, processes)
-    asked = Asked(
+    asked = StackOptions(
         probes=options.probes,
         seed=options.seed,
         times=options.times and is_gpu,
@@ -407,7 +414,7 @@ def _run_on_device(
         variables=variables,
     )
     room = read_room(variables, gpu=is_gpu, jobs=options.jobs, memory_mib=options.gpu_memory_mib)
-    running = Running(options.receipts.absolute(), room, options.limit_s, options.fresh, progress.cell)
+    running = RunOptions(options.receipts.absolute(), room, options.limit_s, options.fresh, progress.cell)
     try:
         ran = run_stacks(catalog, target, stacks, asked, running, processes)
     except OSError as fault:
@@ -440,9 +447,9 @@ def _choose_stacks(
     progress: Progress,
     *,
     looks: bool,
-) -> tuple[Wanted, ...]:
+) -> tuple[StackRequest, ...]:
     """The stacks in the order of the steps; what a person named comes before what the host has."""
-    by_name = {spec.name: Wanted(spec.name, partial(make_environment, spec, means)) for spec in named}
+    by_name = {spec.name: StackRequest(spec.name, partial(make_environment, spec, means)) for spec in named}
     if len(by_name) < len(named):
         raise WrongArguments("Two environments have one name. Next step: give each a name of its own.")
     known = [next((name for name in (one, _stack_id(one)) if name in by_name), "") for one in releases]
@@ -453,7 +460,7 @@ def _choose_stacks(
                 progress.note(f"left out: {place.place}: {place.reason}")
     wanted = tuple(
         by_name.get(name)
-        or Wanted(
+        or StackRequest(
             _stack_id(release),
             partial(resolve_environment, release, found, catalog.stacks, means),
             release.removeprefix("te"),

@@ -16,8 +16,7 @@ from ..canary.dynamic.upgrade_result import UpgradeResult
 from ..canary.firewall.result import FirewallResult
 from ..canary.static.findings import StaticResult, Sweep
 from ..environments.doctor_result import DoctorResult
-from ..environments.session_result import ParityResult, SupportGrid
-from ..environments.smoke_session import SmokeSession
+from ..environments.session_result import ParityResult, SmokeSession, SupportGrid
 from ..gate.fp8_session import Fp8Result
 from ..gate.loss_result import LossGateResult
 from ..gate.policy_result import PolicyResult
@@ -56,4 +55,4 @@ def read_json(text: str) -> Result:
         for finding in [*values.get("findings", []), *values.get("unchanged_faults", [])]:
             for word in ("headline", "consequence", "next_step"):
                 finding.pop(word, None)
-    return cast(Result, TypeAdapter(_MODELS[schema]).validate_python(data))
+    return cast("Result", TypeAdapter(_MODELS[schema]).validate_python(data))

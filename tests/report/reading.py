@@ -12,8 +12,7 @@ from xml.etree import ElementTree as ET
 
 from rich.console import Console
 
-from megacpp_validate.environments.session_result import ParityResult, SupportGrid
-from megacpp_validate.environments.smoke_session import SmokeSession
+from megacpp_validate.environments.session_result import ParityResult, SmokeSession, SupportGrid
 from megacpp_validate.gate.fp8_session import Fp8Result
 from megacpp_validate.report import machine
 from megacpp_validate.report.github import annotations as github
