@@ -41,8 +41,6 @@ THOROUGH = (
     "tests/bridge/test_compiled_scan.py::test_compiled_numbers_",
     "tests/canary/dynamic/test_slowdown.py::test_a_stack_beside_itself_is_slower",
     "tests/canary/dynamic/search/test_static_judge.py::test_the_first_release_that_breaks",
-    "tests/evidence/test_index.py::test_readers_always_see",
-    "tests/evidence/test_index_bad_input.py::test_a_disk_that_is_really_full",
     "tests/images/test_bundle_real.py",
     "tests/images/test_bundle_verbs.py::test_a_bundle_",
     "tests/images/test_bundle_writing.py::test_a_package_without",

@@ -106,7 +106,7 @@ def run_watch(
     try:
         with FileLock(folder / "lock", timeout=0):
             listed = list_releases()
-            state = _read_state(folder / "state.json")
+            state = read_state(folder / "state.json")
             state = state or WatchState(known=tuple(one for one in listed if Version(one) <= Version(pinned)))
             judged, failed = [], {}
             for release in plan_watch(listed, state, pinned):
@@ -167,7 +167,8 @@ def decide_release(result: UpgradeResult, release: str) -> tuple[Exit, str]:
     return Exit.OPEN, ""
 
 
-def _read_state(path: Path) -> WatchState | None:
+def read_state(path: Path) -> WatchState | None:
+    """What is known; None before a first run. Raises `InfrastructureFailed` where the file is damaged."""
     try:
         return WatchState.model_validate_json(path.read_bytes())
     except FileNotFoundError:
