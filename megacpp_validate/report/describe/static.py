@@ -293,7 +293,9 @@ def _cases(result: StaticResult) -> tuple[Diagnostic, ...]:
     owners = {finding.module for finding in result.findings if finding.impact is not Impact.HARMLESS}
     for row in _rows(result):
         if row.module not in owners:
-            said = f"breaks with {row.under} and is filed under it" if row.under else "no finding"
+            shared = sorted({one.module for one in result.findings if row.module in one.modules} - {row.module})
+            said = f"breaks with {row.under} and is filed under it" if row.under else "no finding of its own"
+            said += f"; shares findings of {', '.join(shared)}" if shared and not row.under else ""
             cases.append(Diagnostic(row.module, VERDICTS[row.verdict], row.module, said, code=row.verdict.value))
     return (*cases, *(_diagnose_fault(finding, result) for finding in result.unchanged_faults))
 
