@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from megacpp_validate.evidence.index import read_store
 
 from megacpp_validate.canary.dynamic.score import Evidence, Rate, SuiteScore, score_selftest
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.catalog.needs import read_needs
 from megacpp_validate.cli.gate.report_sources import Judge, find_outdated, find_rates, find_scores, read_rows
-from megacpp_validate.evidence.index import read_store
 from megacpp_validate.evidence.selftest import SelftestResult
 from megacpp_validate.evidence.store import read_receipt
 from megacpp_validate.report.results import Result
