@@ -1,4 +1,8 @@
-"""One process with a time limit: its whole group is killed from outside, and nobody waits for it for ever."""
+"""One process with a time limit: its whole group is killed from outside, and it never outlives this tool.
+
+`run_command` runs one command and returns what it wrote. `Processes` runs many, each from a thread of its caller, and
+stops all of them at once. The host rooms start every process by one of the two.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -20,10 +24,12 @@ from .process_guard import WHERE
 
 _GUARD: Final = Path(__file__).with_name("process_guard.py")
 _GRACE_S: Final = 10.0  # a killed process that is not gone after this sleeps in the kernel: it is left to its guard
-_ENDS_S: Final = 30.0  # what ends a container waits for the container
+_CLEANUP_S: Final = 30.0  # for the command that removes a container
 _LAST_WORDS_S: Final = 2.0
+_TAIL_S: Final = 0.1
 _WHY_NOT_STARTED: Final = 600  # characters
 _MOST_WORDS: Final = 2**20  # bytes: a process that runs wild writes gigabytes
+_MOST_OUTPUT: Final = 2**28  # bytes that `run_command` returns: an SBOM is tens of MiB
 
 
 @dataclass(frozen=True)
@@ -33,24 +39,24 @@ class Call:
     Attributes:
         words: the command.
         variables: its environment variables, whole.
-        ends: a command that ends what outlives the killed process group; empty where nothing does. A container goes
-            on when the client that started it is gone.
-        not_started: exit statuses by which what starts the process says that it could not, or that it lost it. Docker's
-            own is 125 (docker-run(1), "Exit Status"); of the process they say nothing.
+        cleanup: a command that removes what outlives the killed process group, such as a container; empty where
+            nothing does.
+        not_started: exit statuses by which the starter of the process reports that it failed to start, or lost it.
+            Docker's own is 125 (docker-run(1), "Exit Status").
     """
 
     words: tuple[str, ...]
     variables: Mapping[str, str] = field(repr=False)
-    ends: tuple[str, ...] = ()
+    cleanup: tuple[str, ...] = ()
     not_started: tuple[int, ...] = ()
 
 
 class Stopped(RuntimeError):
-    """Everything was told to stop before a process was started, or while it ran."""
+    """`Processes.stop` was called before a process was started, or while it ran."""
 
 
 class NotStarted(OSError):
-    """What starts the process says that it could not, or that it lost it: an engine that is gone, for instance."""
+    """The starter of a process reports that it failed, or lost it: an engine that is gone, for instance."""
 
 
 @dataclass(frozen=True)
@@ -59,27 +65,34 @@ class Ended:
 
     Attributes:
         how: "exit", "signal N" or "killed after N s".
-        code: exit status, negative for a signal; None for a process that was killed from outside.
+        code: exit status, negative for a signal; None for a process that was killed at its limit.
         seconds: wall-clock time.
-        words: what it wrote to its standard streams; of more than a MiB the end, the log has all.
+        words: what it wrote to its standard streams; the end of it, where that is very long.
+        errors: what it wrote to its standard error, where the caller asked for the two streams apart.
     """
 
     how: str
     code: int | None
     seconds: float
     words: str
+    errors: str = ""
+
+    @property
+    def last_words(self) -> str:
+        """The end of what it wrote, on one line, for a message: its errors, or its output where there are none."""
+        return " ".join((self.errors.strip() or self.words).split())[-600:] or "nothing"
 
 
 @dataclass(frozen=True, eq=False)
 class _Guarded:
-    """A process behind its guard, and the line to that."""
+    """A process behind its guard, and the socket to that guard."""
 
     guard: subprocess.Popen[bytes]
     line: socket.socket
     grace_s: float
 
     def wait(self, limit_s: float) -> Mapping[str, Any] | None:
-        """What the guard answers; None where it does not in time, empty where it died itself."""
+        """What the guard answers; None where it does not in time, empty where the guard itself died."""
         until, text = time.monotonic() + limit_s, b""
         while not text.endswith(b"\n"):
             self.line.settimeout(max(0.001, until - time.monotonic()))
@@ -101,10 +114,14 @@ class _Guarded:
             self.line.sendall(WHERE)
         self.wait(_LAST_WORDS_S)
 
-    def kill(self) -> None:
-        """Kill the process with all that it started, and wait until that is done."""
+    def hang_up(self) -> None:
+        """Let the guard kill the process with all that it started."""
         with suppress(OSError):
             self.line.shutdown(socket.SHUT_WR)
+
+    def kill(self) -> None:
+        """The same, and wait until that is done."""
+        self.hang_up()
         with suppress(subprocess.TimeoutExpired):
             self.guard.wait(timeout=self.grace_s)
 
@@ -113,7 +130,7 @@ class _Guarded:
 class Processes:
     """The processes that are running, so that all of them can be stopped at once.
 
-    None of them outlives this one, whatever kills it: see `guard`.
+    None of them outlives this one, whatever kills it: see `process_guard`.
     """
 
     _running: set[_Guarded] = field(default_factory=set)
@@ -127,25 +144,27 @@ class Processes:
         folder: Path,
         limit_s: float,
         log: Path,
+        errors: Path | None = None,
         given: Path = Path(os.devnull),
         ask_where: bool = False,
     ) -> Ended:
-        """Run a command in its own process group, its words in the file `log` (a pipe would outlive it).
+        """Run a command in its own process group; its output goes to the file `log` (a pipe would outlive it).
 
         Args:
-            call: what is started, with which variables, and what ends that which outlives the process group.
-            folder: where it is started.
+            call: the command, its variables, and the command that cleans up after it.
+            folder: the working folder.
             limit_s: seconds that it may take.
-            log: file for what it writes to its standard streams.
-            given: file that it reads as its standard input.
+            log: file for its standard streams.
+            errors: file for its standard error alone; without it, that goes to `log`.
+            given: file for its standard input.
             ask_where: send SIGABRT before it is killed, to which Python's faulthandler answers with where it hangs.
 
         Raises:
-            Stopped: `stop` was called before, or while it ran: how it ended says nothing then.
+            Stopped: `stop` was called before, or while it ran: how it ended means nothing then.
             OSError: it cannot be started.
         """
         started = time.monotonic()
-        process = self._start(call, folder, log, given)
+        process = self._start(call, folder, (given, log, errors))
         try:
             answer = process.wait(limit_s)
             if answer is None and ask_where:
@@ -161,11 +180,11 @@ class Processes:
             raise OSError(*answer["error"])
         # A guard that was killed itself has no answer, and its own end is then the process's.
         code = None if answer is None else answer.get("code", process.guard.returncode)
-        words = _read_end(log)
+        words = _read_end(log, _MOST_WORDS)
         if code in call.not_started:
             raise NotStarted(" ".join(words.split())[-_WHY_NOT_STARTED:])
-        seconds = time.monotonic() - started
-        return Ended(_say_end(code, limit_s), code, seconds, words)
+        how = f"killed after {limit_s:g} s" if code is None else f"signal {-code}" if code < 0 else "exit"
+        return Ended(how, code, time.monotonic() - started, words)
 
     def stop(self) -> None:
         """Kill whatever runs; nothing is started afterwards."""
@@ -173,47 +192,36 @@ class Processes:
             self._stopped = True
             running = tuple(self._running)
         for process in running:
-            with suppress(OSError):
-                process.line.shutdown(socket.SHUT_WR)  # all of them at once; then each is waited for
+            process.hang_up()  # all of them at once; then each is waited for
         for process in running:
             process.kill()
 
-    def _start(self, call: Call, folder: Path, log: Path, given: Path) -> _Guarded:
+    def _start(self, call: Call, folder: Path, files: tuple[Path, Path, Path | None]) -> _Guarded:
         ours, its = socket.socketpair()
+        given, log, errors = files
         try:
-            with its, log.open("wb") as words, given.open("rb") as order, self._lock:
-                if self._stopped:
-                    raise Stopped("everything was stopped before this process was started")
-                guard = subprocess.Popen(
-                    [sys.executable, "-I", "-S", str(_GUARD), str(its.fileno())],
-                    cwd=folder,
-                    stdin=order,
-                    stdout=words,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=[its.fileno()],
-                    start_new_session=True,
-                )
-                process = _Guarded(guard, ours, _GRACE_S + (_ENDS_S if call.ends else 0.0))
-                self._running.add(process)
+            with its, log.open("wb") as words, (errors or log).open("wb") as faults, given.open("rb") as stdin:
+                with self._lock:
+                    if self._stopped:
+                        raise Stopped("everything was stopped before this process was started")
+                    guard = subprocess.Popen(
+                        [sys.executable, "-I", "-S", str(_GUARD), str(its.fileno())],
+                        cwd=folder,
+                        stdin=stdin,
+                        stdout=words,
+                        stderr=faults if errors else subprocess.STDOUT,
+                        pass_fds=[its.fileno()],
+                        start_new_session=True,
+                    )
+                    process = _Guarded(guard, ours, _GRACE_S + (_CLEANUP_S if call.cleanup else 0.0))
+                    self._running.add(process)
         except BaseException:
             ours.close()
             raise
-        asked = {"words": list(call.words), "variables": dict(call.variables), "ends": list(call.ends)}
+        order = {"words": list(call.words), "variables": dict(call.variables), "cleanup": list(call.cleanup)}
         with suppress(OSError):  # a guard that is gone already answers nothing
-            ours.sendall(json.dumps(asked).encode() + b"\n")
+            ours.sendall(json.dumps(order).encode() + b"\n")
         return process
-
-
-def _read_end(log: Path) -> str:
-    with log.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _MOST_WORDS))
-        return file.read(_MOST_WORDS).decode(errors="replace")
-
-
-def _say_end(code: int | None, limit_s: float) -> str:
-    if code is None:
-        return f"killed after {limit_s:g} s"
-    return f"signal {-code}" if code < 0 else "exit"
 
 
 def run_command(
@@ -222,7 +230,10 @@ def run_command(
     limit_s: float,
     folder: Path | None = None,
     variables: Mapping[str, str] | None = None,
-    given: bytes | None = None,
+    given: bytes | Path | None = None,
+    apart: bool = False,
+    each_line: Callable[[str], None] | None = None,
+    cleanup: Sequence[str] = (),
     processes: Processes | None = None,
 ) -> Ended:
     """Run one command to its end and read what it wrote; its group is killed at the limit and on an interrupt.
@@ -230,20 +241,68 @@ def run_command(
     Args:
         words: the command; never a shell line.
         limit_s: seconds that it may take.
-        folder: where it is started; the current one without it.
+        folder: the working folder; the current one without it.
         variables: its environment variables, whole; this process's own without them.
-        given: what it reads on standard input.
+        given: bytes, or a file, for its standard input; empty without it.
+        apart: keep standard error out of `words`, in `errors`: for output that is parsed.
+        each_line: called with each line of output while the command runs, from another thread.
+        cleanup: a command that removes what outlives the killed process group.
         processes: stops this command too, when it stops all of its own.
+
+    Returns:
+        Its code is None where it reached the limit; a command that fails is no exception.
 
     Raises:
         OSError: the command cannot be started.
     """
     with tempfile.TemporaryDirectory(prefix="megacpp-run-") as name:
-        stdin = Path(os.devnull)
-        if given is not None:
+        log, errors = Path(name, "log"), Path(name, "errors")
+        stdin = given if isinstance(given, Path) else Path(os.devnull)
+        if isinstance(given, bytes):
             stdin = Path(name, "stdin")
             stdin.write_bytes(given)
-        call = Call(tuple(words), dict(os.environ if variables is None else variables))
-        return (processes or Processes()).run(
-            call, folder=folder or Path.cwd(), limit_s=limit_s, log=Path(name, "log"), given=stdin
-        )
+        call = Call(tuple(words), dict(os.environ if variables is None else variables), tuple(cleanup))
+        with _follow(log, each_line):
+            ended = (processes or Processes()).run(
+                call,
+                folder=folder or Path.cwd(),
+                limit_s=limit_s,
+                log=log,
+                errors=errors if apart else None,
+                given=stdin,
+            )
+        said = _read_end(errors, _MOST_WORDS) if apart else ""
+        return Ended(ended.how, ended.code, ended.seconds, _read_end(log, _MOST_OUTPUT), said)
+
+
+@contextmanager
+def _follow(log: Path, each_line: Callable[[str], None] | None) -> Iterator[None]:
+    """Call `each_line` for what is written to a file, until the block ends."""
+    if each_line is None:
+        yield
+        return
+    over = threading.Event()
+
+    def follow() -> None:
+        log.touch()
+        with log.open(encoding="utf-8", errors="replace", newline="\n") as file:
+            rest, last = "", False
+            while not last:
+                last = over.wait(_TAIL_S)
+                *lines, rest = (rest + file.read()).split("\n")
+                for line in [*lines, rest] if last and rest else lines:
+                    each_line(line)
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _read_end(log: Path, most: int) -> str:
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - most))
+        return file.read(most).decode(errors="replace")

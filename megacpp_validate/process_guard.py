@@ -28,7 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-_ENDS_LIMIT_S = 30.0
+_CLEANUP_LIMIT_S = 30.0
 _GONE_LIMIT_S = 2.0  # what is killed and not gone by then sleeps in the kernel
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 WHERE = b"where\n"  # asks the command where it hangs: Python's faulthandler answers SIGABRT with its stacks
@@ -55,8 +55,8 @@ def main() -> None:
         code = process.wait()
         _kill_group(process.pid)  # what it started: TE's import itself starts shells, which would keep running
         _kill_children()
-        if code and asked["ends"]:
-            _end(asked["ends"], asked["variables"])
+        if code and asked["cleanup"]:
+            _clean_up(asked["cleanup"], asked["variables"])
         _answer(line, {"code": code})
         os._exit(0)  # the listener sleeps in a read
 
@@ -108,12 +108,12 @@ def _find_children() -> Iterator[int]:
                 yield int(stat.parent.name)
 
 
-def _end(words: list[str], variables: dict[str, str]) -> None:
+def _clean_up(words: list[str], variables: dict[str, str]) -> None:
     with suppress(OSError, subprocess.TimeoutExpired):
         # What it has to say, that nothing is left for instance, is none of the command's last words.
         quiet = subprocess.DEVNULL
         subprocess.run(
-            words, env=variables, stdin=quiet, stdout=quiet, stderr=quiet, timeout=_ENDS_LIMIT_S, check=False
+            words, env=variables, stdin=quiet, stdout=quiet, stderr=quiet, timeout=_CLEANUP_LIMIT_S, check=False
         )
 
 

@@ -136,7 +136,7 @@ def open_cache(variables: Mapping[str, str]) -> BuildCache:
 
 def run_tool(
     words: Sequence[str], variables: Mapping[str, str], *, deed: str, cause: str, step: str, limit_s: float,
-    ends: Sequence[str] = (),
+    cleanup: Sequence[str] = (),
 ) -> str:  # fmt: skip
     """Run a tool that helps to make an environment; what it wrote.
 
@@ -144,7 +144,7 @@ def run_tool(
         words, variables: what is started, with which environment variables.
         deed, cause, step: what a failure says: "uv cannot ...", the likely cause, and the next step.
         limit_s: seconds that it may take.
-        ends: a command that ends what outlives it, as in `Call`.
+        cleanup: a command that removes what outlives it, as in `Call`.
 
     Raises:
         NoEnvironment: it failed; the text has its last words.
@@ -153,7 +153,7 @@ def run_tool(
         log = Path(folder, "log")
         try:
             ended = Processes().run(
-                Call(tuple(words), variables, tuple(ends)), folder=Path(folder), limit_s=limit_s, log=log
+                Call(tuple(words), variables, tuple(cleanup)), folder=Path(folder), limit_s=limit_s, log=log
             )
         except OSError as fault:
             raise NoEnvironment(f"{deed}: {fault}. Likely cause: {cause}. Next step: {step}.") from fault

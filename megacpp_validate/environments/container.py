@@ -106,8 +106,8 @@ class ContainerEnvironment:
             "--env", f"{IMAGE_DIGEST}={self.image_digest}", "--env", "PYTHONDONTWRITEBYTECODE=1",
             self.image, self.python, "-P", "-u", "-m", module, *arguments,
         )  # fmt: skip
-        ends = (self.docker, "rm", "--force", name)
-        return Call(words, self.variables, ends, not_started=_NOT_STARTED)
+        cleanup = (self.docker, "rm", "--force", name)
+        return Call(words, self.variables, cleanup, not_started=_NOT_STARTED)
 
     def _passed(self) -> Iterator[str]:
         for name in sorted(self.variables):
@@ -211,7 +211,7 @@ def _find_python(docker: str, image: str, variables: Mapping[str, str], *, gpus:
             "is given",
             step='choose an image with Python 3.11 or newer whose entry point ends in `exec "$@"`',
             limit_s=_QUICK_S,
-            ends=(docker, "rm", "--force", name),
+            cleanup=(docker, "rm", "--force", name),
         )
     except NoEnvironment as fault:
         if _NO_GPUS not in str(fault):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -27,18 +29,19 @@ def code_of(page: Path) -> list[str]:
     return found
 
 
-def read_doors() -> dict[str, str]:
+def read_sessions() -> dict[str, str]:
     """Session -> the verb that it calls; empty where it calls something else."""
-    verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    doors = {}
+    found = {}
     for node in ast.parse((ROOT / "noxfile.py").read_text()).body:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and node.decorator_list:
-            said = (each.value for each in ast.walk(node) if isinstance(each, ast.Constant))
-            doors[node.name] = next((value for value in said if isinstance(value, str) and value in verbs), "")
-    return doors | dict.fromkeys(("h200_parity", "b200_parity", "gb10_compat"), "parity")
+            found[node.name] = ""
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+            for name, row in zip(node.value.keys, node.value.values, strict=True):
+                found[ast.literal_eval(name)] = ast.literal_eval(row.args[1])[0]
+    return found
 
 
-DOORS = read_doors()
+SESSIONS = read_sessions()
 
 
 def options_of(verb: str) -> set[str]:
@@ -51,21 +54,30 @@ def test_sessions_and_options_that_a_page_names_are_there(page: Path) -> None:
     for line in code_of(page):
         for call in CALL.finditer(line):
             sessions = call["sessions"].split()
-            assert set(sessions) <= DOORS.keys(), line
-            if verb := DOORS[sessions[-1]]:
+            assert set(sessions) <= SESSIONS.keys(), line
+            if verb := SESSIONS[sessions[-1]]:
                 assert set(OPTION.findall(call["rest"])) <= options_of(verb), line
 
 
-def test_what_a_session_says_of_itself_names_options_that_are_there() -> None:
-    for node in ast.parse((ROOT / "noxfile.py").read_text()).body:
-        if isinstance(node, ast.FunctionDef) and DOORS.get(node.name):
-            named = set(OPTION.findall(ast.get_docstring(node) or ""))
-            assert named <= options_of(DOORS[node.name]), node.name
+def test_workflows_call_sessions_and_options_that_exist() -> None:
+    files = [*(ROOT / ".github" / "workflows").glob("*.yml"), ROOT / "ci" / "gitlab-ci.yml", ROOT / "ci" / "crontab"]
+    calls = [call for file in files for call in CALL.finditer(file.read_text())]
+    assert len(calls) >= 10
+    for call in calls:
+        (session,) = call["sessions"].split()
+        verb = SESSIONS[session]
+        assert not verb or set(OPTION.findall(call["rest"])) <= options_of(verb), call[0]
+
+
+def test_the_canary_of_a_change_covers_the_steps_between_the_stacks_of_the_matrix() -> None:
+    releases = [row["te"] for row in tomllib.loads((ROOT / "matrix" / "stacks.toml").read_text())["stack"]]
+    steps = [f'"{old} {new}"' for old, new in pairwise(releases)]
+    assert f"step: [{', '.join(steps)}]" in (ROOT / ".github" / "workflows" / "pull_request.yml").read_text()
 
 
 def test_every_session_has_its_place_in_a_page() -> None:
     said = {word for page in PAGES for line in code_of(page) for word in re.findall(r"[a-z0-9_]+", line)}
-    assert set(DOORS) <= said
+    assert set(SESSIONS) <= said
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,8 +1,10 @@
-"""The doors: what nox does around a verb that is interrupted, or for which nothing can be installed."""
+"""The sessions: what nox does around a verb that is interrupted, or for which nothing can be installed."""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -55,3 +57,45 @@ def test_without_an_index_there_is_no_environment_and_nothing_is_closed(tmp_path
     )  # fmt: skip
     assert done.returncode == 5, (done.stderr, time.monotonic() - began)
     assert all(words in done.stderr for words in ("Likely cause", "Next step", "no network"))
+
+
+NOX_STUB = """#!/bin/sh
+printf '%s|' "$@"
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "passed"),
+    [
+        ("-s te_canary 2.17.1 2.20.2", "-s|te_canary|--|2.17.1|2.20.2|"),
+        ("-s te_canary -- 2.17.1 x y", "-s|te_canary|--|2.17.1|x|y|"),
+        ("-s lint tests", "-s|lint|tests|"),
+        ("-s images cpu --prove", "-s|images|--|cpu|--prove|"),
+        ("-R -s tests -- -k x", "-R|-s|tests|--|-k|x|"),
+        ("-l", "-l|"),
+        ("", "|"),
+    ],
+)
+def test_arguments_of_a_verb_need_no_separator(tmp_path: Path, given: str, passed: str) -> None:
+    shutil.copy(ROOT / "nox", tmp_path)
+    shutil.copy(ROOT / "noxfile.py", tmp_path)
+    want = re.search(r'want="(.*)"', (ROOT / "nox").read_text())
+    assert want
+    home = tmp_path / ".venv" / "bin"
+    home.mkdir(parents=True)
+    (home / "python").symlink_to(sys.executable)
+    (home / "nox").write_text(NOX_STUB)
+    (home / "nox").chmod(0o755)
+    (tmp_path / ".venv" / "nox.installed").write_text(f"{want[1]} {tmp_path}\n")
+    done = subprocess.run([str(tmp_path / "nox"), *given.split()], capture_output=True, text=True, check=True)
+    assert done.stdout.removeprefix(f"-f|{tmp_path}/noxfile.py|").strip("|") == passed.strip("|")
+
+
+def test_an_interpreter_that_is_missing_is_named(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "nox", tmp_path)
+    done = subprocess.run(
+        [str(tmp_path / "nox"), "-l"], env={**os.environ, "PYTHON": "/nonexistent"}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 5
+    assert "there is no interpreter /nonexistent" in done.stderr

@@ -8,44 +8,42 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from megacpp_validate import process_guard as guard
-from megacpp_validate.process import Call, Ended, NotStarted, Processes, Stopped
+from megacpp_validate import process_guard
+from megacpp_validate.process import Call, Ended, NotStarted, Processes, Stopped, run_command
 from tests.running_processes import is_running, within
 
 THIS = os.environ | {"LANG": "C.UTF-8"}
+PYTHON = (sys.executable, "-c")
 
 
 def run(words: Sequence[str], folder: Path, processes: Processes | None = None, **more: Any) -> Ended:
-    call = Call(tuple(words), THIS, tuple(more.pop("ends", ())))
+    call = Call(tuple(words), THIS, tuple(more.pop("cleanup", ())))
     given = {"limit_s": 60.0, "log": folder / "log", **more}
     return (processes or Processes()).run(call, folder=folder, **given)
 
 
-def test_what_a_process_started_is_killed_with_it(tmp_path: Path) -> None:
-    ended = run(["sh", "-c", "sleep 600 & echo $!; wait"], tmp_path, limit_s=1.0)
-    assert ended.how == "killed after 1 s"
-    assert ended.code is None
-    grandchild = int(ended.words)
-    deadline = time.monotonic() + 10
-    while is_running(grandchild) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not is_running(grandchild)
-
-
-def test_a_process_that_leaves_a_child_behind_is_not_waited_for(tmp_path: Path) -> None:
-    script = "import subprocess\nprint('done', subprocess.Popen(['sleep', '600']).pid)"
-    ended = run([sys.executable, "-c", script], tmp_path)
-    done, child = ended.words.split()
-    assert (ended.how, ended.code, done) == ("exit", 0, "done")
-    assert ended.seconds < 30
-    assert within(5, lambda: not is_running(int(child)))
+@pytest.mark.parametrize(
+    ("script", "limit_s", "how", "code"),
+    [
+        ("sleep 600 & echo $!; wait", 1.0, "killed after 1 s", None),
+        ("sleep 600 & echo $!", 60.0, "exit", 0),
+        ("sleep 600 & echo $!; exit 3", 60.0, "exit", 3),
+        ("sleep 600 & echo $!; kill -9 $$", 60.0, "signal 9", -9),
+    ],
+    ids=["limit", "ends well", "red", "killed"],
+)
+def test_what_a_process_started_ends_with_it(
+    script: str, limit_s: float, how: str, code: int | None, tmp_path: Path
+) -> None:
+    ended = run(["sh", "-c", script], tmp_path, limit_s=limit_s)
+    assert (ended.how, ended.code) == (how, code)
+    assert within(10, lambda: not is_running(int(ended.words)))
 
 
 LEAVES = """
@@ -53,7 +51,6 @@ import os, subprocess, sys, time
 if sys.argv[1] == "daemon":  # whose parent is gone before the command is
     subprocess.run([sys.executable, "-c", "import subprocess; subprocess.Popen(['setsid', 'sleep', '600'])"])
 worker = subprocess.Popen(["sleep", "600"], start_new_session=True)
-print(worker.pid, flush=True)
 time.sleep(float(sys.argv[2]))
 """
 
@@ -62,8 +59,7 @@ time.sleep(float(sys.argv[2]))
 @pytest.mark.parametrize("kind", ["worker", "daemon"])
 def test_what_left_the_process_group_is_killed_too(kind: str, limit_s: float, sleeps: str, tmp_path: Path) -> None:
     """As a pool of compile workers with a session of its own, which would go on holding memory of the GPU."""
-    words = [sys.executable, "-c", LEAVES, kind, sleeps]
-    marked = Call(tuple(words), {**THIS, "MEGACPP_TEST_MARK": str(tmp_path)})
+    marked = Call((*PYTHON, LEAVES, kind, sleeps), {**THIS, "MEGACPP_TEST_MARK": str(tmp_path)})
     Processes().run(marked, folder=tmp_path, limit_s=limit_s, log=tmp_path / "log")
     assert within(5, lambda: not find_marked(str(tmp_path)))
 
@@ -81,62 +77,45 @@ def find_marked(mark: str) -> list[int]:
 
 
 def test_of_a_process_that_writes_without_end_the_last_words_are_kept(tmp_path: Path) -> None:
-    """All of it stays in the log; the tool must not hold it in memory."""
     script = "import os\nfor _ in range(40): os.write(1, b'x' * 2**18)\nos.write(1, b'last')"
-    ended = run([sys.executable, "-c", script], tmp_path)
+    ended = run([*PYTHON, script], tmp_path)
     assert (tmp_path / "log").stat().st_size > 10 * 2**20
     assert ended.words.endswith("xlast")
     assert len(ended.words) <= 2**20
 
 
-def test_how_a_process_ended_that_was_stopped_is_not_told(tmp_path: Path) -> None:
+def test_a_stop_ends_what_runs_and_starts_nothing(tmp_path: Path) -> None:
     processes = Processes()
     timer = threading.Timer(0.5, processes.stop)
     timer.start()
     with pytest.raises(Stopped, match="while this process ran"):
         run(["sleep", "600"], tmp_path, processes)
     timer.join()
-
-
-def test_a_process_reads_what_it_is_given(tmp_path: Path) -> None:
-    (tmp_path / "given").write_text("an order")
-    assert run(["cat"], tmp_path, given=tmp_path / "given").words == "an order"
-    assert run(["cat"], tmp_path).words == ""
-
-
-def test_nothing_is_started_after_a_stop(tmp_path: Path) -> None:
-    processes = Processes()
-    processes.stop()
-    with pytest.raises(Stopped):
-        run([sys.executable, "-V"], tmp_path, processes)
+    with pytest.raises(Stopped, match="before"):
+        run(["true"], tmp_path, processes)
 
 
 def test_variables_and_words_arrive_as_they_are(tmp_path: Path) -> None:
     """More of them than a socket takes at once, and bytes that are no text."""
     odd = os.fsdecode(b"half \xc3 a letter")
     script = (
-        "import os, sys; os.write(1, os.environb[b'ODD'] + b'|%d|' % len(os.environb[b'LONG']) + sys.argv[1].encode())"
+        "import os, sys; os.write(1, os.environb[b'ODD'] + b'%d' % len(os.environb[b'LONG']) + sys.argv[1].encode())"
     )
-    call = Call((sys.executable, "-c", script, "a\nb"), {**THIS, "ODD": odd, "LONG": "x" * 120_000})
+    call = Call((*PYTHON, script, "a\nb"), {**THIS, "ODD": odd, "LONG": "x" * 120_000})
     Processes().run(call, folder=tmp_path, limit_s=60.0, log=tmp_path / "log")
-    assert (tmp_path / "log").read_bytes() == b"half \xc3 a letter|120000|a\nb"
+    assert (tmp_path / "log").read_bytes() == b"half \xc3 a letter120000a\nb"
 
 
-ENDS: dict[str, tuple[str, float, bool]] = {
-    "killed": ("import time; time.sleep(600)", 1.0, True),
-    "died": ("import os; os.abort()", 60.0, True),
-    "red": ("raise SystemExit(3)", 60.0, True),
-    "well": ("", 60.0, False),
-}
-
-
-@pytest.mark.parametrize(("script", "limit_s", "ran"), ENDS.values(), ids=ENDS)
-def test_what_outlives_the_process_is_ended_where_that_did_not_end_well(
-    script: str, limit_s: float, ran: bool, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("script", "limit_s", "cleans"),
+    [("import time; time.sleep(600)", 1.0, True), ("import os; os.abort()", 60.0, True),
+     ("raise SystemExit(3)", 60.0, True), ("", 60.0, False)],
+    ids=["killed", "died", "red", "well"],
+)  # fmt: skip
+def test_what_outlives_a_process_is_cleaned_up(script: str, limit_s: float, cleans: bool, tmp_path: Path) -> None:
     """As a container does, whose client was killed; before the answer is there."""
-    run([sys.executable, "-c", script], tmp_path, limit_s=limit_s, ends=["touch", str(tmp_path / "ended")])
-    assert (tmp_path / "ended").exists() is ran
+    run([*PYTHON, script], tmp_path, limit_s=limit_s, cleanup=["touch", str(tmp_path / "ended")])
+    assert (tmp_path / "ended").exists() is cleans
 
 
 def test_a_process_that_hangs_is_asked_where_and_not_what_it_started(tmp_path: Path) -> None:
@@ -160,9 +139,7 @@ time.sleep(600)
 TOOL = """
 import os, sys
 from pathlib import Path
-from megacpp_validate.environments import guard
-from megacpp_validate.environments.environment import Call
-from megacpp_validate.process import Processes
+from megacpp_validate.process import Call, Processes
 folder = Path(sys.argv[1])
 call = Call((sys.executable, "-c", sys.argv[2]), os.environ, ("touch", str(folder / "ended")))
 Processes().run(call, folder=folder, limit_s=600.0, log=folder / "log")
@@ -171,7 +148,7 @@ Processes().run(call, folder=folder, limit_s=600.0, log=folder / "log")
 
 def test_a_tool_that_is_killed_outright_takes_all_that_it_started_with_it(tmp_path: Path) -> None:
     """The process, what that started in turn, and the container behind it: nobody is left to end them."""
-    tool = subprocess.Popen([sys.executable, "-c", TOOL, str(tmp_path), CHILD], cwd=Path(__file__).parents[2])
+    tool = subprocess.Popen([*PYTHON, TOOL, str(tmp_path), CHILD], cwd=Path(__file__).parents[1])
     assert within(30, lambda: len(read_pids(tmp_path / "log")) == 2)
     started = read_pids(tmp_path / "log")
     assert all(is_running(pid) for pid in started)
@@ -181,15 +158,19 @@ def test_a_tool_that_is_killed_outright_takes_all_that_it_started_with_it(tmp_pa
     assert within(10, (tmp_path / "ended").exists)
 
 
-@pytest.mark.parametrize("said", ["", '{"words": ["touch", "started"], '], ids=["nothing", "half"])
-def test_a_tool_that_is_killed_before_it_said_what_to_start_starts_nothing(said: str, tmp_path: Path) -> None:
-    """The guard is there a moment before it is told: a line that closes then is no command."""
+def read_pids(log: Path) -> list[int]:
+    words = log.read_text() if log.exists() else ""
+    return [int(word) for word in words.split()] if words.endswith("\n") else []
+
+
+@pytest.mark.parametrize("words", ["", '{"words": ["touch", "started"], '], ids=["nothing", "half"])
+def test_a_tool_that_is_killed_before_its_order_is_whole_starts_nothing(words: str, tmp_path: Path) -> None:
     ours, its = socket.socketpair()
     with ours, its:
-        words = [sys.executable, "-I", "-S", str(guard.__file__), str(its.fileno())]
-        process = subprocess.Popen(words, pass_fds=[its.fileno()], cwd=tmp_path)
+        command = [sys.executable, "-I", "-S", str(process_guard.__file__), str(its.fileno())]
+        process = subprocess.Popen(command, pass_fds=[its.fileno()], cwd=tmp_path)
         its.close()
-        ours.sendall(said.encode())
+        ours.sendall(words.encode())
         ours.close()
         assert process.wait(timeout=30) == 0
     assert list(tmp_path.iterdir()) == []
@@ -197,19 +178,42 @@ def test_a_tool_that_is_killed_before_it_said_what_to_start_starts_nothing(said:
 
 def test_a_guard_that_is_killed_is_a_process_that_died(tmp_path: Path) -> None:
     script = "import os, time; print(os.getpid(), flush=True); os.kill(os.getppid(), 9); time.sleep(600)"
-    ended = run([sys.executable, "-c", script], tmp_path)
+    ended = run([*PYTHON, script], tmp_path)
     assert (ended.how, ended.code) == ("signal 9", -9)
     assert within(5, lambda: not is_running(int((tmp_path / "log").read_text())))
 
 
-def read_pids(log: Path) -> list[int]:
-    words = log.read_text() if log.exists() else ""
-    return [int(word) for word in words.split()] if words.endswith("\n") else []
-
-
-def test_what_could_not_be_started_by_its_own_words_is_told_apart(tmp_path: Path) -> None:
-    """Docker's client ends with 125 where its engine is gone; that says nothing of the process."""
+def test_a_starter_that_reports_its_own_failure_is_no_answer_of_the_process(tmp_path: Path) -> None:
+    """Docker's client ends with 125 where its engine is gone."""
     call = Call(("sh", "-c", "echo Cannot connect; exit 125"), THIS, not_started=(125,))
     with pytest.raises(NotStarted, match="Cannot connect"):
         Processes().run(call, folder=tmp_path, limit_s=60.0, log=tmp_path / "log")
     assert run(["sh", "-c", "exit 125"], tmp_path).code == 125
+
+
+def test_a_command_is_given_its_input_and_its_streams_are_read(tmp_path: Path) -> None:
+    script = "cat; echo wrong >&2; pwd; echo $ONE; exit 2"
+    apart = run_command(
+        ["sh", "-c", script], limit_s=60, given=b"in\n", folder=tmp_path, variables={"ONE": "1"}, apart=True
+    )
+    assert (apart.code, apart.words, apart.errors) == (2, f"in\n{tmp_path}\n1\n", "wrong\n")
+    assert apart.last_words == "wrong"
+    (tmp_path / "file").write_text("x" * 3_000_000)
+    whole = run_command(["sh", "-c", "cat; echo wrong >&2"], limit_s=60, given=tmp_path / "file")
+    assert (len(whole.words), whole.errors) == (3_000_006, "")
+    assert run_command(["cat"], limit_s=60).last_words == "nothing"
+    assert run_command(["sleep", "600"], limit_s=1).code is None
+    with pytest.raises(FileNotFoundError):
+        run_command([str(tmp_path / "none")], limit_s=60)
+
+
+def test_the_lines_of_a_command_come_while_it_runs(tmp_path: Path) -> None:
+    lines: list[str] = []
+
+    def take(line: str) -> None:
+        lines.append(line)
+        (tmp_path / "seen").touch()  # the command goes on when its first line has been seen
+
+    script = f"echo one; while [ ! -e {tmp_path}/seen ]; do sleep 0.05; done; printf 'two\\nhalf'"
+    assert run_command(["sh", "-c", script], limit_s=60, each_line=take).code == 0
+    assert lines == ["one", "two", "half"]

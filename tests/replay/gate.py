@@ -1,0 +1,404 @@
+"""`release-gate`: committed folders, orders, baselines, waivers, signatures; planted faults are in `gate_plants`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+
+from .gate_plants import PLANTS, golden
+from .harness import ROOT, Decisions, Ended, NotRun, Scenario, listed, terms
+from .receipts import (
+    AT_WORDS,
+    COMMIT,
+    FAILED,
+    IMAGE,
+    LOCK,
+    OTHER_COMMIT,
+    PROBES,
+    STACK,
+    TARGET,
+    check,
+    fill,
+    good,
+    jit,
+    machine,
+    part,
+    place,
+    put,
+    raised,
+    red,
+    timing,
+)
+
+DAY: Final = "2026-11-22"
+FOLDERS: Final = (
+    "h200/te2.12.0", "h200/te2.12.0/again", "h200/te2.14.1", "h200/te2.17.1", "h200/te2.20.2", "h200/native",
+    "h200-fa4", "fp8/te2.12.0", "fp8/te2.20.2", "fp8/two-gpus", "smoke/small", "smoke/scaled", "smoke/canary/te2.17.1",
+    "smoke/canary/te2.20.2", "smoke/autotuned", "smoke/ablation", "jit/h200", "restart",
+)  # fmt: skip
+
+
+def read_gate(ended: Ended) -> Decisions:
+    """Who is accepted, which rule closes each other cell, who is blamed, which waivers hold."""
+    data = ended.data
+    found: Decisions = {
+        "open": data["open"],
+        "of": f"{data['release']} {data['stack']} {data['target']}",
+        "missing": listed(data["missing"]),
+        "unreadable": len(data["unreadable"]),
+        "foreign": len(data["foreign"]),
+        "signed": bool(data["signed_by"]),
+        "baseline": data["baseline"],
+        "culprits": [row["module"] for row in data["culprits"]],
+        "accepted": listed(
+            row["probe"] for row in data["cells"] if row["required"] and row["accepted"] and not row["rules"]
+        ),
+        "waivers": listed(json.dumps(_waiver(row), sort_keys=True) for row in data["waivers"]),
+    }
+    for row in data["cells"]:
+        key = f"{row['run']}/{row['cell']}"
+        if row["warnings"] and row["required"]:
+            found[f"warnings {key}"] = len(row["warnings"])
+        if row["required"] and row["accepted"] and not row["rules"]:
+            continue
+        flags = ("required", "accepted", "closes")
+        words = [str(row["outcome"]), *(name for name in flags if row[name]), *(["waived"] if row["waived_by"] else [])]
+        found[f"cell {key}"] = f"{' '.join(words)}: {' '.join(row['rules'])}"
+    for row in data["culprits"]:
+        key = row["module"]
+        found[f"cause {key}"] = f"{row['cause']} {row['component']}".strip()
+        found[f"cascades {key}"] = row["cascades"]
+        found[f"next {key}"] = terms(row["next_step"])
+    return found
+
+
+def _waiver(row: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: row[key] for key in ("cell", "rule", "state", "in_vain") if key in row}
+    return kept or {"waiver": sorted(row)}
+
+
+def _words(store: str, *more: str, at: str = DAY) -> tuple[str, ...]:
+    return ("release-gate", store, *more, "--at", at, "--format", "json")
+
+
+def gates() -> Iterator[Scenario]:
+    """Every scenario of the gate."""
+    for make in (_committed, _planted, _asked, _compared, _waived, _signed):
+        yield from make()
+
+
+def _committed() -> Iterator[Scenario]:
+    """Every committed folder, under every kind of release."""
+    for folder, release in product(FOLDERS, ("te-upgrade", "nightly", "release")):
+        store = f"docs/evidence/{folder}"
+        stack = next((n.name.partition("-")[0] for n in sorted((ROOT / store).glob("*-h200-*.json"))), "te2.20.2")
+        more = ("--release", release, "--stack", stack, "--target", "h200")
+        yield Scenario(f"{folder} {release}", _words(store, *more), read_gate)
+    for stack in ("te2.12.0", "te2.14.1", "te2.17.1", "te2.20.2", "native"):
+        yield Scenario(f"h200 {stack}", _words("docs/evidence/h200", "--stack", stack), read_gate)
+        yield Scenario(f"evidence {stack}", _words("docs/evidence", "--stack", stack, "--target", "h200"), read_gate)
+    for target in ("b200", "gb10", "cpu"):
+        for release in ("te-upgrade", "nightly", "release"):
+            words = _words("docs/evidence/h200/te2.20.2", "--target", target, "--release", release)
+            yield Scenario(f"h200/te2.20.2 {target} {release}", words, read_gate)
+    for at in ("2026-11-21T12:00", "2026-11-21", "2026-12-20", "2026-12-22", "2027-01-01"):
+        yield Scenario(f"h200/te2.20.2 at {at}", _words("docs/evidence/h200/te2.20.2", at=at), read_gate)
+    for after, before in product(("te2.12.0", "te2.17.1", "te2.20.2", "native"), ("te2.12.0", "te2.17.1", "te2.20.2")):
+        words = _words(f"docs/evidence/h200/{after}", "--baseline", f"docs/evidence/h200/{before}")
+        yield Scenario(f"h200/{after} beside {before}", words, read_gate)
+    for after, before in (("te2.20.2", "te2.12.0"), ("te2.12.0", "te2.20.2")):
+        more = ("--release", "nightly", "--target", "h200", "--baseline", f"docs/evidence/fp8/{before}")
+        yield Scenario(f"fp8/{after} beside {before}", _words(f"docs/evidence/fp8/{after}", *more), read_gate)
+
+
+def _planted() -> Iterator[Scenario]:
+    """Faults in a store that is good throughout: under the default rules, and the same store under the strict ones."""
+    for name, plant in PLANTS.items():
+
+        def prepare(work: Path, plant: Callable[[Path], object] = plant) -> None:
+            plant(fill(work / "store"))
+
+        yield Scenario(
+            f"planted {name}",
+            _words("{work}/store", "--stack", STACK, "--target", TARGET, at=AT_WORDS),
+            read_gate,
+            prepare,
+        )
+    for name, plant in EDITS.items():
+
+        def edit(work: Path, plant: Callable[[dict[str, Any]], object] = plant) -> None:
+            shutil.copytree(ROOT / "docs/evidence/h200/te2.20.2", work / "store")
+            path = work / "store" / "te2.20.2-h200-permute.json"
+            data = json.loads(path.read_text())
+            plant(data)
+            path.write_text(json.dumps(data, indent=2) + "\n")
+
+        yield Scenario(f"edited {name}", _words("{work}/store", "--stack", STACK), read_gate, edit)
+
+
+def _first_check(data: dict[str, Any], **changes: Any) -> None:
+    one = next(row for row in data["checks"] if row["parts"])
+    one["parts"][0].update(changes)
+
+
+EDITS: Final[dict[str, Callable[[dict[str, Any]], object]]] = {  # of a real receipt, permute of te2.20.2
+    "nothing": lambda data: None,
+    "outcome fail": lambda data: data.update(outcome="fail", reason="out of bounds"),
+    "outcome error": lambda data: data.update(outcome="error", reason="it raised"),
+    "outcome not-run": lambda data: data.update(outcome="not-run", reason="no GPU"),
+    "outcome nobody knows": lambda data: data.update(outcome="fine"),
+    "over its bound": lambda data: _first_check(data, observed=1e9),
+    "over its bound and says so": lambda data: _first_check(data, observed=1e9, passed=False),
+    "no checks": lambda data: data.update(checks=[]),
+    "half of the checks": lambda data: data.update(checks=data["checks"][::2]),
+    "no backends": lambda data: data.update(backends=[]),
+    "native requested": lambda data: data.update(requested="native"),
+    "another day": lambda data: data.update(started="2026-10-01T00:00:00+00:00"),
+    "another commit": lambda data: data.update(commit="b" * 40),
+    "another environment": lambda data: data.update(environment="f" * 64),
+    "another GPU": lambda data: data["machine"].update(gpu="NVIDIA H100 80GB HBM3"),
+    "another capability": lambda data: data["machine"].update(capability="10.0"),
+    "another driver": lambda data: data["machine"].update(driver="1.0"),
+    "no packages": lambda data: data.update(packages=[]),
+    "a later schema": lambda data: data.update(schema_id="megacpp-validate/receipt/99"),
+    "an unknown key": lambda data: data.update(surplus=1),
+    "a key less": lambda data: data.pop("checks"),
+    "another cell": lambda data: data.update(cell="te2.20.2-h200-attention"),
+    "compiled afterwards": lambda data: data["jit"]["after"].update(triton=3),
+    "a retry of a failure": lambda data: data.update(retries=["fail: permute out of bounds"]),
+    "a retry of a node": lambda data: data.update(retries=["node-fail: the node was lost (node n3)"]),
+    "negative memory": lambda data: data.update(peak_memory_mib=-1.0),
+    "a median that is none": lambda data: data["timings"][0].update(median_ms=data["timings"][0]["median_ms"] / 2),
+}  # fmt: skip
+
+
+def _asked() -> Iterator[Scenario]:
+    """What the gate is asked for: commits, images, locks, kinds of release, stores that are none."""
+
+    def store(work: Path) -> None:
+        fill(work / "store")
+
+    for name, more in {
+        "good": (), "commit": ("--commit", COMMIT), "another commit": ("--commit", OTHER_COMMIT),
+        "short commit": ("--commit", "abcdef"), "image": ("--image", IMAGE), "lock": ("--lock", LOCK),
+        "release": ("--release", "release"), "nightly": ("--release", "nightly"), "weekly": ("--release", "weekly"),
+        "another stack": ("--stack", "te2.17.1"), "no such target": ("--target", "none"),
+        "no such baseline": ("--baseline", "{work}/none"), "own baseline": ("--baseline", "{work}/store"),
+    }.items():  # fmt: skip
+        yield Scenario(f"asked {name}", _words("{work}/store", *more, at=AT_WORDS), read_gate, store)
+    yield Scenario("asked no store", _words("{work}/none"), read_gate)
+    yield Scenario("asked an empty store", _words("{work}"), read_gate)
+    yield Scenario("asked several stacks", _words("docs/evidence/h200"), read_gate)
+    yield Scenario("asked a time that is none", _words("docs/evidence/h200/te2.20.2", at="yesterday"), read_gate)
+    for target, capability in (("gb10", "12.1"), ("b200", "10.0")):
+
+        def images(work: Path, target: str = target, capability: str = capability, **fault: Any) -> None:
+            of = {"target": target, "machine": machine(gpu=target.upper(), capability=capability)}
+            put(work / "store", *(golden(probe, **of) for probe in PROBES))
+            put(work / "store", golden("attention", **(of | fault)))
+
+        for name, fault in {
+            "good": {}, "another image": {"image_digest": f"sha256:{'2' * 64}"}, "no lock": {"lock_hash": ""},
+            "dirty": {"commit": f"{COMMIT}-dirty"}, "old schema": {"schema_id": "megacpp-validate/receipt/4"},
+        }.items():  # fmt: skip
+            more = ("--release", "release", "--target", target, "--stack", STACK)
+            words = _words("{work}/store", *more, at=AT_WORDS)
+            prepare = lambda work, images=images, fault=fault: images(work, **fault)  # noqa: E731
+            yield Scenario(f"golden {target} {name}", words, read_gate, prepare)
+        for name, more in {
+            "image": ("--image", IMAGE, "--lock", LOCK),
+            "another image": ("--image", f"r.io/te@sha256:{'3' * 64}"),
+        }.items():
+            words = _words(
+                "{work}/store", "--release", "release", "--target", target, "--stack", STACK, *more, at=AT_WORDS
+            )
+            yield Scenario(f"golden {target} asked for {name}", words, read_gate, images)
+
+
+def _compared() -> Iterator[Scenario]:
+    """Speed, memory and checks beside a baseline."""
+    slow = timing(median=1.11)
+    two = [check("bf16.forward", part()), check("bf16.backward", part())]
+    for name, before, after in (
+        ("alike", {}, {}),
+        ("slower", {}, {"timings": [slow]}),
+        ("slower and larger", {}, {"timings": [slow], "peak_memory_mib": 229.0}),
+        ("just not slower", {}, {"timings": [timing(median=1.1)], "peak_memory_mib": 228.0}),
+        ("host time alone", {}, {"timings": [timing(), timing("host", 9.0, "perf_counter")]}),
+        ("memory 94 to 139", {"peak_memory_mib": 94.1}, {"peak_memory_mib": 139.2}),
+        ("memory 100 to 228.1", {"peak_memory_mib": 100.0}, {"peak_memory_mib": 228.1}),
+        ("memory 2000 to 2200", {"peak_memory_mib": 2000.0}, {"peak_memory_mib": 2200.0}),
+        ("memory 2000 to 2201", {"peak_memory_mib": 2000.0}, {"peak_memory_mib": 2201.0}),
+        ("no timings", {}, {"timings": []}),
+        ("no memory", {}, {"peak_memory_mib": 0.0}),
+        ("baseline without timings", {"timings": []}, {}),
+        ("baseline without anything", {"timings": [], "peak_memory_mib": 0.0}, {}),
+        ("another card", {}, {"machine": machine(gpu="NVIDIA H100")}),
+        ("a check is lost", {"checks": two}, {"checks": two[:1]}),
+        ("a check is lost, of another commit", {"checks": two, "commit": OTHER_COMMIT}, {"checks": two[:1]}),
+        ("a wider bound", {}, {"checks": [check("bf16.forward", part(bound=0.1))]}),
+    ):
+
+        def prepare(work: Path, before: dict[str, Any] = before, after: dict[str, Any] = after) -> None:
+            fill(work / "before", stack="te2.12.0", hours=48.0, **before)
+            fill(work / "store")
+            put(work / "store", good("attention", **after))
+
+        for strict in (False, True):
+            more = ("--matrix", "{work}/matrix") if strict else ()
+            words = _words("{work}/store", "--baseline", "{work}/before", *more, at=AT_WORDS)
+
+            def both(work: Path, prepare: Callable[[Path], None] = prepare, strict: bool = strict) -> None:
+                prepare(work)
+                if strict:
+                    copy_matrix(
+                        work, ('baseline = "any"', 'baseline = "required"'), ('others = "list"', 'others = "close"')
+                    )
+
+            yield Scenario(f"baseline {name}{' strictly' if strict else ''}", words, read_gate, both)
+
+
+def copy_matrix(work: Path, *edits: tuple[str, str]) -> Path:
+    """A copy of the matrix, with edits of the rules."""
+    shutil.copytree(ROOT / "matrix", work / "matrix")
+    path = work / "matrix" / "gate.toml"
+    text = path.read_text()
+    for old, new in edits:
+        if old not in text:
+            raise NotRun(f"matrix/gate.toml has no {old}")
+        text = text.replace(old, new)
+    path.write_text(text)
+    return work / "matrix"
+
+
+NANS: Final = (
+    "NaNs in gradient", "Infs were found", "infinite loss", "grad_nan", "has_nan=True", "hasNaN", "got -inf", "1.#QNAN",
+    "non-finite", "nonfinite values", "not a number", "assert torch.isfinite(loss)", "loss is nan at step 3", "info",
+    "infer the shape", "nano", "tenant", "inference", "InfiniBand", "finite difference", "finance",
+)  # fmt: skip
+
+
+def _waived() -> Iterator[Scenario]:
+    """A waiver of one cell and one rule, over what it may hold off and what it may not."""
+    cell = f"{STACK}-{TARGET}-attention"
+    nan = check("bf16.forward", part("finite", 3.0, 0.0))
+    blocked = red("attention", outcome="blocked", blocked_by=f"{STACK}-{TARGET}-imports", checks=[])
+    cases: list[tuple[str, list[dict[str, Any]], str, str]] = [
+        ("holds", [red("attention")], "outcome", "2026-11-22"),
+        ("expired", [red("attention")], "outcome", "2026-11-21"),
+        ("of another rule", [red("attention")], "slower", "2026-12-31"),
+        ("not needed", [], "outcome", "2026-12-31"),
+        ("a second breakage", [red("attention", jit=jit(after={"triton": 1}))], "outcome", "2026-12-31"),
+        ("NaN", [red("attention", checks=[nan])], "outcome", "2026-12-31"),
+        ("import error", [red("attention", outcome="import-error", checks=[])], "outcome", "2026-12-31"),
+        ("import in the probe", [raised("attention", "ModuleNotFoundError: no module 'x'")], "outcome", "2026-12-31"),
+        ("symbol in the probe", [raised("attention", "OSError: te.so: undefined symbol: f")], "outcome", "2026-12-31"),
+        ("import in a check", [red("attention", checks=[{**FAILED, "detail": "ImportError: cannot import name 'f'"}])],
+         "outcome", "2026-12-31"),
+        ("blocked by an import", [raised("imports", "OSError: x"), blocked], "outcome", "2026-12-31"),
+        ("blocked by nobody", [blocked | {"blocked_by": f"{STACK}-{TARGET}-nothing"}], "outcome", "2026-12-31"),
+        ("of another commit", [red("attention", commit=OTHER_COMMIT)], "outcome", "2026-12-31"),
+        ("not run", [good("attention", outcome="not-run", checks=[])], "outcome", "2026-12-31"),
+        ("jit", [good("attention", jit=jit(after={"triton": 1}))], "jit", "2026-12-31"),
+        ("a rule that cannot be waived", [red("attention")], "missing", "2026-12-31"),
+        ("no such rule", [red("attention")], "never", "2026-12-31"),
+        *((f"words {word}", [raised("attention", f"RuntimeError: {word}")], "outcome", "2026-12-31") for word in NANS),
+    ]  # fmt: skip
+    for name, receipts, rule, expires in cases:
+
+        def prepare(work: Path, receipts: Any = receipts, rule: str = rule, expires: str = expires) -> None:
+            put(fill(work / "store"), *receipts)
+            write_waiver(copy_matrix(work), rule, expires, cell)
+
+        words = _words("{work}/store", "--stack", STACK, "--matrix", "{work}/matrix", at=AT_WORDS)
+        yield Scenario(f"waiver {name}", words, read_gate, prepare)
+    for older, name in (
+        (red("attention", hours=3.0), "a contradiction"),
+        (red("attention", hours=3.0, checks=[nan]), "an old NaN"),
+    ):
+
+        def contradict(work: Path, older: dict[str, Any] = older) -> None:
+            put(fill(work / "store"), older, run="older")
+            write_waiver(copy_matrix(work), "contradicted", "2026-12-31", cell)
+
+        words = _words("{work}/store", "--matrix", "{work}/matrix", at=AT_WORDS)
+        yield Scenario(f"waiver {name}", words, read_gate, contradict)
+
+    def real(work: Path) -> None:
+        write_waiver(copy_matrix(work), "outcome", "2026-12-31", "te2.17.1-h200-attention")
+
+    words = _words("docs/evidence/h200/te2.17.1", "--matrix", "{work}/matrix")
+    yield Scenario("waiver h200/te2.17.1", words, read_gate, real)
+
+
+def write_waiver(matrix: Path, rule: str, expires: str, cell: str) -> None:
+    """One row of waivers in a copy of the matrix."""
+    (matrix / "gate_waivers.toml").write_text(
+        f'[[waiver]]\nrelease = "te-upgrade"\ncell = "{cell}"\nrule = "{rule}"\nowner = "somebody"\n'
+        f'reason = "known"\nlink = "https://example.org/1"\nexpires = {expires}\n'
+    )
+
+
+def sign(work: Path) -> None:
+    """A signed store, by a key that is made for it."""
+    if shutil.which("ssh-keygen") is None:
+        raise NotRun("there is no ssh-keygen")
+    from .harness import call
+
+    fill(work / "store")
+    for name in ("key", "other"):
+        words = ("ssh-keygen", "-q", "-t", "ed25519", "-f", str(work / name), "-N", "")
+        subprocess.run(words, check=True, stdin=subprocess.DEVNULL, capture_output=True)
+    public = {name: (work / f"{name}.pub").read_text().strip() for name in ("key", "other")}
+    grant = 'ci@team namespaces="receipts@megacpp-validate"'
+    (work / "signers").write_text(f"{grant} {public['key']}\n")
+    (work / "others").write_text(f"{grant} {public['other']}\n")
+    (work / "expired").write_text(
+        f'ci@team namespaces="receipts@megacpp-validate",valid-before="20260101" {public["key"]}\n'
+    )
+    (work / "another-use").write_text(f'ci@team namespaces="git" {public["key"]}\n')
+    ended = call(("receipts-sign", str(work / "store"), "--key", str(work / "key")), work)
+    if ended.code:
+        raise NotRun(f"receipts-sign ended with {ended.code}")
+
+
+def _signed() -> Iterator[Scenario]:
+    """A signed store, and what was done to it since; `release` wants a signature."""
+
+    def edited(work: Path) -> None:
+        path = place(work / "store", "attention")
+        path.write_text(path.read_text().replace("0.001", "0.002", 1))
+
+    def lost(work: Path) -> None:
+        place(work / "store", "attention").unlink()
+
+    def no_signature(work: Path) -> None:
+        for path in (work / "store").rglob("*.sig"):
+            path.unlink()
+
+    def nothing(work: Path) -> None:
+        os.utime(place(work / "store", "attention"), (0, 0))
+
+    after: dict[str, tuple[Callable[[Path], object], str]] = {
+        "whole": (nothing, "signers"), "edited": (edited, "signers"), "lost": (lost, "signers"),
+        "added": (lambda work: put(work / "store", good("fp8_delayed"), run="late"), "signers"),
+        "a red one added": (lambda work: put(work / "store", red("attention", hours=0.5), run="late"), "signers"),
+        "no signature": (no_signature, "signers"), "another key": (nothing, "others"), "expired": (nothing, "expired"),
+        "another use": (nothing, "another-use"), "no such signers": (nothing, "none"),
+    }  # fmt: skip
+    for name, (deed, signers) in after.items():
+
+        def prepare(work: Path, deed: Callable[[Path], object] = deed) -> None:
+            sign(work)
+            deed(work)
+
+        words = _words("{work}/store", "--stack", STACK, "--signers", f"{{work}}/{signers}", at=AT_WORDS)
+        yield Scenario(f"signed {name}", words, read_gate, prepare)
+    words = _words("{work}/store", "--stack", STACK, "--signers", "{work}/signers", "--release", "release", at=AT_WORDS)
+    yield Scenario("signed under release", words, read_gate, sign)

@@ -1,0 +1,240 @@
+"""Images as planned, locks as checked, the site's pages and links, and `history`."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from .harness import ROOT, Decisions, Ended, Scenario, call, listed, terms
+from .receipts import PROBES, fill, good, put, raised, red
+
+EVIDENCE: Final = "docs/evidence"
+CACHE: Final = {"XDG_CACHE_HOME": "{work}/cache"}  # no index of another run
+PINNED: Final = ("BASE_IMAGE", "TE_VERSION", "ARCH", "CACHE_ARCH", "LOCK_HASH", "TE_ARCHS", "PYTHON_VERSION", "REMOVES")
+
+
+def read_images(ended: Ended) -> Decisions:
+    """Each plan: base, platform, lock, steps, sources; what is refused and what the linters that ran say."""
+    data = ended.data
+    found: Decisions = {"pins": data["pins_hash"], "warned": len(data["warned"])}
+    found["refused"] = listed(
+        str(row.get("target", row)) if isinstance(row, dict) else terms(row) for row in data["refused"]
+    )
+    for row in data["plans"]:
+        key = row["target"]
+        found[f"{key} base"] = row["reference"]
+        found[f"{key} pulled"] = row["pulled"]
+        found[f"{key} platform"] = f"{row['platform']} {row['arch']} {row['cache_arch']}"
+        found[f"{key} lock"] = f"{row['lock']} {row['lock_hash']}"
+        found[f"{key} steps"] = row["steps"]
+        found[f"{key} sources"] = listed(row["sources"])
+        found[f"{key} verified"] = bool(row["verified"])
+        found[f"{key} arguments"] = {name: row["arguments"][name] for name in PINNED if name in row["arguments"]}
+    for row in data["lints"]:
+        found[f"lint {row['linter'].split()[0]} {row['subject'][:40]}"] = f"{row['outcome']} {len(row['faults'])}"
+    return found
+
+
+def read_lock(ended: Ended) -> Decisions:
+    """What is stale, which pin is another one, how each stack fits."""
+    data = ended.data
+    found: Decisions = {
+        f"pin {row['base']}": f"{row['news']} {row['after']} verified={bool(row['verified'])}" for row in data["pins"]
+    }
+    found |= {
+        f"lock {row['target']} {row['file']}": f"{row['count']} stale={bool(row['stale'])}" for row in data["locks"]
+    }
+    for stack in data["fits"]:
+        found[f"fits {stack['name']}"] = dict(sorted(Counter(row["verdict"] for row in stack["fits"]).items()))
+        found[f"refused {stack['name']}"] = listed(row["need"] for row in stack["fits"] if row["verdict"] == "refused")
+    return found | {"refusals": len(data["refusals"])}
+
+
+def images() -> Iterator[Scenario]:
+    """Plans of all targets and of each, other bases, and the locks; nothing is built, and no engine is asked."""
+    offline = {"DOCKER_HOST": "unix:///nonexistent/docker.sock"}
+    base = "nvcr.io/nvidia/pytorch@sha256:" + "1" * 64
+    for name, more in {
+        "all": (),
+        "h200": ("h200",),
+        "b200": ("b200",),
+        "gb10": ("gb10",),
+        "cpu": ("cpu",),
+        "none": ("none",),
+        "h200 on another base": ("h200", "--base", base),
+        "a base by tag": ("h200", "--base", "nvcr.io/nvidia/pytorch:26.07-py3"),
+        "cpu tagged": ("cpu", "--tag", "mine"),
+        "cpu with a tag that is none": ("cpu", "--tag", "a b"),
+    }.items():
+        yield Scenario(f"plan {name}", ("images", *more, "--plan", "--format", "json"), read_images, env=offline)
+    for name, more in {
+        "all": (),
+        "h200": ("h200",),
+        "cpu": ("cpu",),
+        "pins": ("--only", "pins"),
+        "locks": ("--only", "locks"),
+        "none": ("none",),
+    }.items():
+        yield Scenario(f"lock {name}", ("lock", *more, "--check", "--format", "json"), read_lock)
+    for name, file, old, new in (
+        ("another release", "stacks.toml", 'version = "2.20.2"', 'version = "2.17.1"'),
+        ("another base", "images.toml", "26.07-py3", "26.06-py3"),
+    ):
+
+        def prepare(work: Path, file: str = file, old: str = old, new: str = new) -> None:
+            shutil.copytree(ROOT / "matrix", work / "matrix")
+            path = work / "matrix" / file
+            path.write_text(path.read_text().replace(old, new))
+
+        more = ("--matrix", "{work}/matrix", "--format", "json")
+        yield Scenario(f"plan with {name}", ("images", "--plan", *more), read_images, prepare, offline)
+        yield Scenario(f"lock with {name}", ("lock", "--check", *more), read_lock, prepare)
+
+
+_LINK: Final = re.compile(r"""(?:href|src)=(?:"([^"]*)"|'([^']*)'|([^\s>]+))""")
+_ID: Final = re.compile(r"""\bid=(?:"([^"]*)"|([^\s>]+))""")
+_HASH: Final = re.compile(r"-[0-9a-f]{8,}(?=\.html$)")
+
+
+def read_site(ended: Ended) -> Decisions:
+    """Pages, cells with their outcome, steps with their culprits, and links that lead nowhere."""
+    data, site = ended.data, ended.work / "site"
+    pages = sorted(str(path.relative_to(site)) for path in site.rglob("*") if path.is_file())
+    links, broken = _links(site)
+    return {
+        "pages": [_HASH.sub("", page) for page in pages],
+        "links": links,
+        "broken links": broken,
+        "cells": listed(
+            f"{row['cell']} {row['outcome']}{' in doubt' if row['doubt'] else ''}" for row in data["cells"]
+        ),
+        "cells with a page": sum((site / row["page"]).is_file() for row in data["cells"]),
+        "steps": listed(f"{row['target']} {row['before']} {row['after']}: {row['culprits']}" for row in data["steps"]),
+        "receipts": data["receipts"],
+        "runs": data["runs"],
+        "unreadable": len(data["unreadable"]),
+    }
+
+
+def _links(site: Path) -> tuple[dict[str, list[str]], list[str]]:
+    """Pages that each top page links to, and links that lead nowhere."""
+    found: dict[str, list[str]] = {}
+    broken = []
+    for path in sorted(site.rglob("*.html")):
+        text = path.read_text(encoding="utf-8")
+        own = set()
+        for groups in _LINK.findall(text):
+            link = unescape(next(filter(None, groups), ""))
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path.resolve()
+            if not target.is_file() or (parts.fragment and not _has(target, unquote(parts.fragment))):
+                broken.append(f"{path.relative_to(site)} -> {link}")
+            elif target != path.resolve() and target.suffix == ".html":
+                own.add(_HASH.sub("", str(target.relative_to(site.resolve()))))
+        if path.parent == site:
+            found[path.name] = sorted(own)
+    return found, broken
+
+
+def _has(page: Path, fragment: str) -> bool:
+    return any(
+        fragment in (unescape(one) for one in groups) for groups in _ID.findall(page.read_text(encoding="utf-8"))
+    )
+
+
+def read_history(ended: Ended) -> Decisions:
+    """Each cell: its runs in order, with their outcome, and how often it goes bad by itself."""
+    data = ended.data
+    found: Decisions = {
+        "receipts": data["receipts"],
+        "runs": data["runs"],
+        "unreadable": data["unreadable"],
+        "lost": len(data["lost"]),
+    }
+    for cell in data["cells"]:
+        name = cell["cell"]
+        found[name] = [_run(row) for row in cell["rows"]]
+        flakes = cell["flakes"] or {}
+        found[f"{name} flakes"] = [flakes.get(key) for key in ("states", "flaky_states", "runs", "flakes", "unbound")]
+        found[f"{name} trends"] = listed(f"{row['quantity']} {row.get('verdict', '')}" for row in cell["trends"])
+    return found
+
+
+def _run(row: dict[str, Any]) -> str:
+    flags = [name for name in ("contradicts", "same_as", "only_timed") if row[name]]
+    return " ".join((row["run"], str(row["outcome"]), row["started"], *flags))
+
+
+def several_runs(work: Path) -> None:
+    """Runs of several days: red and green of one state, a copy, a damaged file, other stacks and targets."""
+    store = work / "store"
+    fill(store)
+    for day in range(1, 9):
+        changes: dict[str, Any] = {"hours": 24.0 * day, "peak_memory_mib": 100.0 + 10 * day}
+        make = red if day % 4 == 0 else good
+        put(store, *(make(probe, **changes) for probe in PROBES[:3]), run=f"day-{day}")
+    put(store, raised("permute", "RuntimeError: x", hours=30.0), run="raised")
+    put(
+        store,
+        good("attention", stack="te2.17.1", hours=50.0),
+        red("attention", target="b200", hours=51.0),
+        run="others",
+    )
+    (store / "copy").mkdir()
+    shutil.copy(store / "day-1" / "te2.20.2-h200-attention.json", store / "copy")
+    (store / "damaged").mkdir()
+    (store / "damaged" / "te2.20.2-h200-attention.json").write_text("{")
+
+
+def sites() -> Iterator[Scenario]:
+    """The site of the committed evidence, with and without a decision of the gate, and of made-up runs."""
+    more = ("--output", "{work}/site", "--format", "json")
+
+    def judged(work: Path) -> None:
+        for stack in ("te2.17.1", "te2.20.2"):
+            words = (
+                f"{EVIDENCE}/h200/{stack}",
+                "--at",
+                "2026-11-22",
+                "--format",
+                "json",
+                "--output",
+                f"{work}/{stack}.json",
+            )
+            call(("release-gate", *words), work)
+
+    yield Scenario("evidence", ("report", EVIDENCE, *more), read_site, env=CACHE)
+    gates = ("--gate", "{work}/te2.17.1.json", "--gate", "{work}/te2.20.2.json")
+    yield Scenario("evidence with the gate", ("report", EVIDENCE, *gates, *more), read_site, judged, CACHE)
+    for folder in ("h200", "fp8", "smoke", "jit", "h200/native"):
+        yield Scenario(folder, ("report", f"{EVIDENCE}/{folder}", *more), read_site, env=CACHE)
+    yield Scenario("several runs", ("report", "{work}/store", *more), read_site, several_runs, CACHE)
+    yield Scenario("no folder", ("report", "{work}/none", *more), read_site, env=CACHE)
+    yield Scenario("no such decision", ("report", EVIDENCE, "--gate", "{work}/none.json", *more), read_site, env=CACHE)
+
+
+def histories() -> Iterator[Scenario]:
+    """Cells of the committed evidence and of made-up runs."""
+    for name, store, more, prepare in (
+        ("evidence", EVIDENCE, (), None),
+        ("h200", f"{EVIDENCE}/h200", ("--cell", "*"), None),
+        ("attention", EVIDENCE, ("--cell", "*-attention"), None),
+        ("smoke", EVIDENCE, ("--cell", "*smoke*"), None),
+        ("fp8", f"{EVIDENCE}/fp8", ("--cell", "*"), None),
+        ("no such cell", EVIDENCE, ("--cell", "none"), None),
+        ("no folder", "{work}/none", (), None),
+        ("empty", "{work}", (), None),
+        ("several runs", "{work}/store", (), several_runs),
+        ("several runs in full", "{work}/store", ("--cell", "*", "--last", "0"), several_runs),
+        ("the newest two", "{work}/store", ("--cell", "*-attention", "--last", "2"), several_runs),
+        ("memory", "{work}/store", ("--cell", "*", "--quantity", "peak_memory_mib"), several_runs),
+    ):
+        yield Scenario(name, ("history", store, *more, "--format", "json"), read_history, prepare, CACHE)
