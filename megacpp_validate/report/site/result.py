@@ -6,8 +6,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from ..evidence.receipt import Outcome
-from ..evidence.values import Frozen
+from ...errors import Exit
+from ...evidence.receipt import Outcome
+from ...evidence.values import Frozen
 
 
 class SiteCell(Frozen):
@@ -31,7 +32,7 @@ class SiteStep(Frozen):
     """The step between two adjacent releases.
 
     Attributes:
-        culprits: empty where nobody is to blame.
+        culprits: empty where nothing is to blame.
         lost: cells of the newer release without evidence, which may be what it breaks.
     """
 
@@ -73,6 +74,11 @@ class SiteResult(Frozen):
     size: int
     first_page: int
     seconds: float
+
+    @property
+    def exit(self) -> Exit:
+        """A site judges nothing: `release-gate` does."""
+        return Exit.OPEN
 
     @property
     def not_good(self) -> tuple[SiteCell, ...]:
