@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
+from ..errors import Exit, exit_for
 from ..evidence.receipt import Machine, Outcome, Receipt
 from ..evidence.values import Frozen
+
+NO_RECEIPT: Final = "there is no receipt"
 
 
 class SessionResult(Frozen):
@@ -34,6 +37,11 @@ class SessionResult(Frozen):
     seed: int
     seconds: float
     receipts: tuple[Receipt, ...]
+
+    @property
+    def exit(self) -> Exit:
+        """Closed where anything is red, and not open where anything did not run."""
+        return exit_for(breaks=self.breaks, lacks=not self.holds)
 
     @property
     def holds(self) -> bool:
@@ -92,6 +100,11 @@ class SupportGrid(Frozen):
     rows: tuple[SupportRow, ...]
     unreadable: dict[str, str] = Field(default_factory=dict)
 
+    @property
+    def exit(self) -> Exit:
+        """A file that cannot be read is evidence that is missing; the grid judges nothing else."""
+        return exit_for(breaks=False, lacks=bool(self.unreadable))
+
 
 def build_support(receipts: Iterable[Receipt], modules: Sequence[str], unreadable: dict[str, str]) -> SupportGrid:
     """The grid of stacks x modules; a cell without a receipt is `not-run`, never left out."""
@@ -115,7 +128,7 @@ def _support_row(target: str, stack: str, found: dict[str, Receipt], modules: Se
 
 def _support_cell(module: str, receipt: Receipt | None) -> SupportCell:
     if receipt is None:
-        return SupportCell(module=module, outcome=Outcome.NOT_RUN, reason="there is no receipt")
+        return SupportCell(module=module, outcome=Outcome.NOT_RUN, reason=NO_RECEIPT)
     passed = sum(check.passed for check in receipt.checks)
     return SupportCell(
         module=module, outcome=receipt.outcome, reason=receipt.reason, passed=passed, total=len(receipt.checks)

@@ -50,8 +50,6 @@ def describe_receipt(receipt: Receipt, *, name: str = "", group: str = "") -> Di
     if failed[_MOST_FAILED:]:
         fields.append(("out", f"{len(failed) - _MOST_FAILED} more failed checks"))
     fields += [("fell back", describe_fallback(backend)) for backend in find_fallbacks(receipt)]
-    fields += [("requested", describe_backends(receipt)), ("checks", count_checks(receipt))]
-    fields += [("closest", f"{show_worst(receipt)} of its bound" if show_worst(receipt) else "")]
     return Diagnostic(
         name=name or receipt.probe,
         mark=MARKS[receipt.outcome],
@@ -61,7 +59,6 @@ def describe_receipt(receipt: Receipt, *, name: str = "", group: str = "") -> Di
         help=describe_next_step(receipt),
         output=receipt.failure.traceback if receipt.failure else "",
         seconds=receipt.seconds.get("total", 0.0),
-        code=receipt.outcome.value if not receipt.outcome.is_good else "",
     )
 
 

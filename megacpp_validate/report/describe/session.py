@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from megacpp_validate.evidence.receipt import Machine, Outcome, Receipt
 from megacpp_validate.text import clean_line, count
 
-from ...environments.session_result import SessionResult, SupportGrid
+from ...environments.session_result import NO_RECEIPT, SessionResult, SupportGrid
 from ...environments.smoke_session import SmokeSession
 from ...gate.fp8_session import Fp8Result
 from ...gate.loss_result import LossOutcome, LossVerdict
@@ -89,7 +89,7 @@ def describe_support(grid: SupportGrid) -> Document:
     for row in grid.rows:
         seen = row.started[:10] or "date unknown"
         blocks.append(Paragraph(f"{row.stack} on {row.target}: {describe_machine(row.machine)}, {seen}."))
-    blocks += [case for case in cases if case.mark.tone in ("bad", "missing")]
+    blocks += [case for case in cases if case.mark.tone in ("bad", "missing") and case.message != NO_RECEIPT]
     unread = tuple(Diagnostic(file, missing("not read"), "files", why) for file, why in grid.unreadable.items())
     tones = {case.mark.tone for case in cases}
     mark = bad("fails") if "bad" in tones else missing() if "missing" in tones or unread or not rows else good("holds")

@@ -73,8 +73,15 @@ class _Terminal:
     def print_document(self, document: Document) -> None:
         self._print(_draw(document.title, "bold"))
         self._print(_draw(document.summary), first=self._symbol(document.mark))
-        for block in document.blocks:
+        self._print_blocks(document.blocks)
+
+    def _print_blocks(self, blocks: tuple[Block, ...]) -> None:
+        apart = False
+        for block in blocks:
+            if apart and isinstance(block, Paragraph | Bullets | Figure):
+                self._blank()
             self._print_block(block)
+            apart = isinstance(block, Table | Diagnostic | Preformatted) or (apart and isinstance(block, Details))
 
     def _print_block(self, block: Block) -> None:
         match block:
@@ -98,8 +105,7 @@ class _Terminal:
             case Details():
                 if self.verbose:
                     self._print_block(Heading(block.summary, 3, block.mark))
-                    for inner in block.blocks:
-                        self._print_block(inner)
+                    self._print_blocks(block.blocks)
             case _:
                 assert_never(block)
 
