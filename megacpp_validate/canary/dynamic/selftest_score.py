@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from ...catalog.bridge import Catalog
+from ...diagnosis.blame import blame
 from ...evidence.receipt import Outcome, Receipt
 from ...evidence.selftest import FalseAlarm, Fate, Mutant, MutantResult, SelftestOrder, SelftestResult, SelftestRun
-from .blame import blame
 
 CLEAN: Final = 200
 

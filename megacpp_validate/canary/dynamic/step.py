@@ -1,4 +1,4 @@
-"""The step from one stack to another: modules compared, red ones filed, culprits told. Total and pure."""
+"""The step from one stack to another: modules compared, red ones filed, culprits named. Total and pure."""
 
 from __future__ import annotations
 
@@ -7,27 +7,45 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-from ...catalog.bridge import BridgeModule
-from ...catalog.needs import Needs
+from ...diagnosis.blame import Module, Order, find_blockers, has_evidence, is_red, read_order, worst_of
+from ...diagnosis.culprits import Sides, file_cases, name_culprits
 from ...diagnosis.host_faults import find_host_fault
+from ...diagnosis.next_steps import Facts, Needs
+from ...diagnosis.red import Change, Red, is_same, sign
+from ...diagnosis.versions import changed_components, compare_versions, release_of
 from ...evidence.receipt import Outcome, Receipt, cell_id
-from ...evidence.values import ENVIRONMENT, Cause
-from .blame import Case, Order, file_reds, merge_cases, read_order, share_cases, worst_of
-from .boundary import is_first_seen, name_boundary
-from .compare import compare, has_evidence, is_red
-from .culprits import Sides, component_of, say_timing, tell_case, tell_green
-from .lost_checks import find_lost_checks, say_lost_checks
-from .next_steps import Facts
-from .performance import file_slow
-from .red import Red
-from .shared_layers import share_layers
-from .slowdown import SharedSlowdown, split_slowness
-from .upgrade_result import Change, Culprit, ModuleChange, StepResult, TimingChange
-from .versions import changed_components, compare_versions, release_of
-from .watched import Watched, find_watched, join_slow
-from .witness import name_the_layer
+from ...evidence.values import ENVIRONMENT
+from .slowdown import split_slowness
+from .upgrade_result import ModuleChange, StepResult, TimingChange
+from .watched import find_watched, name_green, name_shared
 
-_NEW: Final = frozenset({Change.REGRESSED, Change.NEW})
+_SHOWN: Final = 3  # lost checks that are named
+
+
+def compare(before: Receipt | None, after: Receipt | None) -> Change:
+    """What became of a cell.
+
+    A blocked cell is as red as what blocks it. Only where it had a failure of its own before is that one out of sight
+    now, and so lost. What passed and now says that it is not supported no longer shows that it holds: that is lost as
+    well.
+
+    Args:
+        before, after: of the same probe; None where there is no receipt that can be believed.
+    """
+    if after is None or not has_evidence(after):
+        return Change.LOST if has_evidence(before) else Change.UNCHANGED
+    if before is None or not has_evidence(before):
+        return Change.NEW
+    if before.outcome is Outcome.PASS and after.outcome is Outcome.EXPECTED_UNSUPPORTED:
+        return Change.LOST
+    if after.outcome.is_good:
+        return Change.UNCHANGED if before.outcome.is_good else Change.FIXED
+    if before.outcome.is_good:
+        return Change.REGRESSED
+    if is_same(sign(before), sign(after)):
+        return Change.SAME_FAILURE
+    hidden = after.outcome is Outcome.BLOCKED and before.outcome is not Outcome.BLOCKED
+    return Change.LOST if hidden else Change.NEW
 
 
 @dataclass(frozen=True)
@@ -50,7 +68,7 @@ Timings = Callable[[StackReceipts, StackReceipts], Sequence[TimingChange]]
 
 def compare_all(
     stacks: Sequence[StackReceipts],
-    modules: Sequence[BridgeModule],
+    modules: Sequence[Module],
     timings: Timings = lambda *_: (),
     *,
     target: str = "",
@@ -73,7 +91,7 @@ def compare_all(
 def compare_stacks(
     before: StackReceipts,
     after: StackReceipts,
-    modules: Sequence[BridgeModule],
+    modules: Sequence[Module],
     timings: Sequence[TimingChange] = (),
     *,
     target: str = "",
@@ -101,105 +119,49 @@ def compare_stacks(
     reds = [Red(name, seen[name], changes[name], old.get(name)) for name in names if is_red(seen.get(name))]
     good = {name for name, receipt in seen.items() if receipt.outcome.is_good}
     sides = _sides(before.stack, after.stack, old, new, modules, needs)
-    cases = [name_the_layer(case, seen) for case in _cases(reds, order, good, sides)]
-    culprits, under = _name_red(cases, order, sides)
-    culprits = [name_boundary(culprit, reds, good, before.stack) for culprit in culprits]
+    culprits, under = name_culprits(file_cases(reds, seen, order, sides), reds, good, order, sides)
+    slowness = split_slowness(timings)
+    shared = [name_shared(one, sides) for one in slowness.shared if one.changes]
     watched = find_watched(old, seen, order, {red.module for red in reds})
-    green, under_green = _name_green(timings, watched, order, under | {red.module: red.module for red in reds}, sides)
+    green = name_green(watched, slowness.own, timings, order, {red.module for red in reds}, sides)
+    slower = {row.module: ENVIRONMENT for one in slowness.shared for row in one.changes}
+    for culprit in green:
+        slower |= dict.fromkeys(culprit.cascades, culprit.module)
+    under = slower | under
+    reasons = {name: new[name].reason if name in new else _why_lost(name, after, target) for name in names}
+    reasons |= _say_unseen(changes, seen, old, unseen, before, target)
+    signatures = {red.module: str(red.signature) for red in reds}
     rows = tuple(
         ModuleChange(
             module=name,
             before=old[name].outcome if name in old else None,
             after=new[name].outcome if name in new else None,
             change=changes[name],
-            signature=next((str(red.signature) for red in reds if red.module == name), ""),
-            under=under.get(name, under_green.get(name, "")),
-            reason=new[name].reason if name in new else _why_lost(name, after, target),
+            signature=signatures.get(name, ""),
+            under=under.get(name, ""),
+            reason=reasons[name],
         )
         for name in names
     )
     rank = {ENVIRONMENT: -1} | {name: index for index, name in enumerate(names)}
+    lost = _lost(rows, new, out, after, target)
+    lost |= {new[name].cell: f"a fault of the host: {fault} ({new[name].reason})" for name, fault in hosts.items()}
     return StepResult(
         target=target,
         before=before.stack,
         after=after.stack,
-        modules=tuple(_say_unseen(row, old, unseen, before, target) for row in rows),
-        culprits=tuple(sorted((*culprits, *green), key=lambda culprit: rank.get(culprit.module, len(names)))),
+        modules=rows,
+        culprits=tuple(sorted((*culprits, *shared, *green), key=lambda culprit: rank.get(culprit.module, len(names)))),
         timings=tuple(timings),
         versions=sides.facts.versions,
-        lost=_lost(rows, new, out, after, target) | _say_hosts(new, hosts) | _say_unchecked(order, sides, new),
-    )
-
-
-def _cases(reds: Sequence[Red], order: Order, good: set[str], sides: Sides) -> tuple[Case, ...]:
-    """Red modules filed; what their layers share, in Transformer Engine or below it, is one case."""
-    cases = share_cases(share_layers(file_reds(reds, order, good), order), order)
-    if not sides.changed:
-        return cases
-    # The release is the same and something below it is not: that is what broke them, whatever they say.
-    groups: dict[str, list[Case]] = {}
-    kept: list[Case] = []
-    for case in cases:
-        if case.first.change in _NEW and not case.first.fits_no_call:
-            groups.setdefault(component_of(case.first, sides.changed), []).append(case)
-        else:
-            kept.append(case)
-    return (*kept, *(merge_cases(group, component, order) for component, group in groups.items()))
-
-
-def _name_red(cases: Sequence[Case], order: Order, sides: Sides) -> tuple[list[Culprit], dict[str, str]]:
-    """Culprits, and module -> what it is filed under. What failed in the same way before is nobody's doing now."""
-    culprits: list[Culprit] = []
-    under: dict[str, str] = {}
-    for case in cases:
-        name = ENVIRONMENT if case.shared is not None else case.first.module
-        filed = case.members if case.shared is not None else case.others
-        under |= {red.module: name for red in filed}
-        if case.first.change in _NEW and not is_first_seen(case.first, order):
-            culprits.append(tell_case(case, sides))
-    return culprits, under
-
-
-def _name_green(
-    timings: Sequence[TimingChange], watched: Sequence[Watched], order: Order, red: Mapping[str, str], sides: Sides
-) -> tuple[list[Culprit], dict[str, str]]:
-    """Culprits that are good, slower or changed, and module -> what it is filed under.
-
-    What all share is a lower clock, which explains no kernel, no compile and no memory.
-    """
-    slowness = split_slowness(timings)
-    found = [_tell_shared(shared, sides) for shared in slowness.shared if shared.changes]
-    under = {row.module: ENVIRONMENT for shared in slowness.shared for row in shared.changes}
-    for green in join_slow(watched, file_slow(slowness.own, order, red, timings), order):
-        culprit = tell_green(green, sides)
-        found.append(culprit)
-        under |= dict.fromkeys(culprit.cascades, culprit.module)
-    return found, under
-
-
-def _tell_shared(shared: SharedSlowdown, sides: Sides) -> Culprit:
-    component = next(iter(sides.changed), "") if len(sides.changed) == 1 else ""
-    return Culprit(
-        module=ENVIRONMENT,
-        cause=Cause.PERFORMANCE,
-        component=component,
-        signature=f"slower by {shared.factor:.2f}: {', '.join(shared.modules)}",
-        summary=shared.summary,
-        evidence=tuple(say_timing(row) for row in shared.changes),
-        next_step="look at the clocks, the temperature and what else runs on this machine, and time both stacks again; "
-        f"stay on {sides.facts.before} if it lasts",
-        cascades=shared.modules,
+        lost=lost | _find_unchecked(order, sides, new),
     )
 
 
 def _sides(
-    before: str,
-    after: str,
-    old: Mapping[str, Receipt],
-    new: Mapping[str, Receipt],
-    modules: Sequence[BridgeModule],
+    before: str, after: str, old: Mapping[str, Receipt], new: Mapping[str, Receipt], modules: Sequence[Module],
     needs: Needs | None,
-) -> Sides:
+) -> Sides:  # fmt: skip
     versions = compare_versions(old, new)
     releases = release_of(old), release_of(new)
     same = bool(releases[0]) and releases[0] == releases[1]
@@ -225,34 +187,14 @@ def _find_hosts(receipts: Mapping[str, Receipt]) -> dict[str, str]:
 
 
 def _out_of_sight(old: Mapping[str, Receipt], new: Mapping[str, Receipt], hosts: Collection[str]) -> set[str]:
-    """Blocked cells that nothing red stands behind, or what failed in the same way before, while they held.
-
-    What met a fault of the host is not red.
-    """
-    shown = (receipt for name, receipt in new.items() if name not in hosts)
-    red = {receipt.cell: receipt for receipt in shown if is_red(receipt) and receipt.outcome is not Outcome.BLOCKED}
-    by_cell = {receipt.cell: receipt for receipt in new.values()}
-
-    def find_behind(receipt: Receipt) -> Receipt | None:
-        met: set[str] = set()
-        while receipt.outcome is Outcome.BLOCKED and receipt.cell not in met:
-            met.add(receipt.cell)
-            if receipt.blocked_by in red:
-                return red[receipt.blocked_by]
-            following = by_cell.get(receipt.blocked_by)
-            if following is None:
-                return None
-            receipt = following
-        return None
-
-    def is_out(name: str, receipt: Receipt) -> bool:
-        behind = find_behind(receipt)
-        if behind is None:
-            return True
+    """Blocked cells that nothing red stands behind, or what failed in the same way before, while they held."""
+    out = set()
+    for name, behind in find_blockers(new, hosts).items():
         held = name in old and old[name].outcome.is_good
-        return held and compare(old.get(behind.probe), behind) is Change.SAME_FAILURE
-
-    return {name for name, one in new.items() if one.outcome is Outcome.BLOCKED and is_out(name, one)}
+        known = behind is not None and compare(old.get(behind.probe), behind) is Change.SAME_FAILURE
+        if behind is None or (held and known):
+            out.add(name)
+    return out
 
 
 def _lost(
@@ -270,29 +212,48 @@ def _lost(
 
 
 def _say_unseen(
-    row: ModuleChange, old: Mapping[str, Receipt], hosts: Mapping[str, str], before: StackReceipts, target: str
-) -> ModuleChange:
-    """A good cell with nothing to compare it with says so: that it broke is not known, nor that it did not."""
-    name = row.module
-    if row.change is not Change.NEW or row.after is None or not row.after.is_good:
-        return row
-    if name in hosts:
-        why = f"a fault of the host: {hosts[name]}"
-    else:
-        why = old[name].reason or "it was not run" if name in old else _why_lost(name, before, target)
-    said = f"nothing on {before.stack} to compare it with: {why}"
-    return row.model_copy(update={"reason": "; ".join(filter(None, (row.reason, said)))})
+    changes: Mapping[str, Change], seen: Mapping[str, Receipt], old: Mapping[str, Receipt], hosts: Mapping[str, str],
+    before: StackReceipts, target: str,
+) -> dict[str, str]:  # fmt: skip
+    """Why nothing is known of good cells without a receipt to compare them with, by module."""
+    said = {}
+    for name, receipt in seen.items():
+        if changes[name] is Change.NEW and receipt.outcome.is_good:
+            why = _why_lost(name, before, target)
+            if name in hosts:
+                why = f"a fault of the host: {hosts[name]}"
+            elif name in old:
+                why = old[name].reason or "it was not run"
+            compared = f"nothing on {before.stack} to compare it with: {why}"
+            said[name] = "; ".join(filter(None, (receipt.reason, compared)))
+    return said
 
 
-def _say_hosts(new: Mapping[str, Receipt], hosts: Mapping[str, str]) -> dict[str, str]:
-    return {new[name].cell: f"a fault of the host: {fault} ({new[name].reason})" for name, fault in hosts.items()}
+def _find_unchecked(order: Order, sides: Sides, new: Mapping[str, Receipt]) -> dict[str, str]:
+    """Cells that hold, and of which less was looked at than before, each with which checks: a skip is no success."""
+    found = {}
+    for name in order.names:
+        if name in sides.before and name in new and (lost := find_lost_checks(sides.before[name], new[name])):
+            more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
+            checked = f"{sides.facts.before} checked {', '.join(lost[:_SHOWN])}{more}"
+            found[new[name].cell] = f"{checked}, and this receipt does not"
+    return found
 
 
-def _say_unchecked(order: Order, sides: Sides, new: Mapping[str, Receipt]) -> dict[str, str]:
-    """Modules that hold, and of which less was looked at than before."""
-    both = [name for name in order.names if name in sides.before and name in new]
-    lost = {new[name].cell: find_lost_checks(sides.before[name], new[name]) for name in both}
-    return {cell: say_lost_checks(names, sides.facts.before) for cell, names in lost.items() if names}
+def find_lost_checks(before: Receipt, after: Receipt) -> tuple[str, ...]:
+    """Checks that a good cell made before and does not make now, in their order.
+
+    Empty where other checks were to be expected: of another commit, seed or path that was requested, of a second
+    backend that the receipt says is gone. Speed checks may be left out by a run.
+    """
+    good = before.outcome is Outcome.PASS and after.outcome is Outcome.PASS
+    alike = before.commit == after.commit != "" and before.seed == after.seed and before.requested == after.requested
+    if not good or not alike:
+        return ()
+    made = {check.name for check in after.checks}
+    absent = {row.requested for row in after.backends if not row.claimed and not row.observed}
+    lost = (check.name for check in before.checks if check.name not in made)
+    return tuple(name for name in lost if not absent & {*name.split(".")} and not name.startswith("speed."))
 
 
 def _why_lost(name: str, after: StackReceipts, target: str) -> str:

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Literal
 
 from pydantic import Field
 
+from ...diagnosis.culprits import Culprit
+from ...diagnosis.red import Change
+from ...diagnosis.versions import VersionChange
 from ...environments.session_result import SupportGrid
 from ...environments.stack_run import StackRun
+from ...errors import Exit, exit_for
 from ...evidence.receipt import Outcome
-from ...evidence.values import Cause, Frozen
+from ...evidence.values import Frozen
 from ..firewall.result import FirewallResult
 from ..static.findings import StaticResult
-
-
-class Change(StrEnum):
-    """What became of one cell between two stacks. Total: every pair of outcomes, and of none, has one."""
-
-    REGRESSED = "regressed"  # good before, bad now
-    FIXED = "fixed"  # bad before, good now
-    SAME_FAILURE = "same-failure"  # bad before and now, by one signature
-    NEW = "new"  # nothing was seen before, or another failure; what is seen now may be good or bad
-    LOST = "lost"  # no evidence now: missing, not-run, or blocked by a cell whose failure is not this one's
-    UNCHANGED = "unchanged"  # good before and now, or no evidence on either side
 
 
 class ModuleChange(Frozen):
@@ -45,40 +37,6 @@ class ModuleChange(Frozen):
     reason: str = ""
 
 
-class Culprit(Frozen):
-    """One cause, and all that is filed under it.
-
-    Attributes:
-        module: the first module in dependency order that shows it; `ENVIRONMENT` where every module shares it.
-        cause: its class.
-        component: what is at fault below Transformer Engine: "cuDNN", "cuBLAS", "CUDA runtime", "torch ABI",
-            "flash-attn"; empty where it is Transformer Engine or the bridge.
-        signature: what makes failures one failure.
-        summary: what was seen, in a sentence.
-        evidence: the lines that show it: exception, frame, checks out of bounds, versions that differ, timings.
-        entry_points: of Transformer Engine, as the bridge names them.
-        next_step: what to do.
-        cascades: modules that are red, slower or changed by it, in dependency order.
-        green: every check passed, and something else changed: time, kernel, memory, late compiles.
-    """
-
-    module: str
-    cause: Cause
-    component: str = ""
-    signature: str
-    summary: str
-    evidence: tuple[str, ...] = ()
-    entry_points: tuple[str, ...] = ()
-    next_step: str
-    cascades: tuple[str, ...] = ()
-    green: bool = False
-
-    @property
-    def is_slowdown(self) -> bool:
-        """Whether it is slower, and nothing of it is red: its evidence is timings."""
-        return self.cause is Cause.PERFORMANCE and self.signature.startswith("slower")
-
-
 class TimingChange(Frozen):
     """One timed use of a module on either side, beside the noise of the card.
 
@@ -97,14 +55,6 @@ class TimingChange(Frozen):
     noise: float
     slower: bool
     derivation: str
-
-
-class VersionChange(Frozen):
-    """A package or library as loaded that is not the same on both sides; empty where it was not loaded."""
-
-    name: str
-    before: str
-    after: str
 
 
 class StepResult(Frozen):
@@ -169,3 +119,11 @@ class UpgradeResult(Frozen):
         """Whether evidence that was asked for is missing."""
         firewall = self.firewall is not None and any(case.outcome.value == "not-run" for case in self.firewall.cases)
         return firewall or any(stack.problem for stack in self.stacks) or any(step.lost for step in self.steps)
+
+    @property
+    def exit(self) -> Exit:
+        """A breakage before evidence that is missing."""
+        return exit_for(breaks=self.breaks, lacks=self.lacks)
+
+
+__all__ = ["Change", "Culprit", "ModuleChange", "StepResult", "TimingChange", "UpgradeResult", "VersionChange"]

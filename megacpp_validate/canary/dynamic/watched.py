@@ -13,10 +13,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from ...diagnosis.blame import Order
+from ...diagnosis.culprits import Culprit, Sides
+from ...diagnosis.entries import FIREWALL, SHARED_PARTS, USES, of_module
+from ...diagnosis.next_steps import slow_step
 from ...evidence.receipt import Backend, Outcome, Receipt
-from ...evidence.values import Cause
-from .blame import Order
-from .performance import Slow
+from ...evidence.values import ENVIRONMENT, Cause
+from .slowdown import HOST, SharedSlowdown
+from .upgrade_result import TimingChange
 
 # Transformer Engine's own attention of plain products and a softmax: right, and taken where no fused kernel is.
 SLOW_KERNELS: Final = frozenset({"unfused"})
@@ -29,6 +33,9 @@ _UNUSABLE: Final = re.compile(
     r"(?!ModuleNotFoundError: No module named '(?:flash_attn|deep_gemm|torchao|liger_kernel|transformer_engine))"
 )
 _NAMES_KERNELS: Final = 5  # the first schema of receipts that names each kernel that was compiled
+
+_LOW: Final = frozenset({"fp8", "delayed", "current", "block", "mxfp8", "nvfp4"})
+_HIGH: Final = frozenset({"fp32", "bf16", "fp16"})
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,20 @@ class Watched:
     accepting: str
     others: tuple[str, ...] = ()
     explains_time: bool = False
+
+
+@dataclass(frozen=True)
+class Slow:
+    """One module that became slower by itself.
+
+    Attributes:
+        others: modules that are slower by it.
+        changes: its own rows.
+    """
+
+    module: str
+    changes: tuple[TimingChange, ...]
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,6 +142,169 @@ def join_slow(watched: Sequence[Watched], slow: Sequence[Slow], order: Order) ->
         others |= {name for one in its for name in (one.module, *one.others)}
         found.append(Green(module, mine, its, tuple(sorted(others - {module}, key=order.rank))))
     return tuple(found)
+
+
+def name_green(
+    watched: Sequence[Watched], own: Sequence[TimingChange], timed: Sequence[TimingChange], order: Order,
+    red: Collection[str], sides: Sides,
+) -> tuple[Culprit, ...]:  # fmt: skip
+    """Culprits that are good, slower or changed, in dependency order.
+
+    Args:
+        watched: what changed.
+        own: timings that are slower beyond the noise and beyond what all share.
+        timed: every timing.
+        red: red modules.
+    """
+    return tuple(_name_green(green, sides) for green in join_slow(watched, file_slow(own, order, red, timed), order))
+
+
+def name_shared(shared: SharedSlowdown, sides: Sides) -> Culprit:
+    """A slowdown that modules share, as a culprit: a lower clock explains no kernel, no compile and no memory."""
+    return Culprit(
+        module=ENVIRONMENT,
+        cause=Cause.PERFORMANCE,
+        component=sides.changed[0] if len(sides.changed) == 1 else "",
+        signature=f"slower by {shared.factor:.2f}: {', '.join(shared.modules)}",
+        summary=shared.summary,
+        evidence=tuple(map(say_timing, shared.changes)),
+        next_step="look at the clocks, the temperature and what else runs on this machine, and time both stacks again; "
+        f"stay on {sides.facts.before} if it lasts",
+        cascades=shared.modules,
+    )
+
+
+def say_timing(row: TimingChange) -> str:
+    """A timing in a line."""
+    bound = f"believed of noise: {row.noise:.3f} ({row.derivation})" if row.noise else row.derivation
+    return f"{row.module} {row.name}: {row.before_ms:.4g} -> {row.after_ms:.4g} ms, ratio {row.ratio:.3f}; {bound}"
+
+
+def _name_green(green: Green, sides: Sides) -> Culprit:
+    parts = (*green.watched, *map(_read_slow, green.slow))
+    component = sides.stands_on(green.module)
+    accepting = " and ".join(part.accepting for part in parts)
+    return Culprit(
+        module=ENVIRONMENT if component else green.module,
+        # Why it is slower tells more than that it is.
+        cause=next((part.cause for part in parts if part.cause is not Cause.PERFORMANCE), Cause.PERFORMANCE),
+        component=component,
+        signature="; ".join(part.signature for part in parts),
+        summary=f"{'. '.join(part.summary for part in parts)}.",
+        evidence=tuple(line for part in parts for line in part.evidence),
+        entry_points=() if green.module == FIREWALL else USES.get(green.module, ()),
+        next_step=slow_step(green.module, component, replace(sides.facts, held=True), accepting),
+        cascades=(green.module, *green.others) if component else green.others,
+        green=True,
+    )
+
+
+def _read_slow(slow: Slow) -> Watched:
+    # Time on the host has that of the device in it, and is noisier.
+    worst = max(slow.changes, key=lambda row: (not row.name.endswith(HOST), row.ratio))
+    slowest = f"{worst.ratio:.2f} times the time of `{worst.name}`"
+    return Watched(
+        slow.module,
+        Cause.PERFORMANCE,
+        f"slower: {', '.join(sorted({row.name for row in slow.changes}))}",
+        f"{slow.module} takes {slowest} (it was {worst.before_ms:.3g} ms and is {worst.after_ms:.3g} ms)",
+        tuple(map(say_timing, slow.changes)),
+        slowest,
+    )
+
+
+def file_slow(
+    own: Sequence[TimingChange], order: Order, red: Collection[str], timed: Sequence[TimingChange] = ()
+) -> tuple[Slow, ...]:
+    """Every slower module filed under the first that it stands on and that is slower in the same way.
+
+    Args:
+        own: rows that are slower beyond the noise and beyond what all share.
+        red: red modules: what is red is not slow as well, and what stands on it may be slow by another path.
+        timed: every row: what is timed and not slower tells what a slower one is slower by.
+    """
+    rows: dict[str, list[TimingChange]] = {}
+    for row in own:
+        if row.module not in red:
+            rows.setdefault(row.module, []).append(row)
+    held = frozenset((row.module, row.name) for row in timed if row.noise and not row.slower)
+    slow: dict[str, list[str]] = {}
+    for module in sorted(rows, key=order.rank):
+        if any(order.depends(module, other) and _share(module, other) for other in red if other != FIREWALL):
+            continue
+        cause = next(
+            (one for one in slow if order.depends(module, one) and _slows(one, rows[one], module, rows, held)), None
+        )
+        if cause is None:
+            slow[module] = []
+        else:
+            slow[cause].append(module)
+    return tuple(Slow(module, tuple(rows[module]), tuple(others)) for module, others in slow.items())
+
+
+def _slows(
+    cause: str, its: Sequence[TimingChange], module: str, rows: Mapping[str, Sequence[TimingChange]],
+    held: frozenset[tuple[str, str]],
+) -> bool:  # fmt: skip
+    """Whether what is slower in one module makes every row of another slower."""
+    if cause != FIREWALL and not _share(cause, module) and not _share_part(cause, its, module, held):
+        return False
+    # What the scope costs the host is paid by whatever is run in it, on the device too, which waits for the host.
+    low = all(_is_low(row.name) for row in its)
+    backward = all(_is_of_backward(row, held) for row in its)
+    return all(
+        (cause != FIREWALL or row.name.endswith(HOST) or _is_low(row.name))
+        and (_is_low(row.name) or not low)
+        and (not backward or "backward" in _words(row))
+        for row in rows[module]
+    )
+
+
+def _share_part(
+    cause: str, its: Sequence[TimingChange], module: str, held: frozenset[tuple[str, str]]
+) -> bool:  # fmt: skip
+    """Whether both run one part of Transformer Engine, and no use of the device that runs it is as fast as it was.
+
+    As of numbers that are wrong (shared_layers.py): every entry point that runs the shared code must show it.
+    """
+    mine, theirs = (of_module(name) or frozenset() for name in (cause, module))
+    low = all(_is_low(row.name) for row in its)
+    for part in SHARED_PARTS:
+        if not (part.shows & mine and part.shows & theirs):
+            continue
+        fast = (
+            name
+            for other, name in held
+            if part.shows & (of_module(other) or frozenset()) and not name.endswith(HOST)
+            and (not low or _is_low(name))
+        )  # fmt: skip
+        if not any(fast) and part.shows & mine == mine:
+            return True
+    return False
+
+
+def _is_of_backward(row: TimingChange, held: frozenset[tuple[str, str]]) -> bool:
+    """Whether the backward pass alone is slower: a use of both passes is where its forward pass by itself is not."""
+    words = _words(row)
+    if "backward" not in words:
+        return False
+    alone = row.name.replace("forward-backward", "forward")
+    return "forward" not in words or (row.module, alone) in held
+
+
+def _share(one: str, other: str) -> bool:
+    mine, theirs = of_module(one), of_module(other)
+    return mine is None or theirs is None or bool(mine & theirs)
+
+
+def _words(row: TimingChange) -> frozenset[str]:
+    return frozenset(re.split(r"[.-]", row.name))
+
+
+def _is_low(name: str) -> bool:
+    """Whether a use is of a low precision: of "bf16.block.forward" the block is no recipe."""
+    words = frozenset(re.split(r"[.-]", name))
+    return bool(words & _LOW) and not words & _HIGH
 
 
 def _find_slow_kernel(module: str, before: Receipt, after: Receipt) -> Watched | None:

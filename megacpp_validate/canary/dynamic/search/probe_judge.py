@@ -8,10 +8,10 @@ from typing import Final
 
 from ....catalog.bridge import BridgeModule
 from ....diagnosis.host_faults import find_host_fault
+from ....diagnosis.rows import component_named
 from ....environments.environment import Environment, NoEnvironment
 from ....evidence.receipt import Library, Outcome, Package, Receipt
 from ..bisect_result import Answer, Verdict
-from ..components import component_named
 from .judge import NotBuilt
 
 Make = Callable[[Mapping[str, str]], Environment]
@@ -124,7 +124,7 @@ def find_machine_trouble(receipt: Receipt) -> str:
     if receipt.failure is None or receipt.outcome is not Outcome.ERROR:
         return ""
     text = f"{receipt.failure.type}: {receipt.failure.message}"
-    rows = (component for name in _OF_MACHINE if (component := component_named(name)) is not None)
+    rows = map(component_named, _OF_MACHINE)
     return next((row.name for row in rows if row.says and re.search(row.says, text)), "")
 
 

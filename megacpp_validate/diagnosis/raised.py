@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from ...evidence.receipt import Failure, Outcome, Receipt
+from ..evidence.receipt import Failure, Outcome, Receipt
 
 # Packages whose frame says where a fault lies. Not torch: a fault of any layer passes through its `_call_impl` and its
 # autograd engine, or does not, by how the probe calls it.
@@ -25,7 +25,7 @@ _ACCELERATOR: Final = re.compile(
     r"cu(?:DNN|BLAS(?:Lt)?) Error|CUDNN_STATUS|CUBLAS_STATUS|CUDA (?:[Ee]rror|driver)|NCCL|nccl\w+Error|"
     r"AcceleratorError|cuda\w*Error|undefined symbol|OutOfMemoryError"
 )
-_BY_SIGNAL: Final = re.compile(r"^(?:SIG[A-Z0-9]+|signal \d+|exit status -?\d+|no-receipt)$")
+BY_SIGNAL: Final = re.compile(r"^(?:SIG[A-Z0-9]+|signal \d+|exit status -?\d+|no-receipt)$")
 _SAID: Final = re.compile(
     r"cannot be used: (?P<kind>\w[\w.]*): (?P<text>.*?)(?: \(at (?P<at>[^()]+)\))?\. Likely cause:"
 )
@@ -94,7 +94,7 @@ def read_raised(receipt: Receipt) -> Raised:
 
 def _of_failure(failure: Failure, outcome: Outcome) -> Raised:
     frame, trace = below_the_path(failure.frame), failure.traceback
-    if outcome is Outcome.TIMEOUT or _BY_SIGNAL.match(failure.type) or failure.type == "timeout":
+    if outcome is Outcome.TIMEOUT or BY_SIGNAL.match(failure.type) or failure.type == "timeout":
         kind = "timeout" if outcome is Outcome.TIMEOUT else failure.type
         return Raised(
             kind, failure.message, frame or _innermost(trace), died=True, bridge=_bridge(trace), traceback=trace

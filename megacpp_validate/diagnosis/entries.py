@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from ...evidence.receipt import Check
+from ..evidence.receipt import Check
 
 _PADDING: Final = ("fp8_padding", "fp8_unpadding")
 _CHUNKS: Final = ("moe_sort_chunks_by_index", "moe_sort_chunks_by_index_with_probs")
@@ -22,6 +22,7 @@ SCOPE: Final = (
     "fp8_state_manager",
 )  # fmt: skip
 
+FIREWALL: Final = "imports"  # what every module stands on, and whose low-precision scope every layer is run in
 # Module -> accessors of what it uses.
 USES: Final[dict[str, tuple[str, ...]]] = {
     "imports": (*SCOPE, "checkpoint", "make_graphed_callables"),

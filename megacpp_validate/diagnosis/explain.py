@@ -12,15 +12,12 @@ import re
 from enum import IntEnum
 from typing import Final
 
-from ...evidence.receipt import Outcome
-from .causes import may_follow
-from .entries import BLOCK, BLOCK_CHAIN, entries_in
-from .failed_checks import CheckKind, FailedCheck, Precision
-from .parameters import meet
-from .red import Red
-from .upgrade_result import Change
+from ..evidence.receipt import Outcome
+from .checks import CheckKind, FailedCheck, Precision
+from .diagnose import may_follow
+from .entries import BLOCK, BLOCK_CHAIN, FIREWALL, entries_in
+from .red import Change, Red, meet
 
-FIREWALL: Final = "imports"  # what every module stands on, and whose low-precision scope every layer is run in
 # The firewall's probe looks at the scope through a linear layer: a fault of that layer is seen there first, and is none
 # of the scope's. Module that looks -> module whose layer it looks through.
 WITNESSES: Final = {FIREWALL: "linear_walker"}

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeAlias, TypeGuard
 
-from ...catalog.bridge import BridgeModule
-from ...evidence.receipt import Receipt
-from ...evidence.values import Cause
-from .compare import is_red
-from .components import OF_THE_HOST
-from .entries import SharedPart
-from .explain import FIREWALL, WITNESSES, Link, explains, is_one_failure
-from .failed_checks import CheckKind, Precision
-from .red import Red
-from .upgrade_result import Change
+from ..evidence.receipt import Outcome, Receipt
+from ..evidence.values import ENVIRONMENT, Cause
+from .checks import CheckKind, Precision
+from .entries import BLOCK, FIREWALL, SHARED_PARTS, SharedPart
+from .explain import WITNESSES, Link, explains, is_one_failure
+from .red import Change, Red
+from .rows import OF_THE_HOST
 
 _TELLING: Final = 12  # characters of a text that two failures do not share by chance
 _SCOPE_FILES: Final = (
@@ -33,6 +30,13 @@ _SEEN_THROUGH: Final = re.compile(
 _OTHERS_IN_LOW_PRECISION: Final = ("expert_gemm", "layer_spec")
 _MANY: Final = 3  # so many cases that were killed from outside are one
 _BELOW: Final = (Cause.ENVIRONMENT, Cause.BINARY)
+_LEVELS: Final = (Precision.FP32, Precision.HALF, Precision.LOW, Precision.ANY)
+_APPLIED: Final = re.compile(r"fp8\.(\w+)\.\w+\.applied$")
+_ROUNDED: Final = re.compile(r"fp8\.(\w+)\..*\.rounded$")
+
+
+Module: TypeAlias = Any
+"""A row of bridge modules: `catalog.bridge.BridgeModule`, whose room lies above this one."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,16 @@ class Case:
         """All of it."""
         return (self.first, *self.others)
 
+    @property
+    def name(self) -> str:
+        """Who is blamed: the first module, or the environment."""
+        return self.first.module if self.shared is None else ENVIRONMENT
+
+    @property
+    def filed(self) -> tuple[Red, ...]:
+        """What is filed under that name."""
+        return self.others if self.shared is None else self.members
+
 
 @dataclass(frozen=True)
 class Order:
@@ -91,7 +105,7 @@ class Order:
         return one != other and not self.depends(one, other) and not self.depends(other, one)
 
 
-def read_order(modules: Sequence[BridgeModule]) -> Order:
+def read_order(modules: Sequence[Module]) -> Order:
     """The order of the matrix; what a module names that comes after it, it stands on alone."""
     below: dict[str, frozenset[str]] = {}
     for module in modules:
@@ -100,6 +114,36 @@ def read_order(modules: Sequence[BridgeModule]) -> Order:
             names |= below.get(other, frozenset())
         below[module.id] = frozenset(names - {module.id})
     return Order(tuple(module.id for module in modules), below)
+
+
+def has_evidence(receipt: Receipt | None) -> bool:
+    """Whether a receipt says anything about its cell: a missing receipt and `not-run` do not."""
+    return receipt is not None and receipt.outcome is not Outcome.NOT_RUN
+
+
+def is_red(receipt: Receipt | None) -> TypeGuard[Receipt]:
+    """Whether a receipt says that its cell does not hold; a time limit and a blocked cell included."""
+    return receipt is not None and has_evidence(receipt) and not receipt.outcome.is_good
+
+
+def find_blockers(receipts: Mapping[str, Receipt], hosts: Collection[str]) -> dict[str, Receipt | None]:
+    """Blocked module -> the red receipt that stands behind it; None where none does.
+
+    Args:
+        receipts: by module.
+        hosts: modules that met a fault of the host, which is not red.
+    """
+    by_cell = {one.cell: one for name, one in receipts.items() if name not in hosts or one.outcome is Outcome.BLOCKED}
+
+    def behind(receipt: Receipt) -> Receipt | None:
+        met: set[str] = set()
+        following: Receipt | None = receipt
+        while following is not None and following.outcome is Outcome.BLOCKED and following.cell not in met:
+            met.add(following.cell)
+            following = by_cell.get(following.blocked_by)
+        return following if is_red(following) and following.outcome is not Outcome.BLOCKED else None
+
+    return {name: behind(one) for name, one in receipts.items() if one.outcome is Outcome.BLOCKED}
 
 
 def worst_of(receipts: Iterable[Receipt]) -> dict[str, Receipt]:
@@ -112,7 +156,7 @@ def worst_of(receipts: Iterable[Receipt]) -> dict[str, Receipt]:
     return found
 
 
-def blame(receipts: Iterable[Receipt], modules: Sequence[BridgeModule]) -> Blame:
+def blame(receipts: Iterable[Receipt], modules: Sequence[Module]) -> Blame:
     """File the red receipts of one environment, with nothing to compare them with.
 
     Args:
@@ -275,3 +319,82 @@ def _badness(receipt: Receipt) -> tuple[bool, bool, bool, str]:
         receipt.failure is not None,
         repr(receipt),
     )
+
+
+def share_layers(cases: Sequence[Case], order: Order) -> tuple[Case, ...]:
+    """Cases of wrong numbers in one part that their layers share, made one case of the first module that sees it."""
+    left = list(cases)
+    for part in SHARED_PARTS:
+        for way in dict.fromkeys(_way(case.first) for case in left):
+            mine = [case for case in left if _way(case.first) == way and _is_by(part, case.first)]
+            if len(mine) > 1 and part.shows <= _seen_wrong(red for case in mine for red in case.members):
+                left = [case for case in left if case not in mine]
+                first = min((case.first for case in mine), key=lambda red: order.rank(red.module))
+                others = (red for case in mine for red in case.members if red is not first)
+                in_order = tuple(sorted(others, key=lambda red: order.rank(red.module)))
+                left.append(Case(first, in_order, part=part))
+    return tuple(sorted(left, key=lambda case: order.rank(case.first.module)))
+
+
+def _way(red: Red) -> tuple[bool, bool, int]:
+    """Whether it failed so before, whether the forward pass is wrong, and the highest precision in which it is."""
+    numbers = [check for check in red.checks if check.kind is CheckKind.NUMBERS]
+    forward = any(check.backward is False for check in numbers)
+    level = min((_LEVELS.index(check.precision) for check in numbers), default=len(_LEVELS))
+    return red.change is Change.SAME_FAILURE, forward, level
+
+
+def _is_by(part: SharedPart, red: Red) -> bool:
+    """Whether numbers alone are wrong, and each of them is about what runs this part, or can be."""
+    reach = part.shows | part.may_show
+    # In the block a layer hands what is wrong on to all others: which gradient shows it tells nothing.
+    about = (red.uses if check.entries is None or red.module == BLOCK else check.entries for check in red.checks)
+    numbers = red.receipt.outcome is Outcome.FAIL and red.diagnosis.cause is Cause.NUMERICS
+    return numbers and not red.diagnosis.component and all(one is None or reach & one for one in about)
+
+
+def _seen_wrong(reds: Iterable[Red]) -> frozenset[str]:
+    """Accessors that are wrong by themselves: a check outside of the block is about nothing else."""
+    found: set[str] = set()
+    for red in reds:
+        for check in red.checks if red.module != BLOCK else ():
+            about = check.entries if check.entries is not None else red.uses
+            if check.kind is CheckKind.NUMBERS and about is not None and len(about) == 1:
+                found |= about
+    return frozenset(found)
+
+
+def name_the_layer(case: Case, receipts: Mapping[str, Receipt]) -> Case:
+    """The case of the layer that the firewall's probe looks through, where that layer alone leaves the scope.
+
+    The firewall saw no low precision in it, in recipes in which another module shows that it ran: so the scope is well.
+
+    Args:
+        case: as it was filed.
+        receipts: of all modules.
+    """
+    layer = WITNESSES[FIREWALL]
+    if case.first.module != FIREWALL or case.shared is not None or layer not in receipts:
+        return case
+    if not receipts[layer].outcome.is_good or any(red.module == layer for red in case.others):
+        return case
+    if not _missed(case.first.receipt) & _shown(receipts):
+        return case
+    return Case(replace(case.first, module=layer), case.members)
+
+
+def _missed(receipt: Receipt) -> set[str]:
+    """Recipes that did not run in the layer; empty where a check of the scope itself failed."""
+    if any(not check.passed and check.name.startswith(("scope.", "accessor.", "support.")) for check in receipt.checks):
+        return set()
+    failed = {check.name: {part.name for part in check.parts if not part.passed} for check in receipt.checks}
+    found = ((_APPLIED.match(name), parts) for name, parts in failed.items())
+    missed = {one[1]: "low-precision-ran" in parts for one, parts in found if one and parts}
+    return set(missed) if missed and all(missed.values()) else set()
+
+
+def _shown(receipts: Mapping[str, Receipt]) -> set[str]:
+    """Recipes that other modules show to have run."""
+    checks = (check for receipt in receipts.values() for check in receipt.checks if receipt.probe != FIREWALL)
+    rounded = [(found[1], check.passed) for check in checks if (found := _ROUNDED.match(check.name))]
+    return {recipe for recipe, passed in rounded if passed} - {recipe for recipe, passed in rounded if not passed}

@@ -1,4 +1,4 @@
-"""A case told as a culprit: its class, component, evidence and next step, from the receipts of both sides."""
+"""Culprits: cases of red modules with class, component, evidence and next step, from the receipts of both sides."""
 
 from __future__ import annotations
 
@@ -7,21 +7,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from ...evidence.receipt import Check, Outcome, Receipt
-from ...evidence.values import ENVIRONMENT, Cause
-from .blame import Case
-from .causes import Diagnosis
-from .entries import USES, entries_in
-from .explain import FIREWALL
-from .failed_checks import CheckKind
-from .next_steps import Facts, next_step, slow_step
-from .performance import Slow
-from .red import Red
-from .slowdown import HOST
-from .upgrade_result import Culprit, TimingChange
+from ..evidence.receipt import Check, Outcome, Receipt
+from ..evidence.values import ENVIRONMENT, Cause, Frozen
+from .blame import (
+    Case,
+    Module,
+    Order,
+    file_reds,
+    find_blockers,
+    is_red,
+    merge_cases,
+    name_the_layer,
+    read_order,
+    share_cases,
+    share_layers,
+    worst_of,
+)
+from .checks import CheckKind
+from .diagnose import Diagnosis, diagnose_receipt
+from .entries import FIREWALL, USES, entries_in
+from .host_faults import find_host_fault
+from .next_steps import Facts, Needs, next_step
+from .red import Change, Red
 from .versions import second_copies, shorter, version_of
-from .watched import Green, Watched
 
+NEW: Final = frozenset({Change.REGRESSED, Change.NEW})
 _LISTED: Final = 3
 _LONGEST: Final = 600
 _QUOTED: Final = 200  # characters of an exception in the summary; the evidence has it whole
@@ -37,6 +47,43 @@ _STANDS_ON: Final[dict[str, tuple[str, ...]]] = {
     "layer_spec": ("cuBLAS", "torch"),
     "imports": ("torch", "cuBLAS"),
 }
+# What a fault of Transformer Engine or of the bridge shows as; a machine, a library or a time limit is none between
+# modules.
+_OF_MODULES: Final = frozenset({Cause.API, Cause.NUMERICS, Cause.SILENT_FALLBACK})
+
+
+class Culprit(Frozen):
+    """One cause, and all that is filed under it.
+
+    Attributes:
+        module: the first module in dependency order that shows it; `ENVIRONMENT` where every module shares it.
+        cause: its class.
+        component: what is at fault below Transformer Engine: "cuDNN", "cuBLAS", "CUDA runtime", "torch ABI",
+            "flash-attn"; empty where it is Transformer Engine or the bridge.
+        signature: what makes failures one failure.
+        summary: what was seen, in a sentence.
+        evidence: the lines that show it: exception, frame, checks out of bounds, versions that differ, timings.
+        entry_points: of Transformer Engine, as the bridge names them.
+        next_step: what to do.
+        cascades: modules that are red, slower or changed by it, in dependency order.
+        green: every check passed, and something else changed: time, kernel, memory, late compiles.
+    """
+
+    module: str
+    cause: Cause
+    component: str = ""
+    signature: str
+    summary: str
+    evidence: tuple[str, ...] = ()
+    entry_points: tuple[str, ...] = ()
+    next_step: str
+    cascades: tuple[str, ...] = ()
+    green: bool = False
+
+    @property
+    def is_slowdown(self) -> bool:
+        """Whether it is slower, and nothing of it is red: its evidence is timings."""
+        return self.cause is Cause.PERFORMANCE and self.signature.startswith("slower")
 
 
 @dataclass(frozen=True)
@@ -44,7 +91,7 @@ class Sides:
     """Both sides of a step.
 
     Attributes:
-        facts: what next steps are told of; `held` and `files` are set for each culprit.
+        facts: what next steps depend on; `held` and `files` are set for each culprit.
         changed: components of another version while the release of Transformer Engine is the same; empty otherwise.
         files: bridge files by module.
     """
@@ -52,32 +99,122 @@ class Sides:
     facts: Facts
     before: Mapping[str, Receipt] = field(repr=False)
     changed: tuple[str, ...] = ()
-    files: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
+    files: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
+
+    def stands_on(self, module: str) -> str:
+        """The component that changed and that a module stands on first; empty where none changed."""
+        known = (name for name in _STANDS_ON.get(module, ()) if name in self.changed)
+        return next(known, next(iter(self.changed), ""))
 
 
-def component_of(red: Red, changed: Sequence[str]) -> str:
+def blame_receipts(receipts: Sequence[Receipt], modules: Sequence[Module], needs: Needs | None) -> tuple[Culprit, ...]:
+    """Who is to blame for the red receipts of one stack, with nothing to compare them with: for the release gate.
+
+    Every red receipt is a culprit, or a cascade of one; what the host did is nobody's.
+
+    Args:
+        receipts: of one stack on one target; several of one probe are the red one.
+        modules: in dependency order.
+        needs: what releases are known to need.
+    """
+    found = worst_of(receipts)
+    hosts = {name for name, one in found.items() if find_host_fault(one)}
+    out = hosts | {name for name, behind in find_blockers(found, hosts).items() if behind is None}
+    seen = {name: one for name, one in found.items() if name not in out}
+    order = read_order(modules)
+    facts = Facts("an earlier stack", receipts[0].stack if receipts else "", held=False, needs=needs)
+    sides = Sides(facts, {}, (), {module.id: tuple(module.files) for module in modules})
+    reds = [Red(name, one) for name, one in seen.items() if is_red(one)]
+    good = {name for name, one in seen.items() if one.outcome.is_good}
+    cases = file_cases(reds, seen, order, sides)
+    culprits, _ = name_culprits(cases, reds, good, order, sides)
+    culprits.sort(key=lambda row: (row.module != ENVIRONMENT, order.rank(row.module)))
+    named = {name for row in culprits for name in (row.module, *row.cascades)}
+    return (*culprits, *(_name_alone(one) for one in receipts if is_red(one) and one.probe not in named))
+
+
+def _name_alone(receipt: Receipt) -> Culprit:
+    """A cell that nobody is blamed for: a composition, or what the host did."""
+    found = diagnose_receipt(receipt)
+    return Culprit(
+        module=receipt.probe, cause=found.cause, component=found.component, signature="", summary=receipt.reason,
+        next_step="read its receipt; `nox -s te_bisect` finds the change that broke it",
+    )  # fmt: skip
+
+
+def file_cases(reds: Sequence[Red], seen: Mapping[str, Receipt], order: Order, sides: Sides) -> tuple[Case, ...]:
+    """Red modules filed by cause; what their layers share, in Transformer Engine or below it, is one case."""
+    good = {name for name, receipt in seen.items() if receipt.outcome.is_good}
+    cases = share_cases(share_layers(file_reds(reds, order, good), order), order)
+    if sides.changed:  # the release is the same and something below it is not: that broke them, whatever they say
+        groups: dict[str, list[Case]] = {}
+        kept: list[Case] = []
+        for case in cases:
+            if case.first.change in NEW and not case.first.fits_no_call:
+                groups.setdefault(_component_of(case.first, sides), []).append(case)
+            else:
+                kept.append(case)
+        cases = (*kept, *(merge_cases(group, component, order) for component, group in groups.items()))
+    return tuple(name_the_layer(case, seen) for case in cases)
+
+
+def name_culprits(
+    cases: Sequence[Case], reds: Sequence[Red], good: set[str], order: Order, sides: Sides
+) -> tuple[list[Culprit], dict[str, str]]:
+    """Culprits, and module -> what it is filed under. What failed in the same way before is nobody's doing now."""
+    culprits: list[Culprit] = []
+    under: dict[str, str] = {}
+    for case in cases:
+        first = case.first
+        under |= dict.fromkeys((red.module for red in case.filed), case.name)
+        # That a composition is red which was not run before says nothing of the step.
+        first_seen = first.module not in order.names and (
+            first.before is None or first.before.outcome is Outcome.NOT_RUN
+        )
+        if first.change in NEW and not first_seen:
+            culprits.append(_name_boundary(_name_culprit(case, sides), reds, good, sides.facts.before))
+    return culprits, under
+
+
+def _component_of(red: Red, sides: Sides) -> str:
     """The component that is at fault where the release is the same and these components are not."""
     own = red.diagnosis.component
-    if own in changed or not changed:
+    if own in sides.changed:
         return own
-    if own == "torch ABI" and "torch" in changed:
+    if own == "torch ABI" and "torch" in sides.changed:
         return "torch"
-    preferred = _STANDS_ON.get(red.module, ())
-    return own or next((name for name in preferred if name in changed), changed[0])
+    return own or sides.stands_on(red.module)
 
 
-def tell_case(case: Case, sides: Sides) -> Culprit:
+def _name_boundary(culprit: Culprit, reds: Sequence[Red], good: set[str], before: str) -> Culprit:
+    """A composition that is red where no module is, as a culprit of a class of its own; any other as it is."""
+    red = next((red for red in reds if red.module == culprit.module), None)
+    if red is None or culprit.cause not in _OF_MODULES or any(one.module in USES for one in reds):
+        return culprit
+    if USES.keys() <= good:
+        says = "Every bridge module holds by itself: the fault lies between them."
+        step = "turn features off one by one in both releases (`nox -s ablate`): the pair of modules without which it "
+        step += f"holds does not fit; stay on {before} until then"
+    elif culprit.cause is Cause.API and red.raised is None:  # it holds to a contract of its own, which no module has
+        says = "Not every bridge module was run beside it: whether the fault lies in one or between them is unknown."
+        step = f"run the bridge modules in both releases first (`nox -s h200_parity`); stay on {before} until then"
+    else:
+        return culprit
+    summary = f"{culprit.summary} {says}"
+    return culprit.model_copy(update={"cause": Cause.BOUNDARY, "summary": summary, "next_step": step})
+
+
+def _name_culprit(case: Case, sides: Sides) -> Culprit:
     """A case of red modules as a culprit."""
     first, diagnosis = case.first, case.first.diagnosis
     if case.shared is not None:
         cause = diagnosis.cause if diagnosis.component == case.shared and not sides.changed else Cause.ENVIRONMENT
         diagnosis = Diagnosis(cause, case.shared, diagnosis.missing)
-    others = case.members if case.shared is not None else case.others
-    cascades = tuple(red.module for red in others)
-    files = sides.files.get(first.module, ())
+    cascades = tuple(red.module for red in case.filed)
+    files = tuple(sides.files.get(first.module, ()))
     facts = replace(sides.facts, held=first.was_good, files=files, cascades=cascades)
     return Culprit(
-        module=first.module if case.shared is None else ENVIRONMENT,
+        module=case.name,
         cause=diagnosis.cause,
         component=diagnosis.component,
         signature=str(first.signature),
@@ -89,55 +226,9 @@ def tell_case(case: Case, sides: Sides) -> Culprit:
     )
 
 
-def tell_green(green: Green, sides: Sides) -> Culprit:
-    """A module that is good, and became slower by itself, or changed in what no check of it holds."""
-    parts = (*green.watched, *map(_tell_slow, green.slow))
-    component = _slow_component(green.module, sides)
-    accepting = " and ".join(part.accepting for part in parts)
-    return Culprit(
-        module=ENVIRONMENT if component else green.module,
-        # Why it is slower tells more than that it is.
-        cause=next((part.cause for part in parts if part.cause is not Cause.PERFORMANCE), Cause.PERFORMANCE),
-        component=component,
-        signature="; ".join(part.signature for part in parts),
-        summary=f"{'. '.join(part.summary for part in parts)}.",
-        evidence=tuple(line for part in parts for line in part.evidence),
-        entry_points=() if green.module == FIREWALL else USES.get(green.module, ()),
-        next_step=slow_step(green.module, component, replace(sides.facts, held=True), accepting),
-        cascades=(green.module, *green.others) if component else green.others,
-        green=True,
-    )
-
-
-def _tell_slow(slow: Slow) -> Watched:
-    # Time on the host has that of the device in it, and is noisier.
-    worst = max(slow.changes, key=lambda row: (not row.name.endswith(HOST), row.ratio))
-    slowest = f"{worst.ratio:.2f} times the time of `{worst.name}`"
-    return Watched(
-        slow.module,
-        Cause.PERFORMANCE,
-        f"slower: {', '.join(sorted({row.name for row in slow.changes}))}",
-        f"{slow.module} takes {slowest} (it was {worst.before_ms:.3g} ms and is {worst.after_ms:.3g} ms)",
-        tuple(say_timing(row) for row in slow.changes),
-        slowest,
-    )
-
-
 def cut(text: str, longest: int) -> str:
     """A text, or as many whole words of it as fit."""
     return text if len(text) <= longest else f"{text[: longest - 1].rsplit(' ', 1)[0]}…"
-
-
-def say_timing(row: TimingChange) -> str:
-    """A timing in a line."""
-    bound = f"believed of noise: {row.noise:.3f} ({row.derivation})" if row.noise else row.derivation
-    return f"{row.module} {row.name}: {row.before_ms:.4g} -> {row.after_ms:.4g} ms, ratio {row.ratio:.3f}; {bound}"
-
-
-def _slow_component(module: str, sides: Sides) -> str:
-    if not sides.changed:
-        return ""
-    return next((name for name in _STANDS_ON.get(module, ()) if name in sides.changed), sides.changed[0])
 
 
 def _summary(case: Case, diagnosis: Diagnosis, sides: Sides) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Final
+from typing import Final, NamedTuple
 
-from ...evidence.receipt import Library, Outcome, Receipt
-from .components import component_named, loaded_as
-from .upgrade_result import VersionChange
+from ..evidence.receipt import Library, Outcome, Receipt
+from ..evidence.values import Frozen
+from .rows import component_named, loaded_as
 
 TE: Final = "transformer_engine"
 _OWN: Final = frozenset({TE, "transformer_engine_torch", "libtransformer_engine"})
@@ -22,8 +21,15 @@ Receipts = Mapping[str, Receipt]
 """Receipts of one stack by module."""
 
 
-@dataclass(frozen=True)
-class Second:
+class VersionChange(Frozen):
+    """A package or library as loaded that is not the same on both sides; empty where it was not loaded."""
+
+    name: str
+    before: str
+    after: str
+
+
+class Second(NamedTuple):
     """A library or package that is there twice.
 
     Attributes:
@@ -75,10 +81,8 @@ def release_of(receipts: Receipts) -> str:
 
 def version_of(component: str, receipt: Receipt) -> str:
     """The version of a component that a receipt says was loaded; empty where it says none."""
-    row = component_named(component)
-    names = row.loaded if row else (component,)
     found = _loaded(receipt)
-    return next((found[name] for name in names if found.get(name)), "")
+    return next((found[name] for name in component_named(component).loaded if found.get(name)), "")
 
 
 def cuda_major(receipt: Receipt) -> str:
@@ -89,8 +93,7 @@ def cuda_major(receipt: Receipt) -> str:
 
 def second_copies(receipt: Receipt, component: str) -> tuple[Second, ...]:
     """Libraries and packages of a component of which this process had more than one file."""
-    row = component_named(component)
-    names = row.loaded if row else (component,)
+    names = component_named(component).loaded
     found = [second for library in receipt.libraries if library.name in names if (second := _second(library))]
     found += [
         Second(package.name, package.file, package.other_copies)

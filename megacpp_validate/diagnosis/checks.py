@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from ...evidence.receipt import Check, Receipt
+from ..evidence.receipt import Check, Receipt
 from .entries import entries_of_check
 
 
