@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Final, Literal
 
 from pydantic import Field
 
-from ..errors import Exit, exit_for
+from ..errors import Exit, NothingSelected, WrongArguments, exit_for
 from ..evidence.receipt import Machine, Outcome, Receipt
+from ..evidence.store import ReceiptInvalid, read_receipts
 from ..evidence.values import Frozen
 
 NO_RECEIPT: Final = "there is no receipt"
@@ -104,6 +106,27 @@ class SupportGrid(Frozen):
     def exit(self) -> Exit:
         """A file that cannot be read is evidence that is missing; the grid judges nothing else."""
         return exit_for(breaks=False, lacks=bool(self.unreadable))
+
+
+def read_support(folders: Sequence[Path], modules: Sequence[str]) -> SupportGrid:
+    """The grid of some folders of receipts.
+
+    Raises:
+        WrongArguments: there is no such folder.
+        NothingSelected: no folder has a receipt.
+    """
+    try:
+        found = [read_receipts(folder) for folder in folders]
+    except ReceiptInvalid as fault:
+        raise WrongArguments(str(fault)) from fault
+    receipts = [receipt for folder in found for receipt in folder.found.values()]
+    unreadable = {str(fault.file): fault.reason for folder in found for fault in folder.unreadable}
+    if not receipts and not unreadable:
+        raise NothingSelected(
+            f"there is no receipt in {', '.join(map(str, folders))}. Likely cause: a typing error, or no run wrote "
+            "there. Next step: give folders of receipts, such as docs/evidence/h200/*/."
+        )
+    return build_support(receipts, modules, unreadable)
 
 
 def build_support(receipts: Iterable[Receipt], modules: Sequence[str], unreadable: dict[str, str]) -> SupportGrid:

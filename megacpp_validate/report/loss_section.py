@@ -10,7 +10,7 @@ from markupsafe import Markup
 from megacpp_validate.evidence.receipt import Check
 
 from ..gate.loss_result import LossVerdict
-from .drawings.loss_curves import draw_loss_curves
+from .drawings.curves import draw_loss_curves
 from .plain_text import strip_control
 from .summaries import count
 from .words.checks import say_parts
@@ -54,7 +54,7 @@ def draw_loss_section(verdicts: Sequence[LossVerdict], missing: str = "") -> Mar
 def _draw_figure(verdict: LossVerdict) -> Markup:
     mark = mark_loss(verdict)
     # The drawing escapes what it shows; its viewBox gives it the width of whatever holds it.
-    svg = Markup(draw_loss_curves(verdict))  # noqa: S704
+    svg = Markup(draw_loss_curves(verdict).svg)  # noqa: S704
     label = f"Loss curves of {name_loss(verdict)} and of BF16, and the gap between them"
     said = f"{verdict.of}: {say_loss(verdict)}" if verdict.of else say_loss(verdict)
     return _FIGURE.format(

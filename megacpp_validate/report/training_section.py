@@ -7,7 +7,7 @@ from typing import Final
 
 from markupsafe import Markup
 
-from .drawings.step_times import draw_step_times
+from .drawings.curves import draw_training
 from .marks import mark_cell
 from .plain_text import strip_control
 from .words.smoke import HEADINGS, Trained, say_phases, say_row, say_state
@@ -36,7 +36,7 @@ def _draw_figure(trained: Trained) -> Markup:
     row = dict(zip(HEADINGS, say_row(trained), strict=True))
     cell = row.pop("cell")
     said = f"{cell}: {'; '.join(f'{name} {value}' for name, value in row.items() if value)}"
-    svg = Markup(draw_step_times(trained.record))  # noqa: S704 - the drawing escapes what it shows
+    svg = Markup(draw_training(trained.record).svg)  # noqa: S704 - the drawing escapes what it shows
     return _FIGURE.format(
         tone=mark.tone,
         symbol=mark.symbol,

@@ -49,9 +49,7 @@ ERROR = receipt(
     Outcome.ERROR,
     "RuntimeError: cuDNN Error: set_attribute on a reshape operation",
     checks=(HELD,),
-    failure=Failure(
-        "RuntimeError", "cuDNN", "transformer_engine/fused_attn.py:310 in fwd", "Traceback: all"
-    ),
+    failure=Failure("RuntimeError", "cuDNN", "transformer_engine/fused_attn.py:310 in fwd", "Traceback: all"),
 )
 TIMEOUT = receipt("expert_gemm", Outcome.TIMEOUT, "killed after 300 s in deep_gemm/jit.py:10 in build")
 IMPORT = receipt("linear_walker", Outcome.IMPORT_ERROR, UNDEFINED)

@@ -31,7 +31,7 @@ from ..document import (
 )
 
 # Where a long path or name may be broken: after a separator.
-_BREAK: Final = re.compile(r"(?<=[/.])(?=[^/.\s])|(?<=[A-Za-z0-9]_)(?=[A-Za-z0-9])")
+_BREAK: Final = re.compile(r"(?<=[/.])(?=[^/.\s\d])|(?<=[A-Za-z0-9]_)(?=[A-Za-z0-9])")
 _ELSEWHERE: Final = re.compile(r"(?!https?:)[A-Za-z][A-Za-z0-9+.-]*:")  # a scheme that a page must not lead to
 _WIDE: Final = 4  # columns from which a table may need to scroll on a telephone
 

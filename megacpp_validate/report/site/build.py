@@ -137,9 +137,7 @@ class _Builder:
             waiting.clear()
         yield from self._render_tops()
 
-    def _read_cell(
-        self, cell: CellHistory, seen: _Stack, waiting: list[tuple[CellHistory, Receipt | None]]
-    ) -> CellHistory:
+    def _read_cell(self, cell: CellHistory, seen: _Stack, waiting: list[Page]) -> CellHistory:
         receipt: Receipt | None = None
         try:
             if cell.lost:

@@ -64,7 +64,9 @@ def test_a_red_receipt_is_not_hidden(other: HistoryRow, tone: Tone, doubt: str) 
 
 @pytest.mark.parametrize(("green", "red"), [("aa", "zz"), ("zz", "aa")])
 def test_one_process_with_two_stories_is_never_green(green: str, red: str) -> None:
-    cell = arrange(replace(GREEN, run=green, contradicts="b"), replace(RED, run=red, started=GREEN.started, contradicts="a"))
+    cell = arrange(
+        replace(GREEN, run=green, contradicts="b"), replace(RED, run=red, started=GREEN.started, contradicts="a")
+    )
     assert (cell.mark.tone, cell.mark.word) == (Tone.BAD, "error, contradicted")
     both = arrange(replace(GREEN, run=green, contradicts="b"), replace(GREEN, run=red, contradicts="a"))
     assert both.mark.tone is Tone.RISK

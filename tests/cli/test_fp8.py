@@ -149,7 +149,7 @@ def test_presets_that_the_policy_refuses_close_it_in_every_form(run: Run, stack:
     told = tell_everywhere(run, "--probes", "delayed", "--matrix", str(matrix))
     for said in told.values():
         assert said.code == CLOSED
-        assert "the policy of low precision and its presets disagree" in said.flat
+        assert "The FP8 policy and its presets disagree" in said.flat
     assert "<failure" in told["junit"].out
 
 

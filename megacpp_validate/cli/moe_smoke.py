@@ -1,4 +1,4 @@
-"""The verb of the smoke run: the hybrid model trained for real on this machine."""
+"""`moe-smoke`: the hybrid model trained on this machine."""
 
 from __future__ import annotations
 
@@ -8,8 +8,18 @@ from typing import Annotated
 
 import typer
 
-from ..app import Format, FormatOption, MatrixOption, OutputOption, app, split_names
-from .session_options import PythonOption, ReceiptsOption, SeedOption, VerboseOption
+from .app import (
+    Format,
+    FormatOption,
+    MatrixOption,
+    OutputOption,
+    PythonOption,
+    ReceiptsOption,
+    SeedOption,
+    VerboseOption,
+    app,
+    split_names,
+)
 
 
 class Launcher(StrEnum):
@@ -37,15 +47,20 @@ def moe_smoke(
     output: OutputOption = None,
     matrix: MatrixOption = None,
 ) -> None:
-    """Does the whole model train, spread over ranks, as one rank trains it; and where does its time go?
+    """Train the whole model, spread over ranks, and compare with one rank; report where the time goes.
 
-    The cells are the rows of matrix/moe_smoke.toml. One that takes more GPUs than are here is not run, which is never
-    good.
+    The cells are the rows of matrix/moe_smoke.toml. A cell that takes more GPUs than are here is not run, which is
+    never good.
     """
-    from .session_runs import Asked
-    from .smoke_runs import Chosen, run_moe_smoke
+    from ..catalog.bridge import read_catalog
+    from ..environments.host_session import SessionOptions, run_smoke
+    from ..report.describe.session import describe_session
+    from .output import finish
+    from .progress import CellProgress
 
     names = None if cells is None else split_names(cells)
     # One cell at a time: the ranks of a cell have the GPUs, or the cores, to themselves.
-    asked = Asked(target, names, seed, 1, limit, receipts, python)
-    run_moe_smoke(matrix, Chosen(asked, ranks, launcher.value), fmt, output, verbose=verbose)
+    options = SessionOptions(target, names, seed, 1, limit, receipts, python)
+    with CellProgress() as progress:
+        result = run_smoke(read_catalog(matrix), options, progress, ranks=ranks, launcher=launcher.value)
+    finish(result, describe_session, fmt, output, verbose=verbose)

@@ -1,4 +1,4 @@
-"""The verb of FP8: recipes, ownership, lanes and the loss gate on one machine."""
+"""`fp8`: recipes, ownership, backends and the loss gate on one machine."""
 
 from __future__ import annotations
 
@@ -7,8 +7,18 @@ from typing import Annotated
 
 import typer
 
-from ..app import Format, FormatOption, MatrixOption, OutputOption, app, split_names
-from .session_options import PythonOption, ReceiptsOption, SeedOption, VerboseOption
+from .app import (
+    Format,
+    FormatOption,
+    MatrixOption,
+    OutputOption,
+    PythonOption,
+    ReceiptsOption,
+    SeedOption,
+    VerboseOption,
+    app,
+    split_names,
+)
 
 
 @app.command()
@@ -27,13 +37,19 @@ def fp8(
     output: OutputOption = None,
     matrix: MatrixOption = None,
 ) -> None:
-    """Does FP8 do what its label says: recipes, their state, who owns it, and does training under it follow BF16?
+    """Check FP8 recipes, their state and owners, and whether training in FP8 follows BF16.
 
     The cells are the rows of matrix/fp8.toml. A recipe that the target lacks must be refused there, which is good.
     """
-    from .fp8_runs import run_fp8
-    from .session_runs import Asked
+    from ..catalog.bridge import read_catalog
+    from ..environments.host_session import SessionOptions
+    from ..gate.fp8_session import run_fp8
+    from ..report.describe.session import describe_session
+    from .output import finish
+    from .progress import CellProgress
 
     names = None if probes is None else split_names(probes)
-    asked = Asked(target, names, seed, jobs, limit, receipts, python)
-    run_fp8(matrix, asked, fmt, output, verbose=verbose)
+    options = SessionOptions(target, names, seed, jobs, limit, receipts, python)
+    with CellProgress() as progress:
+        result = run_fp8(read_catalog(matrix), matrix, options, progress)
+    finish(result, describe_session, fmt, output, verbose=verbose)

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from megacpp_validate.cli.sessions.seeds import LARGEST_SEED
+from megacpp_validate.cli.app import LARGEST_SEED
 from megacpp_validate.environments.restart import own_folder
 from megacpp_validate.evidence.store import read_receipts
 from tests.command_line import Run, make_run
@@ -54,7 +54,7 @@ WRONG_ARGUMENTS: dict[str, tuple[list[str], int, list[str]]] = {
     "no-target": (["parity"], WRONG, ["--target"]),
     "no-such-target": (["parity", "--target", "h100"], WRONG, ["'h100'", "h200, b200, gb10, cpu"]),
     "no-such-probe": (["parity", "--target", "h200", "--probes", "atention"], WRONG, ["'atention'", "attention"]),
-    "no-probe": (["parity", "--target", "h200", "--probes", ","], NOTHING, ["no probe is selected"]),
+    "no-probe": (["parity", "--target", "h200", "--probes", ","], NOTHING, ["no cell is selected"]),
     "no-such-python": (["parity", "--target", "cpu", "--python", "python9"], NO_ENVIRONMENT, ["python9", "Next step"]),
     "no-time": (["parity", "--target", "cpu", "--limit", "0"], WRONG, ["--limit"]),
     "no-folder": (["support-grid", "nowhere"], WRONG, ["nowhere", "no such folder"]),
@@ -62,21 +62,10 @@ WRONG_ARGUMENTS: dict[str, tuple[list[str], int, list[str]]] = {
 }
 
 
-SEEDED: dict[str, list[str]] = {
-    "parity": ["parity", "--target", "h200"],
-    "te-canary": ["te-canary", "2.9.0", "2.20.2", "--tiers", "gpu"],
-    "te-bisect": ["te-bisect", "2.9.0", "2.20.2", "--module", "permute"],
-    "blame-score": ["blame-score", "--judge-only"],
-    "selftest": ["selftest", "no-such-mutant"],
-}
-
-
 @pytest.mark.parametrize("seed", [-1, 2**63, 99999999999999999999999999])
-@pytest.mark.parametrize("arguments", SEEDED.values(), ids=SEEDED)
-def test_a_seed_that_torch_does_not_hold_is_a_wrong_argument(arguments: list[str], seed: int, run: Run) -> None:
-    said = run(*arguments, "--seed", seed)
-    assert said.code == WRONG
-    assert "--seed" in said.err
+def test_a_seed_that_torch_does_not_hold_is_a_wrong_argument(seed: int, run: Run) -> None:
+    said = run("parity", "--target", "h200", "--seed", seed)
+    assert (said.code, "--seed" in said.err) == (WRONG, True)
 
 
 def test_the_largest_seed_runs(run: Run, tmp_path: Path) -> None:
@@ -144,7 +133,6 @@ def test_a_whole_session_of_one_stack(run: Run, stack: Callable[[str], Path], tm
     said = run("support-grid", "kept", "--format", "markdown")
     assert said.code == OPEN
     assert "| te2.17.1 | h200 | ✓ pass | ✗ error | ✓ pass | ✓ pass | ✓ pass | ✗ error | ✓ pass |" in said.out
-    assert run("support-grid", "kept", "--format", "html").code == WRONG
     (tmp_path / "kept" / "te2.17.1-h200-permute.json").write_text("{")
     assert run("support-grid", "kept").code == MISSING
 

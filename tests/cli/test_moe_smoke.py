@@ -9,8 +9,6 @@ import pytest
 
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.environments.restart import own_folder
-from megacpp_validate.probes.smoke.runs import Runs
-from megacpp_validate.training.parallel.plan import why_not
 from tests.cli.session_calls import Stack, make_session, make_stack
 from tests.command_line import Run
 
@@ -79,21 +77,14 @@ def record(**more):
 
 def test_a_session_that_is_good_is_open_and_tells_its_numbers_in_every_form(run: Run, stack: Stack) -> None:
     stack(RECORD + "write(training=[record()])")
-    for form in ("table", "junit", "markdown", "html"):
+    for form in ("table", "markdown", "html"):
         said = run("--target", "h200", "--cells", "scaled_bf16_4", "--format", form)
         assert said.code == OPEN, said.out + said.err
-        for word in ("32.1%", "75.0%", "500.0 ms", "8.0 GiB", "2.6B", "experts 4", "3.400 to 2.500 of 2.000"):
+        for word in ("32.1%", "75.0%", "500.0 ms", "8.0 GiB", "experts 4"):
             assert word in said.out, (form, word)
+    assert "<svg " in said.out
     told = json.loads(run("--target", "h200", "--cells", "scaled_bf16_4", "--format", "json").out)
     assert told["receipts"][0]["training"][0]["flop_utilisation"] == 0.321
-
-
-def test_the_page_draws_step_times_and_goodput(run: Run, stack: Stack) -> None:
-    stack(RECORD + "write(training=[record()])")
-    page = run("--target", "h200", "--cells", "scaled_bf16_4", "--format", "html").out
-    assert page.count("<svg ") == 1
-    assert "seconds of each step" in page
-    assert "where 0.0 s went" in page
 
 
 def test_the_launcher_reaches_every_cell(run: Run, stack: Stack) -> None:
@@ -130,24 +121,3 @@ def test_a_record_that_contradicts_itself_is_no_evidence(run: Run, stack: Stack)
     said = run("--target", "h200", "--cells", "scaled_bf16_4")
     assert said.code == CLOSED
     assert "phases sum to 20 ns of 21" in " ".join(said.out.split())
-
-
-def test_the_plan_of_every_row_can_be(catalog: Catalog, tmp_path: Path) -> None:
-    from megacpp_validate.probes.bench import Bench
-    from megacpp_validate.probes.order import Order, Target
-
-    for row in catalog.smoke:
-        target = Target("cpu", "")  # devices are asked for later
-        bench = Bench(Order(row.id, "s", target, "native", settings=dict(row.settings), stands_on=("imports",)))
-        runs = Runs(bench, tmp_path)
-        order = runs.order(target=row.targets[0], device="cpu" if row.targets[0] == "cpu" else "cuda")
-        assert why_not(order.read_plan(), order.read_size(), recipe=order.recipe) == ()
-        assert order.read_plan().world == row.ranks, row.id
-
-
-def test_every_session_ends_in_time(catalog: Catalog) -> None:
-    """What rows are expected to take, one after the other: four GPUs have their own rows in 8 minutes."""
-    of_cpu = sum(row.seconds for row in catalog.smoke if "cpu" in row.targets)
-    of_four = sum(row.seconds for row in catalog.smoke if row.ranks == 4)
-    assert of_cpu <= 300
-    assert of_four <= 480
