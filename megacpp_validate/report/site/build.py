@@ -21,10 +21,10 @@ from ...catalog.bridge import Catalog
 from ...catalog.needs import Needs, read_needs
 from ...environments.stacks import AGAIN
 from ...errors import InfrastructureFailed, NothingSelected, ToolError, WrongArguments
-from ...evidence.history import HistoryRow
+from ...evidence.history import HistoryRow, list_rows
 from ...evidence.receipts_manifest import hash_manifest
 from ...evidence.release_gate import GateDecision
-from ...evidence.store import ReceiptInvalid, read_receipt
+from ...evidence.store import ReceiptInvalid, read_receipt, read_store
 from ..describe.training import find_main_runs
 from ..document import Document, Link
 from ..render.html import render_page
@@ -247,7 +247,7 @@ def _read_rows(store: Path) -> Sequence[HistoryRow]:
             "the folder of receipts; `nox -s cpu_parity` writes some to .megacpp/receipts."
         )
     try:
-        rows = read_history_rows(store)
+        rows = list_rows(read_store(store))
     except OSError as fault:
         raise WrongArguments(
             f"{store} cannot be read: {fault.strerror or fault}. Next step: give a folder that you may read."
@@ -284,8 +284,6 @@ def _describe_gate(decision: GateDecision) -> Document:
 
 def _hash_folders(store: Path, decisions: Iterable[Path]) -> set[str]:
     """The manifest's hash of the store and of each folder below it, without files of decisions."""
-    from ...gate.release_reading import read_store
-
     own = {file.resolve() for file in decisions}
     folders: dict[str, dict[str, str]] = {}
     for file, sha256 in read_store(store).hashes.items():
@@ -329,16 +327,3 @@ def _explain(folder: Path, fault: OSError) -> ToolError:
         f"the report cannot be written to {folder}: {fault.strerror or fault}. Likely cause: you may not write there. "
         "Next step: give --output a folder that you can write; an earlier report is unchanged."
     )
-
-
-def read_history_rows(store: Path) -> list[HistoryRow]:
-    """Rows of the index, made in memory."""
-    import tempfile
-
-    from ...evidence.index import read_store
-
-    with tempfile.TemporaryDirectory() as name:
-        index, _ = read_store(store, Path(name, "index.sqlite"), replace=True)
-        rows = list(index.rows())
-        index.close()
-    return rows
