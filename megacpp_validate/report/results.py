@@ -6,9 +6,6 @@ from ..canary.dynamic.bisect_result import BisectResult
 from ..canary.dynamic.blame_score import BlameScore
 from ..canary.dynamic.fp8_fault_score import Fp8FaultScore
 from ..canary.dynamic.smoke_fault_score import SmokeFaultScore
-from ..canary.dynamic.upgrade_result import UpgradeResult
-from ..canary.firewall.result import FirewallResult
-from ..canary.static.findings import StaticResult, Sweep
 from ..environments.doctor_result import DoctorResult
 from ..environments.session_result import ParityResult, SupportGrid
 from ..environments.smoke_session import SmokeSession
@@ -18,15 +15,11 @@ from ..gate.loss_result import LossGateResult
 from ..gate.policy_result import PolicyResult
 
 Result = (
-    StaticResult
-    | Sweep
-    | FirewallResult
-    | ParityResult
+    ParityResult
     | Fp8Result
     | SmokeSession
     | SupportGrid
     | SelftestResult
-    | UpgradeResult
     | BisectResult
     | BlameScore
     | Fp8FaultScore
