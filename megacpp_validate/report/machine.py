@@ -56,4 +56,4 @@ def read_json(text: str) -> Result:
         for finding in [*values.get("findings", []), *values.get("unchanged_faults", [])]:
             for word in ("headline", "consequence", "next_step"):
                 finding.pop(word, None)
-    return cast(Result, TypeAdapter(_MODELS[schema]).validate_python(data))
+    return cast("Result", TypeAdapter(_MODELS[schema]).validate_python(data))

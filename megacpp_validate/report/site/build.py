@@ -26,6 +26,7 @@ from ...evidence.receipts_manifest import hash_manifest
 from ...evidence.release_gate import GateDecision
 from ...evidence.store import ReceiptInvalid, read_receipt, read_store
 from ..describe.training import find_main_runs
+from ..describe.upgrade import name_culprit
 from ..document import Document, Link
 from ..render.html import render_page
 from . import pages
@@ -170,8 +171,7 @@ class _Builder:
             yield self._render(name_page("target", target), pages.describe_target(site, target))
         yield self._render("index.html", pages.describe_overview(site))
         if site.steps:
-            words = {number: _describe_step(step) for number, step in enumerate(site.steps)}
-            yield self._render("steps.html", pages.describe_steps(site, words))
+            yield self._render("steps.html", pages.describe_steps(site))
         if site.gates:
             yield self._render("gate.html", pages.describe_gates(site))
         if site.runs:
@@ -230,13 +230,6 @@ def _render_cell(cell: CellHistory, receipt: Receipt | None) -> Page:
 
 def _first_run(row: HistoryRow) -> str:
     return row.run.rpartition("/")[0] or "."
-
-
-def _describe_step(step: StepResult) -> Document:
-    from ...canary.dynamic.upgrade_result import UpgradeResult
-    from ..describe.upgrade import describe_upgrade
-
-    return describe_upgrade(UpgradeResult(tool=TOOL, target=step.target, tiers=("gpu",), steps=(step,)))
 
 
 def _read_rows(store: Path) -> Sequence[HistoryRow]:
@@ -308,9 +301,7 @@ def _summarize_cell(site: pages.Site, cell: CellHistory) -> SiteCell:
 
 
 def _summarize_step(step: StepResult) -> SiteStep:
-    culprits = tuple(
-        f"{one.module} ({one.cause.value}{f': {one.component}' if one.component else ''})" for one in step.culprits
-    )
+    culprits = tuple(map(name_culprit, step.culprits))
     page = pages.link_step(step)
     return SiteStep(
         target=step.target, before=step.before, after=step.after, culprits=culprits, page=page, lost=tuple(step.lost)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -13,6 +13,7 @@ from megacpp_validate.text import count
 from ...canary.dynamic.upgrade_result import StepResult
 from ...evidence.release_gate import GateDecision
 from ..describe.training import describe_training
+from ..describe.upgrade import describe_step, name_culprit, summarize_step
 from ..document import (
     Block,
     Content,
@@ -132,19 +133,14 @@ def describe_target(site: Site, target: str) -> Document:
     return Document(f"Every cell on {target}", summary, mark, tuple(blocks))
 
 
-def describe_steps(site: Site, words: Mapping[int, Document]) -> Document:
-    """Every step between adjacent releases.
-
-    Args:
-        words: number of the step -> the step in words.
-    """
+def describe_steps(site: Site) -> Document:
+    """Every step between adjacent releases."""
     breaking = sum(step.breaks for step in site.steps)
     verb = "breaks" if len(site.steps) == 1 else "break"
     blocks: list[Block] = [_tabulate_steps(site.steps, root="#")]
-    for number, step in enumerate(site.steps):
-        document = words[number]
-        blocks += [Heading(name_step(step), mark=mark_step(step)), Paragraph(document.summary)]
-        blocks += [_lower(block) for block in document.blocks]
+    for step in site.steps:
+        blocks += [Heading(name_step(step), mark=mark_step(step)), Paragraph(summarize_step(step))]
+        blocks += describe_step(step)
         if differing := _compare_environments(site, step):
             title = f"{count(len(differing), 'other fact')} of the environments differ"
             blocks.append(Details(title, (Table(("fact", step.before, step.after), differing),)))
@@ -257,7 +253,7 @@ def _tabulate_steps(steps: Sequence[StepResult], root: str = "") -> Table:
     rows = []
     for step in steps:
         target = link_step(step) if not root else f"#{make_anchor(name_step(step))}"
-        blamed = "; ".join(f"{culprit.module} ({culprit.cause.value})" for culprit in step.culprits) or "nothing"
+        blamed = "; ".join(name_culprit(culprit) for culprit in step.culprits) or "nothing"
         rows.append((Link(name_step(step), target), mark_step(step), blamed, ", ".join(step.lost)))
     return Table(("step", "", "blamed", "no evidence on"), tuple(rows))
 
