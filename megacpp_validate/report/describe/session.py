@@ -7,11 +7,24 @@ from collections.abc import Iterator
 from megacpp_validate.evidence.receipt import Machine, Outcome, Receipt
 from megacpp_validate.text import clean_line, count
 
-from ...environments.session_result import NO_RECEIPT, SessionResult, SupportGrid
+from ...environments.session_result import NO_RECEIPT, SessionResult, SupportCell, SupportGrid
 from ...environments.smoke_session import SmokeSession
 from ...gate.fp8_session import Fp8Result
 from ...gate.loss_result import LossOutcome, LossVerdict
-from ..document import Block, Content, Details, Diagnostic, Document, Paragraph, Table, bad, good, missing, risk
+from ..document import (
+    Block,
+    Bullets,
+    Content,
+    Details,
+    Diagnostic,
+    Document,
+    Paragraph,
+    Table,
+    bad,
+    good,
+    missing,
+    risk,
+)
 from ..drawings.curves import draw_loss_curves
 from .receipt import (
     MARKS,
@@ -79,7 +92,7 @@ def describe_support(grid: SupportGrid) -> Document:
             f"{row.stack}-{row.target}-{cell.module}",
             MARKS[cell.outcome],
             group=f"support.{row.stack.replace('.', '_')}.{row.target}",
-            message=first_sentence(cell.reason),
+            message=_explain_cell(cell),
             fields=(("checks", f"{cell.passed}/{cell.total}" if cell.total else ""),),
         )
         for row in grid.rows
@@ -89,11 +102,20 @@ def describe_support(grid: SupportGrid) -> Document:
     for row in grid.rows:
         seen = row.started[:10] or "date unknown"
         blocks.append(Paragraph(f"{row.stack} on {row.target}: {describe_machine(row.machine)}, {seen}."))
-    blocks += [case for case in cases if case.mark.tone in ("bad", "missing") and case.message != NO_RECEIPT]
+        red = [cell for cell in row.cells if not cell.outcome.is_good and cell.reason != NO_RECEIPT]
+        if red:
+            blocks.append(Bullets(tuple(f"{cell.module}: {_explain_cell(cell)}" for cell in red)))
     unread = tuple(Diagnostic(file, missing("not read"), "files", why) for file, why in grid.unreadable.items())
     tones = {case.mark.tone for case in cases}
     mark = bad("fails") if "bad" in tones else missing() if "missing" in tones or unread or not rows else good("holds")
     return Document("Support, as receipts show it", _summarize_support(grid), mark, (*blocks, *unread), cases + unread)
+
+
+def _explain_cell(cell: SupportCell) -> str:
+    """Why a cell is not good; what blocks it has the reason."""
+    if cell.outcome is Outcome.BLOCKED:
+        return cell.reason.partition(":")[0]
+    return first_sentence(cell.reason)
 
 
 def find_doubles(receipts: tuple[Receipt, ...]) -> tuple[str, ...]:

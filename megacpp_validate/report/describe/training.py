@@ -41,7 +41,7 @@ def describe_training(runs: Iterable[Run], *, figures: bool = True) -> tuple[Blo
     slower = find_slower([(receipt, run) for _, receipt, run in listed])
     rows = tuple((name, _mark(receipt, run, slower), *_show(run)) for name, receipt, run in listed)
     blocks: list[Block] = [
-        Table(_COLUMNS, rows, "Training runs", numeric=frozenset(range(4, 9)), optional=frozenset({9, 10}))
+        Table(_COLUMNS, rows, "Training runs", numeric=frozenset(range(4, 9)), optional=frozenset({7, 8, 9, 10}))
     ]
     for (cell, _), share in slower.items():
         text = f"{cell} takes {share:.0%} more time a step than the same plan in bf16"

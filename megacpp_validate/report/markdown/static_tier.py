@@ -11,9 +11,6 @@ from ...canary.dynamic.blame_score import BlameScore
 from ...canary.dynamic.fp8_fault_score import Fp8FaultScore
 from ...canary.dynamic.smoke_fault_score import SmokeFaultScore
 from ...environments.doctor_result import DoctorResult
-from ...environments.session_result import ParityResult, SupportGrid
-from ...environments.smoke_session import SmokeSession
-from ...gate.fp8_session import Fp8Result
 from ...gate.loss_result import LossGateResult
 from ...gate.policy_result import PolicyResult
 from ..results import Result
@@ -22,7 +19,6 @@ from .blame_score import tell_blame_score
 from .doctor import tell_doctor
 from .fp8_faults import tell_fp8_faults
 from .loss import tell_losses
-from .parity import tell_session, tell_support
 from .policy import tell_policy
 from .selftest import tell_selftest
 from .smoke_faults import tell_smoke_faults
@@ -31,10 +27,6 @@ from .smoke_faults import tell_smoke_faults
 def render_step_summary(result: Result) -> str:
     """The result as GitHub-flavoured Markdown, for the page of a run."""
     match result:
-        case ParityResult() | Fp8Result() | SmokeSession():
-            lines = tell_session(result)
-        case SupportGrid():
-            lines = tell_support(result)
         case SelftestResult() | BlameScore() | Fp8FaultScore() | SmokeFaultScore():
             lines = _tell_score(result)
         case BisectResult():
