@@ -90,9 +90,9 @@ def _render(block: Block) -> str:
     match block:
         case Heading():
             tag = f"h{min(max(block.level, 2), 6)}"
-            return f"<{tag} id='{make_anchor(block.text)}'>{_symbol(block.mark)}{_sentence(block.text)}</{tag}>"
+            return f'<{tag} id="{make_anchor(block.text)}">{_symbol(block.mark)}{_sentence(block.text)}</{tag}>'
         case Paragraph():
-            tone = f" class='note {block.mark.tone}'" if block.mark else ""
+            tone = f' class="note {block.mark.tone}"' if block.mark else ""
             return f"<p{tone}>{_symbol(block.mark)}{_sentence(block.text)}</p>"
         case Bullets():
             return f"<ul>{''.join(f'<li>{_sentence(item)}</li>' for item in block.items)}</ul>"
@@ -104,7 +104,7 @@ def _render(block: Block) -> str:
             return _diagnose(block)
         case Figure():  # our own drawing, which escapes what it shows
             return (
-                f"<figure role='img' aria-label='{escape(clean_line(block.alternative))}'>{clean(block.svg)}</figure>"
+                f'<figure role="img" aria-label="{escape(clean_line(block.alternative))}">{clean(block.svg)}</figure>'
             )
         case Details():
             return _fold(f"{_symbol(block.mark)}{_sentence(block.summary)}", render_blocks(block.blocks))
@@ -117,27 +117,27 @@ def _diagnose(found: Diagnostic) -> str:
         f"<div><dt>{_plain(label)}</dt><dd>{_content(content)}</dd></div>" for label, content in found.list_fields()
     ]
     if found.help:
-        rows.append(f"<div class='next'><dt>next</dt><dd>{_sentence(found.help)}</dd></div>")
-    code = f" <span class='code'>{_plain(found.code)}</span>" if found.code else ""
+        rows.append(f'<div class="next"><dt>next</dt><dd>{_sentence(found.help)}</dd></div>')
+    code = f' <span class="code">{_plain(found.code)}</span>' if found.code else ""
     message = f"<p>{_sentence(found.message)}</p>" if found.message else ""
     output = _fold("output", f"<pre>{_plain(found.output)}</pre>") if found.output else ""
     return (
-        f"<article class='finding {found.mark.tone}'><h3>{_badge(found.mark)} {_sentence(found.name)}{code}</h3>"
+        f'<article class="finding {found.mark.tone}"><h3>{_badge(found.mark)} {_sentence(found.name)}{code}</h3>'
         f"{message}<dl>{''.join(rows)}</dl>{output}</article>"
     )
 
 
 def _tabulate(table: Table) -> str:
-    classes = [" class='number'" if at in table.numeric else "" for at in range(len(table.columns))]
+    classes = [' class="number"' if at in table.numeric else "" for at in range(len(table.columns))]
     heads = "".join(f"<th{css}>{_sentence(name)}</th>" for css, name in zip(classes, table.columns, strict=True))
     rows = (
         f"<tr>{''.join(f'<td{css}>{_content(cell)}</td>' for css, cell in zip(classes, row, strict=True))}</tr>"
         for row in table.rows
     )
     caption = f"<caption>{_sentence(table.caption)}</caption>" if table.caption else ""
-    hint = "<p class='hint'>This table scrolls sideways.</p>" if len(table.columns) >= _WIDE else ""
+    hint = '<p class="hint">This table scrolls sideways.</p>' if len(table.columns) >= _WIDE else ""
     return (
-        f"{hint}<div class='scroll' tabindex='0'><table>{caption}<thead><tr>{heads}</tr></thead>"
+        f'{hint}<div class="scroll" tabindex="0"><table>{caption}<thead><tr>{heads}</tr></thead>'
         f"<tbody>{chr(10).join(rows)}</tbody></table></div>"
     )
 
@@ -168,16 +168,16 @@ def _link(link: Link) -> str:
     text = f"{_symbol(link.mark)}{_sentence(link.text)}"
     if _ELSEWHERE.match(link.target):
         return text
-    tone = f" class='{link.mark.tone}'" if link.mark else ""
-    return f"<a href='{escape(clean_line(link.target))}'{tone}>{text}</a>"
+    tone = f' class="{link.mark.tone}"' if link.mark else ""
+    return f'<a href="{escape(clean_line(link.target))}"{tone}>{text}</a>'
 
 
 def _badge(mark: Mark) -> str:
-    return f"<span class='badge {mark.tone}'>{_symbol(mark)}{_plain(mark.word)}</span>"
+    return f'<span class="badge {mark.tone}">{_symbol(mark)}{_plain(mark.word)}</span>'
 
 
 def _symbol(mark: Mark | None) -> str:
-    return f"<span aria-hidden='true'>{escape(mark.symbol)}</span> " if mark is not None else ""
+    return f'<span aria-hidden="true">{escape(mark.symbol)}</span> ' if mark is not None else ""
 
 
 def _plain(text: str) -> str:

@@ -93,7 +93,7 @@ def write_report(catalog: Catalog, options: SiteOptions) -> SiteResult:
         folder=str(options.output),
         made_at=site.made_at,
         receipts=sum(row.outcome is not None for row in builder.rows),
-        runs=len({row.run for row in builder.rows}),
+        runs=len({row.run for row in builder.rows if row.outcome is not None}),
         cells=tuple(_summarize_cell(site, cell) for cell in cells),
         steps=tuple(map(_summarize_step, site.steps)),
         unreadable=site.unreadable,
