@@ -24,10 +24,11 @@ from ...errors import InfrastructureFailed, NothingSelected, ToolError, WrongArg
 from ...evidence.history import HistoryRow, list_rows
 from ...evidence.receipts_manifest import hash_manifest
 from ...evidence.release_gate import GateDecision
-from ...evidence.store import ReceiptInvalid, read_receipt, read_store
+from ...evidence.store import ReceiptInvalid, ReceiptStore, read_receipt, read_store
 from ..describe.training import find_main_runs
 from ..describe.upgrade import name_culprit
 from ..document import Document, Link
+from ..reading import describe_result, read_result
 from ..render.html import render_page
 from . import pages
 from .cell_page import describe_cell
@@ -37,6 +38,7 @@ from .result import SiteCell, SiteResult, SiteStep
 
 # What drawing numbers raises that no run can have seen, and that no schema refuses: 10**400 parameters.
 _UNDRAWN: Final = (ArithmeticError, ValueError)
+_MOST_RESULTS: Final = 100  # files that are looked into
 Page = tuple[str, str]
 
 
@@ -111,11 +113,13 @@ class _Builder:
         self.catalog, self.options = catalog, options
         self.modules = tuple(module.id for module in catalog.modules)
         self.needs: Needs = read_needs(list(self.modules), options.matrix)
-        self.rows = _read_rows(options.store)
+        self.store = _read_store(options.store)
+        self.rows = list_rows(self.store)
+        _require_receipts(options.store, self.rows)
         stacks = arrange_stacks(self.rows, options.made_at, (target.id for target in catalog.targets))
         self.site = pages.Site(str(options.store), options.made_at, self.modules, list(stacks), choose_full(stacks))
         self.site.unreadable = {row.path: row.fault for row in self.rows if row.outcome is None}
-        self.site.gates = list(_read_gates(options))
+        self.site.gates = list(_read_gates(options, self.store))
         self.noise: dict[str, CardNoise] = {}
 
     def render(self) -> Iterator[Page]:
@@ -136,6 +140,7 @@ class _Builder:
                 newer = stack, seen
             yield from waiting
             waiting.clear()
+        yield from self._render_results()
         yield from self._render_tops()
 
     def _read_cell(self, cell: CellHistory, seen: _Stack, waiting: list[Page]) -> CellHistory:
@@ -164,6 +169,18 @@ class _Builder:
                 if cell.doubt and receipt.outcome.is_good:
                     seen.doubts[cell.cell] = f"{cell.doubt}: its newest receipt does not settle it"
         return cell
+
+    def _render_results(self) -> Iterator[Page]:
+        """Results of other verbs that lie beside the receipts."""
+        others = [one for one in self.store.files if one.other]
+        for one in others[:_MOST_RESULTS]:
+            try:
+                document = describe_result(read_result((self.options.store / one.file).read_bytes()))
+                page = self._render(name_page("result", one.shown), document)
+            except (OSError, *_UNDRAWN):
+                continue  # of a later version, or nothing that a verb describes: a cache of kernels has thousands
+            self.site.results[page[0]] = one.shown
+            yield page
 
     def _render_tops(self) -> Iterator[Page]:
         site = self.site
@@ -232,32 +249,34 @@ def _first_run(row: HistoryRow) -> str:
     return row.run.rpartition("/")[0] or "."
 
 
-def _read_rows(store: Path) -> Sequence[HistoryRow]:
-    """A row a file of the store that is a receipt, or should be one."""
+def _read_store(store: Path) -> ReceiptStore:
+    """Every file of the store."""
     if not store.is_dir():
         raise WrongArguments(
             f"there is no folder {store}. Likely cause: a typing error, or nothing has run here yet. Next step: give "
             "the folder of receipts; `nox -s cpu_parity` writes some to .megacpp/receipts."
         )
     try:
-        rows = list_rows(read_store(store))
+        return read_store(store)
     except OSError as fault:
         raise WrongArguments(
             f"{store} cannot be read: {fault.strerror or fault}. Next step: give a folder that you may read."
         ) from fault
+
+
+def _require_receipts(store: Path, rows: Sequence[HistoryRow]) -> None:
     if not rows:
         raise NothingSelected(
             f"there is no receipt in {store} or below it. Likely cause: the folder is another one, or no run wrote "
             "there. Next step: give the folder that a run named in its last lines."
         )
-    return rows
 
 
-def _read_gates(options: SiteOptions) -> Iterator[tuple[GateDecision, Document, bool]]:
+def _read_gates(options: SiteOptions, store: ReceiptStore) -> Iterator[tuple[GateDecision, Document, bool]]:
     """Each decision, the decision in words, and whether it was made of other receipts than the store has."""
     known: set[str] = set()
     if options.gates:
-        known = _hash_folders(options.store, options.gates)
+        known = _hash_folders(store, options.gates)
     for file in options.gates:
         try:
             decision = GateDecision.model_validate_json(file.read_bytes())
@@ -275,12 +294,12 @@ def _describe_gate(decision: GateDecision) -> Document:
     return describe_gate(decision)
 
 
-def _hash_folders(store: Path, decisions: Iterable[Path]) -> set[str]:
+def _hash_folders(store: ReceiptStore, decisions: Iterable[Path]) -> set[str]:
     """The manifest's hash of the store and of each folder below it, without files of decisions."""
     own = {file.resolve() for file in decisions}
     folders: dict[str, dict[str, str]] = {}
-    for file, sha256 in read_store(store).hashes.items():
-        if (store / file).resolve() in own:
+    for file, sha256 in store.hashes.items():
+        if (store.folder / file).resolve() in own:
             continue
         for folder in PurePosixPath(file).parents:
             below = file if str(folder) == "." else file.removeprefix(f"{folder}/")

@@ -65,6 +65,8 @@ def site(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     for day, seconds in (("19", 5.0), ("20", 6.0)):
         changed = replace(imports_of(STACK), started=f"2026-11-{day}T00:00:00+00:00", seconds={"probe": seconds})
         add(folder / "store" / "earlier" / day, changed)
+    shutil.copy(EVIDENCE / "h200" / "import_firewall-te2.20.2.json", folder / "store")
+    (folder / "store" / "cached-kernel.json").write_text('{"num_warps": 4}')
     return folder / "site", make_site(catalog, folder / "store", folder / "site")
 
 
@@ -115,6 +117,13 @@ def test_a_cell_page_has_its_receipt_and_its_history(site: tuple[Path, SiteResul
     history = text_of(site[0], name_page("cell", CELL))
     assert "earlier/19" in history
     assert "earlier/20" in history
+
+
+def test_results_of_other_verbs_have_their_page(site: tuple[Path, SiteResult]) -> None:
+    page = Page((site[0] / "files.html").read_text())
+    (link,) = [link for link in page.links if link.startswith("result/")]
+    assert "Import firewall" in text_of(site[0], link)
+    assert "cached-kernel" not in page.text
 
 
 def test_blame_stands_with_its_evidence_and_what_else_differs(site: tuple[Path, SiteResult]) -> None:
