@@ -19,6 +19,7 @@ from ..probes.order import Order
 from ..process import Processes
 from .environment import Environment
 from .facts import Facts, read_facts, require_torch
+from .fleet import Expected, Session
 from .interpreter import host_interpreter, own_interpreter, read_commit
 from .plan import (
     choose_request,
@@ -32,10 +33,8 @@ from .plan import (
     why_not_here,
 )
 from .restart import own_folder
-from .room import share_cores
-from .session import Expected, Progress, Session
-from .session_result import ParityResult, SessionResult
-from .smoke_session import SmokeSession
+from .schedule import share_cores
+from .session_result import ParityResult, SessionResult, SmokeSession
 
 _JOBS_ON_A_GPU: Final = 8
 _JOBS_WITHOUT: Final = 2
@@ -71,6 +70,9 @@ class SessionOptions:
         if self.probes == ():
             raise NothingSelected(f"no cell is selected. Next step: name one, or leave {option} out for all cells.")
 
+
+Progress = Callable[[str, Receipt | None], None]
+"""Called with a cell when it starts (None) and when it has ended, from one thread."""
 
 Plan = Callable[[Facts, Mapping[str, str]], tuple[Order, ...]]
 """The cells of a session, from what the environment has and the variables that it is given."""

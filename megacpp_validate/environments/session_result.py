@@ -41,11 +41,6 @@ class SessionResult(Frozen):
     receipts: tuple[Receipt, ...]
 
     @property
-    def exit(self) -> Exit:
-        """Closed where anything is red, and not open where anything did not run."""
-        return exit_for(breaks=self.breaks, lacks=not self.holds)
-
-    @property
     def holds(self) -> bool:
         """Whether every selected probe ran and is good."""
         return bool(self.receipts) and all(receipt.outcome.is_good for receipt in self.receipts)
@@ -55,11 +50,22 @@ class SessionResult(Frozen):
         """Whether anything ran and is not good; what did not run at all is lost evidence, not a breakage."""
         return any(not r.outcome.is_good and r.outcome is not Outcome.NOT_RUN for r in self.receipts)
 
+    @property
+    def exit(self) -> Exit:
+        """Closed by a breakage; not open where a probe did not run."""
+        return exit_for(breaks=self.breaks, lacks=not self.holds)
+
 
 class ParityResult(SessionResult):
     """A session of the seven bridge modules, in dependency order."""
 
     schema_id: Literal["megacpp-validate/parity/1"] = "megacpp-validate/parity/1"
+
+
+class SmokeSession(SessionResult):
+    """A session of the smoke run: a receipt a cell, with the training runs in it."""
+
+    schema_id: Literal["megacpp-validate/moe-smoke/1"] = "megacpp-validate/moe-smoke/1"
 
 
 class SupportCell(Frozen):

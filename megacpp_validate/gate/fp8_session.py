@@ -11,9 +11,9 @@ from .. import TOOL
 from ..catalog.bridge import Catalog, Fp8Cell
 from ..catalog.fp8 import read_fp8_policy
 from ..environments.facts import Facts
-from ..environments.host_session import SessionOptions, plan_blank_order, run_session
+from ..environments.fleet import Expected
+from ..environments.host_session import Progress, SessionOptions, plan_blank_order, run_session
 from ..environments.plan import choose_fp8_cells, find_target, plan_fp8
-from ..environments.session import Expected, Progress
 from ..environments.session_result import SessionResult
 from ..evidence.receipt import Outcome
 from ..probes.order import Order

@@ -18,7 +18,7 @@ _RESULTS: Final = {
     "megacpp-validate/upgrade/1": ("canary.dynamic.upgrade_result:UpgradeResult", "upgrade:describe_upgrade"),
     "megacpp-validate/parity/1": ("environments.session_result:ParityResult", "session:describe_session"),
     "megacpp-validate/fp8/1": ("gate.fp8_session:Fp8Result", "session:describe_session"),
-    "megacpp-validate/moe-smoke/1": ("environments.smoke_session:SmokeSession", "session:describe_session"),
+    "megacpp-validate/moe-smoke/1": ("environments.session_result:SmokeSession", "session:describe_session"),
     "megacpp-validate/support/1": ("environments.session_result:SupportGrid", "session:describe_support"),
 }
 

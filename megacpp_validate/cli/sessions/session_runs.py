@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from ...catalog.bridge import Target
 from ...environments import host_session
+from ...environments.fleet import Expected
 from ...environments.host_session import Plan
 from ...environments.host_session import SessionOptions as Asked
-from ...environments.session import Expected
 from ...environments.session_result import SessionResult
 from ..progress import CellProgress
 

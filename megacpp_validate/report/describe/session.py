@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from megacpp_validate.evidence.receipt import Machine, Outcome, Receipt
 from megacpp_validate.text import clean_line, count
 
-from ...environments.session_result import NO_RECEIPT, SessionResult, SupportCell, SupportGrid
-from ...environments.smoke_session import SmokeSession
+from ...environments.session_result import NO_RECEIPT, SessionResult, SmokeSession, SupportCell, SupportGrid
 from ...gate.fp8_session import Fp8Result
 from ...gate.loss_result import LossOutcome, LossVerdict
 from ..document import (

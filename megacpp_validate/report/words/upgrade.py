@@ -15,7 +15,7 @@ from ...canary.dynamic.upgrade_result import (
     UpgradeResult,
     VersionChange,
 )
-from ...environments.stack_run import StackRun
+from ...environments.stacks import StackRun
 from ...evidence.values import ENVIRONMENT
 from ..describe.firewall import summarize_firewall
 from ..describe.static import summarize_static

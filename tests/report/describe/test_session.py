@@ -8,8 +8,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from megacpp_validate.environments.session_result import ParityResult, SupportGrid, build_support
-from megacpp_validate.environments.smoke_session import SmokeSession
+from megacpp_validate.environments.session_result import ParityResult, SmokeSession, SupportGrid, build_support
 from megacpp_validate.errors import Exit
 from megacpp_validate.evidence.receipt import Backend, Check, Library, Outcome, Package, Part
 from megacpp_validate.gate.fp8_session import Fp8Result

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from megacpp_validate.environments.stack_run import StackRun
 from syrupy.assertion import SnapshotAssertion
 
 from megacpp_validate.canary.dynamic.upgrade_result import (
@@ -18,7 +19,6 @@ from megacpp_validate.canary.dynamic.upgrade_result import (
 from megacpp_validate.canary.upgrade import compare_receipts
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.environments.session_result import SupportGrid
-from megacpp_validate.environments.stack_run import StackRun
 from megacpp_validate.errors import Exit
 from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.evidence.values import Cause
