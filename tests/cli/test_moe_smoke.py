@@ -30,12 +30,12 @@ def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stack:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["--target", "h100"], WRONG, "'h100'. Next step: choose one of h200, b200, gb10, cpu"),
-        (["--target", "gb10"], WRONG, "no cell for gb10. Next step: choose one of b200, cpu, h200"),
+        (["--target", "h100"], WRONG, "'h100'"),
+        (["--target", "gb10"], WRONG, "no cell for gb10"),
         (
             ["--target", "cpu", "--cells", "tyni"],
             WRONG,
-            "'tyni' of the smoke run on cpu. Next step: choose",
+            "smoke_tyni",
         ),
         (["--target", "cpu", "--cells", "scaled_bf16_4"], WRONG, "of the smoke run on cpu"),
         (["--cells", ","], NOTHING, "no cell is selected"),
