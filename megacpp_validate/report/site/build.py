@@ -274,18 +274,25 @@ def _require_receipts(store: Path, rows: Sequence[HistoryRow]) -> None:
 
 def _read_gates(options: SiteOptions, store: ReceiptStore) -> Iterator[tuple[GateDecision, Document, bool]]:
     """Each decision, the decision in words, and whether it was made of other receipts than the store has."""
-    known: set[str] = set()
-    if options.gates:
-        known = _hash_folders(store, options.gates)
+    known = _hash_folders(store, options.gates) if options.gates else set()
     for file in options.gates:
-        try:
-            decision = GateDecision.model_validate_json(file.read_bytes())
-        except (OSError, ValidationError) as fault:
-            raise WrongArguments(
-                f"{file} is no decision of the release gate: {str(fault).splitlines()[0]}. Likely cause: it has "
-                "another form, or was cut short. Next step: write it with `release-gate --format json --output FILE`."
-            ) from fault
+        decision = read_decision(file)
         yield decision, _describe_gate(decision), decision.receipts_sha256 not in known
+
+
+def read_decision(file: Path) -> GateDecision:
+    """A decision of the release gate.
+
+    Raises:
+        WrongArguments: the file is none.
+    """
+    try:
+        return GateDecision.model_validate_json(file.read_bytes())
+    except (OSError, ValidationError) as fault:
+        raise WrongArguments(
+            f"{file} is no decision of the release gate: {str(fault).splitlines()[0]}. Likely cause: it has another "
+            "form, or was cut short. Next step: write it with `release-gate --format json --output FILE`."
+        ) from fault
 
 
 def _describe_gate(decision: GateDecision) -> Document:
