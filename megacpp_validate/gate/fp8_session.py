@@ -18,7 +18,7 @@ from ..environments.session_result import SessionResult
 from ..evidence.receipt import Outcome
 from ..probes.order import Order
 from .fp8_policy import decide_preset, see_waivers
-from .loss_folder import decide_curves
+from .loss import decide_curves
 from .loss_result import LossOutcome, LossVerdict
 from .policy_result import PolicyResult
 

@@ -13,7 +13,7 @@ from megacpp_validate.cli.canary.watch_folder import StateDamaged, WatchFolder, 
 from megacpp_validate.catalog.bridge import read_catalog
 from megacpp_validate.cli.scores.score_runs import Asked, ScoreInvalid, read_score
 from megacpp_validate.errors import WrongArguments
-from megacpp_validate.evidence.loss_curve_file import CurveInvalid, read_curve
+from megacpp_validate.evidence.loss_curves import CurveInvalid, read_curve
 from megacpp_validate.evidence.store import ReceiptInvalid, read_receipt
 from megacpp_validate.evidence.strict_json import read_strict_json
 from megacpp_validate.gate.ablation_result import AblationInvalid, read_ablation

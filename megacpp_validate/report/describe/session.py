@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from megacpp_validate.evidence.receipt import Machine, Outcome, Receipt
 from megacpp_validate.text import clean_line, count
 
 from ...environments.session_result import NO_RECEIPT, SessionResult, SmokeSession, SupportCell, SupportGrid
 from ...gate.fp8_session import Fp8Result
-from ...gate.loss_result import LossOutcome, LossVerdict
 from ..document import (
     Block,
     Bullets,
@@ -25,11 +25,11 @@ from ..document import (
     risk,
 )
 from ..drawings.curves import draw_loss_curves
+from .loss import describe_verdict
 from .receipt import (
     MARKS,
     count_checks,
     describe_backends,
-    describe_check,
     describe_machine,
     describe_receipt,
     find_cause,
@@ -39,8 +39,6 @@ from .receipt import (
     tabulate_checks,
 )
 from .training import describe_training, find_main_runs
-
-_LOSS_MARKS = {LossOutcome.PASS: good("pass"), LossOutcome.FAIL: bad("fail"), LossOutcome.REFUSED: missing()}
 
 
 def describe_session(result: SessionResult) -> Document:
@@ -158,24 +156,12 @@ def _describe_extra(result: SessionResult, group: str) -> Iterator[Diagnostic]:
     if not isinstance(result, Fp8Result):
         return
     for verdict in result.loss:
-        yield _describe_loss(verdict, group)
+        yield replace(describe_verdict(verdict), group=group)
     if result.loss_missing:
         yield Diagnostic("loss gate", missing("no verdict"), group, f"No verdict on the loss: {result.loss_missing}.")
     if result.policy is not None and not result.policy.holds:
         message = "The FP8 policy and its presets disagree."
         yield Diagnostic("policy", bad("fail"), group, message, help="run `megacpp-validate fp8-policy`")
-
-
-def _describe_loss(verdict: LossVerdict, group: str) -> Diagnostic:
-    name = verdict.recipe or "no recipe"
-    failed = [check for check in verdict.checks if not check.passed]
-    message = {
-        LossOutcome.PASS: f"{name} follows BF16.",
-        LossOutcome.FAIL: f"{name} does not follow BF16.",
-        LossOutcome.REFUSED: f"{name} cannot be compared with BF16: {'; '.join(verdict.refusals)}.",
-    }[verdict.outcome]
-    fields = tuple(("out", describe_check(check)) for check in failed)
-    return Diagnostic(f"loss gate, {name}", _LOSS_MARKS[verdict.outcome], group, message, fields)
 
 
 def _summarize(result: SessionResult, extra: list[Diagnostic]) -> str:

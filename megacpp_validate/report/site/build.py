@@ -23,8 +23,9 @@ from ...environments.stacks import AGAIN
 from ...errors import InfrastructureFailed, NothingSelected, ToolError, WrongArguments
 from ...evidence.history import HistoryRow, list_rows
 from ...evidence.receipts_manifest import hash_manifest
-from ...evidence.release_gate import GateDecision
 from ...evidence.store import ReceiptInvalid, ReceiptStore, read_receipt, read_store
+from ...gate.decision import GateDecision
+from ..describe.gate import describe_gate
 from ..describe.training import find_main_runs
 from ..describe.upgrade import name_culprit
 from ..document import Document, Link
@@ -277,7 +278,7 @@ def _read_gates(options: SiteOptions, store: ReceiptStore) -> Iterator[tuple[Gat
     known = _hash_folders(store, options.gates) if options.gates else set()
     for file in options.gates:
         decision = read_decision(file)
-        yield decision, _describe_gate(decision), decision.receipts_sha256 not in known
+        yield decision, describe_gate(decision), decision.receipts_sha256 not in known
 
 
 def read_decision(file: Path) -> GateDecision:
@@ -293,12 +294,6 @@ def read_decision(file: Path) -> GateDecision:
             f"{file} is no decision of the release gate: {str(fault).splitlines()[0]}. Likely cause: it has another "
             "form, or was cut short. Next step: write it with `release-gate --format json --output FILE`."
         ) from fault
-
-
-def _describe_gate(decision: GateDecision) -> Document:
-    from ..describe.gate import describe_gate
-
-    return describe_gate(decision)
 
 
 def _hash_folders(store: ReceiptStore, decisions: Iterable[Path]) -> set[str]:

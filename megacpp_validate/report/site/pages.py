@@ -11,7 +11,7 @@ from megacpp_validate.evidence.training import TrainingRecord
 from megacpp_validate.text import count
 
 from ...canary.dynamic.upgrade_result import StepResult
-from ...evidence.release_gate import GateDecision
+from ...gate.decision import GateDecision
 from ..describe.training import describe_training
 from ..describe.upgrade import describe_step, name_culprit, summarize_step
 from ..document import (

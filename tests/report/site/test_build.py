@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import posixpath
 import shutil
@@ -14,7 +15,9 @@ import pytest
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.evidence.receipt import Check, Outcome, Receipt
 from megacpp_validate.evidence.receipt_file import write_receipt
+from megacpp_validate.evidence.receipts_manifest import hash_manifest
 from megacpp_validate.evidence.store import read_receipt
+from megacpp_validate.gate.decision import GateDecision
 from megacpp_validate.report.describe.site import describe_site
 from megacpp_validate.report.render.markdown import render_markdown
 from megacpp_validate.report.site.build import SiteOptions, write_report
@@ -212,3 +215,20 @@ def test_text_of_others_is_text_on_every_page(catalog: Catalog, tmp_path: Path) 
         assert not any(key.startswith("on") for _, attributes in page.tags for key in attributes)
         assert not any(link.startswith("javascript") for link in page.links)
         assert "\x1b" not in path.read_text()
+
+
+@pytest.mark.parametrize("is_bound", [True, False])
+def test_a_decision_makes_no_page_look_better(is_bound: bool, catalog: Catalog, tmp_path: Path) -> None:
+    file = add(tmp_path / "store" / "run", imports_of("te2.14.1"))
+    hashes = {file.name: hashlib.sha256(file.read_bytes()).hexdigest()}
+    decision = GateDecision(
+        tool="t", release="te-upgrade", stack="te2.14.1", target="h200", open=True, exit_code=0, cells=(),
+        rules_sha256="1" * 64, receipts_sha256=hash_manifest(hashes) if is_bound else "2" * 64, judged_at=NOW,
+    )  # fmt: skip
+    (tmp_path / "gate.json").write_text(decision.model_dump_json())
+    make_site(catalog, tmp_path / "store", tmp_path / "site", tmp_path / "gate.json")
+    text = text_of(tmp_path / "site", "index.html")
+    assert "te2.14.1 on h200 does not hold in imports" in text
+    assert ("open, of other receipts" in text) != is_bound
+    assert 'class="answer bad"' in (tmp_path / "site" / "index.html").read_text()
+    assert "May it be released?" in text_of(tmp_path / "site", "gate.html")
