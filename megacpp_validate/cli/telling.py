@@ -14,9 +14,8 @@ from ..canary.dynamic.fp8_fault_score import Fp8FaultScore
 from ..canary.dynamic.smoke_fault_score import SmokeFaultScore
 from ..environments.doctor_result import DoctorResult
 from ..evidence.selftest import SelftestResult
-from ..gate.loss_result import LossGateResult
 from ..gate.policy_result import PolicyResult
-from ..report import loss_report, machine
+from ..report import machine
 from ..report.github import annotations as github
 from ..report.github import policy as github_policy
 from ..report.html import policy as html_policy
@@ -46,8 +45,6 @@ def _print_table(result: Result, console: Console, *, verbose: bool) -> None:
     match result:
         case SelftestResult() | BlameScore() | Fp8FaultScore() | SmokeFaultScore():
             _print_score(result, console, verbose=verbose)
-        case LossGateResult():
-            loss_report.render_losses(result, verbose=verbose, console=console)
         case BisectResult():
             terminal_bisect.render_bisect(result, console=console)
         case PolicyResult():
@@ -84,9 +81,6 @@ def _text(result: Result, fmt: Format) -> str:
 
 
 _RENDERERS: Final[dict[tuple[Format, type[Result]], Callable[[Any], str]]] = {
-    (Format.HTML, LossGateResult): loss_report.render_losses_html,
-    (Format.JUNIT, LossGateResult): loss_report.render_losses_junit,
-    (Format.GITHUB, LossGateResult): loss_report.render_losses_annotations,
     (Format.HTML, PolicyResult): html_policy.render_policy_html,
     (Format.JUNIT, PolicyResult): junit_policy.render_policy_junit,
     (Format.GITHUB, PolicyResult): github_policy.render_policy_annotations,

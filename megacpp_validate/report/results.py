@@ -8,16 +8,6 @@ from ..canary.dynamic.fp8_fault_score import Fp8FaultScore
 from ..canary.dynamic.smoke_fault_score import SmokeFaultScore
 from ..environments.doctor_result import DoctorResult
 from ..evidence.selftest import SelftestResult
-from ..gate.loss_result import LossGateResult
 from ..gate.policy_result import PolicyResult
 
-Result = (
-    SelftestResult
-    | BisectResult
-    | BlameScore
-    | Fp8FaultScore
-    | SmokeFaultScore
-    | LossGateResult
-    | DoctorResult
-    | PolicyResult
-)
+Result = SelftestResult | BisectResult | BlameScore | Fp8FaultScore | SmokeFaultScore | DoctorResult | PolicyResult

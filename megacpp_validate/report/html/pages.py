@@ -9,12 +9,10 @@ from typing import Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from ..loss_section import draw_loss_section
 from ..marks import mark_cell
 from ..plain_text import strip_control
 from ..summaries import count, first_sentence
 from ..words import checks as check_words
-from ..words import loss as loss_words
 from ..words import upgrade as upgrade_words
 
 _BREAK: Final = re.compile(r"(?<=[/.])(?=[^/.\s])|(?<=[A-Za-z0-9]_)(?=[A-Za-z0-9])")
@@ -36,7 +34,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
     )
     environment.filters.update(sentence=draw_sentence, breakable=draw_breakable)
-    for module in (check_words, loss_words, upgrade_words):
+    for module in (check_words, upgrade_words):
         words = (
             name
             for name in vars(module)
@@ -45,7 +43,6 @@ def _environment() -> Environment:
         environment.globals.update({name: getattr(module, name) for name in words})
     environment.globals.update(
         count=count,
-        draw_loss_section=draw_loss_section,
         first_sentence=first_sentence,
         mark_cell=mark_cell,
     )

@@ -11,14 +11,12 @@ from ...canary.dynamic.blame_score import BlameScore
 from ...canary.dynamic.fp8_fault_score import Fp8FaultScore
 from ...canary.dynamic.smoke_fault_score import SmokeFaultScore
 from ...environments.doctor_result import DoctorResult
-from ...gate.loss_result import LossGateResult
 from ...gate.policy_result import PolicyResult
 from ..results import Result
 from .bisect import tell_bisect
 from .blame_score import tell_blame_score
 from .doctor import tell_doctor
 from .fp8_faults import tell_fp8_faults
-from .loss import tell_losses
 from .policy import tell_policy
 from .selftest import tell_selftest
 from .smoke_faults import tell_smoke_faults
@@ -31,8 +29,6 @@ def render_step_summary(result: Result) -> str:
             lines = _tell_score(result)
         case BisectResult():
             lines = tell_bisect(result)
-        case LossGateResult():
-            lines = tell_losses(result)
         case PolicyResult():
             lines = tell_policy(result)
         case DoctorResult():
