@@ -12,23 +12,17 @@ from ..canary.dynamic.bisect_result import BisectResult
 from ..canary.dynamic.blame_score import BlameScore
 from ..canary.dynamic.fp8_fault_score import Fp8FaultScore
 from ..canary.dynamic.smoke_fault_score import SmokeFaultScore
-from ..environments.session_result import ParityResult, SmokeSession, SupportGrid
 from ..evidence.selftest import SelftestResult
-from ..gate.fp8_session import Fp8Result
-from ..gate.loss_result import LossGateResult
 from ..gate.policy_result import PolicyResult
-from ..report import loss_report, machine
+from ..report import machine
 from ..report.github import annotations as github
 from ..report.github import policy as github_policy
-from ..report.html import pages as html
 from ..report.html import policy as html_policy
-from ..report.junit import parity as junit_parity
 from ..report.junit import policy as junit_policy
 from ..report.results import Result
 from ..report.terminal import bisect as terminal_bisect
 from ..report.terminal import blame_score as terminal_blame_score
 from ..report.terminal import fp8_faults as terminal_fp8_faults
-from ..report.terminal import parity as terminal_parity
 from ..report.terminal import policy as terminal_policy
 from ..report.terminal import selftest as terminal_selftest
 from ..report.terminal import smoke_faults as terminal_smoke_faults
@@ -47,14 +41,8 @@ def tell(result: Result, fmt: Format, output: Path | None, *, verbose: bool = Fa
 
 def _print_table(result: Result, console: Console, *, verbose: bool) -> None:
     match result:
-        case ParityResult() | Fp8Result() | SmokeSession():
-            terminal_parity.render_session(result, verbose=verbose, console=console)
-        case SupportGrid():
-            terminal_parity.render_support(result, console=console)
         case SelftestResult() | BlameScore() | Fp8FaultScore() | SmokeFaultScore():
             _print_score(result, console, verbose=verbose)
-        case LossGateResult():
-            loss_report.render_losses(result, verbose=verbose, console=console)
         case BisectResult():
             terminal_bisect.render_bisect(result, console=console)
         case PolicyResult():
@@ -89,18 +77,6 @@ def _text(result: Result, fmt: Format) -> str:
 
 
 _RENDERERS: Final[dict[tuple[Format, type[Result]], Callable[[Any], str]]] = {
-    (Format.HTML, ParityResult): html.render_session_html,
-    (Format.HTML, Fp8Result): html.render_session_html,
-    (Format.HTML, SmokeSession): html.render_session_html,
-    (Format.HTML, LossGateResult): loss_report.render_losses_html,
-    (Format.JUNIT, ParityResult): junit_parity.render_session_junit,
-    (Format.JUNIT, Fp8Result): junit_parity.render_session_junit,
-    (Format.JUNIT, SmokeSession): junit_parity.render_session_junit,
-    (Format.JUNIT, LossGateResult): loss_report.render_losses_junit,
-    (Format.GITHUB, ParityResult): github.render_session_annotations,
-    (Format.GITHUB, Fp8Result): github.render_session_annotations,
-    (Format.GITHUB, SmokeSession): github.render_session_annotations,
-    (Format.GITHUB, LossGateResult): loss_report.render_losses_annotations,
     (Format.HTML, PolicyResult): html_policy.render_policy_html,
     (Format.JUNIT, PolicyResult): junit_policy.render_policy_junit,
     (Format.GITHUB, PolicyResult): github_policy.render_policy_annotations,

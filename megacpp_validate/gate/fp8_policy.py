@@ -19,7 +19,7 @@ from ..catalog.fp8 import (
     Waiver,
     ZonesRule,
 )
-from ..evidence.release_gate import WaiverState
+from .decision import WaiverState
 from .policy_result import LowSeen, PresetDecision, PresetOutcome, PresetRefusal, WaiverSeen, WaiverStanding
 
 

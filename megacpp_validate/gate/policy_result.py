@@ -7,8 +7,8 @@ from datetime import date
 from enum import StrEnum
 from typing import Literal
 
-from ..evidence.release_gate import WaiverState
 from ..evidence.values import Frozen
+from .decision import WaiverState
 
 
 class PresetOutcome(StrEnum):

@@ -17,7 +17,6 @@ from ..canary.firewall.result import FirewallResult
 from ..canary.static.findings import StaticResult, Sweep
 from ..environments.session_result import ParityResult, SmokeSession, SupportGrid
 from ..gate.fp8_session import Fp8Result
-from ..gate.loss_result import LossGateResult
 from ..gate.policy_result import PolicyResult
 from .results import Result
 
@@ -29,7 +28,6 @@ _MODELS: Final[dict[str, type[Any]]] = {
     "megacpp-validate/parity/1": ParityResult,
     "megacpp-validate/fp8/1": Fp8Result,
     "megacpp-validate/moe-smoke/1": SmokeSession,
-    "megacpp-validate/loss-gate/1": LossGateResult,
     "megacpp-validate/support/1": SupportGrid,
     "megacpp-validate/selftest/1": SelftestResult,
     "megacpp-validate/bisect/1": BisectResult,

@@ -6,22 +6,7 @@ from ..canary.dynamic.bisect_result import BisectResult
 from ..canary.dynamic.blame_score import BlameScore
 from ..canary.dynamic.fp8_fault_score import Fp8FaultScore
 from ..canary.dynamic.smoke_fault_score import SmokeFaultScore
-from ..environments.session_result import ParityResult, SmokeSession, SupportGrid
 from ..evidence.selftest import SelftestResult
-from ..gate.fp8_session import Fp8Result
-from ..gate.loss_result import LossGateResult
 from ..gate.policy_result import PolicyResult
 
-Result = (
-    ParityResult
-    | Fp8Result
-    | SmokeSession
-    | SupportGrid
-    | SelftestResult
-    | BisectResult
-    | BlameScore
-    | Fp8FaultScore
-    | SmokeFaultScore
-    | LossGateResult
-    | PolicyResult
-)
+Result = SelftestResult | BisectResult | BlameScore | Fp8FaultScore | SmokeFaultScore | PolicyResult

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...evidence.release_gate import WaiverState
+from ...gate.decision import WaiverState
 from ...gate.policy_result import PolicyResult, PresetDecision, PresetOutcome
 from ..words.presets import (
     find_faults,

@@ -10,16 +10,11 @@ from ...canary.dynamic.bisect_result import BisectResult
 from ...canary.dynamic.blame_score import BlameScore
 from ...canary.dynamic.fp8_fault_score import Fp8FaultScore
 from ...canary.dynamic.smoke_fault_score import SmokeFaultScore
-from ...environments.session_result import ParityResult, SmokeSession, SupportGrid
-from ...gate.fp8_session import Fp8Result
-from ...gate.loss_result import LossGateResult
 from ...gate.policy_result import PolicyResult
 from ..results import Result
 from .bisect import tell_bisect
 from .blame_score import tell_blame_score
 from .fp8_faults import tell_fp8_faults
-from .loss import tell_losses
-from .parity import tell_session, tell_support
 from .policy import tell_policy
 from .selftest import tell_selftest
 from .smoke_faults import tell_smoke_faults
@@ -28,16 +23,10 @@ from .smoke_faults import tell_smoke_faults
 def render_step_summary(result: Result) -> str:
     """The result as GitHub-flavoured Markdown, for the page of a run."""
     match result:
-        case ParityResult() | Fp8Result() | SmokeSession():
-            lines = tell_session(result)
-        case SupportGrid():
-            lines = tell_support(result)
         case SelftestResult() | BlameScore() | Fp8FaultScore() | SmokeFaultScore():
             lines = _tell_score(result)
         case BisectResult():
             lines = tell_bisect(result)
-        case LossGateResult():
-            lines = tell_losses(result)
         case PolicyResult():
             lines = tell_policy(result)
         case _:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, assert_never
 
-from ...evidence.release_gate import WaiverState
+from ...gate.decision import WaiverState
 from ...gate.policy_result import PolicyResult, PresetDecision, PresetOutcome, PresetRefusal, WaiverStanding
 from ..marks import Mark
 from ..summaries import count
