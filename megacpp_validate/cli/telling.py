@@ -12,34 +12,15 @@ from ..canary.dynamic.bisect_result import BisectResult
 from ..canary.dynamic.blame_score import BlameScore
 from ..canary.dynamic.fp8_fault_score import Fp8FaultScore
 from ..canary.dynamic.smoke_fault_score import SmokeFaultScore
-from ..canary.dynamic.upgrade_result import UpgradeResult
-from ..canary.firewall.result import FirewallResult
-from ..canary.static.findings import StaticResult, Sweep
-from ..environments.session_result import ParityResult, SmokeSession, SupportGrid
 from ..evidence.selftest import SelftestResult
-from ..gate.fp8_session import Fp8Result
-from ..gate.loss_result import LossGateResult
-from ..gate.fp8_policy import PolicyResult
-from ..report import loss_report, machine
+from ..report import machine
 from ..report.github import annotations as github
-from ..report.github import policy as github_policy
-from ..report.html import pages as html
-from ..report.html import policy as html_policy
-from ..report.junit import parity as junit_parity
-from ..report.junit import policy as junit_policy
-from ..report.junit import static_tier as junit
-from ..report.junit import upgrade as junit_upgrade
 from ..report.results import Result
 from ..report.terminal import bisect as terminal_bisect
 from ..report.terminal import blame_score as terminal_blame_score
 from ..report.terminal import fp8_faults as terminal_fp8_faults
-from ..report.terminal import parity as terminal_parity
-from ..report.terminal import policy as terminal_policy
 from ..report.terminal import selftest as terminal_selftest
 from ..report.terminal import smoke_faults as terminal_smoke_faults
-from ..report.terminal import static_tier as terminal
-from ..report.terminal import sweep as terminal_sweep
-from ..report.terminal import upgrade as terminal_upgrade
 from .app import Format
 from .output import write_told
 
@@ -55,26 +36,10 @@ def tell(result: Result, fmt: Format, output: Path | None, *, verbose: bool = Fa
 
 def _print_table(result: Result, console: Console, *, verbose: bool) -> None:
     match result:
-        case StaticResult():
-            terminal.render_static(result, verbose=verbose, console=console)
-        case Sweep():
-            terminal_sweep.render_sweep(result, console=console)
-        case FirewallResult():
-            terminal.render_firewall(result, console=console)
-        case ParityResult() | Fp8Result() | SmokeSession():
-            terminal_parity.render_session(result, verbose=verbose, console=console)
-        case SupportGrid():
-            terminal_parity.render_support(result, console=console)
         case SelftestResult() | BlameScore() | Fp8FaultScore() | SmokeFaultScore():
             _print_score(result, console, verbose=verbose)
-        case LossGateResult():
-            loss_report.render_losses(result, verbose=verbose, console=console)
         case BisectResult():
             terminal_bisect.render_bisect(result, console=console)
-        case PolicyResult():
-            terminal_policy.render_policy(result, console=console)
-        case UpgradeResult():
-            terminal_upgrade.render_upgrade(result, verbose=verbose, console=console)
         case _:
             assert_never(result)
 
@@ -104,32 +69,4 @@ def _text(result: Result, fmt: Format) -> str:
     return _RENDERERS[fmt, type(result)](result)  # a verb offers no other form: `told_options`
 
 
-_RENDERERS: Final[dict[tuple[Format, type[Result]], Callable[[Any], str]]] = {
-    (Format.HTML, StaticResult): html.render_static_html,
-    (Format.HTML, Sweep): html.render_sweep_html,
-    (Format.HTML, FirewallResult): html.render_firewall_html,
-    (Format.HTML, ParityResult): html.render_session_html,
-    (Format.HTML, Fp8Result): html.render_session_html,
-    (Format.HTML, SmokeSession): html.render_session_html,
-    (Format.HTML, LossGateResult): loss_report.render_losses_html,
-    (Format.HTML, UpgradeResult): html.render_upgrade_html,
-    (Format.JUNIT, StaticResult): junit.render_static_junit,
-    (Format.JUNIT, Sweep): junit.render_sweep_junit,
-    (Format.JUNIT, FirewallResult): junit.render_firewall_junit,
-    (Format.JUNIT, ParityResult): junit_parity.render_session_junit,
-    (Format.JUNIT, Fp8Result): junit_parity.render_session_junit,
-    (Format.JUNIT, SmokeSession): junit_parity.render_session_junit,
-    (Format.JUNIT, LossGateResult): loss_report.render_losses_junit,
-    (Format.JUNIT, UpgradeResult): junit_upgrade.render_upgrade_junit,
-    (Format.GITHUB, StaticResult): github.render_static_annotations,
-    (Format.GITHUB, Sweep): github.render_sweep_annotations,
-    (Format.GITHUB, FirewallResult): github.render_firewall_annotations,
-    (Format.GITHUB, ParityResult): github.render_session_annotations,
-    (Format.GITHUB, Fp8Result): github.render_session_annotations,
-    (Format.GITHUB, SmokeSession): github.render_session_annotations,
-    (Format.GITHUB, LossGateResult): loss_report.render_losses_annotations,
-    (Format.GITHUB, UpgradeResult): github.render_upgrade_annotations,
-    (Format.HTML, PolicyResult): html_policy.render_policy_html,
-    (Format.JUNIT, PolicyResult): junit_policy.render_policy_junit,
-    (Format.GITHUB, PolicyResult): github_policy.render_policy_annotations,
-}
+_RENDERERS: Final[dict[tuple[Format, type[Result]], Callable[[Any], str]]] = {}

@@ -6,29 +6,6 @@ from ..canary.dynamic.bisect_result import BisectResult
 from ..canary.dynamic.blame_score import BlameScore
 from ..canary.dynamic.fp8_fault_score import Fp8FaultScore
 from ..canary.dynamic.smoke_fault_score import SmokeFaultScore
-from ..canary.dynamic.upgrade_result import UpgradeResult
-from ..canary.firewall.result import FirewallResult
-from ..canary.static.findings import StaticResult, Sweep
-from ..environments.session_result import ParityResult, SmokeSession, SupportGrid
 from ..evidence.selftest import SelftestResult
-from ..gate.fp8_policy import PolicyResult
-from ..gate.fp8_session import Fp8Result
-from ..gate.loss_result import LossGateResult
 
-Result = (
-    StaticResult
-    | Sweep
-    | FirewallResult
-    | ParityResult
-    | Fp8Result
-    | SmokeSession
-    | SupportGrid
-    | SelftestResult
-    | UpgradeResult
-    | BisectResult
-    | BlameScore
-    | Fp8FaultScore
-    | SmokeFaultScore
-    | LossGateResult
-    | PolicyResult
-)
+Result = SelftestResult | BisectResult | BlameScore | Fp8FaultScore | SmokeFaultScore

@@ -9,9 +9,10 @@ import typer
 
 from ...catalog.bridge import read_catalog
 from ..app import Format, MatrixOption, OutputOption, app, split_names
-from ..canary.canary_options import Limit
 from ..sessions.seeds import LARGEST_SEED
 from ..told_options import PageFormat, PageFormatOption
+
+Limit = Annotated[float, typer.Option(min=1, max=86_400.0, help="Seconds that one cell may take.")]
 
 
 @app.command()

@@ -9,14 +9,13 @@ from megacpp_validate.text import count
 
 from ...gate.loss_result import LossGateResult, LossOutcome, LossVerdict
 from ..document import Block, Details, Diagnostic, Document, Table, bad, good, missing
+from ..drawings.curves import draw_loss_curves
 
 MARKS: Final = {LossOutcome.PASS: good("pass"), LossOutcome.FAIL: bad("fail"), LossOutcome.REFUSED: missing("refused")}
 
 
 def describe_losses(result: LossGateResult) -> Document:
     """Each verdict with what failed and its curves; every check is folded."""
-    from ..drawings.curves import draw_loss_curves
-
     title = f"Loss gate on {result.folder}"
     if not result.verdicts:
         return Document(title, "The folder has no loss curve, so nothing is known of any recipe.", missing())

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
 from megacpp_validate.canary.dynamic.causes import diagnose
 from megacpp_validate.canary.dynamic.components import COMPONENTS
 from megacpp_validate.canary.dynamic.entries import USES, entries_in
+
 from megacpp_validate.canary.static.surface import Surface
 from megacpp_validate.evidence.receipt import Check, Outcome, Part, Receipt
 from megacpp_validate.evidence.values import Cause

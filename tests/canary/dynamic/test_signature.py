@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from megacpp_validate.canary.dynamic.raised import below_the_path, read_raised
 from megacpp_validate.canary.dynamic.signature import normalise, sign
+
 from megacpp_validate.evidence.receipt import Failure, Outcome, Receipt
 from tests.canary.dynamic.planted import cannot_import, dies, fails, good, keyword, raises
 
