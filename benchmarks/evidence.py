@@ -1,6 +1,6 @@
-"""Ten thousand receipts: the index, the history of a cell, the gate and the report over them, and `nox -l`; in one run.
+"""Ten thousand receipts: the reader, `history`, the gate and the report over them, and `nox -l`; in one run.
 
-    python benchmarks/evidence.py --output docs/benchmarks [--receipts 10000] [--rounds 3] [--only index]
+    python benchmarks/evidence.py --output docs/benchmarks [--receipts 10000] [--rounds 3] [--only history]
 
 The store is made of the committed receipts (`benchmarks/evidence_store.py`) in a temporary folder. Each deed is a
 process of its own, as a user starts it; its memory is the sum over its process tree, looked at every 50 ms, where pages
@@ -23,7 +23,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,20 +33,16 @@ from benchmarks.canary import resident_kib  # noqa: E402
 from benchmarks.evidence_store import Sample, end_of, read_samples, write_store  # noqa: E402
 
 CELL: Final = "te2.20.2-h200-attention"
-_VERB: Final = (
-    "import importlib, sys; importlib.import_module('megacpp_validate.cli.' + sys.argv.pop(1));"
-    "from megacpp_validate.cli import main; main()"
-)
-_BUILD: Final = (
-    "import json, sys; from pathlib import Path; from megacpp_validate.evidence.index import build_index;"
-    "asked = json.loads(sys.argv[3]);"
-    "print(build_index(Path(sys.argv[1]), Path(sys.argv[2]), **asked).seconds)"
+_VERB: Final = ("-m", "megacpp_validate.cli")
+_READ: Final = (
+    "import sys, time; from pathlib import Path; from megacpp_validate.evidence.store import read_store;"
+    "started = time.perf_counter(); read_store(Path(sys.argv[1])); print(time.perf_counter() - started)"
 )
 
 
 @dataclass(frozen=True)
 class Aim:
-    """What issue 8 asks of a row; None where it asks for nothing.
+    """What the issues ask of a row; None where it asks for nothing.
 
     Attributes:
         seconds, mib: at the most.
@@ -66,7 +61,6 @@ class Deed:
     Attributes:
         codes: exit codes with which it did what it is for.
         before: made ready before each round.
-        needs: module of a verb without which it cannot run.
         rounds: how often; None for what was asked for.
     """
 
@@ -75,7 +69,6 @@ class Deed:
     aim: Aim = Aim()
     codes: tuple[int, ...] = (0,)
     before: Callable[[], object] = lambda: None
-    needs: str = ""
     rounds: int | None = None
 
 
@@ -116,50 +109,28 @@ def run_once(command: Sequence[str], environment: dict[str, str]) -> Once:
         return Once(seconds, used.ru_utime + used.ru_stime, peak / 1024, code, said.read().decode(errors="replace"))
 
 
-def plan_deeds(store: Path, work: Path, one_more: Callable[[], object], at: str) -> list[Deed]:
+def plan_deeds(store: Path, work: Path, at: str) -> list[Deed]:
     """Every row, in the order in which they are measured: each finds what the one before left.
 
     Args:
-        one_more: writes a run more.
         at: when the gate decides.
     """
-    index = work / "index.sqlite"
 
-    def build(**asked: Any) -> tuple[str, ...]:
-        return (sys.executable, "-c", _BUILD, str(store), str(index), json.dumps(asked))
+    def verb(*words: str) -> tuple[str, ...]:
+        return (sys.executable, *_VERB, *words)
 
-    def verb(module: str, *words: str) -> tuple[str, ...]:
-        return (sys.executable, "-c", _VERB, module, *words)
-
-    history = ("history", str(store), "--database", str(index), "--format", "json", "--cell")
-    gate = (
-        "release-gate",
-        str(store),
-        "--target",
-        "h200",
-        "--stack",
-        "te2.20.2",
-        "--at",
-        at,
-        "--format",
-        "json",
-    )
+    history = ("history", str(store), "--format", "json")
+    gate = ("release-gate", str(store), "--target", "h200", "--stack", "te2.20.2", "--at", at, "--format", "json")
     site = ("report", str(store), "--output", str(work / "site"), "--format", "json")
     return [
-        Deed("index: rebuild", build(rebuild=True), Aim(per_second=5000)),
-        Deed("index: rebuild, one process", build(rebuild=True, processes=1)),
-        Deed("index: rebuild, files from the disk", build(rebuild=True), before=lambda: forget(store), rounds=1),
-        Deed("index: nothing changed", build()),
-        Deed("index: one more run of every cell", build(), before=one_more),
-        Deed("history of a cell, its receipts read in full", verb("history_verbs", *history, CELL), rounds=1),
-        Deed("history of a cell, asked again", verb("history_verbs", *history, CELL)),
-        Deed(
-            "gate: te2.20.2 on h200", verb("release_gate_verbs", *gate), Aim(seconds=5, mib=500), (0, 1, 4),
-            needs="release_gate_verbs",
-        ),
-        Deed("report site", verb("report_verbs", *site), Aim(seconds=20), needs="report_verbs"),
+        Deed("read: every head", (sys.executable, "-c", _READ, str(store)), Aim(per_second=2000)),
+        Deed("read: files from the disk", (sys.executable, "-c", _READ, str(store)), before=lambda: forget(store)),
+        Deed("history of every cell", verb(*history), Aim(seconds=5)),
+        Deed("history of a cell, its receipts read in full", verb(*history, "--cell", CELL), rounds=1),
+        Deed("gate: te2.20.2 on h200", verb(*gate), Aim(seconds=5, mib=500), (0, 1, 4)),
+        Deed("report site", verb(*site), Aim(seconds=20)),
         Deed("nox -l", (str(ROOT / "nox"), "-l"), Aim(seconds=1)),
-    ]  # fmt: skip
+    ]
 
 
 def forget(folder: Path) -> None:
@@ -171,16 +142,9 @@ def forget(folder: Path) -> None:
         os.close(handle)
 
 
-def is_there(needs: str) -> bool:
-    """Whether a verb, or a package, can be imported."""
-    return not needs or find_spec(f"megacpp_validate.cli.{needs}" if needs.endswith("_verbs") else needs) is not None
-
-
 def measure(deed: Deed, rounds: int, receipts: int, environment: dict[str, str]) -> dict[str, Any]:
     """One row; one that cannot be measured says why."""
     row: dict[str, Any] = {"what": deed.name, "aim": asdict(deed.aim)}
-    if not is_there(deed.needs):
-        return {**row, "not_run": f"there is no {deed.needs}"}
     each, loads = [], []
     for _ in range(deed.rounds or rounds):
         deed.before()
@@ -198,10 +162,8 @@ def measure(deed: Deed, rounds: int, receipts: int, environment: dict[str, str])
         "code": each[-1].code,
         "loads": loads,
     }
-    if deed.name.startswith("index"):
-        built = statistics.median(float(once.said) for once in each)
-        row |= {"built_seconds": round(built, 3)}
-        row |= {"per_second": round(receipts / built)} if "rebuild" in deed.name else {}
+    if deed.name.startswith("read"):
+        row |= {"per_second": round(receipts / statistics.median(float(once.said) for once in each))}
     return {**row, "holds": holds(row, deed.aim)}
 
 
@@ -245,8 +207,8 @@ def write_page(data: dict[str, Any]) -> str:
     ]
     lines += [_write_row(row) for row in data["rows"]]
     notes = [
-        "Receipts a second are those of the index alone, without the start of Python; the seconds beside them are "
-        "whole. The index reads the fields of a receipt, and every check of those cells alone that are asked for."
+        "Receipts a second are those of the reader alone, without the start of Python; the seconds beside them are "
+        "whole. It reads the head of a receipt, and every check of those cells alone that are named."
     ]
     notes += [
         f"The report has {row['files']} files of {row['bytes'] / 1e6:.1f} MB; its first page has "
@@ -277,16 +239,10 @@ def run_all(work: Path, samples: tuple[Sample, ...], asked: argparse.Namespace) 
     """Make the store, measure every row."""
     store = work / "store"
     size = write_store(store, asked.receipts, samples)
-    earlier = 0
-
-    def one_more() -> None:
-        nonlocal earlier
-        earlier -= 1
-        write_store(store, len(samples), samples, first=earlier)
 
     environment = {"MEGACPP_CACHE_DIR": str(work / "cache"), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
     rows = []
-    for deed in plan_deeds(store, work, one_more, end_of(asked.receipts, samples).date().isoformat()):
+    for deed in plan_deeds(store, work, end_of(asked.receipts, samples).date().isoformat()):
         if asked.only in deed.name:
             row = measure(deed, asked.rounds, asked.receipts, environment)
             rows.append(add_first_page(row, work / "site") if deed.name == "report site" else row)

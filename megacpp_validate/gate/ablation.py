@@ -25,7 +25,7 @@ from ..errors import EvidenceMissing, Exit, exit_for
 from ..evidence.rounding import UNIT_ROUNDOFF, Depth
 from ..evidence.strict_json import refuse_what_json_hides
 from ..evidence.values import Frozen
-from .loss_statistics import t_95
+from .loss_statistics import sample_deviation, t_95
 
 ArmName = Literal["off", "on"]
 ARMS: Final[tuple[ArmName, ArmName]] = ("off", "on")
@@ -333,8 +333,9 @@ def compare(values: Sequence[float], *, lower_is_better: bool = True, least: flo
 def compare_losses(runs: Sequence[RunSeen], precision: str) -> LossChange:
     """The loss over the last quarter of the steps: both arms see the same data.
 
-    It changes where the difference is larger than its own interval, than runs of one arm lie apart, and than what
-    another order of sums does by itself: arms whose kernels always give the same bits have no spread of their own.
+    It changes where the difference is larger than its own interval (of runs of equal arms, and of steps), than runs of
+    one arm lie apart, and than what another order of sums does by itself: arms whose kernels always give the same bits
+    have no spread of their own.
 
     Args:
         runs: off and on in turn.
@@ -350,7 +351,10 @@ def compare_losses(runs: Sequence[RunSeen], precision: str) -> LossChange:
         raise ValueError("a loss that is not a number cannot be compared")
     means = [math.fsum(one) / steps for one in last]
     off, on = statistics.fmean(means[0::2]), statistics.fmean(means[1::2])
-    half, repeats = _half(means) * math.sqrt(4 / len(means)), _find_repeats(means)
+    # Pairs of one seed are no independent draws: they are averaged, and do not narrow the interval over steps.
+    gaps = [statistics.fmean(column[1::2]) - statistics.fmean(column[0::2]) for column in zip(*last, strict=True)]
+    over_steps = t_95(steps) * sample_deviation(gaps) / math.sqrt(steps) if steps > 1 else 0.0
+    half, repeats = max(_half(means) * math.sqrt(4 / len(means)), over_steps), _find_repeats(means)
     rounding = _round_off(runs[0], precision) * abs(off)
     return LossChange(
         off=off, on=on, difference=on - off, half=half, repeats=repeats, rounding=rounding, steps=steps,

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from megacpp_validate.evidence.receipt_fields import read_fields
 
 from megacpp_validate.evidence.receipt import Failure, Outcome, Receipt, Timing
 from megacpp_validate.evidence.receipt_file import receipt_text
@@ -36,7 +34,7 @@ CONTRADICTIONS: dict[str, tuple[Receipt, str]] = {
     "a-phase-below-nothing-in-a-red-one": (
         replace(make_receipt(Outcome.FAIL), seconds={"total": -0.001}), "seconds.total is -0.001",
     ),
-    "a-median-divided": (good(timings=(replace(SLOW, median_ms=1.25),)), "median_ms is 1.25, and that of its 3 rounds"),
+    "a-median-divided": (good(timings=(replace(SLOW, median_ms=1.25),)), "the median of its 3 rounds"),
     "a-median-times-nine": (good(timings=(replace(TIMED, median_ms=11.25),)), "median_ms is 11.25"),
     "a-median-of-no-rounds": (good(timings=(replace(TIMED, rounds_ms=()),)), "of its 0 rounds"),
     "timed-twice": (good(timings=(SLOW, TIMED)), "forward is timed twice by cuda-events"),
@@ -44,12 +42,9 @@ CONTRADICTIONS: dict[str, tuple[Receipt, str]] = {
 
 
 @pytest.mark.parametrize(("receipt", "word"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
-@pytest.mark.parametrize("read", [parse_receipt, read_fields])
-def test_what_contradicts_itself_is_no_evidence(
-    read: Callable[[bytes, Path], object], receipt: Receipt, word: str
-) -> None:
+def test_what_contradicts_itself_is_no_evidence(receipt: Receipt, word: str) -> None:
     with pytest.raises(ReceiptInvalid) as refused:
-        read(receipt_text(receipt).encode(), Path(f"{receipt.cell}.json"))
+        parse_receipt(receipt_text(receipt).encode(), Path(f"{receipt.cell}.json"))
     assert word in refused.value.reason
 
 
@@ -63,9 +58,8 @@ def test_one_edited_word_makes_no_committed_receipt_good() -> None:
     for path in red:
         outcome = json.loads(path.read_text())["outcome"]
         text = path.read_text().replace(f'\n  "outcome": "{outcome}"', '\n  "outcome": "pass"').encode()
-        for read in (parse_receipt, read_fields):
-            with pytest.raises(ReceiptInvalid, match=r"over the failure|blocked by|no check at all|failed check"):
-                read(text, path)
+        with pytest.raises(ReceiptInvalid, match=r"over the failure|blocked by|no check at all|failed check"):
+            parse_receipt(text, path)
 
 
 # Of an even number the median is a mean of two, rounded after; a small one lies below what is rounded away.
@@ -79,4 +73,3 @@ def test_what_the_stopwatch_writes_is_read(rounds: tuple[float, ...]) -> None:
     receipt = good(timings=both)
     path = Path(f"{receipt.cell}.json")
     assert parse_receipt(receipt_text(receipt).encode(), path) == receipt
-    assert not read_fields(receipt_text(receipt).encode(), path).validated

@@ -6,11 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from megacpp_validate.evidence.index import build_index, open_index
-from megacpp_validate.evidence.receipt_fields import read_fields, validate_fields
 
 from megacpp_validate.evidence.receipt import READABLE, Receipt
-from megacpp_validate.evidence.store import ReceiptInvalid, read_receipt
+from megacpp_validate.evidence.store import ReceiptInvalid, read_receipt, read_store
 
 SCHEMAS = Path(__file__).parent / "schemas"
 FILES = {int(path.parent.name): path for path in SCHEMAS.glob("*/*.json")}
@@ -40,15 +38,13 @@ def test_a_version_is_read_with_what_it_says_and_nothing_made_up(version: int) -
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_version_is_indexed_the_same_quickly_and_in_full(version: int, tmp_path: Path) -> None:
-    path = FILES[version]
-    text = path.read_bytes()
-    quick, full = read_fields(text, path), validate_fields(text, path)
-    assert (quick.texts, quick.outcome, quick.numbers) == (full.texts, full.outcome, full.numbers)
-    assert (quick.validated, full.validated) == (False, True)
-    build_index(path.parent, tmp_path / "index.sqlite")
-    (row,) = open_index(tmp_path / "index.sqlite").history(path.stem)
-    assert (row.schema_id, row.outcome, row.fault) == (quick.texts["schema_id"], quick.outcome, "")
+def test_the_head_of_a_version_says_what_the_whole_says(version: int) -> None:
+    (one,) = read_store(FILES[version].parent).files
+    whole = read_receipt(FILES[version])
+    for name in ("cell", "outcome", "started", "seconds", "commit", "environment", "schema_id", "peak_memory_mib"):
+        assert getattr(one.claims, name) == getattr(whole, name)
+    assert one.claims.compiles_after == sum(whole.jit.after.values())
+    assert not one.doubtful
 
 
 @pytest.mark.parametrize("version", [0, 6, 99])
@@ -61,8 +57,6 @@ def test_a_version_of_the_future_is_refused_by_name(version: int, change: dict[s
     path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     with pytest.raises(ReceiptInvalid, match=f"megacpp-validate/receipt/{version}'"):
         read_receipt(path)
-    summary = build_index(path.parent, tmp_path / "index.sqlite")
-    assert (summary.receipts, summary.unreadable) == (0, 1)
-    (row,) = open_index(tmp_path / "index.sqlite").history(path.stem)
-    assert row.outcome is None
-    assert f"megacpp-validate/receipt/{version}'" in row.fault
+    (one,) = read_store(path.parent).files
+    assert one.head is None
+    assert f"megacpp-validate/receipt/{version}'" in one.problem

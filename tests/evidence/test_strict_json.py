@@ -8,17 +8,10 @@ from typing import Any
 
 import pytest
 
-from megacpp_validate.canary.watch import read_state
-from megacpp_validate.catalog.bridge import read_catalog
-from megacpp_validate.cli.gate.report_sources import DecisionInvalid, read_decisions
-from megacpp_validate.cli.scores.score_runs import Asked, ScoreInvalid, read_score
-from megacpp_validate.errors import InfrastructureFailed
-from megacpp_validate.evidence.loss_curve_file import CurveInvalid, read_curve
+from megacpp_validate.evidence.loss_curves import CurveInvalid, read_curve
 from megacpp_validate.evidence.store import ReceiptInvalid, read_receipt
 from megacpp_validate.evidence.strict_json import read_strict_json
-from megacpp_validate.gate.ablation_result import AblationInvalid, read_ablation
-from megacpp_validate.images.pins import PinsDamaged, read_pins
-from megacpp_validate.report.machine import read_json
+from megacpp_validate.gate.ablation import AblationInvalid, read_ablation
 
 # Deeper than pydantic reads, and than Python does in each of its versions.
 DEEP = {
@@ -29,12 +22,7 @@ DEEP = {
 READERS: dict[str, tuple[Callable[[Path], Any], type[Exception]]] = {
     "ablation": (read_ablation, AblationInvalid),
     "curve": (read_curve, CurveInvalid),
-    "decision": (lambda path: read_decisions([path]), DecisionInvalid),
-    "pins": (read_pins, PinsDamaged),
     "receipt": (read_receipt, ReceiptInvalid),
-    "result": (lambda path: read_json(path.read_text()), ValueError),
-    "score": (lambda path: read_score(read_catalog(), path.parent, Asked(path, path, path, write=False)), ScoreInvalid),
-    "state": (read_state, InfrastructureFailed),
 }
 
 

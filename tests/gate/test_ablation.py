@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from megacpp_validate.catalog.postures import Feature
+from megacpp_validate.catalog.postures import Feature, read_postures
 from megacpp_validate.gate.ablation import (
+    ARMS,
+    LEAST_MEMORY,
+    AblationInvalid,
+    Change,
+    FeatureAblation,
+    PartSeen,
+    RunSeen,
+    Verdict,
+    compare,
     compare_losses,
-    compare_memory,
-    compare_step_times,
-    compare_tokens,
     decide_feature,
+    parse_ablation,
+    read_ablation,
 )
-from megacpp_validate.gate.ablation_result import ARMS, FeatureAblation, PartSeen, RunSeen, Verdict, parse_ablation
-from megacpp_validate.gate.ablation_statistics import block_deviation, block_length, estimate_effect, estimate_shift
 
 STEPS, WARM = 40, 5
 DRAWS = 40
@@ -65,6 +73,10 @@ def see(place: int, times: Any, losses: Any, **more: Any) -> RunSeen:
     return RunSeen(**{**said, **more})
 
 
+def compare_step_times(runs: list[RunSeen], warm: int) -> Change:
+    return compare([statistics.median(run.step_seconds[warm:]) for run in runs])
+
+
 def count(verdict: Verdict, draws: int = DRAWS, **how: Any) -> int:
     return sum(compare_step_times(draw_runs(seed, **how), WARM).verdict is verdict for seed in range(draws))
 
@@ -93,25 +105,6 @@ def test_a_machine_that_drifts_makes_neither_a_tax_nor_a_win(drift: float) -> No
     assert count(Verdict.NOISE, draws=30, drift=drift) >= 29
 
 
-def test_a_linear_trend_is_taken_out_of_the_estimate() -> None:
-    trend = [0.01 * place + (0.03 if place % 2 else 0.0) for place in range(4)]
-    assert estimate_effect(trend, [0.0] * 4).change == pytest.approx(0.03)
-    # Twice the drift lies between equal arms, and the spread keeps it.
-    assert estimate_effect(trend, [0.0] * 4).repeats == pytest.approx(0.02)
-
-
-def test_runs_that_agree_by_luck_are_held_to_the_noise_within_them() -> None:
-    assert estimate_effect([0.0, 0.01, 0.0, 0.01], [0.01] * 4).is_noise
-    assert not estimate_effect([0.0, 0.01, 0.0, 0.01], [0.001] * 4).is_noise
-
-
-def test_a_change_smaller_than_between_equal_arms_is_noise_however_many_pairs_there_are() -> None:
-    runs = [0.001 * (pair % 5) + 0.0035 * on for pair in range(40) for on in (0, 1)]
-    effect = estimate_effect(runs, [0.0] * len(runs))
-    assert abs(effect.change) > effect.half  # its interval alone would make it a tax
-    assert effect.is_noise
-
-
 def test_one_slow_run_makes_no_tax() -> None:
     """What happened once is seen in the other run of that arm, which was not slow."""
     runs = draw_runs(3)
@@ -127,27 +120,21 @@ def test_steps_that_compile_do_not_count() -> None:
     assert compare_step_times(runs, WARM) == compare_step_times(draw_runs(0), WARM)
 
 
-def test_blocks_are_as_long_as_steps_follow_each_other() -> None:
-    draw = random.Random(0)
-    white = [draw.gauss(0, 1) for _ in range(200)]
-    follow = [0.0]
-    for value in white:
-        follow.append(0.9 * follow[-1] + value)
-    assert block_length(white) <= 2 < block_length(follow) <= 50
-    mean = lambda values: math.fsum(values) / len(values)  # noqa: E731
-    # The mean of n values that do not follow each other deviates by s / sqrt(n); of an AR(1) of 0.9 by sqrt(19) times
-    # that. 200 resamples give a deviation to 5%, blocks of a finite length take some of the rest away.
-    assert block_deviation(white, mean) == pytest.approx(1 / math.sqrt(200), rel=0.25)
-    alone = math.sqrt(math.fsum(value * value for value in follow) / len(follow)) / math.sqrt(len(follow))
-    assert block_deviation(follow, mean) > 2 * alone
-    assert block_deviation([1.0, 1.0, 1.0], mean) == 0
+def test_a_linear_trend_is_taken_out_of_the_estimate() -> None:
+    change = compare([math.exp(0.01 * place + (0.03 if place % 2 else 0.0)) for place in range(4)])
+    assert change.ratio == pytest.approx(math.exp(0.03))
+    assert change.repeats == pytest.approx(math.exp(0.02))  # twice the drift lies between equal arms, and is kept
 
 
-def test_tokens_a_second_fall_where_steps_take_longer() -> None:
-    tokens = compare_tokens(draw_runs(0, shift=0.05, follow=0.0), WARM)
-    assert tokens is not None
-    assert (tokens.verdict, tokens.ratio < 0.97) == (Verdict.TAX, True)
-    assert compare_tokens([run.model_copy(update={"tokens": 0}) for run in draw_runs(0)], WARM) is None
+def test_a_change_smaller_than_between_equal_arms_is_noise_however_many_pairs_there_are() -> None:
+    change = compare([math.exp(0.001 * (pair % 5) + 0.0035 * on) for pair in range(40) for on in (0, 1)])
+    assert change.low > 1  # its interval alone would make it a tax
+    assert change.verdict is Verdict.NOISE
+
+
+def test_more_tokens_a_second_are_better() -> None:
+    assert compare([1.0, 1.1, 1.001, 1.101], lower_is_better=False).verdict is Verdict.WIN
+    assert compare([1.0, 1.1, 1.001, 1.101]).verdict is Verdict.TAX
 
 
 def test_losses_of_the_same_bits_and_others() -> None:
@@ -169,7 +156,6 @@ def test_losses_of_the_same_bits_and_others() -> None:
     ]
     assert not compare_losses(wild, "fp32").changes
     assert compare_losses(wild, "fp32").repeats == 0
-    assert estimate_shift([0.5] * 10) == (0.5, 0.0)
 
 
 def test_two_runs_that_agree_by_luck_change_no_loss() -> None:
@@ -199,9 +185,7 @@ def test_arms_that_always_give_the_same_bits_are_held_to_what_rounding_does(shif
 @pytest.mark.parametrize(("bytes_on", "verdict"), [(9991, Verdict.NOISE), (9800, Verdict.WIN), (10200, Verdict.TAX)])
 def test_memory_that_nobody_would_miss_is_no_change(bytes_on: int, verdict: Verdict) -> None:
     runs = [see(place, [0.1] * STEPS, [3.0] * STEPS, peak_bytes=bytes_on if place % 2 else 10000) for place in range(4)]
-    memory = compare_memory(runs)
-    assert memory is not None
-    assert memory.verdict is verdict
+    assert compare([float(run.peak_bytes) for run in runs], least=LEAST_MEMORY).verdict is verdict
 
 
 def decide(runs: list[RunSeen], pairs: int = 2) -> FeatureAblation:
@@ -257,20 +241,35 @@ def test_a_run_that_is_no_evidence_is_told_and_nothing_is_judged(more: dict[str,
 
 def test_missing_runs_and_a_single_pair_show_nothing() -> None:
     assert "3 of 4 runs are there" in decide(draw_runs(0)[:3]).reasons[0]
-    assert "two pairs are the least" in decide(draw_runs(0, pairs=1), pairs=1).reasons[0]
+    assert "at least two pairs" in decide(draw_runs(0, pairs=1), pairs=1).reasons[0]
 
 
 @pytest.mark.parametrize("verdict", [Verdict.WIN, Verdict.NOISE, Verdict.NOT_JUDGED])
 def test_a_receipt_whose_verdict_was_edited_is_none(verdict: Verdict) -> None:
     row = decide(draw_runs(0, shift=0.1))
-    with pytest.raises(ValueError, match="is no receipt of an ablation"):
+    with pytest.raises(AblationInvalid, match="is not a valid receipt"):
         parse_ablation(row.model_copy(update={"verdict": verdict}).model_dump_json())
 
 
 def test_a_receipt_whose_runs_were_edited_is_none() -> None:
     row = decide(draw_runs(0, shift=0.1))
     edited = row.model_copy(update={"runs": (row.runs[1], row.runs[0], *row.runs[2:])})
-    with pytest.raises(ValueError, match="off and on are to take turns"):
+    with pytest.raises(AblationInvalid, match="off and on are to take turns"):
         parse_ablation(edited.model_dump_json())
-    with pytest.raises(ValueError, match="'tool' is there twice"):
+    with pytest.raises(AblationInvalid, match="'tool' is there twice"):
         parse_ablation(row.model_dump_json().replace('"tool"', '"tool":"x","tool"', 1))
+
+
+def test_committed_receipts_keep_their_verdicts() -> None:
+    folder = Path(__file__).parents[2] / "docs" / "evidence" / "smoke" / "ablation"
+    posture, verdicts = read_postures(), {}
+    for file in sorted(folder.glob("*.json")):
+        row = read_ablation(file)
+        found = decide_feature(posture.find(row.feature), {"off": row.off, "on": row.on}, row.runs, row.pairs)
+        assert [found[name].verdict for name in ("step_time", "tokens_per_second", "memory")] == [
+            change.verdict for change in (row.step_time, row.tokens_per_second, row.memory) if change
+        ]
+        assert row.loss is not None
+        assert found["loss"].changes == row.loss.changes
+        verdicts[row.feature] = found["verdict"].value
+    assert {name for name, verdict in verdicts.items() if verdict != "noise"} == {"fp8_experts", "recompute"}

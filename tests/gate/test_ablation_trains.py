@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.catalog.bridge import PACKAGE_ROOT
-from megacpp_validate.gate.ablation_result import read_ablation
+from megacpp_validate.gate.ablation import read_ablation
 from tests.command_line import Run, make_run_in
 
 

@@ -1,0 +1,388 @@
+"""The loss gate: each check just within and beyond its bound, curves with one fault, and what holds for all curves."""
+
+# ruff: noqa: E501 - a row a line
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megacpp_validate.gate.loss import decide_loss, judge_folder
+from megacpp_validate.gate.loss_result import LossOutcome, LossVerdict
+from megacpp_validate.gate.loss_statistics import CAP, spread_of_seeds, t_95, t_of_largest
+from megacpp_validate.report.drawings.curves import draw_loss_curves
+from tests.gate.small_curves import STEPS, UNIT, as_recipe, make_candidate, make_curve, make_pairs, make_reference
+from tests.replay.loss import FAULTS, FOLDERS, _folder, _made_up
+
+# Whose curve has which fault -> exit code, and the checks that fail, seeds apart.
+CURVES: dict[str, tuple[int, str]] = {
+    "bf16: NaN": (4, ""),
+    "bf16: another GPU": (4, ""),
+    "bf16: cut by ten": (4, ""),
+    "bf16: late gap 0.05": (1, "gap.learning gap.settled gap.short.settled gap.tail"),
+    "bf16: no casts": (0, ""),
+    "bf16: norms x 1.03": (1, "gradient_norm.matched"),
+    "bf16: nothing": (0, ""),
+    "bf16: other data": (4, ""),
+    "every run: NaN": (4, ""),
+    "every run: NaN as null": (1, "steps.delayed"),
+    "every run: a layer less": (1, "observed.layers.delayed"),
+    "every run: a negative loss": (1, "steps.delayed"),
+    "every run: a part less": (1, "observed.layers.delayed part_norm.recorded"),
+    "every run: a part whose gradients blow up": (1, "part_norm.later"),
+    "every run: a part whose gradients vanish": (1, "part_norm.later"),
+    "every run: a part without gradients": (1, "part_norm.later part_norm.matched"),
+    "every run: a part x 1.2": (1, "part_norm.first part_norm.matched"),
+    "every run: a series that is shorter": (4, ""),
+    "every run: a step twice": (1, "steps.delayed"),
+    "every run: an unknown key": (4, ""),
+    "every run: an unknown schema": (4, ""),
+    "every run: another GPU": (4, ""),
+    "every run: another quantizer": (1, "observed.casts.delayed"),
+    "every run: another torch": (4, ""),
+    "every run: cut by ten": (1, "steps.delayed"),
+    "every run: cut to none": (4, ""),
+    "every run: cut to one": (1, "steps.delayed"),
+    "every run: cut, and planned so": (4, ""),
+    "every run: e4m3 throughout": (1, "observed.casts.delayed"),
+    "every run: e5m2 throughout": (1, "observed.casts.delayed"),
+    "every run: early gap 0.005": (0, ""),
+    "every run: early gap 0.02": (1, "gap.learning gap.settled gap.short.learning gap.short.settled gap.tail"),
+    "every run: early gap 0.2": (1, "gap.learning gap.settled gap.short.learning gap.short.settled gap.short.start gap.tail"),
+    "every run: infinity": (4, ""),
+    "every run: late gap -0.002": (0, ""),
+    "every run: late gap -0.05": (1, "gap.learning gap.settled gap.short.settled gap.tail"),
+    "every run: late gap 0.0005": (0, ""),
+    "every run: late gap 0.002": (0, ""),
+    "every run: late gap 0.01": (1, "gap.tail"),
+    "every run: late gap 0.05": (1, "gap.learning gap.settled gap.short.settled gap.tail"),
+    "every run: losses x 1.03": (1, "gap.learning gap.settled gap.short.learning gap.short.settled gap.short.start gap.tail"),
+    "every run: no casts": (1, "observed.casts.delayed observed.layers.delayed"),
+    "every run: no histories": (1, "observed.histories.delayed"),
+    "every run: norms x 0.0": (1, "gradient_norm.later gradient_norm.matched gradient_norm.noise.learning gradient_norm.noise.settled gradient_norm.short"),
+    "every run: norms x 0.5": (1, "gradient_norm.later gradient_norm.matched gradient_norm.short"),
+    "every run: norms x 0.99": (0, ""),
+    "every run: norms x 1.03": (1, "gradient_norm.matched"),
+    "every run: norms x 1.5": (1, "gradient_norm.later gradient_norm.matched gradient_norm.short"),
+    "every run: norms x 2, late": (1, "gradient_norm.later gradient_norm.noise.settled gradient_norm.short"),
+    "every run: not collected": (1, "observed.histories.delayed"),
+    "every run: not rolled": (1, "observed.histories.delayed"),
+    "every run: nothing": (0, ""),
+    "every run: other data": (4, ""),
+    "every run: rises": (1, "gap.learning gap.settled gap.short.learning gap.short.settled gap.tail"),
+    "every run: scales off": (1, "observed.histories.delayed"),
+    "every run: steps from 1": (1, "steps.delayed"),
+    "every run: tail gap 0.001": (0, ""),
+    "every run: tail gap 0.005": (0, ""),
+    "every run: tail gap 0.05": (1, "gap.settled gap.short.settled gap.tail"),
+    "one run: NaN": (4, ""),
+    "one run: NaN as null": (1, "steps.delayed"),
+    "one run: a layer less": (1, "observed.layers.delayed"),
+    "one run: a negative loss": (1, "steps.delayed"),
+    "one run: a part less": (1, "observed.layers.delayed part_norm.recorded"),
+    "one run: a part whose gradients blow up": (1, "part_norm.later"),
+    "one run: a part whose gradients vanish": (1, "part_norm.later"),
+    "one run: a part without gradients": (1, "part_norm.later part_norm.matched"),
+    "one run: a part x 1.2": (1, "part_norm.first part_norm.matched"),
+    "one run: a series that is shorter": (4, ""),
+    "one run: a step twice": (1, "steps.delayed"),
+    "one run: an unknown key": (4, ""),
+    "one run: an unknown schema": (4, ""),
+    "one run: another GPU": (4, ""),
+    "one run: another quantizer": (1, "observed.casts.delayed"),
+    "one run: another torch": (4, ""),
+    "one run: cut by ten": (1, "steps.delayed"),
+    "one run: cut to none": (1, "steps.delayed"),
+    "one run: cut to one": (1, "steps.delayed"),
+    "one run: cut, and planned so": (4, ""),
+    "one run: e4m3 throughout": (1, "observed.casts.delayed"),
+    "one run: e5m2 throughout": (1, "observed.casts.delayed"),
+    "one run: early gap 0.005": (0, ""),
+    "one run: early gap 0.02": (1, "gap.learning gap.settled gap.short.learning gap.short.settled gap.tail"),
+    "one run: early gap 0.2": (1, "gap.learning gap.settled gap.short.learning gap.short.settled gap.short.start gap.tail"),
+    "one run: infinity": (4, ""),
+    "one run: late gap -0.002": (0, ""),
+    "one run: late gap -0.05": (1, "gap.learning gap.settled gap.short.settled gap.tail"),
+    "one run: late gap 0.0005": (0, ""),
+    "one run: late gap 0.002": (0, ""),
+    "one run: late gap 0.01": (0, ""),
+    "one run: late gap 0.05": (1, "gap.learning gap.settled gap.short.settled gap.tail"),
+    "one run: losses x 1.03": (1, "gap.learning gap.settled gap.short.learning gap.short.settled gap.short.start gap.tail"),
+    "one run: no casts": (1, "observed.casts.delayed observed.layers.delayed"),
+    "one run: no histories": (1, "observed.histories.delayed"),
+    "one run: norms x 0.0": (1, "gradient_norm.later gradient_norm.matched gradient_norm.noise.learning gradient_norm.noise.settled gradient_norm.short"),
+    "one run: norms x 0.5": (1, "gradient_norm.later gradient_norm.matched gradient_norm.short"),
+    "one run: norms x 0.99": (0, ""),
+    "one run: norms x 1.03": (1, "gradient_norm.matched"),
+    "one run: norms x 1.5": (1, "gradient_norm.later gradient_norm.matched gradient_norm.short"),
+    "one run: norms x 2, late": (1, "gradient_norm.later gradient_norm.noise.settled gradient_norm.short"),
+    "one run: not collected": (1, "observed.histories.delayed"),
+    "one run: not rolled": (1, "observed.histories.delayed"),
+    "one run: nothing": (0, ""),
+    "one run: other data": (4, ""),
+    "one run: rises": (1, "gap.learning gap.settled gap.short.learning gap.short.settled gap.tail"),
+    "one run: scales off": (1, "observed.histories.delayed"),
+    "one run: steps from 1": (1, "steps.delayed"),
+    "one run: tail gap 0.001": (0, ""),
+    "one run: tail gap 0.005": (0, ""),
+    "one run: tail gap 0.05": (1, "gap.settled gap.short.settled gap.tail"),
+}  # fmt: skip
+FOLDER_CODES = {
+    "a recipe nobody knows": 4,
+    "a run has another name": 4,
+    "a run is cut short": 4,
+    "a run is lost": 4,
+    "a run of bf16 is cut short": 4,
+    "a run of bf16 is lost": 4,
+    "another cell beside": 0,
+    "bf16 is lost": 4,
+    "bf16 under another name": 4,
+    "curves without a cell": 0,
+    "empty": 4,
+    "gone": 2,
+    "one seed": 4,
+    "two seeds": 4,
+}
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_curves_with_one_fault(name: str, tmp_path: Path) -> None:
+    whose, _, fault = name.partition(": ")
+    recipe, seeds = ("bf16", (0,)) if whose == "bf16" else ("delayed", (0,) if whose == "one run" else (0, 1, 2))
+    _made_up(FAULTS[fault], recipe, seeds)(tmp_path)
+    result = judge_folder(tmp_path / "curves")
+    failed = {
+        check.name.rpartition(".seed")[0] or check.name
+        for verdict in result.verdicts if verdict.recipe == "delayed"
+        for check in verdict.checks if not check.passed
+    }  # fmt: skip
+    assert (int(result.exit), " ".join(sorted(failed))) == CURVES[name]
+    assert json.loads(result.model_dump_json())["schema_id"] == "megacpp-validate/loss-gate/1"
+
+
+@pytest.mark.parametrize("name", sorted(set(FOLDERS) - {"gone"}))
+def test_folders_of_curves(name: str, tmp_path: Path) -> None:
+    _folder(FOLDERS[name])(tmp_path)
+    assert judge_folder(tmp_path / "curves").exit == FOLDER_CODES[name]
+
+
+REFERENCE = [make_reference(seed) for seed in range(3)]
+HALF, TAIL, MATCHED = STEPS // 2, STEPS - STEPS // 5, STEPS // 20
+
+
+def decide(gaps: list[float], scale: float = 1.0, others: float = UNIT) -> LossVerdict:
+    """Seed 1 with these gaps; the other seeds with the gap `others` at each step."""
+    rest = [make_candidate(seed, [others] * STEPS, scale) for seed in (0, 2)]
+    return decide_loss(REFERENCE, [*rest, make_candidate(1, gaps, scale)])
+
+
+def failed(verdict: LossVerdict) -> list[str]:
+    return [check.name for check in verdict.checks if not check.passed]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_settled_gap_of_one_seed(sign: int) -> None:
+    """Ten steps, which is one window, in the second half and before the tail."""
+
+    def bump(size: float) -> list[float]:
+        return [sign * size if HALF + 10 <= step < HALF + 20 else UNIT for step in range(STEPS)]
+
+    bar = decide(bump(0)).bar
+    assert bar == CAP
+    assert failed(decide(bump(0.99 * CAP))) == []
+    assert failed(decide(bump(1.01 * CAP))) == ["gap.settled.seed1"]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_bias_of_the_tail(sign: int) -> None:
+    def tail(size: float) -> list[float]:
+        return [sign * size if step >= TAIL else UNIT for step in range(STEPS)]
+
+    bound = CAP / math.sqrt(3)
+    assert failed(decide(tail(0.99 * bound), others=sign * 0.99 * bound)) == []
+    assert failed(decide(tail(1.01 * bound), others=sign * 1.01 * bound)) == ["gap.tail"]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_gap_while_learning(sign: int) -> None:
+    """The cap holds there too: the reference's seeds are 1/256 apart, which would make a bar of 0.024."""
+
+    def bump(size: float) -> list[float]:
+        return [sign * size if 10 <= step < 20 else UNIT for step in range(STEPS)]
+
+    assert failed(decide(bump(0.99 * CAP))) == []
+    assert failed(decide(bump(1.01 * CAP))) == ["gap.learning.seed1"]
+
+
+@pytest.mark.parametrize(("gap", "fails"), [(0.99, False), (1.01, True)])
+def test_the_gap_while_learning_is_held_to_what_seeds_do_there(gap: float, fails: bool) -> None:
+    """Seeds 1/2048 apart in the first half and a quarter of that in the second: each half has a bar of its own."""
+    apart = [1 / 2048 if step < HALF else 1 / 8192 for step in range(STEPS)]
+    reference = [
+        replace(REFERENCE[0], seed=seed, losses=tuple(map(lambda a, b: a + seed * b, REFERENCE[0].losses, apart)))
+        for seed in range(3)
+    ]
+    size = gap * t_95(3) * math.sqrt(2) / 2048
+    gaps = [size if 10 <= step < 20 else UNIT for step in range(STEPS)]
+    candidate = [
+        as_recipe(replace(curve, losses=tuple(map(lambda a, b: a + b, curve.losses, gaps))), "delayed")
+        for curve in reference
+    ]
+    verdict = decide_loss(reference, candidate)
+    assert verdict.bar == pytest.approx(t_95(3) * math.sqrt(2) / 8192)
+    assert {name.partition(".seed")[0] for name in failed(verdict)} == (
+        {"gap.learning", "gap.short.learning"} if fails else set()
+    )
+
+
+def test_seeds_that_lie_close_make_a_bar_below_the_cap() -> None:
+    reference = [
+        replace(curve, losses=tuple(loss - 15 * curve.seed / 4096 for loss in curve.losses)) for curve in REFERENCE
+    ]
+    candidate = [
+        as_recipe(replace(curve, losses=tuple(loss + 0.002 for loss in curve.losses)), "delayed") for curve in reference
+    ]
+    verdict = decide_loss(reference, candidate)
+    assert verdict.spread == pytest.approx(1 / 4096)
+    assert verdict.bar == pytest.approx(t_95(3) * math.sqrt(2) / 4096)
+    assert verdict.outcome is LossOutcome.FAIL
+
+
+@pytest.mark.parametrize("scale", [1.03, 1 / 1.03, 0.5, 0.0, math.inf])
+def test_scaled_gradients_fail_where_the_loss_hides_them(scale: float) -> None:
+    verdict = decide([UNIT] * STEPS, scale if math.isfinite(scale) else 1e308)
+    assert "gradient_norm.matched" in failed(verdict)
+    assert not any(name.startswith("gap") for name in failed(verdict))
+
+
+@pytest.mark.parametrize("scale", [1.01, 1 / 1.01])
+def test_gradients_within_half_of_that_pass(scale: float) -> None:
+    assert failed(decide([UNIT] * STEPS, scale)) == []
+
+
+@pytest.mark.parametrize(
+    ("scale", "fails"),
+    [
+        (1.05, []),
+        (1.07, ["gradient_norm.short", "gradient_norm.later"]),
+        (0.0, ["gradient_norm.noise.settled", "gradient_norm.short", "gradient_norm.later"]),
+    ],
+)
+def test_gradients_that_change_late_fail(scale: float, fails: list[str]) -> None:
+    bf16, fp8 = make_pairs()
+    late = [
+        replace(
+            curve, gradient_norms=tuple(n * scale if step >= 90 else n for step, n in enumerate(curve.gradient_norms))
+        )
+        for curve in fp8
+    ]
+    assert failed(decide_loss(bf16, late)) == fails
+
+
+def test_sums_that_overflow_are_red() -> None:
+    """Finite losses whose sums are not: Inf minus Inf is NaN, and a NaN is within no bound."""
+    candidate = [
+        make_candidate(seed, [(1 + step % 2) * (7 + seed / 8) * 1e307 for step in range(STEPS)]) for seed in range(3)
+    ]
+    verdict = decide_loss(REFERENCE, candidate)
+    assert verdict.outcome is LossOutcome.FAIL
+    assert "gap.tail" in failed(verdict)
+    assert verdict.series == ()
+    assert LossVerdict.model_validate_json(verdict.model_dump_json()) == verdict
+
+
+def test_the_spread_is_the_largest_of_all_windows() -> None:
+    apart = [[0.0, 0.0, 9.0, 9.0], [2.0, 2.0, 9.0, 9.0]]
+    assert spread_of_seeds(apart) == pytest.approx(math.sqrt(2))
+    assert [t_95(seeds) for seeds in (3, 10, 12, 99)] == [4.303, 2.262, 2.262, 2.086]
+
+
+def test_the_farthest_of_many_seeds_is_as_seldom_beyond_as_that_of_three() -> None:
+    """Quantiles of Student's t at 1 - 0.075 / seeds, by the tables of 26.7 in Abramowitz and Stegun."""
+    assert t_of_largest(3) == t_95(3)
+    assert t_of_largest(15) == pytest.approx(2.977, abs=5e-4)  # 14 degrees of freedom, 0.005 on either side
+    assert [t_of_largest(seeds) for seeds in (4, 5, 16, 64)] == pytest.approx([3.572, 3.298, 2.978, 3.171], abs=1e-3)
+    assert all(t_95(seeds) < t_of_largest(seeds) < t_95(3) for seeds in range(4, 200))
+
+
+# A gap as a few levels that hold for a while each, so that windows, halves and tails all see something.
+levels = st.lists(st.integers(-20_000, 20_000), min_size=1, max_size=10)
+gaps = levels.map(lambda some: [some[step * len(some) // STEPS] * UNIT for step in range(STEPS)])
+three_gaps = st.tuples(gaps, gaps, gaps)
+powers = st.integers(0, 8).map(lambda power: 2.0**power)  # exact, so that no rounding stands between two verdicts
+numbers = st.floats(allow_nan=True, allow_infinity=True)
+
+
+def decide_three(three: tuple[list[float], ...], times: float = 1.0) -> LossVerdict:
+    curves = [make_candidate(seed, [times * gap for gap in each]) for seed, each in enumerate(three)]
+    return decide_loss(REFERENCE, curves)
+
+
+@given(three=three_gaps, times=powers)
+@settings(max_examples=150)
+def test_gaps_that_are_scaled_up_never_turn_red_to_green(three: tuple[list[float], ...], times: float) -> None:
+    if decide_three(three).outcome is LossOutcome.FAIL:
+        assert decide_three(three, times).outcome is LossOutcome.FAIL
+
+
+@given(three=three_gaps, rises=gaps)
+@settings(max_examples=100)
+def test_a_loss_that_rises_never_turns_a_gap_above_to_green(three: tuple[list[float], ...], rises: list[float]) -> None:
+    """Where all gaps are above zero, a step whose gap grows by any amount leaves each check as bad or worse."""
+    above = tuple([abs(gap) for gap in each] for each in three)
+    higher = tuple([gap + abs(rise) for gap, rise in zip(each, rises, strict=True)] for each in above)
+    if decide_three(above).outcome is LossOutcome.FAIL:
+        assert decide_three(higher).outcome is LossOutcome.FAIL
+
+
+@given(first=st.floats(-0.2, 0.2), times=st.floats(1.0, 50.0))
+@settings(max_examples=100)
+def test_gradients_that_are_scaled_further_stay_red(first: float, times: float) -> None:
+    def norms_times(logarithm: float) -> LossOutcome:
+        curves = [make_candidate(seed, [UNIT] * STEPS, math.exp(logarithm)) for seed in range(3)]
+        return decide_loss(REFERENCE, curves).outcome
+
+    if norms_times(first) is LossOutcome.FAIL:
+        assert norms_times(first * times * (1 + 1e-9)) is LossOutcome.FAIL
+
+
+@given(
+    losses=st.lists(numbers, min_size=6, max_size=6),
+    norms=st.lists(numbers, min_size=6, max_size=6),
+    planned=st.integers(-1, 130),
+    steps=st.lists(st.integers(-2, 130), max_size=4),
+    recipe=st.text(max_size=4),
+)
+@settings(max_examples=150)
+def test_there_is_always_a_verdict_and_a_picture_of_it(
+    losses: list[float], norms: list[float], planned: int, steps: list[int], recipe: str
+) -> None:
+    """Whole curves of any numbers, the largest ones included, and curves with some steps; nothing raises."""
+    sides = []
+    for side, name in enumerate(("bf16", "delayed")):
+        curves = [
+            make_curve(
+                name,
+                seed,
+                [losses[3 * side + (step * (seed + 1) // 40) % 3] for step in range(STEPS)],
+                [norms[3 * side + (step // 40) % 3] for step in range(STEPS)],
+            )
+            for seed in range(3)
+        ]
+        sides.append(curves)
+    assert_not_green_unless_finite(decide_loss(*sides), [*losses, *norms])
+    sides[1][0] = replace(sides[1][0], planned=planned, steps=tuple(steps), recipe=recipe)
+    assert_not_green_unless_finite(decide_loss(*sides), [math.nan])
+
+
+def assert_not_green_unless_finite(verdict: LossVerdict, values: list[float]) -> None:
+    assert verdict.outcome in LossOutcome
+    assert draw_loss_curves(verdict).svg.startswith("<svg")
+    if verdict.outcome is LossOutcome.PASS:
+        assert all(check.passed for check in verdict.checks)
+        assert all(map(math.isfinite, values))
