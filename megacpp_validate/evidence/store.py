@@ -169,6 +169,7 @@ class ReceiptHead:
     lock_hash: str = ""
     commit: str = ""
     blocked_by: str = ""
+    failure: dict[str, str] | None = None
     peak_memory_mib: float = 0.0
     machine: _HeadMachine = field(default_factory=_HeadMachine)
     jit: _HeadJit = field(default_factory=_HeadJit)
@@ -410,10 +411,10 @@ def _read_head(text: bytes) -> tuple[ReceiptHead, bool]:
 
 def _is_doubtful(head: ReceiptHead, failed: bool, empty: bool) -> bool:
     numbers = [head.peak_memory_mib, *head.seconds.values(), *head.jit.after.values()]
-    if head.cell != cell_id(head.stack, head.target, head.probe) or min(numbers) < 0:
+    if head.cell != cell_id(head.stack, head.target, head.probe) or not all(number >= 0 for number in numbers):
         return True
     if head.outcome.is_good:
-        return failed or empty or bool(head.blocked_by)
+        return failed or empty or bool(head.blocked_by) or head.failure is not None
     return (head.outcome is Outcome.FAIL and not failed) or (head.outcome is Outcome.BLOCKED and not head.blocked_by)
 
 

@@ -54,7 +54,7 @@ def test_what_is_no_curve_is_refused_and_says_where(name: str) -> None:
     with pytest.raises(CurveInvalid) as caught:
         parse_curve(text, "curve.json")
     assert said in caught.value.reason
-    assert str(caught.value).startswith("curve.json is no loss curve: ")
+    assert str(caught.value).startswith("curve.json is not a valid loss curve: ")
     assert "Next step: " in str(caught.value)
 
 
@@ -69,11 +69,11 @@ def test_no_key_may_be_missing(key: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (curve_text(CURVE)[:-20], "Invalid JSON"),
+        (curve_text(CURVE)[:-20], "Unterminated|Expecting value"),
         (curve_text(CURVE).replace("2.5", "NaN"), "finite"),
         (curve_text(CURVE).replace("2.5", "1e999"), "finite"),
         (curve_text(CURVE).replace('"seed": 3', '"seed": 3, "seed": 4'), "the key 'seed' is there twice"),
-        ("", "Invalid JSON"),
+        ("", "Unterminated|Expecting value"),
         ("[]", "the file"),
     ],
 )
