@@ -13,7 +13,7 @@ from ..canary.dynamic.blame_score import BlameScore
 from ..canary.dynamic.fp8_fault_score import Fp8FaultScore
 from ..canary.dynamic.smoke_fault_score import SmokeFaultScore
 from ..evidence.selftest import SelftestResult
-from ..gate.policy_result import PolicyResult
+from ..gate.fp8_policy import PolicyResult
 from ..report import machine
 from ..report.github import annotations as github
 from ..report.github import policy as github_policy

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal
 
-from .. import TOOL
 from ..catalog.bridge import Catalog, Fp8Cell
-from ..catalog.fp8 import read_fp8_policy
 from ..environments.facts import Facts
 from ..environments.fleet import Expected
 from ..environments.host_session import Progress, SessionOptions, plan_blank_order, run_session
@@ -17,10 +14,9 @@ from ..environments.plan import choose_fp8_cells, find_target, plan_fp8
 from ..environments.session_result import SessionResult
 from ..evidence.receipt import Outcome
 from ..probes.order import Order
-from .fp8_policy import decide_preset, see_waivers
+from .fp8_policy import PolicyResult, decide_policy
 from .loss import decide_curves
 from .loss_result import LossOutcome, LossVerdict
-from .policy_result import PolicyResult
 
 _TRAINING: Final = "fp8.loss"  # code of the cells that leave curves
 
@@ -66,18 +62,11 @@ def run_fp8(catalog: Catalog, matrix: Path | None, options: SessionOptions, prog
         return plan_fp8(catalog, plan_blank_order(target, facts, variables, options), options.probes or ())
 
     rows = choose_fp8_cells(catalog, options.probes or ())
-    policy = _decide_policy(catalog, matrix)  # first: a file of the matrix that is wrong must not cost a session
+    policy = decide_policy(matrix)  # first: a file of the matrix that is wrong must not cost a session
     expected = {row.id: Expected(row.seconds, row.limit_s) for row in rows}
     session = run_session(target, options, plan, progress, expected)
     verdicts, absent = _judge_losses(session, rows)
     return Fp8Result(**dict(session), loss=verdicts, loss_missing=absent, policy=policy)
-
-
-def _decide_policy(catalog: Catalog, matrix: Path | None) -> PolicyResult:
-    policy, today = read_fp8_policy(catalog.targets, matrix), datetime.now(UTC).date()
-    decisions = tuple(decide_preset(preset, policy.rules, policy.waivers, today) for preset in policy.presets)
-    waivers = see_waivers(policy.waivers, decisions, today)
-    return PolicyResult(tool=TOOL, today=today, rules=len(policy.rules.rules), presets=decisions, waivers=waivers)
 
 
 def _judge_losses(session: SessionResult, rows: Iterable[Fp8Cell]) -> tuple[tuple[LossVerdict, ...], str]:

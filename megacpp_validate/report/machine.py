@@ -16,8 +16,8 @@ from ..canary.dynamic.upgrade_result import UpgradeResult
 from ..canary.firewall.result import FirewallResult
 from ..canary.static.findings import StaticResult, Sweep
 from ..environments.session_result import ParityResult, SmokeSession, SupportGrid
+from ..gate.fp8_policy import PolicyResult
 from ..gate.fp8_session import Fp8Result
-from ..gate.policy_result import PolicyResult
 from .results import Result
 
 _MODELS: Final[dict[str, type[Any]]] = {

@@ -7,6 +7,6 @@ from ..canary.dynamic.blame_score import BlameScore
 from ..canary.dynamic.fp8_fault_score import Fp8FaultScore
 from ..canary.dynamic.smoke_fault_score import SmokeFaultScore
 from ..evidence.selftest import SelftestResult
-from ..gate.policy_result import PolicyResult
+from ..gate.fp8_policy import PolicyResult
 
 Result = SelftestResult | BisectResult | BlameScore | Fp8FaultScore | SmokeFaultScore | PolicyResult

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...gate.decision import WaiverState
-from ...gate.policy_result import PolicyResult, PresetDecision, PresetOutcome
+from ...gate.fp8_policy import PolicyResult, PresetDecision, PresetOutcome
 from ..words.presets import (
     find_faults,
     group_refusals,

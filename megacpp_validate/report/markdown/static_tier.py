@@ -10,7 +10,7 @@ from ...canary.dynamic.bisect_result import BisectResult
 from ...canary.dynamic.blame_score import BlameScore
 from ...canary.dynamic.fp8_fault_score import Fp8FaultScore
 from ...canary.dynamic.smoke_fault_score import SmokeFaultScore
-from ...gate.policy_result import PolicyResult
+from ...gate.fp8_policy import PolicyResult
 from ..results import Result
 from .bisect import tell_bisect
 from .blame_score import tell_blame_score
