@@ -1,0 +1,1 @@
+"""What each result says: one `describe_<result>(result) -> Document` a result type."""
