@@ -64,7 +64,7 @@ from .verify import read_provenance
 
 _RESTORE: Final = Path(__file__).with_name("restore.py")
 _KINDS: Final = {
-    "image": "image.tar", "wheel": "wheelhouse/", "jit": "jit/", "matrix": "matrix/", "signature": "signatures/",
+    "image": "image.tar", "wheel": "wheelhouse/", "jit": "jit/", "matrix": "matrix/", "signature": "signatures.tar",
     "sbom": "sbom.spdx.json", "provenance": "provenance.json", "licences": "licences.json", "lock": "lock.txt",
     "key": "cosign.pub", "restore": "restore.py", "words": "README.txt",
 }  # fmt: skip
@@ -72,6 +72,8 @@ _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?I?)B?", re.IGNORECASE)
 _SPARE: Final = 64 << 20  # bytes beside what is known to come
 _LEGACY: Final = {5: "manylinux1", 12: "manylinux2010", 17: "manylinux2014"}
+_NAME: Final = "io.containerd.image.name"  # by which `docker load` names an image of an OCI layout
+_REF: Final = "org.opencontainers.image.ref.name"
 _README: Final = """\
 An offline bundle for the target {target}, written by megacpp-validate.
 
@@ -349,7 +351,7 @@ def _write_image(contents: _Contents, registry: Registry, tree: ImageTree, targe
     if not registry.copy(tree.digest, layout, tag):
         raise RegistryLies(f"{registry.repository} lost {tree.digest}. Next step: push the image again.")
     index = json.loads((layout / "index.json").read_bytes())
-    notes = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": tag}
+    notes = {_NAME: name, _REF: tag}
     index["manifests"] = [row | {"annotations": notes} for row in index["manifests"] if row["digest"] == tree.digest]
     (layout / "index.json").write_text(json.dumps(index))
     manifests = [json.loads(_blob(layout, digest).read_bytes()) for digest in list(tree.configs)[:1]]
@@ -362,22 +364,34 @@ def _write_image(contents: _Contents, registry: Registry, tree: ImageTree, targe
         for one in manifests
     ]
     (layout / "manifest.json").write_text(json.dumps(rows))
-    with tarfile.open(aside / "image.tar", "w", format=tarfile.GNU_FORMAT) as archive:
+    _write_archive(layout, aside / "image.tar")
+    signatures = []
+    for one in list_tags(tree.digest):
+        if registry.copy(one, layout, one):
+            signatures.append({"name": f"{registry.repository}:{one}", "digest": ""})
+    if signatures:
+        index = json.loads((layout / "index.json").read_bytes())
+        tagged = {row["annotations"].get(_REF): row for row in index["manifests"] if row.get("annotations")}
+        for signed in signatures:
+            row = tagged[signed["name"].rpartition(":")[2]]
+            row["annotations"] |= {_NAME: signed["name"]}
+            signed["digest"] = row["digest"]
+        index["manifests"] = list(tagged.values())
+        (layout / "index.json").write_text(json.dumps(index))
+        _write_archive(layout, aside / "signatures.tar")
+    else:
+        contents.absent.setdefault("signature", "nobody has signed the image")
+    configs = [one["digest"] for one in (manifest["config"] for manifest in manifests)]
+    return {"name": name, "digest": tree.digest, "configs": configs, "signatures": signatures}
+
+
+def _write_archive(layout: Path, file: Path) -> None:
+    """A layout as one file, and the layout removed: for `docker load`, and for `oras cp --from-oci-layout`."""
+    with tarfile.open(file, "w", format=tarfile.GNU_FORMAT) as archive:
         for path in sorted(layout.rglob("*")):
             if path.is_file() and "ingest" not in path.relative_to(layout).parts:
                 archive.add(path, path.relative_to(layout).as_posix(), filter=_plain)
     shutil.rmtree(layout)
-    copied = [registry.copy(one, aside / "signatures", one) for one in list_tags(tree.digest)]
-    if any(copied):
-        file = aside / "signatures/index.json"
-        index = json.loads(file.read_bytes())
-        index["manifests"] = [row for row in index["manifests"] if row.get("annotations")]
-        file.write_bytes(_json(index))
-    else:
-        shutil.rmtree(aside / "signatures", ignore_errors=True)
-        contents.absent.setdefault("signature", "nobody has signed the image")
-    configs = [one["digest"] for one in (manifest["config"] for manifest in manifests)]
-    return {"name": name, "digest": tree.digest, "configs": configs}
 
 
 def _blob(folder: Path, digest: str) -> Path:

@@ -19,8 +19,9 @@ from __future__ import annotations
 import argparse
 import base64
 import concurrent.futures
+import contextlib
+import functools
 import hashlib
-import io
 import json
 import os
 import re
@@ -29,7 +30,6 @@ import signal
 import stat
 import subprocess
 import sys
-import tarfile
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -38,9 +38,12 @@ SCHEMA = "megacpp-validate/bundle/1"
 MANIFEST, SUMS, SIGNATURE = "bundle.json", "SHA256SUMS", "bundle.json.sig"
 CHUNK = 1 << 18
 _MOST_LISTED = 64 << 20  # bytes of a list: a bundle of a hundred thousand files takes a third
-_PLACE = re.compile(r"[\w.\[\]:-]+/[a-z0-9]+(?:(?:[._/]|__|-+)[a-z0-9]+)*", re.ASCII)
+_PLACE = r"[\w.-]+(:\d{1,5})?/[a-z0-9]+(?:(?:[._/]|__|-+)[a-z0-9]+)*"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_NAMED = "io.containerd.image.name"  # by which `docker load` names an image of an OCI layout
+_COPY = "it was damaged on the way, or not copied whole. Next step: copy it again from where it was written"
+
+
+_say = functools.partial(print, flush=True)
 
 
 class Refused(Exception):
@@ -54,21 +57,12 @@ class NotTaken(Exception):
 def refuse_faults(root: Path, faults: list[str]) -> None:
     """Raise Refused where there is a fault, with the names of the files."""
     if faults:
-        more = [f"and {len(faults) - 20} more"] if len(faults) > 20 else []
-        listed = "\n  ".join([f"{root} is refused:", *sorted(faults)[:20], *more])
-        raise Refused(
-            f"{listed}\nNothing was installed. Likely cause: it was damaged on the way, or not copied whole. Next step: "
-            "copy these files again from where the bundle was written."
-        )
+        listed = "\n  ".join([f"{root} is refused, with {len(faults)} faults:", *sorted(faults)[:20]])
+        raise Refused(f"{listed}\nNothing was installed. Likely cause: {_COPY}.")
 
 
 def read_bundle(root: Path) -> dict[str, Any]:
-    """The manifest, every name in it safe, and the folder with no file more, none less, none of another size.
-
-    Raises:
-        Refused: it is no bundle, or not a whole one; every fault by the name of its file.
-        OSError: it cannot be read.
-    """
+    """The manifest, every name in it safe, and the folder with no file more, none less, none of another size. Raises Refused, or OSError."""
     try:
         for name in (SUMS, MANIFEST):  # a pipe would keep its reader, and a device has no end
             kind = (root / name).lstat()
@@ -80,18 +74,13 @@ def read_bundle(root: Path) -> dict[str, Any]:
         if sums.pop(MANIFEST, "") != hashlib.sha256(text).hexdigest():
             raise ValueError(f"{MANIFEST} has not the sha256 that {SUMS} says of it, so one of the two is damaged")
         bundle: dict[str, Any] = json.loads(text)
-    except (FileNotFoundError, ValueError, RecursionError) as fault:
-        raise Refused(
-            f"{root} is no whole bundle: {fault}. Nothing was installed. Likely cause: the writing was not finished, "
-            f"not all was copied, or {SUMS} or {MANIFEST} is damaged. Next step: copy both again."
-        ) from fault
-    try:
         _require_schema(bundle)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as fault:
-        raise Refused(f"{root}: {MANIFEST} is not of the schema: {fault!r}. Nothing was installed.") from fault
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError, IndexError) as fault:
+        raise Refused(f"{root} is no whole bundle: {fault!r}. Nothing was installed. Likely cause: {_COPY}.") from fault
     stored, seal = stored_files(bundle), sums.pop(SIGNATURE, "")
     names = [*stored, *(row["path"] for row in bundle["files"])]
-    faults = [f"{path!r}: the name leads out of the bundle" for path in {*names} if not _is_safe(path)]
+    out = (path for path in {*names} if not path.isprintable() or "\\" in path or {"", ".", ".."} & {*path.split("/")})
+    faults = [f"{path!r}: the name leads out of the bundle" for path in out]
     faults += [f"{path}: is named twice" for path in {*names} if names.count(path) > (2 if path in stored else 1)]
     faults += [
         f"{path}: {SUMS} and {MANIFEST} differ, so one of the two is damaged"
@@ -106,9 +95,9 @@ def read_bundle(root: Path) -> dict[str, Any]:
 
 
 def _require_schema(bundle: Any) -> None:
-    """Raise ValueError, KeyError, TypeError or AttributeError where a manifest has another shape."""
-    if bundle["schema"] != SCHEMA:
-        raise ValueError(f"it has the schema {bundle['schema']!r}, and this reads {SCHEMA}: another release wrote it")
+    """Raise ValueError, or what a wrong shape raises, where a manifest is not of the schema."""
+    if not isinstance(bundle, dict) or bundle.get("schema") != SCHEMA:
+        raise ValueError(f"{MANIFEST} is not of the schema {SCHEMA}: another release wrote it")
     texts = [bundle[name] for name in ("made", "target", "platform", "lock", "python")]
     texts += [*bundle["wheels_absent"], *bundle["absent"].values()]
     for row in bundle["files"]:
@@ -120,7 +109,7 @@ def _require_schema(bundle: Any) -> None:
         if not 0 <= row["mtime_ns"] < 1 << 63:
             raise ValueError(f"{row['path']}, whose time is none")
     image = bundle["image"]
-    digests = [image["digest"], *image["configs"]] if image is not None else []
+    digests = [image["digest"], *image["configs"], *(row["digest"] for row in image["signatures"])] if image else []
     named = image is None or (":" in image["name"] and image["name"][0].isalnum())
     archives = sum(row["kind"] == "image" for row in bundle["files"])
     if not named or archives != (image is not None) or not all(_DIGEST.fullmatch(one) for one in digests):
@@ -129,45 +118,36 @@ def _require_schema(bundle: Any) -> None:
         raise ValueError("a text is another kind of value")
 
 
-def _is_safe(path: str) -> bool:
-    return path.isprintable() and "\\" not in path and not {"", ".", ".."} & {*path.split("/")}
-
-
 def stored_files(bundle: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Every file as it lies there, by path: a large one is its parts."""
     return {one["path"]: one for row in bundle["files"] for one in (row["parts"] or [row])}
 
 
 def _compare_folder(root: Path, stored: dict[str, dict[str, Any]], own: set[str]) -> list[str]:
-    def fail(fault: OSError) -> None:  # a folder that cannot be read is no folder without files
-        raise fault
-
-    faults, found = [], set()
-    for place, folders, files in os.walk(root, onerror=fail):
-        for name in [*files, *folders]:
-            path, kind = Path(place, name).relative_to(root).as_posix(), Path(place, name).lstat()
-            if stat.S_ISDIR(kind.st_mode):
-                continue
-            found.add(path)
-            if not stat.S_ISREG(kind.st_mode):
-                faults.append(f"{path}: is no plain file, but a link or a device")
-            elif path not in stored and path not in own:
-                faults.append(f"{path}: does not belong to the bundle")
-            elif path in stored and kind.st_size != stored[path]["bytes"]:
-                faults.append(f"{path}: has {kind.st_size} bytes of {stored[path]['bytes']}")
-    return faults + [f"{path}: is missing" for path in {*stored, *own} - found]
+    found = {path.relative_to(root).as_posix(): path.lstat() for path in root.rglob("*")}
+    files = {path: kind for path, kind in found.items() if not stat.S_ISDIR(kind.st_mode)}
+    faults = [f"{path}: is missing" for path in {*stored, *own} - files.keys()]
+    for path, kind in files.items():
+        if not stat.S_ISREG(kind.st_mode):
+            faults.append(f"{path}: is no plain file, but a link or a device")
+        elif path not in stored and path not in own:
+            faults.append(f"{path}: does not belong to the bundle")
+        elif path in stored and kind.st_size != stored[path]["bytes"]:
+            faults.append(f"{path}: has {kind.st_size} bytes of {stored[path]['bytes']}")
+    return faults
 
 
-def hash_file(path: Path, copies: tuple[tuple[Path, int], ...] = ()) -> str:
-    """The sha256 of a file, which is written to an offset of others on the way; a link is not followed."""
+def hash_file(path: Path, copies: tuple[tuple[Path, int], ...] = (), start: int = 0, size: int = 1 << 63) -> str:
+    """The sha256 of a file, or of a piece of it, written to an offset of others on the way; no link is followed."""
     digest, at = hashlib.sha256(), 0
-    outs = [(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644), start) for to, start in copies]
+    outs = [(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644), offset) for to, offset in copies]
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb", 0) as source:
-            while data := source.read(CHUNK):
+            source.seek(start)
+            while data := source.read(min(CHUNK, size - at)):
                 digest.update(data)
-                for out, start in outs:
-                    if os.pwrite(out, data, start + at) != len(data):
+                for out, offset in outs:
+                    if os.pwrite(out, data, offset + at) != len(data):
                         raise OSError(28, "No space left on device", str(path))
                 at += len(data)
     finally:
@@ -177,12 +157,7 @@ def hash_file(path: Path, copies: tuple[tuple[Path, int], ...] = ()) -> str:
 
 
 def verify(root: Path, bundle: dict[str, Any], jobs: int, copies: dict[str, list[tuple[Path, int]]]) -> None:
-    """Hash every file, several at a time, and copy what is wanted elsewhere on the way: one reading serves both.
-
-    Raises:
-        Refused: a file has another sha256 than the manifest says.
-        OSError: a file cannot be read, or a copy not written.
-    """
+    """Hash every file, several at a time, and copy what is wanted elsewhere on the way: one reading serves both. Raises Refused, or OSError."""
 
     def check(row: dict[str, Any]) -> list[str]:
         path = row["path"]
@@ -201,11 +176,7 @@ def install(root: Path, bundle: dict[str, Any], jobs: int, wanted: dict[Path, st
     """Verify the bundle, and put parts of it into folders: written aside, renamed when all of the bundle is right.
 
     Args:
-        wanted: folder -> the prefix of what goes there, "" for everything. One that holds just that already stays.
-
-    Raises:
-        Refused, OSError: as `verify`; nothing was installed then.
-        NotTaken: a folder holds something else, or the bundle has nothing for it.
+        wanted: folder -> prefix of what goes there, "" for everything. A folder that holds just that already stays.
     """
     copies: dict[str, list[tuple[Path, int]]] = {}
     asides: dict[Path, Path] = {}
@@ -213,9 +184,7 @@ def install(root: Path, bundle: dict[str, Any], jobs: int, wanted: dict[Path, st
         for folder, prefix in wanted.items():
             rows = {row["path"][len(prefix) :]: row for row in bundle["files"] if row["path"].startswith(prefix)}
             if not rows:
-                raise NotTaken(
-                    f"the bundle has nothing under {prefix!r} for {folder}. Next step: leave that option out."
-                )
+                raise NotTaken(f"the bundle has nothing under {prefix!r} for {folder}: leave that option out.")
             if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
                 _require_same(folder, rows)
                 continue
@@ -225,11 +194,6 @@ def install(root: Path, bundle: dict[str, Any], jobs: int, wanted: dict[Path, st
                 aside.mkdir(parents=True)
             except (FileExistsError, NotADirectoryError, PermissionError) as fault:
                 raise NotTaken(f"{folder} cannot be made: {fault}. Next step: name another folder.") from fault
-            needed, free = sum(row["bytes"] for row in rows.values()), shutil.disk_usage(aside).free
-            if free < needed:
-                raise OSError(
-                    28, f"{free} bytes free of the {needed} that it takes; nothing was installed", str(folder)
-                )
             for name, row in rows.items():
                 (aside / name).parent.mkdir(parents=True, exist_ok=True)
                 start = 0
@@ -251,16 +215,18 @@ def install(root: Path, bundle: dict[str, Any], jobs: int, wanted: dict[Path, st
 
 def _require_same(folder: Path, rows: dict[str, dict[str, Any]]) -> None:
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
-    wrong = sorted(found ^ rows.keys())
-    for name in sorted(found & rows.keys()):
-        parts, place = rows[name]["parts"] or [rows[name]], folder / name
-        with tempfile.TemporaryFile() if place.is_symlink() else place.open("rb") as file:
-            same = all(hashlib.sha256(file.read(one["bytes"])).hexdigest() == one["sha256"] for one in parts)
-            wrong += [] if same and not file.read(1) else [name]
-    if wrong or not folder.is_dir():
+    wrong = {*(found ^ rows.keys()), *([] if folder.is_dir() else [folder.name])}
+    for name in found & rows.keys():
+        start = 0
+        for one in rows[name]["parts"] or [rows[name]]:
+            same = (folder / name).stat().st_size == rows[name]["bytes"] and not (folder / name).is_symlink()
+            if not same or hash_file(folder / name, (), start, one["bytes"]) != one["sha256"]:
+                wrong.add(name)
+            start += one["bytes"]
+    if wrong:
         raise NotTaken(
-            f"{folder} is there, and is not what the bundle holds: {', '.join(wrong[:3])}. Nothing was installed. Likely "
-            "cause: somebody used it since, or it is of another bundle. Next step: name another folder, or move it away."
+            f"{folder} is there, and is not what the bundle holds: {', '.join(sorted(wrong)[:3])}. Nothing was "
+            "installed. Likely cause: somebody used it since. Next step: name another folder, or move it away."
         )
 
 
@@ -279,14 +245,14 @@ def _close_caches(aside: Path, bundle: dict[str, Any], prefix: str) -> None:
 def _run(words: list[str], cause: str, variables: dict[str, str] | None = None) -> str:
     try:
         done = subprocess.run(words, env=variables, capture_output=True, text=True, check=False)
+        said, code = (done.stderr or done.stdout).strip()[-800:], done.returncode
     except OSError as fault:
         raise NotTaken(
-            f"{words[0]} cannot be started: {fault}. Likely cause: {cause}. Next step: install it."
+            f"{words[0]} cannot be started: {fault}. Likely cause: {cause}. Next step: mend that."
         ) from fault
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip()[-800:]
+    if code:
         raise NotTaken(
-            f"`{' '.join(words)}` failed: {said}. Likely cause: {cause}. Next step: mend that, run this again."
+            f"`{' '.join(words)}` failed: {said}. Likely cause: {cause}. Next step: mend that, run it again."
         )
     return done.stdout
 
@@ -296,65 +262,35 @@ def _docker(*words: str) -> str:
 
 
 def load_image(root: Path, bundle: dict[str, Any]) -> str:
-    """Give the archive to `docker load`, and ask the engine for the digest of what it has now.
-
-    Raises:
-        NotTaken: there is no image or no engine, it does not take it, or it has another image afterwards.
-    """
+    """Give the archive to `docker load`, and ask the engine for the digest of what it has now. Raises NotTaken."""
     image, row = bundle["image"], next(row for row in bundle["files"] if row["kind"] == "image")
-    known = (image["digest"], *image["configs"])  # an engine without the containerd store keeps images by their config
-    _docker("version")
-    with subprocess.Popen(["docker", "load"], stdin=subprocess.PIPE, stdout=2, stderr=2) as process:
+    with subprocess.Popen(["docker", "load"], stdin=subprocess.PIPE, stdout=2) as process:
         assert process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):  # its own words say why
             for one in row["parts"] or [row]:
                 with (root / one["path"]).open("rb") as part:
                     shutil.copyfileobj(part, process.stdin, CHUNK)
-        except BrokenPipeError:
-            pass  # its own words say why
     found = _docker("image", "inspect", "--format", "{{.Id}}", image["name"]).strip()
-    if found not in known:
-        raise NotTaken(
-            f"the engine has {found} as {image['name']}, and the bundle holds {image['digest']}. Likely cause: another "
-            "process used that name meanwhile. Next step: remove that image and run this again."
-        )
+    if found not in (image["digest"], *image["configs"]):  # without the containerd store, the id is that of the config
+        raise NotTaken(f"the engine has {found} as {image['name']}, and not {image['digest']}. Next step: remove that.")
     return f"loaded {image['name']} ({found})"
 
 
 def push_image(root: Path, bundle: dict[str, Any], place: str) -> str:
-    """Push the image, and its signatures beside it, from the engine to a registry: every digest as it is.
-
-    Raises:
-        NotTaken: as `load_image`; the registry does not take it, or has another digest afterwards.
-    """
+    """Push the image, and its signatures beside it, through the engine to a registry: every digest as it is. Raises NotTaken."""
     load_image(root, bundle)
-    image, index = bundle["image"], root / "signatures/index.json"
-    rows = [(image["digest"], f"{place}:{image['name'].rpartition(':')[2]}")]
-    _docker("tag", image["name"], rows[0][1])
-    if index.is_file():
-        listed = json.loads(index.read_bytes())
-        for row in listed["manifests"]:
-            tag = row["annotations"]["org.opencontainers.image.ref.name"]
-            row["annotations"][_NAMED] = f"{place}:{tag}"
-            rows.append((row["digest"], f"{place}:{tag}"))
-        with tempfile.NamedTemporaryFile(suffix=".tar") as file, tarfile.open(fileobj=file, mode="w") as archive:
-            body, head = json.dumps(listed).encode(), tarfile.TarInfo("index.json")
-            head.size = len(body)
-            archive.add(index.parent, ".", filter=lambda one: None if one.name.endswith("index.json") else one)
-            archive.addfile(head, io.BytesIO(body))
-            archive.close()
-            file.flush()
-            _docker("load", "--input", file.name)
-    for digest, name in rows:
-        said = _docker("push", name)
-        if f"digest: {digest}" not in said:
+    image = bundle["image"]
+    if image["signatures"]:
+        _docker("load", "--input", str(root / "signatures.tar"))
+    for row in (image, *image["signatures"]):
+        name = f"{place}:{row['name'].rpartition(':')[2]}"
+        _docker("tag", row["name"], name)
+        if f"digest: {row['digest']}" not in (said := _docker("push", name)):
             raise NotTaken(
-                f"{name} has another digest than {digest}: {said[-300:].strip()}. Likely cause: an engine without the "
-                f"containerd image store. Next step: `oras cp --from-oci-layout image.tar@{image['digest']} {place}`."
+                f"{name} is not {row['digest']}: {said[-300:].strip()}. Likely cause: an engine without the containerd "
+                "image store. Next step: switch it on, or `oras cp --from-oci-layout` of the archives."
             )
-        if name != rows[0][1]:
-            _docker("image", "rm", name)
-    return f"pushed {place}@{image['digest']} with {len(rows) - 1} lists of signatures"
+    return f"pushed {place}@{image['digest']} with {len(image['signatures'])} lists of signatures"
 
 
 def fill_venv(root: Path, bundle: dict[str, Any], venv: Path, python: str, wheels: Path | None, name: str) -> str:
@@ -363,9 +299,6 @@ def fill_venv(root: Path, bundle: dict[str, Any], venv: Path, python: str, wheel
     Args:
         wheels: folder with the wheels whole; None: only say whether it can be done.
         name: of the bundle; an environment that was finished from it is left as it is.
-
-    Raises:
-        NotTaken: something else is there, wheels are absent, it is another Python, or pip refuses a wheel.
     """
     note, begun = venv / "restored-from.json", venv / ".restoring"
     if note.is_file() and note.read_bytes() == json.dumps({"bundle": name}).encode():
@@ -378,9 +311,7 @@ def fill_venv(root: Path, bundle: dict[str, Any], venv: Path, python: str, wheel
     variables = {**kept, "PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
     script = 'import sys; print("%d.%d" % sys.version_info[:2])'
     if (found := _run([python, "-c", script], "--python names no Python", variables).strip()) != bundle["python"]:
-        raise NotTaken(
-            f"{python} is Python {found}, and the wheels are for {bundle['python']}. Next step: name --python."
-        )
+        raise NotTaken(f"{python} is Python {found}, the wheels are for {bundle['python']}. Next step: name --python.")
     if wheels is None:
         return ""
     shutil.rmtree(venv, ignore_errors=True)
@@ -397,70 +328,45 @@ def fill_venv(root: Path, bundle: dict[str, Any], venv: Path, python: str, wheel
 
 def is_signed(data: Path, signature: str, key: Path) -> bool:
     """Whether a signature in base64 is by a public key in PEM over a file, as openssl says."""
-    with tempfile.NamedTemporaryFile() as file:
+    with tempfile.NamedTemporaryFile() as file, contextlib.suppress(ValueError):  # no base64
         file.write(base64.b64decode(signature))
         file.flush()
         words = ["openssl", "dgst", "-sha256", "-verify", str(key), "-signature", file.name, str(data)]
         return subprocess.run(words, capture_output=True, check=False).returncode == 0
+    return False
 
 
 def _require_signer(root: Path, key: Path) -> None:
-    try:
-        text = (root / SIGNATURE).read_text("ascii", "replace") if (root / SIGNATURE).is_file() else ""
-        why = f"it has no {SIGNATURE}" if not text else f"{SIGNATURE} is not a signature of {key} over {MANIFEST}"
-        if text and is_signed(root / MANIFEST, text, key):
-            return
-    except OSError as fault:
-        raise NotTaken(
-            f"openssl, which checks the signature, cannot be started: {fault}. Next step: install it."
-        ) from fault
-    except ValueError:
-        pass  # no base64
-    raise Refused(
-        f"{root} is not signed by {key}: {why}. Nothing was installed. Likely cause: somebody else wrote or changed it. "
-        "Next step: ask its writer which key signed it."
-    )
-
-
-def _path(text: str) -> Path:
-    if not text:  # of a variable without a value: it would be the folder that this was started in
-        raise argparse.ArgumentTypeError("it is empty")
-    return Path(text)
-
-
-def _key(text: str) -> Path:
-    if not _path(text).is_file() or b"-----BEGIN PUBLIC KEY-----" not in Path(text).read_bytes():
-        raise argparse.ArgumentTypeError(f"{text!r} is no public key, as cosign.pub is")
-    return Path(text)
-
-
-def _repository(text: str) -> str:
-    if not _PLACE.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{text!r} names no repository: HOST[:PORT]/REPOSITORY")
-    return text
-
-
-def _id(text: str) -> str:
-    if not re.fullmatch(r"(sha256:)?[0-9a-fA-F]{64}", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no sha256, which has 64 digits of 0 to 9 and a to f")
-    return text[-64:].lower()
+    if shutil.which("openssl") is None:
+        raise NotTaken("openssl, which checks the signature, is missing. Next step: install it.")
+    text = (root / SIGNATURE).read_text("ascii", "replace") if (root / SIGNATURE).is_file() else ""
+    if not is_signed(root / MANIFEST, text, key):
+        why = f"{SIGNATURE} is not a signature of {key}" if text else f"it has no {SIGNATURE}"
+        raise Refused(f"{root} is not signed by {key}: {why}. Nothing was installed. Next step: ask its writer.")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Verify, then load what was asked for; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bundle", type=_path, default=Path(__file__).absolute().parent, help="else this file's")
-    for name in ("unpack", "jit", "venv"):
-        parser.add_argument(f"--{name}", type=_path)
-    parser.add_argument("--key", type=_key)
-    parser.add_argument("--id", type=_id)
-    parser.add_argument("--push", type=_repository)
+    parser.add_argument("--bundle", default=str(Path(__file__).absolute().parent), help="else this file's folder")
+    for name in ("unpack", "jit", "venv", "key", "id", "push"):
+        parser.add_argument(f"--{name}")
     parser.add_argument("--load", action="store_true")
     parser.add_argument("--python", default=sys.executable, help="the interpreter for --venv")
     parser.add_argument("--jobs", type=int, default=min(16, 2 * (os.cpu_count() or 1)), help="threads")
     given = parser.parse_args(arguments)
+    if "" in vars(given).values():  # a variable without a value would ask nothing
+        parser.error("an option is empty")
+    if given.id and not re.fullmatch("(sha256:)?[0-9a-fA-F]{64}", given.id):
+        parser.error(f"--id {given.id} is no sha256, which has 64 digits of 0 to 9 and a to f")
+    if given.push and not re.fullmatch(_PLACE, given.push):
+        parser.error(f"--push {given.push} names no repository: HOST[:PORT]/REPOSITORY")
+    for name in ("bundle", "unpack", "jit", "venv", "key"):
+        setattr(given, name, Path(getattr(given, name)) if getattr(given, name) else None)
     if not given.bundle.is_dir() or given.jobs < 1:
         parser.error(f"there is no folder {given.bundle}, or --jobs is below 1")
+    if given.key and (not given.key.is_file() or b"BEGIN PUBLIC KEY" not in given.key.read_bytes()):
+        parser.error(f"{given.key} is no public key, as cosign.pub is")
     places = [one.resolve() for one in (given.bundle, given.unpack, given.jit, given.venv) if one]
     if any(places.count(one) > 1 or {*one.parents} & {*places} for one in places):
         parser.error("one of the folders is another one, or lies in it")
@@ -476,15 +382,10 @@ def main(arguments: list[str] | None = None) -> int:
     return code
 
 
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
 def _restore(given: Any) -> int:
     root, bundle = given.bundle, read_bundle(given.bundle)
     name, rows = hash_file(root / MANIFEST), stored_files(bundle)
-    if given.id and given.id != name:
+    if given.id and given.id[-64:].lower() != name:
         raise Refused(f"{root} is the bundle {name}, and not {given.id}. Nothing was installed. Copy that one.")
     if given.key:
         _require_signer(root, given.key)
@@ -517,13 +418,12 @@ def _restore(given: Any) -> int:
 
 
 def _interrupt(*_: object) -> None:
-    for number in (signal.SIGTERM, signal.SIGHUP):  # a terminal that closes sends two
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a terminal that closes sends two
     raise KeyboardInterrupt
 
 
 if __name__ == "__main__":
-    for _number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(_number) is signal.SIG_DFL:
-            signal.signal(_number, _interrupt)
+    signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # not nohup's
+        signal.signal(signal.SIGHUP, _interrupt)
     sys.exit(main())
