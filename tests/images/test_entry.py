@@ -12,14 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from megacpp_validate.cli.app import app
-from megacpp_validate.images.entry import __main__ as entry
-from megacpp_validate.images.entry import caches
 from megacpp_validate.images.entry.machine import NOTHING, Gpu, Machine, read_machine
 from megacpp_validate.images.entry.receipts import Place, Run, become_owner, choose_place, write_run
 from megacpp_validate.images.entry.refusals import ImageFacts, Refusal, read_image, refuse_session
 from megacpp_validate.images.entry.sessions import SESSIONS, find_session
+
+from megacpp_validate.cli.app import app
+from megacpp_validate.images.entry import __main__ as entry
+from megacpp_validate.images.entry import caches
 from megacpp_validate.jitcache.layout import cache_variables
 
 ROOT = Path(__file__).resolve().parents[2]

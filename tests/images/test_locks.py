@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from megacpp_validate.images.inputs import LockInputs, gather_inputs, read_project
+from megacpp_validate.images.lock_compile import read_pip_settings
 
 from megacpp_validate.catalog.bridge import Catalog, matrix_folder
 from megacpp_validate.catalog.images import Images, read_images
 from megacpp_validate.images import locking
-from megacpp_validate.images.inputs import LockInputs, gather_inputs, read_project
-from megacpp_validate.images.lock_compile import read_pip_settings
 from megacpp_validate.images.locking import Asker, check_locks, compare_packages
 from megacpp_validate.images.locks import ImageLock, LockedPackage, check_lock, is_sealed, parse_lock, read_image_lock
-from megacpp_validate.images.refusals import ImageRefused
+from megacpp_validate.images.tools import ImageRefused
 
 ROOT = matrix_folder().parent
 HASH = "--hash=sha256:" + "a" * 64

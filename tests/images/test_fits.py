@@ -11,11 +11,9 @@ from packaging.version import Version
 from megacpp_validate.catalog.bridge import Catalog, matrix_folder
 from megacpp_validate.catalog.images import Images, read_images
 from megacpp_validate.catalog.needs import Needs, read_needs
-from megacpp_validate.images.compatibility import judge_stack
-from megacpp_validate.images.fit_result import FitVerdict, StackFit
+from megacpp_validate.images.fits import FitVerdict, StackFit, judge_stack, stack_of_image, stack_of_words
 from megacpp_validate.images.locks import ImageLock, LockedPackage, read_image_lock
-from megacpp_validate.images.refusals import ImageRefused
-from megacpp_validate.images.stack import stack_of_image, stack_of_words
+from megacpp_validate.images.tools import ImageRefused
 
 REFUSED, UNKNOWN, WARNED, FITS = FitVerdict
 H200 = ["cublas=13.1.0.3", "cudnn=9.19", "torch=2.11.0", "cuda=13.0", "nccl=2.28.9", "driver=580.95", "python=3.12"]
