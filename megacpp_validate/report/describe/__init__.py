@@ -1,1 +1,1 @@
-"""What each result says: one `describe_<result>(result) -> Document` a result type."""
+"""What a result says, as a document: one function a result type."""
