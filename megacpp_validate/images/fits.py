@@ -211,13 +211,13 @@ def stack_of_image(images: Images, image: Image, lock: ImageLock | None, own_bas
     return Stack(image.target, image.te, found, whole, image.target)
 
 
-def stack_of_words(te: str, words: Iterable[str], needs: Needs, target: str = "") -> Stack:
+def stack_of_words(te: str, words: Iterable[str], needs: Needs | None = None, target: str = "") -> Stack:
     """A stack that is given as "component=version"; "component=" is there in an unknown version.
 
     Raises:
         ImageRefused: a word has another form, a version is none, or a component is given twice.
     """
-    found, names = dict[str, Part](), _BY_FILE | _name_distributions(needs)
+    found, names = dict[str, Part](), _BY_FILE | (_name_distributions(needs) if needs else {})
     for word in words:
         name, sign, version = word.partition("=")
         name, version = canonicalize_name(name.strip()), version.lstrip("=").strip()

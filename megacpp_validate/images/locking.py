@@ -290,9 +290,9 @@ def write_together(root: Path, files: Mapping[str, str]) -> tuple[str, ...]:
     except OSError as fault:
         for name in changed:
             old = before[name]
-            if old is None:
-                (root / name).unlink(missing_ok=True)
-            elif (root / name).read_bytes() != old:
+            if old is None and (root / name).is_file():
+                (root / name).unlink()
+            elif old is not None and (root / name).read_bytes() != old:
                 write_whole(root / name, old.decode())
         raise InfrastructureFailed(
             f"pins and locks cannot be written: {fault}. Likely cause: the disk is full, or {root / 'containers'} is "

@@ -2,16 +2,13 @@
 """Restore an offline bundle: everything is verified first, then loaded. Needs Python 3.9; no network, no package.
 
     python3 restore.py                              verify, and list what is inside
-    python3 restore.py --load                       the image into the Docker Engine of this host
-    python3 restore.py --push 127.0.0.1:5000/repo   the image and its signatures into a registry, through that engine
-    python3 restore.py --venv DIR                   the wheelhouse into a virtual environment
-    python3 restore.py --jit DIR                    the JIT caches into a folder
-    python3 restore.py --unpack DIR                 everything as whole files, parts joined
+    ... --load                                      the image into the Docker Engine of this host
+    ... --push 127.0.0.1:5000/repo                  the image and its signatures into a registry, through that engine
+    ... --venv DIR --jit DIR --unpack DIR           the wheelhouse installed; the JIT caches; everything as whole files
     ... --key cosign.pub --id SHA256                refuse what this key has not signed (openssl), or another bundle
 
-Exit codes: 0 done; 1 refused: damaged, incomplete, not signed by that key, or not that bundle, and nothing was
-installed; 2 wrong arguments; 5 the engine, registry, Python or folder does not take it; 6 the disk or the machine; 130
-interrupted. Run it again after any of these: what is restored already stays, what was half written is made anew.
+Exit codes: 0 done; 1 refused, nothing was installed; 2 wrong arguments; 5 the engine, registry, Python or folder does
+not take it; 6 the disk; 130 interrupted. Run it again after any: what is restored stays, what was half written goes.
 """
 
 from __future__ import annotations
@@ -49,9 +46,13 @@ _say = functools.partial(print, flush=True)
 class Refused(Exception):
     """The bundle is not what it says; the text names the files."""
 
+    code = 1
+
 
 class NotTaken(Exception):
     """What the bundle is to be restored into does not take it."""
+
+    code = 5
 
 
 def refuse_faults(root: Path, faults: list[str]) -> None:
@@ -373,7 +374,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _restore(given)
     except (Refused, NotTaken) as fault:
-        text, code = str(fault), 1 if isinstance(fault, Refused) else 5
+        text, code = str(fault), fault.code
     except OSError as fault:
         text, code = f"{fault}. Likely cause: the disk is full or damaged, or not yours. Next step: mend that.", 6
     except KeyboardInterrupt:

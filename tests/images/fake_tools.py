@@ -141,7 +141,7 @@ def install(folder: Path, *names: str, **more: str) -> dict[str, str]:
 
 
 def find(reference: str, kind: str) -> Path:
-    repository, at, name = reference.rpartition("@" if "@" in reference else ":")
+    repository, _, name = reference.rpartition("@" if "@" in reference else ":")
     root = Path(os.environ["FAKE_REGISTRY"])
     place = root / repository.replace("/", "|") / kind / name
     if (root / "down").exists():

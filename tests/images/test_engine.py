@@ -178,5 +178,5 @@ def test_wheels_and_certificates_of_the_host(tmp_path: Path) -> None:
 
 
 def test_a_setting_that_names_nothing_is_refused() -> None:
-    with pytest.raises(ImageRefused, match=rf"{'WHEELS'}=/nowhere.* names what is not there.*Next step"):
+    with pytest.raises(ImageRefused, match="names what is not there"):
         read_build_settings({"MEGACPP_BUILD_WHEELS": "/nowhere", "PATH": "/bin"}, has_bridge=True)

