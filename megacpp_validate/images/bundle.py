@@ -261,8 +261,9 @@ def _gather(rows: ImageRows, options: BundleOptions, image: Image) -> _Contents:
         if tree.labels.get(label) != value:
             said = f"says {label}={tree.labels[label]}" if label in tree.labels else f"has no label {label}"
             raise ImageRefused(
-                f"the image {digest} {said}, and the bundle would have {value}. Likely cause: it was built from another "
-                "lock, for another target, or by something else than this project. Next step: build and push it anew."
+                f"the image {digest} {said}, and the bundle would have {value}. Likely cause: it was built from "
+                "another lock, for another target, or by something else than this project. Next step: build it "
+                "anew, and push it."
             )
     if options.key and (why := find_signature(registry, digest, options.key)):
         found.absent["signature"] = why
@@ -365,10 +366,8 @@ def _write_image(contents: _Contents, registry: Registry, tree: ImageTree, targe
     ]
     (layout / "manifest.json").write_text(json.dumps(rows))
     _write_archive(layout, aside / "image.tar")
-    signatures = []
-    for one in list_tags(tree.digest):
-        if registry.copy(one, layout, one):
-            signatures.append({"name": f"{registry.repository}:{one}", "digest": ""})
+    tags = [one for one in list_tags(tree.digest) if registry.copy(one, layout, one)]
+    signatures = [{"name": f"{registry.repository}:{one}", "digest": ""} for one in tags]
     if signatures:
         index = json.loads((layout / "index.json").read_bytes())
         tagged = {row["annotations"].get(_REF): row for row in index["manifests"] if row.get("annotations")}
@@ -450,9 +449,9 @@ def fetch_wheels(
         done = call(words, variables, limit_s=7200) if wanted else None
     if done and done.code:
         raise ImageRefused(
-            f"the wheels of {lock} cannot be fetched: {done.last_words[-900:]}. Likely cause: the index is not reached, "
-            "has no wheel of a package, or gives another file than the lock says. Next step: `pip config list` shows "
-            "which index it is; where hashes differ, do not use what it gives, and run `nox -s lock` to see what changed."
+            f"the wheels of {lock} cannot be fetched: {done.last_words[-900:]}. Likely cause: the index is not "
+            "reached, has no wheel of a package, or gives another file than the lock says. Next step: `pip config list` "
+            "shows which index it is; where hashes differ, do not use what it gives, and run `nox -s lock`."
         )
     known = {one for row in packages.values() for one in row.hashes}
     for path in folder.iterdir():  # of another lock, or of a pip that was killed

@@ -1,4 +1,4 @@
-"""The Docker Engine of a host, and one image built by it: bake is called, its lines are read, its failures explained."""
+"""The Docker Engine of a host, and one image that bake builds there: its lines are read, its failures explained."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _DONE: Final = re.compile(r"^#(\d+) (?:DONE (?P<seconds>\d+\.\d+)s|(?P<cached>CA
 _SCRIPT: Final = re.compile(r"bash /steps/(\w+)\.sh")
 _STEP_SAID: Final = re.compile(r"^#?\d* ?\d+\.\d+ (?P<words>.+)$")
 _RESOLVE: Final = "failed to resolve source metadata.*"
-# What an engine says (seen: 26.1, 28.5) -> what that means, the exit class, the next step. A full disk comes first: other
-# failures are made of it.
+# What an engine says (seen: 26.1, 28.5), the class of exit, what it means. A full disk comes first: other failures are
+# made of it.
 _CAUSES: Final[tuple[tuple[str, type[ToolError], str], ...]] = (
     (
         r"no space left on device|disk quota exceeded", InfrastructureFailed,
@@ -52,8 +52,8 @@ _CAUSES: Final[tuple[tuple[str, type[ToolError], str], ...]] = (
     ),
     (
         r"failed to push|error: failed to .*push", InfrastructureFailed,
-        "{name} was built and could not be pushed. Likely cause: the registry is down, speaks no TLS, or wants a login. "
-        "Next step: `docker login` there, or start it; then the same command again, which builds nothing anew.",
+        "{name} was built and could not be pushed. Likely cause: the registry is down, speaks no TLS, or wants a "
+        "login. Next step: `docker login` there, or start it; then the same command again, which builds nothing anew.",
     ),
     (
         rf"{_RESOLVE}(unauthorized|denied|forbidden|\b40[13]\b)", NoEnvironment,
@@ -144,9 +144,9 @@ def require_platform(engine: Engine, plan: ImagePlan) -> None:
     """
     if plan.platform not in engine.platforms:
         raise NoEnvironment(
-            f"the image for {plan.target} is {plan.platform}, and this engine builds {', '.join(engine.platforms[:4])}. "
-            "Likely cause: a machine of another architecture, without emulation. Next step: build it on a machine of "
-            "that architecture, or register emulation (binfmt_misc with qemu-user-static), which is slow."
+            f"the image for {plan.target} is {plan.platform}, and this engine builds "
+            f"{', '.join(engine.platforms[:4])}. Likely cause: a machine of another architecture, "
+            "without emulation. Next step: build it on a machine of that architecture, or register emulation (binfmt_misc with qemu-user-static), which is slow."
         )
 
 
@@ -270,8 +270,8 @@ def bake(
             digest = str(json.loads(metadata.read_text(encoding="utf-8"))[target]["containerimage.digest"])
         except (OSError, ValueError, KeyError, TypeError) as fault:
             raise NoEnvironment(
-                f"the build of {target} ended well, and gives no digest: {fault!r}. Likely cause: an engine without the "
-                "containerd image store. Next step: switch it on (`features: {containerd-snapshotter: true}` in "
+                f"the build of {target} ended well, and gives no digest: {fault!r}. Likely cause: an engine without "
+                "the containerd image store. Next step: switch it on (`features: {containerd-snapshotter: true}` in "
                 "daemon.json) and build again."
             ) from fault
     seconds = round(time.monotonic() - clock, 1)

@@ -202,12 +202,15 @@ def require_session(session: Session, image: ImageFacts, machine: Machine) -> No
             f"{image.driver_least} or newer. Next step: update the driver of the host; an image cannot bring its own."
         )
     if not machine.gpus:
-        what = "driver's library lists none" if machine.library else "driver's library is not in this container"
+        where = "lists none" if machine.library else "is not in this container"
+        seen = f"the machine has the NVIDIA driver {machine.driver}, and no GPU was handed over"
+        if machine.devices:
+            seen = f"its device files are there, and the driver's library {where}"
         raise NoEnvironment(
-            f"no GPU in this container: {f'its device files are there, and the {what}' if machine.devices else f'the machine has the NVIDIA driver {machine.driver}, and no GPU was handed over'}. "
-            "Likely cause: --gpus is missing, NVIDIA_DRIVER_CAPABILITIES leaves `utility` out, or the GPU has fallen off "
-            f"the bus. Next step: `docker run --gpus all ... {session.name}`, and `nvidia-smi` on the host; if it says "
-            "`could not select device driver`, install the NVIDIA Container Toolkit."
+            f"no GPU in this container: {seen}. Likely cause: --gpus is missing, NVIDIA_DRIVER_CAPABILITIES leaves "
+            f"`utility` out, or the GPU has fallen off the bus. Next step: `docker run --gpus all ... {session.name}`, "
+            "and `nvidia-smi` on the host; if it says `could not select device driver`, install the NVIDIA Container "
+            "Toolkit."
         )
     if others:
         shown, arch = ", ".join(dict.fromkeys(f"{name} ({arch})" for name, arch in others)), others[0][1]

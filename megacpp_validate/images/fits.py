@@ -272,7 +272,7 @@ def judge_stack(stack: Stack, needs: Needs, ranges: Iterable[Range], looked_at: 
     return StackFit(name=stack.name, te=stack.te, parts=parts, fits=ordered)
 
 
-def _fit(
+def _fit(  # noqa: PLR0913, PLR0917 - a row of a table
     need: str, component: str, seen: str, wanted: str, verdict: FitVerdict, says: str, step: str, source: str,
     breaks: Iterable[str] = (),
 ) -> Fit:  # fmt: skip

@@ -1,4 +1,4 @@
-"""From rows of the matrix, pins and locks to what is built, and to the bake file: nothing is fetched, no engine asked."""
+"""From rows of the matrix, pins and locks to what is built, and to the bake file. Nothing is fetched."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
+
+from pydantic import Field
 
 from .. import __version__
 from ..catalog.bridge import Target, matrix_folder
@@ -54,8 +56,8 @@ class ImagePlan(Frozen):
     steps: tuple[str, ...]
     sources: tuple[str, ...]
     cache_arch: str
-    arguments: dict[str, str] = {}
-    labels: dict[str, str] = {}
+    arguments: dict[str, str] = Field(default_factory=dict)
+    labels: dict[str, str] = Field(default_factory=dict)
 
 
 class BuildSettings(Frozen):
@@ -76,7 +78,7 @@ class BuildSettings(Frozen):
     pip_conf: str = ""
     network: str = ""
     jobs: str = ""
-    sources: dict[str, Path] = {}
+    sources: dict[str, Path] = Field(default_factory=dict)
 
 
 def find_images(images: Images, names: Iterable[str]) -> tuple[Image, ...]:

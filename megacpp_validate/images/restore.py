@@ -63,7 +63,7 @@ def refuse_faults(root: Path, faults: list[str]) -> None:
 
 
 def read_bundle(root: Path) -> dict[str, Any]:
-    """The manifest, every name in it safe, and the folder with no file more, none less, none of another size. Raises Refused, or OSError."""
+    """The manifest: every name safe, the folder with no file more, none less, none of another size."""
     try:
         for name in (SUMS, MANIFEST):  # a pipe would keep its reader, and a device has no end
             kind = (root / name).lstat()
@@ -158,7 +158,7 @@ def hash_file(path: Path, copies: tuple[tuple[Path, int], ...] = (), start: int 
 
 
 def verify(root: Path, bundle: dict[str, Any], jobs: int, copies: dict[str, list[tuple[Path, int]]]) -> None:
-    """Hash every file, several at a time, and copy what is wanted elsewhere on the way: one reading serves both. Raises Refused, or OSError."""
+    """Hash every file, several at a time, and copy what is wanted elsewhere on the way: one reading serves both."""
 
     def check(row: dict[str, Any]) -> list[str]:
         path = row["path"]
@@ -278,7 +278,7 @@ def load_image(root: Path, bundle: dict[str, Any]) -> str:
 
 
 def push_image(root: Path, bundle: dict[str, Any], place: str) -> str:
-    """Push the image, and its signatures beside it, through the engine to a registry: every digest as it is. Raises NotTaken."""
+    """Push the image, and its signatures beside it, through the engine: every digest as it is. Raises NotTaken."""
     load_image(root, bundle)
     image = bundle["image"]
     if image["signatures"]:

@@ -198,7 +198,7 @@ class Registry:
             return None
 
     def copy(self, name: str, layout: Path, tag: str) -> bool:
-        """Copy what a tag or digest leads to into an OCI layout; oras holds each blob to its digest. False if absent."""
+        """Copy what a tag or digest leads to into an OCI layout, each blob held to its digest. False if absent."""
         source = f"{self.repository}{'@' if name.startswith('sha256:') else ':'}{name}"
         flags = ["--from-plain-http"] if self.plain else []
         try:

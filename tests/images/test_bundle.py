@@ -147,7 +147,7 @@ def test_what_is_written_is_restored_as_it_was(site: Site, written: BundleResult
 
 
 FILES = ["image.tar.part0001", "signatures.tar", "wheelhouse/alpha-1.0-py3-none-any.whl", "jit/cpu/manifest.json",
-         "matrix/targets.toml", "lock.txt", "licences.json", "restore.py", "bundle.json", "bundle.json.sig", "SHA256SUMS"]  # fmt: skip
+         "matrix/targets.toml", "lock.txt", "licences.json", "restore.py", "bundle.json", "bundle.json.sig", "SHA256SUMS"]  # fmt: skip  # noqa: E501
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -37,7 +37,8 @@ from ..document import (
 
 _PINS: Final = {
     PinNews.SAME: good("verified"), PinNews.NEW: good("new, verified"), PinNews.ACCEPTED: risk("changed, accepted"),
-    PinNews.CHANGED: bad("changed: refused"), PinNews.KEPT: quiet("kept"), PinNews.CLAIMED: missing("new, as others say"),
+    PinNews.CHANGED: bad("changed: refused"), PinNews.KEPT: quiet("kept"),
+    PinNews.CLAIMED: missing("new, as others say"),
     PinNews.MISSING: bad("no digest"),
 }  # fmt: skip
 _FITS: Final = {
@@ -47,7 +48,8 @@ _FITS: Final = {
 _CHECKS: Final = {CheckOutcome.FAIL: bad("fails"), CheckOutcome.NOT_RUN: missing(), CheckOutcome.PASS: good("passes")}
 _LINTS: Final = {LintOutcome.FAULTS: bad("faults"), LintOutcome.NOT_RUN: missing(), LintOutcome.CLEAN: good("clean")}
 _KINDS: Final = {
-    "image": "image, an OCI archive", "wheel": "wheelhouse", "jit": "JIT caches", "signature": "signatures of the image",
+    "image": "image, an OCI archive", "wheel": "wheelhouse", "jit": "JIT caches",
+    "signature": "signatures of the image",
     "sbom": "SBOM, SPDX", "provenance": "provenance, SLSA", "key": "public key", "restore": "restore command",
     "words": "how to restore",
 }  # fmt: skip
@@ -73,7 +75,7 @@ def describe_plans(plans: ImagePlans) -> Document:
         (plan.target, plan.unverified.removeprefix("not verified: ")) for plan in plans.plans if not plan.verified
     )
     rows = [
-        *((risk("not verified"), names, f"no registry has confirmed the digest of the base: {why}") for names, why in _join_same(unverified)),
+        *((risk("not verified"), names, f"the base: {why}") for names, why in _join_same(unverified)),
         *((bad("refused"), names, why) for names, why in _join_same((row.target, row.why) for row in plans.refused)),
         *((risk("with less"), names, why) for names, why in _join_same((row.target, row.why) for row in plans.warned)),
     ]  # fmt: skip
