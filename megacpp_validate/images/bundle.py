@@ -450,7 +450,8 @@ def fetch_wheels(
     if done and done.code:
         raise ImageRefused(
             f"the wheels of {lock} cannot be fetched: {done.last_words[-900:]}. Likely cause: the index is not "
-            "reached, has no wheel of a package, or gives another file than the lock says. Next step: `pip config list` "
+            "reached, has no wheel of a package, or gives another file than the lock says. Next step: `pip "
+            "config list` "
             "shows which index it is; where hashes differ, do not use what it gives, and run `nox -s lock`."
         )
     known = {one for row in packages.values() for one in row.hashes}

@@ -146,7 +146,8 @@ def require_platform(engine: Engine, plan: ImagePlan) -> None:
         raise NoEnvironment(
             f"the image for {plan.target} is {plan.platform}, and this engine builds "
             f"{', '.join(engine.platforms[:4])}. Likely cause: a machine of another architecture, "
-            "without emulation. Next step: build it on a machine of that architecture, or register emulation (binfmt_misc with qemu-user-static), which is slow."
+            "without emulation. Next step: build it on a machine of that architecture, or register emulation "
+            "(binfmt_misc with qemu-user-static), which is slow."
         )
 
 
