@@ -44,7 +44,7 @@ def test_the_others(catalog: Catalog, snapshot: SnapshotAssertion) -> None:
     stacks = judge_stacks(catalog, None, read_all_images(catalog, None), [stack_of_words("2.14.1", ["cublas=13.1"])])
     check = ImageCheck(name="signature", outcome=CheckOutcome.FAIL, says="none", next_step="sign it")
     verdict = ImageVerdict(
-        tool="t", image="r@sha256:1", target="cpu", key="", checks=(check,), packages={"deb": 1}, unknown_licences=("deb a",),
+        tool="t", image="r@sha256:1", target="cpu", key="", checks=(check,), packages={"deb": 1}, unknown_licences=("deb a",),  # noqa: E501
         seconds=1,
     )  # fmt: skip
     bundle = BundleResult(
@@ -53,7 +53,7 @@ def test_the_others(catalog: Catalog, snapshot: SnapshotAssertion) -> None:
     )  # fmt: skip
     build = ImageBuild(
         tool="t", target="cpu", platform="linux/amd64", name="r:1", digest="sha256:1", pushed=True, base="b",
-        base_verified="", lock="cpu.txt", lock_hash="0", pins_hash="0", revision="", engine="28", buildx="0.29", steps=(),
+        base_verified="", lock="cpu.txt", lock_hash="0", pins_hash="0", revision="", engine="28", buildx="0.29", steps=(),  # noqa: E501
         started="", seconds=1,
     )  # fmt: skip
     documents = (
