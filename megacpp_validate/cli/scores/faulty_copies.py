@@ -20,12 +20,10 @@ from ...environments.facts import Facts, read_facts
 from ...environments.faulty_overlay import make_faulty
 from ...environments.fleet import Event, Fleet
 from ...environments.installed import find_environments, open_host
-from ...environments.interpreter import InterpreterEnvironment
-from ...environments.overlay import put_over
+from ...environments.interpreter import InterpreterEnvironment, put_over
 from ...environments.plan import why_not_here
 from ...environments.restart import own_folder
-from ...environments.room import count_cores, read_room, share_cores
-from ...environments.schedule import Need, plan_jobs
+from ...environments.schedule import Need, count_cores, plan_jobs, read_room, share_cores
 from ...evidence.receipt import Receipt
 from ...evidence.store import ReceiptInvalid, read_receipts
 from ...process import Processes

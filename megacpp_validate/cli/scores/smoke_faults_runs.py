@@ -25,10 +25,10 @@ from ...catalog.bridge import Target as TargetRow
 from ...catalog.smoke_faults import FaultPlan, SmokeFault, SmokeFaults, read_smoke_faults
 from ...environments.environment import NoEnvironment
 from ...environments.facts import Facts
+from ...environments.fleet import Expected
 from ...environments.interpreter import read_commit
 from ...environments.plan import UnknownTarget, find_target, plan_blank, plan_smoke
 from ...environments.restart import FolderTaken
-from ...environments.session import Expected
 from ...environments.session_result import SessionResult
 from ...evidence.receipt import Outcome, Receipt
 from ...probes.order import Order
