@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -53,9 +54,7 @@ def images(
     from ..report.describe import images as describe
     from .output import finish, write_result
 
-    def say(line: str) -> None:
-        typer.echo(line, err=True)
-
+    say = partial(typer.echo, err=True)
     options = build.ImageOptions(
         tuple(targets or ()), own_base, push, tag, fresh, prove, tuple(clones or ()), receipts, matrix
     )
@@ -71,9 +70,8 @@ def images(
         finish(build.plan_all(rows), describe.describe_plans, fmt, output)
     for built in build.build_all(rows, say):
         if prove:
-            from ..images.engine import find_engine
             from ..images.prove import prove_image
 
-            proof = prove_image(find_engine(variables), built, receipts / "proof", TOOL)
+            proof = prove_image(variables, built, receipts / "proof", TOOL)
             finish(proof, describe.describe_proof, fmt, output)
         write_result(built, describe.describe_build, fmt, output)

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,7 @@ from ..evidence.store import read_receipts
 from ..evidence.values import Frozen
 from ..process import Ended
 from .build import ImageBuild
-from .engine import Engine
+from .engine import Engine, find_engine
 from .tools import BASE_LABEL, LOCK_LABEL, PINS_LABEL, TARGET_LABEL
 
 RELEASES: Final = ("2.17.1", "2.20.2")
@@ -65,7 +65,7 @@ def _expect(holds: bool, seen: str) -> None:
         raise _Unproved(seen)
 
 
-def prove_image(engine: Engine, build: ImageBuild, folder: Path, tool: str) -> ImageProof:
+def prove_image(variables: Mapping[str, str], build: ImageBuild, folder: Path, tool: str) -> ImageProof:
     """Pull an image by its digest and run it.
 
     Args:
@@ -73,7 +73,7 @@ def prove_image(engine: Engine, build: ImageBuild, folder: Path, tool: str) -> I
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    prover = _Prover(engine, build, folder.absolute())
+    prover = _Prover(find_engine(variables), build, folder.absolute())
     deeds: Sequence[tuple[str, Callable[[], Iterator[str]]]] = (
         ("pulled by its digest", prover.pull),
         ("labels name what it was made from", prover.read_labels),
