@@ -58,11 +58,9 @@ def images(
     options = build.ImageOptions(
         tuple(targets or ()), own_base, push, tag, fresh, prove, tuple(clones or ()), receipts, matrix
     )
-    variables = dict(os.environ)
-    build.read_rows(options, TOOL, variables)  # a wrong argument is reported before an engine is started
-    if own_engine:
-        options, variables = build.with_own_engine(options, variables)
-    rows = build.read_rows(options, TOOL, variables)
+    rows = build.read_rows(options, TOOL, dict(os.environ))
+    if own_engine:  # after a wrong argument was reported
+        rows = build.read_rows(*build.with_own_engine(rows))
     if write_bake:
         say(f"written: {build.write_bake(rows)}")
         return
@@ -72,6 +70,6 @@ def images(
         if prove:
             from ..images.prove import prove_image
 
-            proof = prove_image(variables, built, receipts / "proof", TOOL)
+            proof = prove_image(rows.variables, built, receipts / "proof", TOOL)
             finish(proof, describe.describe_proof, fmt, output)
         write_result(built, describe.describe_build, fmt, output)

@@ -320,7 +320,7 @@ def _build(
     return build
 
 
-def with_own_engine(options: ImageOptions, variables: Mapping[str, str]) -> tuple[ImageOptions, dict[str, str]]:
-    """The arguments and variables with an engine that `containers/docker_engine` starts, and its base."""
-    found = start_engine((options.matrix or matrix_folder()).resolve().parent, variables)
-    return replace(options, own_base=options.own_base or found.get("MEGACPP_BASE", "")), found
+def with_own_engine(rows: ImageRows) -> tuple[ImageOptions, str, dict[str, str]]:
+    """The arguments of `read_rows` with an engine that `containers/docker_engine` starts, and its base."""
+    found, options = start_engine(rows.root, rows.variables), rows.options
+    return replace(options, own_base=options.own_base or found.get("MEGACPP_BASE", "")), rows.tool, found
