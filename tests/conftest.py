@@ -51,8 +51,6 @@ THOROUGH = (
     "tests/evidence/test_index.py::test_readers_always_see",
     "tests/evidence/test_index_bad_input.py::test_a_disk_that_is_really_full",
     "tests/jit/test_jit_ranks.py",
-    "tests/jitcache/test_end_to_end_cpu.py",
-    "tests/jitcache/test_end_to_end_fa4.py",
     "tests/probes/fp8/test_amax_group_probe.py::test_a_region_that_moves",
     "tests/probes/fp8/test_loss_probe.py::test_runs_are_processes",
     "tests/probes/smoke/test_planted_runs.py",

@@ -15,7 +15,6 @@ from ..canary.dynamic.smoke_fault_score import SmokeFaultScore
 from ..canary.dynamic.upgrade_result import UpgradeResult
 from ..canary.firewall.result import FirewallResult
 from ..canary.static.findings import StaticResult, Sweep
-from ..environments.doctor_result import DoctorResult
 from ..environments.session_result import ParityResult, SmokeSession, SupportGrid
 from ..evidence.selftest import SelftestResult
 from ..gate.fp8_session import Fp8Result
@@ -33,7 +32,6 @@ from ..report.junit import upgrade as junit_upgrade
 from ..report.results import Result
 from ..report.terminal import bisect as terminal_bisect
 from ..report.terminal import blame_score as terminal_blame_score
-from ..report.terminal import doctor as terminal_doctor
 from ..report.terminal import fp8_faults as terminal_fp8_faults
 from ..report.terminal import parity as terminal_parity
 from ..report.terminal import policy as terminal_policy
@@ -77,8 +75,6 @@ def _print_table(result: Result, console: Console, *, verbose: bool) -> None:
             terminal_policy.render_policy(result, console=console)
         case UpgradeResult():
             terminal_upgrade.render_upgrade(result, verbose=verbose, console=console)
-        case DoctorResult():
-            terminal_doctor.render_doctor(result, verbose=verbose, console=console)
         case _:
             assert_never(result)
 

@@ -15,7 +15,6 @@ from ..canary.dynamic.bisect_result import BisectResult
 from ..canary.dynamic.upgrade_result import UpgradeResult
 from ..canary.firewall.result import FirewallResult
 from ..canary.static.findings import StaticResult, Sweep
-from ..environments.doctor_result import DoctorResult
 from ..environments.session_result import ParityResult, SmokeSession, SupportGrid
 from ..gate.fp8_session import Fp8Result
 from ..gate.loss_result import LossGateResult
@@ -36,7 +35,6 @@ _MODELS: Final[dict[str, type[Result]]] = {
     "megacpp-validate/selftest/1": SelftestResult,
     "megacpp-validate/upgrade/1": UpgradeResult,
     "megacpp-validate/bisect/1": BisectResult,
-    "megacpp-validate/doctor/1": DoctorResult,
     "megacpp-validate/fp8-policy/1": PolicyResult,
 }
 

@@ -9,7 +9,6 @@ from ..canary.dynamic.smoke_fault_score import SmokeFaultScore
 from ..canary.dynamic.upgrade_result import UpgradeResult
 from ..canary.firewall.result import FirewallResult
 from ..canary.static.findings import StaticResult, Sweep
-from ..environments.doctor_result import DoctorResult
 from ..environments.session_result import ParityResult, SmokeSession, SupportGrid
 from ..evidence.selftest import SelftestResult
 from ..gate.fp8_session import Fp8Result
@@ -31,6 +30,5 @@ Result = (
     | Fp8FaultScore
     | SmokeFaultScore
     | LossGateResult
-    | DoctorResult
     | PolicyResult
 )

@@ -19,12 +19,10 @@ from ...environments.environment import Environment, NoEnvironment
 from ...environments.facts import read_facts, require_torch
 from ...environments.fleet import Fleet
 from ...environments.installed import Found, find_environments
-from ...environments.interpreter import InterpreterEnvironment, read_commit
-from ...environments.interpreter import put_over
+from ...environments.interpreter import InterpreterEnvironment, put_over, read_commit
 from ...environments.plan import find_target, plan_blank, plan_parity, why_not_here
 from ...environments.restart import find_done
-from ...environments.schedule import count_cores
-from ...environments.schedule import Need, Room, plan_jobs
+from ...environments.schedule import Need, Room, count_cores, plan_jobs
 from ...evidence.receipt import Receipt
 from ...process import Processes
 from ..app import TOOL

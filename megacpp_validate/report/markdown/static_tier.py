@@ -13,7 +13,6 @@ from ...canary.dynamic.smoke_fault_score import SmokeFaultScore
 from ...canary.dynamic.upgrade_result import UpgradeResult
 from ...canary.firewall.result import FirewallResult
 from ...canary.static.findings import Finding, Impact, ModuleVerdict, StaticResult, Sweep
-from ...environments.doctor_result import DoctorResult
 from ...environments.session_result import ParityResult, SmokeSession, SupportGrid
 from ...gate.fp8_session import Fp8Result
 from ...gate.loss_result import LossGateResult
@@ -33,7 +32,6 @@ from ..summaries import (
 from ..words.findings import LIMITS, consequence, headline, headline_of_fault, next_step, next_step_of_fault, place
 from .bisect import tell_bisect
 from .blame_score import tell_blame_score
-from .doctor import tell_doctor
 from .fp8_faults import tell_fp8_faults
 from .loss import tell_losses
 from .parity import tell_session, tell_support
@@ -67,8 +65,6 @@ def render_step_summary(result: Result) -> str:
             lines = tell_policy(result)
         case UpgradeResult():
             lines = _tell_tiers(result)
-        case DoctorResult():
-            lines = tell_doctor(result)
         case _:
             assert_never(result)
     return "\n".join(lines) + "\n"
