@@ -1,0 +1,1 @@
+"""A result in words: one `describe_<result>(result) -> Document` a result type."""
