@@ -10,7 +10,13 @@ import typer
 from ..errors import NothingSelected, WrongArguments
 from .app import Format, FormatOption, MatrixOption, OutputOption, app, errors, split_names
 from .blame_score import (
-    CopiesOption, FaultsOption, JobsOption, JudgeOption, LimitOption, OverlaysOption, PythonOption,
+    CopiesOption,
+    FaultsOption,
+    JobsOption,
+    JudgeOption,
+    LimitOption,
+    OverlaysOption,
+    PythonOption,
 )  # fmt: skip
 from .output import finish
 

@@ -15,9 +15,9 @@ _SHOWN: Final = "docs/examples/score.md"
 
 @app.command()
 def score(
-    selftest: Annotated[Path, typer.Option(help="What `nox -s selftest -- --format json` wrote of every mutant.")] = Path(
-        "docs/evidence/selftest.json"
-    ),
+    selftest: Annotated[
+        Path, typer.Option(help="What `nox -s selftest -- --format json` wrote of all mutants.")
+    ] = Path("docs/evidence/selftest.json"),
     blame: Annotated[Path, typer.Option(help="What blame-score wrote as JSON.")] = Path(
         "docs/evidence/blame_score.json"
     ),

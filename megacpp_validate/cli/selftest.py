@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from .app import Format, FormatOption, MatrixOption, OutputOption, app
-from .output import write_result
+from .output import finish
 
 
 @app.command()
@@ -30,10 +30,9 @@ def selftest(
 
     Needs no GPU: Transformer Engine is stood in for by a double of plain torch.
     """
-    from ..canary.dynamic.selftest import exit_of, run_selftest
+    from ..canary.dynamic.selftest import run_selftest
     from ..catalog.bridge import read_catalog
     from ..report.describe.scores import describe_selftest
 
     result = run_selftest(read_catalog(matrix), mutants or (), clean=clean, seed=seed, jobs=jobs, limit_s=limit)
-    write_result(result, describe_selftest, fmt, output, verbose=verbose)
-    raise typer.Exit(exit_of(result))
+    finish(result, describe_selftest, fmt, output, verbose=verbose)

@@ -22,7 +22,9 @@ class Tier(StrEnum):
 @app.command()
 def te_bisect(
     good: Annotated[str, typer.Argument(metavar="GOOD", help="Release that is good.")],
-    bad: Annotated[str, typer.Argument(metavar="BAD", help="Release that is bad; the same one, if only an --axis changes.")],
+    bad: Annotated[
+        str, typer.Argument(metavar="BAD", help="Release that is bad; the same one where an --axis changes.")
+    ],
     module: Annotated[str, typer.Option("--module", help="Bridge module that breaks between them.")],
     tier: Annotated[
         Tier | None,

@@ -8,17 +8,12 @@ from typing import Any, Final, assert_never
 
 from rich.console import Console
 
-from ..canary.dynamic.bisect_result import BisectResult
-from ..canary.dynamic.blame_score import BlameScore
-from ..canary.dynamic.fp8_fault_score import Fp8FaultScore
-from ..canary.dynamic.smoke_fault_score import SmokeFaultScore
 from ..canary.dynamic.upgrade_result import UpgradeResult
 from ..canary.firewall.result import FirewallResult
 from ..canary.static.findings import StaticResult, Sweep
 from ..environments.doctor_result import DoctorResult
 from ..environments.session_result import ParityResult, SupportGrid
 from ..environments.smoke_session import SmokeSession
-from ..evidence.selftest import SelftestResult
 from ..gate.fp8_session import Fp8Result
 from ..gate.loss_result import LossGateResult
 from ..gate.policy_result import PolicyResult
@@ -32,14 +27,9 @@ from ..report.junit import policy as junit_policy
 from ..report.junit import static_tier as junit
 from ..report.junit import upgrade as junit_upgrade
 from ..report.results import Result
-from ..report.terminal import bisect as terminal_bisect
-from ..report.terminal import blame_score as terminal_blame_score
 from ..report.terminal import doctor as terminal_doctor
-from ..report.terminal import fp8_faults as terminal_fp8_faults
 from ..report.terminal import parity as terminal_parity
 from ..report.terminal import policy as terminal_policy
-from ..report.terminal import selftest as terminal_selftest
-from ..report.terminal import smoke_faults as terminal_smoke_faults
 from ..report.terminal import static_tier as terminal
 from ..report.terminal import sweep as terminal_sweep
 from ..report.terminal import upgrade as terminal_upgrade
@@ -68,35 +58,14 @@ def _print_table(result: Result, console: Console, *, verbose: bool) -> None:
             terminal_parity.render_session(result, verbose=verbose, console=console)
         case SupportGrid():
             terminal_parity.render_support(result, console=console)
-        case SelftestResult() | BlameScore() | Fp8FaultScore() | SmokeFaultScore():
-            _print_score(result, console, verbose=verbose)
         case LossGateResult():
             loss_report.render_losses(result, verbose=verbose, console=console)
-        case BisectResult():
-            terminal_bisect.render_bisect(result, console=console)
         case PolicyResult():
             terminal_policy.render_policy(result, console=console)
         case UpgradeResult():
             terminal_upgrade.render_upgrade(result, verbose=verbose, console=console)
         case DoctorResult():
             terminal_doctor.render_doctor(result, verbose=verbose, console=console)
-        case _:
-            assert_never(result)
-
-
-_Score = SelftestResult | BlameScore | Fp8FaultScore | SmokeFaultScore
-
-
-def _print_score(result: _Score, console: Console, *, verbose: bool) -> None:
-    match result:
-        case SelftestResult():
-            terminal_selftest.render_selftest(result, verbose=verbose, console=console)
-        case BlameScore():
-            terminal_blame_score.render_blame_score(result, verbose=verbose, console=console)
-        case Fp8FaultScore():
-            terminal_fp8_faults.render_fp8_faults(result, verbose=verbose, console=console)
-        case SmokeFaultScore():
-            terminal_smoke_faults.render_smoke_faults(result, verbose=verbose, console=console)
         case _:
             assert_never(result)
 

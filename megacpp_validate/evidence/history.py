@@ -1,16 +1,24 @@
-"""What became of cells over runs: rows of the index, trends, flake rates, and what the verb `history` answers."""
+"""What became of cells over the runs of a store: a row a receipt, and how often a cell goes bad by itself."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
+from ..errors import Exit, NothingSelected, WrongArguments
 from .receipt import Outcome
 from .receipt_time import read_time
+from .selftest import wilson_interval
+from .store import ReceiptFile, ReceiptHead, ReceiptInvalid, ReceiptStore, read_store
 from .values import Frozen
+
+DIRTY = "-dirty"  # behind a commit from which files differed
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,122 +27,65 @@ class HistoryRow:
 
     Attributes:
         run: its folder below the store, "." for the store itself.
-        cell: its cell; of an unreadable one what its file's name says.
-        stack, target, probe: the parts of the cell; empty where the receipt is unreadable.
-        outcome: how it ended; None where the receipt is unreadable, which is no outcome and never a good one.
-        started: ISO time.
-        seconds_total, seconds_probe: wall-clock time of the process and of the probe in it; None where not measured.
+        cell: its cell; of an unreadable file what its name says. `stack`, `target` and `probe` are then empty.
+        outcome: None where the receipt is unreadable, which is never a good outcome.
+        seconds_total, seconds_probe: wall time of the process and of its probe, s; None where not measured.
         peak_memory_mib: of the device; 0 where not measured.
         compiles_after: kernels compiled just in time after warm-up.
         step_seconds: median of a training step; None where nothing was trained.
-        sha256: of the file's bytes.
-        path: of the file below the store, as it can be shown: what is no UTF-8 is escaped.
-        environment: identity of the stack that it ran in.
+        sha256, path: of the file, below the store; bytes that are not UTF-8 are escaped.
         fault: why it is unreadable; empty where it is not.
-        validated: read in full against the schema and against itself. Otherwise its fields alone were read, strictly,
-            and its checks were counted.
         same_as: path of another file with the same bytes that stands before it: a copy is not evidence twice.
-        contradicts: path of another file that says it is the same process of the same cell, and says something else.
+        contradicts: path of another file that claims to be the same process of the same cell, and differs.
         only_timed: it is good and judged nothing: its module was timed again.
     """
 
     run: str
     cell: str
-    stack: str
-    target: str
-    probe: str
-    outcome: Outcome | None
-    started: str
-    commit: str
-    image_digest: str
-    lock_hash: str
-    seconds_total: float | None
-    seconds_probe: float | None
-    peak_memory_mib: float
-    compiles_after: int
-    sha256: str
     path: str
-    step_seconds: float | None = None
+    sha256: str = ""
+    fault: str = ""
+    stack: str = ""
+    target: str = ""
+    probe: str = ""
+    outcome: Outcome | None = None
+    reason: str = ""
+    started: str = ""
+    commit: str = ""
     environment: str = ""
+    image_digest: str = ""
+    lock_hash: str = ""
     host: str = ""
     gpu: str = ""
-    schema_id: str = ""
-    reason: str = ""
-    fault: str = ""
-    validated: bool = False
+    seconds_total: float | None = None
+    seconds_probe: float | None = None
+    step_seconds: float | None = None
+    peak_memory_mib: float = 0.0
+    compiles_after: int = 0
     same_as: str = ""
     contradicts: str = ""
     only_timed: bool = False
 
     @property
     def counts(self) -> bool:
-        """Whether it is an observation of its own, for rates and trends."""
-        return self.outcome is not None and not self.same_as and not self.contradicts and not self.only_timed
-
-    @property
-    def dated(self) -> bool:
-        """Whether it says when it started, with a zone: without that nobody knows what it came after."""
-        return read_time(self.started) is not None
-
-
-class Direction(StrEnum):
-    """Where a quantity goes over runs."""
-
-    RISING = "rising"  # the interval of the slope lies above 0
-    FALLING = "falling"  # below 0
-    STEADY = "steady"  # 0 is in it
-    UNKNOWN = "unknown"  # too few runs for an interval
-
-
-class TrendPoint(Frozen):
-    """One run's value."""
-
-    run: str
-    started: str
-    commit: str
-    value: float
-
-
-class Trend(Frozen):
-    """A quantity of a cell over its runs, oldest first.
-
-    Attributes:
-        unit: "s", "ms", "MiB", "tokens/s", or empty for a count or a share.
-        points: of runs that passed; copies, contradicted receipts, such as only timed and such without a time are left
-            out.
-        slope: change a run, as a share of the median: the median of the slopes of all pairs (Theil-Sen).
-        low, high: its 95% interval (Sen 1968); None where runs are too few for one.
-    """
-
-    cell: str
-    quantity: str
-    unit: str
-    points: tuple[TrendPoint, ...] = ()
-    first: float | None = None
-    median: float | None = None
-    last: float | None = None
-    smallest: float | None = None
-    largest: float | None = None
-    slope: float | None = None
-    low: float | None = None
-    high: float | None = None
-    direction: Direction = Direction.UNKNOWN
+        """Whether it is an observation of its own."""
+        return self.outcome is not None and not (self.same_as or self.contradicts or self.only_timed)
 
 
 class FlakeRate(Frozen):
-    """How often a cell goes bad where nothing that is recorded had changed; see `gate.flakes`.
+    """How often a cell goes bad where nothing that is recorded had changed: its 95% Wilson interval is `low` to `high`.
+
+    A state is one environment, image, lock and clean commit. A state that was always bad is a breakage and no flake.
 
     Attributes:
-        states: the same stack, image, lock and commit, observed more than once.
+        states: observed more than once.
         flaky_states: those of them that came out both good and bad.
         runs: observations in all these states.
         flakes: bad observations in flaky states.
         rate: flakes / runs; None without a state that was observed more than once.
-        low, high: its 95% Wilson interval.
-        unbound: observations that name no stack or no clean commit, and so belong to no state.
+        unbound: observations that name no environment or no clean commit, and so belong to no state.
     """
 
-    cell: str
     states: int = 0
     flaky_states: int = 0
     runs: int = 0
@@ -150,7 +101,6 @@ class CellHistory(Frozen):
 
     cell: str
     rows: tuple[HistoryRow, ...]
-    trends: tuple[Trend, ...] = ()
     flakes: FlakeRate
 
 
@@ -160,14 +110,11 @@ class HistoryResult(Frozen):
     Attributes:
         store: the folder.
         asked: patterns of cells; empty for all.
-        cells: those that match.
         receipts, unreadable, runs: of the whole store.
-        lost: files and folders of the store that cannot be read and that no cell was told for, each with why.
-        notes: what a person should know: an index that could not be kept.
+        lost: path -> fault of unreadable files and folders that belong to none of `cells`.
     """
 
-    schema_id: Literal["megacpp-validate/history/1"] = "megacpp-validate/history/1"
-    tool: str
+    schema_id: Literal["megacpp-validate/history/2"] = "megacpp-validate/history/2"
     store: str
     asked: tuple[str, ...] = ()
     cells: tuple[CellHistory, ...] = ()
@@ -175,4 +122,145 @@ class HistoryResult(Frozen):
     unreadable: int = 0
     runs: int = 0
     lost: dict[str, str] = Field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+
+    @property
+    def exit(self) -> Exit:
+        """4 where nothing of the cells can be read; what their outcomes are is an answer, and closes nothing."""
+        readable = any(row.outcome is not None for cell in self.cells for row in cell.rows)
+        return Exit.OPEN if readable else Exit.EVIDENCE_MISSING
+
+
+def read_history(folder: Path, patterns: Sequence[str] | None = None) -> HistoryResult:
+    """The history of cells.
+
+    Args:
+        patterns: names of cells, with `*`, `?` and `[...]`; their receipts are read whole. None for all cells, whose
+            heads alone are read.
+
+    Raises:
+        WrongArguments: there is no such folder.
+        NothingSelected: no cell of it has such a name.
+    """
+    if patterns is not None and not patterns:
+        raise NothingSelected("no cell is named. Next step: name one, or leave --cell out for all cells.")
+    try:
+        store = read_store(folder)
+    except OSError as fault:
+        raise WrongArguments(
+            f"the folder {folder} cannot be read: {fault.strerror or fault}. Likely cause: nothing has run here, or "
+            "the receipts lie elsewhere. Next step: name the folder: history STORE --cell NAME."
+        ) from fault
+    rows = list_rows(store, patterns or ())
+    names = sorted({row.cell for row in rows if row.cell and _matches(row.cell, patterns)})
+    cells = []
+    for name in names:
+        own = tuple(row for row in rows if row.cell == name)
+        cells.append(CellHistory(cell=name, rows=own, flakes=rate_flakes(own)))
+    lost = {row.path: row.fault for row in rows if row.outcome is None and row.cell not in names}
+    receipts = sum(row.outcome is not None for row in rows)
+    if not cells:
+        which = f"{folder} has no receipt" if not patterns else f"no cell of {folder} is named {' or '.join(patterns)}"
+        listed = "".join(f"\n  {path}: {why}" for path, why in list(lost.items())[:5])
+        raise NothingSelected(
+            f"{which}. The folder has {receipts} receipts, and {len(rows) - receipts} unreadable files.{listed} Likely "
+            "cause: another folder, or another name. Next step: leave --cell out, which lists every cell."
+        )
+    return HistoryResult(
+        store=str(folder),
+        asked=tuple(patterns or ()),
+        cells=tuple(cells),
+        receipts=receipts,
+        unreadable=len(rows) - receipts,
+        runs=len({row.run for row in rows}),
+        lost=lost,
+    )
+
+
+def list_rows(store: ReceiptStore, whole: Sequence[str] = ()) -> tuple[HistoryRow, ...]:
+    """A row for every file that is a receipt or should be one: oldest first, unreadable ones last.
+
+    Args:
+        whole: patterns of cells whose receipts are read whole, as are those whose head cannot be trusted alone.
+    """
+    rows = [_make_row(store, one, whole) for one in store.files if not one.other]
+    rows.sort(key=lambda row: (row.outcome is None, *_place(row)))
+    return tuple(_mark_twins(rows))
+
+
+def rate_flakes(rows: Iterable[HistoryRow]) -> FlakeRate:
+    """The flake rate of one cell; blocked cells, cells that were not run and rows that do not count are left out."""
+    states: dict[tuple[str, ...], list[bool]] = defaultdict(list)
+    unbound = 0
+    for row in rows:
+        if not row.counts or row.outcome in (None, Outcome.BLOCKED, Outcome.NOT_RUN):
+            continue
+        if row.environment and row.commit and not row.commit.endswith(DIRTY):
+            states[row.environment, row.image_digest, row.lock_hash, row.commit].append(row.outcome.is_good)
+        else:
+            unbound += 1
+    repeated = [state for state in states.values() if len(state) > 1]
+    flaky = [state for state in repeated if any(state) and not all(state)]
+    runs, flakes = sum(map(len, repeated)), sum(state.count(False) for state in flaky)
+    low, high = wilson_interval(flakes, runs)
+    return FlakeRate(
+        states=len(repeated), flaky_states=len(flaky), runs=runs, flakes=flakes,
+        rate=flakes / runs if runs else None, low=low, high=high, unbound=unbound,
+    )  # fmt: skip
+
+
+def _make_row(store: ReceiptStore, one: ReceiptFile, whole: Sequence[str]) -> HistoryRow:
+    head, fault = one.head, one.problem
+    if head is not None and one.stem != head.cell:
+        fault = f"it holds the cell {head.cell!r}, which its name does not say"
+        head = None
+    elif head is not None and (one.doubtful or _matches(head.cell, whole)):
+        head, fault = _check_whole(store, one)
+    if head is None:
+        cell = one.stem if one.file.endswith(".json") else ""  # a folder or a link belongs to no cell
+        return HistoryRow(run=one.run, cell=cell, path=one.shown, sha256=one.sha256, fault=fault)
+    return HistoryRow(
+        run=one.run, cell=head.cell, path=one.shown, sha256=one.sha256, stack=head.stack, target=head.target,
+        probe=head.probe, outcome=head.outcome, reason=head.reason, started=head.started, commit=head.commit,
+        environment=head.environment, image_digest=head.image_digest, lock_hash=head.lock_hash,
+        host=head.machine.host, gpu=head.machine.gpu, seconds_total=head.seconds.get("total"),
+        seconds_probe=head.seconds.get("probe"), step_seconds=head.step_seconds, peak_memory_mib=head.peak_memory_mib,
+        compiles_after=head.compiles_after, only_timed=head.only_timed,
+    )  # fmt: skip
+
+
+def _check_whole(store: ReceiptStore, one: ReceiptFile) -> tuple[ReceiptHead | None, str]:
+    try:
+        store.load(one)
+    except ReceiptInvalid as found:
+        return None, found.reason
+    return one.head, ""
+
+
+def _matches(cell: str, patterns: Sequence[str] | None) -> bool:
+    return patterns is None or any(fnmatchcase(cell, pattern) for pattern in patterns)
+
+
+def _place(row: HistoryRow) -> tuple[bool, float, str, str]:
+    at = read_time(row.started)
+    return at is None, 0.0 if at is None else at.timestamp(), row.run, row.path
+
+
+def _mark_twins(rows: Sequence[HistoryRow]) -> Iterable[HistoryRow]:
+    """Copies, and files that describe one process differently: same cell, start, host, environment, commit, seconds."""
+    first: dict[str, str] = {}
+    processes: dict[tuple[object, ...], dict[str, str]] = {}
+    for row in rows:
+        if row.outcome is not None:
+            first.setdefault(row.sha256, row.path)
+            processes.setdefault(_process(row), {}).setdefault(row.sha256, row.path)
+    for row in rows:
+        if row.outcome is None:
+            yield row
+            continue
+        same = first[row.sha256] if first[row.sha256] != row.path else ""
+        others = [path for digest, path in processes[_process(row)].items() if digest != row.sha256]
+        yield replace(row, same_as=same, contradicts=others[0] if others else "") if same or others else row
+
+
+def _process(row: HistoryRow) -> tuple[object, ...]:
+    return row.cell, row.started, row.host, row.environment, row.commit, row.seconds_total

@@ -1,30 +1,39 @@
-"""Receipts read back, strictly: what is damaged, edited or contradicts itself is no evidence."""
+"""The one reader of receipts: what is damaged, edited or contradicts itself is no evidence.
+
+One file is read whole and strictly (`read_receipt`). A store of thousands is walked once (`read_store`): every file is
+hashed and read as far as its head, because nine tenths of a receipt are its checks; `ReceiptStore.load` reads those
+that matter whole.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import stat
 import statistics
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from .receipt import READABLE, SCHEMA_ID, Check, Outcome, Part, Receipt, cell_id
+from ..errors import EvidenceMissing
+from .contradictions import find_contradictions
+from .receipt import READABLE, SCHEMA_ID, Outcome, Receipt, cell_id
 from .strict_json import refuse_what_json_hides
-from .training import find_record_faults
 
 _RECEIPT: Final = TypeAdapter(Receipt)
-# `probes.stopwatch.new_timing` rounds to 1e-6 ms: each round errs by half of that, and so does the median of those
-# before they were rounded. The mean of the two rounds in the middle of an even number is rounded once more in fp64.
-_ROUNDED_MS: Final = 1e-6
-_RELATIVE: Final = 2.0**-50
+_LARGEST: Final = 64 << 20  # bytes; the largest receipt that was seen has less than one
+_CELL: Final = re.compile(r"[\w.+]+(-[\w.+]+){2,}")  # stack, target and probe, as `cell_id` joins them
 
 
-class ReceiptInvalid(ValueError):
-    """A file that is no receipt.
+class ReceiptInvalid(EvidenceMissing):
+    """A file that is not a receipt.
 
     Attributes:
         file: which one.
@@ -35,8 +44,8 @@ class ReceiptInvalid(ValueError):
         self.file = file
         self.reason = reason
         super().__init__(
-            f"{file} is no receipt: {reason}. Likely cause: it was edited, cut short, or written by another version. "
-            "Next step: run its cell again."
+            f"{file} is not a valid receipt: {reason}. Likely cause: the file was edited, cut short, or written by "
+            "another version. Next step: run its cell again."
         )
 
 
@@ -46,7 +55,7 @@ class Receipts:
 
     Attributes:
         found: by cell.
-        unreadable: every file that is no receipt; a cell whose file is one of them is lost, not good.
+        unreadable: every invalid file; a cell whose file is one of them is lost, not good.
     """
 
     found: dict[str, Receipt]
@@ -57,7 +66,7 @@ def read_receipt(path: Path) -> Receipt:
     """One receipt.
 
     Raises:
-        ReceiptInvalid: it cannot be read, is none, or contradicts itself.
+        ReceiptInvalid: the file cannot be read, is not a receipt, or contradicts itself.
     """
     try:
         text = path.read_bytes()
@@ -70,23 +79,22 @@ def parse_receipt(text: bytes, path: Path) -> Receipt:
     """One receipt from its bytes; its file is not opened, but its name must be that of the cell.
 
     Raises:
-        ReceiptInvalid: it is none, or contradicts itself.
+        ReceiptInvalid: the text is not a receipt, or contradicts itself.
     """
     try:
         receipt = _RECEIPT.validate_json(text, strict=True)
         refuse_what_json_hides(text)
     except ValidationError as fault:
-        said = (f"{'.'.join(map(str, error['loc'])) or 'the file'}: {error['msg']}" for error in fault.errors())
-        raise ReceiptInvalid(path, "; ".join([*_find_later_schema(text), *said])) from fault
+        raise ReceiptInvalid(path, "; ".join([*_find_later_schema(text), *_list_errors(fault)])) from fault
     except ValueError as fault:
         raise ReceiptInvalid(path, str(fault)) from fault
-    if contradictions := "; ".join(_find_contradictions(receipt, path)):
+    if contradictions := "; ".join(find_contradictions(receipt, path)):
         raise ReceiptInvalid(path, contradictions)
     return receipt
 
 
 def read_receipts(folder: Path) -> Receipts:
-    """Every receipt of a folder, those that are none told apart; other files than `*.json` are left alone.
+    """Every receipt of one folder, invalid files apart; other files than `*.json` are left alone.
 
     Raises:
         ReceiptInvalid: there is no such folder.
@@ -111,114 +119,325 @@ def receipt_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID, **schema}
 
 
+# --- A store: a tree of folders, each of them one run. ---
+
+
+@dataclass(frozen=True)
+class _HeadStep:
+    seconds: float
+
+    __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012 - pydantic's name and type
+
+
+@dataclass(frozen=True)
+class _HeadTraining:
+    steps: tuple[_HeadStep, ...]
+
+    __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012
+
+
+@dataclass(frozen=True)
+class _HeadMachine:
+    host: str = ""
+    gpu: str = ""
+
+    __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012
+
+
+@dataclass(frozen=True)
+class _HeadJit:
+    after: dict[str, int] = field(default_factory=dict)
+
+    __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012
+
+
+@dataclass(frozen=True)
+class ReceiptHead:
+    """What a receipt says of itself, without its checks; fields as in `Receipt`."""
+
+    cell: str
+    stack: str
+    target: str
+    probe: str
+    outcome: Outcome
+    schema_id: str
+    reason: str = ""
+    started: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+    environment: str = ""
+    image_digest: str = ""
+    lock_hash: str = ""
+    commit: str = ""
+    blocked_by: str = ""
+    peak_memory_mib: float = 0.0
+    machine: _HeadMachine = field(default_factory=_HeadMachine)
+    jit: _HeadJit = field(default_factory=_HeadJit)
+    training: tuple[_HeadTraining, ...] = ()
+
+    __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012
+
+    @property
+    def only_timed(self) -> bool:
+        """Whether a good receipt judged nothing: its module was timed a second time, for the noise of the card."""
+        return self.outcome.is_good and "probe" not in self.seconds
+
+    @property
+    def compiles_after(self) -> int:
+        """Kernels that were compiled just in time after warm-up."""
+        return sum(self.jit.after.values())
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Median of a training step of the first run, its first step apart; None where nothing was trained."""
+        times = [step.seconds for step in self.training[0].steps] if self.training else []
+        return statistics.median(times[1:] or times) if times else None
+
+
+_HEAD: Final = TypeAdapter(ReceiptHead)
+_SAME: Final = ("cell", "stack", "target", "probe", "outcome", "schema_id", "started", "seconds", "environment",
+                "image_digest", "lock_hash", "commit")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ReceiptFile:
+    """One file of a store.
+
+    Attributes:
+        file: relative to the store, with `/` between its parts.
+        sha256: of its bytes; empty where they could not be read.
+        head: None where the file is not a receipt.
+        problem: why it is not.
+        leads_out: whether receipts may lie behind it that nobody sees: a link out of the store, a folder that cannot be
+            read.
+        other: whether it is whole JSON that does not claim to be a receipt: the result of a verb.
+        doubtful: whether its head alone cannot be trusted: a good outcome over a failed check, a key twice, a number
+            below 0, another layout. Those that matter are read whole.
+    """
+
+    file: str
+    sha256: str
+    head: ReceiptHead | None
+    problem: str = ""
+    leads_out: bool = False
+    other: bool = False
+    doubtful: bool = False
+
+    @cached_property
+    def shown(self) -> str:
+        """Its file as text: bytes that are not UTF-8 as `\\xff`."""
+        return show_file(self.file)
+
+    @cached_property
+    def run(self) -> str:
+        """The folder that it lies in; "." for the store itself."""
+        return str(PurePosixPath(self.shown).parent)
+
+    @cached_property
+    def stem(self) -> str:
+        """The cell that its name says."""
+        return PurePosixPath(self.shown).name.removesuffix(".json")
+
+    @property
+    def cell(self) -> str:
+        """The cell that it is of, or that its name says."""
+        return self.head.cell if self.head is not None else self.stem
+
+
+@dataclass(frozen=True)
+class ReceiptStore:
+    """Every receipt of a store.
+
+    Attributes:
+        folder: where it lies.
+        files: sorted by file.
+    """
+
+    folder: Path
+    files: tuple[ReceiptFile, ...]
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """File -> SHA-256."""
+        return {one.file: one.sha256 for one in self.files}
+
+    def load(self, one: ReceiptFile) -> Receipt:
+        """The whole receipt, strictly.
+
+        Raises:
+            ReceiptInvalid: the file is invalid, or is no longer the one that was hashed.
+        """
+        path = self.folder / one.file
+        if one.head is None:
+            raise ReceiptInvalid(path, one.problem)
+        try:
+            text = path.read_bytes()
+        except OSError as fault:
+            raise ReceiptInvalid(path, f"it cannot be read: {fault.strerror or fault}") from fault
+        if sha256(text).hexdigest() != one.sha256:
+            raise ReceiptInvalid(path, "it was written while it was read")
+        receipt = parse_receipt(text, path)
+        if any(getattr(receipt, name) != getattr(one.head, name) for name in _SAME):
+            raise ReceiptInvalid(path, "its head differs from the whole file")
+        return receipt
+
+
+def read_store(folder: Path) -> ReceiptStore:
+    """Every `*.json` below a folder, and whatever else receipts may lie behind that cannot be read.
+
+    Links are listed and not followed; names that begin with a dot are still being written, or not for evidence.
+
+    Raises:
+        OSError: there is no such folder, or it cannot be listed.
+    """
+    return ReceiptStore(folder, tuple(sorted(_read_files(folder), key=lambda one: one.file)))
+
+
+def show_file(file: str) -> str:
+    """The name of a file as text: bytes that are not UTF-8 are escaped."""
+    return os.fsencode(file).decode("utf-8", "backslashreplace")
+
+
+def list_folders(folder: str) -> Iterator[str]:
+    """A folder and every one below it that `read_store` looks into, as far as they can be listed."""
+    ahead = [folder]
+    while ahead:
+        place = ahead.pop()
+        yield place
+        with suppress(OSError), os.scandir(place) as entries:
+            ahead += [one.path for one in entries if not one.name.startswith(".") and one.is_dir(follow_symlinks=False)]
+
+
+def _read_files(folder: Path) -> Iterator[ReceiptFile]:
+    root, ahead = os.fspath(folder), [""]
+    while ahead:
+        below = ahead.pop()
+        try:
+            with os.scandir(f"{root}/{below}" if below else root) as entries:
+                listed = [one for one in entries if not one.name.startswith(".")]
+        except OSError as fault:
+            if not below:
+                raise
+            why = f"the folder cannot be read: {fault.strerror or fault}"
+            yield ReceiptFile(below, "", None, why, leads_out=True)
+            continue
+        for entry in listed:
+            file = f"{below}/{entry.name}" if below else entry.name
+            if entry.is_dir(follow_symlinks=False):
+                ahead.append(file)
+            elif entry.is_symlink():
+                if entry.name.endswith(".json") or not _leads_to_file(entry):
+                    why = "it cannot be read: it is a link, and what it points to is no part of the store"
+                    yield ReceiptFile(file, "", None, why, _leads_out(folder, Path(entry.path)))
+            elif entry.name.endswith(".json"):
+                yield _read_file(entry.path, file)
+
+
+def _leads_to_file(link: os.DirEntry[str]) -> bool:
+    """A link to a folder, or to what is not mounted today, may hide receipts."""
+    try:
+        return link.is_file()
+    except OSError:  # no permission, a circle, a name that is too long
+        return False
+
+
+def _leads_out(folder: Path, link: Path) -> bool:
+    """Whether a link ends where the store is not read: outside of it, in what begins with a dot, or nowhere."""
+    try:
+        inside = link.resolve(strict=True).relative_to(folder.resolve())
+    except (OSError, RuntimeError, ValueError):  # a circle of links is the second
+        return True
+    return any(part.startswith(".") for part in inside.parts)
+
+
+def _read_file(path: str, file: str) -> ReceiptFile:
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait
+        with os.fdopen(handle, "rb", buffering=0) as stream:
+            state = os.fstat(handle)
+            if not stat.S_ISREG(state.st_mode):
+                return ReceiptFile(file, "", None, "it is no regular file")
+            if state.st_size > _LARGEST:
+                return ReceiptFile(file, "", None, f"it has {state.st_size} bytes, more than any receipt ({_LARGEST})")
+            text = stream.read()
+    except OSError as fault:
+        return ReceiptFile(file, "", None, f"it cannot be read: {fault.strerror or fault}")
+    digest = sha256(text).hexdigest()
+    try:
+        head, doubtful = _read_head(text)
+    except ValidationError as fault:
+        return _explain(text, file, digest, fault)
+    if head.schema_id not in READABLE:
+        why = f"its schema_id is {head.schema_id!r}, which this tool does not read"
+        return ReceiptFile(file, digest, None, why)
+    return ReceiptFile(file, digest, head, doubtful=doubtful)
+
+
+# In a text laid out as `receipt_file` writes it, two spaces behind a line end begin a key of the receipt itself: no
+# string of JSON holds a line end. So the checks end where the last "backends" begin.
+_CHECKS: Final = b'\n  "checks": ['
+_AFTER_CHECKS: Final = b'\n  "backends": '
+_FAILED: Final = b'\n      "passed": false'  # of a check; of a part it stands deeper
+_KEY: Final = re.compile(rb'\n  "(\w+)"')
+
+
+def _read_head(text: bytes) -> tuple[ReceiptHead, bool]:
+    """The head, and whether it is doubtful.
+
+    Raises:
+        ValidationError: the text has none.
+    """
+    start, rest = text.find(_CHECKS), text.rfind(_AFTER_CHECKS)
+    if 0 <= start < rest and text.endswith(b"],", 0, rest):
+        with suppress(ValidationError):  # no head without what was cut
+            short = text[:start] + text[rest:]
+            head = _HEAD.validate_json(short, strict=True)
+            keys = _KEY.findall(short)
+            empty = text.endswith(_CHECKS + b"],", 0, rest)
+            return head, len(keys) != len(set(keys)) or _is_doubtful(head, text.find(_FAILED, start, rest) >= 0, empty)
+    return _HEAD.validate_json(text, strict=True), True
+
+
+def _is_doubtful(head: ReceiptHead, failed: bool, empty: bool) -> bool:
+    numbers = [head.peak_memory_mib, *head.seconds.values(), *head.jit.after.values()]
+    if head.cell != cell_id(head.stack, head.target, head.probe) or min(numbers) < 0:
+        return True
+    if head.outcome.is_good:
+        return failed or empty or bool(head.blocked_by)
+    return (head.outcome is Outcome.FAIL and not failed) or (head.outcome is Outcome.BLOCKED and not head.blocked_by)
+
+
+def _explain(text: bytes, file: str, digest: str, fault: ValidationError) -> ReceiptFile:
+    """A file without a head: another file, or a damaged receipt with every fault named."""
+    other = _is_other(text, PurePosixPath(show_file(file)).stem)
+    if named := re.search(rb'"schema_id":\s*"(megacpp-validate/(?!receipt/)[\w./-]{1,60})"', text):
+        why = f"it is no receipt, but a result of another kind ({named[1].decode()})"
+        return ReceiptFile(file, digest, None, why, other=other)
+    try:
+        parse_receipt(text, Path(file))
+        why = "; ".join(_list_errors(fault))
+    except ReceiptInvalid as found:
+        why = found.reason
+    return ReceiptFile(file, digest, None, why, other=other)
+
+
+def _is_other(text: bytes, stem: str) -> bool:
+    """What lies under the name of a cell and does not say what else it is was a receipt that something overwrote."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    schema = data.get("schema_id") if isinstance(data, dict) else None
+    if (isinstance(data, dict) and "cell" in data) or str(schema).startswith("megacpp-validate/receipt/"):
+        return False
+    return (isinstance(schema, str) and schema != "") or not _CELL.fullmatch(stem)
+
+
+def _list_errors(fault: ValidationError) -> Iterable[str]:
+    return (f"{'.'.join(map(str, error['loc'])) or 'the file'}: {error['msg']}" for error in fault.errors())
+
+
 def _find_later_schema(text: bytes) -> Iterator[str]:
     """Which version a text says it is, where this tool does not read it: its new keys would not say so."""
     named = re.search(rb'"schema_id":\s*"(megacpp-validate/receipt/[0-9]+)"', text)
     if named and (schema_id := named[1].decode()) not in READABLE:
         yield f"schema_id is {schema_id!r}, and this tool reads no other than {READABLE[0]!r} to {SCHEMA_ID!r}"
-
-
-def _find_contradictions(receipt: Receipt, path: Path) -> Iterator[str]:
-    """What no probe writes: a good outcome over a bad check, a cell under another name."""
-    if receipt.schema_id not in READABLE:
-        yield f"schema_id is {receipt.schema_id!r} instead of {SCHEMA_ID!r}"
-    if receipt.cell != cell_id(receipt.stack, receipt.target, receipt.probe):
-        yield f"cell {receipt.cell!r} is not stack, target and probe joined"
-    if path.stem != receipt.cell:
-        yield f"it holds the cell {receipt.cell!r}, which its name does not say"
-    failed = [check.name for check in receipt.checks if not check.passed]
-    if receipt.outcome.is_good and (failed or not receipt.checks):
-        yield f"outcome {receipt.outcome} with {'the failed check ' + failed[0] if failed else 'no check at all'}"
-    if receipt.outcome.is_good and receipt.failure is not None:
-        yield f"outcome {receipt.outcome} over the failure {receipt.failure.type}"
-    if receipt.outcome.is_good and receipt.blocked_by:
-        yield f"outcome {receipt.outcome}, and blocked by {receipt.blocked_by}"
-    if receipt.outcome is Outcome.FAIL and not failed:
-        yield "outcome fail without a failed check"
-    if receipt.outcome is Outcome.BLOCKED and not receipt.blocked_by:
-        yield "outcome blocked, and not by which cell"
-    yield from _find_impossible_numbers(receipt)
-    for check in receipt.checks:
-        yield from _find_false_verdicts(check)
-    for record in receipt.training:
-        yield from find_record_faults(record)
-    if receipt.outcome is Outcome.PASS:
-        yield from _find_false_backends(receipt)
-
-
-def _find_impossible_numbers(receipt: Receipt) -> Iterator[str]:
-    """Counts, times and sizes below nothing, and what is loaded listed twice: it has one entry, with all files."""
-    jit = receipt.jit
-    for where, counts in (("warm_up", jit.warm_up), ("after", jit.after), ("hits", jit.hits)):
-        for library, number in counts.items():
-            if number < 0:
-                yield f"jit.{where} counts {number} of {library}"
-    if receipt.peak_memory_mib < 0:
-        yield f"a peak memory of {receipt.peak_memory_mib:g} MiB"
-    for phase, seconds in receipt.seconds.items():
-        if seconds < 0:
-            yield f"seconds.{phase} is {seconds:g}"
-    yield from find_timing_faults((row.name, row.clock, row.rounds_ms, row.median_ms) for row in receipt.timings)
-    for name, entries in Counter(library.name for library in receipt.libraries).items():
-        if entries > 1:
-            yield f"the library {name} is listed {entries} times"
-    for name, entries in Counter(package.name for package in receipt.packages).items():
-        if entries > 1:
-            yield f"the package {name} is listed {entries} times"
-
-
-def find_timing_faults(rows: Iterable[tuple[str, str, Sequence[float], float]]) -> Iterator[str]:
-    """Medians that are not those of their rounds, and what is timed twice by one clock: nobody knows which counts.
-
-    Args:
-        rows: name, clock, rounds_ms and median_ms of each, milliseconds.
-    """
-    met: set[tuple[str, str]] = set()
-    for name, clock, rounds, median in rows:
-        if (name, clock) in met:
-            yield f"{name} is timed twice by {clock}"
-        met.add((name, clock))
-        seen = statistics.median(rounds) if rounds else 0.0
-        if not rounds or abs(seen - median) > _ROUNDED_MS + _RELATIVE * abs(seen):
-            yield f"{name}: median_ms is {median:g}, and that of its {len(rounds)} rounds is {seen:g}"
-
-
-def _find_false_verdicts(check: Check) -> Iterator[str]:
-    """Verdicts that are not those of the numbers beside them, as `probes.bounds` decides them."""
-    bad = [part.name for part in check.parts if not part.passed]
-    if check.passed and bad:
-        yield f"check {check.name} passed over its part {bad[0]}, which did not"
-    for part in check.parts:
-        if part.observed is None or part.bound is None:
-            # NaN, or Inf in both: where the check failed its other parts tell, and a floor holds for Inf.
-            if check.passed:
-                yield f"check {check.name} passed over its part {part.name}, which has no number"
-        elif part.name == "relative-error" and part.bound >= 1.0:
-            yield f"check {check.name}: its bound {part.bound:g} of a relative error lets zeros pass"
-        elif part.name == "relative-error" and part.observed < 0.0:
-            yield f"check {check.name}: a relative error of {part.observed:g}"
-        elif part.passed is not _holds(part, part.observed, part.bound):
-            verb, side = ("passed", "beyond") if part.passed else ("failed", "within")
-            yield (
-                f"check {check.name}: its part {part.name} {verb}, and {part.observed:g} is {side} its "
-                f"{'floor' if part.at_least else 'bound'} {part.bound:g}"
-            )
-
-
-def _holds(part: Part, observed: float, bound: float) -> bool:
-    return observed >= bound if part.at_least else observed <= bound
-
-
-def _find_false_backends(receipt: Receipt) -> Iterator[str]:
-    """Paths that took another side than was asked for, in a cell that passed: `Bench.ran_on` fails those."""
-    looked = [check.name for check in receipt.checks if check.name.endswith(".backend")]
-    if looked and not receipt.backends:
-        yield f"{len(looked)} checks of the path that was taken, the first is {looked[0]}, and no path is on record"
-    for row in receipt.backends:
-        shown = f"claims {row.claimed or 'nothing'} and shows {', '.join(row.observed) or 'nothing'}"
-        if row.requested == "te" and not (row.claimed == "te" and "te" in row.observed):
-            yield f"outcome pass, and the path {row.path} asked for te, {shown}"
-        if "native" in row.observed and len(row.observed) > 1:
-            yield f"the path {row.path} {shown}: native is what shows where nothing else does"
-        if receipt.requested == "native" and "te" in (row.requested, row.claimed, *row.observed):
-            yield f"outcome pass where native was requested, and the path {row.path} asked for {row.requested}, {shown}"

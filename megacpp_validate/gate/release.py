@@ -12,10 +12,10 @@ from typing import Final
 from ..catalog.gate import GateRules
 from ..evidence.receipts_manifest import hash_manifest
 from ..evidence.release_gate import GateDecision, GateRule, UnreadableReceipt
+from ..evidence.store import ReceiptFile
 from .release_asked import Asked, Baseline, SignedFolder
 from .release_cells import Bench, Judged, Load, judge_others, judge_required, make_bench
 from .release_culprits import Blame, name_culprits
-from .release_reading import SeenReceipt
 from .release_sorting import sort_receipts
 from .release_waivers import see_waivers
 
@@ -26,7 +26,7 @@ _FOREIGN: Final = frozenset({GateRule.STACK, GateRule.TARGET, GateRule.NOT_REQUI
 
 
 def decide_release(
-    seen: Iterable[SeenReceipt],
+    seen: Iterable[ReceiptFile],
     load: Load,
     rules: GateRules,
     asked: Asked,
@@ -66,7 +66,7 @@ def decide_release(
         cells=cells,
         missing=_find_missing(required),
         unreadable=tuple(_find_unreadable(bench)),
-        foreign=tuple(row.seen.told.removesuffix(".json") for row in split.rejected if row.reason.rule in _FOREIGN),
+        foreign=tuple(row.seen.shown.removesuffix(".json") for row in split.rejected if row.reason.rule in _FOREIGN),
         waivers=see_waivers(rules, asked, cells, standing),
         culprits=name_culprits(bench, judged, blame),
         commit=bound.commit,
@@ -88,11 +88,11 @@ def _find_missing(required: Sequence[Judged]) -> tuple[str, ...]:
 def _find_unreadable(bench: Bench) -> Iterator[UnreadableReceipt]:
     """By their files: what is no receipt at a glance, and what is none on a closer look."""
     found = {
-        row.seen.told: (row.seen.sha256, row.reason.text) for row in bench.split.rejected if _is_none(row.reason.rule)
+        row.seen.shown: (row.seen.sha256, row.reason.text) for row in bench.split.rejected if _is_none(row.reason.rule)
     }
     for cell, why in bench.broken.items():
         one = bench.split.counting[cell]
-        found[one.told] = one.sha256, why
+        found[one.shown] = one.sha256, why
     for file in sorted(found):
         yield UnreadableReceipt(file=file, receipt_sha256=found[file][0], reason=found[file][1])
 

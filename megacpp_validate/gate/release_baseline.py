@@ -12,12 +12,11 @@ from typing import Final
 
 from ..catalog.gate import GateRules
 from ..evidence.receipt import Receipt, Timing
-from ..evidence.receipt_phases import is_only_timed
 from ..evidence.receipt_time import read_time
 from ..evidence.release_gate import GateRule
+from ..evidence.store import ReceiptFile
 from .release_asked import Baseline, Reason
 from .release_checks import Found
-from .release_reading import SeenReceipt
 
 # Bounds follow the error of native PyTorch, which a release of Transformer Engine does not change: those of 2.12.0 and
 # 2.20.2 on one H200 differ by a factor of 1.13 at most.
@@ -139,14 +138,14 @@ def _say_card(receipt: Receipt) -> str:
     return receipt.machine.gpu or "no GPU"
 
 
-def choose_baseline(seen: Iterable[SeenReceipt], target: str) -> tuple[SeenReceipt, ...]:
+def choose_baseline(seen: Iterable[ReceiptFile], target: str) -> tuple[ReceiptFile, ...]:
     """The newest good receipt of each cell of a target; one that was only timed counts for none."""
-    newest: dict[str, tuple[tuple[str, str], SeenReceipt]] = {}
+    newest: dict[str, tuple[tuple[str, str], ReceiptFile]] = {}
     for one in seen:
         head = one.head
         if head is None or head.target != target:
             continue
-        if not head.outcome.is_good or is_only_timed(head.outcome, head.seconds):
+        if not head.outcome.is_good or head.only_timed:
             continue
         started = read_time(head.started)
         if started is None or one.stem != head.cell:

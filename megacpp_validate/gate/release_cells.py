@@ -11,15 +11,14 @@ from ..catalog.gate import GateRules
 from ..diagnosis.host_faults import find_host_fault
 from ..evidence.receipt import Receipt, cell_id
 from ..evidence.release_gate import CellVerdict, GateRule
-from ..evidence.store import ReceiptInvalid
+from ..evidence.store import ReceiptFile, ReceiptInvalid, show_file
 from .release_asked import Asked, Baseline, Reason, SignedFolder
 from .release_baseline import find_growth
 from .release_checks import Bound, find_faults, is_hard, read_bound
-from .release_reading import SeenReceipt, tell_file
 from .release_sorted import Rejected, Sorted
 from .release_waivers import hold_off
 
-Load = Callable[[SeenReceipt], Receipt]
+Load = Callable[[ReceiptFile], Receipt]
 """The whole receipt of a file; raises ReceiptInvalid."""
 
 
@@ -58,7 +57,7 @@ class Bench:
         load: gives the whole of any other.
     """
 
-    files: tuple[SeenReceipt, ...]
+    files: tuple[ReceiptFile, ...]
     split: Sorted
     load: Load
     counting: Mapping[str, Receipt]
@@ -75,7 +74,7 @@ class Bench:
 
 
 def make_bench(
-    files: tuple[SeenReceipt, ...],
+    files: tuple[ReceiptFile, ...],
     split: Sorted,
     load: Load,
     rules: GateRules,
@@ -108,7 +107,7 @@ def judge_others(bench: Bench) -> Iterator[Judged]:
         yield _judge_rejected(bench, rejected)
     if bench.signed is not None:
         there = {one.file for one in bench.files}
-        for file in map(tell_file, sorted(bench.signed.hashes.keys() - there)):
+        for file in map(show_file, sorted(bench.signed.hashes.keys() - there)):
             reason = Reason(GateRule.SIGNATURE, f"{bench.signed.signer} signed {file}, and it is not there", hard=True)
             cell = PurePosixPath(file).name.removesuffix(".json")
             row = CellVerdict(cell=cell, run=str(PurePosixPath(file).parent), closes=True)
@@ -116,7 +115,7 @@ def judge_others(bench: Bench) -> Iterator[Judged]:
 
 
 def _judge_missing(bench: Bench, cell: str, probe: str) -> Judged:
-    refused = [row.seen.told for row in bench.split.rejected if cell in (row.seen.cell, row.seen.stem)]
+    refused = [row.seen.shown for row in bench.split.rejected if cell in (row.seen.cell, row.seen.stem)]
     text = "there is no receipt of it"
     if refused:
         text += f" that counts: {', '.join(refused[:3])}{' and others' if refused[3:] else ''} is refused"
@@ -127,7 +126,7 @@ def _judge_missing(bench: Bench, cell: str, probe: str) -> Judged:
     return Judged(_say(row, [reason]), (reason,))
 
 
-def _judge_counting(bench: Bench, cell: str, one: SeenReceipt) -> Judged:
+def _judge_counting(bench: Bench, cell: str, one: ReceiptFile) -> Judged:
     reasons: list[Reason] = []
     warnings: list[str] = []
     receipt = bench.counting.get(cell)
@@ -179,10 +178,10 @@ def _excuse_host(bench: Bench, rejected: Rejected) -> Rejected:
     if rejected.reason.rule is GateRule.OUTCOME:
         return replace(rejected, reason=Reason(GateRule.NOT_RUN, said, hard=True))
     reason = Reason(GateRule.SUPERSEDED, f"{said}; a younger one of its cell is there", hard=True)
-    return replace(rejected, reason=reason, closes=False, warning=f"{rejected.seen.told}: {said}")
+    return replace(rejected, reason=reason, closes=False, warning=f"{rejected.seen.shown}: {said}")
 
 
-def _is_hard_whole(bench: Bench, one: SeenReceipt) -> bool:
+def _is_hard_whole(bench: Bench, one: ReceiptFile) -> bool:
     """Whether a red receipt that a waiver would hold off is of an import, of NaN or Inf, or cannot be read at all."""
     try:
         return is_hard(bench.load(one), bench.counting)
@@ -190,7 +189,7 @@ def _is_hard_whole(bench: Bench, one: SeenReceipt) -> bool:
         return True
 
 
-def _find_unsigned(bench: Bench, one: SeenReceipt) -> Iterator[Reason]:
+def _find_unsigned(bench: Bench, one: ReceiptFile) -> Iterator[Reason]:
     signed = bench.signed
     if signed is None:
         if bench.rules.kind.signature == "required":
@@ -210,7 +209,7 @@ def _say(row: CellVerdict, reasons: Iterable[Reason]) -> CellVerdict:
     return row.model_copy(update={"rules": rules, "reasons": texts})
 
 
-def _row(one: SeenReceipt, **verdict: object) -> CellVerdict:
+def _row(one: ReceiptFile, **verdict: object) -> CellVerdict:
     head = one.head
     said: dict[str, object] = {"cell": one.cell, "run": one.run, "receipt_sha256": one.sha256}
     if head is not None:

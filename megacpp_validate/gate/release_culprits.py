@@ -8,11 +8,10 @@ from typing import Final
 
 from ..evidence.receipt import Receipt
 from ..evidence.release_gate import GateCulprit, GateRule
-from ..evidence.store import ReceiptInvalid
+from ..evidence.store import ReceiptFile, ReceiptInvalid
 from ..evidence.values import ENVIRONMENT, Cause
 from .release_asked import Reason
 from .release_cells import Bench, Judged
-from .release_reading import SeenReceipt
 from .release_sorted import ran_the_same, rank_by_time
 
 Blame = Callable[[Sequence[Receipt]], Sequence[GateCulprit]]
@@ -56,8 +55,8 @@ def _name_others(bench: Bench, judged: Sequence[Judged], named: Set[str], blame:
 
     They are blamed as what they are, the receipts of runs: together with what else their run holds, each run once.
     """
-    files = {one.told: one for one in bench.files}
-    closing: dict[str, SeenReceipt] = {}  # the newest of each probe
+    files = {one.shown: one for one in bench.files}
+    closing: dict[str, ReceiptFile] = {}  # the newest of each probe
     for row in judged:
         verdict = row.verdict
         if verdict.required or not verdict.closes or verdict.probe in named | {""} or not row.is_red:
@@ -74,9 +73,9 @@ def _name_others(bench: Bench, judged: Sequence[Judged], named: Set[str], blame:
                 met |= {found.module, *found.cascades}
 
 
-def _group_runs(receipts: Iterable[SeenReceipt]) -> list[list[SeenReceipt]]:
+def _group_runs(receipts: Iterable[ReceiptFile]) -> list[list[ReceiptFile]]:
     """Those of one folder, or of one commit, environment and image, together."""
-    groups: list[list[SeenReceipt]] = []
+    groups: list[list[ReceiptFile]] = []
     for one in receipts:
         near = [group for group in groups if any(_is_one_run(one, other) for other in group)]
         groups = [group for group in groups if group not in near]
@@ -84,12 +83,12 @@ def _group_runs(receipts: Iterable[SeenReceipt]) -> list[list[SeenReceipt]]:
     return groups
 
 
-def _is_one_run(one: SeenReceipt, other: SeenReceipt) -> bool:
+def _is_one_run(one: ReceiptFile, other: ReceiptFile) -> bool:
     same = one.head is not None and other.head is not None and ran_the_same(one.head, other.head)
     return same or one.run == other.run
 
 
-def _read_run(bench: Bench, red: Sequence[SeenReceipt]) -> Iterator[Receipt]:
+def _read_run(bench: Bench, red: Sequence[ReceiptFile]) -> Iterator[Receipt]:
     """Red receipts, and the newest of every other cell of the judged stack and target in their folders."""
     folders, own = {one.run for one in red}, f"{bench.asked.stack}-{bench.rules.target.id}-"
     whole = {one.cell: one for one in red}

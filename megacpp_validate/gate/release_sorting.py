@@ -12,21 +12,20 @@ from typing import Final
 
 from ..catalog.gate import GateRules
 from ..evidence.receipt import cell_id
-from ..evidence.receipt_phases import is_only_timed
 from ..evidence.receipt_time import read_time
 from ..evidence.release_gate import GateRule
+from ..evidence.store import ReceiptFile, ReceiptHead
 from .release_asked import DIRTY, Asked, Reason
-from .release_reading import ReceiptHead, SeenReceipt
 from .release_sorted import NEVER, Rejected, Sorted, close_by_others, find_copies, ran_the_same
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,127}")
 
 
-def sort_receipts(seen: Iterable[SeenReceipt], rules: GateRules, asked: Asked) -> Sorted:
+def sort_receipts(seen: Iterable[ReceiptFile], rules: GateRules, asked: Asked) -> Sorted:
     """Every receipt in one of two places."""
     found = Sorted()
     wanted = {cell_id(asked.stack, rules.target.id, probe) for probe in rules.probes}
-    groups: dict[str, list[tuple[SeenReceipt, ReceiptHead]]] = {}
+    groups: dict[str, list[tuple[ReceiptFile, ReceiptHead]]] = {}
     files = sorted(seen, key=lambda each: each.file)
     for one in files:
         odd = _find_odd(one, wanted, rules, asked)
@@ -43,7 +42,7 @@ def sort_receipts(seen: Iterable[SeenReceipt], rules: GateRules, asked: Asked) -
     return found
 
 
-def _find_odd(one: SeenReceipt, wanted: set[str], rules: GateRules, asked: Asked) -> Rejected | None:
+def _find_odd(one: ReceiptFile, wanted: set[str], rules: GateRules, asked: Asked) -> Rejected | None:
     """Why a receipt is none of a required cell, as far as it can be told from it alone."""
     head = one.head
     hides = one.leads_out or one.stem in wanted or (head is not None and head.cell in wanted)
@@ -54,7 +53,7 @@ def _find_odd(one: SeenReceipt, wanted: set[str], rules: GateRules, asked: Asked
     foreign = _find_foreign(head, rules, asked)
     if foreign is not None:
         return Rejected(one, foreign)
-    if is_only_timed(head.outcome, head.seconds):
+    if head.only_timed:
         return Rejected(one, Reason(GateRule.ONLY_TIMED, "it timed its module, and judged nothing of it", hard=True))
     started = read_time(head.started)
     if started is None:
@@ -69,7 +68,7 @@ def _find_odd(one: SeenReceipt, wanted: set[str], rules: GateRules, asked: Asked
     return None
 
 
-def _find_odd_name(one: SeenReceipt, head: ReceiptHead) -> str:
+def _find_odd_name(one: ReceiptFile, head: ReceiptHead) -> str:
     for what, name in (("stack", head.stack), ("target", head.target), ("probe", head.probe)):
         if not _NAME.fullmatch(name):
             return f"its {what} is called {name[:80]!r}, which is no name of one"
@@ -102,15 +101,15 @@ def _find_foreign(head: ReceiptHead, rules: GateRules, asked: Asked) -> Reason |
     return None
 
 
-def _sort_group(cell: str, group: Sequence[tuple[SeenReceipt, ReceiptHead]], rules: GateRules, found: Sorted) -> None:
+def _sort_group(cell: str, group: Sequence[tuple[ReceiptFile, ReceiptHead]], rules: GateRules, found: Sorted) -> None:
     """The newest of one cell counts, if it is one alone."""
-    firsts: dict[str, tuple[SeenReceipt, ReceiptHead]] = {}
+    firsts: dict[str, tuple[ReceiptFile, ReceiptHead]] = {}
     for one, head in group:
         first = firsts.setdefault(one.sha256, (one, head))
         if first[0] is not one:
-            why = f"the same receipt lies in {first[0].told} already: a copy is no second run"
+            why = f"the same receipt lies in {first[0].shown} already: a copy is no second run"
             found.rejected.append(Rejected(one, Reason(GateRule.REPLAYED, why, hard=True)))
-    by_start: dict[datetime, list[tuple[SeenReceipt, ReceiptHead]]] = {}
+    by_start: dict[datetime, list[tuple[ReceiptFile, ReceiptHead]]] = {}
     for one, head in firsts.values():
         by_start.setdefault(read_time(head.started) or NEVER, []).append((one, head))
     newest = max(by_start)
@@ -123,15 +122,15 @@ def _sort_group(cell: str, group: Sequence[tuple[SeenReceipt, ReceiptHead]], rul
             found.rejected.append(_tell_older(*ones[0], by_start[newest], rules))
 
 
-def _tell_duplicates(ones: Sequence[tuple[SeenReceipt, ReceiptHead]]) -> Iterator[Rejected]:
+def _tell_duplicates(ones: Sequence[tuple[ReceiptFile, ReceiptHead]]) -> Iterator[Rejected]:
     for one, head in ones:
-        others = ", ".join(other.told for other, _ in ones if other is not one)
+        others = ", ".join(other.shown for other, _ in ones if other is not one)
         why = f"{others} is of the same start, {head.started}, and says something else: one of them was edited"
         yield Rejected(one, Reason(GateRule.DUPLICATE, why, hard=True), closes=True)
 
 
 def _tell_older(
-    one: SeenReceipt, head: ReceiptHead, newest: Sequence[tuple[SeenReceipt, ReceiptHead]], rules: GateRules
+    one: ReceiptFile, head: ReceiptHead, newest: Sequence[tuple[ReceiptFile, ReceiptHead]], rules: GateRules
 ) -> Rejected:
     """An older receipt says nothing of today, unless it is red and what it ran is what the newest ran.
 
@@ -147,11 +146,13 @@ def _tell_older(
     )
     if contradicts and not head.commit.endswith(DIRTY):
         why = (
-            f"it is {head.outcome.value}, and {young.told} of the same commit and environment is "
+            f"it is {head.outcome.value}, and {young.shown} of the same commit and environment is "
             f"{now.outcome.value}: a failure that comes and goes is one"
         )
         return Rejected(one, Reason(GateRule.CONTRADICTED, why), closes=True)
-    reason = Reason(GateRule.SUPERSEDED, f"{young.told} is younger: {now.started}", hard=True)
-    warning = f"{one.told} is {head.outcome.value}, and {young.told} is {now.outcome.value}: files differed from their "
+    reason = Reason(GateRule.SUPERSEDED, f"{young.shown} is younger: {now.started}", hard=True)
+    warning = (
+        f"{one.shown} is {head.outcome.value}, and {young.shown} is {now.outcome.value}: files differed from their "
+    )
     warning += f"commit {head.commit[:12]}, and it may have been mended between, or come and go"
     return Rejected(one, reason, warning=warning if contradicts else "")

@@ -11,7 +11,6 @@ from pydantic import TypeAdapter
 from megacpp_validate.evidence import json_text
 from megacpp_validate.evidence.selftest import SelftestResult
 
-from ..canary.dynamic.bisect_result import BisectResult
 from ..canary.dynamic.upgrade_result import UpgradeResult
 from ..canary.firewall.result import FirewallResult
 from ..canary.static.findings import StaticResult, Sweep
@@ -36,7 +35,6 @@ _MODELS: Final[dict[str, type[Result]]] = {
     "megacpp-validate/support/1": SupportGrid,
     "megacpp-validate/selftest/1": SelftestResult,
     "megacpp-validate/upgrade/1": UpgradeResult,
-    "megacpp-validate/bisect/1": BisectResult,
     "megacpp-validate/doctor/1": DoctorResult,
     "megacpp-validate/fp8-policy/1": PolicyResult,
 }

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from ..canary.dynamic.bisect_result import BisectResult
-from ..canary.dynamic.blame_score import BlameScore
-from ..canary.dynamic.fp8_fault_score import Fp8FaultScore
-from ..canary.dynamic.smoke_fault_score import SmokeFaultScore
 from ..canary.dynamic.upgrade_result import UpgradeResult
 from ..canary.firewall.result import FirewallResult
 from ..canary.static.findings import StaticResult, Sweep
@@ -27,10 +23,6 @@ Result = (
     | SupportGrid
     | SelftestResult
     | UpgradeResult
-    | BisectResult
-    | BlameScore
-    | Fp8FaultScore
-    | SmokeFaultScore
     | LossGateResult
     | DoctorResult
     | PolicyResult

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from megacpp_validate.evidence.receipt_fields import read_fields
 
 from megacpp_validate.evidence.receipt import Failure, Outcome, Receipt, Timing
-from megacpp_validate.evidence.receipt_fields import read_fields
 from megacpp_validate.evidence.receipt_file import receipt_text
 from megacpp_validate.evidence.store import ReceiptInvalid, parse_receipt
 from megacpp_validate.probes.stopwatch import new_timing

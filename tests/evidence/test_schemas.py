@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-
 from megacpp_validate.evidence.index import build_index, open_index
-from megacpp_validate.evidence.receipt import READABLE, Receipt
 from megacpp_validate.evidence.receipt_fields import read_fields, validate_fields
+
+from megacpp_validate.evidence.receipt import READABLE, Receipt
 from megacpp_validate.evidence.store import ReceiptInvalid, read_receipt
 
 SCHEMAS = Path(__file__).parent / "schemas"

@@ -25,9 +25,9 @@ from megacpp_validate.evidence.receipt import (
 )
 from megacpp_validate.evidence.receipt_file import receipt_text
 from megacpp_validate.evidence.release_gate import GateDecision
+from megacpp_validate.evidence.store import read_store
 from megacpp_validate.gate.release import decide_release
 from megacpp_validate.gate.release_asked import Asked, Baseline, SignedFolder
-from megacpp_validate.gate.release_reading import read_store
 
 AT = datetime(2026, 11, 22, 12, tzinfo=UTC)
 STACK, TARGET = "te2.20.2", "h200"
@@ -120,7 +120,7 @@ def judge(
     """What the gate says of a store."""
     store = read_store(folder)
     told = Asked(**({"stack": STACK, "at": AT} | asked))
-    return decide_release(store.seen, store.load, wanted or rules(), told, baseline=baseline, signed=signed)
+    return decide_release(store.files, store.load, wanted or rules(), told, baseline=baseline, signed=signed)
 
 
 def place(folder: Path, probe: str, run: str = "run") -> Path:

@@ -17,9 +17,8 @@ from megacpp_validate.catalog.gate import GateRules, ReleaseWaiver
 from megacpp_validate.evidence.receipt import Failure, Library, Machine, Outcome, Receipt, Timing
 from megacpp_validate.evidence.receipt_file import receipt_text
 from megacpp_validate.evidence.release_gate import CellVerdict, GateDecision, GateRule, WaiverState
-from megacpp_validate.evidence.store import ReceiptInvalid
+from megacpp_validate.evidence.store import ReceiptInvalid, read_store
 from megacpp_validate.gate.release_asked import Baseline
-from megacpp_validate.gate.release_reading import read_store
 from tests.gate.release_receipts import (
     AT,
     COMMIT,
@@ -302,4 +301,4 @@ def test_a_receipt_that_changes_while_it_is_read_is_none(tmp_path: Path) -> None
     store = read_store(fill(tmp_path))
     place(tmp_path, "attention").write_text(json.dumps(asdict(red("attention"))))
     with pytest.raises(ReceiptInvalid, match="written while"):
-        store.load(next(one for one in store.seen if one.cell == CELL))
+        store.load(next(one for one in store.files if one.cell == CELL))

@@ -17,10 +17,10 @@ from megacpp_validate.catalog.gate import ReleaseWaiver
 from megacpp_validate.cli.gate.release_gate_telling import decision_text
 from megacpp_validate.evidence.receipt import Backend, Failure, Machine, Outcome, Package, Receipt, Timing
 from megacpp_validate.evidence.release_gate import GateCulprit, GateDecision, GateRule
+from megacpp_validate.evidence.store import read_store
 from megacpp_validate.gate.release import decide_release
 from megacpp_validate.gate.release_asked import Asked, Baseline
 from megacpp_validate.gate.release_checks import has_no_number
-from megacpp_validate.gate.release_reading import read_store
 from tests.gate.release_receipts import (
     AT,
     COMMIT,
@@ -94,7 +94,7 @@ def test_a_red_run_beside_a_green_one_is_blamed_as_a_whole_and_once(tmp_path: Pa
         names = [one.probe for one in receipts if not one.outcome.is_good]
         return [GateCulprit(module=names[0], cause="api", cascades=tuple(names[1:]))]
 
-    decision = decide_release(seen.seen, seen.load, every_cell(), Asked(STACK, AT), blame=blame)
+    decision = decide_release(seen.files, seen.load, every_cell(), Asked(STACK, AT), blame=blame)
     assert [(row.module, row.cascades) for row in decision.culprits] == [(OTHER, ()), ("attention", ("layer_spec",))]
     assert sorted(asked) == [["attention", "imports", "layer_spec"], [OTHER]]
 
@@ -183,7 +183,7 @@ def test_what_is_no_evidence_names_nobody(changes: dict[str, Any], tmp_path: Pat
         return [GateCulprit(module=one.probe, cause="api") for one in receipts if not one.outcome.is_good]
 
     asked = Asked(STACK, AT)
-    decision = decide_release(seen.seen, seen.load, rules(), asked, blame=blame)
+    decision = decide_release(seen.files, seen.load, rules(), asked, blame=blame)
     assert (decision.exit_code, decision.culprits) == (MISSING, ())
 
 
@@ -233,7 +233,7 @@ def test_a_stack_of_a_name_of_its_own_can_open(tmp_path: Path) -> None:
 def test_a_negative_count_of_compiles_hides_no_other(tmp_path: Path) -> None:
     one = good("attention", jit=compiled(triton=5, other=-5))
     store = fill(tmp_path)
-    seen = {file.cell: file for file in read_store(store).seen}
+    seen = {file.cell: file for file in read_store(store).files}
     whole = {cell: read_store(store).load(file) for cell, file in seen.items()} | {CELL: one}
     decision = decide_release(
         seen.values(),
@@ -248,7 +248,7 @@ def test_folders_in_each_other_are_read_however_many(tmp_path: Path) -> None:
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(len(inspect.stack()) + 100)
     try:
-        assert len(read_store(store).seen) == len(PROBES)
+        assert len(read_store(store).files) == len(PROBES)
     finally:
         sys.setrecursionlimit(limit)
 
@@ -274,8 +274,8 @@ def test_a_folder_that_cannot_be_read_closes_and_is_named(tmp_path: Path, monkey
     (store / "mon" / "night").mkdir(parents=True)
     real = os.scandir
 
-    def refuse(folder: bytes) -> object:
-        if folder.endswith(b"/night"):
+    def refuse(folder: str) -> object:
+        if folder.endswith("/night"):
             raise PermissionError(13, "Permission denied")
         return real(folder)
 

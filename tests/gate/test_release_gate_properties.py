@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from megacpp_validate.evidence.receipt import Backend, Outcome, Package, Receipt
 from megacpp_validate.evidence.release_gate import GateDecision
+from megacpp_validate.evidence.store import ReceiptFile, ReceiptHead
 from megacpp_validate.gate.release import decide_release
 from megacpp_validate.gate.release_asked import Asked
-from megacpp_validate.gate.release_reading import ReceiptHead, SeenReceipt
 from tests.gate.release_receipts import AT, OTHER_COMMIT, PROBES, STACK, compiled, good, red, rules
 
 Store = Mapping[str, Receipt | None]
@@ -70,15 +70,15 @@ def _file(receipt: Receipt | None, run: str) -> str:
     return f"{run}/{receipt.cell if receipt else 'te2.20.2-h200-attention'}.json"
 
 
-def _see(file: str, receipt: Receipt | None) -> SeenReceipt:
+def _see(file: str, receipt: Receipt | None) -> ReceiptFile:
     if receipt is None:
-        return SeenReceipt(file, hashlib.sha256(file.encode()).hexdigest(), None, "truncated")
+        return ReceiptFile(file, hashlib.sha256(file.encode()).hexdigest(), None, "truncated")
     head = ReceiptHead(**{each.name: getattr(receipt, each.name) for each in fields(ReceiptHead)})
-    return SeenReceipt(file, hashlib.sha256(repr(receipt).encode()).hexdigest(), head)
+    return ReceiptFile(file, hashlib.sha256(repr(receipt).encode()).hexdigest(), head)
 
 
 def judge(store: Store, order: Sequence[str] = ()) -> GateDecision:
-    def load(seen: SeenReceipt) -> Receipt:
+    def load(seen: ReceiptFile) -> Receipt:
         receipt = store[seen.file]
         assert receipt is not None
         return receipt

@@ -110,9 +110,7 @@ def run_bisect(catalog: Catalog, options: BisectOptions, progress: Progress = la
         raise
 
 
-def _search_stacks(
-    catalog: Catalog, options: BisectOptions, progress: Progress, processes: Processes
-) -> BisectResult:
+def _search_stacks(catalog: Catalog, options: BisectOptions, progress: Progress, processes: Processes) -> BisectResult:
     """The search on a GPU host: every point is an environment, judged by its probes."""
     specs = read_axes(options.axes)
     target = find_target(catalog, options.target)
@@ -176,7 +174,7 @@ def read_axes(texts: Sequence[str]) -> tuple[tuple[Axis, dict[str, Path | None]]
     Raises:
         WrongArguments: one has another form, no two values, a name or a value twice, or a folder that does not exist.
     """
-    found = []
+    found: list[tuple[Axis, dict[str, Path | None]]] = []
     for text in texts:
         name, _, rest = text.partition("=")
         pairs = [part.partition(":") for part in rest.split(",")]

@@ -121,8 +121,9 @@ class SearchEnd(StrEnum):
 
 
 _EXITS: Final = {
-    SearchEnd.FOUND: Exit.CLOSED, SearchEnd.NARROWED: Exit.EVIDENCE_MISSING, SearchEnd.END_UNTOLD: Exit.EVIDENCE_MISSING,
-    SearchEnd.GOOD_IS_BAD: Exit.WRONG_ARGUMENTS, SearchEnd.BAD_IS_GOOD: Exit.WRONG_ARGUMENTS,
+    SearchEnd.FOUND: Exit.CLOSED, SearchEnd.NARROWED: Exit.EVIDENCE_MISSING,
+    SearchEnd.END_UNTOLD: Exit.EVIDENCE_MISSING, SearchEnd.GOOD_IS_BAD: Exit.WRONG_ARGUMENTS,
+    SearchEnd.BAD_IS_GOOD: Exit.WRONG_ARGUMENTS,
     SearchEnd.END_UNBUILT: Exit.NO_ENVIRONMENT,
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The search by Python sources: its axis is the package index, its judge compares releases. Needs griffe, and no GPU."""
+"""The search by Python sources: its axis is the package index, its judge compares releases. It needs griffe."""
 
 from __future__ import annotations
 

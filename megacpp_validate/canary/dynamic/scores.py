@@ -230,9 +230,7 @@ class _Score(Frozen):
     @property
     def breaks(self) -> bool:
         """Whether a fault was not seen as it must be, something else was, or a row is stale."""
-        return self.alarms[0] > 0 or any(
-            not row.is_good and row.verdict is not Verdict.NOT_RUN for row in self.faults
-        )
+        return self.alarms[0] > 0 or any(not row.is_good and row.verdict is not Verdict.NOT_RUN for row in self.faults)
 
     @property
     def lacks(self) -> bool:

@@ -1,8 +1,8 @@
 """The search for the first bad point: both ends, then which axes, then where along each, one after another.
 
 Several axes change between the ends. Each is moved to the bad end alone: one that is bad by itself is a culprit. Where
-none is, all are moved, and put back one by one: those that cannot be put back are bad together. Along an axis the search
-halves the range. What is bad is taken to stay bad further on.
+none is, all are moved, and put back one by one: those that cannot be put back are bad together. Along an axis the
+search halves the range. What is bad is taken to stay bad further on.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class Search:
         return answer
 
     def _needed_lead(self) -> int:
-        """Lead that decides a point (Wald, 1945), so that all points that a search can take are right but for `error`."""
+        """Lead that decides a point (Wald, 1945), so that all points of a search are right but for `error`."""
         if not self.flaky:
             return 1
         points = 2 + 2 * len(self.axes) + sum(math.ceil(math.log2(len(axis.values))) for axis in self.axes)

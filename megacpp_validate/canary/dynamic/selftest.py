@@ -13,11 +13,12 @@ from typing import Final
 
 from ...catalog.bridge import Catalog
 from ...diagnosis.blame import blame
-from ...diagnosis.blame import blame
 from ...environments.interpreter import own_interpreter
-from ...errors import Exit, InfrastructureFailed, NoEnvironment, WrongArguments, exit_for
+from ...errors import InfrastructureFailed, NoEnvironment, WrongArguments
 from ...evidence.receipt import Outcome, Receipt
 from ...evidence.selftest import FalseAlarm, Fate, Mutant, MutantResult, SelftestOrder, SelftestResult, SelftestRun
+from ...evidence.selftest_file import RunInvalid, order_text, read_runs
+from ...process import Processes
 
 CLEAN: Final = 200
 
@@ -62,18 +63,6 @@ def run_selftest(
             raise InfrastructureFailed(str(fault)) from fault
     result = judge_selftest(catalog, order, found, seconds=round(time.monotonic() - started, 1))
     return replace(result, finished_at=datetime.now(UTC).isoformat(timespec="seconds"))
-
-
-def find_unsettled(result: SelftestResult) -> list[MutantResult]:
-    """Mutants that were not killed, or blamed on another module."""
-    return [row for row in result.mutants if row.fate is not Fate.KILLED or not row.blamed_rightly]
-
-
-def exit_of(result: SelftestResult) -> Exit:
-    """Runs that were lost come first: the rates are of less than was asked for."""
-    if result.lost:
-        return Exit.EVIDENCE_MISSING
-    return exit_for(breaks=bool(find_unsettled(result) or result.false_alarms))
 
 
 def plan_selftest(

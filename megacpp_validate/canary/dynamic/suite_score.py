@@ -84,8 +84,8 @@ def _require_whole(catalog: Catalog, file: Path, result: SelftestResult) -> None
         raise EvidenceMissing(
             f"{file} is not of a full selftest of this matrix: {len(ran & known)} of {len(known)} mutants (missing: "
             f"{', '.join(sorted(known - ran)[:5]) or 'none'}; unknown: {', '.join(sorted(ran - known)[:5]) or 'none'}; "
-            f"planted otherwise: {', '.join(changed[:5]) or 'none'}), {result.clean_runs} clean runs. Likely cause: the "
-            "matrix has changed since, or some were named. Next step: run `nox -s selftest` on all."
+            f"planted otherwise: {', '.join(changed[:5]) or 'none'}), {result.clean_runs} clean runs. Likely cause: "
+            "the matrix has changed since, or some were named. Next step: run `nox -s selftest` on all."
         )
     if result.finished_at:
         try:
@@ -116,7 +116,7 @@ def _invalid(file: Path, fault: Any) -> WrongArguments:
 
 
 def _day_of_commit(root: Path, file: Path) -> str:
-    """The day of the commit that a file came with; empty outside of a checkout, and of a file that was changed since."""
+    """The day of the commit that a file came with; empty outside of a checkout, and of a changed file."""
     changed = _ask_git(root, "status", "--porcelain", "--ignored", "--", str(file))
     return (_ask_git(root, "log", "-1", "--format=%cs", "--", str(file)) or "") if changed == "" else ""
 

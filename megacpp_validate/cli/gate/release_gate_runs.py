@@ -22,13 +22,12 @@ from ...catalog.gate import GateRules, UnknownRelease, read_gate_policy
 from ...catalog.needs import read_needs
 from ...evidence.receipt import Receipt
 from ...evidence.receipt_time import read_time
-from ...evidence.receipts_manifest import ManifestInvalid, NoSshKeygen, sign_folder, verify_folder
+from ...evidence.receipts_manifest import ManifestInvalid, NoSshKeygen, hash_manifest, sign_folder, verify_folder
 from ...evidence.release_gate import GateDecision
-from ...evidence.store import ReceiptInvalid
+from ...evidence.store import ReceiptFile, ReceiptInvalid, ReceiptStore, list_folders, read_store
 from ...gate.release import decide_release
 from ...gate.release_asked import Asked, Baseline, SignedFolder
 from ...gate.release_baseline import choose_baseline
-from ...gate.release_reading import SeenReceipt, SeenStore, find_folders, read_store
 from ..app import TOOL, Exit, Format, foreseen, refuse
 from ..output import refuse_among
 from .release_gate_blame import make_blame
@@ -90,7 +89,7 @@ def decide_store(asked: GateAsked, matrix: Path | None) -> GateDecision:
     at = _read_clock(asked.at)
     image, lock = _read_pins(catalog, stack, matrix, asked.lock)
     return decide_release(
-        store.seen,
+        store.files,
         store.load,
         rules,
         Asked(stack, at, TOOL, asked.commit, asked.image or image, lock),
@@ -105,7 +104,7 @@ def run_receipts_sign(folder: Path, key: Path) -> None:
     """Sign every receipt of a folder; one that cannot be read is not signed over."""
     with own_store(folder):
         store = _read(folder)
-        if wrong := [f"{one.told}: {why}" for one in store.seen if (why := one.problem or _find_fault(store, one))]:
+        if wrong := [f"{one.shown}: {why}" for one in store.files if (why := one.problem or _find_fault(store, one))]:
             refuse(
                 f"{folder} was not signed: {'; '.join(wrong[:5])}. Next step: take what is no receipt out of the "
                 "folder, and run damaged cells again.",
@@ -117,10 +116,10 @@ def run_receipts_sign(folder: Path, key: Path) -> None:
             if isinstance(fault, NoSshKeygen):
                 raise
             _refuse_unwritten(folder, fault)
-    typer.echo(f"{folder}: {len(store.seen)} receipts signed, sha256 {store.sha256}")
+    typer.echo(f"{folder}: {len(store.files)} receipts signed, sha256 {hash_manifest(store.hashes)}")
 
 
-def _find_fault(store: SeenStore, one: SeenReceipt) -> str:
+def _find_fault(store: ReceiptStore, one: ReceiptFile) -> str:
     """What only the whole of a receipt tells: that it contradicts itself."""
     try:
         store.load(one)
@@ -165,7 +164,7 @@ def own_store(folder: Path) -> Iterator[None]:
 def refuse_while_run(folder: Path) -> None:
     """End where a run writes its receipts into a folder, into one below it, or into the one around it."""
     place = os.path.realpath(folder)
-    for each in (os.path.dirname(place), *find_folders(place)):  # noqa: PTH120 - hundreds of them
+    for each in (os.path.dirname(place), *list_folders(place)):  # noqa: PTH120 - hundreds of them
         # Where nobody ran there is no such file, and it may be another user's.
         with suppress(OSError):
             _hold_run(each)
@@ -204,12 +203,12 @@ def read_signed(folder: Path, signers: Path, at: datetime) -> SignedFolder:
     return SignedFolder(signer, hashes)
 
 
-def _read(folder: Path) -> SeenStore:
+def _read(folder: Path) -> ReceiptStore:
     try:
         store = read_store(folder)
     except OSError as fault:
         refuse(f"{folder} cannot be read: {fault.strerror or fault}. Next step: look at it.", Exit.WRONG_ARGUMENTS)
-    if not store.seen:
+    if not store.files:
         refuse(
             f"there is no receipt in {folder}. Likely cause: its run never began, or a typing error. Next step: run "
             "what is to be released, and name the folder of its receipts.",
@@ -218,9 +217,9 @@ def _read(folder: Path) -> SeenStore:
     return store
 
 
-def _one_of(what: str, store: SeenStore, target: str = "") -> str:
+def _one_of(what: str, store: ReceiptStore, target: str = "") -> str:
     """The stack or target that all receipts share."""
-    heads = [one.head for one in store.seen if one.head is not None and target in ("", one.head.target)]
+    heads = [one.head for one in store.files if one.head is not None and target in ("", one.head.target)]
     names = sorted({head.target if what == "target" else head.stack for head in heads})
     shown = ", ".join(names[:6]).replace("\n", "\\n")
     found = f"of {len(names)} {what}s: {shown}" if names else f"of no {what} that can be read"
@@ -266,7 +265,7 @@ def _read_pins(catalog: Catalog, stack: str, matrix: Path | None, lock: str) -> 
 def _read_baseline(folder: Path, rules: GateRules, judged: frozenset[str], at: datetime) -> Baseline:
     """The newest good receipt of each probe of another run, whatever its stack, if it is one and asked for the same."""
     store, target = _read(folder), rules.target.id
-    chosen = choose_baseline(store.seen, target)
+    chosen = choose_baseline(store.files, target)
     stacks = sorted({one.head.stack for one in chosen if one.head is not None})
     if len(stacks) != 1:
         found = f"of {len(stacks)} stacks: {', '.join(stacks)}" if stacks else f"none that is good on {target}"
@@ -286,25 +285,25 @@ def _read_baseline(folder: Path, rules: GateRules, judged: frozenset[str], at: d
             "nothing of this one. Next step: name the receipts of the release before.",
             Exit.WRONG_ARGUMENTS,
         )
-    return Baseline(stacks[0], receipts, store.sha256)
+    return Baseline(stacks[0], receipts, hash_manifest(store.hashes))
 
 
-def _hashes_of(store: SeenStore, stack: str) -> frozenset[str]:
-    return frozenset(one.sha256 for one in store.seen if one.head is not None and one.head.stack == stack)
+def _hashes_of(store: ReceiptStore, stack: str) -> frozenset[str]:
+    return frozenset(one.sha256 for one in store.files if one.head is not None and one.head.stack == stack)
 
 
-def _refuse_no_baseline(folder: Path, one: SeenReceipt, judged: frozenset[str], at: datetime) -> None:
+def _refuse_no_baseline(folder: Path, one: ReceiptFile, judged: frozenset[str], at: datetime) -> None:
     """End where a receipt of the baseline is one of those that it would be compared with, or from the future."""
     if one.sha256 in judged:
         refuse(
-            f"{one.told} of the baseline {folder} is one of the receipts that are judged: compared with itself nothing "
-            "is slower. Next step: name the receipts of the release before.",
+            f"{one.shown} of the baseline {folder} is one of the receipts that are judged: compared with itself "
+            "nothing is slower. Next step: name the receipts of the release before.",
             Exit.WRONG_ARGUMENTS,
         )
     started = None if one.head is None else read_time(one.head.started)
     if started is not None and started > at:
         refuse(
-            f"{one.told} of the baseline {folder} started at {started.isoformat()}, after this decision at "
+            f"{one.shown} of the baseline {folder} started at {started.isoformat()}, after this decision at "
             f"{at.isoformat()}. Likely cause: --at names too early a time, or a clock is wrong. Next step: name an "
             "older baseline.",
             Exit.WRONG_ARGUMENTS,

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from ...catalog.bridge import Catalog
 from ...catalog.needs import read_needs
-from ...evidence.index import IndexNotOurs
 from ...evidence.receipt import Receipt
 from ...evidence.store import read_receipt
 from ...report.site import told as site_told
@@ -44,7 +43,6 @@ class Asked:
         output: folder of the pages.
         gates: files of decisions.
         made_at: the report's clock, ISO 8601, UTC.
-        database: of the index of the store; one in the user's cache without it.
         matrix: folder of the matrix; the project's own without it.
     """
 
@@ -52,7 +50,6 @@ class Asked:
     output: Path
     gates: tuple[Path, ...]
     made_at: str
-    database: Path | None = None
     matrix: Path | None = None
 
 
@@ -65,7 +62,6 @@ def run_report(catalog: Catalog, asked: Asked, fmt: Format, told: Path | None) -
             "give the folder of receipts; `nox -s cpu_parity` writes some to .megacpp/receipts.",
             Exit.WRONG_ARGUMENTS,
         )
-    refuse_among(asked.store, asked.database, "--database")
     refuse_among(asked.store, told, "--told")
     refuse_inside(asked.output, filter(None, (told,)))  # before a minute's work, and before anything is replaced
     result = write_report(catalog, asked)
@@ -86,7 +82,7 @@ def write_report(catalog: Catalog, asked: Asked) -> SiteResult:
     """
     started = time.monotonic()
     refuse_other_folder(asked.output)
-    refuse_inside(asked.output, filter(None, (asked.store, *asked.gates, asked.database)))
+    refuse_inside(asked.output, filter(None, (asked.store, *asked.gates)))
     facts, rows = _read(catalog, asked)
 
     def read(row: SiteRow) -> Receipt:
@@ -120,11 +116,9 @@ def _read(catalog: Catalog, asked: Asked) -> tuple[SiteFacts, list[SiteRow]]:
     """What pages are made of, and a row a receipt."""
     gates = read_decisions(asked.gates)
     try:
-        rows, unreadable, by_cell = read_rows(asked.store, asked.database)
+        rows, unreadable, by_cell = read_rows(asked.store)
         results, read = read_results(asked.store, [*(row.path for row in rows), *unreadable])
         foreign = find_foreign(gates, asked.store, asked.gates)
-    except IndexNotOurs as fault:
-        refuse(f"{fault}.", Exit.WRONG_ARGUMENTS)
     except OSError as fault:
         refuse(
             f"{asked.store} cannot be read: {fault.strerror or fault}. Likely cause: it is not yours. Next step: give "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -18,21 +17,17 @@ from ...canary.dynamic.upgrade_result import StepResult
 from ...catalog.bridge import Catalog
 from ...catalog.needs import Needs
 from ...environments.stacks import AGAIN
-from ...evidence.history import HistoryRow
-from ...evidence.index import read_store
-from ...evidence.index_files import find_files
+from ...evidence.history import HistoryRow, list_rows
 from ...evidence.receipt import Outcome, Receipt
 from ...evidence.receipts_manifest import hash_manifest
 from ...evidence.release_gate import GateDecision
 from ...evidence.selftest import SelftestResult
-from ...evidence.store import ReceiptInvalid, read_receipt
-from ...gate.release_reading import read_store as read_seen
+from ...evidence.store import ReceiptInvalid, read_receipt, read_store
 from ...report import machine
 from ...report.results import Result
 from ...report.site.score_words import say_partly
 from ...report.site.values import SiteRow, read_instant
 from ...report.site.whole import StackSeen
-from .history_runs import find_database
 
 _SCORE: Final = "megacpp-validate/score/1"
 _LARGEST: Final = 16 << 20  # bytes; the largest result of a verb that was seen has less than one
@@ -48,20 +43,16 @@ class DecisionInvalid(ValueError):
         )
 
 
-def read_rows(store: Path, database: Path | None) -> tuple[list[SiteRow], dict[str, str], dict[str, list[str]]]:
+def read_rows(store: Path) -> tuple[list[SiteRow], dict[str, str], dict[str, list[str]]]:
     """Every receipt of a store in a row; files that are none with why; and those files by the cell that they name.
 
     Args:
         store: the folder.
-        database: of its index, which is brought up to the files; in the user's cache without it.
 
     Raises:
-        IndexNotOurs: the database is somebody's file, and no index.
         OSError: the store cannot be looked into.
     """
-    index, _ = read_store(store, database or find_database(store), replace=database is None)
-    found = index.rows()
-    index.close()
+    found = list_rows(read_store(store))
     unreadable = {row.path: row.fault for row in found if row.outcome is None}
     by_cell: dict[str, list[str]] = {}
     for row in found:
@@ -80,7 +71,7 @@ def read_results(store: Path, known: Iterable[str]) -> tuple[dict[str, str], dic
     receipts = set(known)
     results: dict[str, str] = {}
     read: dict[str, Result | SuiteScore] = {}
-    for name in sorted(os.fsdecode(found.key) for found in find_files(store) if not found.fault):
+    for name in sorted(one.file for one in read_store(store).files if one.sha256):
         path = store / name
         if name in receipts:
             continue
@@ -193,7 +184,7 @@ def find_foreign(gates: Sequence[GateDecision], store: Path, files: Iterable[Pat
         return ()
     own = {file.resolve() for file in files}
     folders: dict[str, dict[str, str]] = {}
-    for file, sha256 in read_seen(store).hashes.items():
+    for file, sha256 in read_store(store).hashes.items():
         if (store / file).resolve() in own:
             continue
         for folder in PurePosixPath(file).parents:

@@ -28,9 +28,6 @@ def report(
     told: Annotated[
         Path | None, typer.Option("--told", help="Write what is told on the terminal to a file instead.")
     ] = None,
-    database: Annotated[
-        Path | None, typer.Option("--database", help="File of the index; else one a store in the user's cache.")
-    ] = None,
     matrix: MatrixOption = None,
 ) -> None:
     """What do the receipts of a folder show, over releases, targets and runs? Open index.html in the folder it names.
@@ -41,6 +38,4 @@ def report(
     from .report_runs import Asked, run_report
 
     made_at = datetime.now(UTC).isoformat(timespec="seconds")
-    run_report(
-        read_catalog(matrix), Asked(store, output, tuple(gate or ()), made_at, database, matrix), Format(fmt), told
-    )
+    run_report(read_catalog(matrix), Asked(store, output, tuple(gate or ()), made_at, matrix), Format(fmt), told)

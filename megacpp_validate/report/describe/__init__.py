@@ -1,1 +1,1 @@
-"""A result in words: one `describe_<result>(result) -> Document` a result type."""
+"""What a result says, as a document: one function a result type."""

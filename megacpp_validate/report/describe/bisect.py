@@ -8,7 +8,7 @@ from typing import Final
 from megacpp_validate.text import count
 
 from ...canary.dynamic.bisect_result import Answer, AxisCulprit, BisectResult, SearchEnd, Turn, Verdict
-from ..document import Block, Bullets, Diagnostic, Document, Mark, Paragraph, Table, bad, good, missing, risk
+from ..document import Block, Bullets, Content, Diagnostic, Document, Mark, Paragraph, Table, bad, good, missing, risk
 from ..summaries import first_sentence
 
 _NAMES: Final = {
@@ -31,7 +31,7 @@ def describe_run(choices: Mapping[str, str], answer: Answer, known: bool) -> str
 def describe_bisect(result: BisectResult) -> Document:
     """The answer, every point that was tried, and what speaks against the answer."""
     moving = [number for number, axis in enumerate(result.axes) if len(axis.values) > 1]
-    rows = tuple(
+    rows: tuple[tuple[Content, ...], ...] = tuple(
         (
             *(point.choices[number] for number in moving),
             _MARKS[point.verdict],
@@ -44,7 +44,7 @@ def describe_bisect(result: BisectResult) -> Document:
     turns = tuple(turn for culprit in result.culprits for turn in culprit.turns)
     details = [line for turn in turns for line in _say_turn(turn, alone=len(moving) == 1)]
     details += [
-        f"Which of {_join([_name(name) for name in one.axes])} it takes is unknown: no point that leaves one out answers."
+        f"Which of {_join([_name(name) for name in one.axes])} it takes is unknown: points without one do not answer."
         for one in result.culprits
         if not one.is_minimal
     ]
@@ -52,7 +52,9 @@ def describe_bisect(result: BisectResult) -> Document:
     cost = f"{count(result.environments, 'environment')}, {count(result.runs, 'run')}, {reused} of them from earlier; "
     cost += f"{result.seconds:.0f} s. The search takes it that what is bad stays bad in later releases."
     if result.flaky:
-        cost += f" The answer is right with probability {result.confidence:.4f} if a run is wrong with {result.flaky:g}."
+        cost += (
+            f" Probability that the answer is right: {result.confidence:.4f} (a run is wrong with {result.flaky:g})."
+        )
     blocks: tuple[Block, ...] = (
         Table(columns, rows),
         *((Bullets(tuple(details)),) if details else ()),
@@ -62,7 +64,12 @@ def describe_bisect(result: BisectResult) -> Document:
     summary = f"{_say_end(result)} Judged by the {result.tier} tier."
     mark = bad("found") if result.end is SearchEnd.FOUND else risk(result.end.value.replace("-", " "))
     case = Diagnostic(
-        name=result.module, mark=mark, group="te_bisect", message=summary, help=_say_next(result), seconds=result.seconds
+        name=result.module,
+        mark=mark,
+        group="te_bisect",
+        message=summary,
+        help=_say_next(result),
+        seconds=result.seconds,
     )
     return Document(f"First bad release for {result.module}", summary, _mark(result, mark), blocks, (case,))
 

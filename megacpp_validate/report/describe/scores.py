@@ -9,19 +9,41 @@ from typing import Any, Final
 from megacpp_validate.evidence.selftest import Fate, SelftestResult, wilson_interval
 
 from ...canary.dynamic.scores import (
-    BlameScore, CellSeen, FaultResult, Fp8FaultResult, Fp8FaultScore, Planted, Rate, SmokeFaultResult, SmokeFaultScore,
-    SmokeFinding, SuiteScore, Verdict,
+    BlameScore,
+    CellSeen,
+    FaultResult,
+    Fp8FaultResult,
+    Fp8FaultScore,
+    Planted,
+    Rate,
+    SmokeFaultResult,
+    SmokeFaultScore,
+    SmokeFinding,
+    SuiteScore,
+    Verdict,
 )  # fmt: skip
-from ...canary.dynamic.selftest import exit_of, find_unsettled
 from ...diagnosis.culprits import Culprit
 from ...errors import Exit
-from ..document import Block, Bullets, Details, Diagnostic, Document, Heading, Inline, Link, Mark, Paragraph, Table
-from ..document import bad, good, missing
+from ..document import (
+    Block,
+    Bullets,
+    Details,
+    Diagnostic,
+    Document,
+    Inline,
+    Link,
+    Mark,
+    Paragraph,
+    Table,
+    bad,
+    good,
+    missing,
+)
 
 _SHOWN: Final = 3  # checks of a cell that are named
 _FIRST: Final = ("step", "ranks", "module", "tensor")  # of what a check names
 _WORDS: Final = {
-    Verdict.RIGHT: "right", Verdict.WRONG_MODULE: "another module is named", Verdict.WRONG_CAUSE: "wrong class of cause",
+    Verdict.RIGHT: "right", Verdict.WRONG_MODULE: "another module is named", Verdict.WRONG_CAUSE: "wrong class",
     Verdict.OTHERS_TOO: "others are named too", Verdict.CAUGHT: "caught", Verdict.BY_ANOTHER: "seen by another check",
     Verdict.MISSED: "missed", Verdict.NOT_PLANTED: "not planted", Verdict.NOT_RUN: "not run",
 }  # fmt: skip
@@ -49,16 +71,12 @@ def describe_planted(score: BlameScore | Fp8FaultScore | SmokeFaultScore) -> Doc
     blocks: list[Block] = [Bullets(tuple(lines))]
     if isinstance(score, BlameScore):
         blocks.append(_by_module(score))
-    if unsettled:
-        blocks += [Heading("Not as it should be"), Table(_COLUMNS, tuple(map(_row, unsettled)))]
+    blocks += [_diagnose(row, score.schema_id) for row in unsettled]
     if loud := list(_loud(score)):
         blocks.append(Bullets(tuple(loud)))
     blocks.append(Details("Every fault", (Table(_COLUMNS, tuple(map(_row, score.faults))),)))
     blocks.append(Paragraph(f"{score.environment}; {score.seconds:.0f} s."))
-    cases = tuple(
-        Diagnostic(row.fault, _mark(row), score.schema_id.split("/")[1], row.reason, seconds=row.seconds)
-        for row in score.faults
-    )
+    cases = tuple(_diagnose(row, score.schema_id) for row in score.faults)
     mark = _MARKS.get(score.exit) or missing("evidence missing")
     return Document(f"Planted faults: {score.schema_id.split('/')[1]}", summary, mark, tuple(blocks), cases)
 
@@ -81,7 +99,7 @@ def describe_selftest(result: SelftestResult) -> Document:
     wrong = [
         f"{row.mutant.id} ({row.mutant.module}): {row.fate.value}, blamed on {', '.join(row.blamed) or 'nobody'}"
         f"{f' by {row.check}' if row.check else ''}{f'; {row.reason}' if row.reason else ''}: {row.mutant.says}"
-        for row in find_unsettled(result)
+        for row in result.unsettled
     ]
     wrong += [f"false alarm: {alarm.cell}, seed {alarm.seed}: {alarm.check}" for alarm in result.false_alarms]
     wrong += [f"lost: {reason}" for reason in result.lost]
@@ -104,7 +122,7 @@ def describe_selftest(result: SelftestResult) -> Document:
         )
         for row in result.mutants
     )
-    mark = _MARKS.get(exit_of(result)) or missing("evidence missing")
+    mark = _MARKS.get(result.exit) or missing("evidence missing")
     return Document("Selftest", summary, mark, blocks, cases)
 
 
@@ -135,7 +153,9 @@ def _aim(score: BlameScore | Fp8FaultScore | SmokeFaultScore) -> str:
     if isinstance(score, BlameScore):
         return "named by module and class, and nobody else is"
     return (
-        "caught by a check that must see them" if isinstance(score, Fp8FaultScore) else "caught and named by their check"
+        "caught by a check that must see them"
+        if isinstance(score, Fp8FaultScore)
+        else "caught and named by their check"
     )
 
 
@@ -176,18 +196,31 @@ def _mark(row: Planted) -> Mark:
     return good(word) if row.is_good else bad(word) if row.was_judged else missing(word)
 
 
+def _diagnose(row: Planted, schema: str) -> Diagnostic:
+    where, expected, seen = _read_row(row)
+    fields = (("where", where), ("must be seen by", expected), ("seen by", seen))
+    message = " ".join(filter(None, (row.says, row.reason)))
+    shown = tuple((name, value) for name, value in fields if value)
+    return Diagnostic(row.fault, _mark(row), schema.split("/")[1], message, shown, seconds=row.seconds)
+
+
 def _row(row: Planted) -> tuple[Inline, ...]:
-    where = expected = seen = ""
+    where, expected, seen = _read_row(row)
+    return (row.fault, where, row.says, expected, _mark(row), seen if row.is_good else row.reason or seen)
+
+
+def _read_row(row: Planted) -> tuple[str, str, str]:
+    """Where a fault is planted, who or what must see it, and who or what did."""
     match row:
         case FaultResult():
-            where, expected, seen = row.release, f"{row.module} ({row.cause.value})", _say_culprits(row.culprits)
+            return row.release, f"{row.module} ({row.cause.value})", _say_culprits(row.culprits)
         case Fp8FaultResult():
             cells = [*row.cells, *([row.green] if row.is_alarm and row.green else [])]
-            where, expected, seen = row.release, ", ".join(row.wants), "; ".join(map(_say_cell, cells))
+            return row.release, ", ".join(row.wants), "; ".join(map(_say_cell, cells))
         case SmokeFaultResult():
-            where, expected = f"{row.title}; {row.way}", f"{row.caught_by}: {_say_named(row.wants)}"
-            seen = "; ".join(map(_say_finding, row.findings))
-    return (row.fault, where, row.says, expected, _mark(row), seen if row.is_good else row.reason or seen)
+            expected = f"{row.caught_by}: {_say_named(row.wants)}"
+            return f"{row.title}; {row.way}", expected, "; ".join(map(_say_finding, row.findings))
+    return "", "", ""
 
 
 def _say_culprits(culprits: Sequence[Culprit]) -> str:

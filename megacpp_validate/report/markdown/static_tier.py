@@ -4,12 +4,6 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from megacpp_validate.evidence.selftest import SelftestResult
-
-from ...canary.dynamic.bisect_result import BisectResult
-from ...canary.dynamic.blame_score import BlameScore
-from ...canary.dynamic.fp8_fault_score import Fp8FaultScore
-from ...canary.dynamic.smoke_fault_score import SmokeFaultScore
 from ...canary.dynamic.upgrade_result import UpgradeResult
 from ...canary.firewall.result import FirewallResult
 from ...canary.static.findings import Finding, Impact, ModuleVerdict, StaticResult, Sweep
@@ -32,15 +26,10 @@ from ..summaries import (
     summarize_sweep,
 )
 from ..words.findings import LIMITS, consequence, headline, headline_of_fault, next_step, next_step_of_fault, place
-from .bisect import tell_bisect
-from .blame_score import tell_blame_score
 from .doctor import tell_doctor
-from .fp8_faults import tell_fp8_faults
 from .loss import tell_losses
 from .parity import tell_session, tell_support
 from .policy import tell_policy
-from .selftest import tell_selftest
-from .smoke_faults import tell_smoke_faults
 from .text import escape
 from .upgrade import tell_upgrade
 
@@ -58,10 +47,6 @@ def render_step_summary(result: Result) -> str:
             lines = tell_session(result)
         case SupportGrid():
             lines = tell_support(result)
-        case SelftestResult() | BlameScore() | Fp8FaultScore() | SmokeFaultScore():
-            lines = _tell_score(result)
-        case BisectResult():
-            lines = tell_bisect(result)
         case LossGateResult():
             lines = tell_losses(result)
         case PolicyResult():
@@ -73,20 +58,6 @@ def render_step_summary(result: Result) -> str:
         case _:
             assert_never(result)
     return "\n".join(lines) + "\n"
-
-
-def _tell_score(result: SelftestResult | BlameScore | Fp8FaultScore | SmokeFaultScore) -> list[str]:
-    match result:
-        case SelftestResult():
-            return tell_selftest(result)
-        case BlameScore():
-            return tell_blame_score(result)
-        case Fp8FaultScore():
-            return tell_fp8_faults(result)
-        case SmokeFaultScore():
-            return tell_smoke_faults(result)
-        case _:
-            assert_never(result)
 
 
 def _tell_static(result: StaticResult, level: str) -> list[str]:
