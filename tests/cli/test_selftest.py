@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.canary.dynamic.selftest_score import plan_selftest
+from megacpp_validate.canary.dynamic.selftest import plan_selftest
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.cli.scores import selftest_runs
 from megacpp_validate.evidence.receipt import Check, Outcome, Receipt

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megacpp_validate.canary.dynamic.raised import below_the_path, read_raised
-from megacpp_validate.canary.dynamic.signature import normalise, sign
+from megacpp_validate.diagnosis.raised import below_the_path, read_raised
+from megacpp_validate.diagnosis.red import normalise, sign
 from megacpp_validate.evidence.receipt import Failure, Outcome, Receipt
-from tests.canary.dynamic.planted import cannot_import, dies, fails, good, keyword, raises
+from tests.diagnosis.planted import cannot_import, dies, fails, good, keyword, raises
 
 ONE = {
     "numbers": ("index 2 of dimension 0 with size 2", "index 7 of dimension 1 with size 3"),

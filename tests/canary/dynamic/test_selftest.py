@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from megacpp_validate.canary.dynamic.selftest_score import UnknownMutant, first_failure, judge_selftest, plan_selftest
+from megacpp_validate.errors import WrongArguments
+from megacpp_validate.canary.dynamic.selftest import first_failure, judge_selftest, plan_selftest
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.evidence.receipt import Check, Outcome, Part, Receipt
 from megacpp_validate.evidence.selftest import Fate, Mutant, SelftestOrder, SelftestResult, SelftestRun
@@ -41,7 +42,7 @@ def test_the_order_holds_every_module_and_mutant(catalog: Catalog) -> None:
 
 
 def test_an_unknown_mutant_is_refused(catalog: Catalog) -> None:
-    with pytest.raises(UnknownMutant, match=r"'nothing'.*Next step"):
+    with pytest.raises(WrongArguments, match=r"'nothing'.*Next step"):
         plan_selftest(catalog, ["nothing"])
 
 

@@ -14,7 +14,7 @@ from megacpp_validate.canary.dynamic.search.axis_sets import all_families, is_ba
 from megacpp_validate.canary.dynamic.search.bound import least_runs
 from megacpp_validate.canary.dynamic.search.repeats import Trust
 from megacpp_validate.canary.dynamic.search.search import Point, find_contradictions, search
-from tests.canary.dynamic.search.culprits import NAMES, Truth, drive, find, make_axes, turns_of
+from tests.canary.dynamic.hidden_turns import NAMES, Truth, drive, find, make_axes, turns_of
 
 BAD, GOOD, UNBUILT, UNTOLD = Verdict.BAD, Verdict.GOOD, Verdict.CANNOT_BUILD, Verdict.CANNOT_TELL
 
