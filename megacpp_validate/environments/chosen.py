@@ -13,6 +13,7 @@ from typing import Final, Literal, get_args
 from packaging.version import InvalidVersion, Version
 
 from ..catalog.bridge import Stack, matrix_folder
+from ..errors import WrongArguments
 from .build_cache import open_cache
 from .container import open_container
 from .environment import Environment, NoEnvironment
@@ -25,7 +26,7 @@ _FORM: Final = "NAME=overlay:DIR[:DIR...], NAME=venv:LOCK, NAME=image:REPOSITORY
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+]*")
 
 
-class SpecInvalid(ValueError):
+class SpecInvalid(WrongArguments):
     """What a person wrote is no environment; the text says the form."""
 
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from ..errors import NoEnvironment
 from ..process import Call
 
-
-class NoEnvironment(RuntimeError):
-    """A stack that cannot be made usable; the text says what happened, the likely cause and the next step."""
+__all__ = ["Environment", "NoEnvironment"]
 
 
 class Environment(Protocol):

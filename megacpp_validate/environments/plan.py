@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from ..catalog.bridge import Catalog, Fp8Cell, ProbeCell, SmokeCell
 from ..catalog.bridge import Target as TargetRow
+from ..errors import WrongArguments
 from ..evidence.receipt import Outcome, Receipt
 from ..probes.order import Order, Target
 from .facts import Facts
@@ -18,7 +19,7 @@ IMAGE_DIGEST: Final = "MEGACPP_IMAGE_DIGEST"
 _OFF: Final = frozenset({"", "0", "false", "no", "off"})  # what the bridge itself reads as not set
 
 
-class UnknownTarget(ValueError):
+class UnknownTarget(WrongArguments):
     """A target or a probe that there is not; the text names those that there are."""
 
 

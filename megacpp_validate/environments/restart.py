@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from ..catalog.file import PACKAGE_ROOT
+from ..errors import InfrastructureFailed
 from ..evidence.receipt import FROM_OUTSIDE, Outcome, Receipt
 from ..evidence.store import ReceiptInvalid, read_receipt
 from ..probes.order import Order
@@ -22,7 +23,7 @@ _LOCK: Final = ".lock"
 _NO_SPACE: Final = os.strerror(errno.ENOSPC)
 
 
-class FolderTaken(RuntimeError):
+class FolderTaken(InfrastructureFailed):
     """Another run writes its receipts there."""
 
 

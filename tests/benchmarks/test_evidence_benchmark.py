@@ -7,9 +7,10 @@ import sys
 from functools import lru_cache
 from pathlib import Path
 
+from megacpp_validate.evidence.index import build_index, open_index
+
 from benchmarks.evidence import Aim, Deed, measure, write_page
 from benchmarks.evidence_store import EVIDENCE, Sample, read_samples, write_store
-from megacpp_validate.evidence.index import build_index, open_index
 from megacpp_validate.evidence.receipt import READABLE
 
 

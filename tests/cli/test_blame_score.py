@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from megacpp_validate.canary.dynamic import plant_runs
 from megacpp_validate.catalog.te_faults import FILE
-from megacpp_validate.cli.scores import faulty_copies
 from tests.command_line import Run, make_run_in
 from tests.faulty_host import make_host
 
@@ -104,8 +104,8 @@ def test_receipts_can_be_judged_again_elsewhere(host: Path, call: Run, tmp_path:
     before = host.read_text()
     code, out, err = call(*HERE, "--faults", "attention-wrong", "--judge-only", "--verbose")
     assert (code, host.read_text()) == (OPEN, before), err
-    assert "Blame: 1 of 1 faults" in out
-    assert "Clean pairs: 0 of 1 name somebody" in out
+    assert "1 of 1 planted faults are named" in " ".join(out.split())
+    assert "Pairs of clean copies: 0 of 1 are false alarms" in " ".join(out.split())
     next((tmp_path / ".megacpp/blame-score/te2.20.2/faults/attention-wrong").glob("*-permute.json")).unlink()
     code, out, _ = call(*HERE, "--faults", "attention-wrong", "--judge-only")
     assert code == MISSING
@@ -141,7 +141,7 @@ def test_without_a_gpu_it_is_not_run(host: Path, call: Run) -> None:
         (("--faults", "nothing"), "no fault 'nothing'"),
         (("--shard", "two"), "no shard"),
         (("--shard", "3/2"), "no shard 3 of 2"),
-        (("--release", "1.0.0"), "no fault is written for Transformer Engine 1.0.0"),
+        (("--release", "1.0.0"), "written for Transformer Engine 1.0.0"),
         (("--target", "h1000"), "no target 'h1000'"),
     ],
 )
@@ -153,7 +153,7 @@ def test_wrong_arguments_are_told(arguments: tuple[str, ...], said: str, host: P
 
 
 def test_a_release_that_lies_in_no_folder_is_told(host: Path, call: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faulty_copies, "find_environments", lambda *_: ())
+    monkeypatch.setattr(plant_runs, "find_environments", lambda *_: ())
     code, _, err = call(*HERE)
     assert code == NO_ENVIRONMENT
     assert "lies in no overlay folder" in err

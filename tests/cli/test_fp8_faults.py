@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from megacpp_validate.canary.dynamic import plant_runs
 from megacpp_validate.catalog.fp8_faults import FILE, HELD_OUT
-from megacpp_validate.cli.scores import faulty_copies
 from tests.command_line import Run, make_run_in
 from tests.faulty_host import make_host
 
@@ -131,7 +131,7 @@ def test_no_fault_at_all_is_told(host: Path, call: Run) -> None:
 
 
 def test_a_release_that_lies_in_no_folder_is_told(host: Path, call: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faulty_copies, "find_environments", lambda *_: ())
+    monkeypatch.setattr(plant_runs, "find_environments", lambda *_: ())
     code, _, err = call(*HERE)
     assert code == NO_ENVIRONMENT
     assert "lies in no overlay folder" in err

@@ -12,18 +12,20 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from megacpp_validate.canary.dynamic.score import Evidence, Rate, SuiteScore, score_selftest
+from megacpp_validate.canary.dynamic.scores import Rate, SuiteScore
+from megacpp_validate.canary.dynamic.suite_score import SCORE, read_score
 from megacpp_validate.catalog.bridge import matrix_folder, read_catalog
-from megacpp_validate.cli.scores import score_verbs
-from megacpp_validate.cli.scores.score_runs import SCORE, SHOWN, Asked, read_score
 from megacpp_validate.evidence.selftest import FalseAlarm, Fate, MutantResult, SelftestResult, wilson_interval
-from megacpp_validate.report.machine import to_json
-from megacpp_validate.report.words.score import tell_score
+from megacpp_validate.report.describe.scores import describe_score
+from megacpp_validate.report.render.json import render_json
+from megacpp_validate.report.render.markdown import render_markdown
 from tests.command_line import end_of
 
-assert score_verbs  # its import makes the verb known
-
 ROOT = Path(__file__).parents[2]
+SHOWN = "docs/examples/score.md"
+NAMES = tuple(
+    Path("docs/evidence") / name for name in ("selftest.json", "blame_score.json", "blame_score_held_out.json")
+)
 FILES = ("blame_score.json", "blame_score_held_out.json")
 
 
@@ -49,9 +51,7 @@ def checkout(tmp_path: Path) -> Path:
     evidence.mkdir(parents=True)
     for name in FILES:
         shutil.copy(ROOT / "docs" / "evidence" / name, evidence)
-    (evidence / "selftest.json").write_text(to_json(full_selftest()))
-    block = f"# t\n<!-- from {SHOWN} -->\nold\n<!-- end -->\n<!-- from other.md -->\nx\n<!-- end -->\n"
-    (tmp_path / "README.md").write_text(block)
+    (evidence / "selftest.json").write_text(render_json(full_selftest()))
     return tmp_path
 
 
@@ -59,25 +59,19 @@ def call(monkeypatch: pytest.MonkeyPatch, checkout: Path, *arguments: str) -> in
     return end_of(monkeypatch, "score", "--matrix", checkout / "matrix", *arguments)
 
 
-def test_rates_are_counted_from_the_evidence_with_their_intervals_and_days() -> None:
-    result = full_selftest()
-    count = len(result.mutants)
-    rates = {rate.id: rate for rate in score_selftest(result, Evidence(source="a.json", committed="2026-11-21"))}
+def test_rates_are_counted_from_the_evidence_with_their_intervals_and_days(checkout: Path) -> None:
+    score = read_score(read_catalog(), checkout, *NAMES)
+    rates = {rate.id: rate for rate in score.rates}
+    count = len(read_catalog().mutants)
     killed = rates["kill-rate"]
     assert (killed.hits, killed.trials, killed.good) == (count - 1, count, "high")
     assert (killed.low, killed.high) == wilson_interval(count - 1, count)
     assert (killed.day, killed.day_of) == ("2026-11-20", "run")
     assert (rates["blame-accuracy"].hits, rates["blame-accuracy"].trials) == (count - 1, count - 1)
     assert (rates["false-alarms"].hits, rates["false-alarms"].trials, rates["false-alarms"].good) == (2, 200, "low")
-    earlier = score_selftest(full_selftest(day=""), Evidence(source="a.json", committed="2026-11-21"))
-    assert (earlier[0].day, earlier[0].day_of) == ("2026-11-21", "commit")
-    assert "2026-11-21 or before" in "\n".join(tell_score(SuiteScore(rates=earlier)))
-
-
-def test_an_interval_that_is_not_of_its_counts_is_refused() -> None:
-    (rate, *_) = score_selftest(full_selftest(), Evidence(source="a.json"))
-    with pytest.raises(ValidationError, match="is not the interval of"):
-        Rate.model_validate(rate.model_dump() | {"low": 0.99})
+    assert (rates["te-blame"].day, rates["te-blame"].day_of) == ("", "commit")  # outside of a checkout
+    with pytest.raises(ValidationError, match="is no interval of"):
+        Rate.model_validate(killed.model_dump() | {"low": 0.99})
 
 
 def test_it_is_written_where_people_look(
@@ -87,17 +81,14 @@ def test_it_is_written_where_people_look(
         subprocess.run(["git", "-C", str(checkout), *words], check=True)
     assert call(monkeypatch, checkout, "--write") == 0
     assert "kill-rate" in capfd.readouterr().out
-    shown, readme = (checkout / SHOWN).read_text(), (checkout / "README.md").read_text()
-    led = shown.replace("](../evidence/", "](docs/evidence/")
-    assert (f"<!-- from {SHOWN} -->\n{led}<!-- end -->" in readme, led != shown) == (True, True)
-    assert "<!-- from other.md -->\nx\n" in readme
+    shown = (checkout / SHOWN).read_text()
     score = SuiteScore.model_validate_json((checkout / SCORE).read_text())
-    assert ["\n".join(tell_score(score, folder)) + "\n" for folder in (".", "docs/examples")] == [led, shown]
+    assert render_markdown(describe_score(score, "docs/examples")) == shown
     assert [rate.id for rate in score.rates] == [
         "kill-rate", "blame-accuracy", "false-alarms", "te-blame", "te-false-blame", "te-blame-held-out",
     ]  # fmt: skip
     assert re.search(r"held-out .* \| \d+ of 35 \|", shown)  # one of the 36 is left out, and says so below
-    assert shown.count("for want of evidence: ") == 1
+    assert shown.count("because no results exist: ") == 1
     assert score.rates[3].day  # of the commit
     assert call(monkeypatch, checkout, "--write") == 0
     assert (checkout / SHOWN).read_text() == shown
@@ -172,23 +163,14 @@ def test_what_is_no_result_is_refused(
     assert f"{name} holds no score" in capfd.readouterr().err
 
 
-def test_a_readme_without_its_block_is_left_alone(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (checkout / "README.md").write_text("# t\n")
-    assert call(monkeypatch, checkout, "--write") == 2
-    assert (checkout / "README.md").read_text() == "# t\n"
-    assert not (checkout / SHOWN).exists()
-
-
 def test_what_is_committed_is_fresh() -> None:
     """The counts are those of the evidence, the page is that of the counts; days come with commits."""
     score = SuiteScore.model_validate_json((ROOT / SCORE).read_text())
-    evidence = Path("docs/evidence")
-    asked = Asked(evidence / "selftest.json", evidence / FILES[0], evidence / FILES[1], write=False)
-    now = read_score(read_catalog(), ROOT, asked)
+    now = read_score(read_catalog(), ROOT, *NAMES)
 
     def counts(result: SuiteScore) -> list[tuple[str, int, int, str, str]]:
         return [(rate.id, rate.hits, rate.trials, rate.says, rate.source) for rate in result.rates]
 
     assert counts(score) == counts(now)
     assert (score.rates[0].day, score.rates[0].day_of) == (now.rates[0].day, "run")
-    assert (ROOT / SHOWN).read_text() == "\n".join(tell_score(score, "docs/examples")) + "\n"
+    assert (ROOT / SHOWN).read_text() == render_markdown(describe_score(score, "docs/examples"))

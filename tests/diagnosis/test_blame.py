@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megacpp_validate.diagnosis.blame import Blame, blame
 from megacpp_validate.catalog.bridge import BridgeModule, Catalog
+from megacpp_validate.diagnosis.blame import Blame, blame
 from megacpp_validate.evidence.receipt import Outcome, Receipt
 
 

@@ -12,8 +12,8 @@ from megacpp_validate.canary.dynamic.upgrade_result import StepResult
 from megacpp_validate.catalog.bridge import read_catalog
 from megacpp_validate.catalog.needs import read_needs
 from megacpp_validate.evidence.receipt import Library, Package, Receipt
-from tests.diagnosis.planted import CUDNN, LIBRARIES, MODULES, cannot_import, clean, dies, fails, raises, stack_of
 from tests.canary.dynamic.test_real_receipts import kept
+from tests.diagnosis.planted import CUDNN, LIBRARIES, MODULES, cannot_import, clean, dies, fails, raises, stack_of
 
 CATALOG = read_catalog()
 NEEDS = read_needs(list(MODULES))

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from megacpp_validate.cli.scores.score_runs import Asked, ScoreInvalid, read_score
 
 from megacpp_validate.canary.dynamic.watch_result import WatchUnreadable, read_gpu_steps
 from megacpp_validate.catalog.bridge import read_catalog
 from megacpp_validate.cli.canary.watch_folder import StateDamaged, WatchFolder, read_upgrade
 from megacpp_validate.cli.gate.report_sources import DecisionInvalid, read_decisions
-from megacpp_validate.cli.scores.score_runs import Asked, ScoreInvalid, read_score
 from megacpp_validate.evidence.loss_curve_file import CurveInvalid, read_curve
 from megacpp_validate.evidence.store import ReceiptInvalid, read_receipt
 from megacpp_validate.evidence.strict_json import read_strict_json

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.report.test_selftest import ASTRAY, CLEAN, GOOD, SURVIVOR
 
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.report import machine
 from megacpp_validate.report.site.paths import cell_page, step_page, target_page
 from tests.report.browser import Tab, find_chromium, run_chromium
 from tests.report.site_stores import EVIDENCE, NOW, copy_store, make_site
-from tests.report.test_selftest import ASTRAY, CLEAN, GOOD, SURVIVOR
 from tests.report.test_site import MAIN, closed_gate
 
 PHONE = 360  # CSS pixels: the narrowest phones in use

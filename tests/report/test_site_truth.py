@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from tests.report.test_selftest import CLEAN, GOOD
 
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.cli import output
@@ -28,7 +29,6 @@ from megacpp_validate.report.words.parity import find_fallbacks
 from megacpp_validate.report.words.selftest import ModuleScore
 from tests.report.reading import Page
 from tests.report.site_stores import EVIDENCE, NOW, add, make_site
-from tests.report.test_selftest import CLEAN, GOOD
 
 STACK = "te2.20.2"
 CELL = f"{STACK}-h200-imports"

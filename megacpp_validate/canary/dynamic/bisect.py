@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ from ...environments.installed import find_environments
 from ...environments.interpreter import InterpreterEnvironment, read_commit
 from ...environments.overlay import put_over
 from ...environments.plan import find_target, plan_blank, plan_parity, why_not_here
-from ...environments.restart import find_done, own_folder
+from ...environments.restart import FolderTaken, find_done, own_folder
 from ...environments.room import count_cores
 from ...environments.schedule import Need, Room, plan_jobs
 from ...errors import EvidenceMissing, WrongArguments
@@ -95,8 +96,13 @@ def run_bisect(catalog: Catalog, options: BisectOptions, progress: Progress = la
         for name, given in (("--axis", options.axes), ("--target", options.target), ("--flaky", options.flaky)):
             if given:
                 raise WrongArguments(f"{name} belongs to the gpu tier. Next step: leave it out, or add --tier gpu.")
-        from .bisect_static import open_sources
-
+        try:
+            from .bisect_static import open_sources
+        except ImportError as fault:  # a GPU host need not have griffe
+            raise NoEnvironment(
+                f"the static tier cannot read sources here: {fault}. Likely cause: this interpreter has no griffe. "
+                "Next step: run it where griffe is installed, or add --tier gpu."
+            ) from fault
         versions, judge = open_sources(catalog, options.module, options.good, options.bad)
         return _search(options, (order_releases(versions, options.good, options.bad),), judge, progress)
     if not options.target:
@@ -148,8 +154,11 @@ def _search_stacks(catalog: Catalog, options: BisectOptions, progress: Progress,
         return [receipt for receipt, _ in fleet.run([(cell, Need(0.0, 0.0)) for cell in cells], processes)]
 
     judge = ProbeJudge(options.module, catalog.modules, make, observe)
-    with own_folder(receipts):
-        return _search(options, (te, *(axis for axis, _ in specs)), judge, progress)
+    try:
+        with own_folder(receipts):
+            return _search(options, (te, *(axis for axis, _ in specs)), judge, progress)
+    except FolderTaken as fault:
+        raise FolderTaken(str(fault).replace("--receipts", "--answers")) from fault
 
 
 def _search(options: BisectOptions, axes: tuple[Axis, ...], judge: Judge, progress: Progress) -> BisectResult:
@@ -163,9 +172,16 @@ def _search(options: BisectOptions, axes: tuple[Axis, ...], judge: Judge, progre
     question = {
         "tool": TOOL, "tier": tier, "module": options.module, "code": _digest_code(options.matrix), "beside": beside,
     }  # fmt: skip
-    return Search(
-        question, axes, judge, options.answers, options.flaky, options.error, options.patience, progress
-    ).run()
+    search = Search(question, axes, judge, options.answers, options.flaky, options.error, options.patience, progress)
+    try:
+        return search.run()
+    except OSError as fault:
+        if fault.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise WrongArguments(
+            f"answers cannot be kept in {options.answers}: {fault.strerror or fault}. Likely cause: it is a file, or "
+            "you may not write there. Next step: give --answers a folder that you can write."
+        ) from fault
 
 
 def read_axes(texts: Sequence[str]) -> tuple[tuple[Axis, dict[str, Path | None]], ...]:

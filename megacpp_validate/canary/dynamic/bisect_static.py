@@ -41,7 +41,8 @@ class StaticJudge:
         if not red:
             return Answer(verdict=Verdict.GOOD, reason="no call of the module fails with its sources")
         name = ".".join(filter(None, (red[0].symbol, red[0].member)))
-        more = f", and {len(red) - 1} more" if len(red) > 1 else ""
+        parameter = f" ({red[0].parameter})" if red[0].parameter else ""
+        more = f"{parameter}, and {len(red) - 1} more" if len(red) > 1 else parameter
         return Answer(verdict=Verdict.BAD, reason=f"`{name}`: {red[0].kind.value.replace('-', ' ')}{more}")
 
     def _release(self, version: str) -> Release:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 import time
@@ -29,6 +30,7 @@ from ...environments.plan import find_target, plan_blank, plan_fp8, plan_parity,
 from ...environments.restart import own_folder
 from ...environments.room import count_cores, read_room, share_cores
 from ...environments.schedule import CONTEXT_MIB, Need, expect_need, plan_jobs
+from ...errors import WrongArguments
 from ...evidence.receipt import Receipt
 from ...evidence.store import ReceiptInvalid, read_receipts
 from ...probes.order import Order
@@ -94,7 +96,7 @@ def run_blame_score(catalog: Catalog, options: PlantOptions, say: Say) -> BlameS
         timed_controls=options.timed_clean, seed=options.seed,
     )  # fmt: skip
     troubles = Troubles()
-    where = _run_plan(catalog, target, plan, options, troubles, say)
+    where = _run_whole(catalog, target, plan, options, troubles, say)
     judged = plants.judge_blame(plan, _read_runs(plan, options.receipts, troubles), catalog.modules, troubles)
     for folder in reversed(options.earlier):
         runs = _read_runs(plan, folder, Troubles())
@@ -121,7 +123,7 @@ def run_fp8_faults(catalog: Catalog, options: PlantOptions, say: Say) -> Fp8Faul
     places = []
     for plan in plans:
         troubles = Troubles()
-        places.append(_run_plan(catalog, target, plan, options, troubles, say))
+        places.append(_run_whole(catalog, target, plan, options, troubles, say))
         faults += plants.judge_fp8(plan, _read_runs(plan, options.receipts, troubles), troubles)
     return Fp8FaultScore(
         tool=TOOL,
@@ -163,6 +165,20 @@ class _Progress:
         self.ended[folder] += event.receipt is not None
         if event.receipt is not None and self.ended[folder] == self.cells[folder]:
             self.say(f"{event.done:4} of {event.total} cells: {folder.name}")
+
+
+def _run_whole(
+    catalog: Catalog, target: TargetRow, plan: BlamePlan | Fp8Plan, options: PlantOptions, troubles: Troubles, say: Say
+) -> str:
+    try:
+        return _run_plan(catalog, target, plan, options, troubles, say)
+    except OSError as fault:
+        if fault.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise WrongArguments(
+            f"receipts cannot be written to {options.receipts}: {fault.strerror or fault}. Likely cause: it is a file, "
+            "or you may not write there. Next step: give --receipts a folder that you can write."
+        ) from fault
 
 
 def _run_plan(

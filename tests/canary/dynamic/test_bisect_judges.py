@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from megacpp_validate.canary.dynamic.bisect_judges import ProbeJudge, judge_receipts
 from megacpp_validate.canary.dynamic.bisect_result import Verdict
-from megacpp_validate.canary.dynamic.search.judge import NotBuilt
-from megacpp_validate.canary.dynamic.search.probe_judge import ProbeJudge, find_below, judge_receipts
+from megacpp_validate.canary.dynamic.search import NotBuilt
 from megacpp_validate.catalog.bridge import Catalog
+from megacpp_validate.diagnosis.blame import read_order
 from megacpp_validate.environments.environment import Environment, NoEnvironment
 from megacpp_validate.evidence.receipt import Failure, Library, Outcome, Package, Receipt
 from megacpp_validate.evidence.store import read_receipts
@@ -32,20 +33,19 @@ SEEN: dict[tuple[str, str], tuple[Verdict, str]] = {
 }
 
 
+def below(module: str, catalog: Catalog) -> tuple[str, ...]:
+    found = read_order(catalog.modules).below[module]
+    return tuple(row.id for row in catalog.modules if row.id in found)
+
+
 @pytest.mark.parametrize(("release", "module"), SEEN)
 def test_what_an_h200_showed_is_judged_as_a_person_would(catalog: Catalog, release: str, module: str) -> None:
     receipts = tuple(read_receipts(EVIDENCE / f"te{release}").found.values())
-    answer = judge_receipts(module, find_below(module, catalog.modules), receipts, {"te": release})
+    answer = judge_receipts(module, below(module, catalog), receipts, {"te": release})
     verdict, word = SEEN[release, module]
     assert answer.verdict is verdict
     assert word in answer.reason
     assert answer.lasting
-
-
-def test_a_module_stands_on_what_that_stands_on(catalog: Catalog) -> None:
-    assert find_below("imports", catalog.modules) == ()
-    assert find_below("native_block", catalog.modules) == ("imports", "attention", "linear_walker")
-    assert set(find_below("layer_spec", catalog.modules)) == {row.id for row in catalog.modules} - {"layer_spec"}
 
 
 def receipt(probe: str, outcome: Outcome = Outcome.PASS, **more: object) -> Receipt:

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.canary.dynamic.bisect_result import Axis, BisectResult, SearchEnd, Verdict
-from megacpp_validate.canary.dynamic.search.answers import Answers
-from megacpp_validate.canary.dynamic.search.judge import Question, run_search
-from megacpp_validate.canary.dynamic.search.static_judge import StaticJudge
+from megacpp_validate.canary.dynamic.bisect_static import StaticJudge
+from megacpp_validate.canary.dynamic.search import Search
 from megacpp_validate.canary.static.sources import Sources, SourceUnavailable
 from megacpp_validate.canary.static.surface import Surface
 
@@ -21,12 +20,13 @@ RELEASES = ("2.5.0", "2.3.0", "2.2.0", "2.1.0")
 def search(folder: Path, sources: Sources, surface: Surface, module: str, values: tuple[str, ...]) -> BisectResult:
     judge = StaticJudge(values[0], module, surface, sources)
     axis = Axis(name="te", values=values)
-    result = run_search(Question("tool", "static", module, (axis,)), judge, Answers(folder, module, "static", "tool"))
+    result = Search({"tool": "t", "tier": "static", "module": module}, (axis,), judge, folder).run()
     if any("could not be fetched" in point.reason for point in result.points):
         pytest.skip(f"not-run: {result.points[-1].reason}")
     return result
 
 
+@pytest.mark.thorough
 def test_the_first_release_that_breaks_a_module_is_found(tmp_path: Path, sources: Sources, surface: Surface) -> None:
     result = search(tmp_path, sources, surface, "linear_walker", RELEASES)
     assert result.end is SearchEnd.FOUND

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from megacpp_validate.errors import WrongArguments
 from megacpp_validate.canary.dynamic.selftest import first_failure, judge_selftest, plan_selftest
 from megacpp_validate.catalog.bridge import Catalog
+from megacpp_validate.errors import WrongArguments
 from megacpp_validate.evidence.receipt import Check, Outcome, Part, Receipt
 from megacpp_validate.evidence.selftest import Fate, Mutant, SelftestOrder, SelftestResult, SelftestRun
 
