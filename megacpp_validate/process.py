@@ -200,21 +200,26 @@ class Processes:
         ours, its = socket.socketpair()
         given, log, errors = files
         try:
-            with its, log.open("wb") as words, (errors or log).open("wb") as faults, given.open("rb") as stdin:
-                with self._lock:
-                    if self._stopped:
-                        raise Stopped("everything was stopped before this process was started")
-                    guard = subprocess.Popen(
-                        [sys.executable, "-I", "-S", str(_GUARD), str(its.fileno())],
-                        cwd=folder,
-                        stdin=stdin,
-                        stdout=words,
-                        stderr=faults if errors else subprocess.STDOUT,
-                        pass_fds=[its.fileno()],
-                        start_new_session=True,
-                    )
-                    process = _Guarded(guard, ours, _GRACE_S + (_CLEANUP_S if call.cleanup else 0.0))
-                    self._running.add(process)
+            with (
+                its,
+                log.open("wb") as words,
+                (errors or log).open("wb") as faults,
+                given.open("rb") as stdin,
+                self._lock,
+            ):
+                if self._stopped:
+                    raise Stopped("everything was stopped before this process was started")
+                guard = subprocess.Popen(
+                    [sys.executable, "-I", "-S", str(_GUARD), str(its.fileno())],
+                    cwd=folder,
+                    stdin=stdin,
+                    stdout=words,
+                    stderr=faults if errors else subprocess.STDOUT,
+                    pass_fds=[its.fileno()],
+                    start_new_session=True,
+                )
+                process = _Guarded(guard, ours, _GRACE_S + (_CLEANUP_S if call.cleanup else 0.0))
+                self._running.add(process)
         except BaseException:
             ours.close()
             raise
@@ -224,7 +229,7 @@ class Processes:
         return process
 
 
-def run_command(
+def run_command(  # noqa: PLR0913 - each is an option of one command
     words: Sequence[str],
     *,
     limit_s: float,

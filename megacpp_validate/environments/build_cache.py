@@ -1,40 +1,35 @@
 """Environments that are built: kept by key, built once, and never used half made.
 
-A build happens in a folder of its own beside the place, under a lock of that key. Its last act is the seal, a file;
-then the folder is renamed into place. So what has a seal is whole, whatever was killed and when; the seal tells the
-files by name and size, so that what was damaged afterwards is seen and built again. A build that was
-killed leaves a folder that no one looks into, and the next one sweeps it away and builds again; downloads are kept by
-the tool that made them.
+A build happens in a folder of its own, under a lock of its key. Its last act is the seal, a file that records every
+file by name and size; then the folder is renamed into place. So what has a seal that fits is whole, whatever was
+killed and when, and what was damaged afterwards is built again.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
 import re
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 import platformdirs
+from filelock import FileLock, Timeout
 
-from ..process import Call, Processes
+from ..evidence.whole_file import write_whole
+from ..process import run_command
 from .environment import NoEnvironment
 from .identity import hash_parts
 
 VARIABLE: Final = "MEGACPP_ENVIRONMENTS"
 _SEAL: Final = ".sealed.json"
 _LAST_WORDS: Final = 1200  # characters
-_LONGEST_WAIT_S: Final = 7200.0  # somebody else builds the same: a stack with torch takes minutes on a slow disk
-_PAUSE_S: Final = 0.2
+_LONGEST_WAIT_S: Final = 7200.0  # another process builds the same: a stack with torch takes minutes on a slow disk
 _KEY: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 
 Make = Callable[[Path], None]
@@ -43,16 +38,12 @@ Make = Callable[[Path], None]
 
 @dataclass(frozen=True)
 class BuildCache:
-    """A folder of environments.
-
-    Attributes:
-        root: the folder; it is made where it is not there.
-    """
+    """A folder of environments; it is made where it does not exist."""
 
     root: Path
 
     def find(self, key: str) -> Path | None:
-        """The environment of a key, if it is whole: it has all that it had when it was sealed, and nothing more."""
+        """The environment of a key, if it has all that it had when it was sealed, and nothing more."""
         place = self.root / key
         try:
             sealed = json.loads((place / _SEAL).read_bytes())["files"]
@@ -61,7 +52,7 @@ class BuildCache:
             return None
 
     def build(self, key: str, make: Make, waits_s: float = _LONGEST_WAIT_S) -> Path:
-        """The environment of a key, built if it is not there; what another process builds is waited for.
+        """The environment of a key, built if it does not exist; a build of another process is waited for.
 
         Args:
             key: names what it is made from: lower-case letters, digits, `.`, `_`, `-`.
@@ -76,12 +67,18 @@ class BuildCache:
         if found := self.find(key):
             return found
         try:
-            with self._locked(key, waits_s):
+            (self.root / ".locks").mkdir(parents=True, exist_ok=True)
+            with FileLock(self.root / ".locks" / key, timeout=waits_s):
                 return self.find(key) or self._make(key, make)
+        except Timeout as fault:
+            raise NoEnvironment(
+                f"another process has been building {key} in {self.root} for {waits_s:g} s. Likely cause: it hangs. "
+                "Next step: find the process that holds that lock, and end it."
+            ) from fault
         except OSError as fault:
             raise NoEnvironment(
                 f"an environment cannot be built in {self.root}: {fault}. Likely cause: the disk is full, or that "
-                f"folder is not yours. Next step: make room, or name another folder in {VARIABLE}."
+                f"folder belongs to another user. Next step: make room, or name another folder in {VARIABLE}."
             ) from fault
 
     def _make(self, key: str, make: Make) -> Path:
@@ -95,39 +92,18 @@ class BuildCache:
             made = work / "made"
             made.mkdir()
             make(made)
-            _seal(made, key)
-            if place.is_dir():  # without a seal, or damaged since: nobody's environment
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            write_whole(made / _SEAL, json.dumps({"key": key, "made": now, "files": _hash_files(made)}))
+            if place.is_dir():  # without a seal, or damaged since
                 place.rename(work / "unsealed")
             made.rename(place)
         finally:
             shutil.rmtree(work, ignore_errors=True)
         return place
 
-    @contextmanager
-    def _locked(self, key: str, waits_s: float) -> Iterator[None]:
-        """Hold the lock of a key. The kernel lets it go when its holder ends, however that ends."""
-        locks = self.root / ".locks"
-        locks.mkdir(parents=True, exist_ok=True)
-        end = time.monotonic() + waits_s
-        with (locks / key).open("w") as file:
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except OSError as fault:
-                    if fault.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
-                        raise
-                if time.monotonic() > end:
-                    raise NoEnvironment(
-                        f"another process has been building {key} in {self.root} for {waits_s:g} s. Likely cause: it "
-                        "hangs. Next step: look what holds that lock, and end it."
-                    )
-                time.sleep(_PAUSE_S)
-            yield
-
 
 def open_cache(variables: Mapping[str, str]) -> BuildCache:
-    """The user's environments: where `MEGACPP_ENVIRONMENTS` says, else in the user's cache folder."""
+    """The user's environments: where `MEGACPP_ENVIRONMENTS` points, else in the user's cache folder."""
     named = variables.get(VARIABLE, "")
     return BuildCache(
         Path(named).absolute() if named else Path(platformdirs.user_cache_dir("megacpp-validate"), "envs")
@@ -142,34 +118,22 @@ def run_tool(
 
     Args:
         words, variables: what is started, with which environment variables.
-        deed, cause, step: what a failure says: "uv cannot ...", the likely cause, and the next step.
+        deed, cause, step: of the error's text: "uv cannot ...", the likely cause, and the next step.
         limit_s: seconds that it may take.
         cleanup: a command that removes what outlives it, as in `Call`.
 
     Raises:
         NoEnvironment: it failed; the text has its last words.
     """
-    with tempfile.TemporaryDirectory(prefix="megacpp-tool-") as folder:
-        log = Path(folder, "log")
-        try:
-            ended = Processes().run(
-                Call(tuple(words), variables, tuple(cleanup)), folder=Path(folder), limit_s=limit_s, log=log
-            )
-        except OSError as fault:
-            raise NoEnvironment(f"{deed}: {fault}. Likely cause: {cause}. Next step: {step}.") from fault
-    if ended.code != 0:
-        how = f"exit status {ended.code}" if ended.how == "exit" else ended.how
-        said = " | ".join(line.strip() for line in ended.words.splitlines() if line.strip())[-_LAST_WORDS:]
-        raise NoEnvironment(f"{deed} ({how}). It said: {said or 'nothing'}. Likely cause: {cause}. Next step: {step}.")
-    return ended.words
-
-
-def _seal(folder: Path, key: str) -> None:
-    with (folder / _SEAL).open("w", encoding="utf-8") as file:
-        made = datetime.now(UTC).isoformat(timespec="seconds")
-        json.dump({"key": key, "made": made, "files": _hash_files(folder)}, file)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        ended = run_command(words, variables=variables, limit_s=limit_s, cleanup=cleanup)
+    except OSError as fault:
+        raise NoEnvironment(f"{deed}: {fault}. Likely cause: {cause}. Next step: {step}.") from fault
+    if ended.code == 0:
+        return ended.words
+    how = f"exit status {ended.code}" if ended.how == "exit" else ended.how
+    last = " | ".join(line.strip() for line in ended.words.splitlines() if line.strip())[-_LAST_WORDS:]
+    raise NoEnvironment(f"{deed} ({how}). Output: {last or 'nothing'}. Likely cause: {cause}. Next step: {step}.")
 
 
 def _hash_files(folder: Path) -> str:

@@ -1,16 +1,14 @@
 """One cell in a process of its own, which ends in a receipt, whatever happens to it.
 
-A probe writes its receipt into a folder of this run; what can be believed is put in its place when the process has
-ended well. So a receipt of an earlier run is never taken for one of this run, and a cell that died has one that says
-so.
+A probe writes its receipt into a folder of this run; a receipt that answers the order is put in its place when the
+process has ended well. So a receipt of an earlier run is never taken for one of this run, and a cell that died has one
+that says so.
 """
 
 from __future__ import annotations
 
-import errno
 import glob
 import json
-import os
 import re
 import shutil
 import signal
@@ -26,7 +24,9 @@ from ..probes.order import Order
 from ..process import Ended, NotStarted, Processes
 from .environment import Environment
 from .plan import receipt_without_probe
+from .restart import NO_SPACE, NOT_STARTED
 
+ATTEMPT: Final = re.compile(r"\.attempt-\d+\.log$")  # the output of an attempt that a fault of the cluster ended
 _MODULE: Final = "megacpp_validate.probes"
 _LAST_WORDS: Final = 1200  # characters
 _FRAME: Final = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')  # as faulthandler writes it
@@ -60,16 +60,15 @@ class Cell:
         return self.folder / f"{self.order.cell}.log"
 
     def forget(self) -> None:
-        """Remove what an earlier run left of it."""
-        for left in self.folder.glob(f"{glob.escape(self.order.cell)}.*"):
-            left.unlink()
+        """Remove a receipt that is no evidence, so that the cell is run again."""
+        self.place.unlink(missing_ok=True)
 
     def run(self, work: Path, processes: Processes) -> Receipt:
-        """Run it and write its receipt.
+        """Run it and write its receipt; an older one stays until this one is whole.
 
         Args:
-            work: a folder that is not there yet, for this cell alone: what a vendor library drops there is nobody's
-                evidence. It is gone afterwards.
+            work: a folder that does not exist yet, for this cell alone: what a vendor library drops there is no
+                evidence. It is removed afterwards.
             processes: that it becomes one of.
 
         Raises:
@@ -82,74 +81,79 @@ class Cell:
         started = datetime.now(UTC).isoformat(timespec="seconds")
         try:
             receipt = self._run(place, given, own, started, processes)
-            self._keep(work)
+            bring_home(receipt, work, self.folder)
         finally:
             shutil.rmtree(work, ignore_errors=True)
-        write_receipt(receipt, self.place)
         return receipt
 
-    def _keep(self, work: Path) -> None:
-        """Put what the probe left beside its receipt beside the one that is believed: whole files, or none."""
-        for left in sorted(work.glob(f"{glob.escape(self.order.cell)}.*")):
-            if left.name != self.place.name and left.is_file() and not left.is_symlink():
-                aside = self.folder / f".{left.name}.part"
-                shutil.copyfile(left, aside)
-                aside.replace(self.folder / left.name)
-
     def _run(self, place: Path, given: Path, own: Path, started: str, processes: Processes) -> Receipt:
-        turnstile = (Path(self.order.turnstile).parent,) if self.order.turnstile else ()
-        call = self.environment.call(_MODULE, str(place), shares=(place.parent, *turnstile))
+        lock = (Path(self.order.turnstile).parent,) if self.order.turnstile else ()
+        call = self.environment.call(_MODULE, str(place), shares=(place.parent, *lock))
         self.log.open("wb").close()  # a log that cannot be written is no fault of the probe
         try:
             ended = processes.run(call, folder=own, limit_s=self.limit_s, log=self.log, given=given, ask_where=True)
         except OSError as fault:
-            reason = f"the process could not be started: {fault}"
             outcome = Outcome.NOT_RUN if isinstance(fault, NotStarted) else Outcome.ERROR
-            return replace(receipt_without_probe(self.order, outcome, reason), started=started)
+            return replace(receipt_without_probe(self.order, outcome, f"{NOT_STARTED}: {fault}"), started=started)
+        reason = ""
         if ended.code == 0:
             try:
-                return _check_it_is(self.order, read_receipt(place), place)
+                receipt = read_receipt(place)
+                if answers(self.order, receipt):
+                    return receipt
+                reason = f"it answers another order than {self.order.cell} with its seed, request and environment"
             except ReceiptInvalid as fault:
-                died = _say_no_receipt(self.order, ended, fault.reason)
-        else:
-            died = _say_death(self.order, ended, self.limit_s)
+                reason = fault.reason
+        died = _explain_death(self.order, ended, self.limit_s, reason)
         return replace(died, started=started, seconds={"total": round(ended.seconds, 3)})
 
 
-def _check_it_is(order: Order, receipt: Receipt, place: Path) -> Receipt:
-    """The receipt, if it answers this order."""
-    asked = (order.cell, order.seed, order.requested, order.environment)
-    if (receipt.cell, receipt.seed, receipt.requested, receipt.environment) != asked:
-        raise ReceiptInvalid(place, f"it answers another order than cell, seed, request and environment {asked}")
-    return receipt
+def answers(order: Order, receipt: Receipt) -> bool:
+    """Whether a receipt that a probe has just written is of this order."""
+    wanted = (order.cell, order.seed, order.requested, order.environment)
+    return (receipt.cell, receipt.seed, receipt.requested, receipt.environment) == wanted
 
 
-def _say_no_receipt(order: Order, ended: Ended, reason: str) -> Receipt:
-    """A process that ended as if all were well, and is not believed."""
-    said = _last_words(ended)
-    text = f"the process ended well and left no receipt that can be believed ({reason}); its last words: {said}"
-    failure = Failure("no-receipt", said, _frame(ended.words), ended.words[-20_000:])
-    return replace(receipt_without_probe(order, Outcome.ERROR, text), failure=failure)
+def bring_home(receipt: Receipt, work: Path, folder: Path) -> None:
+    """Put a receipt into its folder, after what its probe left beside it: whole files, or none.
+
+    What an earlier run left of the cell is removed last, so that there is a whole receipt at any time.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    pattern, kept = f"{glob.escape(receipt.cell)}.*", {f"{receipt.cell}.json", f"{receipt.cell}.log"}
+    for left in sorted(work.glob(pattern)):
+        if left.name != f"{receipt.cell}.json" and left.is_file() and not left.is_symlink():
+            aside = folder / f".{left.name}.part"
+            shutil.copyfile(left, aside)
+            aside.replace(folder / left.name)
+            kept.add(left.name)
+    write_receipt(receipt, folder / f"{receipt.cell}.json")
+    for old in folder.glob(pattern):
+        if old.name not in kept and not ATTEMPT.search(old.name) and old.is_file():
+            old.unlink()
 
 
-def _say_death(order: Order, ended: Ended, limit_s: float) -> Receipt:
-    """A process that was killed, by us or by what it ran."""
-    said, frame = _last_words(ended), _frame(ended.words)
-    where = f" in {frame}" if frame else ""
+def _explain_death(order: Order, ended: Ended, limit_s: float, reason: str) -> Receipt:
+    """The receipt of a process that was killed, or that left none that can be used, for the reason given."""
+    last, frame = _last_words(ended), _frame(ended.words)
+    where, status = f" in {frame}" if frame else "", f"exit status {ended.code}"
+    outcome = Outcome.ERROR
     if ended.code is None:
-        outcome, kind = Outcome.TIMEOUT, "timeout"
-        text = f"killed after {limit_s:g} s{where}; its last words: {said}"
+        outcome, kind, text = Outcome.TIMEOUT, "timeout", f"killed after {limit_s:g} s{where}"
     elif ended.code < 0:
-        outcome, kind = Outcome.ERROR, _name_signal(-ended.code)
-        text = f"died of {kind}{where}; its last words: {said}"
-    elif (no_space := os.strerror(errno.ENOSPC)) in ended.words:  # nobody's fault but the disk's, and no evidence
-        outcome, kind = Outcome.NOT_RUN, f"exit status {ended.code}"
-        text = f"{no_space}: it ended with {kind} and could not write a receipt; its last words: {said}"
+        kind = _name_signal(-ended.code)
+        text = f"died of {kind}{where}"
+    elif ended.code == 0:
+        kind, text = "no-receipt", f"the process ended well and left no receipt that can be used ({reason})"
+    elif NO_SPACE in ended.words:  # of the disk alone, and no evidence
+        outcome, kind = Outcome.NOT_RUN, status
+        text = f"{NO_SPACE}: it ended with {status} and could not write a receipt"
     else:
-        outcome, kind = Outcome.ERROR, f"exit status {ended.code}"
-        text = f"ended with {kind} before it wrote a receipt; its last words: {said}"
-    failure = Failure(kind, said, frame, ended.words[-20_000:])
-    return replace(receipt_without_probe(order, outcome, text), failure=failure)
+        kind, text = status, f"ended with {status} before it wrote a receipt"
+    failure = Failure(kind, last, frame, ended.words[-20_000:])
+    return replace(receipt_without_probe(order, outcome, f"{text}; its last words: {last}"), failure=failure)
 
 
 def _name_signal(number: int) -> str:
@@ -160,7 +164,7 @@ def _name_signal(number: int) -> str:
 
 
 def _last_words(ended: Ended) -> str:
-    """The end of the log without the stacks that faulthandler adds, which are told apart."""
+    """The end of the log without the stacks that faulthandler adds, which the frame names."""
     lines = [line.strip() for line in ended.words.splitlines()]
     spoken = [line for line in lines if line and not _FRAME.match(line) and not line.startswith(_OF_A_STACK)]
     return " | ".join(spoken)[-_LAST_WORDS:] or "nothing"

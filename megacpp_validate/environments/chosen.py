@@ -18,16 +18,12 @@ from .build_cache import open_cache
 from .container import open_container
 from .environment import Environment, NoEnvironment
 from .installed import VARIABLE, Found, open_host
-from .overlay import put_over
+from .interpreter import put_over
 from .venv import make_venv, read_lock
 
 Way = Literal["overlay", "venv", "image", "python"]
 _FORM: Final = "NAME=overlay:DIR[:DIR...], NAME=venv:LOCK, NAME=image:REPOSITORY@sha256:... or NAME=python:PATH"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+]*")
-
-
-class SpecInvalid(WrongArguments):
-    """What a person wrote is no environment; the text says the form."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +62,13 @@ def read_spec(text: str) -> Spec:
     """What a person wrote, as a value.
 
     Raises:
-        SpecInvalid: it has another form.
+        WrongArguments: it has another form.
     """
     name, _, rest = text.partition("=")
     way, _, value = rest.partition(":")
     ways: dict[str, Way] = {known: known for known in get_args(Way)}
     if not _NAME.fullmatch(name) or way not in ways or not value:
-        raise SpecInvalid(
+        raise WrongArguments(
             f"{text!r} is no environment. Next step: write {_FORM}; a name has letters, digits, '.', '_', '+'."
         )
     return Spec(name, ways[way], value)
@@ -101,7 +97,7 @@ def make_environment(spec: Spec, means: Means) -> Environment:
 def resolve_environment(
     release: str, found: Sequence[Found], stacks: Sequence[Stack], means: Means, root: Path | None = None
 ) -> Environment:
-    """The environment of a release: what the host has, else what a row of the matrix says how to make.
+    """The environment of a release: what the host has, else what a row of the matrix names.
 
     An overlay comes before the interpreter's own, as in `find_environments`. Of a row that names both, the image is
     taken where there is a docker: it pins what lies below Python, too.
@@ -121,7 +117,7 @@ def resolve_environment(
             return place.environment
     row = next((stack for stack in stacks if is_same_release(stack.te, release) and (stack.image or stack.lock)), None)
     if row is None:
-        raise NoEnvironment(_say_none(release, found))
+        raise NoEnvironment(_explain_none(release, found))
     if row.image and (not row.lock or shutil.which("docker", path=means.variables.get("PATH"))):
         return make_environment(Spec(row.id, "image", row.image), means)
     return make_environment(Spec(row.id, "venv", str((root or matrix_folder().parent) / row.lock)), means)
@@ -135,9 +131,9 @@ def is_same_release(one: str, other: str) -> bool:
         return False
 
 
-def _say_none(release: str, found: Sequence[Found]) -> str:
+def _explain_none(release: str, found: Sequence[Found]) -> str:
     usable = ", ".join(place.release for place in found if place.environment is not None) or "no release"
-    # A folder of this very release that cannot be used is the likely answer, so its reason is said.
+    # A folder of this very release that cannot be used is the likely answer.
     broken = [f"{place.place}: {place.reason}" for place in found if place.environment is None and place.reason]
     also = f" Not usable: {'; '.join(broken)}." if broken else ""
     return (

@@ -1,7 +1,7 @@
 """A container image by digest: what ran once is what runs again, whatever a tag points to by then.
 
 Every process is a container of its own, with no network, as the user who asked, and with this package mounted
-read-only. A container outlives the client that started it, so each has a name by which it is ended and removed.
+read-only. A container outlives the client that started it, so each has a name by which it is removed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Any, Final
 from ..process import Call
 from .build_cache import run_tool
 from .environment import NoEnvironment
-from .identity import hash_parts, say_driver, say_package, say_variables
+from .identity import hash_parts, list_sources, list_variables, read_driver
 from .interpreter import PACKAGE
+from .plan import IMAGE_DIGEST
 
-IMAGE_DIGEST: Final = "MEGACPP_IMAGE_DIGEST"
 PINNED: Final = re.compile(r"[^\s@]+@sha256:[0-9a-f]{64}")
 _DOOR: Final = "/opt/megacpp-validate"  # holds this package there, and nothing else
 _HOME: Final = "/tmp"  # noqa: S108  the one place that any image lets any user write, and nobody else is in there
@@ -44,12 +44,12 @@ _FOUND: Final = "megacpp-python="
 _INIT: Final = {True: ("--init",), False: ()}
 _GPUS: Final = {True: ("--gpus", "all"), False: ()}
 _NO_GPUS: Final = "could not select device driver"  # Docker's words where nothing serves --gpus
-_NOT_STARTED: Final = (125,)
+_NOT_STARTED: Final = 125  # Docker's own exit status where it starts no container
 
 
 @dataclass(frozen=True)
 class ContainerEnvironment:
-    """An image that is there, and the Python in it.
+    """An image that Docker has, and the Python in it.
 
     Attributes:
         docker: the client.
@@ -85,11 +85,11 @@ class ContainerEnvironment:
 
     @cached_property
     def identity(self) -> str:
-        """A hash over the image, the driver, the variables that reach it, and what of this project runs there."""
+        """A hash over the image, the driver, the variables that reach it, and this project's files that run there."""
         passed = {name: self.variables[name] for name in self._passed()}
         return hash_parts((
-            "container", self.image_digest, self.image_id, self.python, str(self.gpus), "driver", say_driver(),
-            "variables", *say_variables(passed), "package", *say_package(PACKAGE),
+            "container", self.image_digest, self.image_id, self.python, str(self.gpus), "driver", read_driver(),
+            "variables", *list_variables(passed), "package", *list_sources(PACKAGE),
         ))  # fmt: skip
 
     def call(self, module: str, *arguments: str, shares: tuple[Path, ...] = ()) -> Call:
@@ -97,17 +97,18 @@ class ContainerEnvironment:
         name = _new_name()
         words = (
             self.docker, "run", "--rm", *_INIT[self.init], "--interactive", "--name", name, "--network", "none",
-            "--hostname", "localhost", "--ipc", "host", "--workdir", _HOME, *_as_the_user(),
+            "--hostname", "localhost", "--ipc", "host", "--workdir", _HOME,
+            # Root too: an image's own user may not write what the user gave it.
+            "--user", f"{os.getuid()}:{os.getgid()}", "--env", f"HOME={_HOME}",
             *_GPUS[self.gpus],
-            *_mount(PACKAGE, f"{_DOOR}/{PACKAGE.name}", read_only=True),
+            *_mount(PACKAGE, f"{_DOOR}/{PACKAGE.name}", "readonly"),
             *(word for share in dict.fromkeys(shares) for word in _mount(share.absolute(), str(share.absolute()))),
             *(word for name in self._passed() for word in ("--env", name)),  # by name: the client has the value
             "--env", f"PYTHONPATH={os.pathsep.join(filter(None, (self.path, _DOOR)))}",
             "--env", f"{IMAGE_DIGEST}={self.image_digest}", "--env", "PYTHONDONTWRITEBYTECODE=1",
             self.image, self.python, "-P", "-u", "-m", module, *arguments,
         )  # fmt: skip
-        cleanup = (self.docker, "rm", "--force", name)
-        return Call(words, self.variables, cleanup, not_started=_NOT_STARTED)
+        return Call(words, self.variables, (self.docker, "rm", "--force", name), not_started=(_NOT_STARTED,))
 
     def _passed(self) -> Iterator[str]:
         for name in sorted(self.variables):
@@ -116,7 +117,7 @@ class ContainerEnvironment:
 
 
 def open_container(image: str, variables: Mapping[str, str], *, gpus: bool) -> ContainerEnvironment:
-    """An image made ready: pulled where it is not there, and its Python found.
+    """An image made ready: pulled where Docker does not have it, and its Python found.
 
     Args:
         image: `REPOSITORY@sha256:DIGEST`.
@@ -138,9 +139,8 @@ def open_container(image: str, variables: Mapping[str, str], *, gpus: bool) -> C
     try:
         init, python = True, _find_python(docker, image, variables, gpus=gpus, init=True)
     except NoEnvironment as fault:
-        if "docker-init" not in str(fault):
+        if "docker-init" not in str(fault):  # Debian's Docker may come without
             raise
-        # Debian's Docker may come without.
         init, python = False, _find_python(docker, image, variables, gpus=gpus, init=False)
     because = f"the image {image}, with {python}"
     return ContainerEnvironment(
@@ -155,23 +155,22 @@ def require_digest(image: str) -> None:
         NoEnvironment: it has no digest.
     """
     if not PINNED.fullmatch(image):
-        bare = image.partition("@")[0]
         raise NoEnvironment(
-            f"the image {image!r} has no digest, so it may be another one tomorrow. Next step: give it as "
-            f"REPOSITORY@sha256:...; `docker buildx imagetools inspect {bare}` says the digest."
+            f"the image {image!r} has no digest, so its content may change. Next step: give it as "
+            f"REPOSITORY@sha256:...; `docker buildx imagetools inspect {image.partition('@')[0]}` prints the digest."
         )
 
 
 def _inspect(docker: str, image: str, variables: Mapping[str, str]) -> dict[str, Any]:
-    """What Docker says of an image, pulled first where it is not there."""
+    """What Docker knows of an image, pulled first where it does not have it."""
     words = (docker, "image", "inspect", "--format", "{{json .}}", image)
-    ask = {
+    how = {
         "deed": f"docker does not know the image {image}",
-        "cause": "the engine does not run, or is not yours",
-        "step": "`docker info` says more; DOCKER_HOST names another engine",
+        "cause": "the engine does not run, or belongs to another user",
+        "step": "`docker info` gives details; DOCKER_HOST names another engine",
     }
     try:
-        text = run_tool(words, variables, **ask, limit_s=_QUICK_S)
+        text = run_tool(words, variables, **how, limit_s=_QUICK_S)
     except NoEnvironment:
         run_tool(
             (docker, "pull", "--quiet", image),
@@ -181,13 +180,13 @@ def _inspect(docker: str, image: str, variables: Mapping[str, str]) -> dict[str,
             step="`docker pull` it by hand; on a host with no network `docker load` it from an archive",
             limit_s=_PULL_S,
         )
-        text = run_tool(words, variables, **ask, limit_s=_QUICK_S)
-    try:  # what else Docker has to say, a warning for instance, stands on lines of its own
+        text = run_tool(words, variables, **how, limit_s=_QUICK_S)
+    try:  # a warning of Docker's stands on a line of its own
         found: dict[str, Any] = json.loads(next(line for line in text.splitlines() if line.startswith("{")))
     except (StopIteration, ValueError) as fault:
         raise NoEnvironment(
-            f"{docker} says of the image {image} what is no JSON: {text[-600:].strip() or 'nothing'}. Likely cause: it "
-            "is no Docker client. Next step: `docker image inspect` it by hand."
+            f"{docker} prints no JSON for the image {image}: {text[-600:].strip() or 'nothing'}. Likely cause: it is "
+            "no Docker client. Next step: `docker image inspect` it by hand."
         ) from fault
     return found
 
@@ -201,10 +200,9 @@ def _find_python(docker: str, image: str, variables: Mapping[str, str], *, gpus:
     )
     name = _new_name()
     how = ("--rm", *_INIT[init], *_GPUS[gpus], "--name", name, "--network", "none", "--hostname", "localhost")
-    words = (docker, "run", *how, image, "sh", "-c", script)
     try:
-        said = run_tool(
-            words,
+        words = run_tool(
+            (docker, "run", *how, image, "sh", "-c", script),
             variables,
             deed=f"no Python can be started in {image}",
             cause="it has none of 3.11 or newer, it is for another processor, or its entry point does not run what it "
@@ -221,22 +219,16 @@ def _find_python(docker: str, image: str, variables: Mapping[str, str], *, gpus:
             "installed, or Docker does not know it. Next step: install it, `nvidia-ctk runtime configure "
             "--runtime=docker`, and restart Docker; or take an overlay or a lock instead."
         ) from fault
-    return said.rpartition(_FOUND)[2].split()[0]
+    return words.rpartition(_FOUND)[2].split()[0]
 
 
 def _new_name() -> str:
-    """Of a container: by it, it is ended."""
+    """Of a container: by it, it is removed."""
     return f"megacpp-{uuid.uuid4().hex}"
 
 
-def _as_the_user() -> tuple[str, ...]:
-    """Who the container is, root too: an image's own user may not write what the user gave it. A home to write in."""
-    return ("--user", f"{os.getuid()}:{os.getgid()}", "--env", f"HOME={_HOME}")
-
-
-def _mount(source: Path, target: str, *, read_only: bool = False) -> tuple[str, str]:
+def _mount(source: Path, target: str, *options: str) -> tuple[str, str]:
     """A folder of the host in the container. Docker reads it as a row of CSV, so a comma in a name is quoted."""
     row = io.StringIO()
-    options = ("type=bind", f"source={source}", f"target={target}", *(("readonly",) if read_only else ()))
-    csv.writer(row, lineterminator="").writerow(options)
+    csv.writer(row, lineterminator="").writerow(("type=bind", f"source={source}", f"target={target}", *options))
     return "--mount", row.getvalue()

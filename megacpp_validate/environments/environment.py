@@ -1,12 +1,13 @@
 """What every way to make a stack usable yields: how a process of this project is started in it.
 
-There are four: the current interpreter (`interpreter`), folders put before a host's own packages (`overlay`), a virtual
-environment made from a lock with hashes (`venv`), and a container image by digest (`container`). Nothing above this
-file knows which one it has.
+There are four: an interpreter, and site folders put before its own packages (`interpreter`), a virtual environment made
+from a lock with hashes (`venv`), and a container image by digest (`container`). Nothing above this file knows which one
+it has.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -17,11 +18,15 @@ __all__ = ["Environment", "NoEnvironment"]
 
 
 class Environment(Protocol):
-    """A stack that is ready; making one is the work of the way that yields it."""
+    """A stack that is ready."""
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """Environment variables of its processes, whole."""
 
     @property
     def because(self) -> str:
-        """Where it comes from and why it is this one, in words."""
+        """Where it comes from and why it was chosen, in words."""
 
     @property
     def shown(self) -> str:
@@ -31,7 +36,7 @@ class Environment(Protocol):
     def identity(self) -> str:
         """A hash of what it is made of: files, lock or image, and the variables that change what runs.
 
-        Two environments of one identity give one answer. So a receipt that carries it may be taken again.
+        Two environments of one identity give one answer, so a receipt that carries it may be used again.
         """
 
     def call(self, module: str, *arguments: str, shares: tuple[Path, ...] = ()) -> Call:

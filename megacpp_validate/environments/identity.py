@@ -1,6 +1,6 @@
-"""What an environment is made of, as one hash: where it is the same, a receipt of an earlier run may be taken again.
+"""What an environment is made of, as one hash: where it is the same, an earlier receipt may be used again.
 
-Files are told by their stat, not read: an overlay holds gigabytes. The sources of this project that run there are
+Files count by their stat and are not read: an overlay holds gigabytes. The sources of this project that run there are
 read, because a checkout gives files new times without changing them.
 """
 
@@ -17,7 +17,7 @@ _CHANGE_WHAT_RUNS: Final = (
     "CUBLAS", "CUDA_", "CUDNN_", "CUTE_DSL_", "DG_", "FLASH_ATTENTION_", "LD_LIBRARY_PATH", "LD_PRELOAD", "MEGACPP_",
     "NCCL_", "NVIDIA_", "NVTE_", "PYTHON", "PYTORCH_", "TORCH", "TRITON_",
 )  # fmt: skip
-# Where a tool finds, keeps or writes things says nothing of what runs: that is fingerprinted where it lies.
+# Where a tool keeps things does not change what runs; what lies there is hashed by itself.
 _ONLY_PLACES: Final = frozenset({
     "CUDA_CACHE_PATH", "CUTE_DSL_CACHE_DIR", "DG_JIT_CACHE_DIR", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR",
     "MEGACPP_CACHE_DIR", "MEGACPP_ENVIRONMENTS", "MEGACPP_JIT_DRIVER_CACHE", "MEGACPP_JIT_ROOT", "MEGACPP_OVERLAYS",
@@ -42,14 +42,14 @@ def hash_parts(parts: Sequence[str]) -> str:
     return sha256("".join(f"{len(part.encode())}:{part}" for part in parts).encode()).hexdigest()
 
 
-def say_variables(variables: Mapping[str, str]) -> Iterator[str]:
+def list_variables(variables: Mapping[str, str]) -> Iterator[str]:
     """The variables that change what runs, one a line, sorted; `PYTHONPATH` is left to what lies there."""
     for name in sorted(variables):
         if name.startswith(_CHANGE_WHAT_RUNS) and name not in _ONLY_PLACES and name != "PYTHONPATH":
             yield f"{name}={variables[name]}"
 
 
-def say_driver() -> str:
+def read_driver() -> str:
     """The NVIDIA driver of this host; empty where there is none."""
     try:
         return _DRIVER.read_text(errors="replace")
@@ -57,7 +57,7 @@ def say_driver() -> str:
         return ""
 
 
-def say_package(package: Path) -> Iterator[str]:
+def list_sources(package: Path) -> Iterator[str]:
     """The sources of this project that run in an environment, with the hash of each.
 
     Args:
@@ -70,10 +70,10 @@ def say_package(package: Path) -> Iterator[str]:
                 yield f"{file.relative_to(package)} {sha256(file.read_bytes()).hexdigest()}"
 
 
-def say_files(folder: Path) -> Iterator[str]:
+def list_files(folder: Path) -> Iterator[str]:
     """Every file below a folder with its size and time of change, without what Python writes there by itself.
 
-    A folder that links lead to again is told once: a link to a folder above it would be walked for ever.
+    A folder that links lead to again is listed once: a link to a folder above it would be walked for ever.
     """
     seen: set[tuple[int, int]] = set()
     for place, folders, files in os.walk(folder, followlinks=True):
@@ -87,10 +87,10 @@ def say_files(folder: Path) -> Iterator[str]:
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted(files):
             if not name.endswith(".pyc"):
-                yield _say_file(Path(place, name), folder)
+                yield _state_file(Path(place, name), folder)
 
 
-def say_site(folder: Path) -> Iterator[str]:
+def list_site(folder: Path) -> Iterator[str]:
     """What a site folder has installed, without a walk through all of it: torch alone has ten thousand files.
 
     That is every distribution with the time of its record, every top-level module or package with the time of its
@@ -103,17 +103,17 @@ def say_site(folder: Path) -> Iterator[str]:
     for name in names:
         place = folder / name
         if name in _VENDORS and place.is_dir():
-            yield from (f"{name}/{line}" for line in say_files(place))
+            yield from (f"{name}/{line}" for line in list_files(place))
         elif name.endswith((".dist-info", ".egg-info")):
-            yield _say_file(place / "RECORD" if place.is_dir() else place, folder)
+            yield _state_file(place / "RECORD" if place.is_dir() else place, folder)
         elif place.is_dir():
             if (first := place / "__init__.py").is_file():
-                yield _say_file(first, folder)
+                yield _state_file(first, folder)
         elif not name.endswith(".pyc"):
-            yield _say_file(place, folder)
+            yield _state_file(place, folder)
 
 
-def _say_file(file: Path, folder: Path) -> str:
+def _state_file(file: Path, folder: Path) -> str:
     shown = file.relative_to(folder)
     try:
         found = file.stat()

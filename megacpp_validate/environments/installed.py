@@ -14,8 +14,7 @@ from packaging.version import InvalidVersion, Version
 
 from .build_cache import open_cache
 from .environment import NoEnvironment
-from .interpreter import InterpreterEnvironment, host_interpreter, package_door
-from .overlay import put_over
+from .interpreter import InterpreterEnvironment, host_interpreter, package_door, put_over
 
 VARIABLE: Final = "MEGACPP_OVERLAYS"
 _PACKAGE: Final = "transformer_engine"
@@ -165,10 +164,10 @@ def _why_not_loaded(host: InterpreterEnvironment, place: Path) -> str:
     """Why the torch extension that lies there is none for this interpreter; empty where one is, or none lies there."""
     found = [*place.glob(f"{_EXTENSION}.*so"), *place.glob(f"{_PACKAGE}/wheel_lib/{_EXTENSION}.*so")]
     suffixes = {file.name.removeprefix(_EXTENSION) for file in found}
-    if not suffixes or suffixes & {host.asked.suffix, ".abi3.so", ".so"}:
+    if not suffixes or suffixes & {host.about.suffix, ".abi3.so", ".so"}:
         return ""
     return (
-        f"its torch extension is built for {', '.join(sorted(suffixes))}, and {host.shown} loads {host.asked.suffix}. "
+        f"its torch extension is built for {', '.join(sorted(suffixes))}, and {host.shown} loads {host.about.suffix}. "
         "Next step: give the Python that it was built for with --python"
     )
 
@@ -176,7 +175,7 @@ def _why_not_loaded(host: InterpreterEnvironment, place: Path) -> str:
 def _try_own(host: InterpreterEnvironment) -> Found | None:
     """What the interpreter has by itself, what the user put on `PYTHONPATH` included; None where it has none."""
     try:
-        release = read_release(host.asked.path)
+        release = read_release(host.about.path)
     except NoEnvironment as fault:
         return Found("", host.shown, None, str(fault))
     return Found(release, host.shown, host) if release else None

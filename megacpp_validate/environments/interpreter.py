@@ -1,42 +1,52 @@
-"""An interpreter with a stack of its own, and how a process of this project is started in it."""
+"""An interpreter with a stack of its own, alone or with site folders put before its own packages (an overlay).
+
+The folders of an overlay come first on the path in the order in which they are given, then what their .pth files add,
+then what the user has on `PYTHONPATH`. Python reads no .pth file of a folder on `PYTHONPATH`, so the interpreter is
+asked once what `site.addsitedir` makes of them. That runs their `import` lines too, because one vendor (the CuTe DSL)
+writes its path as one; an import hook that such a line installs is not kept.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from ..process import Call
+from ..process import Call, run_command
 from .environment import NoEnvironment
-from .identity import hash_parts, say_driver, say_files, say_package, say_site, say_variables
-
-__all__ = (
-    "PACKAGE", "VARIABLE", "Environment", "InterpreterEnvironment", "NoEnvironment", "host_interpreter",
-    "own_interpreter", "read_commit",
-)  # fmt: skip
+from .identity import hash_parts, list_files, list_site, list_sources, list_variables, read_driver
 
 PACKAGE: Final = Path(__file__).resolve().parents[1]
 VARIABLE: Final = "MEGACPP_PYTHON"
-_LIMIT_S: Final = 60.0
-_ASK: Final = (
+_LIMIT_S: Final = 120.0
+_ABOUT: Final = (
     "import json, sys, sysconfig; "
     "print(json.dumps([sys.version, sys.prefix, sysconfig.get_config_var('EXT_SUFFIX') or '', sys.path]))"
+)
+_ADDED: Final = (
+    "import json, site, sys; before = list(sys.path); [site.addsitedir(folder) for folder in sys.argv[1:]]; "
+    "print(json.dumps([entry for entry in sys.path if entry not in before]))"
+)
+# Transformer Engine 2.12 raises "Multiple libcudart libraries found" where it can see two CUDA runtimes.
+_OF_CUDA: Final = re.compile(
+    r"lib(cuda|cudart|cublas\w*|cudnn\w*|cufft\w*|cufile\w*|cupti|curand|cusolver\w*|cusparse\w*|nccl|nvfatbin|nvJitLink"
+    r"|nvrtc[\w-]*|nvToolsExt|nvshmem\w*)\.so"
 )
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What an interpreter says of itself.
+class About:
+    """What an interpreter reports of itself.
 
     Attributes:
         version: `sys.version`.
@@ -58,9 +68,9 @@ class InterpreterEnvironment:
     Attributes:
         python: the words that start the interpreter.
         variables: its environment variables, whole.
-        because: where it comes from and why it is this one.
-        folders: site folders that make it what it is; each of their files is part of the identity.
-        lock_hash: of the lock that it was made from; empty where it was made by somebody else.
+        because: where it comes from and why it was chosen.
+        folders: site folders of an overlay; each of their files is part of the identity.
+        lock_hash: of the lock that it was made from; empty where somebody else made it.
     """
 
     python: tuple[str, ...]
@@ -74,17 +84,41 @@ class InterpreterEnvironment:
         """What a person may type to start it."""
         return shlex.join(self.python)
 
-    def command(self, module: str, *arguments: str) -> tuple[str, ...]:
-        """The words that run a module of this project, off the working folder (-P) and unbuffered (-u)."""
-        return (*self.python, "-P", "-u", "-m", module, *arguments)
-
     def call(self, module: str, *arguments: str, shares: tuple[Path, ...] = ()) -> Call:  # noqa: ARG002
         """How a module is started; the folders in `shares` are there already."""
-        return Call(self.command(module, *arguments), self.variables)
+        return Call((*self.python, "-P", "-u", "-m", module, *arguments), self.variables)
+
+    def ask(
+        self, code: str, *arguments: str, cause: str = "a Python older than 3.11, or a damaged one"
+    ) -> tuple[Any, str]:
+        """The value that one line of Python prints there as JSON on its last line, and what Python warns of.
+
+        Raises:
+            NoEnvironment: the interpreter does not start, or prints something else.
+        """
+        try:
+            ended = run_command(
+                [*self.python, "-P", "-c", code, *arguments], limit_s=_LIMIT_S, variables=self.variables, apart=True
+            )
+            words = ended.last_words
+            if ended.code == 0:
+                return json.loads(ended.words.splitlines()[-1]), " ".join(ended.errors.split())[-300:]
+        except (OSError, ValueError, LookupError) as fault:
+            words = str(fault)
+        raise NoEnvironment(
+            f"{self.shown} does not answer: {words}. Likely cause: {cause}. Next step: start it by hand, or give "
+            "another Python with --python."
+        )
+
+    @cached_property
+    def about(self) -> About:
+        """What it reports of itself; asked once. Raises as `ask`."""
+        (version, prefix, suffix, path), _ = self.ask(_ABOUT)
+        return About(version, prefix, suffix, tuple(map(Path, path)))
 
     @cached_property
     def identity(self) -> str:
-        """A hash over the interpreter, what it has on its path, its variables, the driver, and what of us runs there.
+        """A hash over the interpreter, its path, its variables, the driver, and this project's files that run there.
 
         Raises:
             NoEnvironment: it cannot be started.
@@ -92,66 +126,17 @@ class InterpreterEnvironment:
         return hash_parts(tuple(self._parts()))
 
     def _parts(self) -> Iterator[str]:
-        asked = self.asked
+        about = self.about
         binary = Path(os.path.realpath(shutil.which(self.python[0], path=self.variables.get("PATH")) or self.python[0]))
-        yield from ("interpreter", asked.version, asked.prefix, str(binary), *self.python[1:])
-        yield from ("lock", self.lock_hash, "driver", say_driver())
-        yield from ("variables", *say_variables(self.variables))
-        yield from ("package", *say_package(PACKAGE))
-        for entry in asked.path:
+        yield from ("interpreter", about.version, about.prefix, str(binary), *self.python[1:])
+        yield from ("lock", self.lock_hash, "driver", read_driver())
+        yield from ("variables", *list_variables(self.variables))
+        yield from ("package", *list_sources(PACKAGE))
+        for entry in about.path:
             if entry in self.folders:
-                yield from ("folder", str(entry), *say_files(entry))
+                yield from ("folder", str(entry), *list_files(entry))
             elif not _is_only_ours(entry):
-                yield from ("site", str(entry), *say_site(entry))
-
-    @cached_property
-    def asked(self) -> Answer:
-        """What it says of itself; asked once.
-
-        Raises:
-            NoEnvironment: it cannot be started.
-        """
-        words = [*self.python, "-P", "-c", _ASK]
-        try:
-            done = subprocess.run(
-                words, env=dict(self.variables), capture_output=True, text=True, timeout=_LIMIT_S, check=True
-            )
-            version, prefix, suffix, path = json.loads(done.stdout.splitlines()[-1])
-        except (OSError, subprocess.SubprocessError, ValueError, LookupError) as fault:
-            said = " ".join(str(getattr(fault, "stderr", None) or fault).split())[-600:]
-            raise NoEnvironment(
-                f"{self.shown} does not say what it has on its path: {said}. Likely cause: a Python older than 3.11, "
-                "or a damaged one. Next step: give another with --python."
-            ) from fault
-        return Answer(version, prefix, suffix, tuple(map(Path, path)))
-
-
-Environment = InterpreterEnvironment  # the name of before; `environment.Environment` is the protocol
-
-
-def package_door(cache: Path) -> Path:
-    """A folder for the link to an installed package, the same one each time; nothing is made."""
-    return cache / f"door-{hash_parts((str(PACKAGE),))[:12]}"
-
-
-def show_package(door: Path) -> Path:
-    """A folder from which this package can be imported, and nothing else: the checkout, or a door that is made.
-
-    Raises:
-        NoEnvironment: the door cannot be made.
-    """
-    if (PACKAGE.parent / "pyproject.toml").is_file():
-        return PACKAGE.parent
-    try:
-        door.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):  # of an earlier session, or one beside this
-            (door / PACKAGE.name).symlink_to(PACKAGE, target_is_directory=True)
-    except OSError as fault:
-        raise NoEnvironment(
-            f"a link to this package cannot be made in {door}: {fault.strerror or fault}. Likely cause: that folder is "
-            "not yours. Next step: name another one in MEGACPP_ENVIRONMENTS."
-        ) from fault
-    return door
+                yield from ("site", str(entry), *list_site(entry))
 
 
 def own_interpreter(variables: Mapping[str, str]) -> InterpreterEnvironment:
@@ -162,32 +147,29 @@ def own_interpreter(variables: Mapping[str, str]) -> InterpreterEnvironment:
 
 
 def host_interpreter(variables: Mapping[str, str], door: Path, wanted: str = "") -> InterpreterEnvironment:
-    """The interpreter of the host, with the host's own stack: what a user would get who types `python3`.
+    """The interpreter of the host, with the host's own stack: what a user gets who types `python3`.
 
-    The tool itself may run in an environment of its own. So: what is wanted, else what `MEGACPP_PYTHON` says, else the
-    tool's own interpreter where it has torch, else the first python3 on PATH that lies in no virtual environment of
-    this tool, else its own.
+    The first of these: `wanted`; `MEGACPP_PYTHON`; the tool's own interpreter if it has torch; the first python3 on
+    PATH outside of the tool's own virtual environments; the tool's own.
 
     Args:
         variables: environment variables of the user.
-        door: folder that may hold a link to the package, where the package cannot be reached alone.
+        door: folder for a link to this package, where the package lies among others.
         wanted: path or name of an interpreter.
 
     Raises:
-        NoEnvironment: there is none where it is wanted from.
+        NoEnvironment: the interpreter that is named does not exist.
     """
-    if asked := wanted or variables.get(VARIABLE, ""):
-        found = shutil.which(asked, path=variables.get("PATH"))
+    if named := wanted or variables.get(VARIABLE, ""):
+        found = shutil.which(named, path=variables.get("PATH"))
         because = "--python" if wanted else VARIABLE
         if found is None:
             raise NoEnvironment(
-                f"there is no interpreter {asked!r} ({because}). Likely cause: a typing error, or it is not on PATH. "
+                f"there is no interpreter {named!r} ({because}). Likely cause: a typing error, or it is not on PATH. "
                 "Next step: give the path of a Python that has torch."
             )
         return _foreign(found, variables, door, because)
-    if find_spec("torch") is not None:
-        return own_interpreter(variables)
-    found = _first_on_path(variables.get("PATH", ""))
+    found = None if find_spec("torch") is not None else _first_on_path(variables.get("PATH", ""))
     if found is None:
         return own_interpreter(variables)
     return _foreign(found, variables, door, "the first python3 on PATH outside of this tool's own environment")
@@ -203,7 +185,7 @@ def _first_on_path(path: str) -> str | None:
 
 
 def _foreign(python: str, variables: Mapping[str, str], door: Path, because: str) -> InterpreterEnvironment:
-    """An interpreter that shall see this package, and nothing else of the environment that the tool runs in."""
+    """An interpreter that sees this package, and nothing else of the environment that the tool runs in."""
     # Not resolved: the link in a virtual environment's bin folder is what makes it that environment.
     python = str(Path(python).absolute())
     if python == sys.executable:
@@ -211,10 +193,35 @@ def _foreign(python: str, variables: Mapping[str, str], door: Path, because: str
     return InterpreterEnvironment((python,), _with_package(variables, show_package(door)), because)
 
 
-def _is_only_ours(entry: Path) -> bool:
-    """Whether a place on the path is there for this package alone: a checkout, or the door to an installed one.
+def package_door(cache: Path) -> Path:
+    """A folder for the link to an installed package, the same one each time; nothing is made."""
+    return cache / f"door-{hash_parts((str(PACKAGE),))[:12]}"
 
-    What of it runs is hashed by content, and a door lies in another folder each time.
+
+def show_package(door: Path) -> Path:
+    """A folder from which this package can be imported, and nothing else: the checkout, or `door`, which is made.
+
+    Raises:
+        NoEnvironment: the link cannot be made.
+    """
+    if (PACKAGE.parent / "pyproject.toml").is_file():
+        return PACKAGE.parent
+    try:
+        door.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):  # of an earlier session, or one beside this
+            (door / PACKAGE.name).symlink_to(PACKAGE, target_is_directory=True)
+    except OSError as fault:
+        raise NoEnvironment(
+            f"a link to this package cannot be made in {door}: {fault.strerror or fault}. Likely cause: that folder "
+            "belongs to another user. Next step: name another one in MEGACPP_ENVIRONMENTS."
+        ) from fault
+    return door
+
+
+def _is_only_ours(entry: Path) -> bool:
+    """Whether a place on the path holds this package alone: a checkout, or the link to an installed one.
+
+    What of it runs is hashed by content, and the link lies in another folder each time.
     """
     ours = entry / PACKAGE.name
     return ours.is_dir() and ours.resolve() == PACKAGE and not any(entry.glob("*.dist-info"))
@@ -227,12 +234,84 @@ def _with_package(variables: Mapping[str, str], folder: Path) -> dict[str, str]:
 
 
 def read_commit() -> str:
-    """The commit of the checkout that the package lies in; empty where it is none, "-dirty" where files differ."""
-    command = ["git", "-C", str(PACKAGE.parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    """The commit of the checkout that holds the package, "-dirty" where files differ; empty outside of a checkout."""
     if not (PACKAGE.parent / ".git").exists():
         return ""
+    command = ["git", "-C", str(PACKAGE.parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        ended = run_command(command, limit_s=_LIMIT_S, apart=True)
+    except OSError:
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return ended.words.strip() if ended.code == 0 else ""
+
+
+def put_over(host: InterpreterEnvironment, folders: Sequence[Path], because: str = "") -> InterpreterEnvironment:
+    """The interpreter of a host with site folders before its own.
+
+    Args:
+        host: its variables carry the user's `PYTHONPATH` and `LD_LIBRARY_PATH`, which stay behind the folders'.
+        folders: site folders, the first one wins.
+        because: why it is these.
+
+    Raises:
+        NoEnvironment: a folder does not exist, or the interpreter cannot be started.
+    """
+    site = tuple(dict.fromkeys(map(_as_on_path, folders)))
+    if missing := [str(folder) for folder in site if not folder.is_dir()]:
+        raise NoEnvironment(
+            f"there is no folder {', '.join(missing)}. Likely cause: a typing error, or it was not unpacked. Next "
+            "step: name folders that hold packages, as `pip install --target` makes them."
+        )
+    if odd := [str(folder) for folder in site if os.pathsep in str(folder)]:
+        raise NoEnvironment(
+            f"the name of {odd[0]} has a {os.pathsep!r}, which no path can carry. Next step: rename it."
+        )
+    variables = dict(host.variables)
+    variables["PYTHONPATH"] = _join(site, variables.get("PYTHONPATH", ""))
+    words = [because or f"the folders {_list(site)} before the host's own"]
+    added: tuple[Path, ...] = ()
+    if any(place.suffix == ".pth" for folder in site for place in folder.iterdir()):
+        cause = f"a line in the .pth files of {_list(site)} ends the interpreter"
+        entries, warnings = replace(host, variables=variables).ask(_ADDED, *map(str, site), cause=cause)
+        # A path that does not exist adds nothing, and one of another host would be found first.
+        added = tuple(Path(entry) for entry in entries if Path(entry).is_dir())
+        variables["PYTHONPATH"] = _join((*site, *added), host.variables.get("PYTHONPATH", ""))
+        words.append(f"its .pth files add {_list(added) or 'nothing'}")
+        if warnings:
+            words.append(f"Python's warning on its .pth files: {warnings}")
+    libraries, left_out = find_libraries((*site, *added))
+    if libraries:
+        variables["LD_LIBRARY_PATH"] = _join(libraries, variables.get("LD_LIBRARY_PATH", ""))
+        words.append(f"LD_LIBRARY_PATH has {_list(libraries)}")
+    if left_out:
+        words.append(f"not on LD_LIBRARY_PATH, because of the CUDA libraries there: {_list(left_out)}")
+    return replace(host, variables=variables, because="; ".join(words), folders=site)
+
+
+def _as_on_path(folder: Path) -> Path:
+    """Absolute and without "..", as Python puts it on its path; Python would not follow a link before the ".."."""
+    return folder.resolve() if ".." in folder.parts else folder.absolute()
+
+
+def find_libraries(folders: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """The library folders that compiled packages of an overlay look for each other in, and those that are left out.
+
+    The rule: `PACKAGE/lib` of a site folder, where it holds shared libraries (DeepGEMM finds `tvm_ffi/lib` in no other
+    way). One that holds a library of the CUDA toolkit is left out: it would make a second runtime visible.
+    """
+    taken: list[Path] = []
+    left_out: list[Path] = []
+    for place in (place for folder in folders for place in sorted(folder.glob("*/lib"))):
+        if libraries := [file.name for file in place.glob("lib*.so*")]:
+            (left_out if any(map(_OF_CUDA.match, libraries)) else taken).append(place)
+    return tuple(taken), tuple(left_out)
+
+
+def _join(first: Sequence[Path], then: str) -> str:
+    """A path variable with folders before what it has; an empty entry would mean the working folder."""
+    entries = [str(folder) for folder in first]
+    return os.pathsep.join([*entries, *(entry for entry in then.split(os.pathsep) if entry and entry not in entries)])
+
+
+def _list(folders: Sequence[Path]) -> str:
+    return ", ".join(map(str, folders))

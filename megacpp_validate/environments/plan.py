@@ -20,12 +20,12 @@ _OFF: Final = frozenset({"", "0", "false", "no", "off"})  # what the bridge itse
 
 
 class UnknownTarget(WrongArguments):
-    """A target or a probe that there is not; the text names those that there are."""
+    """A target, a stack, a probe or a cell that does not exist; the text names those that do."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a stack.
+    """What a stack is asked for.
 
     Attributes:
         backend: what every path must be seen to run on.
@@ -63,19 +63,9 @@ def find_target(catalog: Catalog, name: str) -> TargetRow:
     Raises:
         UnknownTarget: there is none.
     """
-    known = {target.id: target for target in catalog.targets}
-    if name not in known:
-        raise UnknownTarget(f"there is no target {name!r}. Next step: choose one of {', '.join(known)}.")
-    return known[name]
-
-
-def choose_probes(catalog: Catalog, wanted: Sequence[str]) -> tuple[str, ...]:
-    """The probes to run in dependency order, one a bridge module; all of them where none is named.
-
-    Raises:
-        UnknownTarget: one that there is not.
-    """
-    return _choose([module.id for module in catalog.modules], wanted)
+    rows = {target.id: target for target in catalog.targets}
+    choose_names("target", tuple(rows), [name])
+    return rows[name]
 
 
 def choose_request(target: TargetRow, facts: Facts, variables: Mapping[str, str]) -> Request:
@@ -151,9 +141,10 @@ def plan_parity(catalog: Catalog, blank: Order, probes: Sequence[str]) -> tuple[
     """One order a probe, in dependency order; of all where none is named.
 
     Raises:
-        UnknownTarget: a probe that there is not.
+        UnknownTarget: there is no such probe.
     """
-    return tuple(replace(blank, probe=probe) for probe in choose_probes(catalog, probes))
+    chosen = choose_names("probe", [module.id for module in catalog.modules], probes)
+    return tuple(replace(blank, probe=probe) for probe in chosen)
 
 
 def plan_fp8(catalog: Catalog, blank: Order, cells: Sequence[str]) -> tuple[Order, ...]:
@@ -182,37 +173,53 @@ def choose_canary_probes(catalog: Catalog, wanted: Sequence[str]) -> tuple[str, 
     """The probes of the canary: those of modules in dependency order, then compositions; all where none is named.
 
     Raises:
-        UnknownTarget: one that there is not.
+        UnknownTarget: there is no such probe.
     """
-    return _choose([*(module.id for module in catalog.modules), *(row.id for row in catalog.compositions)], wanted)
+    known = [*(module.id for module in catalog.modules), *(row.id for row in catalog.compositions)]
+    return choose_names("probe", known, wanted)
 
 
-def _choose(known: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
-    """Those of the known probes that are wanted, in their order; all where none is named."""
+def choose_fp8_cells(catalog: Catalog, wanted: Sequence[str]) -> tuple[Fp8Cell, ...]:
+    """The cells of FP8, named with or without `fp8_`; all of them where none is named.
+
+    Raises:
+        UnknownTarget: there is no such cell.
+    """
+    rows = {row.id: row for row in catalog.fp8}
+    names = choose_names("cell of FP8", tuple(rows), _with_prefix("fp8_", wanted))
+    return tuple(rows[name] for name in names)
+
+
+def choose_smoke_cells(catalog: Catalog, target: str, wanted: Sequence[str]) -> tuple[SmokeCell, ...]:
+    """The target's cells of the smoke run, named with or without `smoke_`; all where none is named.
+
+    Raises:
+        UnknownTarget: there is no such cell, or the target has none.
+    """
+    rows = {row.id: row for row in catalog.smoke if target in row.targets}
+    if not rows:
+        others = sorted({name for row in catalog.smoke for name in row.targets})
+        raise UnknownTarget(f"the smoke run has no cell for {target}. Next step: choose one of {', '.join(others)}.")
+    names = choose_names(f"cell of the smoke run on {target}", tuple(rows), _with_prefix("smoke_", wanted))
+    return tuple(rows[name] for name in names)
+
+
+def choose_names(what: str, known: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
+    """Those of the known names that are wanted, in their order; all where none is named.
+
+    Raises:
+        UnknownTarget: one is not known; the text says of what, and names those that are.
+    """
     if unknown := [name for name in wanted if name not in known]:
         raise UnknownTarget(
-            f"there is no probe {', '.join(map(repr, unknown))}. Next step: choose from {', '.join(known)}."
+            f"there is no {what} {', '.join(map(repr, unknown))}. Likely cause: a typing error, or it belongs to "
+            f"another target or stack. Next step: choose from {', '.join(dict.fromkeys(known)) or 'other --targets'}."
         )
     return tuple(name for name in known if not wanted or name in wanted)
 
 
-def choose_smoke_cells(catalog: Catalog, target: str, wanted: Sequence[str]) -> tuple[SmokeCell, ...]:
-    """The target's cells of the smoke run, told by their ids with or without `smoke_`; all where none is named.
-
-    Raises:
-        UnknownTarget: one that there is not, or a target without any.
-    """
-    rows = {row.id: row for row in catalog.smoke if target in row.targets}
-    asked = {name: name if name.startswith("smoke_") else f"smoke_{name}" for name in wanted}
-    if not rows:
-        of = sorted({name for row in catalog.smoke for name in row.targets})
-        raise UnknownTarget(f"the smoke run has no cell for {target}. Next step: choose one of {', '.join(of)}.")
-    if unknown := [name for name, cell in asked.items() if cell not in rows]:
-        raise UnknownTarget(
-            f"there is no cell {', '.join(map(repr, unknown))} of the smoke run on {target}. Next step: choose from "
-            f"{', '.join(rows)}."
-        )
-    return tuple(row for row in rows.values() if not wanted or row.id in asked.values())
+def _with_prefix(prefix: str, names: Sequence[str]) -> list[str]:
+    return [name if name.startswith(prefix) else prefix + name for name in names]
 
 
 def _fill(blank: Order, row: ProbeCell) -> Order:
@@ -224,21 +231,6 @@ def _fill(blank: Order, row: ProbeCell) -> Order:
         stands_on=tuple(row.stands_on),
         settings={str(key): value for key, value in row.settings.items()},
     )
-
-
-def choose_fp8_cells(catalog: Catalog, wanted: Sequence[str]) -> tuple[Fp8Cell, ...]:
-    """The cells of FP8 to run, told by their ids with or without `fp8_`; all of them where none is named.
-
-    Raises:
-        UnknownTarget: one that there is not.
-    """
-    known = {row.id: row for row in catalog.fp8}
-    asked = {name: name if name.startswith("fp8_") else f"fp8_{name}" for name in wanted}
-    if unknown := [name for name, cell in asked.items() if cell not in known]:
-        raise UnknownTarget(
-            f"there is no cell {', '.join(map(repr, unknown))} of FP8. Next step: choose from {', '.join(known)}."
-        )
-    return tuple(row for row in catalog.fp8 if not wanted or row.id in asked.values())
 
 
 def receipt_without_probe(order: Order, outcome: Outcome, reason: str) -> Receipt:

@@ -1,26 +1,42 @@
-"""Receipts as the log of a run: one that answers an order is that cell done, and nothing else is.
+"""The restart rule: a receipt that answers an order is that cell done, and nothing else is.
 
-So a run that was killed half way, by whatever, and is started again runs what is missing and nothing more.
+So a run that was killed half way, by whatever, and is started again runs what is missing and nothing more. The rule has
+a second half: what ended a cell from outside says nothing of the cell, so the cell may be run again. A numeric failure,
+a crash and a cell that took too long are answers.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
+
+from filelock import FileLock, Timeout
 
 from ..catalog.file import PACKAGE_ROOT
 from ..errors import InfrastructureFailed
 from ..evidence.receipt import FROM_OUTSIDE, Outcome, Receipt
 from ..evidence.store import ReceiptInvalid, read_receipt
 from ..probes.order import Order
+from .plan import receipt_without_probe
 
-_LOCK: Final = ".lock"
-_NO_SPACE: Final = os.strerror(errno.ENOSPC)
+NOT_STARTED: Final = "the process could not be started"  # as `cell` reports it
+NO_SPACE: Final = os.strerror(errno.ENOSPC)
+# Slurm's states (squeue(1), JOB STATE CODES) of jobs that ended for a reason of the cluster's.
+JOB_FAULTS: Final = {
+    "NODE_FAIL": ("node-fail", "the node was lost"),
+    "PREEMPTED": ("preempted", "another job took its place"),
+    "CANCELLED": ("cancelled", "somebody cancelled the job"),
+    "TIMEOUT": ("job-time-limit", "the job reached its time limit, which is longer than the cell's"),
+    "DEADLINE": ("deadline", "the job's deadline passed"),
+    "BOOT_FAIL": ("boot-fail", "the node did not start"),
+    "OUT_OF_MEMORY": ("out-of-memory", "the job took more memory than it was given"),
+    "REVOKED": ("revoked", "another cluster has it"),
+}
 
 
 class FolderTaken(InfrastructureFailed):
@@ -29,7 +45,7 @@ class FolderTaken(InfrastructureFailed):
 
 def why_run(order: Order, receipt: Receipt) -> str:
     """Why a receipt is no answer to an order, in words; empty where it is one."""
-    asked = {
+    wanted = {
         "cell": order.cell,
         "seed": order.seed,
         "request": order.requested,
@@ -37,23 +53,16 @@ def why_run(order: Order, receipt: Receipt) -> str:
         "commit": order.commit,
         "environment": order.environment,
     }
-    found = {
-        "cell": receipt.cell,
-        "seed": receipt.seed,
-        "request": receipt.requested,
-        "tool": receipt.tool,
-        "commit": receipt.commit,
-        "environment": receipt.environment,
-    }
-    if other := [name for name, value in asked.items() if found[name] != value]:
+    found = {"request": receipt.requested, **{name: getattr(receipt, name) for name in wanted if name != "request"}}
+    if other := [name for name, value in wanted.items() if found[name] != value]:
         return f"its receipt is of another {', '.join(other)}"
     if not order.environment:
-        return "nobody knows which environment its receipt is of"
+        return "the environment of its receipt is unknown"
     if receipt.outcome is Outcome.NOT_RUN:
         return "its receipt says that it did not run"
     if receipt.failure is not None and receipt.failure.type in FROM_OUTSIDE:
-        return f"its process was ended by {receipt.failure.type}, which somebody else has sent"
-    if _NO_SPACE in receipt.reason:
+        return f"its process was ended from outside, by {receipt.failure.type}"
+    if NO_SPACE in receipt.reason:
         return "the disk was full"
     if order.times and receipt.outcome is Outcome.PASS and not receipt.timings and _is_timed(order.probe):
         return "its receipt has no timings"
@@ -66,12 +75,29 @@ def _is_timed(probe: str) -> bool:
 
 
 def find_done(order: Order, place: Path) -> Receipt | None:
-    """The receipt of an earlier run that answers this order; None where there is none that can be believed."""
+    """The receipt of an earlier run that answers this order; None where there is none that is whole."""
     try:
         receipt = read_receipt(place)
     except ReceiptInvalid:
         return None
     return None if why_run(order, receipt) else receipt
+
+
+def find_fault(receipt: Receipt) -> str:
+    """The infrastructure fault in a receipt, as "name: what happened"; empty where the receipt is an answer."""
+    if receipt.failure is not None and receipt.failure.type in FROM_OUTSIDE:
+        return f"killed: its process was ended from outside, by {receipt.failure.type}"
+    if receipt.outcome is Outcome.NOT_RUN and NO_SPACE in receipt.reason:
+        return f"disk-full: {receipt.reason}"
+    if receipt.outcome is Outcome.NOT_RUN and receipt.reason.startswith(NOT_STARTED):
+        return f"not-started: {receipt.reason}"
+    return ""
+
+
+def receipt_of_given_up(order: Order, faults: Sequence[str]) -> Receipt:
+    """A cell that never came to an end; its faults stand in the receipt."""
+    reason = f"given up after {len(faults)} infrastructure fault(s), the last: {faults[-1]}"
+    return replace(receipt_without_probe(order, Outcome.NOT_RUN, reason), retries=tuple(faults))
 
 
 @contextmanager
@@ -85,12 +111,11 @@ def own_folder(folder: Path) -> Iterator[None]:
         OSError: it cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / _LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as fault:
-            raise FolderTaken(
-                f"another run writes its receipts to {folder}. Likely cause: it was started twice, or a first one was "
-                "put in the background. Next step: wait for it, or give this one another folder with --receipts."
-            ) from fault
-        yield
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            yield
+    except Timeout as fault:
+        raise FolderTaken(
+            f"another run writes its receipts to {folder}. Likely cause: it was started twice, or a first one was put "
+            "in the background. Next step: wait for it, or give this one another folder with --receipts."
+        ) from fault

@@ -8,7 +8,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from ..errors import Exit, exit_for
 from ..evidence.receipt import Machine, Outcome, Receipt
+from ..evidence.training import TrainingRecord
 from ..evidence.values import Frozen
 
 
@@ -45,11 +47,27 @@ class SessionResult(Frozen):
         """Whether anything ran and is not good; what did not run at all is lost evidence, not a breakage."""
         return any(not r.outcome.is_good and r.outcome is not Outcome.NOT_RUN for r in self.receipts)
 
+    @property
+    def exit(self) -> Exit:
+        """Closed by a breakage; not open where a probe did not run."""
+        return exit_for(breaks=self.breaks, lacks=not self.holds)
+
 
 class ParityResult(SessionResult):
     """A session of the seven bridge modules, in dependency order."""
 
     schema_id: Literal["megacpp-validate/parity/1"] = "megacpp-validate/parity/1"
+
+
+class SmokeSession(SessionResult):
+    """A session of the smoke run: a receipt a cell, with the training runs in it."""
+
+    schema_id: Literal["megacpp-validate/moe-smoke/1"] = "megacpp-validate/moe-smoke/1"
+
+
+def main_record(receipt: Receipt) -> TrainingRecord | None:
+    """The run that a cell is about, which it trains first; None where none ended well."""
+    return next((record for record in receipt.training if record.name == "plan"), None)
 
 
 class SupportCell(Frozen):

@@ -17,6 +17,7 @@ from ..catalog.bridge import BridgeModule, Catalog, ProbeCell
 from ..catalog.bridge import Target as TargetRow
 from ..evidence.receipt import Outcome, Receipt
 from ..evidence.store import ReceiptInvalid, read_receipts
+from ..evidence.values import Frozen
 from ..probes.order import Order
 from ..process import Processes
 from .cell import Cell
@@ -29,16 +30,18 @@ from .identity import hash_parts
 from .interpreter import InterpreterEnvironment
 from .plan import choose_canary_probes, plan_blank, plan_compositions, plan_parity, receipt_without_probe, why_not_here
 from .restart import own_folder
-from .schedule import Need, Room, expect_need
-from .stack_run import StackRun
+from .schedule import Room, expect_need
 
 AGAIN: Final = "again"  # folder of the second run of the first stack
+NO_FACTS: Final = Facts(
+    python="", executable="", machine="", torch="", te="", te_folder="", gpu=None, why_no_gpu="it is unknown"
+)
 _AT_A_TIME: Final = 4
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A stack that is asked for.
+class StackRequest:
+    """A stack to be made usable.
 
     Attributes:
         name: its id in cells, folders and reports.
@@ -68,8 +71,8 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is asked of every stack.
+class StackOptions:
+    """What is run on every stack.
 
     Attributes:
         probes: by id; all where there is none.
@@ -87,7 +90,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Running:
+class RunOptions:
     """How the cells are run.
 
     Attributes:
@@ -95,7 +98,7 @@ class Running:
         room: what all cells together may take at a time.
         limit_s: seconds that one cell may take.
         fresh: run again what an earlier run has a receipt of.
-        progress: told what becomes of each cell.
+        progress: called with what becomes of each cell.
     """
 
     folder: Path
@@ -103,6 +106,24 @@ class Running:
     limit_s: float
     fresh: bool = False
     progress: Progress = lambda _: None
+
+
+class StackRun(Frozen):
+    """One stack of a run, for the report.
+
+    Attributes:
+        environment: where it comes from.
+        folder: of its receipts.
+        ran, reused: cells that this run started, and cells whose receipts it found.
+        problem: why it could not be made usable; empty where it could.
+    """
+
+    stack: str
+    environment: str
+    folder: str
+    ran: tuple[str, ...] = ()
+    reused: tuple[str, ...] = ()
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,25 +141,25 @@ class RanStack:
     again: Mapping[str, Receipt] = field(default_factory=dict)
 
 
-def prepare_stacks(wanted: Sequence[Wanted], processes: Processes) -> tuple[Stack, ...]:
+def prepare_stacks(requests: Sequence[StackRequest], processes: Processes) -> tuple[Stack, ...]:
     """Make every stack usable and ask it what it has, side by side.
 
-    An interrupt waits for nobody: uv and docker take minutes, and end with this tool.
+    An interrupt waits for none of them: uv and docker take minutes, and end with this tool.
     """
     slots, ended = threading.Semaphore(_AT_A_TIME), queue.SimpleQueue[tuple[int, Stack | BaseException]]()
 
     def prepare(index: int) -> None:
         with slots:
             try:
-                ended.put((index, _prepare(wanted[index], processes)))
+                ended.put((index, _prepare(requests[index], processes)))
             except BaseException as fault:  # for the thread that waits for it
                 ended.put((index, fault))
 
-    for index in range(len(wanted)):
+    for index in range(len(requests)):
         threading.Thread(target=prepare, args=(index,), daemon=True).start()
     found: dict[int, Stack] = {}
     try:
-        while len(found) < len(wanted):
+        while len(found) < len(requests):
             index, made = ended.get()
             if isinstance(made, BaseException):
                 raise made
@@ -146,15 +167,34 @@ def prepare_stacks(wanted: Sequence[Wanted], processes: Processes) -> tuple[Stac
     except BaseException:
         processes.stop()
         raise
-    return tuple(found[index] for index in range(len(wanted)))
+    return tuple(found[index] for index in range(len(requests)))
+
+
+def _prepare(request: StackRequest, processes: Processes) -> Stack:
+    try:
+        environment = request.make()
+        facts = read_facts(environment, processes)
+        require_torch(facts)
+        _ = environment.identity  # kept from here on; a folder of gigabytes is walked side by side with the others
+    except NoEnvironment as fault:
+        return Stack(request.name, problem=str(fault))
+    if request.release and not is_same_release(facts.te, request.release):
+        has = f"Transformer Engine {facts.te}" if facts.te else "no Transformer Engine whose metadata can be read"
+        return Stack(
+            request.name,
+            problem=f"{request.name} stands for Transformer Engine {request.release}, and {environment.shown} has "
+            f"{has}. Likely cause: a folder or an image with another release than its name says. Next step: look at "
+            f"what is there ({environment.because}).",
+        )
+    return Stack(request.name, environment, facts)
 
 
 def run_stacks(
     catalog: Catalog,
     target: TargetRow,
     stacks: Sequence[Stack],
-    asked: Asked,
-    running: Running,
+    wanted: StackOptions,
+    options: RunOptions,
     processes: Processes,
 ) -> tuple[RanStack, ...]:
     """Run every cell of every stack that is missing, in one fleet.
@@ -162,99 +202,75 @@ def run_stacks(
     Args:
         catalog, target: what the cells are planned by.
         stacks: as `prepare_stacks` gave them.
-        asked: of every stack.
-        running: how the cells are run.
+        wanted: what is run on each.
+        options: how the cells are run.
         processes: that the cells' processes are among.
 
     Raises:
-        UnknownTarget: a probe that there is not.
+        UnknownTarget: there is no such probe.
         FolderTaken: another run writes its receipts there.
         OSError: the folder cannot be written.
     """
-    folder, limit_s = running.folder, running.limit_s
-    stacks = [_with_target(stack, target) for stack in stacks]
+    folder = options.folder
+    stacks = [
+        stack if stack.problem or stack.facts is None else replace(stack, problem=why_not_here(target, stack.facts))
+        for stack in stacks
+    ]
     usable = [stack for stack in stacks if not stack.problem]
-    with own_folder(folder), tempfile.TemporaryDirectory(prefix="megacpp-turnstile-") as turnstile:
-        gate = Path(turnstile, "device") if target.arch else None
-        orders = {stack.name: _plan(catalog, target, stack, asked, gate) for stack in stacks}
-        again = _plan_again(orders[usable[0].name]) if usable and asked.times else ()
-        cells = [_cell(stack, order, folder, limit_s) for stack in usable for order in orders[stack.name]] + [
-            _cell(usable[0], order, folder, limit_s) for order in again
+    with own_folder(folder), tempfile.TemporaryDirectory(prefix="megacpp-device-") as lock:
+        device = str(Path(lock, "device")) if target.arch else ""
+        orders = {stack.name: _plan(catalog, target, stack, wanted, device) for stack in stacks}
+        # Modules a second time; a composition is not timed.
+        first = orders[usable[0].name] if usable and wanted.times else ()
+        again = [replace(order, only_times=True) for order in first if not order.code]
+        cells = [
+            Cell(stack.environment, order, folder / stack.name / (AGAIN if order.only_times else ""), options.limit_s)
+            for place, stack in enumerate(usable)
+            for order in (*orders[stack.name], *(() if place else again))
+            if stack.environment is not None
         ]
-        fleet = Fleet(running.room, running.fresh, running.progress)
-        ended = fleet.run(_with_needs(cells, catalog, _read_earlier(folder, stacks)), processes)
+        rows: dict[str, BridgeModule | ProbeCell] = {row.id: row for row in catalog.modules}
+        rows |= {row.id: row for row in catalog.compositions}
+        earlier = _read_earlier(folder, stacks)
+        needs = [expect_need(cell.order, rows[cell.order.probe], earlier) for cell in cells]
+        fleet = Fleet(options.room, options.fresh, options.progress)
+        ended = fleet.run(list(zip(cells, needs, strict=True)), processes)
     found = [(cell, receipt, reused) for cell, (receipt, reused) in zip(cells, ended, strict=True)]
     return tuple(_collect(stack, orders[stack.name], folder, found) for stack in stacks)
 
 
-def _prepare(wanted: Wanted, processes: Processes) -> Stack:
-    try:
-        environment = wanted.make()
-        facts = read_facts(environment, processes)
-        require_torch(facts)
-        _ = environment.identity  # kept from here on; a folder of gigabytes is walked side by side with the others
-    except NoEnvironment as fault:
-        return Stack(wanted.name, problem=str(fault))
-    if wanted.release and not is_same_release(facts.te, wanted.release):
-        has = f"Transformer Engine {facts.te}" if facts.te else "no Transformer Engine whose metadata can be read"
-        return Stack(
-            wanted.name,
-            problem=f"{wanted.name} is to be Transformer Engine {wanted.release}, and {environment.shown} has {has}. "
-            "Likely cause: a folder or an image with another release than its name says. Next step: look at what "
-            f"is there ({environment.because}).",
-        )
-    return Stack(wanted.name, environment, facts)
-
-
-def _with_target(stack: Stack, target: TargetRow) -> Stack:
-    if stack.problem or stack.facts is None:
-        return stack
-    return replace(stack, problem=why_not_here(target, stack.facts))
-
-
-def _plan(catalog: Catalog, target: TargetRow, stack: Stack, asked: Asked, gate: Path | None) -> tuple[Order, ...]:
-    facts = stack.facts or Facts(
-        python="", executable="", machine="", torch="", te="", te_folder="", gpu=None, why_no_gpu=""
-    )
-    probes = choose_canary_probes(catalog, asked.probes)
+def _plan(catalog: Catalog, target: TargetRow, stack: Stack, wanted: StackOptions, device: str) -> tuple[Order, ...]:
+    probes = choose_canary_probes(catalog, wanted.probes)
     modules = {module.id for module in catalog.modules}
-    blank = plan_blank(target, facts, asked.variables, seed=asked.seed, tool=asked.tool, commit=asked.commit)
+    blank = plan_blank(
+        target, stack.facts or NO_FACTS, wanted.variables, seed=wanted.seed, tool=wanted.tool, commit=wanted.commit
+    )
     orders: tuple[Order, ...] = ()
     if own := tuple(name for name in probes if name in modules):
         orders += plan_parity(catalog, blank, own)
     if more := tuple(name for name in probes if name not in modules):
         orders += plan_compositions(catalog, blank, more)
-    image = stack.environment.image_digest if isinstance(stack.environment, ContainerEnvironment) else ""
-    made_from = stack.environment.lock_hash if isinstance(stack.environment, InterpreterEnvironment) else ""
     return tuple(
-        replace(
-            order,
-            stack=stack.name,
-            lock_hash=made_from or order.lock_hash,
-            image_digest=image or order.image_digest,
-            times=asked.times and not order.code,
-            turnstile=str(gate or ""),
-            environment="" if stack.environment is None or stack.problem else _identify(stack.environment, order),
-        )
-        for order in orders
+        replace(on_stack(order, stack), times=wanted.times and not order.code, turnstile=device) for order in orders
     )
 
 
-def _identify(environment: Environment, order: Order) -> str:
-    """What a receipt is an answer on: an environment, and the row of the matrix that it is judged by."""
-    return hash_parts((environment.identity, repr(order.target)))
+def on_stack(order: Order, stack: Stack) -> Order:
+    """An order with the name of its stack, and what its receipt says of the environment.
 
-
-def _plan_again(orders: Sequence[Order]) -> tuple[Order, ...]:
-    """Modules a second time; a composition is not timed."""
-    return tuple(replace(order, only_times=True) for order in orders if not order.code)
-
-
-def _cell(stack: Stack, order: Order, folder: Path, limit_s: float) -> Cell:
-    if stack.environment is None:  # never: only usable stacks have cells
-        raise NoEnvironment(stack.problem)
-    place = folder / stack.name / (AGAIN if order.only_times else "")
-    return Cell(stack.environment, order, place, limit_s)
+    The receipt is an answer on an environment and on the row of the matrix that it is judged by.
+    """
+    environment = stack.environment
+    image = environment.image_digest if isinstance(environment, ContainerEnvironment) else ""
+    lock = environment.lock_hash if isinstance(environment, InterpreterEnvironment) else ""
+    usable = environment is not None and not stack.problem
+    return replace(
+        order,
+        stack=stack.name,
+        lock_hash=lock or order.lock_hash,
+        image_digest=image or order.image_digest,
+        environment=hash_parts((environment.identity, repr(order.target))) if environment and usable else "",
+    )
 
 
 def _read_earlier(folder: Path, stacks: Sequence[Stack]) -> dict[str, list[Receipt]]:
@@ -270,14 +286,6 @@ def _read_earlier(folder: Path, stacks: Sequence[Stack]) -> dict[str, list[Recei
     return earlier
 
 
-def _with_needs(
-    cells: Sequence[Cell], catalog: Catalog, earlier: Mapping[str, Sequence[Receipt]]
-) -> list[tuple[Cell, Need]]:
-    rows: dict[str, BridgeModule | ProbeCell] = {row.id: row for row in catalog.modules}
-    rows |= {row.id: row for row in catalog.compositions}
-    return [(cell, expect_need(cell.order, rows[cell.order.probe], earlier)) for cell in cells]
-
-
 def _collect(
     stack: Stack, orders: Sequence[Order], folder: Path, found: Sequence[tuple[Cell, Receipt, bool]]
 ) -> RanStack:
@@ -285,22 +293,19 @@ def _collect(
     receipts = {order.probe: receipt_without_probe(order, Outcome.NOT_RUN, stack.problem) for order in orders}
     receipts |= {cell.order.probe: receipt for cell, receipt, _ in mine if not cell.order.only_times}
     again = {cell.order.probe: receipt for cell, receipt, _ in mine if cell.order.only_times}
+    names = [(f"{AGAIN}/{cell.order.cell}" if cell.order.only_times else cell.order.cell, old) for cell, _, old in mine]
     run = StackRun(
         stack=stack.name,
-        environment=_say_environment(stack),
+        environment=_describe_environment(stack),
         folder="" if stack.problem else str(folder / stack.name),
-        ran=tuple(_label(cell) for cell, _, reused in mine if not reused),
-        reused=tuple(_label(cell) for cell, _, reused in mine if reused),
+        ran=tuple(name for name, old in names if not old),
+        reused=tuple(name for name, old in names if old),
         problem=stack.problem,
     )
     return RanStack(run, receipts, again)
 
 
-def _label(cell: Cell) -> str:
-    return f"{AGAIN}/{cell.order.cell}" if cell.order.only_times else cell.order.cell
-
-
-def _say_environment(stack: Stack) -> str:
+def _describe_environment(stack: Stack) -> str:
     if stack.environment is None or stack.facts is None:
         return ""
     return (

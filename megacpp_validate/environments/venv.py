@@ -11,7 +11,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -24,8 +23,8 @@ from .build_cache import BuildCache, run_tool
 from .environment import NoEnvironment
 from .identity import hash_parts
 from .interpreter import InterpreterEnvironment, package_door, show_package
+from .plan import LOCK_HASH
 
-LOCK_HASH: Final = "MEGACPP_LOCK_HASH"
 _LIMIT_S: Final = 3600.0  # a stack with torch is gigabytes
 _QUICK_S: Final = 120.0
 _HASH: Final = re.compile(r"--hash[= ](sha256:[0-9a-f]{64}|sha384:[0-9a-f]{96}|sha512:[0-9a-f]{128})(?=\s|$)")
@@ -37,12 +36,7 @@ _MOST_NAMED: Final = 5
 
 @dataclass(frozen=True)
 class Lock:
-    """A file of requirements, each with the hashes of the files that it allows.
-
-    Attributes:
-        file: where it lies.
-        hash: SHA-256 of its bytes.
-    """
+    """A file of requirements, each with the hashes of the files that it allows; `hash` is the SHA-256 of its bytes."""
 
     file: Path
     hash: str
@@ -56,15 +50,14 @@ def read_lock(file: Path) -> Lock:
     """
     try:
         data = file.read_bytes()
-        text = data.decode()
+        lines = list(_join_lines(data.decode()))
     except (OSError, UnicodeDecodeError) as fault:
         raise NoEnvironment(
             f"the lock {file} cannot be read: {fault}. Likely cause: a typing error. Next step: give the file that "
             "`uv pip compile --generate-hashes` writes."
         ) from fault
-    lines = list(_join_lines(text))
-    faults = [f"line {number}: {words}" for number, line in lines if (words := _fault_of(line))]
-    if not any(not line.startswith("-") for _, line in lines):
+    faults = [f"line {number}: {words}" for number, line in lines if (words := _find_fault(line))]
+    if all(line.startswith("-") for _, line in lines):
         faults.append("it names no package")
     if faults:
         more = f"; and {len(faults) - _MOST_NAMED} more" if len(faults) > _MOST_NAMED else ""
@@ -76,7 +69,7 @@ def read_lock(file: Path) -> Lock:
 
 
 def make_venv(lock: Lock, host: InterpreterEnvironment, cache: BuildCache) -> InterpreterEnvironment:
-    """The virtual environment of a lock, made where it is not there yet.
+    """The virtual environment of a lock, made where it does not exist yet.
 
     Args:
         lock: what it has.
@@ -84,30 +77,31 @@ def make_venv(lock: Lock, host: InterpreterEnvironment, cache: BuildCache) -> In
         cache: where it is kept.
 
     Raises:
-        NoEnvironment: uv is not there, or cannot make it; the text has uv's last words.
+        NoEnvironment: uv is missing, or cannot make it; the text has uv's last words.
     """
-    uv = find_uv(host.variables)
-    base = _ask_base(host)
-    key = f"venv-{lock.file.stem.lower()[:40]}-{_key_of(lock, base, host.variables)[:32]}"
-    key = re.sub(r"[^a-z0-9._-]", "-", key)
-    place = cache.build(key, lambda folder: _make(uv, folder, lock, base[0], host.variables))
-    python = place / "bin" / "python"
-    variables = _own_variables(host.variables)
-    variables |= {
+    uv, own = find_uv(host.variables), _own_variables(host.variables)
+    # The interpreter's own path: a shim on PATH would choose by the working folder.
+    (base, version), _ = host.ask("import json, sys; print(json.dumps([sys.executable, sys.version]))")
+    options = [f"{name}={own[name]}" for name in sorted(own) if name.startswith(_CHOOSES_FILES)]
+    key = hash_parts((lock.hash, base, version, platform.machine(), *options))[:32]
+    name = re.sub(r"[^a-z0-9._-]", "-", f"venv-{lock.file.stem.lower()[:40]}-{key}")
+    place = cache.build(name, lambda folder: _make(uv, folder, lock, base, own))
+    variables = own | {
         "VIRTUAL_ENV": str(place),
-        "PATH": os.pathsep.join([str(place / "bin"), variables.get("PATH", os.defpath)]),
+        "PATH": os.pathsep.join([str(place / "bin"), own.get("PATH", os.defpath)]),
         "PYTHONPATH": str(show_package(package_door(cache.root))),
         LOCK_HASH: lock.hash,
     }
+    python = (str(place / "bin" / "python"),)
     because = f"made by uv from {lock.file}, sha256 {lock.hash[:12]}; PYTHONPATH of the user is left out"
-    return replace(host, python=(str(python),), variables=variables, because=because, folders=(), lock_hash=lock.hash)
+    return replace(host, python=python, variables=variables, because=because, folders=(), lock_hash=lock.hash)
 
 
 def find_uv(variables: Mapping[str, str]) -> tuple[str, ...]:
     """The words that start uv.
 
     Raises:
-        NoEnvironment: it is neither on the path nor beside this tool.
+        NoEnvironment: uv is neither on PATH nor installed beside this tool.
     """
     if found := shutil.which("uv", path=variables.get("PATH")):
         return (found,)
@@ -121,8 +115,7 @@ def find_uv(variables: Mapping[str, str]) -> tuple[str, ...]:
 
 def _make(uv: tuple[str, ...], folder: Path, lock: Lock, base: str, variables: Mapping[str, str]) -> None:
     """Make it in `folder`; its scripts find the interpreter beside them, because it is moved afterwards."""
-    # What is there already is what is meant: an interpreter is nothing that uv shall fetch unasked.
-    own = {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", **_own_variables(variables)}
+    own = {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", **variables}
     run_tool(
         [*uv, "venv", "--relocatable", "--no-project", "--allow-existing", "--python", base, str(folder)],
         own,
@@ -131,48 +124,15 @@ def _make(uv: tuple[str, ...], folder: Path, lock: Lock, base: str, variables: M
         step="give another one with --python",
         limit_s=_QUICK_S,
     )
+    python = str(folder / "bin" / "python")
     run_tool(
-        [
-            *uv,
-            "pip",
-            "sync",
-            "--require-hashes",
-            "--strict",
-            "--python",
-            str(folder / "bin" / "python"),
-            str(lock.file),
-        ],
+        [*uv, "pip", "sync", "--require-hashes", "--strict", "--python", python, str(lock.file)],
         own,
         deed=f"uv cannot install {lock.file}",
         cause="the index does not answer, lacks a file of the lock for this Python, or gives one with another hash",
         step="read uv's words; behind a mirror set UV_INDEX_URL, with a wheel folder UV_FIND_LINKS and UV_OFFLINE",
         limit_s=_LIMIT_S,
     )
-
-
-def _ask_base(host: InterpreterEnvironment) -> tuple[str, str]:
-    """The interpreter's own path and version; a shim on the path would choose by the working folder.
-
-    Raises:
-        NoEnvironment: it cannot be started.
-    """
-    words = [*host.python, "-I", "-c", "import sys; print(sys.executable); print(sys.version.replace(chr(10), ' '))"]
-    try:
-        done = subprocess.run(
-            words, env=dict(host.variables), capture_output=True, text=True, timeout=_QUICK_S, check=True
-        )
-        executable, version = done.stdout.splitlines()[-2:]
-    except (OSError, subprocess.SubprocessError, ValueError) as fault:
-        raise NoEnvironment(
-            f"{host.shown} cannot be started: {fault}. Likely cause: it is no Python. Next step: give another with "
-            "--python."
-        ) from fault
-    return executable, version
-
-
-def _key_of(lock: Lock, base: tuple[str, str], variables: Mapping[str, str]) -> str:
-    options = (f"{name}={variables[name]}" for name in sorted(variables) if name.startswith(_CHOOSES_FILES))
-    return hash_parts((lock.hash, *base, platform.machine(), *options))
 
 
 def _own_variables(variables: Mapping[str, str]) -> dict[str, str]:
@@ -182,7 +142,7 @@ def _own_variables(variables: Mapping[str, str]) -> dict[str, str]:
 def _join_lines(text: str) -> Iterator[tuple[int, str]]:
     """The requirements and options of a file with the number of their first line, without comments."""
     first, parts = 0, list[str]()
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate([*text.splitlines(), ""], 1):
         bare = "" if line.lstrip().startswith("#") else re.sub(r"\s#.*", "", line).strip()
         first = first if parts else number
         if bare.endswith("\\"):
@@ -191,11 +151,9 @@ def _join_lines(text: str) -> Iterator[tuple[int, str]]:
         if whole := " ".join([*parts, bare]).strip():
             yield first, whole
         parts = []
-    if whole := " ".join(parts).strip():
-        yield first, whole
 
 
-def _fault_of(line: str) -> str:
+def _find_fault(line: str) -> str:
     """Why a line of a lock leaves open what is installed; empty where it does not."""
     shown = re.split(r"\s*;|\s--|\s@", line, maxsplit=1)[0]
     if _POINTS_ELSEWHERE.match(line):

@@ -53,8 +53,8 @@ def leave(curves: Path, *recipes: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["--target", "h100"], WRONG, "'h100'. Next step: choose one of h200, b200, gb10, cpu"),
-        (["--probes", "delaid"], WRONG, "'delaid' of FP8. Next step: choose from fp8_delayed"),
+        (["--target", "h100"], WRONG, "there is no target 'h100'"),
+        (["--probes", "delaid"], WRONG, "there is no cell of FP8 'fp8_delaid'"),
         (["--probes", ","], NOTHING, "no cell is selected"),
         (["--python", "python9"], NO_ENVIRONMENT, "python9"),
         (["--limit", "0"], WRONG, "--limit"),

@@ -74,7 +74,7 @@ def raises(
 
 
 def dies(probe: str, signal: str, file: str = "", *, stack: str = "te2") -> Receipt:
-    """As `environments.session` writes it: no package, no library, and a log that is never twice the same."""
+    """As `environments.cell` writes it: no package, no library, and a log that is never twice the same."""
     frame = f"/opt/te-{stack}/transformer_engine/{file}:{len(probe)} in run" if file else ""
     failure = Failure(signal, f"some words of {probe} at 0x{hash(probe) % 9999:x}", frame, "")
     outcome = Outcome.TIMEOUT if signal == "timeout" else Outcome.ERROR

@@ -156,10 +156,10 @@ def run(script: str, limit_s: float = 30.0) -> str:
 FAILURES: dict[str, tuple[str, str]] = {
     "its-words": (
         "echo no such wheel >&2; exit 2",
-        r"the tool cannot \(exit status 2\)\. It said: no such wheel\. Likely",
+        r"the tool cannot \(exit status 2\)\. Output: no such wheel\. Likely",
     ),
     "the-last-of-many": ("seq 100000; echo last; exit 1", r"last\. Likely cause"),
-    "no-words": ("exit 1", "It said: nothing"),
+    "no-words": ("exit 1", "Output: nothing"),
     "killed": ("kill -9 $$", "signal 9"),
     "too-slow": ("sleep 60", "killed after 1 s"),
 }

@@ -13,7 +13,6 @@ from megacpp_validate.environments import chosen
 from megacpp_validate.environments.chosen import (
     Means,
     Spec,
-    SpecInvalid,
     is_same_release,
     make_environment,
     read_spec,
@@ -22,6 +21,7 @@ from megacpp_validate.environments.chosen import (
 from megacpp_validate.environments.environment import NoEnvironment
 from megacpp_validate.environments.installed import find_environments
 from megacpp_validate.environments.interpreter import InterpreterEnvironment
+from megacpp_validate.errors import WrongArguments
 from tests.environments.site_folders import make_package, make_te
 
 DIGEST = f"nvcr.io/nvidia/pytorch@sha256:{'a' * 64}"
@@ -45,7 +45,7 @@ def test_what_a_person_writes(text: str, spec: Spec) -> None:
     ["", "2.20.2", "overlay:/a", "=overlay:/a", "x=overlay:", "x=conda:env", "a/b=python:p", "x=", "../x=python:p"],
 )
 def test_what_is_no_environment_is_refused_with_the_form(text: str) -> None:
-    with pytest.raises(SpecInvalid, match=r"NAME=overlay:DIR.*NAME=image:REPOSITORY@sha256"):
+    with pytest.raises(WrongArguments, match=r"NAME=overlay:DIR.*NAME=image:REPOSITORY@sha256"):
         read_spec(text)
 
 

@@ -86,14 +86,14 @@ def test_how_a_module_is_started_in_an_image(tmp_path: Path) -> None:
     assert "NVTE_DEBUG" in passed
     assert not {"LD_LIBRARY_PATH", "CUDA_HOME", "TRITON_CACHE_DIR", "PATH"} & set(passed)
     assert "PYTHONPATH=/of/the/image:/opt/megacpp-validate" in passed
-    assert call.ends == ("/usr/bin/docker", "rm", "--force", *follows(call.words, "--name"))
+    assert call.cleanup == ("/usr/bin/docker", "rm", "--force", *follows(call.words, "--name"))
     assert call.variables["LD_LIBRARY_PATH"] == "/host"  # the client runs on the host
     assert "--gpus" not in replace(made, gpus=False).call("probes").words
 
 
 def test_no_two_containers_share_a_name() -> None:
     made = made_by_hand()
-    assert made.call("a").ends != made.call("a").ends
+    assert made.call("a").cleanup != made.call("a").cleanup
 
 
 @pytest.mark.parametrize("user", [1000, 0])
@@ -143,7 +143,7 @@ def test_a_real_container_that_is_killed_is_gone(container: ContainerEnvironment
     call = container.call("http.server", "8000")
     ended = Processes().run(call, folder=tmp_path, limit_s=5.0, log=tmp_path / "log")
     assert ended.code is None, ended.words
-    assert wait_until(container, call.ends[-1], there=False)
+    assert wait_until(container, call.cleanup[-1], there=False)
 
 
 def test_a_real_container_dies_with_a_tool_that_is_killed_outright(
@@ -151,19 +151,18 @@ def test_a_real_container_dies_with_a_tool_that_is_killed_outright(
 ) -> None:
     call = container.call("http.server", "8000")
     code = (
-        "import json, sys; from pathlib import Path; from megacpp_validate.environments.environment import Call\n"
-        "from megacpp_validate.process import Processes\n"
+        "import json, sys; from pathlib import Path; from megacpp_validate.process import Call, Processes\n"
         "words, variables, ends, folder = json.load(sys.stdin)\n"
         "Processes().run(Call(words, variables, ends), folder=Path(folder), limit_s=60.0, log=Path(folder, 'log'))\n"
     )
     tool = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, text=True)
     assert tool.stdin is not None
-    json.dump([call.words, dict(call.variables), call.ends, str(tmp_path)], tool.stdin)
+    json.dump([call.words, dict(call.variables), call.cleanup, str(tmp_path)], tool.stdin)
     tool.stdin.close()
-    assert wait_until(container, call.ends[-1], there=True)
+    assert wait_until(container, call.cleanup[-1], there=True)
     tool.kill()
     tool.wait()
-    assert wait_until(container, call.ends[-1], there=False)
+    assert wait_until(container, call.cleanup[-1], there=False)
 
 
 def wait_until(container: ContainerEnvironment, name: str, *, there: bool) -> bool:
@@ -184,7 +183,7 @@ def test_the_exit_status_of_a_real_container(container: ContainerEnvironment, tm
 
 def test_a_digest_that_the_registry_has_not_is_told_in_dockers_words(image: str) -> None:
     absent = f"{image.partition('@')[0]}@sha256:{'0' * 64}"
-    with pytest.raises(NoEnvironment, match=r"docker cannot pull .*It said: .*Likely cause.*docker load"):
+    with pytest.raises(NoEnvironment, match=r"docker cannot pull .*Output: .*Likely cause.*docker load"):
         open_container(absent, os.environ, gpus=False)
 
 

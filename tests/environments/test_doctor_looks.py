@@ -17,8 +17,7 @@ import pytest
 from megacpp_validate.canary.firewall.elf import rename_undefined
 from megacpp_validate.environments.doctor_looks import Limits, take_looks
 from megacpp_validate.environments.environment import NoEnvironment
-from megacpp_validate.environments.interpreter import PACKAGE, InterpreterEnvironment
-from megacpp_validate.environments.overlay import put_over
+from megacpp_validate.environments.interpreter import PACKAGE, InterpreterEnvironment, put_over
 from megacpp_validate.evidence.doctor_look import PackageLook, Record
 from megacpp_validate.process import Processes
 from tests.command_line import make_run

@@ -13,8 +13,9 @@ from megacpp_validate.environments.cell import Cell
 from megacpp_validate.environments.fleet import Event, Fleet
 from megacpp_validate.environments.schedule import Need, Room
 from megacpp_validate.evidence.receipt import Outcome, Receipt
+from megacpp_validate.evidence.store import read_receipt
 from megacpp_validate.probes.order import Order, Target
-from megacpp_validate.process import Processes
+from megacpp_validate.process import Processes, Stopped
 from tests.environments.places import make_probes
 
 CPU = Target("cpu", "")
@@ -128,15 +129,50 @@ def test_what_is_stale_is_run_again_and_nothing_else(kind: str, tmp_path: Path) 
     assert ends == [("a", True, 1), ("b", False, 2)]
 
 
-def test_a_fresh_run_takes_nothing_even_if_it_is_killed_half_way(tmp_path: Path) -> None:
-    """What there was is gone before the first cell starts: else a run that is resumed would take half of it."""
+def test_an_older_receipt_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
     every = cells(tmp_path, "write()", ("te1", "a"), ("te1", "b"))
     run(every)
+    (tmp_path / "te1" / "te1-cpu-a.old.curve").touch()
     watching = cells(tmp_path, f"write(outcome='error', reason=str(os.listdir({str(tmp_path / 'te1')!r})))",
                      ("te1", "a"), ("te1", "b"))  # fmt: skip
     first, _ = run(watching, room=Room(1), fresh=True)
     assert first.outcome is Outcome.ERROR  # not what the first run wrote
-    assert ".json" not in first.reason
+    assert "te1-cpu-a.json" in first.reason
+    assert not (tmp_path / "te1" / "te1-cpu-a.old.curve").exists()
+    processes = Processes()
+    with pytest.raises(Stopped):
+        Fleet(Room(1), progress=lambda _: processes.stop()).run([(every[0], SMALL)], processes)
+    assert read_receipt(every[0].place) == first
+
+
+RETRIED = (
+    "n = len(os.listdir({0!r})); open({0!r} + '/' + str(n), 'x').close()\n"
+    "os.kill(os.getpid(), 9) if n < {1} else write()"
+)
+
+
+@pytest.mark.parametrize(("faults", "outcome"), [(0, "pass"), (2, "pass"), (3, "not-run")])
+def test_what_somebody_killed_is_run_again_and_counted(faults: int, outcome: str, tmp_path: Path) -> None:
+    (tmp_path / "tries").mkdir()
+    (cell,) = cells(tmp_path, RETRIED.format(str(tmp_path / "tries"), faults), ("te1", "a"))
+    (receipt,) = run([cell], retries=2)
+    assert (receipt.outcome.value, len(receipt.retries)) == (outcome, faults)
+    assert all(fault.startswith("killed: ") for fault in receipt.retries)
+    assert read_receipt(cell.place) == receipt
+
+
+def test_each_gpu_belongs_to_one_cell_at_a_time(tmp_path: Path) -> None:
+    log = tmp_path / "seen"
+    main = WATCH.format(log=str(log)).replace('order["probe"]', 'os.environ["CUDA_VISIBLE_DEVICES"]')
+    every = cells(tmp_path, main, *(("te1", probe) for probe in "abcd"))
+    run(every, [Need(0.0, 9.0, gpus=1), Need(0.0, 8.0, gpus=1), Need(0.0, 7.0, gpus=2), Need(0.0, 6.0, gpus=9)],
+        Room(4, gpus=("3", "5")))  # fmt: skip
+    busy: list[str] = []
+    for word in log.read_text().split():
+        for gpu in word[1:].split(","):
+            assert (gpu in busy) is (word[0] == "-")
+            busy.remove(gpu) if word[0] == "-" else busy.append(gpu)
+    assert "+3,5" in log.read_text()
 
 
 def test_a_folder_that_cannot_be_written_stops_all(tmp_path: Path) -> None:

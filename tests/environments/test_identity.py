@@ -13,9 +13,8 @@ import pytest
 from megacpp_validate.canary.static.sources import CACHE_VARIABLE
 from megacpp_validate.environments import identity
 from megacpp_validate.environments.environment import NoEnvironment
-from megacpp_validate.environments.identity import hash_parts, say_package, say_variables
-from megacpp_validate.environments.interpreter import PACKAGE, InterpreterEnvironment, host_interpreter
-from megacpp_validate.environments.overlay import put_over
+from megacpp_validate.environments.identity import hash_parts, list_sources, list_variables
+from megacpp_validate.environments.interpreter import PACKAGE, InterpreterEnvironment, host_interpreter, put_over
 from tests.environments.site_folders import make_package, make_te
 
 Change = Callable[[Path], None]
@@ -83,8 +82,8 @@ VARIABLES: dict[str, tuple[str, bool]] = {
 
 @pytest.mark.parametrize(("name", "counts"), VARIABLES.values(), ids=VARIABLES)
 def test_the_variables_that_change_what_runs(name: str, counts: bool) -> None:
-    before = hash_parts(tuple(say_variables({"HOME": "/root"})))
-    assert (hash_parts(tuple(say_variables({"HOME": "/root", name: "1"}))) != before) is counts
+    before = hash_parts(tuple(list_variables({"HOME": "/root"})))
+    assert (hash_parts(tuple(list_variables({"HOME": "/root", name: "1"}))) != before) is counts
 
 
 def test_all_that_runs_in_an_environment_counts() -> None:
@@ -143,19 +142,19 @@ def test_the_sources_of_this_project_that_run_there_count(tmp_path: Path) -> Non
     for name in ("bridge/attention.py", "native/mlp.py", "probes/bounds.py", "evidence/receipt.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("bound = 1\n")
-    before = list(say_package(tmp_path))
+    before = list(list_sources(tmp_path))
     assert len(before) == 4
     os.utime(tmp_path / "bridge" / "attention.py", ns=(0, 0))
-    assert list(say_package(tmp_path)) == before
+    assert list(list_sources(tmp_path)) == before
     for line in before:
         file = tmp_path / line.split()[0]
         file.write_text("bound = 2\n")
-        assert list(say_package(tmp_path)) != before
+        assert list(list_sources(tmp_path)) != before
         file.write_text("bound = 1\n")
 
 
 def test_the_sources_that_run_there_are_those_of_this_package() -> None:
-    said = [line.split()[0] for line in say_package(PACKAGE)]
+    said = [line.split()[0] for line in list_sources(PACKAGE)]
     assert {"bridge/imports.py", "native/attention.py", "probes/process.py", "evidence/receipt.py"} < set(said)
 
 
@@ -182,7 +181,7 @@ def test_no_two_lists_of_parts_share_a_hash() -> None:
 
 
 def test_an_interpreter_that_cannot_be_started_has_no_identity(tmp_path: Path) -> None:
-    with pytest.raises(NoEnvironment, match=r"does not say.*Next step"):
+    with pytest.raises(NoEnvironment, match=r"does not answer.*Next step"):
         _ = InterpreterEnvironment((str(tmp_path / "nothing"),), {}).identity
 
 

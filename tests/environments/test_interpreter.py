@@ -11,16 +11,19 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.environments import interpreter
+from megacpp_validate.environments.environment import NoEnvironment
 from megacpp_validate.environments.facts import read_facts, require_torch
 from megacpp_validate.environments.interpreter import (
     PACKAGE,
-    Environment,
-    NoEnvironment,
+    InterpreterEnvironment,
+    find_libraries,
     host_interpreter,
     own_interpreter,
+    put_over,
     read_commit,
 )
 from megacpp_validate.process import Processes
+from tests.environments.site_folders import make_package, make_te
 
 ROOT = PACKAGE.parent
 THIS = f'exec {sys.executable} "$@"'
@@ -109,7 +112,7 @@ BROKEN: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize(("script", "word"), BROKEN.values(), ids=BROKEN)
 def test_an_interpreter_that_does_not_answer_is_told_with_its_words(script: str, word: str, tmp_path: Path) -> None:
-    environment = Environment((str(fake_python(tmp_path, script)),), {"PATH": "/usr/bin:/bin"})
+    environment = InterpreterEnvironment((str(fake_python(tmp_path, script)),), {"PATH": "/usr/bin:/bin"})
     with pytest.raises(NoEnvironment, match=r"Likely cause.*Next step") as told:
         read_facts(environment, Processes())
     assert word in str(told.value)
@@ -117,7 +120,7 @@ def test_an_interpreter_that_does_not_answer_is_told_with_its_words(script: str,
 
 def test_an_interpreter_that_cannot_be_started_is_told(tmp_path: Path) -> None:
     with pytest.raises(NoEnvironment, match="Next step"):
-        read_facts(Environment((str(tmp_path / "nothing"),), {}), Processes())
+        read_facts(InterpreterEnvironment((str(tmp_path / "nothing"),), {}), Processes())
 
 
 def test_the_host_side_never_imports_torch() -> None:
@@ -142,3 +145,129 @@ def test_the_commit_is_that_of_the_checkout(tmp_path: Path, monkeypatch: pytest.
     assert len(commit) == 40
     (tmp_path / "file").write_text("2")
     assert read_commit() == f"{commit}-dirty"
+
+
+# --- Site folders before an interpreter's own. ---
+
+
+def host(**variables: str) -> InterpreterEnvironment:
+    return InterpreterEnvironment((sys.executable,), {"PATH": os.defpath, **variables})
+
+
+def say(environment: InterpreterEnvironment, code: str) -> str:
+    words = [*environment.python, "-P", "-c", code]
+    done = subprocess.run(words, env=dict(environment.variables), capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_the_folders_come_first_then_what_the_user_has_then_the_hosts(tmp_path: Path) -> None:
+    """The host of these tests has an einops and an iniconfig of its own."""
+    te, common = make_te(tmp_path / "te-2.12.0", "2.12.0"), make_package(tmp_path / "base", "einops", "0.1")
+    user = make_package(make_package(tmp_path / "user", "einops", "0.2"), "iniconfig", "0.3")
+    made = put_over(host(PYTHONPATH=str(user)), [te, common])
+    names = "transformer_engine, einops, iniconfig"
+    assert say(made, f"import {names}; print(*(module.VERSION for module in ({names})))") == "2.12.0 0.1 0.3"
+    assert made.folders == (te, common)
+
+
+def test_a_pth_file_adds_its_lines_behind_the_folders(tmp_path: Path) -> None:
+    """As pip's target folders have them; a line that leads nowhere and a comment add nothing."""
+    site = make_te(tmp_path / "site", "2.12.0")
+    make_package(site / "vendor_dsl" / "packages", "cutlass", "4.8")
+    (site / "dsl.pth").write_text("# where the packages are\nvendor_dsl/packages\nnowhere\n")
+    made = put_over(host(), [site])
+    assert say(made, "import cutlass; print(cutlass.VERSION)") == "4.8"
+    assert made.variables["PYTHONPATH"] == os.pathsep.join(map(str, (site, site / "vendor_dsl" / "packages")))
+    assert "vendor_dsl/packages" in made.because
+
+
+def test_an_import_line_of_a_pth_file_adds_to_the_path(tmp_path: Path) -> None:
+    """Word for word what the CuTe DSL 4.8.1 writes there; FlashAttention 4 is not found without."""
+    site = make_package(tmp_path / "fa4", "nvidia_cutlass_dsl", "4.8.1")
+    make_package(site / "nvidia_cutlass_dsl" / "dsl_packages", "cutlass", "4.8.1")
+    (site / "nvidia_cutlass_dsl_packages.pth").write_text(
+        "import sys, os, nvidia_cutlass_dsl; "
+        "sys.path.insert(0, os.path.join(nvidia_cutlass_dsl.__path__[0], 'dsl_packages'))"
+    )
+    te = make_te(tmp_path / "te", "2.20.2")
+    made = put_over(host(), [te, site])
+    assert say(made, "import cutlass; print(cutlass.VERSION)") == "4.8.1"
+    assert made.variables["PYTHONPATH"].startswith(str(te))
+
+
+def test_a_pth_file_that_cannot_be_read_is_told_and_hides_no_other(tmp_path: Path) -> None:
+    site = make_package(tmp_path / "site", "einops", "0.1")
+    make_package(site / "more", "cutlass", "4.8")
+    (site / "a.pth").write_text("import no_such_module_there\n")
+    (site / "b.pth").write_text("more\n")
+    made = put_over(host(), [site])
+    assert say(made, "import cutlass; print(cutlass.VERSION)") == "4.8"
+    assert "no_such_module_there" in made.because
+
+
+def test_a_pth_file_that_ends_the_interpreter_is_no_environment(tmp_path: Path) -> None:
+    site = make_package(tmp_path / "site", "einops", "0.1")
+    (site / "a.pth").write_text("import os; os._exit(3)\n")
+    with pytest.raises(NoEnvironment, match=r"\.pth files of .*Next step"):
+        put_over(host(), [site])
+
+
+def make_library(folder: Path, name: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(b"\x7fELF")
+    return folder
+
+
+def test_a_package_finds_the_libraries_of_another(tmp_path: Path) -> None:
+    site = make_package(tmp_path / "base", "tvm_ffi", "0.1.11")
+    libraries = make_library(site / "tvm_ffi" / "lib", "libtvm_ffi.so")
+    made = put_over(host(LD_LIBRARY_PATH="/opt/driver"), [site])
+    assert made.variables["LD_LIBRARY_PATH"] == f"{libraries}{os.pathsep}/opt/driver"
+    assert str(libraries) in made.because
+    bare = put_over(host(), [site])
+    assert bare.variables["LD_LIBRARY_PATH"] == str(libraries)  # no empty entry: that is the working folder
+
+
+CUDA = ("libcudart.so.12", "libcublas.so.13", "libcublasLt.so.13", "libcudnn.so.9", "libcudnn_ops.so.9", "libnccl.so.2",
+        "libnvrtc.so.12", "libnvrtc-builtins.so.13.0", "libnvJitLink.so.13", "libcuda.so.1")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CUDA)
+def test_a_second_cuda_library_does_not_become_visible(name: str, tmp_path: Path) -> None:
+    """Transformer Engine 2.12.0 loses attention where libcudart.so.12 can be seen beside 13."""
+    site = make_package(tmp_path / "site", "cuda_runtime", "12.8")
+    libraries = make_library(make_library(site / "cuda_runtime" / "lib", "libother.so"), name)
+    assert find_libraries([site]) == ((), (libraries,))
+    made = put_over(host(), [site])
+    assert "LD_LIBRARY_PATH" not in made.variables
+    assert "CUDA libraries" in made.because
+
+
+def test_only_the_library_folder_of_a_package_is_looked_at(tmp_path: Path) -> None:
+    """FlashAttention 3's runtime lies beside its code, and a vendor keeps stubs for other processors deeper down."""
+    site = make_package(tmp_path / "site", "flash_attn_3", "3.0")
+    make_library(site / "flash_attn_3", "libcudart.so.12")
+    make_library(site / "flash_attn_3" / "cu13" / "lib" / "stubs", "libdsl.so")
+    (site / "flash_attn_3" / "lib").mkdir()
+    assert find_libraries([site]) == ((), ())
+
+
+def test_a_folder_that_there_is_not_is_told(tmp_path: Path) -> None:
+    with pytest.raises(NoEnvironment, match=r"no folder .*te-9.*Likely cause.*Next step"):
+        put_over(host(), [tmp_path / "te-9"])
+
+
+def test_a_folder_that_no_path_can_carry_is_told(tmp_path: Path) -> None:
+    odd = make_te(tmp_path / "te:2", "2.12.0")
+    with pytest.raises(NoEnvironment, match=r"rename it"):
+        put_over(host(), [odd])
+
+
+def test_a_folder_by_way_of_another_is_that_folder(tmp_path: Path) -> None:
+    """Python takes the ".." off its path by the letters, and finds nothing behind a link."""
+    site = make_te(tmp_path / "far" / "te-2.12.0", "2.12.0")
+    (tmp_path / "far" / "other").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "other")
+    by_link = put_over(host(), [tmp_path / "link" / ".." / "te-2.12.0"])
+    assert say(by_link, "import transformer_engine; print(transformer_engine.VERSION)") == "2.12.0"
+    assert by_link.identity == put_over(host(), [site]).identity

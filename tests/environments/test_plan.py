@@ -87,7 +87,7 @@ def test_the_cells_of_fp8_are_told_all_they_need(catalog: Catalog) -> None:
 def test_cells_of_fp8_are_chosen_by_their_short_names_too(catalog: Catalog) -> None:
     orders = plan_fp8(catalog, h200(catalog), ("loss", "fp8_block", "loss"))
     assert [order.probe for order in orders] == ["fp8_block", "fp8_loss"]
-    with pytest.raises(UnknownTarget, match=r"'attention'.*Next step.*fp8_delayed"):
+    with pytest.raises(UnknownTarget, match=r"'fp8_attention'.*Next step.*fp8_delayed"):
         plan_fp8(catalog, h200(catalog), ("attention",))
 
 

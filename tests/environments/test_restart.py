@@ -28,7 +28,7 @@ STALE: dict[str, tuple[Order, Receipt, str]] = {
     "another-commit": (replace(ORDER, commit="c0-dirty"), DONE, "commit"),
     "another-environment": (replace(ORDER, environment="e1"), DONE, "environment"),
     "another-cell": (replace(ORDER, stack="te2"), DONE, "cell"),
-    "of-no-known-environment": (replace(ORDER, environment=""), replace(DONE, environment=""), "nobody knows"),
+    "of-no-known-environment": (replace(ORDER, environment=""), replace(DONE, environment=""), "unknown"),
     "not-run": (ORDER, replace(DONE, outcome=Outcome.NOT_RUN), "did not run"),
     "killed-by-somebody-else": (
         ORDER,
@@ -95,9 +95,11 @@ def test_a_second_run_is_refused_and_a_killed_one_holds_nothing(tmp_path: Path) 
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(FolderTaken, match=r"receipts.*Next step"), own_folder(folder):
-            pass
-        other.kill()
-        other.wait()
+        try:
+            with pytest.raises(FolderTaken, match=r"receipts.*Next step"), own_folder(folder):
+                pass
+        finally:
+            other.kill()
+            other.wait()
     with own_folder(folder):
         pass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.environments.schedule import (
     CONTEXT_MIB,
+    GpuMemory,
     Need,
     Room,
     choose_next,
@@ -16,6 +19,8 @@ from megacpp_validate.environments.schedule import (
     order_longest_first,
     plan_jobs,
     plan_room,
+    read_gpu_memory,
+    read_gpus,
 )
 from megacpp_validate.evidence.receipt import Machine, Outcome, Receipt
 from megacpp_validate.probes.order import Order, Target
@@ -39,6 +44,9 @@ CHOICES: dict[str, tuple[list[Need], list[Need], Room, int | None]] = {
     "others-before-what-is-bigger-than-all": (needs(2000, 10), [], Room(2, 1000), 1),
     "none-beside-what-is-bigger-than-all": (needs(0), needs(2000), Room(2, 1000), None),
     "a-card-that-is-full": (needs(500, 100), [], Room(2, 0), 0),
+    "a-gpu-of-its-own": ([Need(0, 9, gpus=2), Need(0, 1, gpus=1)], [Need(0, 9, gpus=1)], Room(3, gpus=("0", "1")), 1),
+    "no-gpu-left": ([Need(0, 9, gpus=1)], [Need(0, 9, gpus=1)], Room(3, gpus=("0",)), None),
+    "more-gpus-than-there-are-runs-alone": ([Need(0, 9, gpus=4)], [], Room(3, gpus=("0",)), 0),
     "memory-is-not-counted": (needs(10**9), needs(10**9), Room(2), 0),
 }
 
@@ -158,3 +166,23 @@ def test_what_a_cell_takes_is_what_its_row_says_or_an_earlier_receipt(catalog: C
     assert not expect_need(order, plain, {}).kernels
     again = Order("permute", "te2", H200, "te", only_times=True)
     assert expect_need(again, row, seen).seconds < 99.0
+
+
+@pytest.mark.parametrize(
+    ("script", "memory", "gpus"),
+    [("echo '143771, 143000'", (143771.0, 143000.0), ("143771",)), ("echo '[N/A], [N/A]'", (None, None), ("[N/A]",)),
+     ("echo 'NVIDIA-SMI has failed'; exit 9", (None, None), ()), ("exit 0", (None, None), ())],
+    ids=["an-h200", "shared-with-the-host", "no-driver", "silent"],
+)  # fmt: skip
+def test_what_nvidia_smi_answers(
+    script: str, memory: tuple[float | None, float | None], gpus: tuple[str, ...], tmp_path: Path
+) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f'#!/bin/sh\necho "$@" > {tmp_path / "asked"}\n{script}\n')
+    smi.chmod(0o755)
+    path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    assert read_gpus(path) == gpus
+    assert read_gpu_memory({**path, "CUDA_VISIBLE_DEVICES": "3,1"}) == GpuMemory(*memory)
+    assert "--id=3" in (tmp_path / "asked").read_text()
+    assert read_gpu_memory({"PATH": "/nowhere"}) == GpuMemory(None, None)
+    assert read_gpus({"CUDA_VISIBLE_DEVICES": "3, -1,1"}) == ("3", "1")

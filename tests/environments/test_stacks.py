@@ -19,11 +19,11 @@ from megacpp_validate.environments.facts import Facts
 from megacpp_validate.environments.plan import UnknownTarget, choose_target
 from megacpp_validate.environments.schedule import Room
 from megacpp_validate.environments.stacks import (
-    Asked,
     RanStack,
-    Running,
+    RunOptions,
     Stack,
-    Wanted,
+    StackOptions,
+    StackRequest,
     prepare_stacks,
     run_stacks,
 )
@@ -33,13 +33,13 @@ from megacpp_validate.process import Processes
 from tests.environments.places import H200_HOST, LAPTOP, make_probes, target_of
 from tests.running_processes import hearing_signals
 
-ASKED = Asked(("imports", "permute"), 3, True, "tool 1", "c0", {})
+ASKED = StackOptions(("imports", "permute"), 3, True, "tool 1", "c0", {})
 
 
 @pytest.fixture
 def run(catalog: Catalog, tmp_path: Path) -> Callable[..., dict[str, RanStack]]:
-    def call(target: str, *stacks: Stack, asked: Asked = ASKED) -> dict[str, RanStack]:
-        running = Running(tmp_path / "receipts", Room(2), 30.0)
+    def call(target: str, *stacks: Stack, asked: StackOptions = ASKED) -> dict[str, RanStack]:
+        running = RunOptions(tmp_path / "receipts", Room(2), 30.0)
         found = run_stacks(catalog, target_of(catalog, target), stacks, asked, running, Processes())
         return {stack.run.stack: stack for stack in found}
 
@@ -135,17 +135,17 @@ def test_stacks_are_made_and_asked_what_they_have(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(room_of_stacks, "read_facts", lambda made, processes: has[made.name])
     wanted = [
-        Wanted("te2.20.2", lambda: Named("one"), "2.20.2"),
-        Wanted("te2.14.1", lambda: Named("two"), "2.14.1"),
-        Wanted("te2.17.1", lambda: Named("one"), "2.17.1"),
-        Wanted("mine", lambda: Named("one")),
-        Wanted("te1", fails("uv says no"), "1"),
-        Wanted("bare", lambda: Named("bare")),
+        StackRequest("te2.20.2", lambda: Named("one"), "2.20.2"),
+        StackRequest("te2.14.1", lambda: Named("two"), "2.14.1"),
+        StackRequest("te2.17.1", lambda: Named("one"), "2.17.1"),
+        StackRequest("mine", lambda: Named("one")),
+        StackRequest("te1", fails("uv says no"), "1"),
+        StackRequest("bare", lambda: Named("bare")),
     ]
     found = {stack.name: stack for stack in prepare_stacks(wanted, Processes())}
     assert [name for name, made in found.items() if not made.problem] == ["te2.20.2", "te2.14.1", "mine"]
     assert found["te1"].problem == "uv says no"
-    assert "is to be Transformer Engine 2.17.1, and named has Transformer Engine 2.20.2" in found["te2.17.1"].problem
+    assert "stands for Transformer Engine 2.17.1, and named has Transformer Engine 2.20.2" in found["te2.17.1"].problem
     assert "has no torch" in found["bare"].problem
     assert all("Next step" in found[name].problem for name in ("te2.17.1", "bare"))
 
@@ -163,7 +163,7 @@ def test_another_row_of_the_target_makes_old_receipts_no_answer(catalog: Catalog
     """The row says what a probe is judged by; a matrix of one's own changes it without another commit."""
     row = target_of(catalog, "h200")
     other = row.model_copy(update={"deep_gemm": not row.deep_gemm})
-    asked, running = replace(ASKED, times=False), Running(tmp_path / "receipts", Room(2), 30.0)
+    asked, running = replace(ASKED, times=False), RunOptions(tmp_path / "receipts", Room(2), 30.0)
     one = stack(tmp_path, "te2.12.0", main="write()")
     ran = [
         len(run_stacks(catalog, target, [one], asked, running, Processes())[0].run.ran) for target in (row, row, other)
@@ -174,11 +174,11 @@ def test_another_row_of_the_target_makes_old_receipts_no_answer(catalog: Catalog
 INTERRUPTED = """
 import os, time
 from megacpp_validate.process import Processes
-from megacpp_validate.environments.stacks import Wanted, prepare_stacks
+from megacpp_validate.environments.stacks import StackRequest, prepare_stacks
 def make():
     os.write(1, b"makes\\n")  # at once: two threads say it
     time.sleep(600)
-prepare_stacks([Wanted("a", make), Wanted("b", make)], Processes())
+prepare_stacks([StackRequest("a", make), StackRequest("b", make)], Processes())
 """
 
 

@@ -15,8 +15,7 @@ from rich.console import Console
 from megacpp_validate.canary.dynamic.upgrade_result import UpgradeResult
 from megacpp_validate.canary.firewall.result import FirewallResult
 from megacpp_validate.canary.static.findings import StaticResult, Sweep
-from megacpp_validate.environments.session_result import ParityResult, SupportGrid
-from megacpp_validate.environments.smoke_session import SmokeSession
+from megacpp_validate.environments.session_result import ParityResult, SmokeSession, SupportGrid
 from megacpp_validate.gate.fp8_session import Fp8Result
 from megacpp_validate.report import machine
 from megacpp_validate.report.github import annotations as github

@@ -12,7 +12,7 @@ from typing import Final
 from rich.console import Console
 
 from megacpp_validate.catalog.bridge import read_catalog
-from megacpp_validate.environments.smoke_session import SmokeSession
+from megacpp_validate.environments.session_result import SmokeSession
 from megacpp_validate.evidence.store import read_receipts
 from megacpp_validate.gate.ablation_result import AblationResult, read_ablation
 from megacpp_validate.report.html.pages import render_session_html

@@ -18,8 +18,7 @@ from megacpp_validate.canary.static.findings import (
     StaticResult,
     Sweep,
 )
-from megacpp_validate.environments.session_result import ParityResult
-from megacpp_validate.environments.smoke_session import SmokeSession
+from megacpp_validate.environments.session_result import ParityResult, SmokeSession
 from megacpp_validate.evidence.receipt import (
     Backend,
     Check,

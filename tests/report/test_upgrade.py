@@ -17,7 +17,7 @@ from megacpp_validate.canary.dynamic.upgrade_result import (
 )
 from megacpp_validate.canary.firewall.result import FirewallCase, FirewallOutcome, FirewallResult
 from megacpp_validate.environments.session_result import SupportCell, SupportGrid, SupportRow
-from megacpp_validate.environments.stack_run import StackRun
+from megacpp_validate.environments.stacks import StackRun
 from megacpp_validate.evidence.receipt import Machine, Outcome
 from megacpp_validate.evidence.values import ENVIRONMENT, Cause
 from megacpp_validate.report import machine

@@ -22,12 +22,10 @@ from ...environments.environment import Environment, NoEnvironment
 from ...environments.facts import read_facts, require_torch
 from ...environments.fleet import Fleet
 from ...environments.installed import find_environments
-from ...environments.interpreter import InterpreterEnvironment, read_commit
-from ...environments.overlay import put_over
+from ...environments.interpreter import InterpreterEnvironment, put_over, read_commit
 from ...environments.plan import find_target, plan_blank, plan_parity, why_not_here
 from ...environments.restart import FolderTaken, find_done, own_folder
-from ...environments.room import count_cores
-from ...environments.schedule import Need, Room, plan_jobs
+from ...environments.schedule import Need, Room, count_cores, plan_jobs
 from ...errors import EvidenceMissing, WrongArguments
 from ...evidence.receipt import Receipt
 from ...process import Processes

@@ -13,9 +13,9 @@ from ...catalog.bridge import Catalog
 from ...catalog.bridge import Target as TargetRow
 from ...catalog.smoke_faults import FaultPlan, SmokeFault, SmokeFaults
 from ...environments.facts import Facts
+from ...environments.fleet import Expected
 from ...environments.interpreter import read_commit
 from ...environments.plan import find_target, plan_blank, plan_smoke
-from ...environments.session import Expected
 from ...environments.session_result import SessionResult
 from ...errors import WrongArguments
 from ...evidence.receipt import Outcome, Receipt

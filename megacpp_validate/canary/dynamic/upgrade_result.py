@@ -10,7 +10,7 @@ from ...diagnosis.culprits import Culprit
 from ...diagnosis.red import Change
 from ...diagnosis.versions import VersionChange
 from ...environments.session_result import SupportGrid
-from ...environments.stack_run import StackRun
+from ...environments.stacks import StackRun
 from ...errors import Exit, exit_for
 from ...evidence.receipt import Outcome
 from ...evidence.values import Frozen

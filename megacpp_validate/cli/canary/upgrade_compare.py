@@ -15,8 +15,7 @@ from ...canary.dynamic.upgrade_result import StepResult, TimingChange, UpgradeRe
 from ...catalog.bridge import BridgeModule, Catalog
 from ...catalog.needs import Needs, read_needs
 from ...environments.session_result import SupportGrid, build_support
-from ...environments.stack_run import StackRun
-from ...environments.stacks import AGAIN, RanStack
+from ...environments.stacks import AGAIN, RanStack, StackRun
 from ...evidence.receipt import Receipt
 from ...evidence.store import ReceiptInvalid, Receipts, read_receipts
 from ..app import TOOL, Exit, foreseen, refuse

@@ -15,11 +15,11 @@ from ...canary.firewall.result import FirewallResult
 from ...canary.static.findings import StaticResult
 from ...catalog.bridge import Catalog
 from ...catalog.needs import read_needs
-from ...environments.chosen import SpecInvalid
 from ...environments.environment import NoEnvironment
 from ...environments.plan import UnknownTarget, choose_canary_probes
 from ...environments.restart import FolderTaken
 from ...environments.session_result import SupportGrid
+from ...errors import WrongArguments
 from ..app import TOOL, Exit, foreseen, refuse
 from .canary_telling import Telling
 from .upgrade_compare import grid_of, judge_stacks, receipts_of
@@ -54,7 +54,7 @@ def read_tiers(text: str) -> tuple[str, ...]:
 
 @foreseen({
     UnknownTarget: Exit.WRONG_ARGUMENTS,
-    SpecInvalid: Exit.WRONG_ARGUMENTS,
+    WrongArguments: Exit.WRONG_ARGUMENTS,
     NoEnvironment: Exit.NO_ENVIRONMENT,
     FolderTaken: Exit.INFRASTRUCTURE,
 })  # fmt: skip

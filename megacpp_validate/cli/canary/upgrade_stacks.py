@@ -16,9 +16,8 @@ from ...environments.facts import read_facts
 from ...environments.installed import Found, find_environments
 from ...environments.interpreter import own_interpreter, read_commit
 from ...environments.plan import choose_canary_probes, choose_target, find_target, why_not_here
-from ...environments.room import count_cores, read_room, share_cores
-from ...environments.schedule import plan_jobs
-from ...environments.stacks import Asked, RanStack, Running, Stack, Wanted, prepare_stacks, run_stacks
+from ...environments.schedule import count_cores, plan_jobs, read_room, share_cores
+from ...environments.stacks import RanStack, RunOptions, Stack, StackOptions, StackRequest, prepare_stacks, run_stacks
 from ...process import Processes
 from ..app import TOOL, Exit, errors, refuse, refuse_receipts
 from .upgrade_progress import UpgradeProgress
@@ -85,7 +84,7 @@ def run_dynamic(catalog: Catalog, asked: DynamicAsked) -> DynamicRun:
         stacks = tuple(Stack(stack.name, problem=reason) for stack in wanted)
     else:
         stacks = prepare_stacks(wanted, processes)
-    for_all = Asked(
+    for_all = StackOptions(
         probes=asked.probes,
         seed=asked.seed,
         times=asked.times and bool(target.arch),
@@ -96,7 +95,7 @@ def run_dynamic(catalog: Catalog, asked: DynamicAsked) -> DynamicRun:
     room = read_room(variables, gpu=bool(target.arch), jobs=asked.jobs, memory_mib=asked.gpu_memory_mib)
     rows = [stack.name for stack in stacks if not stack.problem]
     with UpgradeProgress(choose_canary_probes(catalog, asked.probes), rows) as progress:
-        running = Running(asked.receipts.absolute(), room, asked.limit_s, asked.fresh, progress)
+        running = RunOptions(asked.receipts.absolute(), room, asked.limit_s, asked.fresh, progress)
         try:
             found = run_stacks(catalog, target, stacks, for_all, running, processes)
         except OSError as fault:
@@ -118,10 +117,10 @@ def _choose_stacks(
     *,
     gpus: bool,
     made: bool,
-) -> tuple[Wanted, ...]:
+) -> tuple[StackRequest, ...]:
     """The stacks in the order of the steps; what a person named comes before what the host has."""
     means = Means(variables, asked.python, gpus=gpus)
-    by_name = {spec.name: Wanted(spec.name, partial(make_environment, spec, means)) for spec in named}
+    by_name = {spec.name: StackRequest(spec.name, partial(make_environment, spec, means)) for spec in named}
     if len(by_name) < len(named):
         refuse("two environments have one name. Next step: give each a name of its own.", Exit.WRONG_ARGUMENTS)
     if not asked.every_installed and not asked.releases:
@@ -137,7 +136,7 @@ def _choose_stacks(
         tuple(
             by_name[name]
             if (name := _name_in(by_name, release)) is not None
-            else Wanted(
+            else StackRequest(
                 _stack_id(release),
                 partial(resolve_environment, release, found, catalog.stacks, means),
                 release.removeprefix("te"),
@@ -148,7 +147,7 @@ def _choose_stacks(
     )
 
 
-def _at_least_two(wanted: tuple[Wanted, ...], asked: DynamicAsked) -> tuple[Wanted, ...]:
+def _at_least_two(wanted: tuple[StackRequest, ...], asked: DynamicAsked) -> tuple[StackRequest, ...]:
     names = [stack.name for stack in wanted]
     if find_twice(names):
         refuse(f"one stack is asked for twice: {', '.join(names)}. Next step: give each once.", Exit.WRONG_ARGUMENTS)
@@ -172,11 +171,11 @@ def find_twice(names: Sequence[str]) -> str:
     return ""
 
 
-def _wanted_found(release: str, environment: Environment) -> Wanted:
-    return Wanted(_stack_id(release), lambda: environment, release)
+def _wanted_found(release: str, environment: Environment) -> StackRequest:
+    return StackRequest(_stack_id(release), lambda: environment, release)
 
 
-def _name_in(by_name: Mapping[str, Wanted], release: str) -> str | None:
+def _name_in(by_name: Mapping[str, StackRequest], release: str) -> str | None:
     return next((name for name in (release, _stack_id(release)) if name in by_name), None)
 
 

@@ -21,10 +21,10 @@ from ...catalog.prewarm import PROBE, PrewarmTask
 from ...environments.cell import Cell
 from ...environments.environment import NoEnvironment
 from ...environments.facts import Facts, read_facts, require_torch
-from ...environments.identity import hash_parts, say_package
+from ...environments.identity import hash_parts, list_sources
 from ...environments.interpreter import PACKAGE, InterpreterEnvironment, host_interpreter, read_commit
 from ...environments.plan import plan_blank, plan_compositions, plan_parity, plan_smoke
-from ...environments.room import count_cores, share_cores
+from ...environments.schedule import count_cores, share_cores
 from ...evidence.values import Frozen
 from ...jitcache.aside import folder_aside
 from ...jitcache.layout import NVCC, NVRTC, ROOT_VARIABLE, cache_arch, cache_variables
@@ -132,7 +132,7 @@ class JitStack:
     @property
     def sources(self) -> str:
         """Identity of what of this project runs there."""
-        return hash_parts(tuple(say_package(PACKAGE)))
+        return hash_parts(tuple(list_sources(PACKAGE)))
 
     def run(self, task: PrewarmTask, logs: Path, limit_s: float) -> Answer:
         """Run a task or a cell in a process of its own.
@@ -156,7 +156,6 @@ class JitStack:
     def _run_cell(self, task: PrewarmTask, logs: Path, limit_s: float) -> Answer:
         order = replace(self._order(task), environment=self.environment.identity)
         cell = Cell(self.environment, order, logs, limit_s)
-        cell.forget()
         receipt = cell.run(self.scratch / f"cell-{task.id}", self.processes)
         return read_receipt_answer(receipt)
 

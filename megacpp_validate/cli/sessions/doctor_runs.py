@@ -20,8 +20,7 @@ from ...environments.doctor_looks import Limits, take_looks
 from ...environments.doctor_result import DoctorResult
 from ...environments.doctor_seen import Rows, Seen
 from ...environments.environment import NoEnvironment
-from ...environments.interpreter import host_interpreter
-from ...environments.overlay import put_over
+from ...environments.interpreter import host_interpreter, put_over
 from ...environments.plan import UnknownTarget, find_target
 from ...process import Processes
 from ..app import TOOL, Exit, Format, errors, foreseen

@@ -11,10 +11,10 @@ import typer
 from ...catalog.bridge import Catalog, Fp8Cell, read_catalog
 from ...environments.environment import NoEnvironment
 from ...environments.facts import Facts
+from ...environments.fleet import Expected
 from ...environments.interpreter import read_commit
 from ...environments.plan import UnknownTarget, choose_fp8_cells, find_target, plan_blank, plan_fp8
 from ...environments.restart import FolderTaken
-from ...environments.session import Expected
 from ...environments.session_result import SessionResult
 from ...evidence.receipt import Outcome
 from ...gate.fp8_session import Fp8Result

@@ -12,11 +12,11 @@ from pathlib import Path
 from ...catalog.bridge import Target as TargetRow
 from ...environments.environment import Environment
 from ...environments.facts import Facts, read_facts, require_torch
+from ...environments.fleet import Expected, Session
 from ...environments.interpreter import host_interpreter
 from ...environments.plan import choose_request, receipt_without_probe, why_not_here
 from ...environments.restart import own_folder
-from ...environments.room import share_cores
-from ...environments.session import Expected, Session
+from ...environments.schedule import share_cores
 from ...environments.session_result import SessionResult
 from ...evidence.receipt import Outcome, Receipt
 from ...probes.order import Order

@@ -12,11 +12,11 @@ import typer
 from ...catalog.bridge import Catalog, read_catalog
 from ...environments.environment import NoEnvironment
 from ...environments.facts import Facts, read_facts
+from ...environments.fleet import Expected
 from ...environments.interpreter import own_interpreter, read_commit
 from ...environments.plan import UnknownTarget, choose_smoke_cells, choose_target, find_target, plan_blank, plan_smoke
 from ...environments.restart import FolderTaken
-from ...environments.session import Expected
-from ...environments.smoke_session import SmokeSession
+from ...environments.session_result import SmokeSession
 from ...probes.order import Order
 from ...process import Processes
 from ..app import TOOL, Exit, Format, foreseen, refuse

@@ -8,8 +8,7 @@ from typing import Any, Final, TypeGuard
 from ...canary.dynamic.upgrade_result import UpgradeResult
 from ...canary.firewall.result import FirewallResult
 from ...canary.static.findings import StaticResult, Sweep
-from ...environments.session_result import ParityResult
-from ...environments.smoke_session import SmokeSession
+from ...environments.session_result import ParityResult, SmokeSession
 from ...gate.fp8_session import Fp8Result
 from ...gate.loss_result import LossGateResult
 from ...gate.policy_result import PolicyResult

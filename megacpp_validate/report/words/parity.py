@@ -7,8 +7,7 @@ from typing import Final, NamedTuple, assert_never
 
 from megacpp_validate.evidence.receipt import Backend, Check, Machine, Outcome, Part, Receipt
 
-from ...environments.session_result import SessionResult, SupportGrid, SupportRow
-from ...environments.smoke_session import SmokeSession
+from ...environments.session_result import SessionResult, SmokeSession, SupportGrid, SupportRow
 from ...gate.fp8_session import Fp8Result
 from ..marks import mark_cell
 from ..summaries import count, first_sentence, split_reason

@@ -7,8 +7,7 @@ from typing import Final, NamedTuple
 from megacpp_validate.evidence.receipt import Receipt
 from megacpp_validate.evidence.training import TrainingRecord
 
-from ...environments.session_result import SessionResult
-from ...environments.smoke_session import SmokeSession, main_record
+from ...environments.session_result import SessionResult, SmokeSession, main_record
 
 HEADINGS: Final = ("cell", "model", "plan", "precision", "step", "tokens/s", "MFU", "goodput", "memory", "loss")
 COMPARED: Final = ("cell", "plan", "step", "tokens/s", "MFU", "goodput", "memory")  # of one cell with another

@@ -15,7 +15,7 @@ from ...canary.dynamic.upgrade_result import (
     UpgradeResult,
     VersionChange,
 )
-from ...environments.stack_run import StackRun
+from ...environments.stacks import StackRun
 from ...evidence.values import ENVIRONMENT
 from ..marks import Mark, mark_cell
 from ..summaries import count, summarize_firewall, summarize_static

@@ -1,0 +1,433 @@
+"""Many cells of many stacks and targets: what is selected, what each needs, and how all of them end.
+
+On this machine the cells run side by side as in any session; on a cluster each is a job.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Final, Literal
+
+from pydantic import Field
+
+from ..catalog.bridge import BridgeModule, Catalog, Fp8Cell, ProbeCell, SmokeCell
+from ..catalog.bridge import Target as TargetRow
+from ..errors import Exit, NothingSelected, WrongArguments, exit_for
+from ..evidence.receipt import Outcome, Receipt, cell_id
+from ..evidence.receipt_file import write_receipt
+from ..evidence.values import Frozen
+from ..probes.order import Order
+from ..process import Processes, Stopped
+from .cell import Cell
+from .chosen import Means, Spec, make_environment, resolve_environment
+from .environment import Environment
+from .fleet import Fleet, Progress
+from .installed import find_environments, open_host
+from .plan import (
+    SWITCH,
+    choose_names,
+    find_target,
+    plan_blank,
+    plan_compositions,
+    plan_fp8,
+    plan_parity,
+    plan_smoke,
+    receipt_without_probe,
+    why_not_here,
+)
+from .restart import find_done, own_folder
+from .schedule import Need, Room, count_cores, plan_jobs, read_gpus, share_cores
+from .slurm import Cluster, Job, list_options, plan_job, run_jobs
+from .stacks import NO_FACTS, Stack, StackRequest, on_stack, prepare_stacks
+
+NATIVE: Final = "native"  # the stack without Transformer Engine, as cells name it
+Launcher = Literal["local", "slurm"]
+_KINDS: Final[Mapping[str, Callable[[Catalog, Order, Sequence[str]], tuple[Order, ...]]]] = {
+    "module": plan_parity, "composition": plan_compositions, "fp8": plan_fp8, "smoke": plan_smoke,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MatrixOptions:
+    """What is run, and how.
+
+    Attributes:
+        targets: ids of targets.
+        stacks: ids of rows of matrix/stacks.toml, `native`, or names of `specs`; without one the pinned stack on
+            targets with a GPU, and `native` on others.
+        specs: environments that a person described.
+        probes: ids of bridge modules, compositions, FP8 cells and smoke cells; all without one.
+        cells: whole cell ids, or patterns of them; all without one.
+        overlays: roots of folders with releases.
+        python: interpreter that stacks stand on; the host's where it is empty.
+        launcher, cluster: what runs the jobs.
+        jobs: at a time; 0 for what suits.
+        limit_s: seconds that one cell may take at least.
+        wait_s: for all cells; 0 for no limit.
+        fresh: run again what has a receipt.
+        receipts: their folder.
+        variables: environment variables of the user.
+        tool, commit, seed: what the receipts carry.
+    """
+
+    targets: tuple[str, ...]
+    receipts: Path
+    variables: Mapping[str, str] = field(repr=False)
+    stacks: tuple[str, ...] = ()
+    specs: tuple[Spec, ...] = ()
+    probes: tuple[str, ...] = ()
+    cells: tuple[str, ...] = ()
+    overlays: tuple[Path, ...] = ()
+    python: str = ""
+    launcher: Launcher = "local"
+    cluster: Cluster = field(default_factory=Cluster)
+    jobs: int = 0
+    limit_s: float = 900.0
+    wait_s: float = 0.0
+    fresh: bool = False
+    tool: str = ""
+    commit: str = ""
+    seed: int = 0
+
+
+class MatrixCell(Frozen):
+    """How one cell of a run ended.
+
+    Attributes:
+        seconds: that its process took; 0 where it is unknown.
+        retries: every infrastructure fault before the last attempt, in words.
+        kept: its receipt is of an earlier run.
+        node: that it ran on; empty where it is unknown.
+    """
+
+    cell: str
+    stack: str
+    target: str
+    probe: str
+    outcome: Outcome
+    reason: str = ""
+    seconds: float = 0.0
+    retries: tuple[str, ...] = ()
+    kept: bool = False
+    node: str = ""
+
+
+class MatrixRun(Frozen):
+    """A run of many cells.
+
+    Attributes:
+        launcher: "local" or "slurm".
+        folder: of the receipts.
+        seconds: wall-clock time of this start.
+        cells: one for every cell that was selected, in the order of the plan.
+        unmade: not one of the stacks could be made usable.
+    """
+
+    schema_id: Literal["megacpp-validate/matrix/1"] = "megacpp-validate/matrix/1"
+    tool: str
+    launcher: str
+    folder: str
+    seconds: float
+    cells: tuple[MatrixCell, ...]
+    unmade: bool = False
+
+    @property
+    def holds(self) -> bool:
+        """Whether every selected cell ran and is good."""
+        return bool(self.cells) and all(cell.outcome.is_good for cell in self.cells)
+
+    @property
+    def breaks(self) -> bool:
+        """Whether anything ran and is not good; a cell that did not run is lost evidence, not a breakage."""
+        return any(not cell.outcome.is_good and cell.outcome is not Outcome.NOT_RUN for cell in self.cells)
+
+    @property
+    def exit(self) -> Exit:
+        """Closed by a breakage; not open where a cell did not run."""
+        found = exit_for(breaks=self.breaks, lacks=not self.holds)
+        return Exit.NO_ENVIRONMENT if found is Exit.EVIDENCE_MISSING and self.unmade else found
+
+
+class PlannedCell(Frozen):
+    """One cell that would be run.
+
+    Attributes:
+        gpus: that its job gets.
+        seconds: that it is expected to take.
+        limit_s: that it may take.
+        asks: options that `sbatch` would be given; empty for a run on this machine.
+    """
+
+    cell: str
+    stack: str
+    target: str
+    probe: str
+    gpus: int
+    seconds: float
+    limit_s: float
+    asks: tuple[str, ...] = ()
+
+
+class MatrixPlan(Frozen):
+    """What would be run; nothing was started to know it."""
+
+    schema_id: Literal["megacpp-validate/matrix-plan/1"] = "megacpp-validate/matrix-plan/1"
+    tool: str
+    launcher: str
+    folder: str
+    cells: tuple[PlannedCell, ...]
+    exit: Literal[Exit.OPEN] = Field(default=Exit.OPEN, exclude=True)
+
+
+@dataclass(frozen=True)
+class SelectedCell:
+    """One cell of the matrix: a stack on a target, and the row of its probe, which is of one kind."""
+
+    stack: str
+    target: TargetRow
+    row: BridgeModule | ProbeCell
+    kind: str
+
+    @property
+    def cell(self) -> str:
+        """The join key."""
+        return cell_id(self.stack, self.target.id, self.row.id)
+
+    @property
+    def gpus(self) -> int:
+        """That a machine must have for it: one for each rank that it trains in."""
+        ranks = self.row.ranks if isinstance(self.row, SmokeCell) else 1
+        return ranks if self.target.arch else 0
+
+    def limit_s(self, least: float) -> float:
+        """Seconds that it may take."""
+        return max(least, self.row.limit_s) if isinstance(self.row, ProbeCell) else least
+
+
+def choose_cells(catalog: Catalog, options: MatrixOptions) -> tuple[SelectedCell, ...]:
+    """The selected cells by target, then by stack, in the order of the matrix; one at least.
+
+    Raises:
+        UnknownTarget: a target, stack, probe or whole cell id that does not exist.
+        NothingSelected: what is named has nothing in common.
+    """
+    names = [spec.name for spec in options.specs]
+    if len(set(names)) < len(names):
+        raise WrongArguments("two environments have one name. Next step: give each a name of its own.")
+    rows: list[tuple[BridgeModule | ProbeCell, str]] = [
+        *((row, "module") for row in catalog.modules), *((row, "composition") for row in catalog.compositions),
+        *((row, "fp8") for row in catalog.fp8), *((row, "smoke") for row in catalog.smoke),
+    ]  # fmt: skip
+    choose_names("stack", [NATIVE, *(row.id for row in catalog.stacks), *names], options.stacks)
+    choose_names("probe", [row.id for row, _ in rows], options.probes)
+    found = [
+        SelectedCell(stack, target, row, kind)
+        for target in (find_target(catalog, name) for name in dict.fromkeys(options.targets))
+        for stack in _stacks_on(catalog, target, options)
+        for row, kind in rows
+        if _is_there(row, target, stack) and (not options.probes or row.id in options.probes)
+    ]
+    whole = [pattern for pattern in options.cells if not frozenset("*?[").intersection(pattern)]
+    choose_names("cell", [cell.cell for cell in found], whole)
+    chosen = tuple(
+        cell for cell in found if not options.cells or any(fnmatchcase(cell.cell, name) for name in options.cells)
+    )
+    if not chosen:
+        raise NothingSelected(
+            "no cell is selected. Likely cause: the stacks, probes and cells that are named have nothing in common. "
+            "Next step: leave one of them out; --plan shows what is selected."
+        )
+    return chosen
+
+
+def _stacks_on(catalog: Catalog, target: TargetRow, options: MatrixOptions) -> Iterator[str]:
+    """Stacks of one target: a row of matrix/stacks.toml is Transformer Engine, which has no kernels without a GPU."""
+    own = tuple(spec.name for spec in options.specs)
+    releases = {row.id for row in catalog.stacks} - set(own)
+    for stack in dict.fromkeys(options.stacks or own or (catalog.pinned.id if target.arch else NATIVE,)):
+        if target.arch or stack not in releases:
+            yield stack
+
+
+def _is_there(row: BridgeModule | ProbeCell, target: TargetRow, stack: str) -> bool:
+    match row:
+        case SmokeCell():
+            return target.id in row.targets
+        case Fp8Cell():
+            return bool(target.arch) and not (row.needs_te and stack == NATIVE)
+        case _:
+            return True
+
+
+def plan_matrix(catalog: Catalog, options: MatrixOptions) -> MatrixPlan:
+    """What would be run; no process is needed to know it. Raises as `choose_cells`."""
+    rows = []
+    for cell in choose_cells(catalog, options):
+        limit_s = cell.limit_s(options.limit_s)
+        job = plan_job(options.cluster, cell.target.id, gpus=cell.gpus, limit_s=limit_s)
+        rows.append(
+            PlannedCell(
+                cell=cell.cell,
+                stack=cell.stack,
+                target=cell.target.id,
+                probe=cell.row.id,
+                gpus=cell.gpus,
+                seconds=cell.row.seconds,
+                limit_s=limit_s,
+                asks=list_options(job) if options.launcher == "slurm" else (),
+            )
+        )
+    folder = str(options.receipts)
+    return MatrixPlan(tool=options.tool, launcher=options.launcher, folder=folder, cells=tuple(rows))
+
+
+def run_matrix(catalog: Catalog, options: MatrixOptions, progress: Progress = lambda _: None) -> MatrixRun:
+    """Make every stack usable, and run every selected cell that has no receipt.
+
+    Raises:
+        UnknownTarget, NothingSelected: as `choose_cells`.
+        FolderTaken: another run writes to the folder.
+        InfrastructureFailed: the scheduler does not answer, or refuses a job.
+        OSError: the folder cannot be written.
+    """
+    started = time.monotonic()
+    selected = choose_cells(catalog, options)
+    processes = Processes()
+    if options.launcher == "local":
+        jobs = plan_jobs(count_cores(), options.jobs)
+        options = replace(options, jobs=jobs, variables=share_cores(options.variables, jobs))
+    stacks = _prepare_stacks(catalog, selected, options, processes)
+    with own_folder(options.receipts):
+        cells: list[Job] = []
+        ended: dict[str, tuple[Receipt, bool, str]] = {}
+        orders = _plan_orders(catalog, selected, stacks, options)
+        for cell in selected:
+            stack, order = stacks[cell.stack, bool(cell.target.arch)], orders[cell.cell]
+            if reason := _why_not(cell, stack, options):
+                ended[cell.cell] = receipt_without_probe(order, Outcome.NOT_RUN, reason), False, ""
+            elif stack.environment is not None:
+                limit_s = cell.limit_s(options.limit_s)
+                cells.append(Job(Cell(stack.environment, order, options.receipts.absolute(), limit_s), cell.gpus))
+        if cells and options.launcher == "slurm":
+            ended |= run_jobs(
+                cells, options.cluster, options.receipts.absolute(), at_once=options.jobs, fresh=options.fresh,
+                wait_s=options.wait_s, progress=progress,
+            )  # fmt: skip
+        elif cells:
+            seconds = {cell.cell: cell.row.seconds for cell in selected}
+            ended |= _run_here(cells, seconds, options, processes, progress)
+        for job in cells:
+            reason = f"it was not done within the {options.wait_s / 60:g} min of --wait"
+            blank = receipt_without_probe(job.cell.order, Outcome.NOT_RUN, reason)
+            ended.setdefault(job.cell.order.cell, (blank, False, ""))
+        for receipt, _, _ in ended.values():  # what another machine wrote stays what it is
+            if receipt.outcome is Outcome.NOT_RUN and not (options.receipts / f"{receipt.cell}.json").exists():
+                write_receipt(receipt, options.receipts / f"{receipt.cell}.json")
+    return MatrixRun(
+        tool=options.tool,
+        launcher=options.launcher,
+        folder=str(options.receipts),
+        seconds=round(time.monotonic() - started, 2),
+        cells=tuple(_to_row(*ended[cell.cell]) for cell in selected),
+        unmade=all(stack.environment is None for stack in stacks.values()),
+    )
+
+
+def _to_row(receipt: Receipt, kept: bool, node: str) -> MatrixCell:
+    return MatrixCell(
+        **{
+            name: getattr(receipt, name)
+            for name in ("cell", "stack", "target", "probe", "outcome", "reason", "retries")
+        },
+        seconds=receipt.seconds.get("total", 0.0),
+        kept=kept,
+        node=node,
+    )
+
+
+def _run_here(
+    cells: Sequence[Job], seconds: Mapping[str, float], options: MatrixOptions, processes: Processes,
+    progress: Progress,
+) -> dict[str, tuple[Receipt, bool, str]]:  # fmt: skip
+    """Run them on this machine, each on GPUs of its own; those that are not done in time are left out."""
+    gpus = read_gpus(options.variables)
+    fleet = Fleet(Room(max(options.jobs, len(gpus)), gpus=gpus), options.fresh, progress, options.cluster.retries)
+    needs = [Need(0.0, seconds[job.cell.order.cell], gpus=job.gpus) for job in cells]
+    late = threading.Timer(options.wait_s, processes.stop)
+    late.daemon = True
+    if options.wait_s:
+        late.start()
+    try:
+        ended = fleet.run([(job.cell, need) for job, need in zip(cells, needs, strict=True)], processes)
+    except Stopped:
+        found = ((job.cell.order, find_done(job.cell.order, job.cell.place)) for job in cells)
+        return {order.cell: (receipt, False, "") for order, receipt in found if receipt is not None}
+    finally:
+        late.cancel()
+    return {job.cell.order.cell: (*receipt, "") for job, receipt in zip(cells, ended, strict=True)}
+
+
+def _why_not(cell: SelectedCell, stack: Stack, options: MatrixOptions) -> str:
+    """Why a cell cannot run; on a cluster the node says what it has."""
+    if stack.problem or stack.facts is None or options.launcher == "slurm":
+        return stack.problem
+    return why_not_here(cell.target, stack.facts)
+
+
+def _prepare_stacks(
+    catalog: Catalog, selected: Sequence[SelectedCell], options: MatrixOptions, processes: Processes
+) -> dict[tuple[str, bool], Stack]:
+    """The stacks by name, and whether they are for a GPU."""
+    keys = tuple(dict.fromkeys((cell.stack, bool(cell.target.arch)) for cell in selected))
+    specs = {spec.name: spec for spec in options.specs}
+    looks = any(stack != NATIVE and stack not in specs for stack, _ in keys)
+    found = find_environments(options.overlays, options.variables, options.python) if looks else ()
+    releases = {row.id: row for row in catalog.stacks}
+    requests: dict[tuple[str, bool], StackRequest] = {}
+    for name, gpus in keys:
+        means = Means(_variables_of(name, options.variables, gpus=gpus), options.python, gpus=gpus)
+        spec, row = specs.get(name), releases.get(name)
+        make: Callable[[], Environment]
+        if spec is not None:
+            make = partial(make_environment, spec, means)
+        elif row is None:
+            make = partial(open_host, means.variables, options.python)
+        else:
+            make = partial(resolve_environment, row.te, found, catalog.stacks, means)
+        requests[name, gpus] = StackRequest(name, make, row.te if row and not spec else "")
+    made = prepare_stacks(tuple(requests.values()), processes)
+    return dict(zip(requests, made, strict=True))
+
+
+def _variables_of(stack: str, variables: Mapping[str, str], *, gpus: bool) -> Mapping[str, str]:
+    return {**variables, SWITCH: "1"} if stack == NATIVE and gpus else variables
+
+
+def _plan_orders(
+    catalog: Catalog,
+    selected: Sequence[SelectedCell],
+    stacks: Mapping[tuple[str, bool], Stack],
+    options: MatrixOptions,
+) -> dict[str, Order]:
+    """The order of every cell, by cell."""
+    orders: dict[str, Order] = {}
+    for name, target_id, kind in dict.fromkeys((cell.stack, cell.target.id, cell.kind) for cell in selected):
+        cells = [cell for cell in selected if (cell.stack, cell.target.id, cell.kind) == (name, target_id, kind)]
+        target = cells[0].target
+        stack = stacks[name, bool(target.arch)]
+        variables = _variables_of(name, options.variables, gpus=bool(target.arch))
+        blank = plan_blank(
+            target, stack.facts or NO_FACTS, variables, seed=options.seed, tool=options.tool, commit=options.commit
+        )
+        for order in _KINDS[kind](catalog, blank, [cell.row.id for cell in cells]):
+            # A job has one machine, and starts the ranks of a smoke run there.
+            more = {"launcher": "local"} if kind == "smoke" else {}
+            placed = on_stack(replace(order, settings={**order.settings, **more}), stack)
+            orders[placed.cell] = placed
+    return orders

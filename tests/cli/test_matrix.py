@@ -1,0 +1,97 @@
+"""The verb `matrix`: its exit codes, and cells that are real processes on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from megacpp_validate.environments.restart import own_folder
+from megacpp_validate.evidence.store import read_receipts
+from tests.command_line import Run, Said, make_run
+from tests.environments.places import make_h200_host
+
+
+@pytest.fixture
+def matrix(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The verb in this process."""
+    for name in ("MEGACPP_PYTHON", "MEGACPP_DISABLE_TE", "CUDA_VISIBLE_DEVICES", "PYTHONPATH"):
+        monkeypatch.delenv(name, raising=False)
+    call = make_run(capfd, monkeypatch, "matrix")
+
+    def run(*arguments: object, path: str = "/usr/bin:/bin") -> Said:
+        monkeypatch.setenv("PATH", path)
+        return call(*arguments)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--targets", "cpu", "--stacks", "te2.17.1"), 3, "no cell is selected"),
+        (("--targets", "cpu", "--probes", ""), 3, "no cell is selected"),
+        (("--targets", "tpu"), 2, "there is no target 'tpu'"),
+        (("--targets", "cpu", "--environment", "one"), 2, "is no environment"),
+        (("--targets", "cpu", "--cluster", "nowhere.toml"), 2, "cannot be read"),
+        (("--targets", "cpu", "--plan", "--limit", "inf"), 2, "--limit"),
+        (("--targets", "cpu", "--plan", "--limit", "604801"), 2, "--limit"),
+        (("--targets", "cpu", "--plan", "--limit", "nan"), 2, "--limit"),
+        (("--targets", "cpu", "--plan", "--wait", "nan"), 2, "--wait"),
+        (("--targets", "cpu", "--plan", "--launcher", "slurm"), 0, "native-cpu-imports"),
+        (("--targets", "cpu", "--environment", "x=python:/nowhere/python"), 5, "14 not run"),
+    ],
+)
+def test_arguments_have_exit_codes(words: tuple[str, ...], code: int, said: str, matrix: Run, tmp_path: Path) -> None:
+    done = matrix(*words, "--receipts", str(tmp_path / "receipts"))
+    assert done.code == code, done.err
+    assert said in done.err + done.out
+
+
+def test_cells_run_here_and_a_second_run_at_once_is_refused(matrix: Run, tmp_path: Path) -> None:
+    host = make_h200_host(tmp_path / "host", "write()")
+    receipts = tmp_path / "receipts"
+    words = ("--targets", "cpu", "--probes", "imports", "--python", host / "python3", "--receipts", receipts)
+    with own_folder(receipts):
+        done = matrix(*words)
+        assert (done.code, "another run writes its receipts" in done.err) == (6, True)
+    done = matrix(*words, "--launcher", "slurm", path="/nowhere")
+    assert (done.code, "use --launcher local" in done.err) == (6, True)
+    done = matrix(*words, "--format", "json")
+    assert done.code == 0, done.err
+    (cell,) = json.loads(done.out)["cells"]
+    assert (cell["cell"], cell["outcome"], cell["retries"]) == ("native-cpu-imports", "pass", [])
+    (again,) = json.loads(matrix(*words, "--format", "json").out)["cells"]
+    assert again["kept"] is True
+
+
+@pytest.mark.parametrize(
+    ("main", "wait", "outcome", "reason"),
+    [("write(outcome='error', reason=os.environ['CUDA_VISIBLE_DEVICES'])", 0, "error", "8"),
+     ("time.sleep(600)", 0.05, "not-run", "--wait")],
+    ids=["sees its GPU", "out of time"],
+)  # fmt: skip
+def test_a_cell_on_a_gpu(
+    main: str, wait: float, outcome: str, reason: str, matrix: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = make_h200_host(tmp_path / "host", main)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "8")
+    probes = ("--targets", "h200", "--probes", "imports", "--receipts", tmp_path / "receipts", "--wait", wait)
+    words = (*probes, "--environment", f"mine=python:{host / 'python3'}", "--format", "json")
+    done = matrix(*words, path=f"{host}:/usr/bin:/bin")
+    assert done.code == (1 if outcome == "error" else 4), done.err
+    (cell,) = json.loads(done.out)["cells"]
+    assert (cell["outcome"], reason in cell["reason"]) == (outcome, True), cell
+    (receipt,) = read_receipts(tmp_path / "receipts").found.values()
+    assert receipt.outcome.value == outcome
+
+
+def test_cells_of_another_machine_are_not_run_and_have_receipts_that_say_so(matrix: Run, tmp_path: Path) -> None:
+    words = ("--targets", "h200", "--stacks", "native", "--probes", "imports", "--receipts", tmp_path)
+    done = matrix(*words, "--python", sys.executable)
+    assert (done.code, "1 not run" in done.out) == (4, True), done.err
+    (receipt,) = read_receipts(tmp_path).found.values()
+    assert (receipt.cell, receipt.outcome.value) == ("native-h200-imports", "not-run")
+    assert "there is none" in receipt.reason

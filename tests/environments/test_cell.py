@@ -1,0 +1,148 @@
+"""Real processes that end in every way there is: each cell has one receipt of this run, and it says what happened."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megacpp_validate.environments.fleet import Expected, Session
+from megacpp_validate.environments.interpreter import InterpreterEnvironment
+from megacpp_validate.evidence.receipt import Outcome, Receipt
+from megacpp_validate.evidence.store import read_receipt, read_receipts
+from megacpp_validate.probes.order import Order, Target
+from megacpp_validate.process import Call, Processes
+from tests.environments.places import make_probes
+
+CPU = Target("cpu", "")
+
+
+def orders(*probes: str) -> list[Order]:
+    return [Order(probe, "native", CPU, "native", tool="tool 1") for probe in probes]
+
+
+def run(main: str, folder: Path, *probes: str, limit_s: float = 60.0, jobs: int = 2) -> tuple[Receipt, ...]:
+    session = Session(make_probes(folder, main), folder / "receipts", limit_s, jobs)
+    return session.run(orders(*(probes or ("one",))), Processes())
+
+
+def test_what_a_probe_writes_is_kept_and_what_an_earlier_run_left_is_not(tmp_path: Path) -> None:
+    receipts = tmp_path / "receipts"
+    receipts.mkdir()
+    (receipts / "native-cpu-one.old.curve").write_text("of an earlier run")
+    (receipts / "native-cpu-one_more.curve").write_text("of another cell")
+    leave = (
+        "print('warning of a vendor')\n"
+        "open(place[:-5] + '.seed0.curve', 'w').write('whole'); open(place + '.x', 'w').write('no');"
+        "os.symlink('/etc/passwd', place[:-5] + '.link'); open('here', 'w').write('junk'); write()"
+    )
+    (receipt,) = run(leave, tmp_path)
+    assert receipt.outcome is Outcome.PASS
+    assert read_receipt(receipts / "native-cpu-one.json") == receipt
+    assert (receipts / "native-cpu-one.log").read_text() == "warning of a vendor\n"
+    left = {file.name for file in receipts.iterdir()}
+    assert {"native-cpu-one.seed0.curve", "native-cpu-one_more.curve"} <= left
+    assert not {"native-cpu-one.old.curve", "native-cpu-one.link", "here"} & left
+
+
+def test_a_cell_that_is_known_to_take_long_is_given_longer(tmp_path: Path) -> None:
+    environment = make_probes(tmp_path, "time.sleep(1.5); write()")
+    session = Session(environment, tmp_path / "receipts", 1.0, 2)
+    expected = {"long": Expected(seconds=100.0, limit_s=60.0)}
+    short, long = session.run(orders("short", "long"), Processes(), expected=expected)
+    assert (short.outcome, long.outcome) == (Outcome.TIMEOUT, Outcome.PASS)
+
+
+LIMIT_S = 4.0  # of what hangs: it has to be there first, on a machine that has much else to do
+DEATHS: dict[str, tuple[str, Outcome, list[str]]] = {
+    "crash": (
+        "def kernel(): os.kill(os.getpid(), signal.SIGSEGV)\nprint('launching', flush=True)\nkernel()",
+        Outcome.ERROR,
+        ["died of SIGSEGV", "in kernel", "launching"],
+    ),
+    "abort": ("print('CUDA error: misaligned address', flush=True); os.abort()", Outcome.ERROR, ["SIGABRT", "misal"]),
+    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", Outcome.ERROR, ["died of SIGKILL", "nothing"]),
+    "exit-status": ("print('bye'); os._exit(3)", Outcome.ERROR, ["exit status 3 before it wrote a receipt", "bye"]),
+    "after-the-receipt": ("write(); os.abort()", Outcome.ERROR, ["died of SIGABRT"]),
+    "no-receipt": ("print('well done')", Outcome.ERROR, ["no receipt that can be used", "well done"]),
+    "half-a-receipt": ("open(place, 'w').write('{\"cell\": ')", Outcome.ERROR, ["no receipt that can be used"]),
+    "another-cell": ("write(cell='native-cpu-two', probe='two')", Outcome.ERROR, ["its name does not say"]),
+    "another-seed": ("write(seed=99)", Outcome.ERROR, ["answers another order"]),
+    "another-environment": ("write(environment='f00')", Outcome.ERROR, ["answers another order"]),
+    "another-backend": ("write(requested='te')", Outcome.ERROR, ["answers another order"]),
+    "good-over-a-bad-check": ("write(checks=[dict(name='x', passed=False)])", Outcome.ERROR, ["failed check x"]),
+    "good-over-nothing": ("write(checks=[])", Outcome.ERROR, ["no check at all"]),
+    "an-outcome-of-its-own": ("write(outcome='fine')", Outcome.ERROR, ["outcome"]),
+    "hang": (
+        "def wait(): time.sleep(600)\nprint('step 1', flush=True)\nwait()",
+        Outcome.TIMEOUT,
+        ["killed after 4 s", "in wait", "step 1"],
+    ),
+    "full-disk": ("raise OSError(28, os.strerror(28), place)", Outcome.NOT_RUN, ["No space left on device"]),
+    "deaf": ("signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGABRT]); time.sleep(600)", Outcome.TIMEOUT, ["4 s"]),
+}
+
+
+@pytest.mark.parametrize(("main", "outcome", "words"), DEATHS.values(), ids=DEATHS)
+def test_a_process_that_dies_leaves_a_receipt_that_says_how(
+    main: str, outcome: Outcome, words: list[str], tmp_path: Path
+) -> None:
+    (receipt,) = run(main, tmp_path, limit_s=LIMIT_S if outcome is Outcome.TIMEOUT else 60.0)
+    assert receipt.outcome is outcome
+    for word in words:
+        assert word in receipt.reason
+    assert receipt.failure is not None
+    assert receipt.started
+    assert read_receipt(tmp_path / "receipts" / "native-cpu-one.json") == receipt
+
+
+def test_an_earlier_receipt_is_never_taken_for_this_run_and_the_order_is_that_of_the_orders(tmp_path: Path) -> None:
+    run("write()", tmp_path, "one", "other")
+    main = "write() if order['probe'] == 'three' else print('nothing written')"
+    receipts = run(main, tmp_path, "three", "one")
+    assert [(receipt.probe, receipt.outcome.value) for receipt in receipts] == [("three", "pass"), ("one", "error")]
+    found = read_receipts(tmp_path / "receipts").found
+    assert {cell: receipt.outcome.value for cell, receipt in found.items()} == {
+        "native-cpu-one": "error", "native-cpu-other": "pass", "native-cpu-three": "pass",
+    }  # fmt: skip
+
+
+def test_a_stop_kills_what_runs_and_starts_nothing_more(tmp_path: Path) -> None:
+    """As an interrupt does: the session raises, and nothing is left running behind it."""
+    processes, pid = Processes(), tmp_path / "pid"
+    main = f"open({str(pid)!r}, 'a').write(str(os.getpid()) + ' '); time.sleep(600)"
+    session = Session(make_probes(tmp_path, main), tmp_path / "receipts", 600.0, 1)
+
+    def stop() -> None:
+        while not (pid.exists() and pid.read_text()):
+            time.sleep(0.02)
+        processes.stop()
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    with pytest.raises(RuntimeError, match="everything was stopped"):
+        session.run(orders("one", "two"), processes)
+    stopper.join()
+    (started,) = pid.read_text().split()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started), 0)
+
+
+def test_an_engine_that_is_gone_is_no_evidence_on_a_module(tmp_path: Path) -> None:
+    class Lost(InterpreterEnvironment):
+        def call(self, module: str, *arguments: str, shares: tuple[Path, ...] = ()) -> Call:
+            call = super().call(module, *arguments, shares=shares)
+            return replace(call, words=("sh", "-c", "echo Cannot connect to the daemon; exit 125"), not_started=(125,))
+
+    for environment, outcome, words in (
+        (Lost((sys.executable,), {"PATH": "/usr/bin:/bin"}), Outcome.NOT_RUN, "Cannot connect to the daemon"),
+        (InterpreterEnvironment((str(tmp_path / "nothing"),), {}), Outcome.ERROR, "could not be started"),
+    ):
+        (receipt,) = Session(environment, tmp_path / "receipts", 30.0, 1).run(orders("one"), Processes())
+        assert receipt.outcome is outcome
+        assert words in receipt.reason

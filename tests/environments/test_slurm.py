@@ -1,0 +1,249 @@
+"""Cells as Slurm jobs: what a job is given, and everything that happens to clusters, on a real Slurm of two nodes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megacpp_validate.environments.slurm import Cluster, Seen, list_options, name_fault, plan_job, read_cluster
+from megacpp_validate.errors import WrongArguments
+from megacpp_validate.evidence.receipt import Failure, Outcome, Receipt
+from megacpp_validate.evidence.store import read_receipts
+from tests import slurm_cluster
+
+ROOT = Path(__file__).parents[2]
+SITE = """
+retries = 3
+[all]
+partition = "gpu"
+extra = ["--exclusive", "--nice=5"]
+[target.h200]
+partition = "big"
+gres = "gpu:h200:{gpus}"
+memory_mib = 2048
+"""
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_a_job_is_given_what_the_site_says(tmp_path: Path) -> None:
+    cluster = read_cluster(write(tmp_path / "site.toml", SITE), ["h200", "cpu"])
+    words = list_options(plan_job(cluster, "h200", gpus=4, limit_s=601))
+    assert {"--time=26", "--gres=gpu:h200:4", "--mem=2048M", "--partition=big", "--exclusive", "--nice=5"} <= set(words)
+    assert "--no-requeue" in words
+    other = list_options(plan_job(cluster, "cpu", gpus=0, limit_s=60))
+    assert {"--partition=gpu", "--time=16"} <= set(other)
+    assert not any(word.startswith(("--gres", "--mem")) for word in other)
+    assert read_cluster(None, []) == Cluster()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[all]\npartition = "a b"\nnodes = 3\n', ["2 fault", "all.partition", "all.nodes"]),
+        ('[all]\nextra = ["--output=x"]\n', ["sets --output=x itself"]),
+        ('[target.tpu]\nqos = "x"\n', ["no such target"]),
+        ("retries = -1\n", ["retries"]),
+        ("poll_s = 1e9\n", ["poll_s"]),
+        ("[all\n", ["cannot be read"]),
+    ],
+)
+def test_settings_that_are_wrong_are_refused_with_every_fault(text: str, words: list[str], tmp_path: Path) -> None:
+    with pytest.raises(WrongArguments) as fault:
+        read_cluster(write(tmp_path / "site.toml", text), ["h200"])
+    assert all(word in str(fault.value) for word in (*words, "Next step"))
+
+
+KILLED = Receipt(
+    cell="native-cpu-x", stack="native", target="cpu", probe="x", outcome=Outcome.ERROR, reason="", requested="native",
+    failure=Failure("SIGKILL", "nothing"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("word", "receipt", "name"),
+    [
+        ("NODE_FAIL", None, "node-fail"), ("PREEMPTED", None, "preempted"), ("CANCELLED", None, "cancelled"),
+        ("TIMEOUT", None, "job-time-limit"), ("BOOT_FAIL", None, "boot-fail"), ("OUT_OF_MEMORY", None, "out-of-memory"),
+        ("COMPLETED", None, "no-receipt"), ("FAILED", None, "no-receipt"), ("", None, "gone"),
+        ("COMPLETED", KILLED, "killed"), ("CANCELLED", KILLED, "cancelled"),
+    ],
+)  # fmt: skip
+def test_the_fault_of_an_attempt(word: str, receipt: Receipt | None, name: str, tmp_path: Path) -> None:
+    (tmp_path / "7_0_log.out").write_text("srun: error: no such image\n")
+    fault = name_fault(Seen("7", word, "n1"), receipt, tmp_path)
+    assert fault.startswith(f"{name}: ")
+    assert "(node n1)" in fault
+    assert fault.endswith("no such image")
+
+
+# --- On a real Slurm. ---
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[dict[str, str]]:
+    if missing := slurm_cluster.why_no_slurm():
+        pytest.skip(f"not-run: {missing}")
+    with slurm_cluster.run_cluster(2) as variables:
+        yield variables
+
+
+@dataclass
+class Run:
+    """A matrix on a cluster, and what is done to it."""
+
+    slurm: dict[str, str]
+    folder: Path
+    words: list[str]
+    site: str = ""
+    names: set[str] = field(default_factory=set)
+    hit: set[str] = field(default_factory=set)
+
+    @property
+    def receipts(self) -> Path:
+        return self.folder / "receipts"
+
+    @property
+    def said(self) -> str:
+        return (self.folder / "said").read_text()
+
+    def start(self) -> subprocess.Popen[bytes]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        settings = write(self.folder / "site.toml", f"poll_s = 0.5\ngrace_s = 1\npatience_s = 60\n{self.site}")
+        command = [sys.executable, "-m", "megacpp_validate.cli", "matrix", *self.words, "--launcher", "slurm"]
+        command += ["--cluster", str(settings), "--receipts", str(self.receipts), "--python", sys.executable]
+        variables = {**self.slurm, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        with (self.folder / "said").open("ab") as said:
+            return subprocess.Popen(command, env=variables, stdout=said, stderr=said, cwd=ROOT)
+
+    def ask(self, *words: str) -> str:
+        return subprocess.run(words, env=self.slurm, capture_output=True, text=True, check=True).stdout
+
+    def jobs(self) -> list[list[str]]:
+        """Number, name, state and node of every job that the controller remembers."""
+        rows = [row.split("|") for row in self.ask("squeue", "-h", "--states=all", "--format=%i|%j|%T|%N").splitlines()]
+        rows = [row for row in rows if (self.receipts / ".matrix.work").exists() or row[1] in self.names]
+        self.names |= {row[1] for row in rows}
+        return rows
+
+    def running(self, node: str = "") -> list[str] | None:
+        """A job that has begun its cell and was not hit yet; on this node where one is named."""
+        for row in self.jobs():
+            begun = self.receipts / ".matrix.work" / row[1] / f"{cell_of(row)}.log"
+            if row[2] == "RUNNING" and node in ("", row[3]) and row[1] not in self.hit and begun.exists():
+                return row
+        return None
+
+    def hit_one(self, node: str = "") -> list[str]:
+        job: list[str] = until(lambda: self.running(node))
+        self.hit.add(job[1])
+        return job
+
+
+def cell_of(job: list[str]) -> str:
+    return job[1].rsplit(".", 2)[0]
+
+
+def until(look: Callable[[], Any]) -> Any:
+    end = time.monotonic() + 300
+    while not (found := look()):
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.05)
+    return found
+
+
+def kill_probe(cell: str) -> bool:
+    """kill -9 of a cell's probe; whether there was one."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            if b"megacpp_validate.probes" in words and any(word.endswith(f"/{cell}.json".encode()) for word in words):
+                os.kill(int(entry.name), signal.SIGKILL)
+                return True
+    return False
+
+
+STACKS = ["--environment", f"one=python:{sys.executable}", "--environment", f"two=python:{sys.executable}"]
+PROBES = "imports,attention,linear_walker,permute,expert_gemm,native_block,layer_spec"
+
+
+@pytest.mark.thorough
+def test_a_job_cancelled_a_node_lost_the_tool_killed_a_process_killed(slurm: dict[str, str], tmp_path: Path) -> None:
+    """Every cell has one receipt, and was started once more than its receipt has retries."""
+    run = Run(slurm, tmp_path, ["--targets", "cpu", "--probes", PROBES, *STACKS])
+    first = run.start()
+    run.ask("scancel", run.hit_one()[0])
+    run.hit_one("n1")
+    run.ask("scontrol", "update", "nodename=n1", "state=down", "reason=lost")
+    until(lambda: "node-fail" in run.said)
+    with suppress(subprocess.CalledProcessError):  # it has registered again by itself
+        run.ask("scontrol", "update", "nodename=n1", "state=resume")
+    until(run.running)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    second = run.start()
+    until(lambda: (job := run.running()) and kill_probe(cell_of(job)))
+    while second.poll() is None:
+        with suppress(subprocess.CalledProcessError):
+            run.jobs()
+        time.sleep(0.1)
+    assert second.wait() == 0, run.said
+    found = read_receipts(run.receipts)
+    assert not found.unreadable
+    assert len(found.found) == 14
+    faults = Counter(fault.partition(":")[0] for receipt in found.found.values() for fault in receipt.retries)
+    assert (faults["cancelled"], faults["killed"]) == (1, 1), run.said
+    assert faults["node-fail"] >= 1
+    tries = Counter(name.rsplit(".", 2)[0] for name in run.names)
+    assert {cell: 1 + len(receipt.retries) for cell, receipt in found.found.items()} == dict(tries)
+    assert not (run.receipts / ".matrix.work").exists()
+
+
+@pytest.mark.thorough
+def test_an_interrupt_leaves_nothing_in_the_queue_and_the_same_command_goes_on(
+    slurm: dict[str, str], tmp_path: Path
+) -> None:
+    run = Run(slurm, tmp_path, ["--targets", "cpu", "--probes", "imports,permute,layer_spec"])
+    tool = run.start()
+    until(run.running)
+    second = subprocess.run(
+        tool.args, env={**slurm, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+    )
+    assert (second.returncode, "another run writes its receipts" in second.stderr) == (6, True)
+    tool.send_signal(signal.SIGINT)
+    assert tool.wait() == 130
+    until(lambda: all(row[2] not in ("PENDING", "RUNNING", "COMPLETING") for row in run.jobs()))
+    assert run.start().wait() == 0, run.said
+    receipts = read_receipts(run.receipts).found.values()
+    assert [len(receipts), *(receipt.retries for receipt in receipts)] == [3, (), (), ()]
+
+
+@pytest.mark.thorough
+def test_what_a_cluster_refuses_is_infrastructure(slurm: dict[str, str], tmp_path: Path) -> None:
+    words = ["--targets", "cpu", "--probes", "imports"]
+    nowhere = Run(slurm, tmp_path / "one", words, '[all]\npartition = "nowhere"\n')
+    assert nowhere.start().wait() == 6
+    assert "invalid partition" in nowhere.said
+    assert "--partition=nowhere" in nowhere.said
+    configuration = Path(slurm["SLURM_CONF"]).read_text().splitlines()
+    lines = ["SlurmctldPort=1" if line.startswith("SlurmctldPort=") else line for line in configuration]
+    moved = write(tmp_path / "slurm.conf", "\n".join([*lines, "MessageTimeout=2", ""]))
+    silent = Run({**slurm, "SLURM_CONF": str(moved)}, tmp_path / "two", words)
+    assert silent.start().wait() == 6
+    assert "the scheduler does not answer" in silent.said
+    odd = Run(slurm, tmp_path / "100%j", words)
+    assert odd.start().wait() == 2
