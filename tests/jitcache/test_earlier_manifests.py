@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.jitcache.archive import TransferRefused, plain_member
-from megacpp_validate.jitcache.files import hash_file
+from megacpp_validate.errors import WrongArguments
+from megacpp_validate.jitcache.archive import plain_member
+from megacpp_validate.jitcache.files import CacheChanged, hash_file
 from megacpp_validate.jitcache.layout import MANIFEST, MANIFEST_HASH
 from megacpp_validate.jitcache.manifest import FileSeen, compare_stack, read_manifest, write_manifest
 from megacpp_validate.jitcache.prewarm import make_manifest
-from megacpp_validate.jitcache.seal import CacheDamaged, check_sealed, is_sealed, seal, unseal
+from megacpp_validate.jitcache.seal import check_sealed, is_sealed, open_working, seal, unseal
 from megacpp_validate.jitcache.transfer import export_cache, import_cache
-from megacpp_validate.jitcache.working import open_working
 from tests.sealed_caches import CUBIN, DONE, OBJECT, STACK, WORDS, fill, flip_a_bit, put
 
 INDEX = "cuda/index"
@@ -74,7 +74,7 @@ def test_it_is_whole(whole: Path) -> None:
 def test_what_is_really_damaged_is_named_alone(whole: Path) -> None:
     flip_a_bit(whole / CUBIN)
     (whole / OBJECT).unlink()
-    with pytest.raises(CacheDamaged) as caught:
+    with pytest.raises(CacheChanged) as caught:
         check_sealed(whole)
     said = str(caught.value)
     assert f"{CUBIN} has another content" in said
@@ -122,5 +122,5 @@ def test_a_link_that_is_named_like_what_passes_is_refused(earlier: Path, tmp_pat
         link = tarfile.TarInfo(f"sm_90a/{INDEX}")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         out.addfile(link)
-    with pytest.raises(TransferRefused, match=INDEX):
+    with pytest.raises(WrongArguments, match=INDEX):
         import_cache(archive, tmp_path / "two")

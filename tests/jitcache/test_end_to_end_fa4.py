@@ -14,14 +14,14 @@ from typer.testing import CliRunner
 from megacpp_validate.cli.app import Exit, app
 from megacpp_validate.cli.jit import jit_verify_runs
 from megacpp_validate.jitcache import working
-from megacpp_validate.jitcache.layout import arch_folder
-from megacpp_validate.jitcache.manifest import read_manifest
-from megacpp_validate.jitcache.result import JitCause, JitVerdict, JitVerifyResult, PrewarmResult
 
 PYTHON = os.environ.get("MEGACPP_TEST_FA4_PYTHON", "")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="not-run: MEGACPP_TEST_FA4_PYTHON names no interpreter with FA4")
 RUNNER = CliRunner()
 TASKS = "fa4_d64,triton_rotation"
+from megacpp_validate.jitcache.layout import arch_folder
+from megacpp_validate.jitcache.manifest import read_manifest
+from megacpp_validate.jitcache.result import JitCause, JitVerdict, JitVerifyResult, PrewarmResult
 
 
 def _ask(verb: str, target: str, root: Path, *words: object) -> tuple[int, str]:

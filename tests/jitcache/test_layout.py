@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from megacpp_validate.jitcache.layout import LIBRARIES, arch_folder, cache_arch, cache_variables
+
 
 
 def test_every_cache_lies_below_root_and_architecture() -> None:

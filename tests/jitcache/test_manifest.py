@@ -9,20 +9,9 @@ from typing import Any
 
 import pytest
 
-from megacpp_validate.jitcache.files import NoPlainFile, list_files
+from megacpp_validate.jitcache.files import CacheChanged, list_files
 from megacpp_validate.jitcache.layout import MANIFEST, MANIFEST_HASH
-from megacpp_validate.jitcache.manifest import (
-    CompilerOf,
-    Manifest,
-    ManifestInvalid,
-    StackSeen,
-    compare_stack,
-    hash_line,
-    hash_manifest,
-    parse_manifest,
-    read_manifest,
-)
-from megacpp_validate.jitcache.variables import hash_variables, say_other_variables
+from megacpp_validate.jitcache.manifest import CompilerOf, Manifest, ManifestInvalid, StackSeen, compare_stack, compare_variables, hash_line, hash_manifest, hash_variables, parse_manifest, read_manifest
 from tests.sealed_caches import CUBIN, GROUP, OBJECT, STACK, fill, make_sealed
 
 
@@ -35,7 +24,7 @@ def test_locks_and_what_is_half_written_do_not_count(tmp_path: Path) -> None:
 def test_a_link_is_no_file_of_a_cache(tmp_path: Path) -> None:
     folder = fill(tmp_path / "sm_90a")
     (folder / "triton" / "away").symlink_to("/etc")
-    with pytest.raises(NoPlainFile, match="triton/away"):
+    with pytest.raises(CacheChanged, match="triton/away"):
         list_files(folder)
 
 
@@ -43,7 +32,7 @@ def test_a_name_that_is_no_text_is_none_of_a_cache(tmp_path: Path) -> None:
     """A manifest could not hold it."""
     folder = fill(tmp_path / "sm_90a")
     Path(os.fsdecode(os.fsencode(folder / "triton") + b"/\xff")).touch()
-    with pytest.raises(NoPlainFile, match="no text"):
+    with pytest.raises(CacheChanged, match="no text"):
         list_files(folder)
 
 
@@ -191,9 +180,9 @@ def test_a_variable_of_a_compiler_that_differs_is_told_and_its_value_is_not() ->
         )
     )
     assert secret not in str(one)
-    assert [said.partition(":")[0] for said in say_other_variables(one, two)] == [
+    assert [said.partition(":")[0] for said in compare_variables(one, two)] == [
         "DG_JIT_DEBUG is set here and was not when the cache was filled",
         "TORCHINDUCTOR_REDIS_URL was set when the cache was filled and is not here",
         "TRITON_DEBUG has another value than when the cache was filled",
     ]
-    assert say_other_variables(one, one) == say_other_variables(None, two) == ()
+    assert compare_variables(one, one) == compare_variables(None, two) == ()

@@ -11,14 +11,16 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.catalog.prewarm import PrewarmTask
-from megacpp_validate.jitcache.crew import run_side_by_side
+from megacpp_validate.errors import InfrastructureFailed, WrongArguments
+from megacpp_validate.jitcache.answer import Answer
 from megacpp_validate.jitcache.files import list_files
 from megacpp_validate.jitcache.layout import STATE
 from megacpp_validate.jitcache.manifest import StackSeen, read_manifest
-from megacpp_validate.jitcache.place import OtherArchitecture, require_place
-from megacpp_validate.jitcache.prewarm import Answer, PrewarmTaken, hash_task, open_prewarm, read_progress
+from megacpp_validate.jitcache.place import require_place
+from megacpp_validate.jitcache.progress import Progress, hash_task, open_prewarm
 from megacpp_validate.jitcache.result import JitCompile
-from megacpp_validate.jitcache.working import open_working
+from megacpp_validate.jitcache.seal import open_working
+from megacpp_validate.jitcache.stack import run_tasks
 from tests.sealed_caches import OBJECT, STACK, TASK, make_sealed, put
 
 OTHER = TASK.model_copy(update={"id": "fa4_d64", "settings": {"head_dim": "64"}})
@@ -122,7 +124,7 @@ def test_a_file_that_is_gone_undoes_its_task(tmp_path: Path) -> None:
         put(folder / "fa4" / "one.o", b"one")
         progress.keep(TASK, Answer())
     (folder / "fa4" / "one.o").unlink()
-    assert not read_progress(folder, KEYS).is_done(TASK)
+    assert not Progress(folder, KEYS).is_done(TASK)
 
 
 def test_what_passed_while_others_ran_undoes_nothing(tmp_path: Path) -> None:
@@ -138,15 +140,15 @@ def test_what_passed_while_others_ran_undoes_nothing(tmp_path: Path) -> None:
         progress.settle()
         assert [done.id for done in progress.finished([TASK, OTHER])] == [TASK.id, OTHER.id]
     (folder / "fa4" / "one.o").unlink()
-    assert [read_progress(folder, KEYS).is_done(task) for task in (TASK, OTHER)] == [False, True]
+    assert [Progress(folder, KEYS).is_done(task) for task in (TASK, OTHER)] == [False, True]
 
 
 def test_another_stack_undoes_all(tmp_path: Path) -> None:
     folder = tmp_path / "sm_90a"
     with open_prewarm(folder, "x86_64", KEYS) as progress:
         progress.keep(TASK, Answer(compiled=(COMPILED,)))
-    assert read_progress(folder, KEYS).is_done(TASK)
-    assert not read_progress(folder, {TASK.id: "of another torch"}).is_done(TASK)
+    assert Progress(folder, KEYS).is_done(TASK)
+    assert not Progress(folder, {TASK.id: "of another torch"}).is_done(TASK)
 
 
 def test_a_damaged_record_is_none(tmp_path: Path) -> None:
@@ -154,15 +156,15 @@ def test_a_damaged_record_is_none(tmp_path: Path) -> None:
     with open_prewarm(folder, "x86_64", KEYS) as progress:
         progress.keep(TASK, Answer())
     put(folder / STATE / "done" / f"{TASK.id}.json", b'{"key": ')
-    assert not read_progress(folder, KEYS).is_done(TASK)
+    assert not Progress(folder, KEYS).is_done(TASK)
 
 
 def test_two_at_a_time_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "sm_90a"
     with open_prewarm(folder, "x86_64", KEYS):
-        with pytest.raises(PrewarmTaken, match="started twice"), open_prewarm(folder, "x86_64", KEYS):
+        with pytest.raises(InfrastructureFailed, match="started twice"), open_prewarm(folder, "x86_64", KEYS):
             pass
-        with pytest.raises(OtherArchitecture, match="aarch64"):  # known from the first moment
+        with pytest.raises(WrongArguments, match="aarch64"):  # known from the first moment
             require_place(tmp_path, "sm_90a", "aarch64")
 
 
@@ -239,7 +241,7 @@ def test_side_by_side_and_those_that_train_alone() -> None:
             running.remove(task.id)
 
     longest = OTHER.model_copy(update={"seconds": 50})
-    answers = run_side_by_side([TASK, alone, longest], run, 2, told, lambda: None)
+    answers = run_tasks([TASK, alone, longest], run, 2, told, lambda: None)
     assert {task: answer.seconds for task, answer in answers.items()} == {
         "fa4_d128": 0.0,
         "fa4_d64": 50.0,
@@ -256,7 +258,7 @@ def test_a_full_disk_stops_the_others(tmp_path: Path) -> None:
         raise OSError(28, os.strerror(28), str(tmp_path))
 
     with pytest.raises(OSError, match="No space left"):
-        run_side_by_side([TASK, OTHER], run, 1, lambda *_: None, lambda: stopped.append("all"))
+        run_tasks([TASK, OTHER], run, 1, lambda *_: None, lambda: stopped.append("all"))
     assert stopped == ["all"]
 
 

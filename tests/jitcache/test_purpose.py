@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megacpp_validate.jitcache.prewarm import Answer
-from megacpp_validate.jitcache.purpose import asked_nothing, hold_to_purpose
+from megacpp_validate.jitcache.answer import Answer, asked_nothing, hold_to_purpose
 from tests.sealed_caches import KERNEL, TASK
 
 OFF = {"TORCH_COMPILE_DISABLE": "1", "HOME": "/root", "TORCHINDUCTOR_CACHE_DIR": "/ours"}

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.jitcache import transfer
-from megacpp_validate.jitcache.archive import TransferRefused
-from megacpp_validate.jitcache.files import NoPlainFile
+from megacpp_validate.errors import InfrastructureFailed, WrongArguments
+from megacpp_validate.jitcache.files import CacheChanged
 from megacpp_validate.jitcache.layout import MANIFEST, MANIFEST_HASH
 from megacpp_validate.jitcache.manifest import ManifestInvalid
-from megacpp_validate.jitcache.prewarm import PrewarmTaken, open_prewarm
-from megacpp_validate.jitcache.seal import CacheDamaged, Checked, check_sealed, is_sealed, unseal
+from megacpp_validate.jitcache.progress import open_prewarm
+from megacpp_validate.jitcache.seal import Checked, check_sealed, is_sealed, unseal
 from megacpp_validate.jitcache.transfer import export_cache, import_cache, read_carried
 from tests.sealed_caches import CUBIN, OBJECT, flip_a_bit, make_sealed, put, small_disk
 
@@ -73,7 +73,7 @@ def test_another_one_is_there(tmp_path: Path) -> None:
     folder, digest = make_sealed(tmp_path / "one")
     archive = export_cache(folder, tmp_path / "jit.tar").place
     other, _ = make_sealed(tmp_path / "two")  # the same files in another folder, whose path stands in them
-    with pytest.raises(TransferRefused, match=f"holds the sealed cache sha256:[0-9a-f]+, and not {digest}"):
+    with pytest.raises(WrongArguments, match=f"holds the sealed cache sha256:[0-9a-f]+, and not {digest}"):
         import_cache(archive, tmp_path / "two")
     assert import_cache(archive, tmp_path / "two", replace=True).digest == digest
     assert check_sealed(other).digest == digest
@@ -84,7 +84,7 @@ def test_a_prewarm_that_is_under_way_is_not_replaced(tmp_path: Path) -> None:
     folder, _ = make_sealed(tmp_path / "one")
     archive = export_cache(folder, tmp_path / "jit.tar").place
     put(tmp_path / "two" / "sm_90a" / "triton" / "KEY" / "a.cubin", b"half")
-    with pytest.raises(TransferRefused, match="a prewarm that is not sealed"):
+    with pytest.raises(WrongArguments, match="a prewarm that is not sealed"):
         import_cache(archive, tmp_path / "two")
 
 
@@ -97,7 +97,7 @@ def test_a_link_in_its_place_stays(tmp_path: Path, there: bool) -> None:
     place.symlink_to(disk)
     if there:
         disk.mkdir()
-    with pytest.raises(TransferRefused, match="is a link"):
+    with pytest.raises(WrongArguments, match="is a link"):
         import_cache(archive, tmp_path / "two", replace=True)
     assert (place.is_symlink(), list(place.parent.iterdir())) == (True, [place])
 
@@ -109,7 +109,7 @@ def test_a_prewarm_that_works_keeps_its_folder(tmp_path: Path) -> None:
     with open_prewarm(tmp_path / "two" / "sm_90a", "x86_64", {}) as progress:
         kernel = progress.folder / "triton" / "KEY" / "a.cubin"
         put(kernel, b"half")
-        with pytest.raises(PrewarmTaken, match="another prewarm works in"):
+        with pytest.raises(InfrastructureFailed, match="another prewarm works in"):
             import_cache(archive, tmp_path / "two", replace=True)
         assert kernel.read_bytes() == b"half"
     assert import_cache(archive, tmp_path / "two", replace=True).kept is False
@@ -119,14 +119,14 @@ def test_a_prewarm_that_works_keeps_its_folder(tmp_path: Path) -> None:
 def test_what_is_not_sealed_is_not_exported(tmp_path: Path) -> None:
     folder, _ = make_sealed(tmp_path / "one")
     unseal(folder)
-    with pytest.raises(TransferRefused, match="is not sealed"):
+    with pytest.raises(WrongArguments, match="is not sealed"):
         export_cache(folder, tmp_path / "jit.tar")
 
 
 def test_what_was_changed_is_not_exported(tmp_path: Path) -> None:
     folder, _ = make_sealed(tmp_path / "one")
     flip_a_bit(folder / OBJECT)
-    with pytest.raises(CacheDamaged, match=OBJECT):
+    with pytest.raises(CacheChanged, match=OBJECT):
         export_cache(folder, tmp_path / "jit.tar")
     assert not (tmp_path / "jit.tar").exists()
 
@@ -152,7 +152,7 @@ def test_what_changes_while_it_is_exported_is_named(
         return checked
 
     monkeypatch.setattr(transfer, "check_sealed", check_and_lose)
-    with pytest.raises(CacheDamaged, match=f"{CUBIN} ({said})"):
+    with pytest.raises(CacheChanged, match=f"{CUBIN} ({said})"):
         export_cache(folder, tmp_path / f"jit{form}")
     assert not list(tmp_path.rglob("jit.tar"))
     assert not list(tmp_path.rglob(".*-*")), "what was written aside"
@@ -161,7 +161,7 @@ def test_what_changes_while_it_is_exported_is_named(
 @pytest.mark.parametrize("name", ["jit.tar.xz", "jit.zip", "jit.tzst", "jit.TAR.BZ2"])
 def test_a_form_that_is_not_written_is_no_name_of_a_folder(tmp_path: Path, name: str) -> None:
     folder, _ = make_sealed(tmp_path / "one")
-    with pytest.raises(TransferRefused, match=r"written as \.tar, "):
+    with pytest.raises(WrongArguments, match=r"written as \.tar, "):
         export_cache(folder, tmp_path / name)
     assert not (tmp_path / name).exists()
     assert export_cache(folder, tmp_path / "h200.v1").place == tmp_path / "h200.v1" / "sm_90a"
@@ -170,9 +170,9 @@ def test_a_form_that_is_not_written_is_no_name_of_a_folder(tmp_path: Path, name:
 @pytest.mark.parametrize(
     ("plant", "kind"),
     [
-        (os.mkfifo, NoPlainFile),
-        (lambda place: place.symlink_to("/etc/passwd"), NoPlainFile),
-        (lambda place: None, CacheDamaged),
+        (os.mkfifo, CacheChanged),
+        (lambda place: place.symlink_to("/etc/passwd"), CacheChanged),
+        (lambda place: None, CacheChanged),
     ],
 )
 def test_a_folder_is_looked_at_before_anything_of_it_is_opened(
@@ -191,7 +191,7 @@ def test_a_cache_under_another_name_makes_room_when_it_is_told_to(tmp_path: Path
     folder, digest = make_sealed(tmp_path / "one")
     archive = export_cache(folder, tmp_path / "jit.tar").place
     make_sealed(tmp_path / "two", "sm_100a")[0].rename(tmp_path / "two" / "sm_90a")
-    with pytest.raises(TransferRefused, match="holds a damaged cache"):
+    with pytest.raises(WrongArguments, match="holds a damaged cache"):
         import_cache(archive, tmp_path / "two")
     assert import_cache(archive, tmp_path / "two", replace=True).digest == digest
 
@@ -222,14 +222,14 @@ def _bit(content: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("change", "kind", "said"),
     [
-        (lambda n, c: (n, _bit(c)) if n.endswith(CUBIN) else (n, c), CacheDamaged, CUBIN),
-        (lambda n, c: (n, c + b"x") if n.endswith(CUBIN) else (n, c), CacheDamaged, CUBIN),
-        (lambda n, c: None if n.endswith(OBJECT) else (n, c), CacheDamaged, OBJECT),
-        (lambda n, c: ("sm_90a/../../etc/evil", c) if n.endswith(CUBIN) else (n, c), TransferRefused, "etc/evil"),
-        (lambda n, c: ("/etc/evil", c) if n.endswith(CUBIN) else (n, c), TransferRefused, "/etc/evil"),
-        (lambda n, c: (f"sm_100a/{CUBIN}", c) if n.endswith(CUBIN) else (n, c), TransferRefused, "sm_100a"),
+        (lambda n, c: (n, _bit(c)) if n.endswith(CUBIN) else (n, c), CacheChanged, CUBIN),
+        (lambda n, c: (n, c + b"x") if n.endswith(CUBIN) else (n, c), CacheChanged, CUBIN),
+        (lambda n, c: None if n.endswith(OBJECT) else (n, c), CacheChanged, OBJECT),
+        (lambda n, c: ("sm_90a/../../etc/evil", c) if n.endswith(CUBIN) else (n, c), WrongArguments, "etc/evil"),
+        (lambda n, c: ("/etc/evil", c) if n.endswith(CUBIN) else (n, c), WrongArguments, "/etc/evil"),
+        (lambda n, c: (f"sm_100a/{CUBIN}", c) if n.endswith(CUBIN) else (n, c), WrongArguments, "sm_100a"),
         (lambda n, c: (n, _bit(c)) if n.endswith(MANIFEST) else (n, c), ManifestInvalid, "its hash"),
-        (lambda n, c: None if n.endswith(MANIFEST_HASH) else (n, c), TransferRefused, "no archive of a JIT cache"),
+        (lambda n, c: None if n.endswith(MANIFEST_HASH) else (n, c), WrongArguments, "no archive of a JIT cache"),
     ],
 )
 def test_a_damaged_archive_is_refused_by_name(
@@ -256,7 +256,7 @@ def test_no_link_is_unpacked(tmp_path: Path, archive: Path, kind: bytes) -> None
                 out.addfile(link)
             else:
                 out.addfile(member, reader.extractfile(member))
-    with pytest.raises(TransferRefused, match=CUBIN):
+    with pytest.raises(WrongArguments, match=CUBIN):
         import_cache(tmp_path / "bad.tar", tmp_path / "two")
 
 
@@ -268,16 +268,16 @@ def test_one_that_was_cut_short_is_refused(tmp_path: Path, form: str) -> None:
     place = export_cache(folder, tmp_path / f"jit{form}").place
     content = place.read_bytes()
     place.write_bytes(content[: len(content) // 4])
-    with pytest.raises((TransferRefused, CacheDamaged), match=r"cut short|damaged"):
+    with pytest.raises((WrongArguments, CacheChanged), match=r"cut short|damaged"):
         import_cache(place, tmp_path / "two")
     assert not (tmp_path / "two" / "sm_90a").exists()
 
 
 def test_what_is_no_archive(tmp_path: Path) -> None:
     (tmp_path / "jit.tar").write_bytes(b"no tar")
-    with pytest.raises(TransferRefused, match="cannot be unpacked"):
+    with pytest.raises(WrongArguments, match="cannot be unpacked"):
         import_cache(tmp_path / "jit.tar", tmp_path / "two")
-    with pytest.raises(TransferRefused, match="there is no archive"):
+    with pytest.raises(WrongArguments, match="there is no archive"):
         import_cache(tmp_path / "nothing.tar", tmp_path / "two")
 
 

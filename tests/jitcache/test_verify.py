@@ -16,20 +16,13 @@ from megacpp_validate.evidence.receipt import JitCompile as Told
 from megacpp_validate.evidence.receipt import JitCompiles, Outcome, Receipt
 from megacpp_validate.jit import watch_files
 from megacpp_validate.jitcache import verify
-from megacpp_validate.jitcache.files import Seen, list_files
-from megacpp_validate.jitcache.manifest import Manifest, read_manifest
-from megacpp_validate.jitcache.prewarm import Answer
-from megacpp_validate.jitcache.result import (
-    JitCause,
-    JitCompile,
-    JitVerdict,
-    JitVerifyResult,
-    JitVerifyRow,
-    StackDifference,
-)
-from megacpp_validate.jitcache.verify import find_unreported, judge_task, read_receipt_answer, set_unwatched_apart
 from megacpp_validate.report.terminal.jit import render_verify
 from megacpp_validate.report.words.jit import say_unkept
+from megacpp_validate.jitcache.answer import Answer, read_receipt_answer
+from megacpp_validate.jitcache.files import Listed, list_files
+from megacpp_validate.jitcache.manifest import Manifest, read_manifest
+from megacpp_validate.jitcache.result import JitCause, JitCompile, JitVerdict, JitVerifyResult, JitVerifyRow, StackDifference
+from megacpp_validate.jitcache.verify import find_unreported, judge_task, set_unwatched_apart
 from tests.sealed_caches import KERNEL, OBJECT, TASK, make_sealed, put
 
 CACHED_BY_DEEP_GEMM = "deep_gemm/cache/kernel.fp8_gemm.abc/kernel.cubin"
@@ -238,7 +231,7 @@ EXCUSED = JitCompile(library="cuda", kernel="rmsnorm_to_e4m3", shape="0/e/f557")
 @pytest.mark.parametrize("field", ["compiled", "unkept"])
 def test_one_told_file_of_the_driver_silences_no_other(field: str) -> None:
     row = JitVerifyRow(task="probe_native_block", verdict=JitVerdict.WARM).model_copy(update={field: (EXCUSED,)})
-    after = [Seen(path, 5, 1) for path in ("cuda/0/e/f557", "cuda/0/e/f558", "cuda/9/0/e/f557")]
+    after = [Listed(path, 5, 1) for path in ("cuda/0/e/f557", "cuda/0/e/f558", "cuda/9/0/e/f557")]
     assert find_unreported({}, after, [row]) == ("cuda/0/e/f558", "cuda/9/0/e/f557")
     assert find_unreported({}, after[:1], [row]) == ()
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from megacpp_validate.jitcache.answer import Answer
 from megacpp_validate.jitcache.layout import LIBRARIES, STATE
 from megacpp_validate.jitcache.manifest import read_manifest
-from megacpp_validate.jitcache.prewarm import Answer, open_prewarm
-from megacpp_validate.jitcache.seal import check_sealed
-from megacpp_validate.jitcache.working import is_at_home, move_group, open_working
+from megacpp_validate.jitcache.progress import open_prewarm
+from megacpp_validate.jitcache.seal import check_sealed, is_at_home, open_working
+from megacpp_validate.jitcache.working import move_group
 from tests.sealed_caches import CUBIN, GROUP, KERNEL, TASK, make_sealed, put, small_disk
 
 

@@ -19,7 +19,6 @@ from ...catalog.bridge import Target as TargetRow
 from ...catalog.fp8_faults import read_fp8_faults
 from ...catalog.te_faults import EditDoesNotFit, read_te_faults
 from ...environments.cell import Cell
-from ...errors import NoEnvironment
 from ...environments.facts import Facts, read_facts
 from ...environments.faulty_overlay import make_faulty
 from ...environments.fleet import Event, Fleet
@@ -28,7 +27,7 @@ from ...environments.interpreter import InterpreterEnvironment, put_over, read_c
 from ...environments.plan import find_target, plan_blank, plan_fp8, plan_parity, why_not_here
 from ...environments.restart import own_folder
 from ...environments.schedule import CONTEXT_MIB, Need, count_cores, expect_need, plan_jobs, read_room, share_cores
-from ...errors import WrongArguments
+from ...errors import NoEnvironment, WrongArguments
 from ...evidence.receipt import Receipt
 from ...evidence.store import ReceiptInvalid, read_receipts
 from ...probes.order import Order
