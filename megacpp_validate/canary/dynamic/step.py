@@ -138,7 +138,6 @@ def compare_stacks(
         for name in names
     )
     rank = {ENVIRONMENT: -1} | {name: index for index, name in enumerate(names)}
-    lost = _lost(rows, new, out, after, target) | _say_hosts(new, hosts)
     return StepResult(
         target=target,
         before=before.stack,
@@ -147,7 +146,7 @@ def compare_stacks(
         culprits=tuple(sorted((*culprits, *green), key=lambda culprit: rank.get(culprit.module, len(names)))),
         timings=tuple(timings),
         versions=sides.facts.versions,
-        lost=lost | _find_unchecked(order, sides, new),
+        lost=_lost(rows, new, out, after, target) | _say_hosts(new, hosts) | _find_unchecked(order, sides, new),
     )
 
 
