@@ -144,7 +144,7 @@ def _make_session(name: str, verb: Verb) -> None:
         _call(session, _python(session, *verb.groups, own=bool(verb.groups)), *verb.command)
 
     run.__doc__ = verb.help
-    nox.session(run, name=name, venv_backend="none")
+    nox.session(name=name, venv_backend="none")(run)
 
 
 for _name, _verb in VERBS.items():

@@ -30,7 +30,7 @@ from megacpp_validate.images.plan import plan_images
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs" / "benchmarks"
 TAG = "benchmark"
-CHANGED = "megacpp_validate/report/words/findings.py"
+CHANGED = "megacpp_validate/report/describe/changes.py"
 
 
 @dataclass(frozen=True)

@@ -62,8 +62,7 @@ def test_the_bridge_imports_nothing_of_the_project(project: Path, room: str) -> 
     rooms = sorted(
         place.stem
         for place in (project / "megacpp_validate").iterdir()
-        if place.stem
-        not in ("bridge", "native", "__init__", "__pycache__", "py")
+        if place.stem not in ("bridge", "native", "__init__", "__pycache__", "py")
     )
     lines = [f"from .. import {name}\n" for name in rooms]
     (project / "megacpp_validate" / room / "plant.py").write_text("".join(lines))

@@ -1,22 +1,32 @@
 """The matrix as typed values: the one reader of `matrix/`.
 
-A file is refused as a whole, with every fault in it named at once: unknown keys, wrong types, ids that are given
-twice, and ids that point to nothing.
+A file is refused as a whole, and every fault in it is named at once: unknown keys, wrong types, ids that appear twice,
+and ids that point to nothing.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ..evidence.selftest import PARAMETERS, Fault, Requested, Value, Where
 from ..evidence.selftest import Mutant as PlannedMutant
-from .file import PACKAGE_ROOT, MatrixInvalid, Row, look_at_matrix_file, matrix_folder
+from .file import (
+    PACKAGE_ROOT,
+    MatrixInvalid,
+    Row,
+    Text,
+    find_dangling,
+    find_doubles,
+    ids_of,
+    matrix_folder,
+    read_matrix_files,
+)
 
-__all__ = ["Catalog", "MatrixInvalid", "matrix_folder", "read_catalog"]
+__all__ = ["PACKAGE_ROOT", "Catalog", "MatrixInvalid", "matrix_folder", "read_catalog"]
 
 
 class BridgeModule(Row):
@@ -33,7 +43,7 @@ class BridgeModule(Row):
         compiles: it compiles and tunes kernels when it first runs, which takes most of its time.
     """
 
-    id: str = Field(min_length=1)
+    id: Text
     files: list[str] = Field(min_length=1)
     depends_on: list[str]
     title: str
@@ -62,7 +72,7 @@ class ProbeCell(Row):
 
     id: str = Field(pattern=r"^[a-z][a-z0-9_]+$")
     code: str = Field(pattern=r"^[a-z][a-z0-9_]*\.[a-z0-9_]+$")
-    title: str = Field(min_length=1)
+    title: Text
     stands_on: list[str] = Field(min_length=1)
     settings: dict[str, str] = Field(default_factory=dict)
     once: bool = False
@@ -99,7 +109,7 @@ class Stack(Row):
         image: container image by digest; empty where there is none.
     """
 
-    id: str = Field(min_length=1)
+    id: Text
     te: str = Field(pattern=r"^\d+(\.\d+)+(\.post\d+)?$")
     lock: str = Field(default="", pattern=r"^(\w[\w./-]*)?$")
     image: str = Field(default="", pattern=r"^([^\s@]+@sha256:[0-9a-f]{64})?$")
@@ -108,7 +118,7 @@ class Stack(Row):
 class Target(Row):
     """A kind of machine and what holds on it."""
 
-    id: str = Field(min_length=1)
+    id: Text
     arch: str = Field(pattern=r"^(sm_\d+)?$")
     machine: Literal["x86_64", "aarch64", ""]
     recipes: list[Recipe]
@@ -127,7 +137,19 @@ class Mutant(Row):
     at: str = Field(pattern=r"^[a-z_0-9]+(\.[A-Za-z_0-9]+)*$")
     fault: Annotated[Fault, Field(strict=False)]
     parameters: dict[str, Value] = Field(default_factory=dict)
-    says: str = Field(min_length=1)
+    says: Text
+
+    @model_validator(mode="after")
+    def _require_parameters(self) -> Mutant:
+        """What the fault needs must be there, and the native path must reach it."""
+        takes, given = PARAMETERS[self.fault], set(self.parameters)
+        wrong = [f"{self.fault} needs the parameter {key!r}" for key in sorted(takes.needs - given)]
+        wrong += [f"{self.fault} takes no parameter {key!r}" for key in sorted(given - takes.needs - takes.may)]
+        if self.where == "vendor" and self.requested == "native":
+            wrong.append("the native path does not reach a fault in what Transformer Engine returns")
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        return self
 
     @property
     def planned(self) -> PlannedMutant:
@@ -182,6 +204,12 @@ class Catalog(Row):
     mutants: tuple[Mutant, ...]
 
 
+_FILES: Final[dict[str, type[Row]]] = {
+    "bridge.toml": _BridgeFile, "fp8.toml": _Fp8File, "moe_smoke.toml": _SmokeFile, "stacks.toml": _StackFile,
+    "targets.toml": _TargetFile, "mutants.toml": _MutantFile,
+}  # fmt: skip
+
+
 def read_catalog(folder: Path | None = None) -> Catalog:
     """The matrix in `folder`.
 
@@ -189,151 +217,74 @@ def read_catalog(folder: Path | None = None) -> Catalog:
         MatrixInvalid: with every fault of every file.
     """
     root = folder or matrix_folder()
-    faults: list[str] = []
-    bridge, modules = look_at_matrix_file(root / "bridge.toml", _BridgeFile, faults)
-    fp8, fp8_rows = look_at_matrix_file(root / "fp8.toml", _Fp8File, faults)
-    smoke, smoke_rows = look_at_matrix_file(root / "moe_smoke.toml", _SmokeFile, faults)
-    stacks, stack_rows = look_at_matrix_file(root / "stacks.toml", _StackFile, faults)
-    targets, target_rows = look_at_matrix_file(root / "targets.toml", _TargetFile, faults)
-    mutants, mutant_rows = look_at_matrix_file(root / "mutants.toml", _MutantFile, faults)
-    # Ids are looked at in the rows as they were written, so that a wrong type elsewhere hides nothing.
-    faults += _module_faults(_rows(modules, "module"))
-    for file, kind, rows in (
-        ("bridge.toml", "composition", modules),
-        ("fp8.toml", "cell", fp8_rows),
-        ("moe_smoke.toml", "cell", smoke_rows),
-    ):
-        faults += _cell_faults(file, kind, _rows(rows, kind), _rows(modules, "module"))
-    faults += _smoke_faults(_rows(smoke_rows, "cell"), _rows(target_rows, "target"))
-    faults += _stack_faults(stack_rows, root.parent)
-    faults += _target_faults(_rows(target_rows, "target"))
-    faults += _mutant_faults(_rows(mutant_rows, "mutant"), _rows(modules, "module"))
-    if faults or not (bridge and fp8 and smoke and stacks and targets and mutants):
-        raise MatrixInvalid(faults)
-    pinned = next(stack for stack in stacks.stack if stack.id == stacks.pinned)
+    bridge, fp8, smoke, stacks, targets, mutants = read_matrix_files(
+        root, _FILES, lambda *files: _find_faults(dict(zip(_FILES, files, strict=True)), root.parent)
+    )
     return Catalog(
         modules=tuple(bridge.module),
         compositions=tuple(bridge.composition),
         fp8=tuple(fp8.cell),
         smoke=tuple(smoke.cell),
         stacks=tuple(stacks.stack),
-        pinned=pinned,
+        pinned=next(stack for stack in stacks.stack if stack.id == stacks.pinned),
         targets=tuple(targets.target),
         mutants=tuple(mutants.mutant),
     )
 
 
-def _rows(data: dict[str, Any], kind: str) -> list[dict[str, Any]]:
-    """The rows of a file that have an id; what has none is told by its type."""
-    rows = data.get(kind)
-    every = rows if isinstance(rows, list) else []
-    return [row for row in every if isinstance(row, dict) and isinstance(row.get("id"), str)]
-
-
-def _texts(row: dict[str, Any], key: str) -> list[str]:
-    values = row.get(key)
-    return [value for value in values if isinstance(value, str)] if isinstance(values, list) else []
-
-
-def _module_faults(modules: list[dict[str, Any]]) -> list[str]:
-    faults = _twice("bridge.toml", "module", modules)
-    known: set[str] = set()
-    every = {module["id"] for module in modules}
-    for module in modules:
-        name = module["id"]
-        for other in _texts(module, "depends_on"):
-            if other not in every:
-                faults.append(f"bridge.toml: module {name}: depends_on names {other!r}, which there is not")
-            elif other not in known:
-                faults.append(f"bridge.toml: module {name}: stands before {other!r}, on which it depends")
-        faults += [
-            f"bridge.toml: module {name}: there is no file {file}"
-            for file in _texts(module, "files")
-            if not (PACKAGE_ROOT / file).is_file()
-        ]
-        known.add(name)
-    return faults
-
-
-def _cell_faults(file: str, kind: str, cells: list[dict[str, Any]], modules: list[dict[str, Any]]) -> list[str]:
-    faults = _twice(file, kind, cells)
-    known = {module["id"] for module in modules}
-    for cell in cells:
-        name = f"{file}: {kind} {cell['id']}"
-        if kind == "composition" and cell["id"] in known:
-            faults.append(f"{name}: a bridge module has this id")
-        faults += [
-            f"{name}: stands_on names {other!r}, which there is not"
-            for other in _texts(cell, "stands_on")
-            if known and other not in known and not (PACKAGE_ROOT / "bridge" / f"{other}.py").is_file()
-        ]
-        code = cell.get("code")
-        if isinstance(code, str) and not (PACKAGE_ROOT / "probes" / f"{code.replace('.', '/')}.py").is_file():
-            faults.append(f"{name}: there is no probe {code!r}")
-        settings = cell.get("settings")
-        named = [settings.get(key, "") for key in ("recipe", "recipes")] if isinstance(settings, dict) else []
-        faults += [
-            f"{name}: settings name the recipe {recipe!r}, which there is not"
-            for recipe in " ".join(text for text in named if isinstance(text, str)).split()
-            if recipe not in get_args(Recipe)
-        ]
-    return faults
-
-
-def _smoke_faults(cells: list[dict[str, Any]], targets: list[dict[str, Any]]) -> list[str]:
-    known = {target["id"] for target in targets}
-    return [
-        f"moe_smoke.toml: cell {cell['id']}: targets names {target!r}, which there is not"
-        for cell in cells
-        for target in _texts(cell, "targets")
-        if known and target not in known
-    ]
-
-
-def _stack_faults(data: dict[str, Any], home: Path) -> list[str]:
-    stacks = _rows(data, "stack")
-    faults = _twice("stacks.toml", "stack", stacks)
-    pinned = data.get("pinned")
-    if isinstance(pinned, str) and pinned not in {stack["id"] for stack in stacks}:
-        faults.append(f"stacks.toml: pinned: there is no stack {pinned!r}")
-    if (home / "containers").is_dir():  # an installed package has the matrix, and not the locks
-        faults += [
-            f"stacks.toml: stack {stack['id']}: there is no lock {lock}"
-            for stack in stacks
-            if isinstance(lock := stack.get("lock"), str) and lock and not (home / lock).is_file()
-        ]
-    return faults
-
-
-def _target_faults(targets: list[dict[str, Any]]) -> list[str]:
-    faults = _twice("targets.toml", "target", targets)
+def _find_faults(files: Mapping[str, Any], home: Path) -> Iterator[Iterable[str]]:
+    bridge, stacks, targets = files["bridge.toml"], files["stacks.toml"], files["targets.toml"].target
+    modules = ids_of(bridge.module)
+    for file, kind in (
+        ("bridge.toml", "module"), ("bridge.toml", "composition"), ("fp8.toml", "cell"), ("moe_smoke.toml", "cell"),
+        ("stacks.toml", "stack"), ("targets.toml", "target"), ("mutants.toml", "mutant"),
+    ):  # fmt: skip
+        place, rows = f"{file}: {kind}", getattr(files[file], kind)
+        yield find_doubles(place, rows)
+        if kind in ("composition", "cell"):
+            scopes = [path.stem for path in (PACKAGE_ROOT / "bridge").glob("*.py")]
+            yield find_dangling(place, rows, "stands_on", [*modules, *scopes] if modules else [])
+            for cell in rows:
+                yield _find_in_cell(f"{place} {cell.label}", cell, modules)
+    yield find_dangling("bridge.toml: module", bridge.module, "depends_on", modules)
+    yield find_dangling("moe_smoke.toml: cell", files["moe_smoke.toml"].cell, "targets", ids_of(targets))
+    yield find_dangling("mutants.toml: mutant", files["mutants.toml"].mutant, "module", modules)
+    yield find_dangling("stacks.toml:", [stacks], "pinned", ids_of(stacks.stack))
+    for module in bridge.module:
+        yield _find_in_module(module, modules)
     for target in targets:
-        recipe = target.get("production_recipe")
-        if recipe and recipe not in _texts(target, "recipes"):
-            faults.append(f"targets.toml: target {target['id']}: production_recipe {recipe!r} is none of its recipes")
-    return faults
+        yield _find_in_target(target)
+    if (home / "containers").is_dir():  # an installed package has the matrix, and not the locks
+        for stack in stacks.stack:
+            yield _find_no_lock(stack, home)
 
 
-def _mutant_faults(mutants: list[dict[str, Any]], modules: list[dict[str, Any]]) -> list[str]:
-    faults = _twice("mutants.toml", "mutant", mutants)
-    known = {module["id"] for module in modules}  # empty where that file cannot be read, which is told already
-    for mutant in mutants:
-        name = f"mutants.toml: mutant {mutant['id']}"
-        module = mutant.get("module")
-        if known and isinstance(module, str) and module not in known:
-            faults.append(f"{name}: module names {module!r}, which there is not")
-        if mutant.get("where") == "vendor" and mutant.get("requested") == "native":
-            faults.append(f"{name}: a fault in what Transformer Engine returns is not reached on the native path")
-        given = mutant.get("parameters", {})
-        if mutant.get("fault") not in list(Fault) or not isinstance(given, dict):
-            continue
-        takes = PARAMETERS[Fault(mutant["fault"])]
-        faults += [f"{name}: {mutant['fault']} needs the parameter {key!r}" for key in sorted(takes.needs - set(given))]
-        unknown = set(given) - takes.needs - takes.may
-        faults += [f"{name}: {mutant['fault']} takes no parameter {key!r}" for key in sorted(unknown)]
-    return faults
+def _find_in_module(module: BridgeModule, modules: list[str]) -> Iterator[str]:
+    where = f"bridge.toml: module {module.id}"
+    for file in module.files:
+        if not (PACKAGE_ROOT / file).is_file():
+            yield f"{where}: there is no file {file}"
+    for other in set(module.depends_on) & set(modules[modules.index(module.id) :]):
+        yield f"{where}: stands before {other!r}, on which it depends"
 
 
-def _twice(file: str, kind: str, rows: list[dict[str, Any]]) -> list[str]:
-    counts = Counter(row["id"] for row in rows)
-    return [f"{file}: {kind} {name!r} is there {count} times" for name, count in counts.items() if count > 1]
+def _find_in_cell(where: str, cell: ProbeCell, modules: list[str]) -> Iterator[str]:
+    if "composition" in where and cell.id in modules:
+        yield f"{where}: a bridge module has this id"
+    if not (PACKAGE_ROOT / "probes" / f"{cell.code.replace('.', '/')}.py").is_file():
+        yield f"{where}: there is no probe {cell.code!r}"
+    named = " ".join(cell.settings.get(key, "") for key in ("recipe", "recipes"))
+    for recipe in named.split():
+        if recipe not in get_args(Recipe):
+            yield f"{where}: settings name the recipe {recipe!r}, which does not exist"
+
+
+def _find_in_target(target: Target) -> Iterator[str]:
+    recipe = target.production_recipe
+    if recipe and recipe not in target.recipes:
+        yield f"targets.toml: target {target.id}: production_recipe {recipe!r} is not among its recipes"
+
+
+def _find_no_lock(stack: Stack, home: Path) -> Iterator[str]:
+    if stack.lock and not (home / stack.lock).is_file():
+        yield f"stacks.toml: stack {stack.id}: there is no lock {stack.lock}"

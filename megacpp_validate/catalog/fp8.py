@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from .bridge import Target
-from .file import MatrixInvalid, Row, look_at_matrix_file, matrix_folder
+from .file import Row, Text, find_dangling, find_doubles, ids_of, matrix_folder, read_matrix_files
 
 POLICY: Final = "fp8_policy.toml"
 PRESETS: Final = "fp8_presets.toml"
@@ -22,7 +22,6 @@ RecipeName = Literal["delayed", "current", "block", "mxfp8", "nvfp4"]
 Owned = Literal["amax", "graphs", "recompute"]
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]+([-_][a-z0-9]+)*$")]
-Words = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=0)]
 Size = Annotated[int, Field(ge=1)]
 
@@ -36,7 +35,7 @@ class ModelPart(Row):
 
     id: Name
     block: Literal["A", "M", "E", "R", "model"]
-    says: Words
+    says: Text
 
 
 class _Rule(Row):
@@ -51,10 +50,10 @@ class _Rule(Row):
     """
 
     id: Name
-    refuses: Words
-    reason: Words
+    refuses: Text
+    reason: Text
     source: str = ""
-    next: Words
+    next: Text
     waivable: bool = True
 
 
@@ -108,7 +107,12 @@ class Multiple(Row):
     recipe: RecipeName
     widths: Size
     tokens: Size
-    source: Words
+    source: Text
+
+    @property
+    def label(self) -> str:
+        """Its recipe."""
+        return f"of {self.recipe}"
 
 
 class LowParts(Row):
@@ -137,7 +141,7 @@ class Preset(Row):
     """
 
     id: Name
-    says: Words
+    says: Text
     targets: list[str] = Field(min_length=1)
     pattern: str = Field(pattern=r"^[AMER]+$")
     bf16_first: Count
@@ -146,7 +150,7 @@ class Preset(Row):
     tokens: Size
     graphs: bool
     recompute: Literal["none", "selective", "full"]
-    owners: dict[Owned, Words] = Field(default_factory=dict)
+    owners: dict[Owned, Text] = Field(default_factory=dict)
     low: list[LowParts] = Field(default_factory=list)
     refused_by: list[str] = Field(default_factory=list)
 
@@ -162,10 +166,15 @@ class Waiver(Row):
 
     rule: str
     preset: str
-    owner: Words
-    reason: Words
+    owner: Text
+    reason: Text
     link: str = Field(pattern=r"^https://\S+$")
     expires: date
+
+    @property
+    def label(self) -> str:
+        """Its rule and its preset."""
+        return f"of {self.rule} for {self.preset}"
 
 
 class _PolicyFile(Row):
@@ -215,87 +224,54 @@ def read_fp8_policy(targets: Sequence[Target], folder: Path | None = None) -> Fp
     Raises:
         MatrixInvalid: with every fault of the three files.
     """
-    root = folder or matrix_folder()
-    faults: list[str] = []
-    policy, _ = look_at_matrix_file(root / POLICY, _PolicyFile, faults)
-    presets, _ = look_at_matrix_file(root / PRESETS, _PresetFile, faults)
-    waivers, _ = look_at_matrix_file(root / WAIVERS, _WaiverFile, faults)
-    rules = None
-    if policy is not None:
-        recipes = {target.id: tuple(target.recipes) for target in targets}
-        rules = PolicyRules(tuple(policy.part), tuple(policy.rule), tuple(policy.multiple), recipes)
-        faults += find_policy_faults(rules)
-    if presets is not None:
-        faults += _twice(PRESETS, "preset", (preset.id for preset in presets.preset))
-        if rules is not None:
-            faults += [fault for preset in presets.preset for fault in find_preset_faults(preset, rules)]
-    if waivers is not None:
-        known = None if presets is None else {preset.id for preset in presets.preset}
-        faults += _find_waiver_faults(waivers.waiver, None if policy is None else policy.rule, known)
-    if faults or rules is None or presets is None or waivers is None:
-        raise MatrixInvalid(faults)
+    recipes = {target.id: tuple(target.recipes) for target in targets}
+    policy, presets, waivers = read_matrix_files(
+        folder or matrix_folder(),
+        {POLICY: _PolicyFile, PRESETS: _PresetFile, WAIVERS: _WaiverFile},
+        lambda *files: _find_faults(files[0], files[1], files[2], recipes),
+    )
+    rules = PolicyRules(tuple(policy.part), tuple(policy.rule), tuple(policy.multiple), recipes)
     return Fp8Policy(rules, tuple(presets.preset), tuple(waivers.waiver))
 
 
-def find_policy_faults(rules: PolicyRules) -> Iterator[str]:
-    """Ids that are there twice, and parts that there are not."""
-    yield from _twice(POLICY, "part", (part.id for part in rules.parts))
-    yield from _twice(POLICY, "rule", (rule.id for rule in rules.rules))
-    yield from _twice(POLICY, "multiple of", (row.recipe for row in rules.multiples))
-    known = {part.id for part in rules.parts}
-    for rule in rules.rules:
-        named = rule.parts if isinstance(rule, PartsRule) else []
-        yield from (
-            f"{POLICY}: rule {rule.id}: parts names {part!r}, which there is not" for part in named if part not in known
-        )
-    missing = {recipe for have in rules.recipes.values() for recipe in have} - {row.recipe for row in rules.multiples}
+def _find_faults(
+    policy: _PolicyFile, presets: _PresetFile, waivers: _WaiverFile, recipes: Mapping[str, tuple[str, ...]]
+) -> Iterator[Iterable[str]]:
+    for kind in ("part", "rule", "multiple"):
+        yield find_doubles(f"{POLICY}: {kind}", getattr(policy, kind))
+    parts, rules = ids_of(policy.part), ids_of(policy.rule)
+    yield find_dangling(f"{POLICY}: rule", policy.rule, "parts", parts)
+    yield _find_missing_multiples(policy, recipes)
+    yield find_doubles(f"{PRESETS}: preset", presets.preset)
+    yield find_dangling(f"{PRESETS}: preset", presets.preset, "targets", recipes)
+    yield find_dangling(f"{PRESETS}: preset", presets.preset, "refused_by", rules)
+    for preset in presets.preset:
+        yield _find_in_preset(preset, policy)
+    yield find_doubles(f"{WAIVERS}: waiver", waivers.waiver)
+    yield find_dangling(f"{WAIVERS}: waiver", waivers.waiver, "rule", rules)
+    yield find_dangling(f"{WAIVERS}: waiver", waivers.waiver, "preset", ids_of(presets.preset))
+    fixed = {rule.id for rule in policy.rule if not rule.waivable}
+    for waiver in waivers.waiver:
+        if waiver.rule in fixed:
+            yield [f"{WAIVERS}: waiver {waiver.label}: this rule cannot be waived: what it refuses does not run at all"]
+
+
+def _find_missing_multiples(policy: _PolicyFile, recipes: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    rows = {row.recipe for row in policy.multiple}
+    missing = {recipe for have in recipes.values() for recipe in have} - rows if rows else ()
     yield from (f"{POLICY}: there is no multiple of {recipe}, which a target has" for recipe in sorted(missing))
 
 
-def find_preset_faults(preset: Preset, rules: PolicyRules) -> Iterator[str]:
-    """What a preset names that there is not, or twice."""
+def _find_in_preset(preset: Preset, policy: _PolicyFile) -> Iterator[str]:
     where = f"{PRESETS}: preset {preset.id}"
-    for target in preset.targets:
-        if target not in rules.recipes:
-            yield f"{where}: targets names {target!r}, which there is not"
-    known = {rule.id for rule in rules.rules}
-    for rule in preset.refused_by:
-        if rule not in known:
-            yield f"{where}: refused_by names {rule!r}, which there is not"
-    blocks = {part.id: part.block for part in rules.parts}
-    named = Counter(part for low in preset.low for part in low.parts)
-    for part, count in named.items():
-        if part not in blocks:
-            yield f"{where}: low names the part {part!r}, which there is not"
-        elif blocks[part] != "model" and blocks[part] not in preset.pattern:
-            yield f"{where}: low names {part}, and no block of {preset.pattern} is {blocks[part]}"
+    layers, zones = len(preset.pattern), preset.bf16_first + preset.bf16_last
+    if zones > layers:
+        yield f"{where}: the first {preset.bf16_first} and the last {preset.bf16_last} of {layers} layers overlap"
+    blocks = {part.id: part.block for part in policy.part}
+    for part, count in Counter(part for low in preset.low for part in low.parts).items():
         if count > 1:
             yield f"{where}: low names {part} {count} times"
-    if preset.bf16_first + preset.bf16_last > len(preset.pattern):
-        yield (
-            f"{where}: the first {preset.bf16_first} and the last {preset.bf16_last} of {len(preset.pattern)} layers "
-            "overlap"
-        )
-
-
-def _find_waiver_faults(
-    waivers: Sequence[Waiver], rules: Sequence[Rule] | None, presets: set[str] | None
-) -> Iterator[str]:
-    """A file that could not be read is told already: what a waiver names of it is not looked for."""
-    waivable = None if rules is None else {rule.id: rule.waivable for rule in rules}
-    for waiver in waivers:
-        where = f"{WAIVERS}: waiver of {waiver.rule} for {waiver.preset}"
-        if waivable is not None and waiver.rule not in waivable:
-            yield f"{where}: there is no such rule"
-        if waivable is not None and not waivable.get(waiver.rule, True):
-            yield f"{where}: this rule cannot be waived: what it refuses does not run at all"
-        if presets is not None and waiver.preset not in presets:
-            yield f"{where}: there is no such preset"
-    counts = Counter((waiver.rule, waiver.preset) for waiver in waivers)
-    for (rule, preset), count in counts.items():
-        if count > 1:
-            yield f"{WAIVERS}: waiver of {rule} for {preset} is there {count} times"
-
-
-def _twice(file: str, kind: str, ids: Iterable[str]) -> Iterator[str]:
-    yield from (f"{file}: {kind} {name!r} is there {count} times" for name, count in Counter(ids).items() if count > 1)
+        if blocks and part not in blocks:
+            yield f"{where}: low names the part {part!r}, which does not exist"
+        elif blocks and blocks[part] not in ("model", *preset.pattern):
+            yield f"{where}: low names {part}, and no block of {preset.pattern} is {blocks[part]}"

@@ -10,14 +10,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import Field
 
+from ..errors import WrongArguments
 from ..evidence.receipt import READABLE
 from ..evidence.release_gate import WAIVABLE, GateRule
 from .bridge import Catalog, Target
-from .file import MatrixInvalid, Row, look_at_matrix_file, matrix_folder
+from .file import Row, find_dangling, find_doubles, ids_of, matrix_folder, read_matrix_files
 
 RULES: Final = "gate.toml"
 WAIVERS: Final = "gate_waivers.toml"
@@ -96,6 +97,11 @@ class Requirement(Row):
     probes: list[str] = Field(default_factory=list)
     unsupported: list[str] = Field(default_factory=list)
 
+    @property
+    def label(self) -> str:
+        """Its release and its target."""
+        return f"for {self.release} on {self.target}"
+
 
 class _Leave(Row):
     """What a rule lets pass, as a warning, and where.
@@ -147,6 +153,11 @@ class Shows(Row):
     claimed: Words
     observed: list[Words] = Field(min_length=1)
 
+    @property
+    def label(self) -> str:
+        """Its claim."""
+        return f"of {self.claimed}"
+
 
 class ReleaseWaiver(Row):
     """Leave to release with a breakage of one cell, until a day."""
@@ -158,6 +169,11 @@ class ReleaseWaiver(Row):
     reason: Words
     link: str = Field(pattern=r"^https://\S+$")
     expires: date
+
+    @property
+    def label(self) -> str:
+        """Its rule, its cell and its release."""
+        return f"of {self.rule.value} for {self.cell} in {self.release}"
 
 
 class _RuleFile(Row):
@@ -204,7 +220,7 @@ class GateRules(Row):
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-class UnknownRelease(ValueError):
+class UnknownRelease(WrongArguments):
     """A kind of release, or a target of it, that `gate.toml` has no row for."""
 
 
@@ -280,114 +296,85 @@ def read_gate_policy(catalog: Catalog, folder: Path | None = None) -> GatePolicy
     Raises:
         MatrixInvalid: with every fault of both files.
     """
-    root = folder or matrix_folder()
-    faults: list[str] = []
-    rules, _ = look_at_matrix_file(root / RULES, _RuleFile, faults)
-    waivers, _ = look_at_matrix_file(root / WAIVERS, _WaiverFile, faults)
-    if rules is not None:
-        faults += _find_rule_faults(rules, catalog)
-    if waivers is not None:
-        faults += _find_waiver_faults(waivers.waiver, rules, catalog)
-    if faults or rules is None or waivers is None:
-        raise MatrixInvalid(faults)
+    rules, waivers = read_matrix_files(
+        folder or matrix_folder(),
+        {RULES: _RuleFile, WAIVERS: _WaiverFile},
+        lambda rules, waivers: _find_faults(rules, waivers.waiver, catalog),
+    )
     return GatePolicy(catalog, rules, tuple(waivers.waiver))
 
 
-def _find_rule_faults(rules: _RuleFile, catalog: Catalog) -> Iterator[str]:
-    yield from _twice("release", (row.id for row in rules.release))
-    yield from _twice("require for", (f"{row.release} on {row.target}" for row in rules.require))
-    yield from _twice("shows of", (row.claimed for row in rules.shows))
-    releases = {row.id for row in rules.release}
-    targets = {target.id for target in catalog.targets}
+def _find_faults(rules: _RuleFile, waivers: list[ReleaseWaiver], catalog: Catalog) -> Iterator[Iterable[str]]:
+    releases, targets = ids_of(rules.release), ids_of(catalog.targets)
+    every = ids_of((*catalog.modules, *catalog.compositions, *catalog.fp8, *catalog.smoke))
+    for kind in ("release", "require", "shows"):
+        yield find_doubles(f"{RULES}: {kind}", getattr(rules, kind))
+    yield find_dangling(f"{RULES}: require", rules.require, "release", releases)
+    yield find_dangling(f"{RULES}: require", rules.require, "target", targets)
     for row in rules.require:
-        where = f"{RULES}: require for {row.release} on {row.target}"
-        if row.release not in releases:
-            yield f"{where}: there is no release {row.release!r}"
-        if row.target not in targets:
-            yield f"{where}: there is no target {row.target!r}"
-        else:
-            yield from _find_cell_faults(where, row, catalog)
-    for kind, leaves in (
-        ("unwatched", rules.unwatched), ("second_copy", rules.second_copy), ("fallback", rules.fallback),
-        ("kernel", rules.kernel),
-    ):  # fmt: skip
-        for number, leave in enumerate(leaves):
-            where = f"{RULES}: {kind}.{number}"
-            yield from (f"{where}: there is no release {name!r}" for name in leave.releases if name not in releases)
-            yield from (f"{where}: there is no target {name!r}" for name in leave.targets if name not in targets)
-            known = _every_probe(catalog)
-            yield from (f"{where}: there is no probe {name!r}" for name in leave.probes if name not in known)
-    yield from _find_leave_faults(rules)
+        yield _find_in_requirement(row, catalog, every)
+    for kind in ("unwatched", "second_copy", "fallback", "kernel"):
+        for key, known in (("releases", releases), ("targets", targets), ("probes", every)):
+            yield find_dangling(f"{RULES}: {kind}", getattr(rules, kind), key, known)
+    yield _find_leave_faults(rules)
+    yield find_doubles(f"{WAIVERS}: waiver", waivers)
+    yield find_dangling(f"{WAIVERS}: waiver", waivers, "release", [row.release for row in rules.require])
+    for waiver in waivers:
+        yield _find_in_waiver(waiver, rules, catalog)
 
 
 def _find_leave_faults(rules: _RuleFile) -> Iterator[str]:
     """Rows that would let pass what no rule may: anything at all, a golden image's second copy, a silent fallback."""
     golden = {row.id for row in rules.release if row.image == "one"}
-    for number, copy in enumerate(rules.second_copy):
-        where = f"{RULES}: second_copy.{number}"
+    for copy in rules.second_copy:
         if sealed := sorted(golden & set(copy.releases)):
-            yield f"{where}: {sealed[0]} is a golden image, and none has a library twice"
+            yield f"{RULES}: second_copy: {sealed[0]} is a golden image, and none has a library twice"
         for pattern in copy.files:
             if copy.library not in PurePosixPath(pattern).name:
-                yield f"{where}: {pattern!r} fits files that are no {copy.library}"
+                yield f"{RULES}: second_copy: {pattern!r} fits files other than {copy.library}"
     for row in rules.shows:
         if odd := [name for name in row.observed if (name in PLAIN) is not (row.claimed in PLAIN)]:
-            yield f"{RULES}: shows of {row.claimed}: what runs {odd[0]} is a fallback, and no other name of it"
+            yield f"{RULES}: shows {row.label}: what runs {odd[0]} is a fallback, and not another name of it"
 
 
-def _find_cell_faults(where: str, row: Requirement, catalog: Catalog) -> Iterator[str]:
+def _find_in_requirement(row: Requirement, catalog: Catalog, every: list[str]) -> Iterator[str]:
     """Cells that cannot exist, are named twice, or contradict the target's row."""
-    target = next(one for one in catalog.targets if one.id == row.target)
+    where = f"{RULES}: require {row.label}"
+    target = next((one for one in catalog.targets if one.id == row.target), None)
+    if target is None:
+        return
+    listed = list(list_probes(row, catalog))
+    apart = {cell.id: cell.targets for cell in catalog.smoke}
+    recipes: dict[str, Any] = {cell.id: cell.settings.get("recipe", "") for cell in catalog.fp8}
     if (row.requested == "te") is not bool(target.arch):
         yield f"{where}: requested is {row.requested!r}, and {target.id} has {target.arch or 'no GPU'}"
-    listed = list(list_probes(row, catalog))
     if "fp8" in row.groups and not target.recipes:
         yield f"{where}: {target.id} has no recipe of FP8: such cells cannot exist"
     if not listed:
         yield f"{where}: it requires nothing, and would be open for anything"
-    known = _every_probe(catalog)
-    apart = {cell.id: cell.targets for cell in catalog.smoke}
     for probe, count in Counter(listed).items():
-        if probe not in known:
+        if probe not in every:
             yield f"{where}: there is no probe {probe!r}: such a cell cannot exist"
-        elif probe in apart and target.id not in apart[probe]:
+        elif target.id not in apart.get(probe, [target.id]):
             yield f"{where}: {probe} is for {', '.join(apart[probe])} alone: such a cell cannot exist"
         if count > 1:
             yield f"{where}: {probe} is required {count} times; a group has it already"
-    has: set[str] = set(target.recipes)
-    recipes = {cell.id: cell.settings.get("recipe", "") for cell in catalog.fp8}
     for probe in row.unsupported:
         if probe not in listed:
             yield f"{where}: unsupported names {probe!r}, which it does not require"
-        elif recipes.get(probe) in has:
+        elif recipes.get(probe) in target.recipes:
             yield f"{where}: unsupported names {probe}, and {target.id} has {recipes[probe]}"
 
 
-def _every_probe(catalog: Catalog) -> set[str]:
-    cells = (*catalog.compositions, *catalog.fp8, *catalog.smoke)
-    return {module.id for module in catalog.modules} | {cell.id for cell in cells}
-
-
-def _find_waiver_faults(waivers: Sequence[ReleaseWaiver], rules: _RuleFile | None, catalog: Catalog) -> Iterator[str]:
-    """A rule file that could not be read is told already: what a waiver names of it is not looked for."""
-    for waiver in waivers:
-        where = f"{WAIVERS}: waiver of {waiver.rule.value} for {waiver.cell}"
-        if waiver.rule not in WAIVABLE:
-            yield f"{where}: evidence that is missing cannot be waived into being"
-        if not _STACK.fullmatch(waiver.cell):
-            yield f"{where}: a waiver is of one cell, and this is the name of none"
-        if waiver.rule in (GateRule.OUTCOME, GateRule.CONTRADICTED) and waiver.cell.endswith(f"-{IMPORTS}"):
-            yield f"{where}: an import cannot be waived: every module stands on it"
-        if rules is None:
-            continue
-        wanted = [row for row in rules.require if row.release == waiver.release]
-        if not wanted:
-            yield f"{where}: there is no release {waiver.release!r}"
-        ends = [f"-{row.target}-{probe}" for row in wanted for probe in list_probes(row, catalog)]
-        if wanted and not any(waiver.cell.endswith(end) and waiver.cell != end for end in ends):
-            yield f"{where}: {waiver.release} requires no such cell"
-    yield from _twice("waiver of", (f"{row.rule.value} for {row.cell} in {row.release}" for row in waivers), WAIVERS)
-
-
-def _twice(kind: str, names: Iterable[str], file: str = RULES) -> Iterator[str]:
-    yield from (f"{file}: {kind} {name} is there {count} times" for name, count in Counter(names).items() if count > 1)
+def _find_in_waiver(waiver: ReleaseWaiver, rules: _RuleFile, catalog: Catalog) -> Iterator[str]:
+    where = f"{WAIVERS}: waiver {waiver.label}"
+    if waiver.rule not in WAIVABLE:
+        yield f"{where}: evidence that is missing cannot be waived into being"
+    if not _STACK.fullmatch(waiver.cell):
+        yield f"{where}: a waiver is of one cell, and this is the name of none"
+    if waiver.rule in (GateRule.OUTCOME, GateRule.CONTRADICTED) and waiver.cell.endswith(f"-{IMPORTS}"):
+        yield f"{where}: an import cannot be waived: every module stands on it"
+    rows = [row for row in rules.require if row.release == waiver.release]
+    ends = [f"-{row.target}-{probe}" for row in rows for probe in list_probes(row, catalog)]
+    if rows and not any(waiver.cell.endswith(end) and waiver.cell != end for end in ends):
+        yield f"{where}: {waiver.release} requires no such cell"

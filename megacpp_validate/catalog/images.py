@@ -7,23 +7,33 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 from pydantic import Field
 
 from .bridge import Target
-from .file import Row, matrix_folder, read_matrix_file
+from .file import (
+    RequirementText,
+    Row,
+    Text,
+    VersionRange,
+    VersionText,
+    find_dangling,
+    find_doubles,
+    ids_of,
+    matrix_folder,
+    read_matrix_file,
+)
 
 FILE: Final = "images.toml"
 PARTS: Final = ("cuda", "cublas", "cudnn", "nccl")  # what a base has that is no distribution
 
 Platform = Literal["linux/amd64", "linux/arm64"]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]+([.-][a-z0-9]+)*$")]
-Words = Annotated[str, Field(min_length=1)]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
-Pair = Annotated[list[str], Field(min_length=2, max_length=2)]
+Pair = Annotated[tuple[str, VersionText], Field(strict=False)]
 
 MACHINES: Final[dict[str, str]] = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 
@@ -51,12 +61,12 @@ class Base(Row):
     constraints: str = ""
     driver_built_for: str = Field(default="", pattern=r"^(\d+(\.\d+)*)?$")
     driver_least: str = Field(default="", pattern=r"^(\d+(\.\d+)*)?$")
-    source: Words
+    source: Text
 
     @property
     def provided(self) -> dict[str, str]:
         """Name of a part or distribution -> version, which is empty where it is not known."""
-        return {name: version for name, version in self.provides}  # noqa: C416 - a pair is a list in TOML
+        return dict(self.provides)
 
     @property
     def distributions(self) -> dict[str, str]:
@@ -70,14 +80,19 @@ class Claim(Row):
     base: Name
     platform: Literal["linux/amd64", "linux/arm64", ""]
     digest: Digest
-    source: Words
+    source: Text
+
+    @property
+    def label(self) -> str:
+        """Its base and its platform."""
+        return f"{self.base} {self.platform or 'index'}"
 
 
 class Over(Row):
     """A distribution that a base provides, and that the lock holds in another version, which lies over it."""
 
     name: Name
-    why: Words
+    why: Text
 
 
 class Image(Row):
@@ -106,7 +121,7 @@ class Image(Row):
     cache_arch: str = Field(pattern=r"^(sm_\d+a|cpu)$")
     lock: str = Field(pattern=r"^containers/locks/[a-z0-9-]+\.txt$")
     groups: list[Name]
-    requirements: list[Words]
+    requirements: list[RequirementText]
     over: list[Over] = Field(default_factory=list)
     removes: list[Over] = Field(default_factory=list)
     links: list[Annotated[str, Field(pattern=r"^https://\S+$")]] = Field(default_factory=list)
@@ -115,6 +130,11 @@ class Image(Row):
     steps: list[Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]] = Field(min_length=1)
     jit: list[Literal["fa4", "triton"]]
     user: int = Field(ge=1)
+
+    @property
+    def label(self) -> str:
+        """Its target."""
+        return self.target
 
     @property
     def te(self) -> str:
@@ -165,10 +185,15 @@ class Compiled(Row):
     """
 
     name: Name
-    version: Words
-    requires: list[Words]
-    source: Words
+    version: Text
+    requires: list[RequirementText]
+    source: Text
     variables: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """Its name."""
+        return self.name
 
 
 class Source(Row):
@@ -183,8 +208,8 @@ class Source(Row):
     commit: str = Field(pattern=r"^[0-9a-f]{40}$")
     subdirectory: str = ""
     verified: str = Field(pattern=r"^(\d{4}-\d\d-\d\d)?$")
-    why: Words
-    source: Words
+    why: Text
+    source: Text
     variables: dict[str, str] = Field(default_factory=dict)
 
 
@@ -201,15 +226,15 @@ class Range(Row):
     """
 
     id: Name
-    te: str
+    te: VersionRange
     component: Name
-    needs: Words
-    with_: str = Field(default="", alias="with")
+    needs: Annotated[VersionRange, Field(min_length=1)]
+    with_: RequirementText = Field(default="", alias="with")
     targets: list[Name] = Field(default_factory=list)
     outside: Literal["refused", "warned"] = "refused"
-    says: Words
-    next: Words
-    source: Words
+    says: Text
+    next: Text
+    source: Text
 
     def holds_for(self, te: Version) -> bool:
         """Whether a release has this need; builds of a release count as the release."""
@@ -223,7 +248,7 @@ class Range(Row):
 class Images(Row):
     """The whole file; `everywhere` are requirements of every image."""
 
-    everywhere: list[Words]
+    everywhere: list[RequirementText]
     base: list[Base] = Field(min_length=1)
     claim: list[Claim] = Field(default_factory=list)
     image: list[Image] = Field(min_length=1)
@@ -255,20 +280,58 @@ def read_images(targets: dict[str, str], folder: Path | None = None, rows: Itera
     """
     known = {row.id: row for row in rows}
 
-    def look(images: Images) -> Iterator[Iterator[str]]:
-        for find in (
-            _find_doubles, _find_doubly_provided, _find_false_versions, _find_false_requirements, _find_false_ranges
-        ):  # fmt: skip
-            yield find(images)
-        yield _find_dangling(images, targets)
+    def find(images: Images) -> Iterator[Iterable[str]]:
+        for kind in ("base", "claim", "image", "compiled", "source", "range"):
+            yield find_doubles(f"{FILE}: {kind}", getattr(images, kind))
+        yield find_doubles(f"{FILE}: lock", [*images.image, images.sessions, images.releases], "lock")
+        for key, names in (("base", ids_of(images.base)), ("target", targets), ("sources", ids_of(images.source))):
+            yield find_dangling(f"{FILE}: image", images.image, key, names)
+        yield find_dangling(f"{FILE}: claim", images.claim, "base", ids_of(images.base))
+        yield find_dangling(f"{FILE}: range", images.range, "targets", targets)
+        for base in images.base:
+            yield _find_doubly_provided(base)
         for image in images.image:
-            yield _find_of_image(images, image, targets, known)
+            yield _find_in_image(image, targets, {source.id for source in images.source})
+            yield _find_over(image, images)
+            if image.target in known:
+                yield _find_of_another_target(image, known[image.target])
 
-    return read_matrix_file((folder or matrix_folder()) / FILE, Images, look)
+    return read_matrix_file((folder or matrix_folder()) / FILE, Images, find)
 
 
-def _find_strangers(image: Image, target: Target) -> Iterator[str]:
-    """What is built for a target, and is of another one."""
+def _find_doubly_provided(base: Base) -> Iterator[str]:
+    counts = Counter([name for name, _ in base.provides] + base.stands_for)
+    yield from (f"{FILE}: base {base.id}: {name!r} is provided twice" for name, n in counts.items() if n > 1)
+
+
+def _find_in_image(image: Image, targets: dict[str, str], sources: set[str]) -> Iterator[str]:
+    """Another machine; steps that appear twice; what is built from a commit without its step, or the other way."""
+    where = f"{FILE}: image {image.target}"
+    if targets.get(image.target, "") not in ("", MACHINES[image.platform]):
+        yield f"{where}: platform {image.platform} is not the {targets[image.target]} of targets.toml"
+    for name, count in Counter(image.steps).items():
+        if count > 1:
+            yield f"{where}: the step {name!r} appears {count} times"
+    for name in sorted(sources) if set(image.sources) <= sources else ():
+        there = {"source": name in image.sources, "step": name.replace("-", "_") in image.steps}
+        if len(set(there.values())) > 1:
+            has, lacks = sorted(there, key=lambda kind: not there[kind])
+            yield f"{where}: {name!r} has a {has} and no {lacks}"
+
+
+def _find_over(image: Image, images: Images) -> Iterator[str]:
+    """What goes over the base, or is taken out of it, and is not in the base or is both."""
+    where = f"{FILE}: image {image.target}"
+    over, removes = ([row.name for row in rows] for rows in (image.over, image.removes))
+    for name in sorted(set(over) & set(removes)):
+        yield f"{where}: {name!r} is named under `over` and under `removes`"
+    for base in (base for base in images.base if base.id == image.base):
+        for kind, names in (("over", over), ("removes", removes)):
+            for name in set(names) - set(base.distributions):
+                yield f"{where}: {kind} names {name!r}, which {image.base} does not provide"
+
+
+def _find_of_another_target(image: Image, target: Target) -> Iterator[str]:
     where = f"{FILE}: image {image.target}"
     wanted = f"{target.arch}a" if target.arch else "cpu"
     if image.cache_arch != wanted:
@@ -277,118 +340,13 @@ def _find_strangers(image: Image, target: Target) -> Iterator[str]:
     archs = [arch.rstrip("af") for arch in image.te_archs.split(";") if arch]
     if archs and family not in [arch[:-1] for arch in archs]:
         yield f"{where}: te_archs {image.te_archs!r} has nothing for the {target.arch or 'CPU'} of its target"
-    unable = {"deep-gemm": not target.deep_gemm, "flash-attention-3": "fa3" not in target.attention}
-    yield from (
-        f"{where}: sources names {name!r}, which targets.toml says that {target.id} does not have"
-        for name in image.sources
-        if unable.get(name)
-    )
-    if "fa4" in image.jit and "fa4" not in target.attention:
-        yield f"{where}: jit names 'fa4', which targets.toml says that {target.id} does not have"
-
-
-def _find_dangling(images: Images, targets: dict[str, str]) -> Iterator[str]:
-    bases = {base.id for base in images.base}
-    for claim in images.claim:
-        if claim.base not in bases:
-            yield f"{FILE}: claim of {claim.digest[:15]}: base names {claim.base!r}, which there is not"
-    for row in images.range:
-        strange = [name for name in row.targets if name not in targets]
-        yield from (f"{FILE}: range {row.id}: targets names {name!r}, which targets.toml has not" for name in strange)
-
-
-def _find_of_image(images: Images, image: Image, targets: dict[str, str], rows: dict[str, Target]) -> Iterator[str]:
-    where = f"{FILE}: image {image.target}"
-    if image.target not in targets:
-        yield f"{where}: target names {image.target!r}, which targets.toml has not"
-    elif targets[image.target] not in ("", MACHINES[image.platform]):
-        yield f"{where}: platform {image.platform} is not the {targets[image.target]} of targets.toml"
-    sources = {source.id for source in images.source}
-    unknown = [name for name in image.sources if name not in sources]
-    yield from (f"{where}: sources names {name!r}, which there is not" for name in unknown)
-    if not unknown:
-        yield from _find_steps(image, sources)
-    if image.base not in {base.id for base in images.base}:
-        yield f"{where}: base names {image.base!r}, which there is not"
-    if image.target in rows:
-        yield from _find_strangers(image, rows[image.target])
-    yield from _find_bare(images, image)
-
-
-def _find_bare(images: Images, image: Image) -> Iterator[str]:
-    """What goes over the base, or is taken out of it, and is not there or is both."""
-    where = f"{FILE}: image {image.target}"
-    both = {row.name for row in image.over} & {row.name for row in image.removes}
-    yield from (f"{where}: {name!r} is named under `over` and under `removes`" for name in sorted(both))
-    provided = next((base.distributions for base in images.base if base.id == image.base), None)
-    for kind, named in (("over", image.over), ("removes", image.removes)):
-        yield from (
-            f"{where}: {kind} names {row.name!r}, which {image.base} does not provide"
-            for row in named
-            if provided is not None and row.name not in provided
-        )
-
-
-def _find_steps(image: Image, sources: set[str]) -> Iterator[str]:
-    """Steps that are there twice, and what is built from a commit without its step, or the other way round."""
-    where = f"{FILE}: image {image.target}"
-    counts = Counter(image.steps)
-    yield from (f"{where}: the step {name!r} is there {count} times" for name, count in counts.items() if count > 1)
-    for name in sorted(sources):
-        step = name.replace("-", "_")
-        if (name in image.sources) != (step in image.steps):
-            there, absent = ("source", "step") if name in image.sources else ("step", "source")
-            yield f"{where}: {name!r} has a {there} and no {absent}"
-
-
-def _find_doubles(images: Images) -> Iterator[str]:
-    named = (
-        ("base", [row.id for row in images.base]),
-        ("image", [row.target for row in images.image]),
-        ("lock", [row.lock for row in images.image] + [images.sessions.lock, images.releases.lock]),
-        ("source", [row.id for row in images.source]),
-        ("compiled", [row.name for row in images.compiled]),
-        ("range", [row.id for row in images.range]),
-        ("claim", [f"{row.base} {row.platform or 'index'}" for row in images.claim]),
-    )
-    for kind, names in named:
-        counts = Counter(names)
-        yield from (f"{FILE}: {kind} {name!r} is there {count} times" for name, count in counts.items() if count > 1)
-
-
-def _find_doubly_provided(images: Images) -> Iterator[str]:
-    for base in images.base:
-        counts = Counter([name for name, _ in base.provides] + base.stands_for)
-        yield from (f"{FILE}: base {base.id}: {name!r} is provided twice" for name, n in counts.items() if n > 1)
-
-
-def _find_false_versions(images: Images) -> Iterator[str]:
-    for base in images.base:
-        for name, version in base.provides:
-            if version and not _is(Version, version):
-                yield f"{FILE}: base {base.id}: provides {name} in {version!r}, which is no version"
-
-
-def _find_false_requirements(images: Images) -> Iterator[str]:
-    asked = [("everywhere", images.everywhere)]
-    asked += [(f"image {row.target}", row.requirements) for row in images.image]
-    asked += [(f"compiled {row.name}", row.requires) for row in images.compiled]
-    for where, texts in asked:
-        yield from (f"{FILE}: {where}: {text!r} is no requirement" for text in texts if not _is(Requirement, text))
-
-
-def _find_false_ranges(images: Images) -> Iterator[str]:
-    for row in images.range:
-        if row.with_ and not _is(Requirement, row.with_):
-            yield f"{FILE}: range {row.id}: with {row.with_!r} is no requirement"
-        for text in (row.te, row.needs):
-            if not _is(SpecifierSet, text):
-                yield f"{FILE}: range {row.id}: {text!r} is no range of versions"
-
-
-def _is(kind: type[Version] | type[Requirement] | type[SpecifierSet], text: str) -> bool:
-    try:
-        kind(text)
-    except (InvalidVersion, InvalidRequirement, InvalidSpecifier):
-        return False
-    return True
+    named = {f"sources names {name!r}": name for name in image.sources} | {
+        f"jit names {one!r}": one for one in image.jit
+    }
+    lacks = {
+        "deep-gemm": not target.deep_gemm, "flash-attention-3": "fa3" not in target.attention,
+        "fa4": "fa4" not in target.attention,
+    }  # fmt: skip
+    for words, name in named.items():
+        if lacks.get(name):
+            yield f"{where}: {words}, which targets.toml says that {target.id} does not have"

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from .file import Row, matrix_folder, read_matrix_file
+from .file import (
+    RequirementText,
+    Row,
+    Text,
+    VersionRange,
+    find_dangling,
+    find_doubles,
+    ids_of,
+    matrix_folder,
+    read_matrix_file,
+)
 
 _FILE = "needs.toml"
 
@@ -31,8 +40,8 @@ class VendorPackage(Row):
         deep_gemm: whether a target's `deep_gemm` asks for it.
     """
 
-    id: str = Field(min_length=1)
-    title: str = Field(min_length=1)
+    id: Text
+    title: Text
     distributions: list[str] = Field(min_length=1)
     breaks: list[str]
     required: bool = False
@@ -44,7 +53,7 @@ class CudaLibrary(Row):
     """A library of CUDA: what people call it, which wheels bring it, and what fails where it is wrong."""
 
     id: str = Field(pattern=r"^lib\w+$")
-    title: str = Field(min_length=1)
+    title: Text
     distributions: list[str] = Field(min_length=1)
     breaks: list[str]
 
@@ -67,18 +76,26 @@ class Need(Row):
         source: where it is known from.
     """
 
-    id: str = Field(min_length=1)
-    te: str = Field(min_length=1)
+    id: Text
+    te: VersionRange = Field(min_length=1)
     kind: Literal["library", "distribution", "one-runtime", "one-runtime-warned", "tolerated-symbol"]
-    of: str = Field(min_length=1)
-    version: str = ""
+    of: Text
+    version: VersionRange = ""
     symbol: str = ""
-    with_: str = Field(default="", alias="with")
-    cuda: str = ""
+    with_: RequirementText = Field(default="", alias="with")
+    cuda: VersionRange = ""
     breaks: list[str]
-    says: str = Field(min_length=1)
-    next: str = Field(min_length=1)
-    source: str = Field(min_length=1)
+    says: Text
+    next: Text
+    source: Text
+
+    @model_validator(mode="after")
+    def _require_symbol_or_version(self) -> Need:
+        if (self.kind == "tolerated-symbol") != bool(self.symbol):
+            raise ValueError("the kind tolerated-symbol has a symbol, and no other kind has one")
+        if self.kind == "library" and not self.version:
+            raise ValueError("the need of a library has a version")
+        return self
 
     def holds_for(self, te: Version) -> bool:
         """Whether a release has this need; builds of a release ("2.14.0+f031cf8") count as the release."""
@@ -106,10 +123,10 @@ class Need(Row):
 class Build(Row):
     """Which torch (range) a build of a distribution (range) is for, where its metadata does not say so."""
 
-    of: str = Field(min_length=1)
-    version: str = Field(min_length=1)
-    torch: str = Field(min_length=1)
-    source: str = Field(min_length=1)
+    of: Text
+    version: VersionRange = Field(min_length=1)
+    torch: VersionRange = Field(min_length=1)
+    source: Text
 
     def is_of(self, version: Version) -> bool:
         """Whether it says something of a version of the distribution."""
@@ -139,45 +156,12 @@ def read_needs(modules: list[str], folder: Path | None = None) -> Needs:
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    return read_matrix_file((folder or matrix_folder()) / _FILE, Needs, lambda needs: [_find_faults(needs, modules)])
 
+    def find(needs: Needs) -> Iterator[Iterator[str]]:
+        for kind in ("package", "library", "need"):
+            yield find_doubles(f"{_FILE}: {kind}", getattr(needs, kind))
+            yield find_dangling(f"{_FILE}: {kind}", getattr(needs, kind), "breaks", modules)
+        of_library = [need for need in needs.need if need.kind != "distribution"]
+        yield find_dangling(f"{_FILE}: need", of_library, "of", ids_of(needs.library))
 
-def _find_faults(needs: Needs, modules: list[str]) -> Iterator[str]:
-    libraries = {library.id for library in needs.library}
-    for kind, rows in (("package", needs.package), ("library", needs.library), ("need", needs.need)):
-        counts = Counter(row.id for row in rows)
-        yield from (f"{_FILE}: {kind} {name!r} is there twice" for name, count in counts.items() if count > 1)
-        for row in rows:
-            unknown = [name for name in row.breaks if name not in modules]
-            yield from (f"{_FILE}: {kind} {row.id}: breaks names {name!r}, which there is not" for name in unknown)
-    ranges = [(f"need {need.id}: te", need.te) for need in needs.need]
-    ranges += [(f"need {need.id}: version", need.version) for need in needs.need]
-    ranges += [(f"need {need.id}: cuda", need.cuda) for need in needs.need]
-    ranges += [(f"build of {build.of}: version", build.version) for build in needs.build]
-    ranges += [(f"build of {build.of}: torch", build.torch) for build in needs.build]
-    yield from (f"{_FILE}: {where} {text!r} is no range of versions" for where, text in ranges if not _is_range(text))
-    for need in needs.need:
-        if need.kind != "distribution" and need.of not in libraries:
-            yield f"{_FILE}: need {need.id}: of names {need.of!r}, which is none of the libraries"
-        if need.with_ and not _is_requirement(need.with_):
-            yield f"{_FILE}: need {need.id}: with {need.with_!r} is no requirement"
-        if (need.kind == "tolerated-symbol") != bool(need.symbol):
-            yield f"{_FILE}: need {need.id}: a symbol belongs to the kind tolerated-symbol, and to no other"
-        if need.kind == "library" and not need.version:
-            yield f"{_FILE}: need {need.id}: a library is needed in a version"
-
-
-def _is_range(text: str) -> bool:
-    try:
-        SpecifierSet(text)
-    except InvalidSpecifier:
-        return False
-    return True
-
-
-def _is_requirement(text: str) -> bool:
-    try:
-        Requirement(text)
-    except InvalidRequirement:
-        return False
-    return True
+    return read_matrix_file((folder or matrix_folder()) / _FILE, Needs, find)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from .file import MatrixInvalid, Row, matrix_folder, read_matrix_file
+from ..errors import WrongArguments
+from .file import Row, Text, find_doubles, ids_of, matrix_folder, read_matrix_file
 
 FILE: Final = "postures.toml"
 TABLES: Final = ("speed_defaults", "experimental_taxes", "observability")
@@ -18,11 +18,10 @@ TABLES: Final = ("speed_defaults", "experimental_taxes", "observability")
 Table = Literal["speed_defaults", "experimental_taxes", "observability", "further"]
 Need = Literal["gpu", "te", "one-rank", "own-experts"]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]+(_[a-z0-9]+)*$")]
-Words = Annotated[str, Field(min_length=1)]
 Coefficient = Annotated[float, Field(ge=0, lt=1)]
 
 
-class UnknownFeature(ValueError):
+class UnknownFeature(WrongArguments):
     """A feature that has no row, or no switch; the text names those that have."""
 
 
@@ -92,7 +91,7 @@ class Arm(Settings):
         parts: pattern of the names of parts -> the backends that each of them may have been seen on.
     """
 
-    parts: dict[Words, list[Words]] = Field(default_factory=dict)
+    parts: dict[Text, list[Text]] = Field(default_factory=dict)
 
 
 class Feature(Row):
@@ -109,13 +108,28 @@ class Feature(Row):
 
     id: Name
     table: Table = "further"
-    title: Words
-    plain: Words
+    title: Text
+    plain: Text
     needs: list[Need] = Field(default_factory=list)
     both: Settings = Settings()
     off: Arm
     on: Arm
-    source: Words
+    source: Text
+
+    @model_validator(mode="after")
+    def _require_two_arms(self) -> Feature:
+        """Both arms set the same keys, to different values."""
+        off, on = (set(_keys(arm.as_order)) for arm in (self.off, self.on))
+        wrong = [f"{key} is set in one arm alone: the other has whatever it had before" for key in sorted(off ^ on)]
+        both = sorted(off & set(_keys(self.both.as_order)))
+        wrong += [f"{key} is set for both arms, and again in each" for key in both]
+        if self.off.as_order == self.on.as_order:
+            wrong.append("off and on are the same: there is nothing to compare")
+        if self.id == "all":
+            wrong.append("the name 'all' stands for all of them")
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        return self
 
 
 class _File(Row):
@@ -166,9 +180,7 @@ def read_postures(folder: Path | None = None) -> Posture:
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    read = read_matrix_file((folder or matrix_folder()) / FILE, _File)
-    if faults := list(_find_faults(read)):
-        raise MatrixInvalid(faults)
+    read = read_matrix_file((folder or matrix_folder()) / FILE, _File, _find_faults)
     return Posture(read.speed_defaults, read.experimental_taxes, read.observability, tuple(read.feature))
 
 
@@ -205,25 +217,14 @@ def merge_orders(order: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str,
     return merged
 
 
-def _find_faults(read: _File) -> Iterator[str]:
-    """Ids that are there twice, switches without a row, rows without a switch, arms that do not differ."""
-    counts = Counter(feature.id for feature in read.feature)
-    yield from (f"{FILE}: feature {name!r} is there {count} times" for name, count in counts.items() if count > 1)
-    tables = {name: getattr(read, name) for name in TABLES}
-    for table, switches in tables.items():
-        rows = {feature.id for feature in read.feature if feature.table == table}
-        yield from (f"{FILE}: {table} switches {name!r}, which has no row there" for name in switches.keys() - rows)
-        yield from (f"{FILE}: feature {name!r} has no switch in {table}" for name in rows - switches.keys())
-    for feature in read.feature:
-        if feature.id == "all":
-            yield f"{FILE}: feature 'all' has the name that stands for all of them"
-        if feature.off.as_order == feature.on.as_order:
-            yield f"{FILE}: feature {feature.id}: off and on say the same: there is nothing to compare"
-        asked = [set(_keys(arm.as_order)) for arm in (feature.off, feature.on)]
-        for key in sorted(asked[0] ^ asked[1]):
-            yield f"{FILE}: feature {feature.id}: {key} is set in one arm alone: the other has whatever it had before"
-        for key in sorted(asked[0] & set(_keys(feature.both.as_order))):
-            yield f"{FILE}: feature {feature.id}: {key} is set for both arms, and again in each"
+def _find_faults(read: _File) -> Iterator[Iterable[str]]:
+    """Ids that appear twice, switches without a row, rows without a switch."""
+    yield find_doubles(f"{FILE}: feature", read.feature)
+    for table in TABLES:
+        switches = set(getattr(read, table))
+        rows = set(ids_of(feature for feature in read.feature if feature.table == table))
+        yield [f"{FILE}: {table} switches {name!r}, which has no row there" for name in sorted(switches - rows)]
+        yield [f"{FILE}: feature {name!r} has no switch in {table}" for name in sorted(rows - switches)]
 
 
 def _keys(order: Mapping[str, Any]) -> Iterator[str]:

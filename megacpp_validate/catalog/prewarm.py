@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from ..errors import WrongArguments
 from .bridge import Catalog
-from .file import MatrixInvalid, Row, matrix_folder, read_matrix_file
+from .file import Row, Text, find_dangling, find_doubles, ids_of, matrix_folder, read_matrix_file
 
 FILE: Final = "prewarm.toml"
 PROBE: Final = "probe"
@@ -71,8 +71,18 @@ class UnkeptKernel(Row):
     library: Library
     kernel: str = Field(min_length=12)
     releases: list[str] = Field(min_length=1)
-    reason: str = Field(min_length=1)
-    source: str = Field(min_length=1)
+    reason: Text
+    source: Text
+
+    @field_validator("kernel")
+    @classmethod
+    def _require_pattern(cls, kernel: str) -> str:
+        try:
+            if re.search(kernel, ""):
+                raise ValueError("the pattern fits every kernel")
+        except re.error as fault:
+            raise ValueError(f"this is not a pattern: {fault}") from fault
+        return kernel
 
     def fits(self, library: str, kernel: str, release: str) -> bool:
         """Whether a compile of a release is one of it."""
@@ -84,7 +94,7 @@ class _File(Row):
     unkept: list[UnkeptKernel] = Field(default_factory=list)
 
 
-class UnknownTask(ValueError):
+class UnknownTask(WrongArguments):
     """A task that there is not; the text names those that there are."""
 
 
@@ -98,15 +108,16 @@ def read_prewarm(catalog: Catalog, folder: Path | None = None) -> tuple[PrewarmT
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    file = read_matrix_file((folder or matrix_folder()) / FILE, _File)
-    if wrong := [f"{FILE}: {said}" for said in (*_find_wrong(file.task, catalog), *_find_wrong_patterns(file.unkept))]:
-        raise MatrixInvalid(wrong)
-    return tuple(file.task)
+    return tuple(_read(folder, lambda file: _find_faults(file.task, catalog)).task)
+
+
+def _read(folder: Path | None, find: Callable[[_File], Iterable[Iterable[str]]] = lambda _: ()) -> _File:
+    return read_matrix_file((folder or matrix_folder()) / FILE, _File, find)
 
 
 def read_unkept(folder: Path | None = None) -> tuple[UnkeptKernel, ...]:
     """What no cache keeps; `read_prewarm` names the file's faults. Raises `MatrixInvalid`."""
-    return tuple(read_matrix_file((folder or matrix_folder()) / FILE, _File).unkept)
+    return tuple(_read(folder).unkept)
 
 
 def choose_tasks(
@@ -138,40 +149,22 @@ def choose_tasks(
     return tuple(task for task in rows.values() if (not asked or task.id in asked) and not (without_gpu and task.gpu))
 
 
-def _find_wrong(tasks: list[PrewarmTask], catalog: Catalog) -> Iterator[str]:
-    counts = Counter(task.id for task in tasks)
-    yield from (f"task {name}: is there more than once" for name, count in counts.items() if count > 1)
+def _find_faults(tasks: list[PrewarmTask], catalog: Catalog) -> Iterator[Iterable[str]]:
+    place = f"{FILE}: task"
     targets = {target.id: target for target in catalog.targets}
-    probes = {module.id for module in catalog.modules} | {row.id for row in catalog.compositions}
-    smoke = {row.id: row for row in catalog.smoke}
+    cells = {PROBE: ids_of((*catalog.modules, *catalog.compositions)), SMOKE: ids_of(catalog.smoke)}
+    yield find_doubles(place, tasks)
+    yield find_dangling(place, tasks, "targets", targets)
     for task in tasks:
-        name = f"task {task.id}"
-        yield from (f"{name}: there is no target {one!r}" for one in task.targets if one not in targets)
-        if task.gpu and any(one in targets and not targets[one].arch for one in task.targets):
-            yield f"{name}: it needs a GPU, and one of its targets has none"
-        if not task.is_cell:
-            continue
-        if extra := set(task.settings) - {_CELL_OF[task.code]}:
-            yield f"{name}: a {task.code} takes no setting {', '.join(sorted(extra))}"
-        if task.code == PROBE and task.cell not in probes:
-            yield f"{name}: there is no probe {task.cell!r}"
-        if task.code == SMOKE:
-            yield from _find_wrong_smoke(task, smoke.get(task.cell))
-
-
-def _find_wrong_patterns(rows: list[UnkeptKernel]) -> Iterator[str]:
-    for row in rows:
-        try:
-            if re.search(row.kernel, ""):
-                yield f"unkept {row.kernel!r}: fits every kernel"
-        except re.error as fault:
-            yield f"unkept {row.kernel!r}: is no pattern: {fault}"
-
-
-def _find_wrong_smoke(task: PrewarmTask, row: Any) -> Iterator[str]:
-    if row is None:
-        yield f"task {task.id}: there is no cell {task.cell!r} of the smoke run"
-        return
-    if row.ranks != task.ranks:
-        yield f"task {task.id}: {row.id} takes {row.ranks} rank(s), and it says {task.ranks}"
-    yield from (f"task {task.id}: {row.id} is not of {one}" for one in task.targets if one not in row.targets)
+        if task.is_cell:
+            yield find_dangling(place, [task], "cell", cells[task.code])
+            if extra := set(task.settings) - {_CELL_OF[task.code]}:
+                yield [f"{place} {task.id}: a {task.code} takes no setting {', '.join(sorted(extra))}"]
+        if task.gpu and any(name in targets and not targets[name].arch for name in task.targets):
+            yield [f"{place} {task.id}: it needs a GPU, and one of its targets has none"]
+        for row in catalog.smoke if task.code == SMOKE else ():
+            if row.id == task.cell and row.ranks != task.ranks:
+                yield [f"{place} {task.id}: {row.id} takes {row.ranks} rank(s), and the task {task.ranks}"]
+            if row.id == task.cell:
+                others = [name for name in task.targets if name not in row.targets]
+                yield [f"{place} {task.id}: {row.id} is not of {name}" for name in others]

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
 from .bridge import SmokeCell
-from .file import MatrixInvalid, Row, matrix_folder, read_matrix_file
+from .file import Row, Text, find_dangling, find_doubles, ids_of, matrix_folder, read_matrix_file
 
 FILE: Final = "smoke_faults.toml"
 CODE: Final = "smoke.faults"
 
 Way = Literal["train", "evaluate", "save", "resume"]
 CheckName = Literal["conservation", "replicas", "gradients", "reproduce", "resume", "validate", "watch", "launcher"]
-Word = Annotated[str, Field(min_length=1)]
-Named = int | Word | list[int] | list[Word]
+Named = int | Text | list[int] | list[Text]
 
 
 class SmokeFault(Row):
@@ -39,9 +37,9 @@ class SmokeFault(Row):
     fault: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*(:\d+)?$")
     plan: str
     way: Way = "train"
-    says: str = Field(min_length=1)
+    says: Text
     caught_by: CheckName
-    names: dict[Word, Named] = Field(min_length=1)
+    names: dict[Text, Named] = Field(min_length=1)
     held_out: bool = False
 
 
@@ -104,24 +102,19 @@ def read_smoke_faults(targets: Iterable[str], folder: Path | None = None) -> Smo
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    path = (folder or matrix_folder()) / FILE
-    file = read_matrix_file(path, _File)
-    if wrong := [f"{path.name}: {said}" for said in _find_wrong(file, frozenset(targets))]:
-        raise MatrixInvalid(wrong)
+    known = list(targets)
+
+    def find(file: _File) -> Iterator[Iterable[str]]:
+        for kind in ("plan", "fault"):
+            yield find_doubles(f"{FILE}: {kind}", getattr(file, kind))
+        yield find_dangling(f"{FILE}: plan", file.plan, "targets", known)
+        yield find_dangling(f"{FILE}: fault", file.fault, "plan", ids_of(file.plan))
+        planted = {fault.plan for fault in file.fault}
+        for plan in file.plan:
+            if "faults" in plan.settings:
+                yield [f"{FILE}: plan {plan.id}: its faults are rows of their own"]
+            if plan.id not in planted:
+                yield [f"{FILE}: plan {plan.id}: no fault is planted in it"]
+
+    file = read_matrix_file((folder or matrix_folder()) / FILE, _File, find)
     return SmokeFaults(plans=file.plan, faults=file.fault)
-
-
-def _find_wrong(file: _File, targets: frozenset[str]) -> Iterator[str]:
-    for kind, rows in (("plan", file.plan), ("fault", file.fault)):
-        counts = Counter(row.id for row in rows)
-        yield from (f"{kind} {name}: is there more than once" for name, count in counts.items() if count > 1)
-    plans = {plan.id for plan in file.plan}
-    for plan in file.plan:
-        yield from (f"plan {plan.id}: there is no target {name!r}" for name in plan.targets if name not in targets)
-        if "faults" in plan.settings:
-            yield f"plan {plan.id}: its faults are rows of their own"
-        if not any(fault.plan == plan.id for fault in file.fault):
-            yield f"plan {plan.id}: no fault is planted in it"
-    for fault in file.fault:
-        if fault.plan not in plans:
-            yield f"fault {fault.id}: there is no plan {fault.plan!r}"

@@ -1,30 +1,31 @@
 """Faults that are planted in copies of Transformer Engine: rows of the matrix as typed values, and one edit of a text.
 
-`matrix/te_faults.toml` has those by which the blame is scored; `catalog_fp8_faults` reads others of the same kind.
-
-A file is refused as a whole, with every fault in it named at once, as `catalog` does it.
+`te_faults.toml` scores the blame; `fp8_faults.toml` and its held-out half score the cells of FP8.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Final, Generic, TypeVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from ..errors import InfrastructureFailed
 from ..evidence.values import ENVIRONMENT, Cause
-from .file import MatrixInvalid, Row, matrix_folder, read_matrix_file
+from .file import Row, Text, find_dangling, find_doubles, matrix_folder, read_matrix_file
 
 FILE: Final = "te_faults.toml"
-_RELEASE: Final = r"^\d+(\.\d+)+(\.post\d+)?$"
+FP8_FILE: Final = "fp8_faults.toml"
+FP8_HELD_OUT: Final = "fp8_faults_held_out.toml"
 _BELOW: Final = r"^[A-Za-z0-9_]+(/[A-Za-z0-9_]+)*\.py$"  # no "..", no absolute path: nothing outside of the copy
 
-Release = Annotated[str, Field(pattern=_RELEASE)]
+Release = Annotated[str, Field(pattern=r"^\d+(\.\d+)+(\.post\d+)?$")]
 StrictCause = Annotated[Cause, Field(strict=False)]
 
 
-class EditDoesNotFit(ValueError):
+class EditDoesNotFit(InfrastructureFailed):
     """An edit whose text does not stand in a file of Transformer Engine exactly once."""
 
 
@@ -47,6 +48,16 @@ class Edit(Row):
     append: str = ""
     delete: bool = False
     rename: str = Field(default="", pattern=rf"^$|{_BELOW}")
+
+    @model_validator(mode="after")
+    def _require_one_action(self) -> Edit:
+        if sum((bool(self.old), bool(self.append), self.delete, bool(self.rename))) != 1:
+            raise ValueError("an edit does one thing: old and new, append, delete or rename")
+        if self.old and self.old == self.new:
+            raise ValueError("old and new are the same")
+        if self.new and not self.old:
+            raise ValueError("new without old")
+        return self
 
     def change(self, text: str) -> str:
         """The text of the file after this edit.
@@ -77,8 +88,18 @@ class PlantedFault(Row):
 
     id: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")
     releases: list[Release] = Field(min_length=1)
-    says: str = Field(min_length=1)
+    says: Text
     edit: list[Edit] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _require_edits(self) -> PlantedFault:
+        """Each release has an edit, and each edit is for a release of the fault."""
+        others = sorted({release for edit in self.edit for release in edit.releases} - set(self.releases))
+        wrong = [f"an edit is for {release}, and the fault is not" for release in others]
+        wrong += [f"has no edit for {release}" for release in self.releases if not self.edits_for(release)]
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        return self
 
     def edits_for(self, release: str) -> tuple[Edit, ...]:
         """Those for one release, in order."""
@@ -113,6 +134,27 @@ class TeFault(PlantedFault):
         return frozenset({self.cause, *self.accepts})
 
 
+class Fp8Fault(PlantedFault):
+    """A fault of the low-precision stack, and which checks must see it.
+
+    Attributes:
+        cells: of FP8, each of which must turn red.
+        checks: names with `*` and `?`; in each of those cells one that fails must bear one of them. Where a probe
+            raises, the name is "raised CLASS".
+        green: a cell off its path, which must stay green.
+        quick: whether the smallest shapes and the fewest steps show it.
+    """
+
+    cells: list[str] = Field(min_length=1)
+    checks: list[Text] = Field(min_length=1)
+    green: str
+    quick: bool = True
+
+    def wants(self, check: str) -> bool:
+        """Whether a check of this name is one that must see it."""
+        return any(fnmatchcase(check, pattern) for pattern in self.checks)
+
+
 Fault = TypeVar("Fault", bound=PlantedFault)
 
 
@@ -132,57 +174,49 @@ def read_te_faults(modules: Iterable[str], folder: Path | None = None) -> tuple[
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    path = (folder or matrix_folder()) / FILE
-    known = frozenset(modules)
-    return read_fault_file(path, FaultFile[TeFault], lambda fault: _find_wrong(fault, known))
+    known = list(modules)
+
+    def find(place: str, faults: list[TeFault]) -> Iterator[Iterator[str]]:
+        yield find_dangling(place, faults, "module", known)
+        yield find_dangling(place, faults, "also", [*known, ENVIRONMENT])
+
+    return _read_faults((folder or matrix_folder()) / FILE, FaultFile[TeFault], find)
 
 
-def read_fault_file(
-    path: Path, model: type[FaultFile[Fault]], find_wrong: Callable[[Fault], Iterable[str]]
-) -> tuple[Fault, ...]:
-    """The faults of one file in their order.
+def read_fp8_faults(
+    cells: Iterable[str], folder: Path | None = None, *, held_out: bool = False
+) -> tuple[Fp8Fault, ...]:
+    """The faults in their order.
 
     Args:
-        path: of the file.
-        model: what a row of it is.
-        find_wrong: what else is wrong with a row, in words.
+        cells: ids of the cells of FP8.
+        folder: of the matrix.
+        held_out: those that no check was written for.
 
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    faults = read_matrix_file(path, model).fault
-    seen: set[str] = set()
-    wrong = []
-    for fault in faults:
-        said = [*(["is there more than once"] if fault.id in seen else []), *find_wrong(fault), *_find_unfit(fault)]
-        wrong += [f"{path.name}: fault {fault.id}: {what}" for what in said]
-        seen.add(fault.id)
-    if wrong:
-        raise MatrixInvalid(wrong)
-    return tuple(faults)
+    known = list(cells)
+
+    def find(place: str, faults: list[Fp8Fault]) -> Iterator[Iterable[str]]:
+        yield find_dangling(place, faults, "cells", known)
+        yield find_dangling(place, faults, "green", known)
+        for fault in faults:
+            named = [*fault.cells, fault.green]
+            if len(set(named)) < len(named):
+                yield [f"{place} {fault.id}: names a cell twice, or as one that stays green, too"]
+
+    path = (folder or matrix_folder()) / (FP8_HELD_OUT if held_out else FP8_FILE)
+    return _read_faults(path, FaultFile[Fp8Fault], find)
 
 
-def _find_wrong(fault: TeFault, modules: frozenset[str]) -> Iterator[str]:
-    """Who is named that there is not."""
-    for other in sorted(fault.names - modules - {ENVIRONMENT}):
-        yield f"names {other!r}, which is no bridge module"
-    if fault.module == ENVIRONMENT:
-        yield "names a module, or nobody could say where it is seen first"
+def _read_faults(
+    path: Path, model: type[FaultFile[Fault]], find: Callable[[str, list[Fault]], Iterator[Iterable[str]]]
+) -> tuple[Fault, ...]:
+    place = f"{path.name}: fault"
 
+    def find_all(file: FaultFile[Fault]) -> Iterator[Iterable[str]]:
+        yield find_doubles(place, file.fault)
+        yield from find(place, file.fault)
 
-def _find_unfit(fault: PlantedFault) -> Iterator[str]:
-    """Edits that cannot be done, and releases that nothing is edited in."""
-    for edit in fault.edit:
-        yield from (f"{edit.file}: {what}" for what in _why_no_edit(edit, fault))
-    yield from (f"has no edit for {release}" for release in fault.releases if not fault.edits_for(release))
-
-
-def _why_no_edit(edit: Edit, fault: PlantedFault) -> Iterator[str]:
-    deeds = [bool(edit.old), bool(edit.append), edit.delete, bool(edit.rename)]
-    if sum(deeds) != 1:
-        yield "an edit does one thing: old and new, append, delete or rename"
-    if edit.old and edit.old == edit.new:
-        yield "old and new are the same"
-    if edit.new and not edit.old:
-        yield "new without old"
-    yield from (f"is for {release}, and the fault is not" for release in edit.releases if release not in fault.releases)
+    return tuple(read_matrix_file(path, model, find_all).fault)

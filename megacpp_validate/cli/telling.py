@@ -8,10 +8,6 @@ from typing import Any, Final, assert_never
 
 from rich.console import Console
 
-from ..canary.dynamic.upgrade_result import UpgradeResult
-from ..canary.firewall.result import FirewallResult
-from ..canary.static.findings import StaticResult, Sweep
-from ..environments.doctor_result import DoctorResult
 from ..environments.session_result import ParityResult, SmokeSession, SupportGrid
 from ..gate.fp8_session import Fp8Result
 from ..gate.loss_result import LossGateResult
@@ -23,15 +19,9 @@ from ..report.html import pages as html
 from ..report.html import policy as html_policy
 from ..report.junit import parity as junit_parity
 from ..report.junit import policy as junit_policy
-from ..report.junit import static_tier as junit
-from ..report.junit import upgrade as junit_upgrade
 from ..report.results import Result
-from ..report.terminal import doctor as terminal_doctor
 from ..report.terminal import parity as terminal_parity
 from ..report.terminal import policy as terminal_policy
-from ..report.terminal import static_tier as terminal
-from ..report.terminal import sweep as terminal_sweep
-from ..report.terminal import upgrade as terminal_upgrade
 from .app import Format
 from .output import write_told
 
@@ -47,12 +37,6 @@ def tell(result: Result, fmt: Format, output: Path | None, *, verbose: bool = Fa
 
 def _print_table(result: Result, console: Console, *, verbose: bool) -> None:
     match result:
-        case StaticResult():
-            terminal.render_static(result, verbose=verbose, console=console)
-        case Sweep():
-            terminal_sweep.render_sweep(result, console=console)
-        case FirewallResult():
-            terminal.render_firewall(result, console=console)
         case ParityResult() | Fp8Result() | SmokeSession():
             terminal_parity.render_session(result, verbose=verbose, console=console)
         case SupportGrid():
@@ -61,10 +45,6 @@ def _print_table(result: Result, console: Console, *, verbose: bool) -> None:
             loss_report.render_losses(result, verbose=verbose, console=console)
         case PolicyResult():
             terminal_policy.render_policy(result, console=console)
-        case UpgradeResult():
-            terminal_upgrade.render_upgrade(result, verbose=verbose, console=console)
-        case DoctorResult():
-            terminal_doctor.render_doctor(result, verbose=verbose, console=console)
         case _:
             assert_never(result)
 
@@ -78,30 +58,18 @@ def _text(result: Result, fmt: Format) -> str:
 
 
 _RENDERERS: Final[dict[tuple[Format, type[Result]], Callable[[Any], str]]] = {
-    (Format.HTML, StaticResult): html.render_static_html,
-    (Format.HTML, Sweep): html.render_sweep_html,
-    (Format.HTML, FirewallResult): html.render_firewall_html,
     (Format.HTML, ParityResult): html.render_session_html,
     (Format.HTML, Fp8Result): html.render_session_html,
     (Format.HTML, SmokeSession): html.render_session_html,
     (Format.HTML, LossGateResult): loss_report.render_losses_html,
-    (Format.HTML, UpgradeResult): html.render_upgrade_html,
-    (Format.JUNIT, StaticResult): junit.render_static_junit,
-    (Format.JUNIT, Sweep): junit.render_sweep_junit,
-    (Format.JUNIT, FirewallResult): junit.render_firewall_junit,
     (Format.JUNIT, ParityResult): junit_parity.render_session_junit,
     (Format.JUNIT, Fp8Result): junit_parity.render_session_junit,
     (Format.JUNIT, SmokeSession): junit_parity.render_session_junit,
     (Format.JUNIT, LossGateResult): loss_report.render_losses_junit,
-    (Format.JUNIT, UpgradeResult): junit_upgrade.render_upgrade_junit,
-    (Format.GITHUB, StaticResult): github.render_static_annotations,
-    (Format.GITHUB, Sweep): github.render_sweep_annotations,
-    (Format.GITHUB, FirewallResult): github.render_firewall_annotations,
     (Format.GITHUB, ParityResult): github.render_session_annotations,
     (Format.GITHUB, Fp8Result): github.render_session_annotations,
     (Format.GITHUB, SmokeSession): github.render_session_annotations,
     (Format.GITHUB, LossGateResult): loss_report.render_losses_annotations,
-    (Format.GITHUB, UpgradeResult): github.render_upgrade_annotations,
     (Format.HTML, PolicyResult): html_policy.render_policy_html,
     (Format.JUNIT, PolicyResult): junit_policy.render_policy_junit,
     (Format.GITHUB, PolicyResult): github_policy.render_policy_annotations,

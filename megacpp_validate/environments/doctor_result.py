@@ -1,10 +1,11 @@
-"""What the doctor made of an interpreter: every difference between what is there and what is wanted, worst first."""
+"""The doctor's answer about an interpreter: every difference between what is there and what is wanted, worst first."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from typing import Literal
 
+from ..errors import Exit, exit_for
 from ..evidence.doctor_look import PackageLook, PathLook
 from ..evidence.values import Frozen
 
@@ -13,9 +14,9 @@ class Weight(StrEnum):
     """How bad a difference is; in this order."""
 
     BREAKS = "breaks"  # it fails, or computes wrongly
-    UNKNOWN = "unknown"  # it could not be looked at
+    UNKNOWN = "unknown"  # it could not be checked
     RISK = "risk"  # it may fail, depending on what is called
-    NOTE = "note"  # nothing fails by it
+    NOTE = "note"  # nothing fails because of it
 
     @property
     def rank(self) -> int:
@@ -44,12 +45,12 @@ class Difference(Frozen):
     """One difference.
 
     Attributes:
-        subject: package or library that it is about, as people call it.
+        subject: the package or library, as people call it.
         seen, wanted: what is there, and what should be; in words.
-        breaks: bridge modules that fail by it, in dependency order.
+        breaks: bridge modules that fail because of it, in dependency order.
         how: what happens to them.
         next_step: what to do.
-        source: where it is known from that this is wanted; empty where it is plain.
+        source: where the wanted state is documented or was seen; empty where it is plain.
     """
 
     weight: Weight
@@ -64,13 +65,13 @@ class Difference(Frozen):
 
 
 class DoctorResult(Frozen):
-    """One interpreter, looked at.
+    """One interpreter, checked.
 
     Attributes:
-        interpreter: that was looked at, and why it is that one.
-        target: whose row it was held against.
-        stack: whose row it was held against, and whether it is the one that is pinned.
-        path: what it would find, told without importing any of it.
+        interpreter: its path, and why the doctor chose it.
+        target: the row of `matrix/targets.toml` that it is compared with.
+        stack: the row of `matrix/stacks.toml` that it is compared with, and whether that is the pinned one.
+        path: what it would find, without importing any of it.
         packages: as loaded, a process each.
         differences: worst first, then in dependency order of what they break.
     """
@@ -86,11 +87,7 @@ class DoctorResult(Frozen):
     seconds: float
 
     @property
-    def breaks(self) -> bool:
-        """Whether something fails."""
-        return any(difference.weight is Weight.BREAKS for difference in self.differences)
-
-    @property
-    def lacks(self) -> bool:
-        """Whether something could not be looked at."""
-        return any(difference.weight is Weight.UNKNOWN for difference in self.differences)
+    def exit(self) -> Exit:
+        """Closed where something fails; evidence is missing where something could not be checked."""
+        weights = {difference.weight for difference in self.differences}
+        return exit_for(breaks=Weight.BREAKS in weights, lacks=Weight.UNKNOWN in weights)

@@ -19,6 +19,8 @@ import re
 from pathlib import Path
 from typing import Final, Literal
 
+from ..errors import WrongArguments
+
 Mode = Literal["nvcc", "nvrtc"]
 NVCC: Final = "nvcc"
 NVRTC: Final = "nvrtc"
@@ -60,10 +62,12 @@ def arch_folder(root: Path, arch: str) -> Path:
     """Where the caches of an architecture lie.
 
     Raises:
-        ValueError: `arch` is no architecture, as a path into another folder is not.
+        WrongArguments: `arch` is not an architecture, as a path into another folder is not.
     """
     if not _ARCH.fullmatch(arch):
-        raise ValueError(f"{arch!r} is no architecture of a JIT cache. Next step: name one such as sm_90a, or cpu.")
+        raise WrongArguments(
+            f"{arch!r} is not an architecture of a JIT cache. Next step: name one such as sm_90a, or cpu."
+        )
     return root / arch
 
 
@@ -76,11 +80,11 @@ def cache_variables(root: Path | str, arch: str, *, nvrtc: bool) -> dict[str, st
         nvrtc: DeepGEMM compiles with NVRTC (fast to compile) and not with NVCC. It is part of DeepGEMM's own keys.
 
     Raises:
-        ValueError: `root` is relative, or `arch` is no architecture.
+        WrongArguments: `root` is relative, or `arch` is not an architecture.
     """
     place = arch_folder(Path(root), arch)
     if not place.is_absolute():
-        raise ValueError(f"the root of the JIT caches is relative: {root}. Next step: give an absolute path.")
+        raise WrongArguments(f"the root of the JIT caches is relative: {root}. Next step: give an absolute path.")
     return {
         **{variable: str(place / folder) for folder, variable in _FOLDERS.items()},
         "TRITON_CACHE_AUTOTUNING": "1",  # else every process measures its configurations again, from the same kernels

@@ -6,6 +6,7 @@ what their keys hold, and whoever takes one compares that before a training run 
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
@@ -14,23 +15,20 @@ from typing import Any, Final, Literal
 
 from pydantic import Field, ValidationError
 
+from ..errors import EvidenceMissing
 from ..evidence.strict_json import refuse_what_json_hides
 from ..evidence.values import Frozen
 from ..evidence.whole_file import write_whole
-from .files import is_passing, library_of
-from .layout import CPU, LIBRARIES, MANIFEST, MANIFEST_HASH
+from .files import CacheChanged, is_temporary, library_of
+from .layout import CPU, LIBRARIES, MANIFEST, MANIFEST_HASH, cache_variables
 from .result import JitCacheSize, JitCompile, StackDifference
 
 SCHEMA: Final = "megacpp-validate/jit-manifest/1"
 _HEX: Final = r"^[0-9a-f]{64}$"
 
 
-class ManifestInvalid(ValueError):
-    """A manifest that cannot be believed; the text says what happened, the likely cause and the next step."""
-
-
-class ManifestChanged(ManifestInvalid):
-    """One that is not what it was when its hash was written: a cache that was changed, and not one without."""
+class ManifestInvalid(EvidenceMissing):
+    """There is no manifest, or an invalid one."""
 
 
 class CompilerOf(Frozen):
@@ -100,8 +98,8 @@ class Manifest(Frozen):
         mode: "nvcc" or "nvrtc": what DeepGEMM was told to compile with.
         tasks: that are finished.
         missing: tasks of the target that are not, such as those that need a GPU.
-        files: every file that counts, sorted. Earlier versions counted more: `parse_manifest` leaves out what passes.
-        variables: of the compilers, as `variables.hash_variables` has them; a manifest of before says nothing of them.
+        files: every file that counts, sorted. Earlier versions counted more: `parse_manifest` leaves them out.
+        variables: of the compilers, as `hash_variables` has them; None of an earlier version.
     """
 
     schema_id: Literal["megacpp-validate/jit-manifest/1"] = SCHEMA
@@ -175,57 +173,50 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
     """The manifest of ROOT/ARCH and its hash.
 
     Raises:
-        ManifestChanged: it is not the one whose hash lies beside it.
+        CacheChanged: it is not the one whose hash lies beside it.
         ManifestInvalid: there is none, or it is damaged.
     """
-    for place in (folder / MANIFEST, folder / MANIFEST_HASH):
-        if place.exists() and not place.is_file():  # a pipe would be waited for
-            raise ManifestInvalid(
-                f"{place} is no file. Likely cause: somebody put it there; no prewarm does. Next step: remove it, and "
-                "import or prewarm again."
-            )
     try:
+        for place in (folder / MANIFEST, folder / MANIFEST_HASH):
+            if place.exists() and not place.is_file():  # reading a pipe would wait for ever
+                raise FileNotFoundError(errno.ENOENT, "not a file", str(place))
         text = (folder / MANIFEST).read_bytes()
         line = (folder / MANIFEST_HASH).read_bytes()
     except OSError as fault:
         raise ManifestInvalid(
             f"{folder} has no manifest that can be read: {fault.strerror}: {fault.filename}. Likely cause: nothing was "
             "prewarmed there, or a prewarm was killed. Next step: `nox -s prewarm -- --target TARGET --root ROOT`, "
-            "which takes up what was finished."
+            "which continues with what is missing."
         ) from fault
     return parse_manifest(text, line, str(folder))
 
 
 def parse_manifest(text: bytes, line: bytes, where: str) -> tuple[Manifest, str]:
     """A manifest and its hash from their bytes, with the files that count alone. Raises as `read_manifest`."""
-    digest = hash_manifest(text)
-    if line.decode(errors="replace") != hash_line(digest):
-        raise ManifestChanged(
+    digest, said = hash_manifest(text), line.decode(errors="replace")
+    if said != hash_line(digest):
+        raise CacheChanged(
             f"the manifest of {where} is not the one that its hash is of: it hashes to {digest}, and {MANIFEST_HASH} "
-            f"says {line.decode(errors='replace').split('  ')[0][:64]!r}. Likely cause: it was edited or damaged. Next "
-            "step: take the cache from where it was exported, or prewarm again."
+            f"holds {said.split('  ')[0][:64]!r}. Likely cause: it was edited or damaged. Next step: take the cache "
+            "from where it was exported, or prewarm again."
         )
     try:
         refuse_what_json_hides(text)
         manifest = Manifest.model_validate_json(text)
+        wrong = "; ".join(_find_contradictions(manifest))
     except ValidationError as fault:
-        said = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in fault.errors()[:8])
-        raise _say_no_manifest(where, said) from fault
+        wrong = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in fault.errors()[:8])
     except ValueError as fault:
-        raise _say_no_manifest(where, str(fault)) from fault
-    if said := "; ".join(_find_contradictions(manifest)):
-        raise _say_no_manifest(where, said)
-    # What earlier versions sealed and nobody reads as a cache (the driver's index, Triton's tmp.*) may be gone or
-    # another file by now, and the cache is whole.
-    counted = tuple(file for file in manifest.files if not is_passing(file.path))
+        wrong = str(fault)
+    if wrong:
+        raise ManifestInvalid(
+            f"the manifest of {where} is invalid: {wrong}. Likely cause: it was written by another version. Next step: "
+            "prewarm again with this one."
+        )
+    # Earlier versions sealed temporary files too (the driver's index, Triton's tmp.*); they may be gone or changed by
+    # now, and the cache is whole.
+    counted = tuple(file for file in manifest.files if not is_temporary(file.path))
     return manifest.model_copy(update={"files": counted}), digest
-
-
-def _say_no_manifest(where: str, said: str) -> ManifestInvalid:
-    return ManifestInvalid(
-        f"the manifest of {where} is none: {said}. Likely cause: it was written by another version. Next step: prewarm "
-        "again with this one."
-    )
 
 
 def _find_contradictions(manifest: Manifest) -> Iterator[str]:
@@ -302,3 +293,44 @@ def _pair(
 def _version(versions: Mapping[str, Any], name: str) -> str:
     text = str(versions.get(name) or "not installed")
     return ".".join(text.split(".")[:2]) if name in _MINOR else text
+
+
+# --- variables of the compilers --------------------------------------------------------------------------------------
+
+_PREFIXES: Final = (
+    "TRITON_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE", "CUTE_DSL_", "FLASH_ATTENTION_", "FA_", "DG_",
+    "NVTE_", "CUDA_CACHE_",
+)  # fmt: skip
+_OURS: Final = frozenset(cache_variables(Path("/"), CPU, nvrtc=False))  # each root and architecture has its own
+_DIGITS: Final = 12
+
+
+def hash_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Those of compilers that somebody set: name -> hash of the value, which may hold a password.
+
+    Args:
+        variables: of the environment that compiles.
+    """
+    names = sorted(name for name in variables if name.startswith(_PREFIXES) and name not in _OURS)
+    return {name: sha256(variables[name].encode()).hexdigest()[:_DIGITS] for name in names}
+
+
+def compare_variables(recorded: Mapping[str, str] | None, here: Mapping[str, str]) -> tuple[str, ...]:
+    """A sentence for each variable that differs from when the caches were filled.
+
+    Nothing is refused: which variable is in which key changes with the libraries' releases. But a cache that is cold
+    for no reason that a version shows has one here as a rule.
+
+    Args:
+        recorded: of a manifest; None of an earlier version.
+        here: of `hash_variables`.
+    """
+    if recorded is None:
+        return ()
+    lines = []
+    for name in sorted({*recorded, *here}):
+        if recorded.get(name) != here.get(name):
+            how = "has another value than" if name in recorded else "is set here and was not"
+            how = how if name in here else "is not set here and was"
+            lines.append(f"{name} {how} when the cache was filled: kernels with it in their key are compiled again")
+    return tuple(lines)

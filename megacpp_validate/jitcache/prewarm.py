@@ -1,360 +1,234 @@
-"""A prewarm that is under way: which tasks are finished for this stack, which files are theirs, and what is left to do.
-
-What is finished stands in ROOT/ARCH/.prewarm, a file a task, written when its process has ended well. So a prewarm that
-was killed goes on where it was: what no finished task had on disk when it ended is thrown away first, because a kernel
-may be half written, and no library reads a cache with suspicion.
-"""
+"""Compile ahead of time what the presets and the probes ask for, and seal it: which tasks, and what became of each."""
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
-from hashlib import sha256
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any
 
-from pydantic import ValidationError
-
-from ..catalog.prewarm import PrewarmTask
-from ..evidence.values import Frozen
-from ..evidence.whole_file import write_whole
-from .files import Seen, drop_passing, hash_files, list_files
-from .layout import LIBRARIES, MANIFEST, MANIFEST_HASH, OPENED, STATE
-from .manifest import FileSeen, Manifest, StackSeen, TaskDone, compare_stack
-from .place import mark_place, require_writable
-from .result import JitCompile
-from .variables import hash_variables
-
-_DONE: Final = "done"
-_RUNNING: Final = "running"  # there while a prewarm runs; one that is killed leaves it
-_ADOPTED: Final = "adopted.json"  # files that were there before, of whoever used the folder
-_LOCK: Final = "lock"
-_NAMES: Final = ".json"
-_SECOND: Final = 10**9
-_ONLY_ON_A_GPU: Final = frozenset({"gpu", "driver"})
-
-
-class PrewarmTaken(RuntimeError):
-    """Another prewarm works in the folder."""
-
-
-class _Owned(Frozen):
-    path: str
-    bytes: int
-    mtime_ns: int
-
-
-class _Record(Frozen):
-    """A task that is finished."""
-
-    key: str
-    done: TaskDone
-    files: tuple[_Owned, ...]
+from .. import TOOL
+from ..catalog.bridge import Catalog
+from ..catalog.prewarm import PrewarmTask, UnkeptKernel, choose_tasks
+from ..environments.interpreter import read_commit
+from ..environments.plan import find_target
+from ..errors import NothingSelected, WrongArguments
+from .answer import Answer, hold_to_purpose
+from .files import Listed, hash_files, list_files
+from .layout import STATE, cache_arch
+from .manifest import FileSeen, Manifest, StackSeen, TaskDone, hash_variables, measure_caches, write_manifest
+from .place import require_place, require_space, require_usable, require_writable
+from .progress import Progress, hash_task, open_prewarm
+from .result import JitTaskRow, JitTaskState, PrewarmResult
+from .seal import check_sealed, is_sealed, seal, unseal
+from .stack import JitOptions, JitStack, open_stack, run_tasks
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What the process of a task told.
+class SealOptions:
+    """How a prewarm treats the seal: it continues in a sealed cache; it seals at its end; any user may add files."""
+
+    reopen: bool = False
+    seal: bool = True
+    shared: bool = False
+
+
+@dataclass(frozen=True)
+class Selected:
+    """Which of a target's tasks a run takes.
 
     Attributes:
-        compiled: kernels that no cache had.
-        hits: library -> kernels that a cache had; None where it is not counted.
-        failure: why it did not come to a good end.
-        missing: why it could not run here: no GPU, no such library. That is no failure.
-        unwatched: what it compiled in memory, where there is no cache: "LIBRARY: why".
-        notes: what else a person should know.
+        tasks: to run.
+        of_target: all of them.
+        left_out: those that the caller left out (--tasks, --at-build): "ID: reason".
+        beyond: those that were requested and cannot run so, by id: why.
+        unkept: what no cache keeps of any.
     """
 
-    compiled: tuple[JitCompile, ...] = ()
-    hits: Mapping[str, int] | None = field(default_factory=dict)
-    failure: str = ""
-    missing: str = ""
-    unwatched: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    seconds: float = 0.0
+    tasks: tuple[PrewarmTask, ...]
+    of_target: tuple[PrewarmTask, ...]
+    left_out: tuple[str, ...]
+    beyond: Mapping[str, str]
+    unkept: tuple[UnkeptKernel, ...] = ()
 
     @property
-    def asked(self) -> tuple[str, ...] | None:
-        """Libraries that it compiled for, or found in a cache; None where it does not count what it found."""
-        if self.hits is None:
-            return None
-        found = {library for library, number in self.hits.items() if number}
-        return tuple(sorted(found | {one.library for one in self.compiled}))
+    def requested(self) -> tuple[PrewarmTask, ...]:
+        """What an answer is about, in the matrix's order: what runs, and what was requested and cannot run."""
+        return tuple(task for task in self.of_target if task in self.tasks or task.id in self.beyond)
 
 
-def hash_task(task: PrewarmTask, architecture: str, mode: str, stack: StackSeen, sources: str) -> str:
-    """What must be the same for a finished task to stay finished.
+def select_tasks(every: Sequence[PrewarmTask], target: str, options: JitOptions) -> Selected:
+    """The tasks to run. One that is named is never left out for the devices that it takes.
 
-    Args:
-        task: its code and settings count, and not how long it takes.
-        architecture, mode: of the caches.
-        stack: without the GPU and its driver where the task needs none: compiled in an image, it holds on the host.
-        sources: identity of what of this project runs there.
-    """
-    versions = {name: version for name, version in stack.versions.items() if task.gpu or name not in _ONLY_ON_A_GPU}
-    parts = {
-        "task": [task.id, task.code, task.ranks, task.settings],
-        "caches": [architecture, mode],
-        "stack": stack.model_copy(update={"versions": versions}).model_dump(mode="json"),
-        "sources": sources,
-    }
-    return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-@dataclass
-class Progress:
-    """What is finished in one ROOT/ARCH, on disk at every moment.
-
-    Attributes:
-        folder: ROOT/ARCH.
-        keys: of the tasks of this run, by id.
-        told: the manifest that lay here before, or that of the sealed cache that this is a working copy of.
-        swept: files of a killed prewarm that were thrown away.
-        failed: a task did not end well, and may have left half a file.
-    """
-
-    folder: Path
-    keys: Mapping[str, str]
-    told: Manifest | None = None
-    swept: int = 0
-    failed: bool = False
-    _records: dict[str, _Record] = field(default_factory=dict)
-    _owned: set[_Owned] = field(default_factory=set)
-    _now: set[str] = field(default_factory=set)  # ids that this run has finished
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def is_done(self, task: PrewarmTask) -> bool:
-        """Whether it is finished for this very stack, and every file that it left is there as some task left it."""
-        record = self._records.get(task.id)
-        if record is None or record.key != self.keys.get(task.id):
-            return False
-        with suppress(OSError):
-            return all(self._is_as_left(_seen(self.folder, file.path)) for file in record.files)
-        return False
-
-    def _is_as_left(self, file: _Owned) -> bool:
-        """Whether a file has the size and time that a finished task left it with; a later one may have left it anew.
-
-        In whole seconds: layers of images keep no more.
-        """
-        return any(
-            (known.bytes, known.mtime_ns // _SECOND) == (file.bytes, file.mtime_ns // _SECOND)
-            for known in self._owned
-            if known.path == file.path
-        )
-
-    def kept(self, task: PrewarmTask) -> TaskDone | None:
-        """What is known of a finished task."""
-        return self._records[task.id].done if self.is_done(task) else None
-
-    def keep(self, task: PrewarmTask, answer: Answer) -> None:
-        """Write down that a task is finished, and what is on disk now.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        with self._lock:
-            new = [file for file in _list_owned(self.folder) if file not in self._owned]
-            # What it finds now, it may have compiled when it was finished before: for another stack, or elsewhere.
-            before = self._records[task.id].done if task.id in self._records else self._earlier.get(task.id)
-            compiled = dict.fromkeys((*(before.compiled if before is not None else ()), *answer.compiled))
-            done = TaskDone(
-                id=task.id, code=task.code, settings=task.settings, ranks=task.ranks, seconds=answer.seconds,
-                compiled=tuple(compiled), asked=answer.asked,
-            )  # fmt: skip
-            self._write(_Record(key=self.keys[task.id], done=done, files=tuple(new)))
-            self._owned.update(new)
-
-    def settle(self) -> None:
-        """Forget what was on disk when a task of this run ended and is not now that all have.
-
-        It was a passing file of a task beside it, and the task would not count as finished without it.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        for record in [self._records[name] for name in sorted(self._now)]:
-            files = tuple(file for file in record.files if (self.folder / file.path).exists())
-            if files != record.files:
-                self._write(record.model_copy(update={"files": files}))
-
-    def _write(self, record: _Record) -> None:
-        name = record.done.id
-        write_whole(_state(self.folder) / _DONE / f"{name}{_NAMES}", record.model_dump_json(indent=1) + "\n")
-        self._records[name] = record
-        self._now.add(name)
-
-    def finished(self, tasks: Iterable[PrewarmTask]) -> tuple[TaskDone, ...]:
-        """What is known of each finished task, in their order."""
-        return tuple(done for task in tasks if (done := self.kept(task)) is not None)
-
-    def carried(self, tasks: Iterable[PrewarmTask], stack: StackSeen, mode: str) -> tuple[TaskDone, ...]:
-        """Tasks that were finished for a like stack in the cache that lay here before, and that nobody has run since.
-
-        Their kernels are still there, and a prewarm of other tasks must not seal them as missing. Whether they are
-        found is for `jit_verify` to say.
-
-        Args:
-            tasks: of the target.
-            stack, mode: of here.
-        """
-        told = self.told
-        if told is None or compare_stack(told, stack, self.folder.name, mode):
-            return ()
-        there = {seen.path: seen.bytes for seen in list_files(self.folder)}
-        if not all(_is_still(file, there.get(file.path)) for file in told.files):
-            return ()
-        same = {(task.id, task.code, task.ranks, *sorted(task.settings.items())) for task in tasks}
-        return tuple(
-            done
-            for done in told.tasks
-            if done.id not in self._records and (done.id, done.code, done.ranks, *sorted(done.settings.items())) in same
-        )
-
-    @property
-    def _earlier(self) -> dict[str, TaskDone]:
-        return {task.id: task for task in self.told.tasks} if self.told is not None else {}
-
-    def read(self) -> None:
-        """Take up what is written down."""
-        for place in sorted((_state(self.folder) / _DONE).glob(f"*{_NAMES}")):
-            with suppress(OSError, ValidationError):  # damaged: then that task is not finished
-                self._records[place.stem] = _Record.model_validate_json(place.read_bytes())
-        for record in self._records.values():
-            self._owned.update(record.files)
-        with suppress(OSError, ValueError, ValidationError):
-            rows: list[Any] = json.loads((_state(self.folder) / _ADOPTED).read_bytes())
-            self._owned.update(_Owned.model_validate(row) for row in rows)
-
-    def begin(self) -> None:
-        """Throw away what a killed prewarm left half done; else own what lies there.
-
-        Raises:
-            OSError: the folder cannot be written.
-        """
-        state = _state(self.folder)
-        for name in (MANIFEST_HASH, MANIFEST):  # of before: it does not hold from here on
-            (self.folder / name).unlink(missing_ok=True)
-        there = _list_owned(self.folder)
-        if (state / _RUNNING).exists():
-            for file in there:
-                if file not in self._owned:
-                    (self.folder / file.path).unlink()
-                    self.swept += 1
-            drop_passing(self.folder)
-        elif adopted := list(self._drop_changed(file for file in there if file not in self._owned)):
-            self._owned.update(adopted)
-            there = _list_owned(self.folder)
-            known = [file for file in there if file in self._owned]
-            write_whole(state / _ADOPTED, json.dumps([file.model_dump() for file in known]) + "\n")
-        write_whole(state / _RUNNING, f"{os.getpid()}\n")
-        for name in LIBRARIES:
-            (self.folder / name).mkdir(exist_ok=True)
-
-    def _drop_changed(self, files: Iterable[_Owned]) -> Iterator[_Owned]:
-        """Those that lie there of nobody; one that a task left otherwise is no kernel of its any more, and goes."""
-        paths = {file.path for file in self._owned}
-        for file in files:
-            if file.path not in paths or self._is_as_left(file):
-                yield file
-            else:
-                (self.folder / file.path).unlink()
-                self.swept += 1
-
-    def end(self) -> None:
-        """The run came to its end. Where a task failed, the next one throws away what no finished task owns."""
-        if not self.failed:
-            (_state(self.folder) / _RUNNING).unlink(missing_ok=True)
-
-
-def _is_still(file: FileSeen, size: int | None) -> bool:
-    """Whether a file may be the one of a manifest; a group of Triton's has another length in another folder."""
-    return size is not None and (file.names_root or size == file.bytes)
-
-
-def _state(folder: Path) -> Path:
-    return folder / STATE
-
-
-def _seen(folder: Path, path: str) -> _Owned:
-    found = (folder / path).stat()
-    return _Owned(path=path, bytes=found.st_size, mtime_ns=found.st_mtime_ns)
-
-
-def _list_owned(folder: Path) -> list[_Owned]:
-    return [_Owned(path=seen.path, bytes=seen.bytes, mtime_ns=seen.mtime_ns) for seen in list_files(folder)]
-
-
-@contextmanager
-def open_prewarm(
-    folder: Path, machine: str, keys: Mapping[str, str], earlier: Manifest | None = None
-) -> Iterator[Progress]:
-    """Hold ROOT/ARCH against a second prewarm, and take up what is finished there.
-
-    Args:
-        folder: of `require_place`.
-        machine: kind of CPU.
-        keys: of the tasks, by id.
-        earlier: the manifest that lay there; else that of the sealed cache that it is a working copy of.
+    Only names and --at-build narrow what is requested. --ranks says what there is to run it on.
 
     Raises:
-        CacheReadOnly: it cannot be written.
-        PrewarmTaken: another prewarm works there.
-        OSError: its disk is full.
+        UnknownTask: as `choose_tasks`.
+        NothingSelected: there is none.
     """
-    require_writable(folder)
-    state = _state(folder)
-    state.mkdir(exist_ok=True)
-    with (state / _LOCK).open("w") as lock:
-        _take(lock, folder)
-        mark_place(folder, machine)
-        progress = Progress(folder, keys, earlier or _read_opened(folder))
-        progress.read()
-        progress.begin()
-        yield progress
-        progress.end()  # not where it was interrupted: then the next one sweeps
+    if options.tasks == ():
+        raise NothingSelected("no task is selected. Next step: name one, or leave --tasks out for all.")
+    chosen = choose_tasks(every, target, options.tasks or (), without_gpu=options.at_build)
+    tasks = tuple(task for task in chosen if options.tasks or task.ranks <= options.ranks)
+    if not tasks:
+        raise NothingSelected(
+            f"matrix/prewarm.toml has no task for {target} that can run so. Next step: add one, or leave --at-build "
+            "out."
+        )
+    of_target = choose_tasks(every, target)
+    why = "not named" if options.tasks else "it needs a GPU, which --at-build excludes"
+    return Selected(
+        tasks,
+        of_target,
+        left_out=tuple(f"{task.id}: {why}" for task in of_target if task not in chosen),
+        beyond={
+            task.id: f"it takes {task.ranks} devices, and --ranks is {options.ranks}. Next step: --ranks {task.ranks} "
+            "on a host that has them, or leave it out: --tasks with the others"
+            for task in chosen
+            if task not in tasks
+        },
+    )
 
 
-@contextmanager
-def without_prewarm(folder: Path) -> Iterator[None]:
-    """ROOT/ARCH in which no prewarm works meanwhile, to be moved away. Raises PrewarmTaken."""
-    with ExitStack() as held:
-        with suppress(FileNotFoundError):
-            _take(held.enter_context((folder / STATE / _LOCK).open()), folder)
-        yield
+def run_prewarm(
+    catalog: Catalog, tasks: Sequence[PrewarmTask], options: JitOptions, sealing: SealOptions,
+    report: Callable[[str], None],
+) -> PrewarmResult:  # fmt: skip
+    """Fill the caches of a target, and seal them.
+
+    Args:
+        tasks: of the matrix.
+        report: called with a line a task that has ended.
+
+    Raises:
+        ToolError: by the class of what is wrong.
+        OSError: a disk is full.
+    """
+    started, target = time.monotonic(), find_target(catalog, options.target)
+    selected = select_tasks(tasks, target.id, options)
+    root = options.place()
+    folder = require_place(root, cache_arch(target.arch))  # the stack says of which kind of CPU
+    if not is_sealed(folder):
+        require_writable(folder, "--root")  # before a process is started
+        require_usable(folder)
+    with open_stack(catalog, target, options, root) as stack:
+        if reason := stack.why_not(at_build=options.at_build):
+            rows = [_row(task, Answer(missing=selected.beyond.get(task.id, reason))) for task in selected.requested]
+            fields: dict[str, Any] = {"rows": tuple(rows)}
+        else:
+            require_place(root, stack.architecture, stack.facts.machine)
+            seen, sources = stack.read_seen(), stack.sources
+            keys = {one.id: hash_task(one, stack.architecture, stack.mode, seen, sources) for one in selected.of_target}
+            fields = find_sealed(folder, selected, keys, reopen=sealing.reopen) if is_sealed(folder) else {}
+            if not fields:
+                earlier = unseal(folder) if is_sealed(folder) else None
+                with open_prewarm(folder, stack.facts.machine, keys, earlier) as progress:
+                    fields = fill(stack, seen, selected, progress, options, sealing, report)
+        return PrewarmResult(
+            tool=TOOL, target=target.id, architecture=stack.architecture, folder=str(folder), mode=stack.mode,
+            interpreter=stack.interpreter, left_out=selected.left_out, seconds=round(time.monotonic() - started, 1),
+            **fields,
+        )  # fmt: skip
 
 
-def _take(lock: IO[str], folder: Path) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as fault:
-        raise PrewarmTaken(
-            f"another prewarm works in {folder}. Likely cause: it was started twice, or is not at its end yet. Next "
-            "step: wait for it, or give another --root."
-        ) from fault
+def find_sealed(folder: Path, selected: Selected, keys: Mapping[str, str], *, reopen: bool) -> dict[str, Any]:
+    """What a sealed cache says where nothing is left to do; empty where it is to be opened again.
 
-
-def _read_opened(folder: Path) -> Manifest | None:
-    with suppress(OSError, ValidationError):
-        return Manifest.model_validate_json((folder / OPENED).read_bytes())
-    return None
-
-
-def read_progress(folder: Path, keys: Mapping[str, str]) -> Progress:
-    """What is finished in a folder that nobody shall write to, such as a sealed one."""
+    Raises:
+        CacheChanged: a file is not the one that was sealed.
+        WrongArguments: tasks are left to do, and `reopen` is not set.
+    """
     progress = Progress(folder, keys)
-    progress.read()
-    return progress
+    undone = [task.id for task in selected.tasks if progress.find_done(task) is None]
+    if undone and reopen:
+        return {}
+    checked = check_sealed(folder)  # first: a task is undone by a file that was changed, too
+    if undone:
+        raise WrongArguments(
+            f"{folder} is sealed, and {len(undone)} task(s) are not done there for this stack: {', '.join(undone)}. "
+            "Likely cause: another stack, --mode or version of this tool filled it, it was imported, or it was sealed "
+            "at image build. Next step: say --reopen to continue in it, or give another --root."
+        )
+    rows = _list_rows(selected, progress, {})
+    return {"rows": rows, "caches": checked.manifest.sizes, "manifest": checked.digest, "sealed": True}
+
+
+def fill(
+    stack: JitStack, seen: StackSeen, selected: Selected, progress: Progress, options: JitOptions, sealing: SealOptions,
+    report: Callable[[str], None],
+) -> dict[str, Any]:  # fmt: skip
+    """Run what is not finished, and write the manifest of what lies there then: fields of the result."""
+    folder = progress.folder
+    waiting = [task for task in selected.tasks if progress.find_done(task) is None]
+
+    def run(task: PrewarmTask) -> Answer:
+        answer = stack.run(task, folder / STATE / "logs", options.limit_s)
+        answer = hold_to_purpose(task, answer, stack.environment.variables)
+        require_space(folder)
+        if answer.failure:
+            progress.failed = True
+        elif not answer.missing:
+            progress.keep(task, answer)
+        report(describe_ended(task, answer))
+        return answer
+
+    answers = run_tasks(waiting, run, options.jobs, stack.processes)
+    rows = _list_rows(selected, progress, answers)
+    caches = measure_caches((file.path, file.bytes) for file in list_files(folder))
+    if progress.failed:
+        return {"rows": rows, "caches": caches, "swept": progress.swept}
+    progress.settle()
+    done = progress.list_finished(selected.of_target, seen, stack.mode)
+    manifest = make_manifest(
+        folder, target=stack.target.id, mode=stack.mode, stack=seen,
+        tasks=[done[task.id] for task in selected.of_target if task.id in done],
+        missing=[task.id for task in selected.of_target if task.id not in done],
+        words={"made": datetime.now(UTC).isoformat(timespec="seconds"), "tool": TOOL, "commit": read_commit()},
+        variables=stack.environment.variables,
+    )  # fmt: skip
+    digest = write_manifest(folder, manifest)
+    # What is beyond this host is missing in the manifest too: it keeps nobody from the rest.
+    good = (JitTaskState.DONE, JitTaskState.KEPT)
+    sealed = sealing.seal and all(row.state in good for row in rows if row.task not in selected.beyond)
+    if sealed:
+        seal(folder, shared=sealing.shared)
+    return {"rows": rows, "caches": caches, "manifest": digest, "sealed": sealed, "swept": progress.swept}
+
+
+def describe_ended(task: PrewarmTask, answer: Answer) -> str:
+    """A line of progress."""
+    word = "failed" if answer.failure else "not run" if answer.missing else f"{len(answer.compiled)} compiled"
+    return f"{word:12} {task.id} ({answer.seconds:.1f} s)"
+
+
+def _list_rows(selected: Selected, progress: Progress, answers: Mapping[str, Answer]) -> tuple[JitTaskRow, ...]:
+    """A row for everything that was requested; what is beyond this host may have been finished on another."""
+    rows = []
+    for task in selected.requested:
+        done = progress.find_done(task)
+        if task.id in answers:
+            rows.append(_row(task, answers[task.id]))
+        elif task.id in selected.beyond and done is None:
+            rows.append(_row(task, Answer(missing=selected.beyond[task.id])))
+        else:
+            kept = done.compiled if done is not None else ()
+            rows.append(JitTaskRow(task=task.id, library=task.library, state=JitTaskState.KEPT, compiled=kept))
+    return tuple(rows)
+
+
+def _row(task: PrewarmTask, answer: Answer) -> JitTaskRow:
+    state = JitTaskState.FAILED if answer.failure else JitTaskState.NOT_RUN if answer.missing else JitTaskState.DONE
+    return JitTaskRow(
+        task=task.id, library=task.library, state=state, compiled=answer.compiled,
+        hits=sum((answer.hits or {}).values()), reason=answer.failure or answer.missing, seconds=answer.seconds,
+    )  # fmt: skip
 
 
 def make_manifest(
     folder: Path, *, target: str, mode: str, stack: StackSeen, tasks: Sequence[TaskDone], missing: Sequence[str],
-    words: Mapping[str, str], variables: Mapping[str, str] | None = None,
+    words: Mapping[str, Any], variables: Mapping[str, str] | None = None,
 ) -> Manifest:  # fmt: skip
     """The manifest of what lies in ROOT/ARCH now: every file is read.
 
@@ -369,19 +243,20 @@ def make_manifest(
         variables: of the environment that compiled.
 
     Raises:
-        NoPlainFile: a link lies there.
+        CacheChanged: a link lies there.
         OSError: a file cannot be read.
     """
-    seen = list_files(folder)
-    hashes = hash_files(folder, (file.path for file in seen))
+    listed = list_files(folder)
+    hashes = hash_files(folder, (file.path for file in listed))
+
+    def row(file: Listed) -> FileSeen:
+        names_root = file.path.endswith(".json") and str(folder).encode() in (folder / file.path).read_bytes()
+        return FileSeen(
+            path=file.path, bytes=file.bytes, sha256=hashes[file.path], mtime_ns=file.mtime_ns, names_root=names_root
+        )  # fmt: skip
+
     return Manifest(
         architecture=folder.name, target=target, folder=str(folder), mode=mode, stack=stack, tasks=tuple(tasks),
-        missing=tuple(missing), files=tuple(_say_file(folder, file, hashes[file.path]) for file in seen),
-        variables=None if variables is None else hash_variables(variables),
-        made=words["made"], tool=words["tool"], commit=words["commit"],
+        missing=tuple(missing), files=tuple(map(row, listed)),
+        variables=None if variables is None else hash_variables(variables), **words,
     )  # fmt: skip
-
-
-def _say_file(folder: Path, file: Seen, digest: str) -> FileSeen:
-    names = file.path.endswith(_NAMES) and str(folder).encode() in (folder / file.path).read_bytes()
-    return FileSeen(path=file.path, bytes=file.bytes, sha256=digest, mtime_ns=file.mtime_ns, names_root=names)

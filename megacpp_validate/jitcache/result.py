@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from ..errors import Exit, exit_for
 from ..evidence.values import Frozen
 
 
@@ -96,14 +97,10 @@ class PrewarmResult(Frozen):
     seconds: float = Field(default=0.0, ge=0.0)
 
     @property
-    def breaks(self) -> bool:
-        """Whether a task failed."""
-        return any(row.state is JitTaskState.FAILED for row in self.rows)
-
-    @property
-    def lacks(self) -> bool:
-        """Whether a task that was asked for did not run, or there was none."""
-        return not self.rows or any(row.state is JitTaskState.NOT_RUN for row in self.rows)
+    def exit(self) -> Exit:
+        """Closed where a task failed; evidence is missing where a requested task did not run, or there was none."""
+        states = {row.state for row in self.rows}
+        return exit_for(breaks=JitTaskState.FAILED in states, lacks=not states or JitTaskState.NOT_RUN in states)
 
 
 class JitVerdict(StrEnum):
@@ -212,25 +209,17 @@ class JitVerifyResult(Frozen):
     seconds: float = Field(default=0.0, ge=0.0)
 
     @property
-    def compiled(self) -> tuple[JitCompile, ...]:
-        """Everything that was compiled."""
-        return tuple(one for row in self.rows for one in row.compiled)
+    def exit(self) -> Exit:
+        """Closed where anything was compiled, came to a bad end, or is of another stack.
 
-    @property
-    def breaks(self) -> bool:
-        """Whether anything was compiled, or came to a bad end, or the cache is of another stack."""
-        bad = (JitVerdict.COMPILED, JitVerdict.SILENT, JitVerdict.FAILED)
-        return bool(self.differences or self.unreported) or any(row.verdict in bad for row in self.rows)
-
-    @property
-    def lacks(self) -> bool:
-        """Whether something did not run, or could not be watched: that is not verified."""
-        return not self.rows or bool(self.unproven) or any(row.verdict is JitVerdict.NOT_RUN for row in self.rows)
-
-    @property
-    def holds(self) -> bool:
-        """Whether everything ran, and nothing was compiled."""
-        return not self.breaks and not self.lacks
+        Evidence is missing where something did not run, or could not be watched: that is not verified.
+        """
+        verdicts = {row.verdict for row in self.rows}
+        bad = {JitVerdict.COMPILED, JitVerdict.SILENT, JitVerdict.FAILED}
+        return exit_for(
+            breaks=bool(self.differences or self.unreported or verdicts & bad),
+            lacks=not verdicts or bool(self.unproven) or JitVerdict.NOT_RUN in verdicts,
+        )
 
 
 class JitCacheResult(Frozen):
@@ -273,3 +262,8 @@ class JitCacheResult(Frozen):
     differences: tuple[StackDifference, ...] = ()
     variables: dict[str, str] = Field(default_factory=dict)
     seconds: float = Field(default=0.0, ge=0.0)
+
+    @property
+    def exit(self) -> Exit:
+        """Closed where the cache is of another stack."""
+        return exit_for(breaks=bool(self.differences))

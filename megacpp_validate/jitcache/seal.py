@@ -1,22 +1,27 @@
-"""Sealing: files that nobody writes any more, under a manifest by whose hash they are named.
+"""Sealed caches: files that nobody writes any more, named by the hash of their manifest; and working copies of them.
 
-What is sealed is never a library's cache itself where it must stay as it is: libraries write on a hit too (locks), and
-on a miss. They get a working copy (`working`), or, in an image, folders that take new files beside the sealed ones.
+Libraries write where they only read: a lock beside each kernel (FlashAttention 4, TorchInductor), and what was missing.
+So a process gets a copy of a sealed cache, or, in an image, folders that take new files beside the sealed ones. Copied,
+not linked: through a hard link a library that writes in place would change what is sealed.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from .files import Seen, drop_passing, hash_files, list_files
-from .layout import LIBRARIES, LOCKS, MANIFEST, MANIFEST_HASH
-from .manifest import Manifest, read_manifest
-from .place import OtherArchitecture
+from ..errors import WrongArguments
+from ..evidence.whole_file import write_whole
+from .files import CacheChanged, Listed, hash_files, list_files, remove_temporary
+from .layout import LIBRARIES, LOCKS, MANIFEST, MANIFEST_HASH, OPENED, arch_folder
+from .manifest import FileSeen, Manifest, manifest_text, read_manifest
 
 _FILE_MODE: Final = 0o444
 _FOLDER_MODE: Final = 0o755
@@ -24,15 +29,14 @@ _FOLDER_MODE: Final = 0o755
 _SHARED_FOLDER_MODE: Final = 0o1777
 _OPEN_FILE_MODE: Final = 0o644
 _SHOWN: Final = 8
-
-
-class CacheDamaged(RuntimeError):
-    """A sealed cache whose files are not those of its manifest; the text names them."""
+_GROUP: Final = "__grp__"  # Triton's list of the files of one kernel, by absolute path (3.7.1, runtime/cache.py)
+_CHILDREN: Final = "child_paths"
+_COPIERS: Final = 4
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A sealed cache whose every file has the hash that its manifest says.
+    """A cache whose every file has the hash that its manifest says.
 
     Attributes:
         digest: of the manifest.
@@ -54,7 +58,7 @@ def is_sealed(folder: Path) -> bool:
 
 
 def seal(folder: Path, *, shared: bool = False) -> str:
-    """Make the files read-only, and say by which hash they are named.
+    """Make the files read-only, and return the hash by which they are named.
 
     Args:
         folder: ROOT/ARCH, with its manifest.
@@ -62,17 +66,17 @@ def seal(folder: Path, *, shared: bool = False) -> str:
 
     Raises:
         ManifestInvalid: there is none.
-        CacheDamaged: the files are not those of the manifest.
+        CacheChanged: the files are not those of the manifest.
         OSError: somebody else owns it.
     """
     checked = check_sealed(folder)
     if checked.extra:
-        raise CacheDamaged(
-            f"{folder} has {len(checked.extra)} file(s) that its manifest does not have: {_listed(checked.extra)}. "
+        raise CacheChanged(
+            f"{folder} has {len(checked.extra)} file(s) that its manifest does not have: {_list(checked.extra)}. "
             "Likely cause: something compiled there after the prewarm. Next step: `nox -s prewarm` on it again, which "
             "takes them up, and seal then."
         )
-    drop_passing(folder)
+    remove_temporary(folder)
     for file in checked.manifest.files:
         (folder / file.path).chmod(_FILE_MODE)
     if shared:  # made now: what makes them later is one user of many
@@ -88,62 +92,71 @@ def seal(folder: Path, *, shared: bool = False) -> str:
 def unseal(folder: Path) -> Manifest:
     """Let a prewarm go on there: the manifest goes, and is returned.
 
+    What is damaged is not opened: it would be sealed again as if it were whole.
+
     Raises:
         ManifestInvalid: it has none.
-        OSError: somebody else owns it.
+        CacheChanged: the files are not those of the manifest.
+        WrongArguments: somebody else owns it, as the cache of an image.
     """
-    manifest, _ = read_manifest(folder)
-    (folder / MANIFEST_HASH).unlink()
-    for place in _folders(folder):
-        place.chmod(_FOLDER_MODE)
-    for file in manifest.files:
-        if (folder / file.path).is_file():
+    manifest = check_sealed(folder).manifest
+    try:
+        (folder / MANIFEST_HASH).unlink()
+        for place in _folders(folder):
+            place.chmod(_FOLDER_MODE)
+        for file in manifest.files:
             (folder / file.path).chmod(_OPEN_FILE_MODE)
-    (folder / MANIFEST).unlink()
+        (folder / MANIFEST).unlink()
+    except PermissionError as fault:
+        raise WrongArguments(
+            f"{folder} was sealed by another user: {fault.strerror}: {fault.filename}. Likely cause: it is the cache "
+            f"of an image. Next step: `nox -s jit_cache -- open --root {folder.parent} --work FOLDER`, and prewarm in "
+            "FOLDER."
+        ) from fault
     return manifest
 
 
 def check_sealed(folder: Path) -> Checked:
-    """Read every file, and hold it to the manifest.
+    """Read every file, and compare it with the manifest.
 
     Raises:
         ManifestInvalid: there is none that can be believed.
-        OtherArchitecture: the folder has the name of another one.
-        CacheDamaged: a file is gone, or is another one; each is named.
-        NoPlainFile: a link lies there.
+        WrongArguments: the folder has the name of another architecture.
+        CacheChanged: a file is gone, or is another one, or a link; each is named.
         OSError: a file cannot be read.
     """
     manifest, digest = read_manifest(folder)
     if manifest.architecture != folder.name:
-        raise OtherArchitecture(
+        raise WrongArguments(
             f"{folder} holds caches of the architecture {manifest.architecture}. Likely cause: a folder was copied "
-            "under another name; whoever looks there for its own architecture would take kernels that crash. Next "
-            f"step: rename it to {manifest.architecture}."
+            "under another name; processes of that architecture would load kernels that crash. Next step: rename it "
+            f"to {manifest.architecture}."
         )
-    there = {seen.path: seen for seen in list_files(folder)}
-    if wrong := list(_find_wrong(folder, manifest, there)):
-        raise say_changed(folder, *wrong)
+    there = check_files(folder, manifest)
     known = {file.path for file in manifest.files}
     return Checked(manifest, digest, tuple(sorted(there.keys() - known)))
 
 
-def say_changed(folder: Path, *wrong: str) -> CacheDamaged:
-    """That files of a sealed cache are not those of its manifest; each is named."""
-    return CacheDamaged(
-        f"{folder} is not what its manifest says: {_listed(wrong)}. Likely cause: a damaged disk or copy, or "
-        "something wrote there after it was sealed. Next step: import it again from where it was exported, or "
-        "prewarm again; it is no evidence of anything now."
-    )
+def check_files(folder: Path, manifest: Manifest) -> dict[str, Listed]:
+    """The files of a folder, once all those of a manifest are there with their hashes. Raises as `check_sealed`."""
+    there = {listed.path: listed for listed in list_files(folder)}
+    if wrong := tuple(_find_changes(folder, manifest, there)):
+        raise CacheChanged(
+            f"{folder} is not what its manifest says: {_list(wrong)}. Likely cause: a damaged disk or copy, or "
+            "something wrote there after it was sealed. Next step: import it again from where it was exported, or "
+            "prewarm again; it is no evidence of anything now."
+        )
+    return there
 
 
-def _find_wrong(folder: Path, manifest: Manifest, there: dict[str, Seen]) -> Iterator[str]:
+def _find_changes(folder: Path, manifest: Manifest, there: dict[str, Listed]) -> Iterator[str]:
     same = []
     for file in manifest.files:
-        seen = there.get(file.path)
-        if seen is None:
+        listed = there.get(file.path)
+        if listed is None:
             yield f"{file.path} is gone"
-        elif seen.bytes != file.bytes:
-            yield f"{file.path} has {seen.bytes} bytes instead of {file.bytes}"
+        elif listed.bytes != file.bytes:
+            yield f"{file.path} has {listed.bytes} bytes instead of {file.bytes}"
         else:
             same.append(file)
     found = hash_files(folder, (file.path for file in same))
@@ -159,6 +172,87 @@ def _folders(folder: Path) -> Iterator[Path]:
         yield from (Path(place) for place, _, _ in os.walk(folder / name))
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def _list(names: tuple[str, ...]) -> str:
     more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
+
+
+# --- working copies --------------------------------------------------------------------------------------------------
+
+
+def open_working(sealed: Path, manifest: Manifest, work: Path) -> Path:
+    """Copy ROOT/ARCH to WORK/ARCH, every file of the manifest and nothing else.
+
+    Args:
+        sealed: ROOT/ARCH, which was checked.
+        manifest: of it.
+        work: another root; WORK/ARCH must not be there.
+
+    Raises:
+        WrongArguments: WORK/ARCH is there.
+        OSError: it cannot be written, or the disk is full: what was written is removed then.
+    """
+    folder = arch_folder(work, manifest.architecture)
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError as fault:
+        raise WrongArguments(
+            f"{folder} exists already. Likely cause: an earlier working copy, which may hold what was missing. Next "
+            "step: use it as it is, give another --work, or remove it."
+        ) from fault
+    try:
+        copy_files(sealed, folder, manifest.files)
+        for name in LIBRARIES:
+            (folder / name).mkdir(exist_ok=True)
+        for file in manifest.files if str(folder) != manifest.folder else ():
+            if _is_group(file):
+                _relocate(folder / file.path, manifest.folder, file.mtime_ns, str(folder))
+        write_whole(folder / OPENED, manifest_text(manifest))  # a prewarm that goes on here knows what is there
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder
+
+
+def copy_files(source: Path, target: Path, files: Iterable[FileSeen]) -> None:
+    """Copy files of a manifest from folder to folder, with their times. Raises `OSError`."""
+    rows = tuple(files)
+    for parent in sorted({(target / file.path).parent for file in rows}):
+        parent.mkdir(parents=True, exist_ok=True)
+
+    def copy(file: FileSeen) -> None:
+        place = target / file.path
+        shutil.copyfile(source / file.path, place, follow_symlinks=False)  # in the kernel, where it can
+        place.chmod(_OPEN_FILE_MODE)
+        os.utime(place, ns=(file.mtime_ns, file.mtime_ns))
+
+    with ThreadPoolExecutor(_COPIERS) as pool:
+        for _ in pool.map(copy, rows):
+            pass
+
+
+def is_at_home(folder: Path, manifest: Manifest) -> bool:
+    """Whether the libraries find everything in this very folder, without a working copy."""
+    return str(folder) == manifest.folder or not any(_is_group(file) for file in manifest.files)
+
+
+def _is_group(file: FileSeen) -> bool:
+    return file.names_root and file.path.rpartition("/")[2].startswith(_GROUP)
+
+
+def _relocate(place: Path, old: str, mtime_ns: int, new: str) -> None:
+    """Let a group of Triton's name the folder that it lies in now; other paths stay.
+
+    Triton looks a group up by the absolute paths that stand in it, and passes over a file that is not at its path.
+    """
+    prefix = f"{old.rstrip('/')}/"
+    try:
+        data: dict[str, Any] = json.loads(place.read_text(encoding="utf-8"))
+        paths = {name: str(path) for name, path in data[_CHILDREN].items()}
+    except (ValueError, KeyError, AttributeError, TypeError) as fault:
+        raise OSError(f"{place}, a group of Triton's cache, cannot be read: {fault}") from fault
+    moved = {
+        name: f"{new}/{path.removeprefix(prefix)}" if path.startswith(prefix) else path for name, path in paths.items()
+    }
+    write_whole(place, json.dumps({**data, _CHILDREN: moved}))
+    os.utime(place, ns=(mtime_ns, mtime_ns))

@@ -1,33 +1,38 @@
 """A sealed cache carried elsewhere: as one archive, such as a layer of an image, or as a folder of a volume.
 
 An archive holds ARCH/manifest.json, ARCH/manifest.sha256, then the files of the manifest in its order, and nothing
-else: the same cache gives the same bytes. On import everything is unpacked aside, each file held to its hash, and
+else: the same cache gives the same bytes. On import everything is unpacked aside, each file compared with its hash, and
 renamed when all are right; so a cache is there whole, or not at all.
 """
 
 from __future__ import annotations
 
+import errno
+import gzip
 import os
 import shutil
 import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from hashlib import sha256
-from io import BytesIO
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
-from .archive import SUFFIXES, TransferRefused, compressed, opened, plain_member, refuse_other_form, say_kind
-from .aside import folder_aside
-from .files import NoPlainFile, hash_file, is_passing, list_files
+from ..errors import ToolError, WrongArguments
+from ..process import run_command
+from .files import CacheChanged, hash_file, is_temporary
 from .layout import MANIFEST, MANIFEST_HASH, arch_folder
-from .manifest import FileSeen, Manifest, ManifestInvalid, hash_line, parse_manifest, read_manifest
-from .place import OtherArchitecture
-from .prewarm import without_prewarm
-from .seal import CacheDamaged, check_sealed, is_sealed, say_changed, seal
-from .working import copy_files
+from .manifest import Manifest, parse_manifest, read_manifest
+from .place import folder_aside
+from .progress import hold_folder
+from .seal import check_files, check_sealed, copy_files, is_sealed, seal
 
-_CHUNK: Final = 2**20
 _IMPORTED: Final = ".import-"
+_SUFFIXES: Final = (".tar", ".tar.gz", ".tgz", ".tar.zst")
+_GZIP_LEVEL: Final = 1  # kernels shrink to about a half at any level
+_ZSTD_LIMIT_S: Final = 3600.0
 _MOST_MANIFEST: Final = 256 * 2**20  # bytes; of 100,000 files it takes 30 MB
 
 
@@ -36,7 +41,7 @@ class Carried:
     """What was exported or imported.
 
     Attributes:
-        place: the archive; of an import ROOT/ARCH.
+        place: the archive, or ROOT/ARCH.
         digest: of the manifest.
         archive: hash of the archive; empty for a folder.
         archive_bytes: its size.
@@ -53,9 +58,6 @@ class Carried:
     extra: tuple[str, ...] = ()
 
 
-# --- out -------------------------------------------------------------------------------------------------------------
-
-
 def export_cache(folder: Path, target: Path, *, prefix: str = "") -> Carried:
     """Write a sealed cache to an archive (.tar, .tar.gz, .tar.zst), or below a folder.
 
@@ -65,98 +67,94 @@ def export_cache(folder: Path, target: Path, *, prefix: str = "") -> Carried:
         prefix: of the paths in the archive, such as "opt/megacpp/jit", for a layer that is laid over an image.
 
     Raises:
-        TransferRefused: it is not sealed, or the target is there.
-        CacheDamaged: the cache is not what its manifest says.
+        WrongArguments: it is not sealed, or the target is there.
+        CacheChanged: the cache is not what its manifest says.
         OSError: the target cannot be written or its disk is full; what was written is removed.
     """
     if not is_sealed(folder):
-        raise TransferRefused(
-            f"{folder} is not sealed, so that what is exported could be half of it. Next step: "
-            "`nox -s jit_cache -- seal`, or `nox -s prewarm` to its end."
+        raise WrongArguments(
+            f"{folder} is not sealed, so that an export could hold half of it. Next step: `nox -s jit_cache -- seal`, "
+            "or `nox -s prewarm` to its end."
         )
     checked = check_sealed(folder)
-    if not target.name.endswith(SUFFIXES):
-        refuse_other_form(target)
-        place = _copy_out(folder, checked.manifest, target)
-        return Carried(place, checked.manifest, checked.digest, extra=checked.extra)
+    manifest = checked.manifest
+    if not target.name.endswith(_SUFFIXES):
+        place = arch_folder(target, manifest.architecture)
+        if place.exists():
+            raise WrongArguments(f"{place} exists already. Next step: give another folder, or remove that one.")
+        with folder_aside(target, _IMPORTED) as aside:
+            _copy_sealed(folder, aside / manifest.architecture, manifest).rename(place)
+        return Carried(place, manifest, checked.digest, extra=checked.extra)
     with folder_aside(target.parent, ".export-") as aside:
-        part = aside / "archive"
-        with compressed(part, target.name) as stream:
-            _write_archive(stream, folder, checked.manifest, prefix)
+        part = _write_archive(aside, target.name, folder, manifest, prefix)
         digest, size = hash_file(part), part.stat().st_size
         part.replace(target)
-    return Carried(target, checked.manifest, checked.digest, f"sha256:{digest}", size, extra=checked.extra)
+    return Carried(target, manifest, checked.digest, f"sha256:{digest}", size, extra=checked.extra)
 
 
-def _copy_out(folder: Path, manifest: Manifest, target: Path) -> Path:
-    place = arch_folder(target, manifest.architecture)
-    if place.exists():
-        raise TransferRefused(f"{place} is there already. Next step: give another folder, or remove that one.")
-    with folder_aside(target, _IMPORTED) as aside:
-        new = aside / manifest.architecture
-        new.mkdir()
-        copy_files(folder, new, manifest.files)
-        for name in (MANIFEST, MANIFEST_HASH):
-            shutil.copyfile(folder / name, new / name)
-        seal(new)
-        new.rename(place)
-    return place
+def _copy_sealed(source: Path, new: Path, manifest: Manifest) -> Path:
+    """A sealed copy of a whole cache: sealing reads every file again, from the disk that it is on now."""
+    new.mkdir()
+    copy_files(source, new, manifest.files)
+    for name in (MANIFEST, MANIFEST_HASH):
+        shutil.copyfile(source / name, new / name)
+    seal(new)
+    return new
 
 
-def _write_archive(stream: IO[bytes], folder: Path, manifest: Manifest, prefix: str) -> None:
-    start = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
-    with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive:
-        for name in (MANIFEST, MANIFEST_HASH):
-            text = (folder / name).read_bytes()
-            archive.addfile(plain_member(f"{start}{manifest.architecture}/{name}", len(text)), BytesIO(text))
-        for file in manifest.files:
-            _add_file(archive, plain_member(f"{start}{manifest.architecture}/{file.path}", file.bytes), folder, file)
+def _write_archive(aside: Path, name: str, folder: Path, manifest: Manifest, prefix: str) -> Path:
+    start = f"{prefix.strip('/')}/{manifest.architecture}/".lstrip("/")
+    part = aside / "archive.tar"
+    with part.open("xb") as file:
+        zipped = gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0) if name.endswith(("gz", "tgz")) else None
+        with zipped or nullcontext(file) as stream, tarfile.open(fileobj=stream, mode="w|") as archive:
+            for path in (MANIFEST, MANIFEST_HASH, *(one.path for one in manifest.files)):
+                with (folder / path).open("rb") as reader:
+                    # A plain read-only file of root's, without a time: that stands in the manifest, in full.
+                    info = tarfile.TarInfo(start + path)
+                    info.size, info.mode = (folder / path).stat().st_size, 0o444
+                    archive.addfile(info, reader)
+    if not name.endswith(".zst"):
+        return part
+    _run_zstd("-3", "-T0", str(part), "-o", str(part.with_suffix(".zst")))
+    return part.with_suffix(".zst")
 
 
-def _add_file(archive: tarfile.TarFile, info: tarfile.TarInfo, folder: Path, file: FileSeen) -> None:
-    """Into an archive, held to its hash once more on the way: somebody may write there since it was checked."""
-    wrong = "has another content now"
-    try:
-        with (folder / file.path).open("rb") as stream:
-            reader = _Hashed(stream)
-            archive.addfile(info, reader)
-        if reader.digest.hexdigest() == file.sha256:
-            return
-    except FileNotFoundError:
-        wrong = "is gone now"
-    except OSError as fault:
-        if fault.errno is not None:  # tarfile's own words have no number: it came to the end too early
-            raise
-        wrong = "is shorter now"
-    raise say_changed(folder, f"{file.path} {wrong}")
+def _run_zstd(*words: str) -> None:
+    """Compress or decompress a file: Python has zstd from 3.14 on.
 
-
-class _Hashed:
-    """A file that is read and hashed."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream, self.digest = stream, sha256()
-
-    def read(self, size: int = -1) -> bytes:
-        """As a file does."""
-        chunk = self._stream.read(size)
-        self.digest.update(chunk)
-        return chunk
+    Raises:
+        WrongArguments: there is no zstd, or the archive is damaged.
+        OSError: the disk is full.
+    """
+    if shutil.which("zstd") is None:
+        raise WrongArguments(
+            "the archive ends in .zst, and zstd is not installed here. Next step: install zstd, or use .tar.gz."
+        )
+    ended = run_command(["zstd", "-q", *words], limit_s=_ZSTD_LIMIT_S)
+    if ended.code != 0:
+        if "No space left" in ended.words:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), words[-1])
+        raise WrongArguments(
+            f"zstd failed ({ended.how}): {ended.last_words}. Likely cause: the archive was cut short or damaged. "
+            "Nothing was imported. Next step: copy or export it again."
+        )
 
 
 # --- in --------------------------------------------------------------------------------------------------------------
 
 
 def read_carried(source: Path) -> tuple[Manifest, str]:
-    """The manifest of an archive or of an exported ROOT/ARCH, and its hash; nothing is unpacked.
+    """The manifest of an archive or of an exported ROOT/ARCH, and its hash; nothing is unpacked for good.
 
     Raises:
-        TransferRefused: there is no such thing, or it is no archive of a cache.
+        WrongArguments: there is no such thing, or it is not an archive of a cache.
+        CacheChanged: the manifest is not the one that its hash is of.
         ManifestInvalid: the manifest cannot be believed.
     """
     if source.is_dir():
         return read_manifest(source)
-    with opened(source) as archive:
+    with _opened(source) as archive:
         return _read_head(archive, source)[:2]
 
 
@@ -171,10 +169,10 @@ def import_cache(source: Path, root: Path, *, replace: bool = False) -> Carried:
         replace: another cache of this architecture makes room.
 
     Raises:
-        TransferRefused: a member that has no place in it, or another cache is there.
-        CacheDamaged: a file whose hash is wrong, or that is missing; named.
+        WrongArguments: a member that has no place in it, or another cache is there.
+        CacheChanged: a file whose hash is wrong, or that is missing; named.
         ManifestInvalid: the manifest cannot be believed.
-        PrewarmTaken: a prewarm works in what would make room.
+        InfrastructureFailed: a prewarm works in what would make room.
         OSError: the root cannot be written, or its disk is full; what was written is removed.
     """
     manifest, digest = read_carried(source)
@@ -183,119 +181,107 @@ def import_cache(source: Path, root: Path, *, replace: bool = False) -> Carried:
         return Carried(place, manifest, digest, kept=True)
     with folder_aside(root, _IMPORTED) as aside:
         new = aside / manifest.architecture
-        new.mkdir()
         if source.is_dir():
-            _require_plain(source, manifest)
-            copy_files(source, new, manifest.files)
-            for name in (MANIFEST, MANIFEST_HASH):
-                shutil.copyfile(source / name, new / name)
+            check_files(source, manifest)  # before a pipe or a link in the place of a file is opened
+            _copy_sealed(source, new, manifest)
         else:
-            _unpack(source, new, manifest, digest)
-        seal(new)  # which reads every file again, from the disk that it is on now
-        with without_prewarm(place):
+            new.mkdir()
+            _unpack(source, new, manifest)
+            seal(new)
+        with hold_folder(place):
             if place.exists():
                 place.rename(aside / "replaced")
             new.rename(place)
     return Carried(place, manifest, digest)
 
 
-def _require_plain(source: Path, manifest: Manifest) -> None:
-    """Refuse an exported folder with a link, or a pipe that would be waited for, in the place of a file.
-
-    Raises:
-        NoPlainFile: there is one.
-        CacheDamaged: a file is not there.
-    """
-    there = {seen.path for seen in list_files(source)}
-    if missing := [f"{file.path} is not there" for file in manifest.files if file.path not in there]:
-        raise say_changed(source, *missing)
-
-
 def _is_there(place: Path, digest: str, *, replace: bool) -> bool:
     """Whether the very same cache is there and whole; another one must be let go by name."""
-    if place.is_symlink():
-        raise TransferRefused(
-            f"{place} is a link, and an import would put a folder in its place, on another disk maybe. Next step: give "
-            "--root the folder that holds what it leads to, or remove it."
-        )
     if not place.exists() or not any(place.iterdir()):
         return False
     try:
-        if is_sealed(place) and check_sealed(place).digest == digest:
-            return True
-        held = f"the sealed cache {read_manifest(place)[1]}" if is_sealed(place) else "a prewarm that is not sealed"
-    except (ManifestInvalid, CacheDamaged, NoPlainFile, OtherArchitecture):
+        held = "a prewarm that is not sealed"
+        if is_sealed(place):
+            if check_sealed(place).digest == digest:
+                return True
+            held = f"the sealed cache {read_manifest(place)[1]}"
+    except ToolError:
         held = "a damaged cache"
     if replace:
         return False
-    raise TransferRefused(
+    raise WrongArguments(
         f"{place} holds {held}, and not {digest}. Likely cause: another version of the image, or an earlier import. "
         "Next step: import it into another --root, or say --replace."
     )
 
 
-def _unpack(source: Path, folder: Path, manifest: Manifest, digest: str) -> None:
-    wanted = {file.path: file for file in manifest.files}
-    with opened(source) as archive:
-        _, found, start, heads = _read_head(archive, source)
-        if found != digest:  # between two looks
-            raise TransferRefused(f"{source} changed while it was read. Next step: import it again.")
-        for name, text in heads.items():
-            (folder / name).write_bytes(text)
-        while (info := archive.next()) is not None:
-            path = info.name.removeprefix(start)
-            is_of_it = info.isreg() and info.name.startswith(start)
-            if is_of_it and is_passing(path):
-                continue  # of an archive that an earlier version wrote; nobody misses it
-            file = wanted.pop(path, None) if is_of_it else None
-            if file is None:
-                raise TransferRefused(
-                    f"{source} has the member {info.name!r} ({say_kind(info)}), which its manifest does not have. "
+@contextmanager
+def _opened(source: Path) -> Iterator[tarfile.TarFile]:
+    """An archive to read. A damaged one raises `WrongArguments`, whatever its form makes of it."""
+    if not source.is_file():
+        raise WrongArguments(f"there is no archive {source}. Next step: give one that `jit_cache export` wrote.")
+    try:
+        if source.name.endswith(".zst"):
+            with folder_aside(Path(tempfile.gettempdir()), "megacpp-jit-zstd-") as aside:
+                _run_zstd("-d", str(source), "-o", str(aside / "archive.tar"))
+                with tarfile.open(aside / "archive.tar", "r:") as archive:
+                    yield archive
+            return
+        with tarfile.open(source, "r:*") as archive:
+            yield archive
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as fault:
+        if isinstance(fault, OSError) and fault.errno is not None:  # a damaged gzip has no number
+            raise
+        raise WrongArguments(
+            f"{source} cannot be unpacked: {fault}. Likely cause: it was cut short or damaged. Nothing was imported. "
+            "Next step: copy or export it again."
+        ) from fault
+
+
+def _unpack(source: Path, folder: Path, manifest: Manifest) -> None:
+    missing = {file.path: file for file in manifest.files}
+    with _opened(source) as archive:
+        _, _, start = _read_head(archive, source)
+        wanted = []
+        for member in archive.getmembers():
+            path = member.name.removeprefix(start)
+            plain = member.isreg() and member.name.startswith(start)
+            if plain and is_temporary(path):
+                continue  # of an archive that an earlier version wrote
+            if plain and path in missing:
+                del missing[path]
+            elif not plain or path not in (MANIFEST, MANIFEST_HASH):
+                raise WrongArguments(
+                    f"{source} has the member {member.name!r}, which its manifest does not have as a plain file. "
                     "Likely cause: it was made by something else, or changed. Nothing was imported. Next step: export "
                     "the cache again."
                 )
-            _write_member(archive, info, folder, file, source)
-    if wanted:
-        raise CacheDamaged(
-            f"{source} lacks {len(wanted)} file(s) of its manifest, first {next(iter(wanted))}. Likely cause: it was "
-            "cut short. Nothing was imported. Next step: copy or export it again."
-        )
+            wanted.append(member.replace(name=path, mode=0o644, deep=False))
+        if missing:
+            raise CacheChanged(
+                f"{source} lacks {len(missing)} file(s) of its manifest, first {next(iter(missing))}. Likely cause: it "
+                "was cut short. Nothing was imported. Next step: copy or export it again."
+            )
+        archive.extractall(folder, wanted, filter="data")
+    for file in manifest.files:
+        os.utime(folder / file.path, ns=(file.mtime_ns, file.mtime_ns))
 
 
-def _write_member(archive: tarfile.TarFile, info: tarfile.TarInfo, folder: Path, file: FileSeen, source: Path) -> None:
-    place, hashed = folder / file.path, sha256()
-    place.parent.mkdir(parents=True, exist_ok=True)
-    reader = archive.extractfile(info)
-    assert reader is not None  # it is a plain file
-    if info.size == file.bytes:
-        with place.open("xb") as writer:
-            while chunk := reader.read(_CHUNK):
-                hashed.update(chunk)
-                writer.write(chunk)
-        os.utime(place, ns=(file.mtime_ns, file.mtime_ns))
-    if info.size != file.bytes or hashed.hexdigest() != file.sha256:
-        raise CacheDamaged(
-            f"{source}: {file.path} is not what its manifest says ({info.size} bytes, sha256 "
-            f"{hashed.hexdigest()[:12]}..., instead of {file.bytes} and {file.sha256[:12]}...). Likely cause: a "
-            "damaged copy. Nothing was imported. Next step: copy or export it again."
-        )
-
-
-def _read_head(archive: tarfile.TarFile, source: Path) -> tuple[Manifest, str, str, dict[str, bytes]]:
-    """The first two members: the manifest and its hash. Also what stands before the paths of the rest."""
-    heads: dict[str, bytes] = {}
+def _read_head(archive: tarfile.TarFile, source: Path) -> tuple[Manifest, str, str]:
+    """The first two members: the manifest and its hash; and what stands before the paths of the rest."""
+    heads: list[bytes] = []
     start = ""
     for name in (MANIFEST, MANIFEST_HASH):
-        info = archive.next()
-        if info is None or not info.isreg() or not f"/{info.name}".endswith(f"/{name}") or info.size > _MOST_MANIFEST:
-            raise TransferRefused(
-                f"{source} is no archive of a JIT cache: it does not begin with {MANIFEST} and {MANIFEST_HASH}. Likely "
-                "cause: another file, or one that was packed by hand. Next step: `nox -s jit_cache -- export`."
+        member = archive.next()
+        reader = archive.extractfile(member) if member is not None and member.isreg() else None
+        if reader is None or member is None or member.size > _MOST_MANIFEST or Path(member.name).name != name:
+            raise WrongArguments(
+                f"{source} is not an archive of a JIT cache: it does not begin with {MANIFEST} and {MANIFEST_HASH}. "
+                "Likely cause: another file, or one that was packed by hand. Next step: `nox -s jit_cache -- export`."
             )
-        reader = archive.extractfile(info)
-        assert reader is not None
-        heads[name], start = reader.read(), info.name.removesuffix(name)
-    manifest, digest = parse_manifest(heads[MANIFEST], heads[MANIFEST_HASH], str(source))
-    if heads[MANIFEST_HASH] != hash_line(digest).encode() or not f"/{start}".endswith(f"/{manifest.architecture}/"):
-        raise TransferRefused(f"{source} keeps its manifest under {start!r}. Next step: export the cache again.")
-    return manifest, digest, start, heads
+        heads.append(reader.read())
+        start = member.name.removesuffix(name)
+    manifest, digest = parse_manifest(heads[0], heads[1], str(source))
+    if not f"/{start}".endswith(f"/{manifest.architecture}/"):
+        raise WrongArguments(f"{source} keeps its manifest under {start!r}. Next step: export the cache again.")
+    return manifest, digest, start

@@ -1,55 +1,155 @@
-"""The verdict on a sealed cache: what ran on a copy of it, and whether anything was compiled there."""
+"""Whether a sealed cache is warm: tasks run on a copy of it, and nothing may be compiled there."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
 
+from .. import TOOL
+from ..catalog.bridge import Catalog
 from ..catalog.prewarm import PrewarmTask, UnkeptKernel
-from ..evidence.receipt import Outcome, Receipt
-from .files import Seen, find_products, library_of
-from .manifest import Manifest
-from .prewarm import Answer
-from .purpose import COUNTED, asked_nothing
-from .result import JitCause, JitCompile, JitVerdict, JitVerifyRow
+from ..environments.interpreter import read_commit
+from ..environments.plan import IMAGE_DIGEST, LOCK_HASH, find_target
+from ..evidence.whole_file import write_whole
+from .answer import COUNTED, Answer, asked_nothing
+from .files import Listed, find_products, library_of, list_files
+from .layout import MANIFEST_HASH, cache_arch
+from .manifest import Manifest, ManifestInvalid, compare_stack, compare_variables, hash_variables
+from .place import folder_aside, require_place, require_usable, require_writable
+from .prewarm import Selected, describe_ended, select_tasks
+from .result import JitCause, JitCompile, JitVerdict, JitVerifyResult, JitVerifyRow
+from .seal import Checked, check_sealed, is_sealed, open_working
+from .stack import JitOptions, JitStack, open_stack, require_temporary, run_tasks
 
-_GOOD = (Outcome.PASS, Outcome.EXPECTED_UNSUPPORTED)
-_DID_NOT_RUN = (Outcome.NOT_RUN, Outcome.BLOCKED)
-_SHOWN = 4  # shapes of a kernel that are told
-_DRIVER = "cuda"
-_NAMELESS = "PTX"  # a file of the driver's cache in which no name is found (jit/watch_files.py)
-_NAMED = 4  # files that nobody could watch and that are named
+# Of a whole target, and of a part: whoever reads the verdict on a target must not find the other in its place.
+_VERDICT: Final = "jit_verify-{target}.json"
+_IN_PART: Final = "jit_verify-{target}.part.json"
+_SHOWN: Final = 4  # shapes of a kernel, and files that nobody could watch, that are named
+_DRIVER: Final = "cuda"
+_NAMELESS: Final = "PTX"  # a file of the driver's cache in which no name is found (jit/watch_files.py)
 
 
-def read_receipt_answer(receipt: Receipt) -> Answer:
-    """What the receipt of a cell tells of compiles. A receipt that counts them and does not list them is counted."""
-    jit = receipt.jit
-    listed = tuple(
-        JitCompile(library=one.library, kernel=one.kernel, shape=one.shape, seconds=max(0.0, one.seconds))
-        for one in jit.compiled
+def run_verify(
+    catalog: Catalog, tasks: Sequence[PrewarmTask], unkept: Sequence[UnkeptKernel], options: JitOptions,
+    work: Path | None, receipts: Path, report: Callable[[str], None],
+) -> JitVerifyResult:  # fmt: skip
+    """Check, run, judge, and write the verdict.
+
+    What the target has and the caller did not leave out must run, whether the machine has the devices for it or not: a
+    cache that was verified in part never passes for one that was verified whole.
+
+    Args:
+        tasks, unkept: of the matrix.
+        work: folder for the working copy; that for temporary files where it is None.
+        receipts: folder for the verdict, receipts and logs.
+        report: called with a line a task that has ended.
+
+    Raises:
+        ToolError: by the class of what is wrong.
+        OSError: a disk is full.
+    """
+    target = find_target(catalog, options.target)
+    selected = replace(select_tasks(tasks, target.id, options), unkept=tuple(unkept))
+    require_writable(receipts, "--receipts")  # now, and not a quarter of an hour later
+    parent = work or require_temporary()
+    require_writable(parent, "--work")
+    require_usable(parent)
+    started, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
+    folder = require_place(options.place(), cache_arch(target.arch))
+    if not is_sealed(folder):
+        raise ManifestInvalid(
+            f"{folder} is not sealed, so that its contents are not known. {_explain_unsealed(folder)}"
+        )
+    checked = check_sealed(folder)  # first: on files that changed nothing is proven
+    took = time.monotonic() - began
+    options = replace(options, mode=checked.manifest.mode)
+    with folder_aside(parent, "megacpp-jit-work-") as root, open_stack(catalog, target, options, root) as stack:
+        if reason := stack.why_not(at_build=options.at_build):
+            fields = judge_tasks(selected, {task.id: Answer(missing=reason) for task in selected.tasks}, checked)
+        else:
+            fields = run_on_copy(stack, folder, checked, selected, options, receipts.absolute(), report)
+        result = JitVerifyResult(
+            tool=TOOL, commit=read_commit(), target=target.id, architecture=stack.architecture, folder=str(folder),
+            mode=stack.mode, manifest=checked.digest, interpreter=stack.interpreter,
+            image_digest=os.environ.get(IMAGE_DIGEST, ""), lock_hash=os.environ.get(LOCK_HASH, ""),
+            gpu=stack.facts.gpu.name if stack.facts.gpu else "", left_out=selected.left_out,
+            ranks=max([options.ranks, *(task.ranks for task in selected.tasks)]), missing=checked.manifest.missing,
+            files=len(checked.manifest.files), bytes=checked.manifest.bytes, started=started,
+            opened_s=round(took + fields.pop("copied_s", 0.0), 2), seconds=round(time.monotonic() - began, 1),
+            **fields,
+        )  # fmt: skip
+    write_whole(receipts / name_verdict(result), result.model_dump_json(indent=2) + "\n")
+    return result
+
+
+def name_verdict(result: JitVerifyResult) -> str:
+    """The name of the file in which a verdict is kept."""
+    return (_IN_PART if result.left_out else _VERDICT).format(target=result.target)
+
+
+def _explain_unsealed(folder: Path) -> str:
+    if (folder / MANIFEST_HASH).exists():
+        return (
+            "Likely cause: a prewarm with --no-seal, or a copy that did not keep the modes of files. Next step: "
+            "`nox -s jit_cache -- seal`, which compares every file with its hash."
+        )
+    return (
+        "Likely cause: there is no cache yet, or a prewarm did not come to its end. Next step: `nox -s prewarm` to its "
+        "end."
     )
-    counted = Counter(jit.warm_up) + Counter(jit.after) - Counter(one.library for one in listed)
-    silent = tuple(
-        JitCompile(library=library, kernel="(the receipt does not say which)")
-        for library, number in counted.items()
-        for _ in range(number)
-    )
-    reason = f"{receipt.outcome.value}: {receipt.reason}" if receipt.reason else receipt.outcome.value
-    return Answer(
-        compiled=(*listed, *silent),
-        hits=jit.hits,
-        failure="" if receipt.outcome in (*_GOOD, *_DID_NOT_RUN) else reason,
-        missing=reason if receipt.outcome in _DID_NOT_RUN else "",
-        unwatched=tuple(f"{library}: {why}" for library, why in jit.unwatched.items()),
-        notes=jit.notes,
-        seconds=receipt.seconds.get("total", 0.0),
-    )
+
+
+def run_on_copy(
+    stack: JitStack, sealed: Path, checked: Checked, selected: Selected, options: JitOptions, receipts: Path,
+    report: Callable[[str], None],
+) -> dict[str, Any]:  # fmt: skip
+    """Compare with the stack, copy, run, judge: fields of the verdict."""
+    manifest = checked.manifest
+    if differences := compare_stack(manifest, stack.read_seen(), stack.architecture, stack.mode):
+        return {"differences": differences}
+    began = time.monotonic()
+    # What a stack leaves when it is only asked (the driver's folder, where it names its GPU) is not what was sealed.
+    shutil.rmtree(stack.root / stack.architecture, ignore_errors=True)
+    folder = open_working(sealed, manifest, stack.root)
+    copied_s = time.monotonic() - began
+    before = {listed.path: listed for listed in list_files(folder)}
+
+    def run(task: PrewarmTask) -> Answer:
+        answer = stack.run(task, receipts, options.limit_s)
+        report(describe_ended(task, answer))
+        return answer
+
+    fields = judge_tasks(selected, run_tasks(selected.tasks, run, options.jobs, stack.processes), checked)
+    unreported = find_unreported(before, list_files(folder), fields["rows"])
+    unreported, unproven = set_unwatched_apart(unreported, fields["unwatched"])
+    if unreported or any(row.verdict not in (JitVerdict.WARM, JitVerdict.NOT_RUN) for row in fields["rows"]):
+        # Where all is warm, no variable that differs is in a key of what ran.
+        fields["notes"] += compare_variables(manifest.variables, hash_variables(stack.environment.variables))
+    return {**fields, "copied_s": copied_s, "unreported": unreported, "unproven": unproven}
+
+
+def judge_tasks(selected: Selected, answers: Mapping[str, Answer], checked: Checked) -> dict[str, Any]:
+    """The rows, what could not be watched, and the notes of a verdict."""
+    tasks = selected.tasks
+    answers = {**answers, **{name: Answer(missing=reason) for name, reason in selected.beyond.items()}}
+    rows = [judge_task(task, answers[task.id], checked.manifest, selected.unkept) for task in selected.requested]
+    return {
+        "rows": tuple(rows),
+        "unwatched": tuple(dict.fromkeys(line for task in tasks for line in answers[task.id].unwatched)),
+        "notes": tuple(f"{task.id}: {line}" for task in tasks for line in answers[task.id].notes),
+    }
 
 
 def judge_task(
     task: PrewarmTask, answer: Answer, manifest: Manifest, unkept: Sequence[UnkeptKernel] = ()
 ) -> JitVerifyRow:
-    """What a task or a cell made of the cache. What did not run is not verified, whatever it says of compiles.
+    """What a task or a cell made of the cache. What did not run is not verified, whatever it reports of compiles.
 
     Args:
         task: row of `matrix/prewarm.toml`.
@@ -68,7 +168,7 @@ def judge_task(
     else:
         verdict = JitVerdict.SILENT if _is_silent(task, answer, manifest) else JitVerdict.WARM
     names = dict.fromkeys((one.library, one.kernel) for one in missed)
-    known = tuple(_say_known(manifest, library, kernel) for library, kernel in names)
+    known = tuple(_list_known(manifest, library, kernel) for library, kernel in names)
     cause = _find_cause(task, manifest) if missed else None
     return JitVerifyRow(
         task=task.id, verdict=verdict, compiled=missed, unkept=excused, known=known, cause=cause,
@@ -116,21 +216,23 @@ def _find_cause(task: PrewarmTask, manifest: Manifest) -> JitCause:
     return JitCause.OTHER_KEY if same else JitCause.OTHER_SETTINGS
 
 
-def _say_known(manifest: Manifest, library: str, kernel: str) -> str:
+def _list_known(manifest: Manifest, library: str, kernel: str) -> str:
     shapes = manifest.shapes_of(library, kernel)
     more = f"; and {len(shapes) - _SHOWN} more" if len(shapes) > _SHOWN else ""
     return f"{kernel}: {'; '.join(shapes[:_SHOWN])}{more}" if shapes else f"{kernel}: nothing"
 
 
-def find_unreported(before: Mapping[str, Seen], after: Iterable[Seen], rows: Sequence[JitVerifyRow]) -> tuple[str, ...]:
-    """Compiled kernels that appeared in the working copy, in caches of which no process told a compile.
+def find_unreported(
+    before: Mapping[str, Listed], after: Iterable[Listed], rows: Sequence[JitVerifyRow]
+) -> tuple[str, ...]:
+    """Compiled kernels that appeared in the working copy, in caches of which no process reported a compile.
 
-    A monitor that misses a compile would call a cold cache warm: the files are asked too. Of the driver's cache each
-    file must have been told, since its processes tell of files (jit/watch_files.py).
+    A monitor that misses a compile would call a cold cache warm: so the files count too. Of the driver's cache each
+    file must have been reported, since its processes report files (jit/watch_files.py).
 
     Args:
         before, after: the working copy before anything ran, and now.
-        rows: what the processes told.
+        rows: what the processes reported.
     """
     every = [one for row in rows for one in (*row.compiled, *row.unkept)]
     files = {f"{_DRIVER}/{one.shape}" for one in every if one.library == _DRIVER}
@@ -143,23 +245,22 @@ def find_unreported(before: Mapping[str, Seen], after: Iterable[Seen], rows: Seq
 
 
 def set_unwatched_apart(unreported: Sequence[str], unwatched: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Files that nobody told of, and sentences about those of which nobody could.
+    """Files that no process reported, and sentences about those that no process could report.
 
-    A process that cannot work on a copy of the driver's cache tells of no compile there, and says so. What appears
-    there then is no breakage (the kernels that no cache keeps appear each time), and no proof either.
+    A process that cannot work on a copy of the driver's cache reports no compile there, and says so. What appears there
+    then is no breakage (the kernels that no cache keeps appear each time), and no proof either.
 
     Args:
         unreported: as `find_unreported` has them.
         unwatched: what the processes could not watch: "LIBRARY: why".
     """
-    if not any(line.startswith(f"{_DRIVER}: ") for line in unwatched):
-        return tuple(unreported), ()
-    apart = [path for path in unreported if library_of(path) == _DRIVER]
+    blind = any(line.startswith(f"{_DRIVER}: ") for line in unwatched)
+    apart = [path for path in unreported if library_of(path) == _DRIVER and blind]
     if not apart:
         return tuple(unreported), ()
-    more = f" and {len(apart) - _NAMED} more" if len(apart) > _NAMED else ""
+    more = f" and {len(apart) - _SHOWN} more" if len(apart) > _SHOWN else ""
     said = (
         f"{len(apart)} file(s) appeared in the driver's cache, which could not be watched: "
-        f"{', '.join(apart[:_NAMED])}{more}. Whether it is warm is not proven"
+        f"{', '.join(apart[:_SHOWN])}{more}. Whether it is warm is not proven"
     )
     return tuple(path for path in unreported if path not in apart), (said,)

@@ -12,7 +12,6 @@ from rich.text import Text
 
 from ..evidence.values import SourceLine
 from .marks import Mark
-from .words.findings import place
 
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _TONES: Final = {"bad": "bold red", "risk": "yellow", "good": "green", "quiet": "dim"}
@@ -99,5 +98,5 @@ def print_place(console: Console, label: str, line: SourceLine | None, width: in
     """
     if line is None:
         return
-    row = Text("    ").append(f"{plain(label):<{width}}", "dim").append(plain(place(line)), "cyan")
+    row = Text("    ").append(f"{plain(label):<{width}}", "dim").append(plain(f"{line.file}:{line.line}"), "cyan")
     console.print(row, soft_wrap=True)

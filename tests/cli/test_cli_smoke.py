@@ -32,7 +32,7 @@ def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stack:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["--target", "h100"], WRONG, "'h100'. Next step: choose one of h200, b200, gb10, cpu"),
+        (["--target", "h100"], WRONG, "there is no target 'h100'"),
         (["--target", "gb10"], WRONG, "no cell for gb10. Next step: choose one of b200, cpu, h200"),
         (
             ["--target", "cpu", "--cells", "tyni"],

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.catalog.needs import read_needs
-from megacpp_validate.environments.doctor_seen import TE, Rows, Seen
+from megacpp_validate.environments.doctor_host import TE, Host
+from megacpp_validate.environments.doctor_result import Difference
+from megacpp_validate.environments.doctor_rules import judge_host
 from megacpp_validate.evidence.doctor_look import Distribution, Extension, PackageLook, PathLook
 from megacpp_validate.evidence.receipt import Failure, Library
+
+
+class Seen(NamedTuple):
+    path: PathLook
+    packages: tuple[PackageLook, ...]
+
 
 SITE = "/opt/torch/lib/python3.12/site-packages"
 RUNTIME = {"libcudart.so.13": f"{SITE}/nvidia/cu13/lib/libcudart.so.13"}
@@ -33,11 +41,12 @@ PATH = PathLook(
 )  # fmt: skip
 
 
-def rows(catalog: Catalog, target: str = "h200", stack: str = "") -> Rows:
+def judge(catalog: Catalog, seen: Seen, target: str = "h200", stack: str = "") -> tuple[Difference, ...]:
+    """The differences of a host from the rows of a target."""
     modules = tuple(module.id for module in catalog.modules)
     row = next(one for one in catalog.targets if one.id == target)
     asked = next((one for one in catalog.stacks if one.id == stack), None)
-    return Rows(modules, row, asked, catalog.pinned, read_needs(list(modules)))
+    return judge_host(Host(*seen, modules, row, asked, catalog.pinned, read_needs(list(modules))))
 
 
 def look(name: str, version: str = "1.0", **more: Any) -> PackageLook:

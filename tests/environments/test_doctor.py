@@ -1,400 +1,285 @@
-"""The judgement of the doctor: nothing is said of a clean host, and each fault by itself is."""
+"""The looks of the doctor at real processes: packages that raise, hang and die, damaged files, second copies."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import base64
+import json
+import os
+import shutil
+import sys
+from dataclasses import replace
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
-from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.environments.doctor import judge
-from megacpp_validate.environments.doctor_result import Aspect, Difference, Weight
-from megacpp_validate.environments.doctor_seen import TE, Seen
-from megacpp_validate.evidence.doctor_look import Behaviour, Extension, Headers, PackageLook, Record, Wanted
-from tests.environments.doctor_hosts import (
-    LIBRARIES,
-    SITE,
-    TWO_RUNTIMES,
-    extension,
-    failure,
-    host,
-    look,
-    rows,
-    with_cudnn,
-    with_distributions,
-    with_path,
-)
+from megacpp_validate.canary.firewall.elf import rename_undefined
+from megacpp_validate.environments.doctor import DoctorOptions, take_looks
+from megacpp_validate.environments.environment import NoEnvironment
+from megacpp_validate.environments.interpreter import PACKAGE, InterpreterEnvironment, put_over
+from megacpp_validate.evidence.doctor_look import PackageLook, Record
+from megacpp_validate.process import Processes
+from tests.command_line import make_run
+from tests.environments.doctor_hosts import PATH
 
-EVERY = ("imports", "attention", "linear_walker", "permute", "expert_gemm", "native_block", "layer_spec")
-OF_TORCH = Wanted("_ZN3c1010ValueErrorC1E", "c10::ValueError::ValueError()", "torch", lazy=True)
-OF_CUBLAS = Wanted(
-    "cublasLtGroupedMatrixLayoutInit_internal", "cublasLtGroupedMatrixLayoutInit_internal", "cuBLAS", lazy=False
-)
-OTHER_TORCH = Headers(15, ("c10/core/TensorImpl.h:1338", "c10/util/intrusive_ptr.h:393"))
-GIVEN = "fp32 tensor [8, 2]"
-REFUSED = Behaviour("call", GIVEN, "RuntimeError: dim == 2 or dim == 3", right=False)
-ANSWERED = Behaviour("call", GIVEN, "float32 tensor [8, 2]", right=True)
-NOT_ASKED = Behaviour("call", GIVEN, "AttributeError: no such call", right=None)
+TORCH = Path(str(find_spec("torch").origin)).parent  # type: ignore[union-attr]
+EXTENSION = TORCH / "lib" / "libaoti_custom_ops.so"
+SELF_CONTAINED = TORCH / "lib" / "libgomp.so.1"  # needs nothing but the C library
+LIMITS = DoctorOptions(limit_s=20.0, jobs=2)
 
 
-def deep_gemm(**more: object) -> Seen:
-    return host(deep_gemm=look("deep_gemm", "0.1.7", **more))
+def plant(folder: Path, name: str, body: str) -> Path:
+    package = folder / name
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "__init__.py").write_text(body)
+    return package
 
 
-def without_metadata(seen: Seen) -> Seen:
-    kept = [one for one in seen.path.distributions if "cudnn-cu" not in one.name]
-    return with_path(seen, distributions=tuple(kept))
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A site folder with a torch that is quick to import and is built on the real one's files."""
+    site = tmp_path / "site"
+    torch = plant(
+        site, "torch", "__version__ = '2.13.0'\nclass cuda:\n    is_available = staticmethod(lambda: False)\n"
+    )
+    (torch / "version.py").write_text("__version__ = '2.13.0+cpu'\ncuda: str | None = '13.0'\n")
+    (torch / "include").symlink_to(TORCH / "include")
+    return site
 
 
-def te(version: str, **more: object) -> Seen:
-    return host(transformer_engine=look(TE, version, **more))
+@pytest.fixture
+def environment(site: Path) -> InterpreterEnvironment:
+    variables = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    return put_over(InterpreterEnvironment((sys.executable,), variables, "a test"), [site])
 
 
-def test_nothing_is_said_of_a_clean_host(catalog: Catalog) -> None:
-    assert judge(host(), rows(catalog)) == ()
+def take(environment: InterpreterEnvironment, *names: str, limits: DoctorOptions = LIMITS) -> dict[str, PackageLook]:
+    return {look.package: look for look in take_looks(environment, names, limits, Processes())[1]}
 
 
-# What is planted; the weight, the aspect and the modules that must be told of it, and a word of the next step.
-FAULTS: dict[str, tuple[Callable[[], Seen], Weight, Aspect, tuple[str, ...], str]] = {
-    "no TE": (
-        lambda: host(transformer_engine=PackageLook(TE, installed=False)),
-        Weight.BREAKS,
-        Aspect.MISSING,
-        EVERY,
-        "install",
-    ),
-    "no FA3": (
-        lambda: host(flash_attn_interface=PackageLook("flash_attn_interface", installed=False)),
-        Weight.NOTE,
-        Aspect.MISSING,
-        (),
-        "flash-attn-3",
-    ),
-    "import raises": (
-        lambda: te("2.20.2", failure=failure("no such file")),
-        Weight.BREAKS,
-        Aspect.IMPORT,
-        EVERY,
-        "again",
-    ),
-    "import aborts": (lambda: deep_gemm(ended="signal 6"), Weight.BREAKS, Aspect.IMPORT, ("expert_gemm",), "again"),
-    "import hangs": (
-        lambda: deep_gemm(ended="killed after 180 s"),
-        Weight.BREAKS,
-        Aspect.IMPORT,
-        ("expert_gemm",),
-        "again",
-    ),
-    "not started": (
-        lambda: deep_gemm(ended="not started: no memory"),
-        Weight.UNKNOWN,
-        Aspect.IMPORT,
-        ("expert_gemm",),
-        "",
-    ),
-    "cuBLAS too old": (lambda: te("2.14.1"), Weight.BREAKS, Aspect.LIBRARY, EVERY, "nvidia-cublas>=13.2"),
-    "cuDNN without reshape mode": (
-        lambda: host(transformer_engine=with_cudnn("9.19.0, 9.14.0", te="2.17.1")),
-        Weight.BREAKS,
-        Aspect.LIBRARY,
-        ("attention", "native_block"),
-        "nvidia-cudnn-cu13>=9.22",
-    ),
-    "cuDNN below the least": (
-        lambda: host(transformer_engine=with_cudnn("9.11.0")),
-        Weight.BREAKS,
-        Aspect.LIBRARY,
-        EVERY,
-        "9.12",
-    ),
-    "cuDNN silent": (
-        lambda: without_metadata(
-            host(transformer_engine=look(TE, "2.20.2", libraries=()), torch=look("torch", libraries=()))
-        ),
-        Weight.UNKNOWN,
-        Aspect.LIBRARY,
-        EVERY,
-        "cudnn",
-    ),
-    "two runtimes, TE that throws": (
-        lambda: te("2.12.0", runtimes=TWO_RUNTIMES),
-        Weight.BREAKS,
-        Aspect.CUDA_RUNTIME,
-        ("attention", "native_block"),
-        "LD_LIBRARY_PATH",
-    ),
-    "two runtimes, TE that warns": (
-        lambda: te("2.20.2", runtimes=TWO_RUNTIMES),
-        Weight.RISK,
-        Aspect.CUDA_RUNTIME,
-        ("attention", "native_block"),
-        "torch's",
-    ),
-    "FA3 brings a runtime": (
-        lambda: host("2.12.0", flash_attn_interface=look("flash_attn_interface", runtimes=TWO_RUNTIMES)),
-        Weight.RISK,
-        Aspect.CUDA_RUNTIME,
-        ("attention", "native_block"),
-        "no process",
-    ),
-    "two cuDNNs": (
-        lambda: te(
-            "2.20.2",
-            mapped={"libcudnn": (f"{SITE}/libcudnn.so.9",), "libcudnn_graph": ("/usr/lib/libcudnn_graph.so.9",)},
-        ),
-        Weight.RISK,
-        Aspect.SECOND_COPY,
-        ("attention", "native_block"),
-        "CUDNN_HOME",
-    ),
-    "old driver": (lambda: with_path(host(), driver_cuda="12.8"), Weight.BREAKS, Aspect.DRIVER, EVERY, "driver"),
-    "driver of the same major": (
-        lambda: with_path(host(), torch_cuda="13.2"),
-        Weight.NOTE,
-        Aspect.DRIVER,
-        (),
-        "driver",
-    ),
-    "another GPU": (lambda: with_path(host(), capability="10.0"), Weight.UNKNOWN, Aspect.LOOK, EVERY, "h200"),
-    "no GPU": (lambda: with_path(host(), gpu="", capability=""), Weight.UNKNOWN, Aspect.LOOK, EVERY, "cpu"),
-    "another machine": (lambda: with_path(host(), machine="aarch64"), Weight.UNKNOWN, Aspect.LOOK, EVERY, "h200"),
-    "reads tensors wrongly": (
-        lambda: deep_gemm(behaviours=(REFUSED,)),
-        Weight.BREAKS,
-        Aspect.TORCH_ABI,
-        ("expert_gemm",),
-        "sgl-deep-gemm==0.1.3",
-    ),
-    "not asked how it reads": (
-        lambda: deep_gemm(behaviours=(NOT_ASKED,)),
-        Weight.UNKNOWN,
-        Aspect.LOOK,
-        ("expert_gemm",),
-        "parity",
-    ),
-    "built for another torch": (
-        lambda: deep_gemm(extensions=(extension(loaded=True, headers=OTHER_TORCH),)),
-        Weight.BREAKS,
-        Aspect.TORCH_ABI,
-        ("expert_gemm",),
-        "sgl-deep-gemm==0.1.3",
-    ),
-    "built for another torch, reads rightly": (
-        lambda: deep_gemm(extensions=(extension(loaded=True, headers=OTHER_TORCH),), behaviours=(ANSWERED,)),
-        Weight.NOTE,
-        Aspect.TORCH_ABI,
-        ("expert_gemm",),
-        "built",
-    ),
-    "other headers, same layout": (
-        lambda: deep_gemm(extensions=(extension(loaded=True, headers=Headers(15, ("c10/core/SymInt.h:88",))),)),
-        Weight.RISK,
-        Aspect.TORCH_ABI,
-        ("expert_gemm",),
-        "built",
-    ),
-    "symbol of another torch, lazy": (
-        lambda: deep_gemm(extensions=(extension(loaded=True, wanted=(OF_TORCH,)),)),
-        Weight.RISK,
-        Aspect.TORCH_ABI,
-        ("expert_gemm",),
-        "built",
-    ),
-    "symbol of another torch, at import": (
-        lambda: deep_gemm(failure=failure("undefined symbol"), extensions=(extension(wanted=(OF_TORCH,)),)),
-        Weight.BREAKS,
-        Aspect.TORCH_ABI,
-        ("expert_gemm",),
-        "built",
-    ),
-    "symbol of nobody": (
-        lambda: deep_gemm(extensions=(extension(loaded=True, wanted=(Wanted("foo", "foo", "", lazy=True),)),)),
-        Weight.RISK,
-        Aspect.SYMBOL,
-        ("expert_gemm",),
-        "built",
-    ),
-    "symbol of a plugin that was not loaded": (
-        lambda: deep_gemm(extensions=(extension(wanted=(Wanted("foo", "foo", "", lazy=False),)),)),
-        Weight.NOTE,
-        Aspect.SYMBOL,
-        ("expert_gemm",),
-        "built",
-    ),
-    "library of a plugin that was not loaded": (
-        lambda: deep_gemm(extensions=(extension(not_found=("libcupti.so.13",)),)),
-        Weight.NOTE,
-        Aspect.LIBRARY,
-        ("expert_gemm",),
-        "libcupti.so.13",
-    ),
-    "library not found": (
-        lambda: deep_gemm(failure=failure("cannot open"), extensions=(extension(not_found=("libtvm_ffi.so",)),)),
-        Weight.BREAKS,
-        Aspect.LIBRARY,
-        ("expert_gemm",),
-        "libtvm_ffi.so",
-    ),
-    "damaged file": (
-        lambda: deep_gemm(failure=failure("x"), extensions=(extension(problem="the file is damaged"),)),
-        Weight.BREAKS,
-        Aspect.LIBRARY,
-        ("expert_gemm",),
-        "again",
-    ),
-    "another Python": (
-        lambda: deep_gemm(
-            extensions=(extension("_C.cpython-311-x86_64-linux-gnu.so", tag="cpython-311-x86_64-linux-gnu"),)
-        ),
-        Weight.BREAKS,
-        Aspect.PYTHON_ABI,
-        ("expert_gemm",),
-        "pip",
-    ),
-    "another CUDA": (
-        lambda: host(
-            deep_gemm=look(
-                "deep_gemm", "0.1.3", extensions=(Extension(file="/x/_C.so", loaded=True, needed=("libcudart.so.12",)),)
-            )
-        ),
-        Weight.RISK,
-        Aspect.CUDA_RUNTIME,
-        ("expert_gemm",),
-        "CUDA 13",
-    ),
-    "second copy": (
-        lambda: deep_gemm(copies=("/home/me/deep_gemm/__init__.py",)),
-        Weight.RISK,
-        Aspect.SECOND_COPY,
-        ("expert_gemm",),
-        "PYTHONPATH",
-    ),
-    "two metadata": (
-        lambda: with_distributions(host(), ("Triton", "3.5.0", "/other")),
-        Weight.RISK,
-        Aspect.METADATA,
-        ("permute",),
-        "uninstall",
-    ),
-    "wheel for another torch": (
-        lambda: with_distributions(host(), ("flash-attn", "2.8.3+cu13torch2.8cxx11abitrue", SITE)),
-        Weight.RISK,
-        Aspect.METADATA,
-        ("attention",),
-        "flash-attn",
-    ),
-    "wheel for another CUDA": (
-        lambda: with_distributions(host(), ("flash-attn", "2.8.3+cu12torch2.11", SITE)),
-        Weight.RISK,
-        Aspect.METADATA,
-        ("attention",),
-        "flash-attn",
-    ),
-    "wheel asks for another torch": (
-        lambda: with_distributions(host(), ("xformers", "0.0.34", SITE, ("torch==2.10.0",))),
-        Weight.RISK,
-        Aspect.METADATA,
-        ("attention",),
-        "xformers",
-    ),
-    "wheel asks for another neighbour": (
-        lambda: with_distributions(host(), ("deep-gemm", "1", SITE, ("triton==3.5.0",))),
-        Weight.NOTE,
-        Aspect.METADATA,
-        (),
-        "nothing",
-    ),
-    "FA4 without the CuTe DSL": (
-        lambda: with_distributions(
-            te("2.17.1", failure=failure("no cutlass"), libraries=LIBRARIES), ("flash-attn-4", "4.0.0b36", SITE)
-        ),
-        Weight.BREAKS,
-        Aspect.VERSION,
-        EVERY,
-        "nvidia-cutlass-dsl",
-    ),
-    "old frontend": (
-        lambda: with_distributions(host(), ("nvidia-cudnn-frontend", "1.20.0", SITE)),
-        Weight.RISK,
-        Aspect.VERSION,
-        EVERY,
-        "1.29.0",
-    ),
-    "a patched file": (
-        lambda: te("2.20.2", record=Record(222, changed=("transformer_engine/pytorch/attention.py",))),
-        Weight.RISK,
-        Aspect.METADATA,
-        EVERY,
-        "again",
-    ),
-    "another release unpacked over it": (
-        lambda: te("2.18.0", record=Record(200, changed=("a.py",) * 47, gone=("b.py",) * 2)),
-        Weight.UNKNOWN,
-        Aspect.METADATA,
-        EVERY,
-        "again",
-    ),
-    "metadata of another folder": (
-        lambda: te("2.20.2", record=Record(elsewhere="/usr/lib/python3/dist-packages")),
-        Weight.RISK,
-        Aspect.METADATA,
-        EVERY,
-        "off the path",
-    ),
-    "not the release in production": (lambda: host("2.19.0"), Weight.NOTE, Aspect.VERSION, (), "2.20.2"),
+BROKEN = {
+    "raises": "raise OSError('undefined symbol: foo')",
+    "leaves": "import sys; sys.exit(0)",
+    "aborts": "import os; os.abort()",
+    "crashes": "import ctypes; ctypes.string_at(0)",
+    "ends": "import os; print('goodbye', flush=True); os._exit(3)",
+    "lies": "class Odd(Exception):\n    def __str__(self): raise ValueError\nraise Odd",
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_each_fault_is_told_with_what_it_breaks(name: str, catalog: Catalog) -> None:
-    make, weight, aspect, breaks, step = FAULTS[name]
-    found = judge(make(), rows(catalog))
-    assert any(
-        (one.weight, one.aspect, one.breaks) == (weight, aspect, breaks) and step in one.next_step for one in found
-    ), [(one.weight, one.aspect, one.breaks, one.next_step) for one in found]
-    assert all(one.seen and one.wanted and one.how and one.next_step for one in found)
+def test_whatever_an_import_does_is_a_row(site: Path, environment: InterpreterEnvironment) -> None:
+    for name, body in BROKEN.items():
+        plant(site, name, body)
+    looks = take(environment, *BROKEN, "not_there")
+    raised = {name: look.failure.type for name, look in looks.items() if look.failure}
+    ended = {name: look.ended for name, look in looks.items() if look.ended}
+    assert raised == {"raises": "OSError", "leaves": "SystemExit", "lies": "lies.Odd"}
+    assert ended == {"aborts": "signal 6", "crashes": "signal 11", "ends": "exit status 3"}
+    assert "goodbye" in looks["ends"].words
+    assert "Fatal Python error" in looks["crashes"].words
+    assert not looks["not_there"].installed
 
 
-def test_the_worst_comes_first(catalog: Catalog) -> None:
-    seen = with_path(host("2.14.1", deep_gemm=look("deep_gemm", copies=("/x",))), driver_cuda="12.8", capability="10.0")
-    weights = [one.weight.rank for one in judge(seen, rows(catalog))]
-    assert weights == sorted(weights)
-    assert len(set(weights)) >= 3
+def test_an_import_that_hangs_is_stopped_and_says_where(site: Path, environment: InterpreterEnvironment) -> None:
+    plant(site, "hangs", "import time\ntime.sleep(600)\n")
+    look = take(environment, "hangs", limits=DoctorOptions(limit_s=4.0, jobs=1))["hangs"]
+    assert look.ended == "killed after 4 s"
+    assert "hangs/__init__.py" in look.words
 
 
-def test_a_known_need_stands_for_its_missing_symbol(catalog: Catalog) -> None:
-    """2.14.1 as it was seen: the symbol and the cuBLAS that lacks it are one finding, the import error another."""
-    core = extension("libtransformer_engine.so", wanted=(OF_CUBLAS,))
-    seen = te("2.14.1", failure=failure("undefined symbol: cublasLtGrouped..."), extensions=(core,))
-    breaking = [one for one in judge(seen, rows(catalog)) if one.weight is Weight.BREAKS]
-    assert [one.aspect for one in breaking] == [Aspect.IMPORT, Aspect.LIBRARY]
-    assert "cuBLAS 13.1.0" in breaking[1].seen
+def test_a_call_that_ends_the_process_loses_nothing_else(site: Path, environment: InterpreterEnvironment) -> None:
+    """What reads sizes from the wrong place may as well read outside of its memory."""
+    plant(
+        site,
+        "torch",
+        "class Any:\n    is_available = as_strided = lambda *_: Any\ncuda, arange = Any, lambda *_, **__: Any",
+    )
+    plant(site, "deep_gemm", "__version__ = '0.1.7'")
+    (plant(site, "deep_gemm/utils", "") / "layout.py").write_text(
+        "import ctypes\nget_mn_major_tma_aligned_tensor = lambda tensor: ctypes.string_at(0)\n"
+    )
+    look = take(environment, "deep_gemm")["deep_gemm"]
+    assert (look.version, look.failure, look.ended) == ("0.1.7", None, "")
+    assert [(one.right, one.answered.partition(":")[0]) for one in look.behaviours] == [(False, "signal 11")]
 
 
-def test_a_symbol_that_a_release_never_calls_is_a_note(catalog: Catalog) -> None:
-    """2.20.2 on cuBLAS 13.1 works: its grouped GEMM asks for the version first."""
-    lazy = Wanted(OF_CUBLAS.symbol, OF_CUBLAS.readable, "cuBLAS", lazy=True)
-    found = judge(te("2.20.2", extensions=(extension(loaded=True, wanted=(lazy,)),)), rows(catalog))
-    assert [one.weight for one in found] == [Weight.NOTE]
+def test_a_patched_symbol_is_told_although_the_import_went_on(site: Path, environment: InterpreterEnvironment) -> None:
+    """Built for another torch, and bound when it is called: the loader says nothing of it."""
+    package = plant(site, "deep_gemm", "import ctypes, os; ctypes.CDLL(__path__[0] + '/_C.so', mode=os.RTLD_LAZY)")
+    shutil.copy(EXTENSION, package / "_C.so")
+    _, new = rename_undefined(package / "_C.so", "_ZN3c10")
+    variables = {**environment.variables, "LD_LIBRARY_PATH": str(TORCH / "lib")}
+    look = take(replace(environment, variables=variables), "deep_gemm")["deep_gemm"]
+    extension = next(one for one in look.extensions if one.file == str(package / "_C.so"))
+    assert look.failure is None
+    assert extension.loaded
+    assert [(wanted.symbol, wanted.owner, wanted.lazy) for wanted in extension.wanted] == [(new, "torch", True)]
 
 
-def test_a_package_that_the_target_has_no_use_for_breaks_nothing(catalog: Catalog) -> None:
-    seen = host(deep_gemm=look("deep_gemm", ended="signal 11"), transformer_engine=PackageLook(TE, installed=False))
-    found: tuple[Difference, ...] = judge(seen, rows(catalog, "cpu"))
-    assert {one.weight for one in found} <= {Weight.NOTE}
-    torn = (extension(not_found=("libfoo.so.1",), wanted=(OF_TORCH,)),)
-    seen = deep_gemm(failure=failure("libfoo.so.1: cannot open"), extensions=torn, behaviours=(REFUSED, NOT_ASKED))
-    assert Weight.BREAKS in {one.weight for one in judge(seen, rows(catalog))}
-    assert {one.weight for one in judge(seen, rows(catalog, "cpu"))} == {Weight.NOTE}
+def test_a_file_that_the_loader_refuses_is_looked_at_all_the_same(
+    site: Path, environment: InterpreterEnvironment
+) -> None:
+    package = plant(site, "deep_gemm", "import ctypes, os; ctypes.CDLL(__path__[0] + '/_C.so', mode=os.RTLD_NOW)")
+    shutil.copy(EXTENSION, package / "_C.so")
+    _, new = rename_undefined(package / "_C.so", "_ZN3c10")
+    (package / "_D.cpython-399-x86_64-linux-gnu.so").write_bytes(b"cut short")
+    variables = {**environment.variables, "LD_LIBRARY_PATH": str(TORCH / "lib")}
+    look = take(replace(environment, variables=variables), "deep_gemm")["deep_gemm"]
+    assert look.failure is not None
+    assert new in look.failure.message
+    first, second = look.extensions
+    assert [wanted.symbol for wanted in first.wanted] == [new]
+    assert (first.loaded, second.tag, bool(second.problem)) == (False, "cpython-399-x86_64-linux-gnu", True)
 
 
-def test_a_target_without_a_gpu_asks_nothing_of_the_driver_nor_of_cuda(catalog: Catalog) -> None:
-    seen = with_path(te("2.12.0", runtimes=TWO_RUNTIMES), driver_cuda="12.8", ld_library_path="/usr/local/cuda-12")
-    assert Weight.BREAKS in {one.weight for one in judge(seen, rows(catalog))}
-    assert judge(seen, rows(catalog, "cpu")) == ()
+def write_record(site: Path, name: str, version: str) -> None:
+    """Metadata of all files of a package as they are now, as pip leaves it."""
+    info = site / f"{name}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    lines = []
+    for file in sorted((site / name).rglob("*.py")):
+        digest = base64.urlsafe_b64encode(sha256(file.read_bytes()).digest()).decode().rstrip("=")
+        lines.append(f"{file.relative_to(site)},sha256={digest},{file.stat().st_size}\n")
+    (info / "RECORD").write_text("".join(lines))
 
 
-def test_a_stack_that_is_asked_for_must_be_there(catalog: Catalog) -> None:
-    for seen in (host("2.20.2"), host(transformer_engine=PackageLook(TE, installed=False))):
-        found = judge(seen, rows(catalog, "cpu", "te2.12.0"))
-        assert [(one.weight, one.breaks) for one in found if one.aspect is Aspect.VERSION] == [(Weight.BREAKS, EVERY)]
+def test_files_that_are_not_those_of_the_metadata_are_seen(site: Path, environment: InterpreterEnvironment) -> None:
+    package = plant(site, "triton", "__version__ = '3.6.0'")
+    for name in ("one", "two", "three"):
+        (package / f"{name}.py").write_text("A = 1\n")
+    write_record(site, "triton", "3.6.0")
+    assert take(environment, "triton")["triton"].record == Record(4)
+    (package / "one.py").write_text("A = 2\n")  # of the same size
+    (package / "two.py").write_text("A = 1000\n")
+    (package / "three.py").unlink()
+    changed = ("triton/one.py", "triton/two.py")
+    assert take(environment, "triton")["triton"].record == Record(4, tuple(sorted(changed)), ("triton/three.py",))
+
+
+def test_metadata_of_another_folder_is_seen(site: Path, environment: InterpreterEnvironment, tmp_path: Path) -> None:
+    """The version that is told is not that of the copy that is loaded."""
+    other = tmp_path / "other"
+    plant(other, "triton", "")
+    write_record(other, "triton", "3.5.0")
+    plant(site, "triton", "")
+    look = take(put_over(environment, [site, other]), "triton")["triton"]
+    assert (look.version, look.record) == ("3.5.0", Record(elsewhere=os.path.realpath(other)))
+
+
+def test_an_emptied_folder_loads_nothing(site: Path, environment: InterpreterEnvironment) -> None:
+    """Python takes it for a namespace package, and imports it; one that has parts, as FlashAttention 4, is one."""
+    (site / "triton").mkdir()
+    (site / "triton" / "__init__.py").symlink_to("/not/there.py")
+    (site / "transformer_engine" / "pytorch").mkdir(parents=True)
+    (site / "flash_attn" / "cute").mkdir(parents=True)
+    (site / "flash_attn" / "cute" / "__init__.py").write_text("")
+    looks = take(environment, "triton", "transformer_engine.pytorch", "flash_attn")
+    failed = {name: look.failure.message for name, look in looks.items() if look.failure}
+    assert set(failed) == {"triton", "transformer_engine.pytorch"}
+    assert all("holds no code" in said for said in failed.values())
+
+
+def test_a_package_that_lost_its_first_file_loads_nothing(site: Path, environment: InterpreterEnvironment) -> None:
+    """Python imports what is left of it as a namespace package."""
+    (plant(site, "triton", "") / "language.py").write_text("")
+    write_record(site, "triton", "3.5.0")
+    (site / "triton" / "__init__.py").unlink()
+    failure = take(environment, "triton")["triton"].failure
+    assert failure is not None
+    assert failure.message.startswith("triton/__init__.py was installed and is gone")
+
+
+def test_second_copies_and_second_runtimes_are_seen(
+    site: Path, environment: InterpreterEnvironment, tmp_path: Path
+) -> None:
+    plant(site, "triton", "__version__ = '3.6.0'")
+    other = plant(tmp_path / "other", "triton", "__version__ = '3.5.0'")
+    runtimes = tmp_path / "cuda"
+    runtimes.mkdir()
+    for name in ("libcudart.so.12", "libcudart.so.13"):
+        shutil.copy(SELF_CONTAINED, runtimes / name)
+    variables = {
+        **environment.variables,
+        "PYTHONPATH": f"{environment.variables['PYTHONPATH']}:{tmp_path / 'other'}",
+        "LD_LIBRARY_PATH": str(runtimes),
+    }
+    path, (look,) = take_looks(replace(environment, variables=variables), ["triton"], LIMITS, Processes())
+    assert (look.version, look.copies) == ("3.6.0", (str(other / "__init__.py"),))
+    assert look.runtimes == {name: str(runtimes / name) for name in ("libcudart.so.12", "libcudart.so.13")}
+    assert path.visible["libcudart.so.12"] == (str(runtimes / "libcudart.so.12"),)
+    assert (path.torch, path.torch_cuda) == ("2.13.0+cpu", "13.0")
+    assert any(one.name == "pytest" for one in path.distributions)
+
+
+@pytest.mark.parametrize(
+    ("python", "said"),
+    [
+        ("#!/bin/sh\necho I am no Python\n", "I am no Python"),
+        ("#!/bin/sh\nexit 3\n", "nothing"),
+        ("not a program at all", "cannot be started"),
+        (None, "cannot be started"),
+    ],
+)
+def test_an_interpreter_that_cannot_be_used_is_said_so(python: str | None, said: str, tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    if python is not None:
+        program.write_text(python)
+        program.chmod(0o755)
+    with pytest.raises(NoEnvironment, match="Next") as fault:
+        take_looks(InterpreterEnvironment((str(program),), dict(os.environ)), ["torch"], LIMITS, Processes())
+    assert said in str(fault.value)
+
+
+def test_the_verb_says_by_its_exit_code_what_it_found(
+    site: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clean 0, something that breaks 1, not all looked at 4, an interpreter that cannot be used 5."""
+    run = make_run(capfd, monkeypatch, "doctor")
+    over = ("--overlays", str(site), "--format", "json")
+    code, text, _ = run(*over, "--target", "cpu")
+    assert code == 0, text
+    assert {one["aspect"] for one in json.loads(text)["differences"]} <= {"second copy", "metadata"}  # two torches
+    for name in ("transformer_engine", "triton"):
+        plant(site, name, "")
+    (site / "transformer_engine" / "pytorch.py").write_text("")
+    (site / "transformer_engine-2.20.2.dist-info").mkdir()
+    (site / "transformer_engine-2.20.2.dist-info" / "METADATA").write_text(
+        "Name: transformer-engine\nVersion: 2.20.2\n"
+    )
+    plant(site, "nvidia_cudnn_frontend-1.32.0.dist-info", "")
+    (site / "nvidia_cudnn_frontend-1.32.0.dist-info" / "METADATA").write_text(
+        "Name: nvidia-cudnn-frontend\nVersion: 1.32.0\n"
+    )
+    code, text, _ = run(*over, "--target", "h200")
+    weights = {(one["subject"], one["weight"]) for one in json.loads(text)["differences"]}
+    assert code == 4, weights
+    assert ("GPU", "unknown") in weights
+    plant(site, "triton", "raise ImportError('damaged')")
+    code, text, _ = run("--overlays", str(site), "--target", "h200")
+    assert code == 1
+    assert "ImportError: damaged" in text
+    assert run("--python", "/bin/false")[0] == 5
+    assert run("--stack", "te0.0.0")[0] == 2
+    smi = tmp_path / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text("#!/bin/sh\necho 'NVIDIA L4, 8.9, 580.159.03, 23034'\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{smi.parent}:{os.environ['PATH']}")
+    code, text, said = run(*over)
+    assert code == 2, text  # a GPU that no row is of is not told as a clean host without one
+    assert "no target for NVIDIA L4 (sm_89)" in text + said
+
+
+def test_a_laptop_without_a_stack_breaks_nothing(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is damaged there: the verb names how to choose a stack."""
+    nothing = tuple(PackageLook(name, installed=False) for name in ("torch", "transformer_engine.pytorch"))
+    monkeypatch.setattr(
+        "megacpp_validate.environments.doctor.take_looks", lambda *_: (replace(PATH, torch=""), nothing)
+    )
+    code, text, said = make_run(capfd, monkeypatch, "doctor")()
+    assert code == 5
+    assert "--python PATH" in text + said

@@ -69,11 +69,6 @@ def test_every_module_is_a_cell_in_dependency_order(catalog: Catalog) -> None:
     assert orders[0].target.production_recipe == "delayed"
 
 
-def test_selected_probes_keep_the_order_and_come_once(catalog: Catalog) -> None:
-    orders = plan_parity(catalog, laptop(catalog), ("permute", "attention", "permute"))
-    assert [order.probe for order in orders] == ["attention", "permute"]
-
-
 def test_the_cells_of_fp8_are_told_all_they_need(catalog: Catalog) -> None:
     orders = plan_fp8(catalog, h200(catalog, seed=5), ())
     assert [order.probe for order in orders] == [row.id for row in catalog.fp8]

@@ -16,11 +16,23 @@ from typing import Any
 
 import pytest
 
-from megacpp_validate.environments.slurm import Cluster, Seen, list_options, name_fault, plan_job, read_cluster
+from megacpp_validate.environments.cell import Cell
+from megacpp_validate.environments.slurm import (
+    Cluster,
+    Job,
+    Seen,
+    list_options,
+    name_fault,
+    plan_job,
+    read_cluster,
+    run_jobs,
+)
 from megacpp_validate.errors import WrongArguments
 from megacpp_validate.evidence.receipt import Failure, Outcome, Receipt
 from megacpp_validate.evidence.store import read_receipts
+from megacpp_validate.probes.order import Order, Target
 from tests import slurm_cluster
+from tests.environments.places import make_probes
 
 ROOT = Path(__file__).parents[2]
 SITE = """
@@ -89,6 +101,53 @@ def test_the_fault_of_an_attempt(word: str, receipt: Receipt | None, name: str, 
     assert fault.startswith(f"{name}: ")
     assert "(node n1)" in fault
     assert fault.endswith("no such image")
+
+
+SBATCH = """#!/bin/sh
+exclude=$(sed -n 's/^#SBATCH --exclude=//p' "$1")
+[ "$exclude" ] && echo "$exclude" >> "$JOBS/excluded" && exit 1
+n=$(($(ls "$JOBS" | grep -c name) + 1))
+sed -n 's/^#SBATCH --job-name=//p' "$1" > "$JOBS/$n.name"
+if [ -e "$JOBS/lose" ]; then rm "$JOBS/lose"; touch "$JOBS/$n.done"
+else (SLURM_JOB_ID=$n bash "$1"; touch "$JOBS/$n.done") > /dev/null 2>&1 &
+fi
+echo "Submitted batch job $n"
+"""
+SQUEUE = """#!/bin/sh
+for name in "$JOBS"/*.name; do
+  [ -e "$name" ] || continue
+  n=$(basename "$name" .name); state=RUNNING; [ -e "$JOBS/$n.done" ] && state=COMPLETED
+  echo "$n|$(cat "$name")|$state|n1|None"
+done
+"""
+
+
+def test_a_job_without_a_receipt_is_run_again_elsewhere_and_a_second_start_runs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three scripts stand for Slurm: no other node is there, so the same one is taken again."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "lose").touch()
+    for name, text in (("sbatch", SBATCH), ("squeue", SQUEUE), ("srun", "#!/bin/sh\n")):
+        write(tmp_path / "bin" / name, text).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setenv("JOBS", str(tmp_path / "jobs"))
+    environment = make_probes(tmp_path, "write()")
+    order = Order("x", "native", Target("cpu", ""), "native", tool="tool 1", environment="e")
+    cluster = Cluster(poll_s=0.2, grace_s=0.0)
+    job = Job(Cell(environment, order, tmp_path / "receipts", 60.0), 0)
+    notes: list[str] = []
+    for kept in (False, True):
+        found = run_jobs([job], cluster, tmp_path / "receipts", progress=lambda event: notes.append(event.note))
+        receipt, reused, _ = found["native-cpu-x"]
+        assert (receipt.outcome, reused, len(receipt.retries)) == (Outcome.PASS, kept, 1)
+        assert receipt.retries[0].startswith("no-receipt: the job ended (COMPLETED)")
+        assert read_receipts(tmp_path / "receipts").found["native-cpu-x"] == receipt
+    assert (tmp_path / "jobs" / "excluded").read_text() == "n1\n"
+    assert len(list((tmp_path / "jobs").glob("*.name"))) == 2
+    assert not (tmp_path / "receipts" / ".matrix.work").exists()
+    assert any(note.startswith("no-receipt") for note in notes)
 
 
 # --- On a real Slurm. ---

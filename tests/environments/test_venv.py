@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
@@ -100,16 +99,6 @@ def test_an_environment_has_what_its_lock_says_and_this_package(tmp_path: Path) 
     script = Path(prefix, "bin", "tiny").read_text()
     assert ".making" not in script  # it was moved into its place, and is not asked to know it
     assert make_venv(lock, here, BuildCache(tmp_path / "envs")).identity == made.identity
-
-
-def test_it_is_made_once_for_many(tmp_path: Path) -> None:
-    found = make_wheel(tmp_path / "wheels")
-    lock = read_lock(write_lock(tmp_path, f"tiny==1.0 --hash=sha256:{found}\n"))
-    here = host(tmp_path)
-    with ThreadPoolExecutor(3) as pool:
-        made = list(pool.map(lambda _: make_venv(lock, here, BuildCache(tmp_path / "envs")), range(3)))
-    assert len({environment.python for environment in made}) == 1
-    assert [place.name for place in (tmp_path / "envs").iterdir() if place.name.startswith("venv-te-2.20-")]
 
 
 def test_another_lock_and_another_choice_of_files_is_another_environment(tmp_path: Path) -> None:

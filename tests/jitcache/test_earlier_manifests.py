@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.errors import WrongArguments
-from megacpp_validate.jitcache.archive import plain_member
+from megacpp_validate.errors import Exit, WrongArguments
 from megacpp_validate.jitcache.files import CacheChanged, hash_file
 from megacpp_validate.jitcache.layout import MANIFEST, MANIFEST_HASH
 from megacpp_validate.jitcache.manifest import FileSeen, compare_stack, read_manifest, write_manifest
 from megacpp_validate.jitcache.prewarm import make_manifest
+from megacpp_validate.jitcache.result import JitVerifyResult
 from megacpp_validate.jitcache.seal import check_sealed, is_sealed, open_working, seal, unseal
 from megacpp_validate.jitcache.transfer import export_cache, import_cache
 from tests.sealed_caches import CUBIN, DONE, OBJECT, STACK, WORDS, fill, flip_a_bit, put
@@ -105,8 +105,7 @@ def _pack(folder: Path, archive: Path) -> Path:
     names = [MANIFEST, MANIFEST_HASH, *(file.path for file in read_manifest(folder)[0].files), *PASSED]
     with tarfile.open(archive, "w") as out:
         for name in names:
-            with (folder / name).open("rb") as reader:
-                out.addfile(plain_member(f"sm_90a/{name}", (folder / name).stat().st_size), reader)
+            out.add(folder / name, f"sm_90a/{name}")
     return archive
 
 
@@ -124,3 +123,17 @@ def test_a_link_that_is_named_like_what_passes_is_refused(earlier: Path, tmp_pat
         out.addfile(link)
     with pytest.raises(WrongArguments, match=INDEX):
         import_cache(archive, tmp_path / "two")
+
+
+def test_committed_evidence_is_read_as_it_was_decided() -> None:
+    evidence = Path(__file__).parents[2] / "docs" / "evidence" / "jit"
+    manifest, digest = read_manifest(evidence / "h200")
+    assert (len(manifest.files), digest[:15]) == (2127, "sha256:4acad092")
+    codes = {
+        "h200/jit_verify-h200.part": Exit.OPEN,
+        "planted/unwarmed_shape": Exit.CLOSED,
+        "planted/routing": Exit.CLOSED,
+    }
+    for name, code in codes.items():
+        result = JitVerifyResult.model_validate_json((evidence / f"{name}.json").read_bytes())
+        assert result.exit is code

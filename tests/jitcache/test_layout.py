@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from megacpp_validate.jitcache.layout import LIBRARIES, arch_folder, cache_arch, cache_variables
 
+from megacpp_validate.errors import WrongArguments
+from megacpp_validate.jitcache.layout import LIBRARIES, arch_folder, cache_arch, cache_variables
 
 
 def test_every_cache_lies_below_root_and_architecture() -> None:
@@ -30,12 +31,12 @@ def test_the_mode_is_said_to_deep_gemm_and_to_receipts() -> None:
 
 @pytest.mark.parametrize("arch", ["", "..", "sm_90a/..", "../sm_90a", "/etc", "sm_", "sm_90x"])
 def test_what_is_no_architecture_is_no_folder(arch: str) -> None:
-    with pytest.raises(ValueError, match="no architecture"):
+    with pytest.raises(WrongArguments, match="not an architecture"):
         arch_folder(Path("/r"), arch)
 
 
 def test_a_relative_root_is_refused() -> None:
-    with pytest.raises(ValueError, match="relative"):
+    with pytest.raises(WrongArguments, match="relative"):
         cache_variables("jit", "cpu", nvrtc=False)
 
 

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from megacpp_validate.errors import WrongArguments
+from megacpp_validate.jitcache.answer import Answer
 from megacpp_validate.jitcache.files import CacheChanged
-from megacpp_validate.jitcache.layout import LOCKS, MANIFEST
+from megacpp_validate.jitcache.layout import LIBRARIES, LOCKS, MANIFEST, STATE
+from megacpp_validate.jitcache.manifest import read_manifest
 from megacpp_validate.jitcache.place import require_place, require_writable
-from megacpp_validate.jitcache.seal import check_sealed, is_sealed, seal, unseal
-from tests.sealed_caches import CUBIN, OBJECT, as_nobody, flip_a_bit, make_sealed, open_to_all, put
+from megacpp_validate.jitcache.progress import open_prewarm
+from megacpp_validate.jitcache.seal import check_sealed, is_at_home, is_sealed, open_working, seal, unseal
+from tests.sealed_caches import (
+    CUBIN,
+    GROUP,
+    KERNEL,
+    OBJECT,
+    TASK,
+    as_nobody,
+    flip_a_bit,
+    make_sealed,
+    open_to_all,
+    put,
+    small_disk,
+)
 
 NEW = ("cute/new.mlir", "deep_gemm/cache/k/kernel.cubin", "triton/KEY9/new.cubin")
 
@@ -106,7 +123,7 @@ def test_a_read_only_cache_is_told() -> None:
 
         def try_it() -> str:
             try:
-                require_writable(folder)
+                require_writable(folder, "--root")
             except WrongArguments as fault:
                 return str(fault)
             return "it could be written"
@@ -119,13 +136,13 @@ def test_a_read_only_cache_is_told() -> None:
 def test_a_file_system_that_takes_no_folder(tmp_path: Path) -> None:
     """As root, too: what says no here is no mode of a folder."""
     with pytest.raises(WrongArguments, match="Next step"):
-        require_writable(Path("/proc/megacpp-jit/cpu"))
+        require_writable(Path("/proc/megacpp-jit/cpu"), "--root")
 
 
 def test_a_cache_of_another_architecture_is_refused(tmp_path: Path) -> None:
     folder, _ = make_sealed(tmp_path)
     folder.rename(tmp_path / "sm_100a")
-    with pytest.raises(WrongArguments, match="architecture sm_90a, and sm_100a is asked for"):
+    with pytest.raises(WrongArguments, match="architecture sm_90a, and sm_100a is requested"):
         require_place(tmp_path, "sm_100a", "x86_64")
 
 
@@ -138,7 +155,7 @@ def test_a_cache_under_the_name_of_another_architecture_is_not_whole(tmp_path: P
 
 def test_a_cache_of_another_machine_is_refused(tmp_path: Path) -> None:
     make_sealed(tmp_path)
-    with pytest.raises(WrongArguments, match="machine x86_64, and aarch64 is asked for"):
+    with pytest.raises(WrongArguments, match="machine x86_64, and aarch64 is requested"):
         require_place(tmp_path, "sm_90a", "aarch64")
 
 
@@ -152,3 +169,66 @@ def test_a_root_that_nobody_can_look_into_is_told(tmp_path: Path) -> None:
     """A name that no file system takes; of a folder of another user, which stops nobody who is root, it is the same."""
     with pytest.raises(WrongArguments, match="cannot be reached: File name too long"):
         require_place(tmp_path / ("x" * 300), "sm_90a", "x86_64")
+
+
+def test_it_can_be_written_and_the_sealed_one_stays(tmp_path: Path) -> None:
+    folder, digest = make_sealed(tmp_path / "sealed")
+    manifest, _ = read_manifest(folder)
+    work = open_working(folder, manifest, tmp_path / "work")
+    assert work == tmp_path / "work" / "sm_90a"
+    assert sorted(path.name for path in work.iterdir()) == sorted((*LIBRARIES, STATE))
+    with (work / CUBIN).open("r+b") as stream:  # in place, as no library should: through a hard link it would hurt
+        stream.write(b"other")
+    put(work / "triton" / "KEY7" / "new.cubin", b"new")
+    assert check_sealed(folder).digest == digest
+    assert check_sealed(folder).extra == ()
+
+
+def test_a_prewarm_goes_on_in_it_and_knows_what_is_there(tmp_path: Path) -> None:
+    folder, _ = make_sealed(tmp_path / "sealed")
+    work = open_working(folder, read_manifest(folder)[0], tmp_path / "work")
+    with open_prewarm(work, "x86_64", {TASK.id: "key"}) as progress:
+        progress.keep(TASK, Answer(hits={"fa4": 1}))
+        done = progress.find_done(TASK)
+        assert done is not None
+        assert done.compiled == (KERNEL,)
+
+
+def test_times_are_those_of_the_manifest(tmp_path: Path) -> None:
+    folder, _ = make_sealed(tmp_path / "sealed")
+    manifest, _ = read_manifest(folder)
+    for file in manifest.files:
+        os.utime(folder / file.path, (0, 0))  # as a layer of an image may have it
+    work = open_working(folder, manifest, tmp_path / "work")
+    assert {(work / file.path).stat().st_mtime_ns for file in manifest.files} == {
+        file.mtime_ns for file in manifest.files
+    }
+
+
+def test_a_group_of_tritons_names_its_new_folder(tmp_path: Path) -> None:
+    """Triton looks at the paths in it, and passes over what is not there (runtime/cache.py, get_group)."""
+    folder, _ = make_sealed(tmp_path / "sealed")
+    manifest, _ = read_manifest(folder)
+    work = open_working(folder, manifest, tmp_path / "work")
+    (child,) = json.loads((work / GROUP).read_text())["child_paths"].values()
+    assert child == str(work / CUBIN)
+    assert (is_at_home(folder, manifest), is_at_home(work, manifest)) == (True, False)
+
+
+def test_an_earlier_working_copy_is_not_written_over(tmp_path: Path) -> None:
+    folder, _ = make_sealed(tmp_path / "sealed")
+    manifest, _ = read_manifest(folder)
+    work = open_working(folder, manifest, tmp_path / "work")
+    with pytest.raises(WrongArguments, match="exists already"):
+        open_working(folder, manifest, tmp_path / "work")
+    assert (work / CUBIN).exists()
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
+    put(tmp_path / "sealed" / "sm_90a" / "fa4" / "large.o", bytes(300_000))
+    folder, _ = make_sealed(tmp_path / "sealed")
+    manifest, _ = read_manifest(folder)
+    with small_disk() as disk:
+        with pytest.raises(OSError, match="No space left"):
+            open_working(folder, manifest, disk)
+        assert list(disk.iterdir()) == []

@@ -12,13 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.jitcache import transfer
 from megacpp_validate.errors import InfrastructureFailed, WrongArguments
 from megacpp_validate.jitcache.files import CacheChanged
 from megacpp_validate.jitcache.layout import MANIFEST, MANIFEST_HASH
-from megacpp_validate.jitcache.manifest import ManifestInvalid
 from megacpp_validate.jitcache.progress import open_prewarm
-from megacpp_validate.jitcache.seal import Checked, check_sealed, is_sealed, unseal
+from megacpp_validate.jitcache.seal import check_sealed, is_sealed, unseal
 from megacpp_validate.jitcache.transfer import export_cache, import_cache, read_carried
 from tests.sealed_caches import CUBIN, OBJECT, flip_a_bit, make_sealed, put, small_disk
 
@@ -88,20 +86,6 @@ def test_a_prewarm_that_is_under_way_is_not_replaced(tmp_path: Path) -> None:
         import_cache(archive, tmp_path / "two")
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_a_link_in_its_place_stays(tmp_path: Path, there: bool) -> None:
-    folder, _ = make_sealed(tmp_path / "one")
-    archive = export_cache(folder, tmp_path / "jit.tar").place
-    place, disk = tmp_path / "two" / "sm_90a", tmp_path / "disk"
-    place.parent.mkdir()
-    place.symlink_to(disk)
-    if there:
-        disk.mkdir()
-    with pytest.raises(WrongArguments, match="is a link"):
-        import_cache(archive, tmp_path / "two", replace=True)
-    assert (place.is_symlink(), list(place.parent.iterdir())) == (True, [place])
-
-
 def test_a_prewarm_that_works_keeps_its_folder(tmp_path: Path) -> None:
     """Whatever may be replaced: its tasks write there."""
     folder, _ = make_sealed(tmp_path / "one")
@@ -112,7 +96,7 @@ def test_a_prewarm_that_works_keeps_its_folder(tmp_path: Path) -> None:
         with pytest.raises(InfrastructureFailed, match="another prewarm works in"):
             import_cache(archive, tmp_path / "two", replace=True)
         assert kernel.read_bytes() == b"half"
-    assert import_cache(archive, tmp_path / "two", replace=True).kept is False
+    assert not import_cache(archive, tmp_path / "two", replace=True).kept
     assert [path.name for path in (tmp_path / "two").iterdir()] == ["sm_90a"]
 
 
@@ -131,58 +115,13 @@ def test_what_was_changed_is_not_exported(tmp_path: Path) -> None:
     assert not (tmp_path / "jit.tar").exists()
 
 
-@pytest.mark.parametrize("form", [".tar", ""])
-@pytest.mark.parametrize(
-    ("deed", "said"),
-    [
-        (flip_a_bit, "has another content"),
-        (lambda place: os.truncate(place, 10), r"is shorter now|has another size now"),
-        (lambda place: place.unlink(), "is gone now"),
-    ],
-)
-def test_what_changes_while_it_is_exported_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deed: Callable[[Path], None], said: str, form: str
-) -> None:
-    """Somebody writes there after it was checked: every hash would be called right."""
-    folder, _ = make_sealed(tmp_path / "one")
-
-    def check_and_lose(place: Path) -> Checked:
-        checked = check_sealed(place)
-        deed(place / CUBIN)
-        return checked
-
-    monkeypatch.setattr(transfer, "check_sealed", check_and_lose)
-    with pytest.raises(CacheChanged, match=f"{CUBIN} ({said})"):
-        export_cache(folder, tmp_path / f"jit{form}")
-    assert not list(tmp_path.rglob("jit.tar"))
-    assert not list(tmp_path.rglob(".*-*")), "what was written aside"
-
-
-@pytest.mark.parametrize("name", ["jit.tar.xz", "jit.zip", "jit.tzst", "jit.TAR.BZ2"])
-def test_a_form_that_is_not_written_is_no_name_of_a_folder(tmp_path: Path, name: str) -> None:
-    folder, _ = make_sealed(tmp_path / "one")
-    with pytest.raises(WrongArguments, match=r"written as \.tar, "):
-        export_cache(folder, tmp_path / name)
-    assert not (tmp_path / name).exists()
-    assert export_cache(folder, tmp_path / "h200.v1").place == tmp_path / "h200.v1" / "sm_90a"
-
-
-@pytest.mark.parametrize(
-    ("plant", "kind"),
-    [
-        (os.mkfifo, CacheChanged),
-        (lambda place: place.symlink_to("/etc/passwd"), CacheChanged),
-        (lambda place: None, CacheChanged),
-    ],
-)
-def test_a_folder_is_looked_at_before_anything_of_it_is_opened(
-    tmp_path: Path, plant: Callable[[Path], None], kind: type[Exception]
-) -> None:
+@pytest.mark.parametrize("plant", [os.mkfifo, lambda place: place.symlink_to("/etc/passwd"), lambda place: None])
+def test_a_folder_is_looked_at_before_anything_of_it_is_opened(tmp_path: Path, plant: Callable[[Path], None]) -> None:
     """A pipe would be waited for, for ever."""
     folder, _ = make_sealed(tmp_path / "one")
     (folder / CUBIN).unlink()
     plant(folder / CUBIN)
-    with pytest.raises(kind, match=CUBIN):
+    with pytest.raises(CacheChanged, match=CUBIN):
         import_cache(folder, tmp_path / "two")
     assert list((tmp_path / "two").iterdir()) == []
 
@@ -228,8 +167,8 @@ def _bit(content: bytes) -> bytes:
         (lambda n, c: ("sm_90a/../../etc/evil", c) if n.endswith(CUBIN) else (n, c), WrongArguments, "etc/evil"),
         (lambda n, c: ("/etc/evil", c) if n.endswith(CUBIN) else (n, c), WrongArguments, "/etc/evil"),
         (lambda n, c: (f"sm_100a/{CUBIN}", c) if n.endswith(CUBIN) else (n, c), WrongArguments, "sm_100a"),
-        (lambda n, c: (n, _bit(c)) if n.endswith(MANIFEST) else (n, c), ManifestInvalid, "its hash"),
-        (lambda n, c: None if n.endswith(MANIFEST_HASH) else (n, c), WrongArguments, "no archive of a JIT cache"),
+        (lambda n, c: (n, _bit(c)) if n.endswith(MANIFEST) else (n, c), CacheChanged, "its hash"),
+        (lambda n, c: None if n.endswith(MANIFEST_HASH) else (n, c), WrongArguments, "not an archive of a JIT cache"),
     ],
 )
 def test_a_damaged_archive_is_refused_by_name(

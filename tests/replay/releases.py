@@ -56,9 +56,19 @@ def decide_pair(data: dict[str, Any]) -> Decisions:
             "modules": row["modules"],
             "seen": [_place(row["before"]), _place(row["after"])],
             "used": sorted(map(_place, row["call_sites"])),
-            "next": [one for one in terms(row["next_step"]) if "/" not in one],
+            "next": [one for one in terms(_next_step(row, data)) if "/" not in one],
         }
     return found
+
+
+def _next_step(row: dict[str, Any], data: dict[str, Any]) -> str:
+    """The JSON of a result has no words: they are made from the finding."""
+    if "next_step" in row:
+        return str(row["next_step"])
+    from megacpp_validate.canary.static.findings import Finding
+    from megacpp_validate.report.describe.changes import next_step
+
+    return next_step(Finding.model_validate(row), data["old"]["version"])
 
 
 def _place(row: dict[str, Any] | None) -> str:

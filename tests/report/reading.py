@@ -12,21 +12,14 @@ from xml.etree import ElementTree as ET
 
 from rich.console import Console
 
-from megacpp_validate.canary.dynamic.upgrade_result import UpgradeResult
-from megacpp_validate.canary.firewall.result import FirewallResult
-from megacpp_validate.canary.static.findings import StaticResult, Sweep
 from megacpp_validate.environments.session_result import ParityResult, SmokeSession, SupportGrid
 from megacpp_validate.gate.fp8_session import Fp8Result
 from megacpp_validate.report import machine
 from megacpp_validate.report.github import annotations as github
 from megacpp_validate.report.html import pages
 from megacpp_validate.report.junit import parity as junit_parity
-from megacpp_validate.report.junit import static_tier as junit
-from megacpp_validate.report.junit import upgrade as junit_upgrade
 from megacpp_validate.report.results import Result
 from megacpp_validate.report.terminal import parity as terminal_parity
-from megacpp_validate.report.terminal import static_tier as terminal
-from megacpp_validate.report.terminal import upgrade as terminal_upgrade
 
 
 class Page(HTMLParser):
@@ -72,63 +65,31 @@ def print_terminal(result: Result, *, width: int = 10_000, verbose: bool = True,
         _environ={},
     )
     match result:
-        case StaticResult():
-            terminal.render_static(result, verbose=verbose, console=console)
-        case Sweep():
-            terminal.render_sweep(result, verbose=verbose, console=console)
-        case FirewallResult():
-            terminal.render_firewall(result, verbose=verbose, console=console)
         case ParityResult() | Fp8Result() | SmokeSession():
             terminal_parity.render_session(result, verbose=verbose, console=console)
         case SupportGrid():
             terminal_parity.render_support(result, console=console)
-        case UpgradeResult():
-            terminal_upgrade.render_upgrade(result, verbose=verbose, console=console)
     return stream.getvalue()
 
 
 def write_html(result: Result) -> str:
     match result:
-        case StaticResult():
-            return pages.render_static_html(result)
-        case Sweep():
-            return pages.render_sweep_html(result)
-        case FirewallResult():
-            return pages.render_firewall_html(result)
         case ParityResult() | Fp8Result() | SmokeSession():
             return pages.render_session_html(result)
-        case UpgradeResult():
-            return pages.render_upgrade_html(result)
     raise TypeError(type(result))
 
 
 def write_junit(result: Result) -> str:
     match result:
-        case StaticResult():
-            return junit.render_static_junit(result)
-        case Sweep():
-            return junit.render_sweep_junit(result)
-        case FirewallResult():
-            return junit.render_firewall_junit(result)
         case ParityResult() | Fp8Result() | SmokeSession():
             return junit_parity.render_session_junit(result)
-        case UpgradeResult():
-            return junit_upgrade.render_upgrade_junit(result)
     raise TypeError(type(result))
 
 
 def write_annotations(result: Result) -> str:
     match result:
-        case StaticResult():
-            return github.render_static_annotations(result)
-        case Sweep():
-            return github.render_sweep_annotations(result)
-        case FirewallResult():
-            return github.render_firewall_annotations(result)
         case ParityResult() | Fp8Result() | SmokeSession():
             return github.render_session_annotations(result)
-        case UpgradeResult():
-            return github.render_upgrade_annotations(result)
     raise TypeError(type(result))
 
 

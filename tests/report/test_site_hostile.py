@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.report.test_hostile import SEEN, evil, evil_receipt, evil_smoke
 
 from megacpp_validate.canary.dynamic.upgrade_result import (
     Change,
@@ -34,7 +35,6 @@ from megacpp_validate.report.site.values import SiteFacts, SiteRow, arrange_stac
 from megacpp_validate.report.site.whole import SiteOverview, SiteSource, StackSeen, render_site
 from tests.report.reading import Page
 from tests.report.site_stores import NOW, add, make_site
-from tests.report.test_hostile import SEEN, evil, evil_receipt, evil_smoke
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = "<script>alert(1)</script>"

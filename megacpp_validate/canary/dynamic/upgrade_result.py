@@ -94,6 +94,7 @@ class UpgradeResult(Frozen):
         stacks: those of the dynamic tier, oldest first.
         steps: between adjacent stacks of the dynamic tier.
         seconds: wall-clock time of each tier.
+        unmade: not one of the environments of the dynamic tier could be made.
     """
 
     schema_id: Literal["megacpp-validate/upgrade/1"] = "megacpp-validate/upgrade/1"
@@ -106,23 +107,26 @@ class UpgradeResult(Frozen):
     stacks: tuple[StackRun, ...] = ()
     steps: tuple[StepResult, ...] = ()
     seconds: dict[str, float] = Field(default_factory=dict)
+    unmade: bool = False
 
     @property
     def breaks(self) -> bool:
         """Whether any tier found somebody to blame."""
-        static = any(result.breaks for result in self.static)
-        firewall = self.firewall is not None and any(case.outcome.value == "fail" for case in self.firewall.cases)
-        return static or firewall or any(step.breaks for step in self.steps)
+        firewall = self.firewall is not None and self.firewall.breaks
+        return firewall or any(result.breaks for result in self.static) or any(step.breaks for step in self.steps)
 
     @property
     def lacks(self) -> bool:
         """Whether evidence that was asked for is missing."""
-        firewall = self.firewall is not None and any(case.outcome.value == "not-run" for case in self.firewall.cases)
-        return firewall or any(stack.problem for stack in self.stacks) or any(step.lost for step in self.steps)
+        stacks = any(stack.problem for stack in self.stacks) or any(step.lost for step in self.steps)
+        unreadable = self.grid is not None and bool(self.grid.unreadable)
+        return stacks or unreadable or (self.firewall is not None and not self.firewall.holds)
 
     @property
     def exit(self) -> Exit:
-        """A breakage before evidence that is missing."""
+        """A breakage before evidence that is missing, and that before an environment that could not be made."""
+        if self.unmade and not self.breaks and (self.firewall is None or self.firewall.holds):
+            return Exit.NO_ENVIRONMENT
         return exit_for(breaks=self.breaks, lacks=self.lacks)
 
 

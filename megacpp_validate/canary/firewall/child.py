@@ -1,7 +1,7 @@
 """Asks the bridge of one environment what it makes of the install there, and writes one JSON object.
 
 Started as a script by the firewall tier, never imported by it: this is the only file of the tier that runs
-beside Transformer Engine. Usage: firewall_child.py ANSWER-FILE DUMP-AFTER-SECONDS PACKAGE MODULE...
+beside Transformer Engine. Usage: child.py ANSWER-FILE DUMP-AFTER-SECONDS PACKAGE MODULE...
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import faulthandler
 import importlib
 import json
+import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +65,25 @@ def ask(package: str, names: list[str]) -> dict[str, Any]:
     return answer
 
 
+def abort_when_it_hangs(mark: Path) -> None:
+    """A second process aborts this one once the core library has made a file; faulthandler then says where it was."""
+    asked = os.getpid()
+    if os.fork():
+        return
+    while os.getppid() == asked:
+        if mark.exists():
+            os.kill(asked, signal.SIGABRT)
+            break
+        time.sleep(0.02)
+    os._exit(0)
+
+
 def main() -> None:
     """Answer, and say where it hangs or dies if it does."""
     target, dump_after, package, *names = sys.argv[1:]
     faulthandler.enable()
+    if mark := os.environ.get("MEGACPP_FIREWALL_MARK"):
+        abort_when_it_hangs(Path(mark))
     faulthandler.dump_traceback_later(float(dump_after), exit=False)
     signal.alarm(int(float(dump_after) * 2) + 10)  # whoever would have killed it may have been killed
     answer = ask(package, names)

@@ -1,23 +1,42 @@
-"""The damaged installs: what is done to each, and what the bridge has to say about it.
+"""The damaged installs: what is done to each, and what the bridge must answer.
 
-Every row starts from a real release of Transformer Engine. What a row expects is as much a part of it as the
-damage: the class of the exception, and words for what is wrong, its likely cause and the next step.
+Every row starts from a real release of Transformer Engine. The words that a row expects are those of the bridge; what a
+loader error means to a person is written once, in `diagnosis`. No action changes a file of a real install: what it
+changes is a copy or replaced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import os
+import shutil
+import zipfile
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from . import damage_actions as deeds
-from .install import Install
+from ...errors import WrongArguments
+from .elf import rename_needed, rename_string, rename_undefined
+from .install import (
+    TE,
+    CannotBuild,
+    Install,
+    InstallMode,
+    build_extension,
+    core_distribution,
+    find_compiler,
+    write_dist_info,
+)
 
 PINNED: Final = "2.20.2"
 BASELINES: Final = ("2.8.0", "2.12.0", "2.17.1", PINNED)
 WHOLE: Final = ("core", "extension")
+FLASH_ATTENTION_4: Final = ("flash-attn-4", "4.0.0b36")
+ANOTHER_COPY: Final = (TE, "2.17.1")
+ANOTHER_RELEASE: Final = "2.19.0"
+_CUDA_LIBRARIES: Final = ("libcublasLt.so.", "libcublas.so.", "libcudart.so.", "libcudnn.so.")
+_UNDAMAGED: Final = "undamaged"
 
-Ending = Literal["exit", "hang", "abort"]
+Action = Callable[[Install], object]
 
 
 @dataclass(frozen=True)
@@ -28,297 +47,256 @@ class Damage:
         id: name of the case.
         says: what is done to the install, in words.
         do: does it.
-        reason: patterns that the reason must match, each of them; none where there must be no reason.
-        release: the release that is laid out; empty for the pinned one, or for the installed one.
+        reason: patterns that the bridge's reason must match, each of them: the exception, the likely cause, the next
+            step. None where nothing is wrong, so that there must be no reason.
+        release: the release that is laid out; empty for the pinned or the installed one.
         parts: the compiled parts that are laid out beside the sources.
-        wants_torch: the damage shows only once TE has imported torch.
-        hides_torch: torch is taken away; what is made of torch cannot be imported then, and nothing else may fail.
-        available: what `is_te_available()` has to answer.
+        torch: whether the damage shows only once TE has imported torch.
+        hides_torch: torch is taken away; modules of the bridge that are made of torch may fail then, nothing else.
+        available: what `is_te_available()` must answer.
         missing: accessors that give None although TE is available.
-        top_level: whether `import transformer_engine` itself succeeds; None where it does not matter.
+        top_level: whether `import transformer_engine` itself succeeds; None where that does not matter.
         ends: how a process that simply imports it ends.
         extra: a further distribution that is laid out, (name, version).
     """
 
     id: str
     says: str
-    do: Callable[[Install], None]
-    reason: tuple[str, ...]
+    do: Action
+    reason: tuple[str, ...] = ()
     release: str = ""
     parts: tuple[str, ...] = WHOLE
-    wants_torch: bool = True
+    torch: bool = True
     hides_torch: bool = False
     available: bool = False
     missing: tuple[str, ...] = ()
     top_level: bool | None = None
-    ends: Ending = "exit"
+    ends: Literal["exit", "hang", "abort"] = "exit"
     extra: tuple[str, str] | None = None
 
     @property
-    def proves_nothing_alone(self) -> bool:
-        """Whether the undamaged install of the release has to be available for the case to mean anything."""
-        return self.parts == WHOLE and self.wants_torch
+    def is_baseline(self) -> bool:
+        """Whether this is an undamaged install."""
+        return self.id.startswith(_UNDAMAGED)
 
     @property
-    def says_nothing(self) -> bool:
-        """Whether nothing is wrong, so that there must be no reason."""
-        return not self.reason
+    def needs_baseline(self) -> bool:
+        """Whether the undamaged install of the release must be available for the case to prove anything."""
+        return self.parts == WHOLE and self.torch
 
 
-_INSTALL = r"Next step: .*pip install .*transformer-engine\[pytorch\]"
+def plan_firewall(only: Collection[str] = (), install: InstallMode = "wheels") -> tuple[Damage, ...]:
+    """The cases of a run, with the undamaged installs that they need.
 
-DAMAGES: Final = (
-    *(
-        Damage(
-            f"undamaged-{release}",
-            "nothing: the install as it should be",
-            deeds.nothing,
-            (),
-            release=release,
-            available=True,
-            missing=() if release != "2.8.0" else ("autocast", "quantized_model_init"),
+    Raises:
+        WrongArguments: no case has one of these names.
+    """
+    rows = {row.id: row for row in DAMAGES}
+    if install == "current":  # a real install is of one release, and has everything that a row could need
+        undamaged = replace(rows[f"{_UNDAMAGED}-{PINNED}"], id=_UNDAMAGED, release="")
+        rows = {row.id: row for row in (undamaged, *(replace(row, extra=None) for row in DAMAGES if not row.release))}
+    if unknown := sorted(set(only) - rows.keys()):
+        raise WrongArguments(
+            f"No firewall case is called {', '.join(unknown)} with --install {install}. Next step: choose from "
+            f"{', '.join(rows)}."
         )
-        for release in BASELINES
-    ),
-    Damage(
-        "switched-off",
-        "nothing, and MEGACPP_DISABLE_TE=1 is set",
-        deeds.switched_off,
-        (r"MEGACPP_DISABLE_TE=1", r"unset"),
-    ),
-    Damage(
-        "absent",
-        "Transformer Engine is not installed",
-        deeds.absent,
-        ("ModuleNotFoundError", "cause: Transformer Engine is not installed", _INSTALL),
-        parts=(),
-        wants_torch=False,
-        top_level=False,
-    ),
-    Damage(
-        "metapackage-alone",
-        "only the metapackage transformer_engine is installed",
-        deeds.nothing,
-        ("RuntimeError", "cause: only the Python half is installed", _INSTALL),
-        parts=(),
-        wants_torch=False,
-    ),
-    Damage(
-        "core-without-extension",
-        "sources and core library, no transformer_engine_torch; top-level import warns and succeeds",
-        deeds.nothing,
-        ("FileNotFoundError", "cause: .*torch extension .* is not", _INSTALL),
-        parts=("core",),
-        top_level=True,
-    ),
-    Damage(
-        "extension-without-core",
-        "sources and torch extension, no transformer_engine_cu12 or _cu13",
-        deeds.nothing,
-        ("RuntimeError", "cause: .*core library .* is not", _INSTALL),
-        parts=("extension",),
-        wants_torch=False,
-    ),
-    Damage(
-        "core-library-deleted",
-        "libtransformer_engine.so is deleted, its metadata is there",
-        deeds.core_deleted,
-        (
-            "FileNotFoundError",
-            "cause: .*transformer-engine-cu1[23].* library file is not there",
-            "Next step: .*reinstall",
-        ),
-        wants_torch=False,
-    ),
-    Damage(
-        "core-library-cut-short",
-        "libtransformer_engine.so is cut short, as by a full disk",
-        deeds.core_cut_short,
-        ("OSError", "cause: .*libtransformer_engine.so is damaged", "Next step: .*reinstall"),
-        wants_torch=False,
-    ),
-    Damage(
-        "two-core-libraries",
-        "a libtransformer_engine.so of an earlier build lies beside the package",
-        deeds.core_twice,
-        ("RuntimeError: Multiple files", "cause: .*two builds", "Next step: .*remove"),
-        wants_torch=False,
-    ),
-    Damage(
-        "missing-library",
-        "one of the CUDA libraries that the core library needs exists nowhere: its name ends with .so.99",
-        deeds.core_needs_another_library,
-        (
-            "OSError",
-            r"cause: the shared library lib\w+\.so\.99 \((cu|the CUDA)",
-            "Next step: pip install nvidia-.*LD_LIBRARY_PATH",
-        ),
-        wants_torch=False,
-    ),
-    Damage(
-        "undefined-symbol",
-        "the torch extension wants a symbol that nothing defines; top-level import succeeds",
-        deeds.extension_wants_another_symbol,
-        ("ImportError: .*undefined symbol", "cause: .*built against another", "Next step: .*rebuild"),
-        top_level=True,
-    ),
-    Damage(
-        "extension-of-an-older-build",
-        "the torch extension lacks dbias_dgelu, which the sources use",
-        deeds.extension_of_an_older_build,
-        ("AttributeError.*dbias_dgelu", "cause: .*not of one build", _INSTALL),
-    ),
-    Damage(
-        "core-of-another-release",
-        "the core is of 2.19.0",
-        deeds.core_of_another_release,
-        ("AssertionError.*mismatch", r"cause: .*different releases .*2\.19\.0", _INSTALL),
-        wants_torch=False,
-    ),
-    Damage(
-        "extension-of-another-release",
-        "the torch extension is of 2.19.0",
-        deeds.extension_of_another_release,
-        ("AssertionError.*mismatch", r"cause: .*different releases .*2\.19\.0", _INSTALL),
-    ),
-    Damage(
-        "local-version",
-        "the torch extension was built from a checkout: its version ends with +g1a2b3c4",
-        deeds.local_version,
-        ("AssertionError.*mismatch", r"cause: .*\+g1a2b3c4.*\+local suffix", _INSTALL),
-    ),
-    Damage(
-        "second-copy",
-        "a folder with another release's sources comes earlier on the path",
-        deeds.second_copy,
-        ("AssertionError|RuntimeError|FileNotFoundError", "cause: a second copy", "Next step: remove one"),
-        extra=deeds.ANOTHER_COPY,
-        wants_torch=False,
-    ),
-    Damage(
-        "optional-symbol-gone",
-        "pytorch/__init__.py no longer re-exports moe_sort_chunks_by_index_with_probs",
-        deeds.take_out("moe_sort_chunks_by_index_with_probs"),
-        (
-            "entry point `moe_sort_chunks_by_index_with_probs`",
-            "cause: .*moved, renamed",
-            "Next step: .*canary",
-        ),
-        available=True,
-        missing=("moe_sort_chunks_by_index_with_probs",),
-    ),
-    Damage(
-        "required-symbol-gone",
-        "pytorch/__init__.py no longer re-exports Linear",
-        deeds.take_out("Linear"),
-        ("ImportError: cannot import name 'Linear'", "cause: .*moved, renamed", "Next step: .*canary"),
-    ),
-    Damage(
-        "flash-attn-4-without-cutedsl",
-        "flash-attn-4 4.0.0b36 is installed without the CuTe DSL that it needs",
-        deeds.flash_attention_4,
-        (
-            "ModuleNotFoundError",
-            "cause: flash-attn-4 is installed without the CuTe DSL",
-            "Next step: .*pip uninstall flash-attn-4",
-        ),
-        release="2.17.1",
-        extra=deeds.FLASH_ATTENTION_4,
-    ),
-    Damage(
-        "dependency-missing",
-        "pydantic, which the recipes are made of, is not installed; top-level import succeeds",
-        deeds.hide("pydantic"),
-        (
-            "ModuleNotFoundError",
-            "cause: .*needs the Python package `pydantic`",
-            "Next step: pip install pydantic",
-        ),
-        top_level=True,
-    ),
-    Damage(
-        "torch-missing",
-        "torch is not installed; top-level import succeeds",
-        deeds.hide("torch", "torch-*"),
-        ("ModuleNotFoundError", "cause: .*needs the Python package `torch`", "Next step: pip install torch"),
-        wants_torch=False,
-        hides_torch=True,
-        top_level=True,
-    ),
-    Damage(
-        "leftovers-of-an-uninstall",
-        "folders without a single source are left: Python takes them for a namespace package",
-        deeds.leftovers,
-        ("ImportError", "cause: .*leftovers of an uninstall", "Next step: remove"),
-        parts=(),
-        wants_torch=False,
-        top_level=True,
-    ),
-    Damage(
-        "source-cut-short",
-        "pytorch/module/linear.py is cut in half",
-        deeds.cut_short,
-        ("SyntaxError", r"cause: .*linear\.py is damaged", "Next step: .*reinstall"),
-    ),
-    Damage(
-        "exits-at-import",
-        "a module raises SystemExit while it is imported",
-        deeds.exits,
-        ("SystemExit: no licence found", "cause: .*ends the program", "Next step: "),
-    ),
-    Damage(
-        "metadata-unreadable",
-        "METADATA of transformer_engine holds bytes that are no text",
-        deeds.metadata_unreadable,
-        (
-            "UnicodeDecodeError",
-            "cause: .*metadata of transformer-engine cannot be read",
-            "Next step: .*reinstall",
-        ),
-        wants_torch=False,
-    ),
-    Damage(
-        "record-deleted",
-        "RECORD of transformer_engine is deleted, as by an install that pip did not make",
-        deeds.record_deleted,
-        ("TypeError", "cause: .*list of files", "Next step: .*reinstall"),
-        wants_torch=False,
-    ),
-    Damage(
-        "no-library-in-cache",
-        "no NVRTC anywhere, and `ldconfig -p | grep` finds none",
-        deeds.no_nvrtc,
-        (
-            "CalledProcessError",
-            r"cause: the shared library libnvrtc\S* \(NVRTC\)",
-            "Next step: .*nvidia-cuda-nvrtc",
-        ),
-        release="2.8.0",
-        wants_torch=False,
-    ),
-    Damage(
-        "core-without-extension-1.x",
-        "sources and core library of a 1.x release, no transformer_engine_torch",
-        deeds.nothing,
-        ("StopIteration", "cause: .*torch extension .* is not", _INSTALL),
-        release="1.13.0",
-        parts=("core",),
-        top_level=True,
-    ),
-    Damage(
-        "import-hangs",
-        "loading the core library never ends",
-        deeds.core_hangs,
-        (r"did not end within .* hangs in \S+:\d+", "Likely cause: ", "Next step: .*MEGACPP_DISABLE_TE"),
-        wants_torch=False,
-        ends="hang",
-    ),
-    Damage(
-        "import-aborts",
-        "loading the core library aborts the interpreter",
-        deeds.core_aborts,
-        ("ends the interpreter", "Likely cause: ", "Next step: .*MEGACPP_DISABLE_TE"),
-        wants_torch=False,
-        ends="abort",
-    ),
+    chosen = [row for row in rows.values() if not only or row.id in only]
+    baselines = {baseline_of(row, install) for row in chosen if row.needs_baseline}
+    return tuple(row for row in rows.values() if row in chosen or row.id in baselines)
+
+
+def baseline_of(row: Damage, install: InstallMode) -> str:
+    """Id of the case that is the undamaged install of the same release."""
+    return f"{_UNDAMAGED}-{row.release or PINNED}" if install == "wheels" else _UNDAMAGED
+
+
+# --- the actions ----------------------------------------------------------------------------------------------------
+
+
+def _nothing(_: Install) -> None:
+    """Leave the install as it is."""
+
+
+def _uninstall(install: Install) -> None:
+    shutil.rmtree(install.package)
+    for folder in install.site.glob("transformer_engine*.dist-info"):
+        shutil.rmtree(folder)
+
+
+def _leave_folders(install: Install) -> None:
+    _uninstall(install)
+    for folder in ("common", "pytorch/module", "pytorch/__pycache__"):
+        (install.package / folder).mkdir(parents=True)
+    (install.package / "pytorch/__pycache__/__init__.cpython-311.pyc").write_bytes(b"")
+
+
+def _replace_core(by: Literal["hanging_core", "aborting_core"]) -> Action:
+    def do(install: Install) -> None:
+        if install.stand_ins is None:
+            raise CannotBuild("this damage is a small library, and there is no compiler to build it with")
+        install.write(install.core, getattr(install.stand_ins, by).read_bytes())
+
+    return do
+
+
+def _lose_function(install: Install, name: str = "dbias_dgelu") -> None:
+    if install.real:
+        rename_string(install.own(install.extension), name)
+    else:
+        built = build_extension(find_compiler(), install.root / "older", lacks=[name])
+        install.write(install.extension, built.read_bytes())
+
+
+def _set_version(version: str, distribution: str = "") -> Action:
+    def do(install: Install) -> None:
+        install.version(distribution or core_distribution(install), version.format(release=install.release))
+
+    return do
+
+
+def _put_copy_first(install: Install) -> None:
+    early = install.root / "checkout"
+    early.mkdir()
+    if install.real:
+        shutil.copytree(install.package, early / "transformer_engine", ignore=lambda *_: ["wheel_lib"])
+        write_dist_info(early, "transformer_engine", ANOTHER_RELEASE)
+    else:
+        with zipfile.ZipFile(install.wheels[ANOTHER_COPY]) as archive:
+            archive.extractall(early)
+    install.early.append(early)
+
+
+def take_out(name: str) -> Action:
+    """Take one name out of what `transformer_engine.pytorch` re-exports, alone or as a line of a longer import."""
+
+    def change(text: str) -> str:
+        lines = text.splitlines(keepends=True)
+        return "".join(line for line in lines if not line.rstrip().endswith((f" import {name}", f"    {name},")))
+
+    return lambda install: install.edit("pytorch/__init__.py", change)
+
+
+def _hide(*patterns: str) -> Action:
+    return lambda install: install.hidden.update(patterns)
+
+
+def _hide_nvrtc(install: Install) -> None:
+    assert install.stand_ins is not None
+    install.variables["CUDA_HOME"] = install.variables["CUDA_PATH"] = str(install.stand_ins.bare_cuda)
+    install.hidden.add("nvidia")
+    ldconfig = install.root / "tools" / "ldconfig"
+    ldconfig.parent.mkdir()
+    ldconfig.write_text("#!/bin/sh\necho '0 libs found in cache'\n", encoding="utf-8")
+    ldconfig.chmod(0o755)
+    install.variables["PATH"] = f"{ldconfig.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+
+
+def _add_flash_attention_4(install: Install) -> None:
+    with zipfile.ZipFile(install.wheels[FLASH_ATTENTION_4]) as archive:
+        archive.extractall(install.site)
+    install.hidden |= {"cutlass*", "nvidia_cutlass*", "quack*", "tvm_ffi*", "flash_attn*"}
+
+
+# --- the rows -------------------------------------------------------------------------------------------------------
+
+_TORCH_PART: Final = "transformer_engine_torch"
+_INSTALL: Final = r"Next step: .*pip install .*transformer-engine\[pytorch\]"
+_REINSTALL: Final = "Next step: .*reinstall"
+_TURN_OFF: Final = "Next step: .*MEGACPP_DISABLE_TE"
+_NEWER: Final = ("autocast", "quantized_model_init")  # entry points that 2.8.0 does not have
+_SORT: Final = "moe_sort_chunks_by_index_with_probs"
+
+# fmt: off
+DAMAGES: Final = (
+    *(Damage(f"{_UNDAMAGED}-{release}", "nothing: the install as it should be", _nothing, release=release,
+             available=True, missing=_NEWER if release == "2.8.0" else ()) for release in BASELINES),
+    Damage("switched-off", "nothing, and MEGACPP_DISABLE_TE=1 is set",
+           lambda install: install.variables.update(MEGACPP_DISABLE_TE="1"), ("MEGACPP_DISABLE_TE=1", "unset")),
+    Damage("absent", "Transformer Engine is not installed", _uninstall,
+           ("ModuleNotFoundError", "cause: Transformer Engine is not installed", _INSTALL),
+           parts=(), torch=False, top_level=False),
+    Damage("metapackage-alone", "only the metapackage transformer_engine is installed", _nothing,
+           ("RuntimeError", "cause: only the Python half is installed", _INSTALL), parts=(), torch=False),
+    Damage("core-without-extension",
+           "sources and core library, no transformer_engine_torch; top-level import warns and succeeds", _nothing,
+           ("FileNotFoundError", "cause: .*torch extension .* is not", _INSTALL), parts=("core",), top_level=True),
+    Damage("extension-without-core", "sources and torch extension, no transformer_engine_cu12 or _cu13", _nothing,
+           ("RuntimeError", "cause: .*core library .* is not", _INSTALL), parts=("extension",), torch=False),
+    Damage("core-library-deleted", "libtransformer_engine.so is deleted, its metadata is there",
+           lambda install: install.core.unlink(),
+           ("FileNotFoundError", "cause: .*transformer-engine-cu1[23].* library file is not there", _REINSTALL),
+           torch=False),
+    Damage("core-library-cut-short", "libtransformer_engine.so is cut short, as by a full disk",
+           lambda install: install.write(install.core, b"\x7fELF\x02\x01\x01"),
+           ("OSError", "cause: .*libtransformer_engine.so is damaged", _REINSTALL), torch=False),
+    Damage("two-core-libraries", "a libtransformer_engine.so of an earlier build lies beside the package",
+           lambda install: (install.site / "libtransformer_engine.so").symlink_to(install.core.resolve()),
+           ("RuntimeError: Multiple files", "cause: .*two builds", "Next step: .*remove"), torch=False),
+    Damage("missing-library",
+           "one of the CUDA libraries that the core library needs exists nowhere: its name ends with .so.99",
+           lambda install: rename_needed(install.own(install.core), *_CUDA_LIBRARIES),
+           ("OSError", r"cause: the shared library lib\w+\.so\.99 \((cu|the CUDA)",
+            "Next step: pip install nvidia-.*LD_LIBRARY_PATH"), torch=False),
+    Damage("undefined-symbol", "the torch extension wants a symbol that nothing defines; top-level import succeeds",
+           lambda install: rename_undefined(install.own(install.extension), "_ZN3c10", "nvte_"),
+           ("ImportError: .*undefined symbol", "cause: .*built against another", "Next step: .*rebuild"),
+           top_level=True),
+    Damage("extension-of-an-older-build", "the torch extension lacks dbias_dgelu, which the sources use",
+           _lose_function, ("AttributeError.*dbias_dgelu", "cause: .*not of one build", _INSTALL)),
+    Damage("core-of-another-release", "the core is of 2.19.0", _set_version(ANOTHER_RELEASE),
+           ("AssertionError.*mismatch", r"cause: .*different releases .*2\.19\.0", _INSTALL), torch=False),
+    Damage("extension-of-another-release", "the torch extension is of 2.19.0",
+           _set_version(ANOTHER_RELEASE, _TORCH_PART),
+           ("AssertionError.*mismatch", r"cause: .*different releases .*2\.19\.0", _INSTALL)),
+    Damage("local-version", "the torch extension was built from a checkout: its version ends with +g1a2b3c4",
+           _set_version("{release}+g1a2b3c4", _TORCH_PART),
+           ("AssertionError.*mismatch", r"cause: .*\+g1a2b3c4.*\+local suffix", _INSTALL)),
+    Damage("second-copy", "a folder with another release's sources comes earlier on the path", _put_copy_first,
+           ("AssertionError|RuntimeError|FileNotFoundError", "cause: a second copy", "Next step: remove one"),
+           extra=ANOTHER_COPY, torch=False),
+    Damage("optional-symbol-gone", f"pytorch/__init__.py no longer re-exports {_SORT}", take_out(_SORT),
+           (f"entry point `{_SORT}`", "cause: .*moved, renamed", "Next step: .*canary"),
+           available=True, missing=(_SORT,)),
+    Damage("required-symbol-gone", "pytorch/__init__.py no longer re-exports Linear", take_out("Linear"),
+           ("ImportError: cannot import name 'Linear'", "cause: .*moved, renamed", "Next step: .*canary")),
+    Damage("flash-attn-4-without-cutedsl", "flash-attn-4 4.0.0b36 is installed without the CuTe DSL that it needs",
+           _add_flash_attention_4,
+           ("ModuleNotFoundError", "cause: flash-attn-4 is installed without the CuTe DSL",
+            "Next step: .*pip uninstall flash-attn-4"), release="2.17.1", extra=FLASH_ATTENTION_4),
+    Damage("dependency-missing", "pydantic, which the recipes are made of, is not installed; top-level import succeeds",
+           _hide("pydantic"),
+           ("ModuleNotFoundError", "cause: .*needs the Python package `pydantic`", "Next step: pip install pydantic"),
+           top_level=True),
+    Damage("torch-missing", "torch is not installed; top-level import succeeds", _hide("torch", "torch-*"),
+           ("ModuleNotFoundError", "cause: .*needs the Python package `torch`", "Next step: pip install torch"),
+           torch=False, hides_torch=True, top_level=True),
+    Damage("leftovers-of-an-uninstall",
+           "folders without a single source are left: Python takes them for a namespace package", _leave_folders,
+           ("ImportError", "cause: .*leftovers of an uninstall", "Next step: remove"),
+           parts=(), torch=False, top_level=True),
+    Damage("source-cut-short", "pytorch/module/linear.py is cut in half",
+           lambda install: install.edit("pytorch/module/linear.py", lambda text: text[: len(text) // 2]),
+           ("SyntaxError", r"cause: .*linear\.py is damaged", _REINSTALL)),
+    Damage("exits-at-import", "a module raises SystemExit while it is imported",
+           lambda install: install.edit("common/recipe/__init__.py",
+                                        lambda text: f'{text}\nraise SystemExit("no licence found")\n'),
+           ("SystemExit: no licence found", "cause: .*ends the program", "Next step: ")),
+    Damage("metadata-unreadable", "METADATA of transformer_engine holds bytes that are no text",
+           lambda install: install.write(install.dist_info("transformer_engine") / "METADATA",
+                                         b"\xff\xfe\x00damaged\x9d\n" * 40),
+           ("UnicodeDecodeError", "cause: .*metadata of transformer-engine cannot be read", _REINSTALL), torch=False),
+    Damage("record-deleted", "RECORD of transformer_engine is deleted, as by an install that pip did not make",
+           lambda install: (install.dist_info("transformer_engine") / "RECORD").unlink(),
+           ("TypeError", "cause: .*list of files", _REINSTALL), torch=False),
+    Damage("no-library-in-cache", "no NVRTC anywhere, and `ldconfig -p | grep` finds none", _hide_nvrtc,
+           ("CalledProcessError", r"cause: the shared library libnvrtc\S* \(NVRTC\)",
+            "Next step: .*nvidia-cuda-nvrtc"), release="2.8.0", torch=False),
+    Damage("core-without-extension-1.x", "sources and core library of a 1.x release, no transformer_engine_torch",
+           _nothing, ("StopIteration", "cause: .*torch extension .* is not", _INSTALL),
+           release="1.13.0", parts=("core",), top_level=True),
+    Damage("import-hangs", "loading the core library never ends", _replace_core("hanging_core"),
+           (r"did not end within .* hangs in \S+:\d+", "Likely cause: ", _TURN_OFF), torch=False, ends="hang"),
+    Damage("import-aborts", "loading the core library aborts the interpreter", _replace_core("aborting_core"),
+           ("ends the interpreter", "Likely cause: ", _TURN_OFF), torch=False, ends="abort"),
 )
+# fmt: on

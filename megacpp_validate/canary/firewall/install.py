@@ -1,35 +1,42 @@
 """An install of Transformer Engine laid out in an environment of its own, ready to be damaged.
 
-Each case gets a virtual environment made of links: everything that the current interpreter sees is there, but
-for Transformer Engine, which is laid out anew. So the damage touches no real install, and TE's own search of
-site-packages finds the damaged files only.
+Each case gets a virtual environment made of links: it holds everything that the current interpreter sees except
+Transformer Engine, which is laid out anew. So the damage touches no real install, and TE's own search of site-packages
+finds the damaged files only.
+
+Where the compiled halves of TE cannot load (the core library is 480 MB and needs a GPU driver, the torch extension
+exists as source only), two tiny real libraries take their places. They compute nothing.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import importlib.util
 import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 import venv
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
-from .standin_extension import StandIns, stand_in_environment
+from ...process import run_command
 
+InstallMode = Literal["wheels", "current"]
 WheelOf = Callable[[str, str], Path]
 """(distribution, version) -> path of its verified pure-Python wheel."""
 
 TE: Final = "transformer-engine"  # the distribution of the Python sources
 TE_NAMES: Final = ("transformer_engine", "transformer_engine[-_.]*", "__editable__*transformer_engine*")
 NEEDED_BY_TE: Final = ("einops", "numpy", "onnxscript", "packaging", "pydantic")
+SOURCES: Final = Path(__file__).with_name("standin")
+LIMIT_S: Final = 120.0  # of a compile, too: the first use of the packaged compiler builds parts of its own runtime
+_CUDA_LIBRARIES: Final = ("cudnn", "nvrtc", "curand")  # what TE looks for by name before it loads its core
 _BIG_BYTES: Final = 2**20
 _LOOK: Final = """
 import importlib, importlib.util, json, sys, sysconfig
@@ -42,6 +49,10 @@ except BaseException as fault:
     answer["fault"] = f"{type(fault).__name__}: {fault}"
 print("\\n" + json.dumps(answer))
 """
+
+
+class CannotBuild(RuntimeError):
+    """The stand-ins cannot be built here; the text says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -61,19 +72,14 @@ class Interpreter:
     problem: str
 
 
-def look_at_interpreter(limit_s: float = 120.0) -> Interpreter:
+def read_interpreter(limit_s: float = LIMIT_S) -> Interpreter:
     """Ask a fresh process of this interpreter; this one imports neither torch nor a vendor library."""
-    command = [sys.executable, "-P", "-c", _LOOK, *NEEDED_BY_TE]
     purelib = Path(sysconfig.get_path("purelib"))
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
-    except (OSError, subprocess.TimeoutExpired) as fault:
+        ended = run_command([sys.executable, "-P", "-c", _LOOK, *NEEDED_BY_TE], limit_s=limit_s)
+        answer = json.loads(ended.words.splitlines()[-1])
+    except (OSError, IndexError, ValueError) as fault:
         return Interpreter((), purelib, "", f"{sys.executable} gave no answer: {fault}")
-    try:
-        answer = json.loads(done.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
-        said = done.stderr.strip()[-400:] or f"exit status {done.returncode}"
-        return Interpreter((), purelib, "", f"{sys.executable} gave no answer: {said}")
     problem = ""
     if not answer["torch"]:
         problem = f"torch cannot be imported here ({answer['fault']})"
@@ -81,8 +87,92 @@ def look_at_interpreter(limit_s: float = 120.0) -> Interpreter:
         problem = f"TE's Python sources need packages that are not here: {', '.join(answer['lacks'])}"
     if problem:
         problem += ". Next step: install the dependency group `torch-cpu`"
-    path = tuple(Path(entry) for entry in answer["path"])
-    return Interpreter(path, Path(answer["purelib"]), answer["torch"], problem)
+    return Interpreter(tuple(map(Path, answer["path"])), Path(answer["purelib"]), answer["torch"], problem)
+
+
+# --- stand-ins for the compiled halves ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StandIns:
+    """The built libraries.
+
+    Attributes:
+        core: takes the place of `libtransformer_engine.so`; needs a library named `libcublasLt.so.13`.
+        extension: takes the place of `transformer_engine_torch.*.so`.
+        hanging_core, aborting_core: a core whose loading never ends, or ends the process.
+        cuda: a folder with stand-ins for cuDNN, NVRTC and cuRAND.
+        bare_cuda: the same without NVRTC and cuRAND.
+    """
+
+    core: Path
+    extension: Path
+    hanging_core: Path
+    aborting_core: Path
+    cuda: Path
+    bare_cuda: Path
+
+
+def find_compiler() -> tuple[str, ...]:
+    """The command of a C compiler; raises `CannotBuild` where there is none."""
+    for name in ("cc", "gcc", "clang"):
+        if found := shutil.which(name):
+            return (found,)
+    if importlib.util.find_spec("ziglang"):
+        return (sys.executable, "-m", "ziglang", "cc")
+    raise CannotBuild(
+        "no C compiler (cc, gcc or clang) is on the path, and the package `ziglang` is not installed. Next step: "
+        "install either; the dependency group `compiler` brings the package"
+    )
+
+
+def build_stand_ins(folder: Path, compiler: Sequence[str] = ()) -> StandIns:
+    """Build every stand-in into `folder`; raises `CannotBuild`."""
+    if sys.platform != "linux" or sys.maxsize < 2**32:
+        raise CannotBuild("Transformer Engine's libraries, and so their stand-ins, exist for 64-bit Linux only")
+    command = tuple(compiler) or find_compiler()
+    core, extension = "libtransformer_engine.so", folder / "extension"
+    cublas = _compile(command, folder / "libcublasLt.so.13", "-DPART_CUBLAS", "-Wl,-soname,libcublasLt.so.13")
+    linked = ("-Wl,--no-as-needed", str(cublas), f"-Wl,-rpath,{folder}")
+    for name in _CUDA_LIBRARIES:
+        _compile(command, folder / f"cuda/lib/lib{name}.so", "-DPART_EMPTY")
+    _compile(command, folder / "bare_cuda/lib/libcudnn.so", "-DPART_EMPTY")
+    return StandIns(
+        core=_compile(command, folder / "core" / core, "-DPART_CORE", *linked),
+        extension=build_extension(command, extension),
+        hanging_core=_compile(command, folder / "hanging" / core, "-DPART_HANGS"),
+        aborting_core=_compile(command, folder / "aborting" / core, "-DPART_ABORTS"),
+        cuda=folder / "cuda",
+        bare_cuda=folder / "bare_cuda",
+    )
+
+
+def build_extension(compiler: Sequence[str], folder: Path, *, lacks: Sequence[str] = ()) -> Path:
+    """Build the stand-in of the torch extension; it has every name but those in `lacks`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    python = (SOURCES / "extension.py").read_text(encoding="utf-8") + f"\nLACKS.update({list(lacks)!r})\n"
+    lines = "\n".join(json.dumps(line + "\n") for line in python.splitlines())
+    (folder / "standin_source.h").write_text(f"static const char STANDIN_SOURCE[] =\n{lines};\n", encoding="utf-8")
+    suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
+    return _compile(compiler, folder / f"transformer_engine_torch{suffix}", f"-I{folder}", source="extension.c")
+
+
+def _compile(compiler: Sequence[str], target: Path, *options: str, source: str = "core.c") -> Path:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    command, shown = [*compiler, "-shared", "-fPIC", "-o", str(target), str(SOURCES / source), *options], compiler[0]
+    try:
+        ended = run_command(command, limit_s=LIMIT_S)
+    except OSError as fault:
+        raise CannotBuild(f"the compiler `{shown}` did not run: {fault}") from fault
+    if ended.code:
+        raise CannotBuild(
+            f"the compiler `{shown}` could not build {target.name} ({ended.how}): {ended.words.strip()[-800:]}. Next "
+            "step: try it by hand, or put another compiler first on the path"
+        )
+    return target
+
+
+# --- one install ----------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -119,31 +209,22 @@ class Install:
     @property
     def core(self) -> Path:
         """The core library."""
-        return self._one("core library", "libtransformer_engine*.so*")
+        return self._find("libtransformer_engine*.so*")
 
     @property
     def extension(self) -> Path:
         """The torch extension."""
-        return self._one("torch extension", "transformer_engine_torch*.so")
+        return self._find("transformer_engine_torch*.so")
 
     def dist_info(self, name: str) -> Path:
         """The metadata folder of a distribution: `transformer_engine`, `_cu12`/`_cu13` or `_torch` of it."""
-        found = [folder for folder in self.site.glob(f"{name}-*.dist-info") if folder.is_dir()]
-        if not found:
-            raise LookupError(f"{name} is not laid out in {self.site}")
-        return found[0]
-
-    @property
-    def core_distribution(self) -> str:
-        """Name of the core's distribution: transformer_engine_cu12 or transformer_engine_cu13."""
-        return next(self.site.glob("transformer_engine_cu1*.dist-info")).name.partition("-")[0]
+        return self._find(f"{name}-*.dist-info")
 
     def edit(self, file: str, change: Callable[[str], str]) -> None:
         """Change a Python source of the package; it is an error if that changes nothing."""
         path = self.package / file
         before = path.read_text(encoding="utf-8")
-        after = change(before)
-        if after == before:
+        if (after := change(before)) == before:
             raise LookupError(f"{file} of {self.release} has nothing of what was to be damaged")
         self.write(path, after.encode())
 
@@ -154,8 +235,7 @@ class Install:
 
     def version(self, name: str, version: str) -> None:
         """Let a distribution's metadata say another version."""
-        folder = self.dist_info(name)
-        shutil.rmtree(folder)
+        shutil.rmtree(self.dist_info(name))
         write_dist_info(self.site, name, version)
 
     def own(self, library: Path) -> Path:
@@ -166,34 +246,35 @@ class Install:
             shutil.copy2(real, library)
         return library
 
-    def _one(self, what: str, pattern: str) -> Path:
-        found = [
-            file for folder in (self.package / "wheel_lib", self.package, self.site) for file in folder.glob(pattern)
-        ]
-        if not found:
-            raise LookupError(f"no {what} ({pattern}) is laid out in {self.site}")
-        return found[0]
+    def _find(self, pattern: str) -> Path:
+        for folder in (self.package / "wheel_lib", self.package, self.site):
+            for found in folder.glob(pattern):
+                return found
+        raise LookupError(f"{pattern} is not laid out in {self.site}")
+
+
+def core_distribution(install: Install) -> str:
+    """Name of the core's distribution: transformer_engine_cu12 or transformer_engine_cu13."""
+    return install.dist_info("transformer_engine_cu1*").name.partition("-")[0]
 
 
 def lay_out_wheels(install: Install, parts: Iterable[str]) -> None:
     """Lay out a release as pip would: the real wheel of its sources, and stand-ins for its compiled parts."""
-    wheel = install.wheels[TE, install.release]
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(install.wheels[TE, install.release]) as archive:
         archive.extractall(install.site)
     install.hidden |= {"flash_attn*"}  # a real FlashAttention wants the real extension
-    stand_ins = install.stand_ins
-    if stand_ins is None:
+    if (stand_ins := install.stand_ins) is None:
         return
     # Where the real wheels have them; releases before 2.0 look for them in the package itself.
     folder = install.package if install.release.startswith("1.") else install.package / "wheel_lib"
     folder.mkdir(exist_ok=True)
-    if "core" in parts:
-        shutil.copy2(stand_ins.core, folder)
-        write_dist_info(install.site, "transformer_engine_cu12", install.release)
-    if "extension" in parts:
-        shutil.copy2(stand_ins.extension, folder)
-        write_dist_info(install.site, "transformer_engine_torch", install.release)
-    install.variables |= stand_in_environment(stand_ins.cuda)
+    for part, distribution in (("core", "transformer_engine_cu12"), ("extension", "transformer_engine_torch")):
+        if part in parts:
+            shutil.copy2(getattr(stand_ins, part), folder)
+            write_dist_info(install.site, distribution, install.release)
+    # By these every release of TE finds the stand-ins of the CUDA libraries.
+    names = (f"{name}_{word}".upper() for name in ("cuda", *_CUDA_LIBRARIES) for word in ("home", "path"))
+    install.variables |= dict.fromkeys(names, str(stand_ins.cuda))
     # Before 2.4, TE compiles functions while it is imported: a Triton that cannot launch is not enough.
     install.variables["NVTE_TORCH_COMPILE"] = "0"
 
@@ -201,50 +282,40 @@ def lay_out_wheels(install: Install, parts: Iterable[str]) -> None:
 def lay_out_current(install: Install, parts: Iterable[str], interpreter: Interpreter) -> None:
     """Lay out the install that the interpreter has: Python files are copied, libraries are linked."""
     wanted = {"sources", *parts}
-    for entry in find_current(interpreter):
-        part = _part_of(entry.name)
+    patterns = {"core": "libtransformer_engine*", "extension": "transformer_engine_torch*.so"}
+    left_out = ["__pycache__", *(pattern for part, pattern in patterns.items() if part not in wanted)]
+    for entry in _find_current(interpreter):
+        target = install.site / entry.name
         if entry.is_dir() and entry.name == "transformer_engine":
-            shutil.copytree(entry, install.package, copy_function=_link_or_copy, ignore=_without(wanted))
-        elif part not in wanted:
+            shutil.copytree(
+                entry, target, copy_function=_link_or_copy, ignore=shutil.ignore_patterns(*left_out)
+            )  # fmt: skip
+        elif _part_of(entry.name) not in wanted:
             continue
         elif entry.is_dir():
-            shutil.copytree(entry, install.site / entry.name)
+            shutil.copytree(entry, target)
         else:
-            _link_or_copy(str(entry), str(install.site / entry.name))
+            _link_or_copy(str(entry), str(target))
 
 
-def find_current(interpreter: Interpreter) -> tuple[Path, ...]:
-    """Folders and files of the Transformer Engine that the interpreter would import; empty for none."""
-    found: dict[str, Path] = {}
-    for entry in interpreter.path:
-        if entry.is_dir():
-            for path in entry.iterdir():
-                if _matches(path.name, TE_NAMES):
-                    found.setdefault(path.name, path)
-    return tuple(found.values())
-
-
-def current_release(interpreter: Interpreter) -> str:
-    """Version of that install; empty where there is none, or where a part of it is missing."""
-    found = find_current(interpreter)
-    folders = [path for path in found if path.name == "transformer_engine"]
-    libraries = {path.name for path in found}
-    libraries |= {
-        file.name for folder in folders for place in ("", "wheel_lib") for file in (folder / place).glob("*.so")
-    }
-    infos = [path.name for path in found if re.fullmatch(r"transformer_engine-.+\.dist-info", path.name)]
+def read_current_release(interpreter: Interpreter) -> str:
+    """Version of the interpreter's own install; empty where there is none, or where a part of it is missing."""
+    found = {path.name: path for path in _find_current(interpreter)}
+    package = found.get("transformer_engine")
+    if package is None:
+        return ""
+    libraries = {*found, *(file.name for place in ("", "wheel_lib") for file in (package / place).glob("*.so"))}
     for part in ("libtransformer_engine", "transformer_engine_torch"):
         if not any(name.startswith(part) and name.endswith(".so") for name in libraries):
             return ""
-    return infos[0].removesuffix(".dist-info").partition("-")[2] if infos and folders else ""
+    infos = (re.fullmatch(r"transformer_engine-(.+)\.dist-info", name) for name in found)
+    return next((info[1] for info in infos if info), "")
 
 
 def make_environment(root: Path) -> tuple[Path, Path]:
     """An empty virtual environment; returns its interpreter and its site-packages."""
-    builder = venv.EnvBuilder(symlinks=True, with_pip=False)
-    builder.create(root)
-    site = next(root.glob("lib/python*/site-packages"))
-    return root / "bin" / "python", site
+    venv.EnvBuilder(symlinks=True, with_pip=False).create(root)
+    return root / "bin" / "python", next(root.glob("lib/python*/site-packages"))
 
 
 def link_the_rest(install: Install, interpreter: Interpreter) -> list[Path]:
@@ -263,13 +334,6 @@ def link_the_rest(install: Install, interpreter: Interpreter) -> list[Path]:
     return [*install.early, *entries]
 
 
-def environment_of(install: Install, path: Iterable[Path]) -> dict[str, str]:
-    """Variables of a process in the environment; nothing is inherited that steers TE or the bridge."""
-    steering = ("PYTHON", "MEGACPP_", "NVTE_", "VIRTUAL_ENV")
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(steering)}
-    return {**inherited, "PYTHONPATH": os.pathsep.join(map(str, path)), **install.variables}
-
-
 def write_dist_info(site: Path, name: str, version: str) -> None:
     """The metadata that pip leaves for a distribution of binary wheels."""
     folder = site / f"{name}-{version}.dist-info"
@@ -278,6 +342,16 @@ def write_dist_info(site: Path, name: str, version: str) -> None:
     (folder / "WHEEL").write_text("Wheel-Version: 1.0\nRoot-Is-Purelib: false\n", encoding="utf-8")
     (folder / "RECORD").write_text(f"{folder.name}/METADATA,,\n{folder.name}/WHEEL,,\n", encoding="utf-8")
     (folder / "INSTALLER").write_text("pip\n", encoding="utf-8")
+
+
+def _find_current(interpreter: Interpreter) -> tuple[Path, ...]:
+    """Folders and files of the Transformer Engine that the interpreter would import; empty for none."""
+    found: dict[str, Path] = {}
+    for entry in filter(Path.is_dir, interpreter.path):
+        for path in entry.iterdir():
+            if _matches(path.name, TE_NAMES):
+                found.setdefault(path.name, path)
+    return tuple(found.values())
 
 
 def _link(source: Path, target: Path, hidden: Iterable[str]) -> Path:
@@ -297,12 +371,6 @@ def _part_of(name: str) -> str:
     if name.startswith("transformer_engine_torch"):
         return "extension"
     return "core" if name.startswith("transformer_engine_cu") else "sources"
-
-
-def _without(wanted: set[str]) -> Callable[[str, list[str]], list[str]]:
-    patterns = {"core": "libtransformer_engine*", "extension": "transformer_engine_torch*.so"}
-    left_out = [pattern for part, pattern in patterns.items() if part not in wanted]
-    return lambda _, names: [name for name in names if name == "__pycache__" or _matches(name, left_out)]
 
 
 def _link_or_copy(source: str, target: str) -> str:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from ...errors import Exit, exit_for
 from ...evidence.values import Frozen
 
 
@@ -26,12 +27,12 @@ class FirewallCase(Frozen):
         damage: what was done to the install, in words.
         release: the Transformer Engine release whose wheel was laid out.
         compiled: "real", "stand-in" (its compiled halves cannot load on this host) or "none".
-        outcome: pass only if every bridge module imported, the verdict was the expected one and the reason says
-            what the case must say.
+        outcome: pass only if every bridge module imported, the verdict was the expected one and the reason says what
+            the case must say.
         available: what `is_te_available()` answered; None if the process never answered.
         reason: `why_te_is_unavailable()`, or the missing entry's reason.
         native_paths: bridge module -> the native path that it names.
-        ended: "exit", "killed after N s" or "signal N": how the process ended.
+        ended: "exit", "hangs at PLACE", "killed after N s" or "signal N": how the process ended.
         problems: what was not as expected; empty on a pass.
     """
 
@@ -61,3 +62,13 @@ class FirewallResult(Frozen):
     def holds(self) -> bool:
         """Whether every case ran and passed."""
         return bool(self.cases) and all(case.outcome is FirewallOutcome.PASS for case in self.cases)
+
+    @property
+    def breaks(self) -> bool:
+        """Whether a case ran and failed."""
+        return any(case.outcome is FirewallOutcome.FAIL for case in self.cases)
+
+    @property
+    def exit(self) -> Exit:
+        """Closed by a case that fails; a case that was not run is no pass."""
+        return exit_for(breaks=self.breaks, lacks=not self.holds)

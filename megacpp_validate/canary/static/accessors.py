@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...errors import WrongArguments
 from ...evidence.values import SourceLine
 from .surface import Accessor, Symbol
 
@@ -14,7 +15,7 @@ ACCESSOR_FILE = "imports.py"
 VENDOR = "transformer_engine"
 
 
-class BridgeUnreadable(ValueError):
+class BridgeUnreadable(WrongArguments):
     """The bridge's code cannot be read as the canary needs it; the text says where and why."""
 
 

@@ -1,7 +1,7 @@
 """What the static tier observed between two releases of Transformer Engine.
 
 Every value is frozen and goes to JSON and back unchanged. A finding is about one change to one symbol, as one or
-more call sites of the bridge consume it; the sentences about it are made in `report.words`.
+more call sites of the bridge consume it; the sentences about it are made in `report.describe.changes`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from ...errors import Exit, exit_for
 from ...evidence.values import Cause, Frozen, SourceLine
 
 
@@ -140,6 +141,11 @@ class StaticResult(Frozen):
         """Whether anything that the bridge consumes is broken by the step from old to new."""
         return any(finding.impact is Impact.BREAKING for finding in self.findings)
 
+    @property
+    def exit(self) -> Exit:
+        """Closed where something breaks."""
+        return exit_for(breaks=self.breaks)
+
 
 class Sweep(Frozen):
     """Every adjacent pair of releases, oldest first; releases that could not be read, with the reason."""
@@ -147,3 +153,16 @@ class Sweep(Frozen):
     schema_id: Literal["megacpp-validate/sweep/1"] = "megacpp-validate/sweep/1"
     steps: tuple[StaticResult, ...]
     unreadable: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def exit(self) -> Exit:
+        """Open: the grid is history."""
+        return Exit.OPEN
+
+    def first_bad(self, module: str) -> StaticResult | None:
+        """The first step in which a bridge module breaks, by its own fault or by a cascade."""
+        red = {ModuleVerdict.BREAKS, ModuleVerdict.CASCADE}
+        return next(
+            (step for step in self.steps if any(row.module == module and row.verdict in red for row in step.modules)),
+            None,
+        )

@@ -24,6 +24,7 @@ from typing import Any
 
 import griffe
 
+from ...errors import NoEnvironment
 from ...evidence.values import SourceLine
 from .findings import ReleaseSource
 from .import_names import stored_by
@@ -39,7 +40,7 @@ _LAZY = re.compile(r"(^|\.)(lazy_loader|attach)$|^lazy_loader\.")
 logging.getLogger("griffe").setLevel(logging.CRITICAL)  # its remarks on TE's docstrings are not ours to show
 
 
-class ReleaseUnreadable(ValueError):
+class ReleaseUnreadable(NoEnvironment):
     """The sources of a release cannot be read; the text says what is wrong and what to do."""
 
 

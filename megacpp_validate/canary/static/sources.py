@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -20,6 +19,8 @@ from pathlib import Path
 import platformdirs
 from packaging.version import InvalidVersion, Version
 
+from ...errors import NoEnvironment, WrongArguments
+from ...process import Ended, run_command
 from .findings import ReleaseSource
 from .release import ROOTS, Release, write_aside
 
@@ -34,11 +35,11 @@ _NO_ANSWER = re.compile(
 _NO_PACKAGE = re.compile(r"wheel .* is invalid|not a zip|has inconsistent|do not match the hash", re.IGNORECASE)
 
 
-class SourceUnavailable(RuntimeError):
+class SourceUnavailable(NoEnvironment):
     """The sources of a release cannot be had; the text says what was wanted, why not, and what to do."""
 
 
-class UnknownRelease(ValueError):
+class UnknownRelease(WrongArguments):
     """There is no such release on the index; the text names the nearest ones."""
 
 
@@ -91,8 +92,8 @@ class Sources:
         """Releases on the index, oldest first, and what pip said beside them."""
         asked = ("index", "versions", distribution, "--ignore-requires-python", *options)
         done = self._pip(*asked, what="the list of releases")
-        match = None if done.returncode else re.search(r"Available versions: (.+)", done.stdout)
-        return sort_versions(match[1].split(",")) if match else [], done.stderr
+        match = None if done.code else re.search(r"Available versions: (.+)", done.words)
+        return sort_versions(match[1].split(",")) if match else [], done.errors
 
     def _from_folder(self, folder: Path) -> Release:
         """A folder that holds `transformer_engine/`: a source tree or an unpacked wheel."""
@@ -142,7 +143,7 @@ class Sources:
                 "--dest", str(folder), f"{distribution}=={version}", what=f"{distribution} {version}",
             )  # fmt: skip
             wheels = list(folder.glob("*.whl"))
-            if done.returncode or not wheels:
+            if done.code or not wheels:
                 raise self._explain(version, distribution, done)
             wheel, sha256 = wheels[0], _sha256(wheels[0])
             self.fetched_bytes += wheel.stat().st_size
@@ -187,27 +188,19 @@ class Sources:
 
     # --- pip ----------------------------------------------------------------------------------------------
 
-    def _pip(self, *arguments: str, what: str) -> subprocess.CompletedProcess[str]:
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            *arguments,
-            "--disable-pip-version-check",
-            "--no-input",
-            "--retries",
-            "1",
-        ]
-        try:
-            return subprocess.run(command, capture_output=True, text=True, timeout=FETCH_LIMIT_S, check=False)
-        except subprocess.TimeoutExpired as late:
+    def _pip(self, *arguments: str, what: str) -> Ended:
+        command = [sys.executable, "-m", "pip", *arguments]
+        command += ["--disable-pip-version-check", "--no-input", "--retries", "1"]
+        ended = run_command(command, limit_s=FETCH_LIMIT_S, apart=True)
+        if ended.code is None:
             raise SourceUnavailable(
                 f"{what} was not there after {FETCH_LIMIT_S:.0f} s. Likely cause: the package index does not answer "
                 "from here. Next step: look at `pip config list`, or run again where the index can be reached."
-            ) from late
+            )
+        return ended
 
-    def _explain(self, version: str, distribution: str, done: subprocess.CompletedProcess[str]) -> Exception:
-        offered = re.search(r"from versions: ([^)]*)\)", done.stderr)
+    def _explain(self, version: str, distribution: str, done: Ended) -> Exception:
+        offered = re.search(r"from versions: ([^)]*)\)", done.errors)
         names = [n for n in (offered[1].split(",") if offered else []) if n.strip() not in {"", "none"}]
         if names:
             near = nearest(version, [name.strip() for name in names])
@@ -221,8 +214,8 @@ class Sources:
                 f"there is no {distribution} {version} on the index. Nearest: {', '.join(near)}. Next step: choose "
                 "one of them; `--list` shows all."
             )
-        remarks = [line for line in done.stdout.splitlines() if "Could not fetch URL" in line]  # said at -vv alone
-        return SourceUnavailable(_say_unreachable(f"{distribution} {version}", "\n".join([*remarks, done.stderr])))
+        remarks = [line for line in done.words.splitlines() if "Could not fetch URL" in line]  # said at -vv alone
+        return SourceUnavailable(_say_unreachable(f"{distribution} {version}", "\n".join([*remarks, done.errors])))
 
 
 def sort_versions(names: Sequence[str]) -> list[str]:

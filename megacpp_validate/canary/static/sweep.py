@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from itertools import pairwise
+from multiprocessing import parent_process
 from pathlib import Path
 
 import griffe
@@ -16,7 +20,7 @@ from ...catalog.bridge import Catalog
 from ...catalog.file import PACKAGE_ROOT
 from .compare import compare_releases
 from .derive import BridgeFile, derive_surface
-from .findings import Impact, ModuleVerdict, StaticResult, Sweep
+from .findings import Impact, StaticResult, Sweep
 from .gathering import judge_modules
 from .import_faults import read_import_faults
 from .import_time import read_requirements
@@ -25,6 +29,7 @@ from .sources import Sources, SourceUnavailable
 from .surface import Surface
 from .unlisted import unlisted_files
 
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 OLDEST = "1.9.0.post1"  # the first release with a pure-Python wheel
 
 
@@ -66,7 +71,7 @@ def read_pair(sources: Sources, old: str, new: str) -> tuple[Release, Release]:
     pair = sources.release(old), sources.release(new)
     fresh = [release.version for release in pair if release.source.sha256 and not release.is_read]
     if len(fresh) > 1:
-        with ProcessPoolExecutor(len(fresh)) as pool:
+        with _open_pool(len(fresh)) as pool:
             list(pool.map(_read_ahead, [(version, sources.cache) for version in fresh]))
     return pair
 
@@ -77,43 +82,32 @@ def run_sweep(
     catalog: Catalog,
     *,
     tool: str,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> Sweep:
-    """Every adjacent pair of `versions`, oldest first; a release that cannot be read is left out and named."""
+    """Every adjacent pair of `versions`, oldest first; a release that cannot be read is left out and named.
+
+    Args:
+        progress: called with what has ended, the number of it and how many there are.
+    """
     readable: list[str] = []
     unreadable: dict[str, str] = {}
-    for version in versions:
+    for number, version in enumerate(versions, start=1):
         try:
             sources.wheel(version)
             readable.append(version)
         except (SourceUnavailable, ReleaseUnreadable) as fault:
             unreadable[version] = str(fault)
+        progress(f"fetched {version}", number, len(versions))
     steps: list[StaticResult] = []
-    jobs = min(os.cpu_count() or 1, 4)
-    with ProcessPoolExecutor(jobs) as pool:
-        list(pool.map(_read_ahead, [(version, sources.cache) for version in readable]))
+    with _open_pool(min(os.cpu_count() or 1, 4)) as pool:
+        read = pool.map(_read_ahead, [(version, sources.cache) for version in readable])
+        for number, (version, _) in enumerate(zip(readable, read, strict=True), start=1):
+            progress(f"read {version}", number, len(readable))
         asked = [(old, new, sources.cache, catalog, tool) for old, new in pairwise(readable)]
         for step in pool.map(_run_step, asked):
-            progress(f"{step.old.version} -> {step.new.version}")
             steps.append(step)
+            progress(f"{step.old.version} -> {step.new.version}", len(steps), len(asked))
     return Sweep(steps=tuple(steps), unreadable=unreadable)
-
-
-def first_bad(sweep: Sweep, module: str) -> StaticResult | None:
-    """The first step of a sweep in which a bridge module breaks, by its own fault or by a cascade."""
-    red = {ModuleVerdict.BREAKS, ModuleVerdict.CASCADE}
-    return next(
-        (step for step in sweep.steps if any(m.module == module and m.verdict in red for m in step.modules)),
-        None,
-    )
-
-
-def is_same_release(old: str, new: str) -> bool:
-    """Whether two names are one release, spelled alike or not (2.9 and 2.9.0)."""
-    try:
-        return Version(old) == Version(new)
-    except InvalidVersion:
-        return old == new
 
 
 def is_downgrade(old: str, new: str) -> bool:
@@ -122,6 +116,19 @@ def is_downgrade(old: str, new: str) -> bool:
         return Version(old) > Version(new)
     except InvalidVersion:
         return False
+
+
+def _open_pool(jobs: int) -> ProcessPoolExecutor:
+    """Workers that end with this process, whatever ends it: they would wait for the next order for ever."""
+    return ProcessPoolExecutor(jobs, initializer=_end_with_parent)
+
+
+def _end_with_parent() -> None:
+    with suppress(OSError, AttributeError):  # prctl(2) is of Linux alone
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
+    parent = parent_process()
+    if parent is not None and not parent.is_alive():  # it ended before the line above
+        os._exit(1)
 
 
 def _read_ahead(asked: tuple[str, Path]) -> None:

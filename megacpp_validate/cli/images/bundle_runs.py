@@ -15,6 +15,7 @@ from typing import Final
 
 from ...catalog.bridge import Catalog
 from ...environments.plan import UnknownTarget
+from ...errors import ToolError
 from ...images.bundle.archive import ImageTree, read_tree
 from ...images.bundle.evidence_files import EvidenceFiles, gather_evidence
 from ...images.bundle.manifest import Stored
@@ -26,10 +27,7 @@ from ...images.labels import LOCK_LABEL, TARGET_LABEL, labels_of, read_config
 from ...images.refusals import ImageRefused, RegistryLies, RegistryUnreachable
 from ...images.sbom import make_sbom
 from ...images.signature import NoCosign, prove_key, read_public_key, sign_file
-from ...jitcache.archive import TransferRefused
-from ...jitcache.files import NoPlainFile
-from ...jitcache.manifest import ManifestInvalid
-from ...jitcache.seal import CacheDamaged, check_sealed
+from ...jitcache.seal import check_sealed
 from ...jitcache.transfer import read_carried
 from ...report.markdown.bundle import tell_bundle
 from ...report.terminal.bundle import render_bundle
@@ -206,7 +204,7 @@ def _check_caches(jit: Path, arch: str) -> None:
     """
     try:
         manifest = check_sealed(jit / arch).manifest if jit.is_dir() else read_carried(jit)[0]
-    except (ManifestInvalid, CacheDamaged, TransferRefused, NoPlainFile, OSError) as fault:
+    except (ToolError, OSError) as fault:
         there = (
             ", ".join(sorted(path.name for path in jit.iterdir() if path.is_dir())) if jit.is_dir() else "an archive"
         )

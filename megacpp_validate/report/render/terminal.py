@@ -112,7 +112,7 @@ class _Terminal:
         if found.message:
             self._print(_draw(found.message), indent=4)
         rows = found.list_fields()
-        width = max([len(clean_line(label)) for label, _ in rows], default=4) + 2
+        width = max([len("next"), *(len(clean_line(label)) for label, _ in rows)]) + 2
         for label, content in rows:
             for number, one in enumerate(content):
                 first = Text("    ").append(f"{'' if number else clean_line(label):<{width}}", "dim")

@@ -9,8 +9,9 @@ from megacpp_validate.evidence.receipt import Backend, Check, Machine, Outcome, 
 
 from ...environments.session_result import SessionResult, SmokeSession, SupportGrid, SupportRow
 from ...gate.fp8_session import Fp8Result
+from ..describe.firewall import split_reason
 from ..marks import mark_cell
-from ..summaries import count, first_sentence, split_reason
+from ..summaries import count, first_sentence
 from .loss import find_red_losses
 
 # This part of a comparison says how tight the bound is, not how far the tensor is off.

@@ -17,8 +17,10 @@ from ...canary.dynamic.upgrade_result import (
 )
 from ...environments.stacks import StackRun
 from ...evidence.values import ENVIRONMENT
+from ..describe.firewall import summarize_firewall
+from ..describe.static import summarize_static
 from ..marks import Mark, mark_cell
-from ..summaries import count, summarize_firewall, summarize_static
+from ..summaries import count
 
 _MARKS: Final = {
     Change.REGRESSED: Mark("✗", "X", "regressed", "bad"),

@@ -1,4 +1,4 @@
-"""The table of damaged installs is whole, each row asks for an answer to act on, and each deed damages."""
+"""The table of damaged installs is whole, each row asks for an answer to act on, and each action damages."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.canary.firewall import damage_actions as deeds
-from megacpp_validate.canary.firewall.damage import BASELINES, DAMAGES, PINNED, Damage
+from megacpp_validate.canary.firewall.damage import BASELINES, DAMAGES, PINNED, Damage, plan_firewall, take_out
 from megacpp_validate.canary.firewall.elf import NotDamageable, rename_needed, rename_string, rename_undefined
-from megacpp_validate.canary.firewall.install import Install, lay_out_wheels
-from megacpp_validate.canary.firewall.plan import plan_firewall
-from megacpp_validate.canary.firewall.standin_extension import CannotBuild, StandIns, build_stand_ins, find_compiler
+from megacpp_validate.canary.firewall.install import (
+    CannotBuild,
+    Install,
+    StandIns,
+    build_stand_ins,
+    find_compiler,
+    lay_out_wheels,
+)
 from megacpp_validate.catalog.bridge import read_catalog
 
 ASKED_FOR = {
@@ -23,6 +27,7 @@ ASKED_FOR = {
     "undefined-symbol", "core-of-another-release", "second-copy", "local-version", "optional-symbol-gone",
     "flash-attn-4-without-cutedsl", "import-hangs", "import-aborts",
 }  # fmt: skip
+ROWS = {row.id: row for row in DAMAGES}
 RAISED = (
     "OSError", "FileNotFoundError", "AssertionError", "RuntimeError", "ModuleNotFoundError", "AttributeError",
     "StopIteration", "CalledProcessError",
@@ -51,7 +56,7 @@ def test_every_reason_must_say_what_why_and_what_next(row: Damage) -> None:
 
 
 def test_only_one_missing_entry_leaves_te_available() -> None:
-    available = [row.id for row in DAMAGES if row.available and not row.says_nothing]
+    available = [row.id for row in DAMAGES if row.available and row.reason]
     assert available == ["optional-symbol-gone"]
 
 
@@ -70,7 +75,7 @@ def test_a_real_install_gets_no_case_of_another_release() -> None:
     assert len(plan) > 20
 
 
-# --- the deeds --------------------------------------------------------------------------------------------
+# --- the actions --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
@@ -107,7 +112,7 @@ def test_a_layout_is_what_pip_leaves(laid_out: Install, wheel_of: Callable[[str]
 
 
 def test_a_version_is_changed_in_metadata_only(laid_out: Install) -> None:
-    deeds.local_version(laid_out)
+    ROWS["local-version"].do(laid_out)
     assert versions(laid_out)["transformer_engine_torch"] == "2.20.2+g1a2b3c4"
     assert laid_out.extension.is_file()
 
@@ -115,14 +120,14 @@ def test_a_version_is_changed_in_metadata_only(laid_out: Install) -> None:
 def test_one_re_export_is_taken_out_and_no_other(laid_out: Install) -> None:
     init = laid_out.package / "pytorch" / "__init__.py"
     before = init.read_text().splitlines()
-    deeds.take_out("Linear")(laid_out)
+    take_out("Linear")(laid_out)
     gone = set(before) - set(init.read_text().splitlines())
     assert gone == {"from transformer_engine.pytorch.module import Linear"}
 
 
 def test_a_damage_that_changes_nothing_is_an_error(laid_out: Install) -> None:
     with pytest.raises(LookupError, match="nothing of what was to be damaged"):
-        deeds.take_out("no_such_name")(laid_out)
+        take_out("no_such_name")(laid_out)
 
 
 def test_a_library_is_damaged_in_a_copy(laid_out: Install, tmp_path: Path) -> None:
@@ -131,7 +136,7 @@ def test_a_library_is_damaged_in_a_copy(laid_out: Install, tmp_path: Path) -> No
     content = real.read_bytes()
     place = laid_out.package / "wheel_lib" / "libtransformer_engine.so"
     place.symlink_to(real)
-    deeds.core_needs_another_library(laid_out)
+    ROWS["missing-library"].do(laid_out)
     assert real.read_bytes() == content
     assert not place.is_symlink()
     assert place.read_bytes() != content

@@ -92,37 +92,6 @@ def serve_nothing() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def say(answer: bytes) -> Iterator[str]:
-    """A server that says the same bytes to everybody, and hangs up."""
-
-    class Handler(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            self.request.recv(65536)
-            self.request.sendall(answer)
-
-    with _served(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)) as port:
-        yield f"http://127.0.0.1:{port}/simple"
-
-
-@contextlib.contextmanager
-def redirect(heard: dict[str, str | None], answer: tuple[int, str, bytes]) -> Iterator[str]:
-    """An index that sends everybody to another host; `heard` has who asked on either: the header, or None."""
-
-    class Handler(_Quiet):
-        def do_GET(self) -> None:
-            here = "elsewhere" if self.headers["Host"].startswith("localhost") else "index"
-            heard[here] = self.headers["Authorization"]
-            if here == "elsewhere":
-                self.answer(*answer)
-            else:
-                elsewhere = f"http://localhost:{self.server.server_address[1]}{self.path}"
-                self.answer(302, "text/plain", b"", Location=elsewhere)
-
-    with _served(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as port:
-        yield f"http://127.0.0.1:{port}/simple"
-
-
-@contextlib.contextmanager
 def _served(server: socketserver.TCPServer) -> Iterator[int]:
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()

@@ -163,7 +163,11 @@ def judged(judge: Judge, unpack: Callable[[str, Path], Path], tmp_path_factory: 
     return look
 
 
-@pytest.mark.parametrize("group", GROUPS)
+SECOND_LOOKS = {"moved", "removed", "same-symbol-again"}
+ROWS = [pytest.param(name, marks=pytest.mark.thorough if name in SECOND_LOOKS else ()) for name in GROUPS]
+
+
+@pytest.mark.parametrize("group", ROWS)
 def test_each_plant_is_found_blamed_on_its_module_and_nothing_else_is_said(group: str, judged: Judged) -> None:
     plants, result = GROUPS[group], judged(group)
     assert said_by(result) == wanted_of(plants)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,8 +19,11 @@ from megacpp_validate.canary.static.findings import (
     StaticResult,
     Sweep,
 )
-from megacpp_validate.canary.static.sweep import first_bad, is_downgrade, run_pair
+from megacpp_validate.canary.static.sweep import is_downgrade, run_pair
 from tests.canary.static.small_sources import compare, said_by, write_bridge, write_release
+from tests.running_processes import is_running, within
+
+ROOT = Path(__file__).resolve().parents[3]
 
 OLD = """
 def permute(tokens, probs, *, num_out=0): ...
@@ -140,11 +146,11 @@ def test_the_first_bad_step_is_the_first_that_breaks_by_itself_or_by_a_cascade()
             step("3", "4", user=breaks, other=risk),
         )
     )
-    found = first_bad(sweep, "user")
+    found = sweep.first_bad("user")
     assert found is not None
     assert found.new.version == "3"
-    assert first_bad(sweep, "other") is None
-    assert first_bad(Sweep(steps=()), "user") is None
+    assert sweep.first_bad("other") is None
+    assert Sweep(steps=()).first_bad("user") is None
 
 
 def test_blame_goes_to_the_first_module_and_the_rest_is_a_cascade(tmp_path: Path) -> None:
@@ -164,3 +170,27 @@ def test_blame_goes_to_the_first_module_and_the_rest_is_a_cascade(tmp_path: Path
         ("imports", ModuleVerdict.BREAKS, ""),
         ("user", ModuleVerdict.CASCADE, "imports"),
     ]
+
+
+def test_no_worker_outlives_a_killed_tool(tmp_path: Path) -> None:
+    """Killed with -9 while cold, it left two workers asleep for ever (issue 20)."""
+    code = """
+import os, sys, time
+from pathlib import Path
+from megacpp_validate.canary.static.sweep import _open_pool
+from tests.canary.static.test_sweep import report_pid
+with _open_pool(2) as pool:
+    mark = Path(sys.argv[1])
+    mark.write_text(" ".join({str(pid) for pid in pool.map(report_pid, range(8))}))
+    time.sleep(600)
+"""
+    mark = tmp_path / "workers"
+    tool = subprocess.Popen([sys.executable, "-c", code, str(mark)], env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert within(120, lambda: mark.exists() and bool(mark.read_text()))
+    tool.kill()
+    tool.wait()
+    assert within(60, lambda: not any(is_running(int(pid)) for pid in mark.read_text().split()))
+
+
+def report_pid(_: int) -> int:
+    return os.getpid()

@@ -18,7 +18,12 @@ int nvte_stand_in_is_loaded(void) { return 1; }
 #elif defined(PART_HANGS)
 
 extern int pause(void);
+extern int creat(const char *, unsigned int);
+extern char *getenv(const char *);
 __attribute__((constructor)) static void hang(void) {
+    const char *mark = getenv("MEGACPP_FIREWALL_MARK"); /* says that the hang has begun, however slow the host is */
+    if (mark)
+        creat(mark, 0600);
     for (;;)
         pause();
 }

@@ -1,1 +1,0 @@
-"""The verbs of the JIT caches: prewarm, seal and carry, verify."""

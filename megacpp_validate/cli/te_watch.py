@@ -1,0 +1,46 @@
+"""The verb of the watch for releases of Transformer Engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .. import TOOL
+from .app import Format, FormatOption, MatrixOption, OutputOption, app
+from .output import finish
+
+
+@app.command()
+def te_watch(
+    state: Annotated[Path, typer.Option(help="Folder of state.json and of the issue texts.")] = Path(
+        ".megacpp/te_watch"
+    ),
+    fmt: FormatOption = Format.TABLE,
+    output: OutputOption = None,
+    matrix: MatrixOption = None,
+) -> None:
+    """Is there a new release on the index? Judge each one once, without a GPU, and write an issue text for it.
+
+    Exit code 0: nothing new breaks the bridge, 1: a new release breaks it, 4: a new release has no verdict yet, 5: the
+    index does not answer, 6: the state is damaged, or another run holds it.
+    """
+    from ..canary.upgrade import list_releases
+    from ..canary.watch import run_watch
+    from ..catalog.bridge import read_catalog
+    from ..report.describe.watch import describe_release, describe_watch
+    from ..report.render.markdown import render_markdown
+    from .canary_progress import ShownProgress
+
+    with ShownProgress() as progress:
+        result = run_watch(
+            read_catalog(matrix),
+            state,
+            list_releases,
+            lambda found, release: f"# {(page := describe_release(found, release)).title}\n\n{render_markdown(page)}",
+            tool=TOOL,
+            matrix=matrix,
+            note=progress.callbacks.note,
+        )
+    finish(result, describe_watch, fmt, output)

@@ -1,0 +1,367 @@
+"""The firewall tier holds on real damaged installs, and fails where a bridge does not stand."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megacpp_validate.canary.firewall import run as firewall
+from megacpp_validate.canary.firewall.damage import plan_firewall
+from megacpp_validate.canary.firewall.install import (
+    TE,
+    CannotBuild,
+    Interpreter,
+    build_stand_ins,
+    read_current_release,
+    read_interpreter,
+    write_dist_info,
+)
+from megacpp_validate.canary.firewall.result import FirewallCase, FirewallOutcome, FirewallResult
+from megacpp_validate.canary.firewall.run import run_firewall
+from megacpp_validate.canary.static.sources import Sources, SourceUnavailable
+from megacpp_validate.catalog.bridge import Catalog
+from megacpp_validate.errors import Exit, WrongArguments
+from tests.running_processes import hearing_signals
+
+
+def slow(*cases: str) -> list[object]:
+    return [pytest.param(case, marks=pytest.mark.thorough) for case in cases]
+
+
+FAST = (
+    "absent", "metapackage-alone", "core-library-deleted", "missing-library", "second-copy", "metadata-unreadable",
+    "import-aborts",
+)  # fmt: skip
+WITH_TORCH = ("core-without-extension", "undefined-symbol", "optional-symbol-gone")
+# `nox -s import_firewall` has these at every run, and a pull request runs it; here they are a second look.
+MORE = slow(
+    "extension-without-core", "core-library-cut-short", "core-of-another-release", "two-core-libraries",
+    "torch-missing", "leftovers-of-an-uninstall", "record-deleted", "no-library-in-cache", "core-without-extension-1.x",
+)  # fmt: skip
+
+Run = Callable[..., FirewallResult]
+
+
+@pytest.fixture(scope="session")
+def interpreter() -> Interpreter:
+    return read_interpreter()
+
+
+@pytest.fixture(scope="session")
+def run(catalog: Catalog, sources: Sources, interpreter: Interpreter) -> Iterator[Run]:
+    """The tier on some cases, with the real wheels; what this interpreter offers is looked at once."""
+
+    def wheels(distribution: str, version: str) -> Path:
+        try:
+            return sources.wheel(version, distribution)
+        except SourceUnavailable as fault:
+            pytest.skip(f"not-run: {fault}")
+
+    def go(*only: str, **options: object) -> FirewallResult:
+        settings = {"wheels": wheels, "tool": "test", "jobs": 2, **options}
+        return run_firewall(catalog.modules, only=only, **settings)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(firewall, "read_interpreter", lambda _: interpreter)
+        yield go
+
+
+@pytest.fixture(scope="session")
+def tier(run: Run, interpreter: Interpreter) -> dict[str, FirewallCase]:
+    """What the tier finds on this host; with torch where there is one."""
+    cases = (*FAST, *(() if interpreter.problem else WITH_TORCH))
+    return {case.case: case for case in run(*cases).cases}
+
+
+@pytest.mark.parametrize("case", [*FAST, *WITH_TORCH, *MORE])
+def test_the_bridge_stands_on_a_damaged_install(
+    tier: dict[str, FirewallCase], run: Run, case: str, interpreter: Interpreter
+) -> None:
+    if interpreter.problem and case not in FAST:
+        pytest.skip(f"not-run: {interpreter.problem}")
+    found = tier.get(case) or {one.case: one for one in run(case).cases}[case]
+    assert (found.problems, found.outcome) == ((), FirewallOutcome.PASS)
+    assert found.available is (case == "optional-symbol-gone")
+
+
+def test_a_hang_is_seen_by_its_mark_and_located_however_slow_the_host_is(run: Run) -> None:
+    (found,) = run("import-hangs").cases
+    assert (found.problems, found.outcome, found.available) == ((), FirewallOutcome.PASS, False)
+    assert re.search(r"^hangs at .*__init__\.py:\d+ \(_load_core_library\); with", found.ended)
+
+
+def test_the_undamaged_install_is_available(tier: dict[str, FirewallCase], interpreter: Interpreter) -> None:
+    if interpreter.problem:
+        pytest.skip(f"not-run: {interpreter.problem}")
+    case = tier["undamaged-2.20.2"]  # nobody asked for it: the cases that lean on it did
+    assert (case.outcome, case.available, case.reason) == (FirewallOutcome.PASS, True, "")
+    assert case.compiled == "stand-in"
+
+
+def test_every_module_names_its_native_path(tier: dict[str, FirewallCase], catalog: Catalog) -> None:
+    assert tier["absent"].native_paths == {row.id: row.native for row in catalog.modules}
+
+
+def test_an_abort_is_caught_from_outside_and_located(tier: dict[str, FirewallCase]) -> None:
+    assert re.search(r"signal 6 at .*\(_load_core_library\)", tier["import-aborts"].ended)
+
+
+# --- faults planted in a copy of the bridge ---------------------------------------------------------------
+
+
+def plant(tmp_path: Path, *edits: tuple[str, Callable[[str], str]]) -> Path:
+    bridge = tmp_path / "bridge"
+    for room in (firewall.BRIDGE, firewall.BRIDGE.with_name("native")):
+        shutil.copytree(room, tmp_path / room.name, ignore=shutil.ignore_patterns("__pycache__"))
+    for file, change in edits:
+        before = (bridge / file).read_text()
+        after = change(before)
+        assert after != before
+        (bridge / file).write_text(after)
+    return bridge
+
+
+def before(line: str, planted: str) -> Callable[[str], str]:
+    return lambda text: text.replace(line, f"{planted}\n{line}", 1)
+
+
+FUTURE = "from __future__ import annotations\n"
+
+
+def edit(old: str, new: str) -> Callable[[str], str]:
+    return lambda text: text.replace(old, new, 1)
+
+
+TRY_TE = "try:\n    import transformer_engine\nexcept Exception:\n    pass\n"
+# What is planted -> (case, edits of the copy: file, edit, problem that must be reported). Faults that one process can
+# answer for side by side share a copy.
+Edit = tuple[str, Callable[[str], str], str]
+PLANTED: dict[str, tuple[str, tuple[Edit, ...]]] = {
+    "a module imports TE": (
+        "absent",
+        (
+            (
+                "attention.py",
+                before("class TeAttention", "import transformer_engine"),
+                r"bridge\.attention raised ModuleNotFoundError",
+            ),
+        ),
+    ),
+    "a module imports TE in a try": (
+        "core-without-extension",  # where the import succeeds
+        (("permute.py", edit(FUTURE, f"{FUTURE}\n{TRY_TE}"), "importing the bridge imported transformer_engine"),),
+    ),
+    "the question raises": (
+        "absent",
+        (
+            (
+                "vendor.py",
+                before("        return verdict.usable if", "        raise OSError('planted')"),
+                "asking the bridge raised OSError: planted",
+            ),
+        ),
+    ),
+    "an exception class slips through": (
+        "metapackage-alone",
+        (
+            (
+                "vendor.py",
+                edit("except BaseException as fault:  # OSError", "except ImportError as fault:  # OSError"),
+                "asking the bridge raised RuntimeError",
+            ),
+        ),
+    ),
+    "the reason is empty": (
+        "absent",
+        (("te_reasons.py", before("    install = look_for_te()", "    return ''"), "the reason is empty"),),
+    ),
+    "the verdict is always good": (
+        "absent",
+        (
+            (
+                "vendor.py",
+                edit("return Verdict(False, _explain_safely", "return Verdict(True, _explain_safely"),
+                r"is_te_available\(\) is True, not False",
+            ),
+        ),
+    ),
+    "what is said is not as it should be": (
+        "absent",
+        (
+            (
+                "te_reasons.py",
+                edit("    _not_installed,\n", ""),
+                "the reason does not say 'cause: Transformer Engine is not installed'",
+            ),
+            ("linear_walker.py", edit("NATIVE_PATH", "NATIVE"), "linear_walker names no native path"),
+            (
+                "attention.py",
+                edit('NATIVE_PATH = "', 'NATIVE_PATH = "not '),
+                "attention names the native path 'not ",
+            ),
+            (
+                "vendor.py",
+                edit("raise VendorEntryMissing(self.why_missing())", "raise VendorEntryMissing('no')"),
+                "gives another reason",
+            ),
+        ),
+    ),
+    "a module ends the process": (
+        "absent",
+        (("layer_spec.py", before("NATIVE_PATH", "import os\nos.abort()"), r"gave no answer \(signal 6\)"),),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_in_the_bridge_fails_the_tier(run: Run, tmp_path: Path, name: str) -> None:
+    case, edits = PLANTED[name]
+    (found,) = run(case, bridge=plant(tmp_path, *((file, change) for file, change, _ in edits))).cases
+    assert found.outcome is FirewallOutcome.FAIL
+    for _, _, problem in edits:
+        assert re.search(problem, " | ".join(found.problems))
+
+
+def test_the_exit_code_is_that_of_the_worst_case(tier: dict[str, FirewallCase]) -> None:
+    def end(*outcomes: str) -> Exit:
+        cases = tuple(tier["absent"].model_copy(update={"outcome": FirewallOutcome(word)}) for word in outcomes)
+        return FirewallResult(tool="test", python="", torch="", cases=cases).exit
+
+    assert end("pass", "pass") == Exit.OPEN
+    assert end("not-run", "pass", "fail") == Exit.CLOSED
+    assert end("pass", "not-run") == end() == Exit.EVIDENCE_MISSING
+
+
+def test_a_bridge_that_hangs_fails_the_tier_in_time(run: Run, tmp_path: Path) -> None:
+    bridge = plant(tmp_path, ("permute.py", before("NATIVE_PATH", "import time\ntime.sleep(3600)")))
+    (case,) = run("absent", bridge=bridge, limit_s=4.0).cases
+    assert case.outcome is FirewallOutcome.FAIL
+    assert "killed after 4 s" in case.problems[0]
+
+
+# --- what cannot be run is not run, and never green -------------------------------------------------------
+
+
+def test_without_a_compiler_the_compiled_cases_are_not_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Path) -> None:
+        raise CannotBuild("no C compiler")
+
+    monkeypatch.setattr(firewall, "build_stand_ins", refuse)
+    result = run("missing-library", "import-hangs", "absent")
+    outcomes = {case.case: case.outcome.value for case in result.cases}
+    assert outcomes == {"missing-library": "not-run", "import-hangs": "not-run", "absent": "pass"}
+    assert "no C compiler" in result.cases[1].problems[0]
+    assert not result.holds
+
+
+def test_without_torch_the_cases_that_want_it_are_not_run(
+    run: Run, interpreter: Interpreter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without = replace(interpreter, torch="", problem="torch cannot be imported here")
+    monkeypatch.setattr(firewall, "read_interpreter", lambda _: without)
+    result = run("undefined-symbol", "metapackage-alone")
+    outcomes = {case.case: case.outcome.value for case in result.cases}
+    assert outcomes == {
+        "undamaged-2.20.2": "not-run",
+        "metapackage-alone": "not-run",  # the bridge itself is made of torch
+        "undefined-symbol": "not-run",
+    }
+    assert result.torch == "none"
+    assert not result.holds
+
+
+def test_a_wheel_of_te_that_cannot_be_had_is_an_error(run: Run) -> None:
+    def unreachable(distribution: str, version: str) -> Path:
+        raise SourceUnavailable(f"{distribution} {version} could not be fetched")
+
+    with pytest.raises(SourceUnavailable, match="could not be fetched"):
+        run("absent", wheels=unreachable)
+
+
+def test_another_wheel_that_cannot_be_had_is_one_case_less(run: Run, sources: Sources) -> None:
+    def only_one(distribution: str, version: str) -> Path:
+        if version != "2.20.2":
+            raise SourceUnavailable("offline")
+        return sources.wheel(version, distribution)
+
+    (case,) = run("second-copy", wheels=only_one).cases
+    assert case.outcome is FirewallOutcome.NOT_RUN
+    assert case.problems == (f"{TE} 2.17.1 could not be fetched: offline",)
+
+
+def test_an_unknown_case_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(WrongArguments, match=r"abscent.*absent"):
+        plan_firewall(["abscent"])
+
+
+def test_without_a_real_install_there_is_none_to_damage(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(firewall, "read_interpreter", lambda _: Interpreter((), Path("/nowhere"), "", ""))
+    with pytest.raises(WrongArguments, match="No whole install"):
+        run(install="current")
+
+
+def test_an_interrupt_leaves_nothing_running(run: Run, tmp_path: Path) -> None:
+    mark = tmp_path / "pid"
+    note = f"import os, pathlib, time\npathlib.Path({str(mark)!r}).write_text(str(os.getpid()))\ntime.sleep(3600)"
+    bridge = plant(tmp_path, ("permute.py", before("NATIVE_PATH", note)))
+
+    def interrupt() -> None:
+        while not mark.exists() or not mark.read_text():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    started = time.monotonic()
+    threading.Thread(target=interrupt, daemon=True).start()
+    with hearing_signals(), pytest.raises(KeyboardInterrupt):
+        run("absent", "metapackage-alone", bridge=bridge, limit_s=240.0)
+    assert time.monotonic() - started < 120  # it did not wait for the limit
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(mark.read_text()), 0)
+
+
+# --- the real install of an interpreter -------------------------------------------------------------------
+
+
+def test_a_real_install_is_damaged_in_a_copy(
+    run: Run, sources: Sources, interpreter: Interpreter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stand-ins play the part of the real libraries, large enough to be linked rather than copied."""
+    if interpreter.problem:
+        pytest.skip(f"not-run: {interpreter.problem}")
+    site, built = tmp_path / "site", build_stand_ins(tmp_path / "built")
+    shutil.unpack_archive(sources.wheel("2.20.2", TE), site, "zip")
+    libraries = site / "transformer_engine" / "wheel_lib"
+    libraries.mkdir()
+    for library in (built.core, built.extension):
+        (libraries / library.name).write_bytes(library.read_bytes() + bytes(2**20))
+    for name in ("transformer_engine_cu13", "transformer_engine_torch"):
+        write_dist_info(site, name, "2.20.2")
+    before_it = hashes(site)
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    monkeypatch.setenv("CUDA_HOME", str(built.cuda))
+    here = read_interpreter()
+    assert read_current_release(here) == "2.20.2"
+    monkeypatch.setattr(firewall, "read_interpreter", lambda _: here)
+    result = run("missing-library", "undefined-symbol", "core-library-deleted", install="current")
+    assert [(case.case, case.compiled, case.problems) for case in result.cases] == [
+        ("undamaged", "real", ()),
+        ("core-library-deleted", "real", ()),
+        ("missing-library", "real", ()),
+        ("undefined-symbol", "real", ()),
+    ]
+    assert hashes(site) == before_it
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

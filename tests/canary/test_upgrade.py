@@ -1,0 +1,307 @@
+"""The dynamic tier from the command line: one result and exit code of many stacks; a killed run goes on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from megacpp_validate.environments import cell
+from megacpp_validate.evidence.store import read_receipts
+from tests.canary.static.small_sources import write_release
+from tests.command_line import Run, make_run
+from tests.environments.places import make_probes
+from tests.running_processes import hearing_signals, is_running, within
+
+OPEN, CLOSED, WRONG, NOTHING, MISSING, NO_ENVIRONMENT, INFRASTRUCTURE = 0, 1, 2, 3, 4, 5, 6
+ROOT = Path(__file__).resolve().parents[2]
+EVIDENCE = ROOT / "docs" / "evidence" / "h200"
+
+
+@pytest.fixture(autouse=True)
+def own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of the test's own, on a host with no GPU, no overlays, and nothing in its cache."""
+    for name in ("MEGACPP_PYTHON", "MEGACPP_DISABLE_TE", "MEGACPP_OVERLAYS", "CUDA_VISIBLE_DEVICES", "PYTHONPATH"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"NO_COLOR": "1", "COLUMNS": "200", "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MEGACPP_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command line in this process."""
+    return make_run(capfd, monkeypatch)
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """A host with an H200, and a folder of overlays; its probes do what a test says."""
+
+    def make(main: str, *releases: str) -> Path:
+        make_probes(tmp_path, main)
+        place = tmp_path / "host"
+        place.mkdir(exist_ok=True)
+        (place / "nvidia-smi").write_text(
+            '#!/bin/sh\ncase "$*" in *memory.free*) echo "143771, 143000";; '
+            "*) echo 'NVIDIA H200, 9.0, 580.159.03, 143771';; esac\n"
+        )
+        (place / "python3").write_text(
+            f'#!/bin/sh\ncase "$*" in *"megacpp_validate.probes "*) export PYTHONPATH="{tmp_path / "fake"}:$PYTHONPATH"'
+            f';; esac\nexec {sys.executable} "$@"\n'
+        )
+        for name in ("nvidia-smi", "python3"):
+            (place / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{place}:/usr/bin:/bin")
+        monkeypatch.setenv("MEGACPP_PYTHON", str(place / "python3"))
+        for release in releases:
+            add_overlay(tmp_path / "overlays", release)
+        return tmp_path / "overlays"
+
+    return make
+
+
+def add_overlay(folder: Path, release: str) -> None:
+    site = folder / f"te-{release}"
+    (site / "transformer_engine").mkdir(parents=True)
+    (site / "transformer_engine" / "__init__.py").write_text("")
+    info = site / f"transformer_engine-{release}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: transformer-engine\nVersion: {release}\n")
+
+
+GPU = ("te-canary", "--tiers", "gpu", "--no-times", "--format", "json")
+
+
+def test_every_installed_release_is_run_and_the_one_that_breaks_is_named(run: Run, host: Callable[..., Path]) -> None:
+    overlays = host(
+        "bad = order['stack'] == 'te2.17.1' and order['probe'] in ('attention', 'native_block')\n"
+        "write(**(dict(outcome='error', reason='cuDNN', failure=dict(type='RuntimeError', message='cudnn: bad graph'))"
+        " if bad else {}))",
+        "2.9.0", "2.17.1", "2.20.2",
+    )  # fmt: skip
+    said = run("te-canary", "--all-installed", "--overlays", overlays, "--format", "json", "--jobs", 3)
+    assert said.code == CLOSED, said.err
+    told = json.loads(said.out)
+    assert (told["target"], told["tiers"]) == ("h200", ["gpu"])
+    assert [stack["stack"] for stack in told["stacks"]] == ["te2.9.0", "te2.17.1", "te2.20.2"]
+    assert [len(stack["ran"]) for stack in told["stacks"]] == [15, 8, 8]  # the first is timed twice
+    blamed = [[culprit["module"] for culprit in step["culprits"]] for step in told["steps"]]
+    assert blamed == [["attention"], []]
+    assert "31/31" in said.err
+    assert "te2.9.0-h200-permute, again" in said.err
+
+    again = run("te-canary", "--all-installed", "--overlays", overlays, "--no-times", "--format", "json")
+    assert again.code == CLOSED
+    told = json.loads(again.out)
+    assert [(len(stack["ran"]), len(stack["reused"])) for stack in told["stacks"]] == [(0, 8), (0, 8), (0, 8)]
+
+
+def test_releases_that_are_named_and_an_environment_of_a_name(
+    run: Run, host: Callable[..., Path], tmp_path: Path
+) -> None:
+    overlays = host("write()", "2.9.0")
+    python = tmp_path / "host" / "python3"
+    said = run(*GPU, "2.9.0", "patched", "--overlays", overlays, "--environment", f"patched=python:{python}",
+               "--probes", "imports,permute")  # fmt: skip
+    assert said.code == OPEN, said.err
+    assert [stack["stack"] for stack in json.loads(said.out)["stacks"]] == ["te2.9.0", "patched"]
+
+
+def test_a_release_that_is_not_here_costs_the_others_nothing(run: Run, host: Callable[..., Path]) -> None:
+    overlays = host("write()", "2.9.0", "2.20.2")
+    common = ("--overlays", overlays, "--probes", "imports")
+    said = run(*GPU, "2.9.0", "2.14.1", "2.20.2", *common)
+    assert said.code == MISSING
+    told = json.loads(said.out)
+    assert "no environment with Transformer Engine 2.14.1" in told["stacks"][1]["problem"]
+    assert [len(stack["ran"]) for stack in told["stacks"]] == [1, 0, 1]
+    grid = {row["stack"]: {cell["outcome"] for cell in row["cells"]} for row in told["grid"]["rows"]}
+    assert grid == {"te2.9.0": {"pass"}, "te2.14.1": {"not-run"}, "te2.20.2": {"pass"}}
+    none = run(*GPU, "2.14.1", "2.15.0", *common)
+    assert none.code == NO_ENVIRONMENT
+    assert json.loads(none.out)["stacks"][0]["problem"]
+
+
+def test_a_breakage_comes_before_evidence_that_is_missing(run: Run, host: Callable[..., Path]) -> None:
+    overlays = host("write() if order['stack'] == 'te2.9.0' else os.abort()", "2.9.0", "2.20.2")
+    said = run(*GPU, "2.9.0", "2.20.2", "2.21.0", "--overlays", overlays, "--probes", "imports")
+    assert said.code == CLOSED
+    assert json.loads(said.out)["stacks"][2]["problem"]
+
+
+def test_without_a_gpu_its_cells_are_not_run_and_the_other_tiers_are_told(run: Run, tmp_path: Path) -> None:
+    code = "class Linear:\n    def __init__(self, in_features, out_features, bias=True, device='cuda'): ..."
+    for name in ("one", "two"):
+        write_release(tmp_path / name, code)
+    said = run("te-canary", tmp_path / "one", tmp_path / "two", "--tiers", "static,gpu", "--format", "json")
+    assert said.code == MISSING, said.err
+    told = json.loads(said.out)
+    assert len(told["static"]) == 1
+    assert all("sm_90" in stack["problem"] and "there is none" in stack["problem"] for stack in told["stacks"])
+    assert {cell["outcome"] for row in told["grid"]["rows"] for cell in row["cells"]} == {"not-run"}
+    assert list((tmp_path / "work").rglob("*.json")) == []
+
+
+WRONG_ARGUMENTS: dict[str, tuple[list[str], int, list[str]]] = {
+    "no-such-target": ([*GPU, "2.9.0", "2.20.2", "--target", "h100"], WRONG, ["'h100'", "h200"]),
+    "no-such-probe": ([*GPU, "2.9.0", "2.20.2", "--probes", "atention"], WRONG, ["'atention'", "attention"]),
+    "no-environment-spec": ([*GPU, "--environment", "te1=conda:x"], WRONG, ["conda", "overlay:"]),
+    "one-name-twice": (
+        [*GPU, "--target", "cpu", "--environment", "a=python:x", "--environment", "a=python:y"], WRONG,
+        ["a is given twice"],
+    ),
+    "one-release-twice": ([*GPU, "2.9.0", "te2.9.0"], WRONG, ["twice", "Next step"]),
+    "one-release-twice-in-other-words": ([*GPU, "2.9", "te2.9.0"], WRONG, ["twice", "Next step"]),
+    "one-release-twice-for-the-sources": (
+        ["te-canary", "2.9.0", "2.9", "--tiers", "static"], WRONG, ["2.9 is given twice"],
+    ),
+    "none-installed-for-the-sources": (
+        ["te-canary", "--all-installed", "--tiers", "static"], NOTHING, ["no release", "--overlays"],
+    ),
+    "no-end": ([*GPU, "2.9.0", "2.20.2", "--limit", "inf"], WRONG, ["--limit", "86400"]),
+    "one-stack": ([*GPU, "--target", "cpu", "--environment", "a=python:x"], NOTHING, ["a alone", "Next step"]),
+    "nothing": ([*GPU], NOTHING, ["no stack", "Next step"]),
+    "no-tier": (["te-canary", "2.9.0", "2.20.2", "--tiers", ","], NOTHING, ["No tier"]),
+    "none-installed": (["te-canary", "--all-installed", "--target", "cpu"], NOTHING, ["This host has"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "code", "words"), WRONG_ARGUMENTS.values(), ids=WRONG_ARGUMENTS)
+def test_wrong_arguments_are_told_in_words(arguments: list[str], code: int, words: list[str], run: Run) -> None:
+    said = run(*arguments)
+    assert (said.code, said.out) == (code, ""), said.err
+    for word in words:
+        assert word in said.err
+    assert "Traceback" not in said.err
+
+
+def start(*arguments: object) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "megacpp_validate.cli", *map(str, arguments)]
+    log = Path("tool.log").open("wb")  # noqa: SIM115 - it lives as long as the process
+    with log, hearing_signals():
+        return subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+def receipts_in(folder: Path) -> dict[str, tuple[int, int]]:
+    """Every receipt, and which file it is: one that was written anew is another."""
+    found = [place for place in folder.rglob("*.json") if place.is_file()]
+    return {str(place.relative_to(folder)): (place.stat().st_ino, place.stat().st_mtime_ns) for place in found}
+
+
+@pytest.mark.thorough
+def test_killed_again_and_again_it_runs_only_what_is_missing(
+    run: Run, host: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Each receipt is written once, no cell that has one is started again, and nothing goes on behind a killed tool."""
+    started, kept = tmp_path / "started", tmp_path / "work" / "kept"
+    overlays = host(
+        f"log = os.open({str(started)!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)\n"
+        "os.write(log, f'{os.getpid()} {cell}\\n'.encode())\ntime.sleep(0.25)\nwrite()",
+        "2.9.0", "2.20.2",
+    )  # fmt: skip
+    asked = (*GPU, "2.9.0", "2.20.2", "--overlays", overlays, "--receipts", kept, "--jobs", 2)
+    seen: dict[str, tuple[int, int]] = {}
+    allowed: list[str] = []  # cells that may be started: those without a receipt when a run began
+    for count in (2, 5, 9):
+        before = len(started.read_text().splitlines()) if started.exists() else 0
+        done = {Path(name).stem for name in receipts_in(kept)} if kept.exists() else set()
+        tool = start(*asked)
+        assert within(60, lambda: len(receipts_in(kept)) >= count), Path("tool.log").read_text()  # noqa: B023
+        tool.send_signal(signal.SIGKILL)
+        tool.wait()
+        lines = [line.split() for line in started.read_text().splitlines()][before:]
+        assert within(5, lambda: not any(is_running(int(pid)) for pid, _ in lines))  # noqa: B023
+        assert not done & {cell for _, cell in lines}
+        now = receipts_in(kept)
+        assert seen.items() <= now.items()
+        time.sleep(0.4)
+        assert receipts_in(kept) == now  # nobody is left who writes one later
+        seen = now
+        allowed += [cell for _, cell in lines]
+    said = run(*asked)
+    assert said.code == OPEN, said.err
+    assert seen.items() <= receipts_in(kept).items()
+    assert len(receipts_in(kept)) == 16
+    told = json.loads(said.out)["stacks"]
+    assert sum(len(stack["reused"]) for stack in told) == len(seen)
+    assert {cell for stack in told for cell in stack["ran"]}.isdisjoint({Path(name).stem for name in seen})
+    assert set(read_receipts(kept / "te2.9.0").found) | set(read_receipts(kept / "te2.20.2").found) == {
+        Path(name).stem for name in receipts_in(kept)
+    }
+
+
+def test_the_gpu_tier_needs_nothing_that_reads_sources(host: Callable[..., Path]) -> None:
+    """A GPU host has no griffe; and the static tier says so there."""
+    overlays = host("write()", "2.9.0", "2.20.2")
+    code = "import sys; sys.modules['griffe'] = None; from megacpp_validate.cli import main; main()"
+
+    def call(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", code, *map(str, arguments), "--overlays", str(overlays), "--probes", "imports"]
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+
+    done = call(*GPU, "2.9.0", "2.20.2")
+    assert done.returncode == OPEN, done.stderr
+    done = call("te-canary", "2.9.0", "2.20.2", "--tiers", "static,gpu")
+    assert done.returncode == NO_ENVIRONMENT
+    assert "griffe" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_two_folders_of_receipts_are_judged_without_a_run(run: Run, tmp_path: Path) -> None:
+    """Those that an H200 wrote: 2.17.1 broke attention, 2.14.1 does not import."""
+    said = run("compare-receipts", EVIDENCE / "te2.12.0", EVIDENCE / "te2.17.1", "--format", "json")
+    assert said.code == CLOSED
+    (step,) = json.loads(said.out)["steps"]
+    assert (step["before"], step["after"], step["target"]) == ("te2.12.0", "te2.17.1", "h200")
+    assert step["culprits"]
+    assert run("compare-receipts", EVIDENCE / "te2.12.0", EVIDENCE / "te2.20.2").code == OPEN
+    assert run("compare-receipts", EVIDENCE / "te2.12.0", EVIDENCE / "te2.14.1").code == CLOSED
+
+
+FOLDERS: dict[str, tuple[Callable[[Path], object], int, str]] = {
+    "lost": (lambda place: (place / "te2.20.2-h200-permute.json").unlink(), MISSING, "permute"),
+    "damaged": (lambda place: (place / "te2.20.2-h200-permute.json").write_text("{"), MISSING, "permute"),
+    "two-stacks": (
+        lambda place: shutil.copy(EVIDENCE / "te2.12.0" / "te2.12.0-h200-permute.json", place), WRONG, "te2.12.0",
+    ),
+    "empty": (lambda place: [file.unlink() for file in place.iterdir()], NOTHING, "no receipt"),
+    "none": (shutil.rmtree, WRONG, "no such folder"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("harm", "code", "word"), FOLDERS.values(), ids=FOLDERS)
+def test_folders_that_are_not_whole(
+    harm: Callable[[Path], object], code: int, word: str, run: Run, tmp_path: Path
+) -> None:
+    after = Path(shutil.copytree(EVIDENCE / "te2.20.2", tmp_path / "after"))
+    harm(after)
+    said = run("compare-receipts", EVIDENCE / "te2.12.0", after, "--format", "json")
+    assert said.code == code
+    assert word in said.out + said.err
+
+
+def test_a_disk_that_is_full_is_told_as_that(
+    run: Run, host: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "receipt")
+
+    monkeypatch.setattr(cell, "write_receipt", full)
+    said = run(*GPU, "2.9.0", "2.20.2", "--overlays", host("write()", "2.9.0", "2.20.2"), "--probes", "imports")
+    assert said.code == INFRASTRUCTURE
+    assert "No space left" in said.err
+    assert "make room" in said.err

@@ -1,0 +1,99 @@
+"""The rows of images: what is shipped reads clean, and a wrong file is told as a whole."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from megacpp_validate.catalog.bridge import Catalog, matrix_folder
+from megacpp_validate.catalog.images import FILE, Images, read_images
+from tests.catalog.refusals import copy_matrix, edit, faults_of
+
+
+@pytest.fixture(scope="module")
+def targets(catalog: Catalog) -> dict[str, str]:
+    return {target.id: target.machine for target in catalog.targets}
+
+
+def test_the_rows_that_are_shipped(targets: dict[str, str]) -> None:
+    images = read_images(targets)
+    assert {image.target for image in images.image} == set(targets)
+    assert all(claim.digest.startswith("sha256:") for claim in images.claim)
+    for image in images.image:
+        assert set(image.sources) <= {source.id for source in images.source}
+        assert (matrix_folder().parent / image.lock).is_file()
+    h200 = images.image[0]
+    assert h200.te == h200.pinned["transformer-engine-torch"] == "2.20.2"
+    assert images.find_base(h200.base).provided["nccl"] == "2.30.7"
+
+
+def test_every_image_names_why_it_goes_over_its_base(targets: dict[str, str]) -> None:
+    images: Images = read_images(targets)
+    gpu = [image for image in images.image if image.te]
+    assert len({(tuple(image.over), tuple(image.removes)) for image in gpu}) == 1  # one base, one answer
+    over = {row.name: row.why for row in gpu[0].over}
+    removed = {row.name: row.why for row in gpu[0].removes}
+    assert "4.6.2" in removed["nvidia-cutlass-dsl"]
+    assert "hides" in removed["flash-attn"]
+    assert not set(over) & set(removed)
+    assert not {"torch", "triton", "numpy"} & (set(over) | set(removed))
+    assert not images.image[-1].over + images.image[-1].removes  # a base without a stack has nothing to go over
+
+
+FAULTS = [
+    ('target = "h200"', 'target = "x100"', "target names 'x100', which does not exist"),
+    ('target = "b200"', 'target = "h200"', "image 'h200' appears 2 times"),
+    ('platform = "linux/arm64"\ncache', 'platform = "linux/amd64"\ncache', "is not the aarch64 of targets.toml"),
+    ('base = "ngc-26.07"\nplatform = "linux/amd64"', 'base = "x"\nplatform = "linux/amd64"', "base names 'x'"),
+    ('sources = ["deep-gemm"]', 'sources = ["deepgemm"]', "sources names 'deepgemm', which does not exist"),
+    ('lock = "containers/locks/b200.txt"', 'lock = "containers/locks/h200.txt"', "lock 'containers/locks/h200.txt'"),
+    ('lock = "containers/locks/b200.txt"', 'lock = "/etc/passwd"', "image.1.lock"),
+    ('{ name = "sympy", why', '{ name = "leaf", why', "over names 'leaf', which ngc-26.07 does not"),
+    ('["triton", "3.7.1+gitf797708c.nv26.7"]', '["triton", "three"]', "Invalid version: 'three'"),
+    ('["triton", "3.7.1+gitf797708c.nv26.7"]', '["triton"]', "base.0.provides.5"),
+    ('"nvidia-nvtx",', '"nvidia-nvtx", "nvidia-nvtx",', "'nvidia-nvtx' is provided twice"),
+    ('"nox>=2025.5"', '"nox>>2025.5"', "nox>>2025.5"),
+    ('needs = ">=2.30.4"', 'needs = "2.30.4 or so"', "'2.30.4 or so'"),
+    ('with = "cuda>=13"', 'with = "cuda 13"', "cuda 13"),
+    ('commit = "891d57b4', 'commit = "main', "source.1.commit"),
+    ("user = 1000", "user = 0", "image.0.user"),
+    ('tag = "26.07-py3"', 'tag = "26.07-py3@sha256"', "base.0.tag"),
+    ("driver_built_for", "driver_made_for", "driver_made_for"),
+    ('digest = "sha256:2140', 'digest = "sha256:', "claim.0.digest"),
+    ('base = "debian-bookworm"\nplatform = ""', 'base = "debian"\nplatform = ""', "base names 'debian'"),
+    ("[[base]]", "[[base", "cannot be read"),
+    ('targets = ["b200"]', 'targets = ["b300"]', "targets names 'b300', which does not exist"),
+    ('"deep_gemm", "project"', '"deep_gemm", "deep_gemm", "project"', "the step 'deep_gemm' appears 2 times"),
+    ('"deep_gemm", "project"', '"project"', "'deep-gemm' has a source and no step"),
+    ('sources = ["deep-gemm"]', "sources = []", "image b200: 'deep-gemm' has a step and no source"),
+    ('cache_arch = "sm_100a"', 'cache_arch = "sm_90a"', "cache_arch 'sm_90a' is not the 'sm_100a' of its target"),
+    ('te_archs = "120"', 'te_archs = "90"', "te_archs '90' has nothing for the sm_121 of its target"),
+    ('sources = ["deep-gemm"]', 'sources = ["flash-attention-3"]', "'flash-attention-3', which targets.toml says"),
+    ('{ name = "flash-attn", why', '{ name = "sympy", why', "'sympy' is named under `over` and under `removes`"),
+    ('wheel", ""]', 'wheel", ""', "cannot be read"),
+    ('why = "goes with it"', 'wy = "goes with it"', "image.0.removes.3.why (h200)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "says"), FAULTS, ids=[says for *_, says in FAULTS])
+def test_a_wrong_file(tmp_path: Path, targets: dict[str, str], catalog: Catalog, old: str, new: str, says: str) -> None:
+    edit(copy_matrix(tmp_path, FILE) / FILE, (old, new))
+    assert any(says in fault for fault in faults_of(lambda: read_images(targets, tmp_path, catalog.targets)))
+
+
+def test_a_fault_of_shape_hides_none_between_rows(tmp_path: Path, targets: dict[str, str], catalog: Catalog) -> None:
+    """Many at once, half of them of shape: a person mends them in one go."""
+    # Left out is what hides another one: of a row that was changed already, or beside a base that does not exist.
+    hidden = re.compile(r"cannot be read|base names 'x'|appears 2|step|provided twice|three|leaf|sympy|te_archs|why")
+    text = (matrix_folder() / FILE).read_text()
+    planted = []
+    for old, new, says in FAULTS:
+        if old in text and not hidden.search(says):
+            text = text.replace(old, new, 1)
+            planted.append(says)
+    (tmp_path / FILE).write_text(text)
+    faults = "\n".join(faults_of(lambda: read_images(targets, tmp_path, catalog.targets)))
+    assert len(planted) > 15
+    assert [says for says in planted if says not in faults] == []

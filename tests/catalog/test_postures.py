@@ -1,0 +1,118 @@
+"""The posture of a run: what is shipped reads clean and is a run that can be, and a wrong file is told as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megacpp_validate.bridge.features import FEATURES, PRESETS
+from megacpp_validate.catalog.postures import (
+    FILE,
+    FeatureFlags,
+    FormChanges,
+    Posture,
+    SizeChanges,
+    UnknownFeature,
+    merge_orders,
+    read_postures,
+    settings_of,
+)
+from megacpp_validate.training.forms import Forms
+from megacpp_validate.training.sizes import Size
+from megacpp_validate.training.smoke.order import SmokeOrder
+from tests.catalog.refusals import copy_matrix, edit, faults_of
+
+ASKED_FOR = {
+    "fused_mamba", "fused_residual_norm", "fused_mla_ingress", "fused_moe", "auto_dispatch", "trajectory_loss",
+    "extra_aux_losses", "te_attention", "te_block", "fp8_experts", "deep_gemm_experts", "recompute", "graphs", "mtp",
+    "goodput", "temporal", "measurements",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def posture() -> Posture:
+    return read_postures()
+
+
+def order_of(settings: dict[str, Any]) -> SmokeOrder:
+    return SmokeOrder(**merge_orders({"plan": {}, "size": "small", "steps": 8}, settings))
+
+
+def test_what_is_shipped_has_a_plain_form_of_each_feature(posture: Posture) -> None:
+    assert {feature.id for feature in posture.features} == ASKED_FOR
+    assert all(posture.speed_defaults.values())
+    assert not any(posture.experimental_taxes.values())  # off unless asked
+
+
+def test_names_are_those_of_the_code() -> None:
+    """A field that is renamed there must not be lost here."""
+    assert set(FeatureFlags.model_fields) == {"preset", *FEATURES}
+    assert set(FormChanges.model_fields) == {field.name for field in fields(Forms)}
+    assert set(SizeChanges.model_fields) <= {field.name for field in fields(Size)}
+    assert {"production", "experts", "dense", "off"} == set(PRESETS)
+
+
+def test_every_arm_is_an_order_that_can_be(posture: Posture) -> None:
+    for feature in posture.features:
+        for arm in (feature.off, feature.on):
+            for switches in (None, dict.fromkeys(posture.switches, False)):
+                settings = merge_orders(settings_of(posture, switches), feature.both.as_order)
+                order = order_of(merge_orders(settings, arm.as_order))
+                order.refuse()
+                assert order.read_features() is not None
+
+
+def test_the_posture_of_a_run(posture: Posture) -> None:
+    order = order_of(settings_of(posture))
+    forms, features = order.read_forms(), order.read_features()
+    assert (forms.moe, forms.compiled_scan, forms.fused_residual_norm, forms.fused_mla_ingress) == (
+        "jagged", True, True, True,
+    )  # fmt: skip
+    assert features == PRESETS["production"]
+    assert order.changes == {}  # a tax that is off leaves the size as it is
+    assert (order.profile, order.watch, order.audit) == (True, True, False)
+
+
+def test_everything_off_is_the_plain_form(posture: Posture) -> None:
+    order = order_of(settings_of(posture, dict.fromkeys(posture.switches, False)))
+    assert order.read_forms() == Forms(moe="padded")
+    assert order.read_features() == PRESETS["off"]
+    assert (order.profile, order.watch, order.audit) == (False, False, False)
+
+
+def test_a_tax_and_a_further_feature_are_on_where_they_are_asked_for(posture: Posture) -> None:
+    order = order_of(settings_of(posture, {"trajectory_loss": True, "recompute": True, "fused_mamba": False}))
+    assert order.read_size().trajectory_coefficient > 0
+    assert order.read_forms().recompute
+    assert not order.read_features().mamba_in_projection
+    with pytest.raises(UnknownFeature, match="there is no feature 'fast'"):
+        settings_of(posture, {"fast": True})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("fused_moe = true", "fused_moe = true\nfused_all = true", "speed_defaults switches 'fused_all', which has no"),
+        ("temporal = true\n", "", "feature 'temporal' has no switch in observability"),
+        ("{ recompute = true }", "{ recompue = true }", "(recompute): Extra inputs are not permitted"),
+        ("{ recompute = true }", "{ recompute = 1 }", "(recompute): Input should be a valid boolean"),
+        ("{ recompute = true }", "{ recompute = false }", "(recompute): Value error, off and on are the same"),
+        ("{ recompute = true }", "{ graphs = true }", "forms.recompute is set in one arm alone"),
+        ('id = "mtp"', 'id = "recompute"', "feature 'recompute' appears 2 times"),
+        ('id = "mtp"', 'id = "all"', "stands for all of them"),
+        ('precision = "delayed"', 'forms = { low_precision_experts = true }\nx = "', "cannot be read"),
+        ('changes = { attention = "mla" }', 'changes = { mtp = true, attention = "mha" }', "Input should be 'gqa' or"),
+    ],
+)
+def test_a_wrong_file_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
+    edit(copy_matrix(tmp_path, FILE) / FILE, (old, new))
+    assert any(said in fault for fault in faults_of(lambda: read_postures(tmp_path)))
+
+
+def test_all_faults_are_named_at_once(tmp_path: Path) -> None:
+    edit(copy_matrix(tmp_path, FILE) / FILE, ("goodput = true", "badput = true"), ('id = "graphs"', 'id = "mtp"'))
+    faults = "\n".join(faults_of(lambda: read_postures(tmp_path)))
+    assert all(words in faults for words in ("'badput'", "'goodput' has no switch", "'mtp' appears 2 times"))

@@ -1,0 +1,132 @@
+"""The tasks of prewarm: the project's own file holds, and every fault of another is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from megacpp_validate.catalog.bridge import Catalog
+from megacpp_validate.catalog.prewarm import UnknownTask, choose_tasks, read_prewarm, read_unkept
+from tests.catalog.refusals import faults_of
+
+ROW = """
+[[task]]
+id = "{id}"
+library = "{library}"
+code = "{code}"
+targets = ["{target}"]
+gpu = {gpu}
+ranks = {ranks}
+settings = {settings}
+"""
+GOOD = {
+    "id": "fa4_d64", "library": "fa4", "code": "fa4", "target": "h200", "gpu": "false", "ranks": "1",
+    "settings": '{ head_dim = "64" }',
+}  # fmt: skip
+
+
+def _write(folder: Path, *rows: dict[str, str]) -> Path:
+    (folder / "prewarm.toml").write_text("".join(ROW.format(**{**GOOD, **row}) for row in rows), encoding="utf-8")
+    return folder
+
+
+def test_the_projects_own_file(catalog: Catalog) -> None:
+    tasks = read_prewarm(catalog)
+    codes = {task.code for task in tasks}
+    assert codes == {"inductor_cpu", "fa4", "triton", "deep_gemm", "expert_rows", "probe", "smoke"}
+    probes = {task.cell for task in tasks if task.code == "probe"}
+    assert probes == {module.id for module in catalog.modules} - {"imports"}, "imports compiles nothing"
+
+
+def test_a_cell_that_trains_with_one_scale_a_tensor_has_the_kernels_of_every_routing(catalog: Catalog) -> None:
+    """Those recipes cast experts' rows by kernels that are chosen by how many rows the router gave them: on Hopper."""
+    tasks = choose_tasks(read_prewarm(catalog), "h200")
+    assert not any(task.code == "expert_rows" for task in choose_tasks(read_prewarm(catalog), "b200"))
+    cells = {cell.id: cell.settings for cell in catalog.smoke}
+    trained = {(cells[task.cell]["size"], cells[task.cell]["precision"]) for task in tasks if task.code == "smoke"}
+    swept = {
+        (task.settings["size"], recipe)
+        for task in tasks
+        if task.code == "expert_rows"
+        for recipe in task.settings["recipes"].split()
+    }
+    assert swept == {(size, precision) for size, precision in trained if precision in {"delayed", "current"}} != set()
+
+
+@pytest.mark.parametrize("target", ["h200", "b200", "gb10"])
+def test_what_an_image_build_compiles(catalog: Catalog, target: str) -> None:
+    tasks = choose_tasks(read_prewarm(catalog), target, without_gpu=True)
+    assert {task.code for task in tasks} == {"fa4", "triton"}
+    assert not any(task.gpu for task in tasks)
+
+
+def test_each_tasks_code_is_there(catalog: Catalog) -> None:
+    package = Path(__file__).parents[2] / "megacpp_validate" / "jit"
+    for task in read_prewarm(catalog):
+        assert task.is_cell or (package / f"tasks_{task.code}.py").is_file(), task.id
+
+
+def test_gb10_is_not_asked_for_deep_gemm(catalog: Catalog) -> None:
+    assert "deep_gemm" not in {task.code for task in choose_tasks(read_prewarm(catalog), "gb10")}
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"target": "abacus"}, "targets names 'abacus'"),
+        ({"library": "cupy"}, "library"),
+        ({"id": "FA4"}, "id"),
+        ({"ranks": "0"}, "ranks"),
+        ({"gpu": "true", "target": "cpu"}, "needs a GPU, and one of its targets has none"),
+        ({"code": "probe", "settings": '{ probe = "nun" }'}, "cell names 'nun'"),
+        ({"code": "probe", "settings": '{ probe = "permute", x = "1" }'}, "takes no setting x"),
+        ({"code": "smoke", "settings": '{ cell = "nun" }'}, "cell names 'nun'"),
+        ({"code": "smoke", "settings": '{ cell = "smoke_small_experts_4" }'}, "takes 4 rank(s), and the task 1"),
+        ({"code": "smoke", "settings": '{ cell = "smoke_tiny_train" }', "ranks": "2"}, "is not of h200"),
+    ],
+)
+def test_a_fault_is_named(tmp_path: Path, catalog: Catalog, row: dict[str, str], said: str) -> None:
+    assert any(said in fault for fault in faults_of(lambda: read_prewarm(catalog, _write(tmp_path, row))))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"), [("rmsnorm_(fwd_kernel", "not a pattern"), (".*............|", "fits every")]
+)
+def test_a_pattern_that_excuses_everything_is_refused(
+    tmp_path: Path, catalog: Catalog, pattern: str, said: str
+) -> None:
+    words = f'[[unkept]]\nlibrary = "cuda"\nkernel = "{pattern}"\nreleases = ["2.20.2"]\nreason = "x"\nsource = "x"\n'
+    file = _write(tmp_path, {}) / "prewarm.toml"
+    file.write_text(file.read_text(encoding="utf-8") + words, encoding="utf-8")
+    assert said in faults_of(lambda: read_prewarm(catalog, tmp_path))[0]
+
+
+def test_the_kernels_that_no_cache_keeps() -> None:
+    """As the monitor named it on one H200, whose name is cut where a receipt cuts it; the same into BF16 is kept."""
+    name = (
+        "_ZN18transformer_engine13normalization24rmsnorm_fwd_tuned_kernelINS0_13Kernel_traitsI13__nv_bfloat16S3_13__nv_"
+        "fp8_e4m3fjLj512ELj1ELj4ELj1ELj16ENS0_18Kernel_trait"
+    )
+    rows = read_unkept()
+    assert any(row.fits("cuda", name, "2.20.2") for row in rows)
+    assert not any(row.fits("cuda", name, "2.21.0") for row in rows)
+    assert not any(row.fits("cuda", name.replace("13__nv_fp8_e4m3", "S3_"), "2.20.2") for row in rows)
+
+
+def test_every_fault_at_once(tmp_path: Path, catalog: Catalog) -> None:
+    _write(tmp_path, {}, {}, {"id": "other", "target": "abacus"})
+    assert len(faults_of(lambda: read_prewarm(catalog, tmp_path))) == 2
+
+
+def test_tasks_are_chosen_by_name(catalog: Catalog) -> None:
+    tasks = read_prewarm(catalog)
+    assert [task.id for task in choose_tasks(tasks, "h200", ["deep_gemm_small", "fa4_d64"])] == [
+        "fa4_d64", "deep_gemm_small",
+    ]  # fmt: skip
+    with pytest.raises(UnknownTask, match="'nun'"):
+        choose_tasks(tasks, "h200", ["nun"])
+    with pytest.raises(UnknownTask, match="has no task 'deep_gemm_small'"):
+        choose_tasks(tasks, "gb10", ["deep_gemm_small"])
+    with pytest.raises(UnknownTask, match="cannot be compiled without a GPU"):
+        choose_tasks(tasks, "h200", ["deep_gemm_small"], without_gpu=True)

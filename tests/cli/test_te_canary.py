@@ -1,0 +1,204 @@
+"""The static tier from the command line: exit codes by class of outcome, and what each refusal names."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from megacpp_validate.canary.static.sources import CACHE_VARIABLE
+from megacpp_validate.catalog.bridge import matrix_folder
+from tests.canary.static.small_index import PACKAGE, UNREACHABLE, use_index, write_index
+from tests.canary.static.small_sources import write_release
+from tests.command_line import Run, Said, make_run
+
+LINEAR = """
+class Linear:
+    def __init__(self, in_features, out_features, bias=True, params_dtype=None, device='cuda', eps=1e-5, name=None): ...
+"""
+BROKEN = LINEAR.replace("in_features", "width", 1)
+RELEASES = {
+    "2.8.0": PACKAGE | {"transformer_engine/pytorch/__init__.py": LINEAR},
+    "2.9.0": PACKAGE | {"transformer_engine/pytorch/__init__.py": LINEAR},
+    "2.10.0": PACKAGE | {"transformer_engine/pytorch/__init__.py": BROKEN},
+    "2.11.0": PACKAGE | {"transformer_engine/pytorch/__init__.py": BROKEN},
+}
+OPEN, CLOSED, WRONG, NOTHING, NO_ENVIRONMENT, INFRASTRUCTURE = 0, 1, 2, 3, 5, 6
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own, no index, and a terminal that is wide and plain."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    use_index(monkeypatch, UNREACHABLE)
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """An index of a few releases, and a cache that the tests of this file share."""
+    folder = tmp_path_factory.mktemp("shop")
+    return write_index(folder / "index", RELEASES), folder / "cache"
+
+
+@pytest.fixture
+def index(shop: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """That index; what one test has fetched from it, the next one need not."""
+    url, cache = shop
+    use_index(monkeypatch, url)
+    monkeypatch.setenv(CACHE_VARIABLE, str(cache))
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command line in this process."""
+    return make_run(capfd, monkeypatch)
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> dict[str, Path]:
+    """Three releases as folders: one, the same again, and one that breaks the bridge's linear layer."""
+    for name, code in {"old": LINEAR, "same": LINEAR, "broken": BROKEN}.items():
+        write_release(tmp_path / name, code)
+    return {name: tmp_path / name for name in ("old", "same", "broken")}
+
+
+def matrix_pinned_at(folder: Path, version: str) -> Path:
+    copy = Path(shutil.copytree(matrix_folder(), folder / "matrix"))
+    row = f'pinned = "pin"\n[[stack]]\nid = "pin"\nte = "{version}"\n'
+    (copy / "stacks.toml").write_text(row)
+    return copy
+
+
+def test_a_step_that_breaks_nothing_is_open(run: Run, folders: dict[str, Path]) -> None:
+    assert run("te-canary", folders["old"], folders["same"]).code == OPEN
+
+
+def test_a_step_that_breaks_is_closed_and_names_module_symbol_and_line(run: Run, folders: dict[str, Path]) -> None:
+    said = run("te-canary", folders["old"], folders["broken"])
+    assert said.code == CLOSED
+    for word in ("linear_walker", "in_features", "Linear", "transformer_engine/pytorch/__init__.py:"):
+        assert word in said.out, word
+    assert said.err == ""
+
+
+def test_folders_and_releases_can_be_compared(run: Run, index: None, folders: dict[str, Path]) -> None:
+    assert run("te-canary", "2.8.0", folders["broken"]).code == CLOSED
+    assert run("te-canary", folders["broken"], "2.11.0").code == OPEN
+
+
+def test_a_downgrade_works_and_says_so(run: Run, index: None) -> None:
+    said = run("te-canary", "2.10.0", "2.9.0")
+    assert said.code == OPEN  # 2.9.0 has again what 2.10.0 had taken away
+    assert "This is a downgrade: 2.10.0 is the newer release" in said.out
+    assert "downgrade" not in run("te-canary", "2.9.0", "2.10.0").out.lower()
+
+
+def test_without_arguments_it_goes_from_the_pin_to_the_newest(run: Run, index: None, tmp_path: Path) -> None:
+    assert [
+        json.loads(run("te-canary", "2.8.0", "--format", "json").out)[side]["version"] for side in ("old", "new")
+    ] == ["2.8.0", "2.11.0"]
+    said = run("te-canary", "--matrix", matrix_pinned_at(tmp_path, "2.9.0"), "--format", "json")
+    assert said.code == CLOSED
+    told = json.loads(said.out)
+    assert (told["old"]["version"], told["new"]["version"]) == ("2.9.0", "2.11.0")
+
+
+def test_a_pin_that_is_the_newest_leaves_nothing_to_judge(run: Run, index: None, tmp_path: Path) -> None:
+    said = run("te-canary", "--matrix", matrix_pinned_at(tmp_path, "2.11.0"))
+    assert said.code == NOTHING
+    assert "2.11.0 is the newest release" in said.err
+    assert "Next step" in said.err
+
+
+WRONG_ARGUMENTS = {
+    "same": (["2.9.0", "2.9.0"], ["both 2.9.0", "Next step"]),
+    "no-such-release": (["2.9.0", "2.9.7"], ["2.9.7", "Nearest: 2.8.0, 2.9.0, 2.10.0, 2.11.0", "Next step"]),
+    "no-release": (["2.9.0", "latest"], ["'latest' is not a release", "Next step"]),
+    "no-such-module": (["--first-bad", "atention"], ["atention", "attention", "Next step"]),
+    "no-such-option": (["--colour"], ["--colour"]),
+    "no-such-format": (["2.8.0", "2.9.0", "--format", "pdf"], ["pdf", "html"]),
+    "too-many": (["--all", "2.8.0", "2.9.0", "2.10.0"], ["2.10.0", "more than two", "Next step"]),
+    "all-in-tiers": (["--all", "--tiers", "gpu"], ["--all", "Next step"]),
+    "no-such-tier": (["2.8.0", "2.9.0", "--tiers", "static,gpus"], ["'gpus'", "firewall", "Next step"]),
+    "no-such-release-in-a-sweep": (["--all", "2.9.7", "2.11.0"], ["2.9.7", "Nearest: 2.8.0, 2.9.0", "Next step"]),
+}
+
+
+@pytest.mark.parametrize(("arguments", "words"), WRONG_ARGUMENTS.values(), ids=WRONG_ARGUMENTS)
+def test_wrong_arguments_are_told_in_words(arguments: list[str], words: list[str], run: Run, index: None) -> None:
+    said = run("te-canary", *arguments)
+    assert said.code == WRONG
+    assert said.out == ""
+    for word in words:
+        assert word in said.err, said.err
+    assert "Traceback" not in said.err
+
+
+def test_an_unreachable_index_and_an_empty_cache(run: Run, own_cache: Path) -> None:
+    said = run("te-canary", "2.8.0", "2.9.0")
+    assert said.code == NO_ENVIRONMENT
+    for word in ("transformer-engine 2.8.0", "Likely cause", "Next step"):
+        assert word in said.err
+    assert not [path for path in own_cache.rglob("*") if path.is_file()]
+    assert run("te-canary").code == NO_ENVIRONMENT
+    assert run("te-canary", "--list").code == NO_ENVIRONMENT
+
+
+def test_a_folder_that_holds_no_package(run: Run, tmp_path: Path, folders: dict[str, Path]) -> None:
+    said = run("te-canary", folders["old"] / "transformer_engine", folders["same"])
+    assert said.code == NO_ENVIRONMENT
+    assert "give the folder in which `transformer_engine/` lies" in said.err
+
+
+def test_verbose_lists_what_is_harmless(run: Run, tmp_path: Path) -> None:
+    write_release(tmp_path / "one", f"{LINEAR}\ndef other(x): ...")
+    write_release(tmp_path / "two", LINEAR)
+    quiet = run("te-canary", tmp_path / "one", tmp_path / "two")
+    verbose = run("te-canary", tmp_path / "one", tmp_path / "two", "--verbose")
+    assert (quiet.code, verbose.code) == (OPEN, OPEN)
+    assert "pytorch.other" not in quiet.out
+    assert "pytorch.other" in verbose.out
+
+
+def test_the_list_is_one_release_a_line(run: Run, index: None) -> None:
+    said = run("te-canary", "--list")
+    assert (said.code, said.out.split()) == (OPEN, list(RELEASES))
+
+
+def as_process(*arguments: str) -> Said:
+    command = [sys.executable, "-m", "megacpp_validate.cli", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return Said(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.thorough
+def test_a_sweep_and_the_first_bad_release(index: None) -> None:
+    said = as_process("te-canary", "--all", "--format", "json")
+    assert said.code == OPEN, said.err
+    steps = [
+        (step["new"]["version"], any(row["verdict"] == "breaks" for row in step["modules"]))
+        for step in json.loads(said.out)["steps"]
+    ]
+    assert steps == [("2.9.0", False), ("2.10.0", True), ("2.11.0", False)]
+    assert [line for line in said.err.splitlines() if "->" in line] == [
+        "1/3 2.8.0 -> 2.9.0", "2/3 2.9.0 -> 2.10.0", "3/3 2.10.0 -> 2.11.0",
+    ]  # fmt: skip
+
+    said = as_process("te-canary", "--first-bad", "linear_walker")
+    assert said.code == CLOSED
+    assert "`linear_walker` breaks first in 2.10.0; 2.9.0 is the last good release" in " ".join(said.out.split())
+
+    said = as_process("te-canary", "--first-bad", "permute", "--format", "json")
+    assert said.code == OPEN
+    assert json.loads(said.out)["schema_id"] == "megacpp-validate/sweep/1"
+
+    said = as_process("te-canary", "2.8.0", "2.9.0", "--first-bad", "linear_walker")
+    assert said.code == OPEN

@@ -1,0 +1,271 @@
+"""The judgement of the doctor: nothing is said of a clean host, and each fault by itself is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from megacpp_validate.catalog.bridge import Catalog
+from megacpp_validate.environments.doctor_host import TE
+from megacpp_validate.environments.doctor_result import Aspect, Weight
+from megacpp_validate.evidence.doctor_look import Behaviour, Extension, Headers, PackageLook, Record, Wanted
+from tests.environments.doctor_hosts import (
+    SITE,
+    TWO_RUNTIMES,
+    Seen,
+    extension,
+    failure,
+    host,
+    judge,
+    look,
+    with_cudnn,
+    with_distributions,
+    with_path,
+)
+
+SILENT = look(TE, "2.20.2", libraries=())
+TWO_CUDNNS = {"libcudnn": (f"{SITE}/libcudnn.so.9",), "libcudnn_graph": ("/usr/lib/libcudnn_graph.so.9",)}
+EVERY = ("imports", "attention", "linear_walker", "permute", "expert_gemm", "native_block", "layer_spec")
+EXPERTS = ("expert_gemm",)
+ATTENTION = ("attention", "native_block")
+OF_TORCH = Wanted("_ZN3c1010ValueErrorC1E", "c10::ValueError::ValueError()", "torch", lazy=True)
+OF_CUBLAS = Wanted(
+    "cublasLtGroupedMatrixLayoutInit_internal", "cublasLtGroupedMatrixLayoutInit_internal", "cuBLAS", lazy=False
+)
+OTHER_TORCH = Headers(15, ("c10/core/TensorImpl.h:1338", "c10/util/intrusive_ptr.h:393"))
+GIVEN = "fp32 tensor [8, 2]"
+REFUSED = Behaviour("call", GIVEN, "RuntimeError: dim == 2 or dim == 3", right=False)
+ANSWERED = Behaviour("call", GIVEN, "float32 tensor [8, 2]", right=True)
+NOT_ASKED = Behaviour("call", GIVEN, "AttributeError: no such call", right=None)
+
+
+def deep_gemm(**more: object) -> Seen:
+    return host(deep_gemm=look("deep_gemm", "0.1.7", **more))
+
+
+def without_metadata(seen: Seen) -> Seen:
+    kept = [one for one in seen.path.distributions if "cudnn-cu" not in one.name]
+    return with_path(seen, distributions=tuple(kept))
+
+
+def te(version: str, **more: object) -> Seen:
+    return host(transformer_engine=look(TE, version, **more))
+
+
+def test_nothing_is_said_of_a_clean_host(catalog: Catalog) -> None:
+    assert judge(catalog, host()) == ()
+
+
+# What is planted; the weight and aspect, the modules that break, and a word of the next step.
+FAULTS: dict[str, tuple[Callable[[], Seen], str, tuple[str, ...], str]] = {
+    "no TE": (lambda: host(transformer_engine=PackageLook(TE, installed=False)), "breaks missing", EVERY, "install"),
+    "no FA3": (
+        lambda: host(flash_attn_interface=PackageLook("flash_attn_interface", installed=False)),
+        "note missing", (), "flash-attn-3",
+    ),
+    "import raises": (lambda: te("2.20.2", failure=failure("no such file")), "breaks import", EVERY, "again"),
+    "import aborts": (lambda: deep_gemm(ended="signal 6"), "breaks import", EXPERTS, "again"),
+    "import hangs": (lambda: deep_gemm(ended="killed after 180 s"), "breaks import", EXPERTS, "again"),
+    "not started": (lambda: deep_gemm(ended="not started: no memory"), "unknown import", EXPERTS, ""),
+    "cuBLAS too old": (lambda: te("2.14.1"), "breaks library", EVERY, "nvidia-cublas>=13.2"),
+    "cuDNN without reshape mode": (
+        lambda: host(transformer_engine=with_cudnn("9.19.0, 9.14.0", te="2.17.1")),
+        "breaks library", ATTENTION, "nvidia-cudnn-cu13>=9.22",
+    ),
+    "cuDNN below the least": (lambda: host(transformer_engine=with_cudnn("9.11.0")), "breaks library", EVERY, "9.12"),
+    "cuDNN silent": (
+        lambda: without_metadata(host(transformer_engine=SILENT, torch=look("torch", libraries=()))),
+        "unknown library", EVERY, "cudnn",
+    ),
+    "two runtimes, TE that throws": (
+        lambda: te("2.12.0", runtimes=TWO_RUNTIMES), "breaks CUDA runtime", ATTENTION, "LD_LIBRARY_PATH",
+    ),
+    "two runtimes, TE that warns": (
+        lambda: te("2.20.2", runtimes=TWO_RUNTIMES), "risk CUDA runtime", ATTENTION, "torch's",
+    ),
+    "FA3 brings a runtime": (
+        lambda: host("2.12.0", flash_attn_interface=look("flash_attn_interface", runtimes=TWO_RUNTIMES)),
+        "risk CUDA runtime", ATTENTION, "no process",
+    ),
+    "two cuDNNs": (
+        lambda: te("2.20.2", mapped=TWO_CUDNNS),
+        "risk second copy", ATTENTION, "CUDNN_HOME",
+    ),
+    "old driver": (lambda: with_path(host(), driver_cuda="12.8"), "breaks driver", EVERY, "driver"),
+    "driver of the same major": (lambda: with_path(host(), torch_cuda="13.2"), "note driver", (), "driver"),
+    "another GPU": (lambda: with_path(host(), capability="10.0"), "unknown look", EVERY, "h200"),
+    "no GPU": (lambda: with_path(host(), gpu="", capability=""), "unknown look", EVERY, "cpu"),
+    "another machine": (lambda: with_path(host(), machine="aarch64"), "unknown look", EVERY, "h200"),
+    "reads tensors wrongly": (
+        lambda: deep_gemm(behaviours=(REFUSED,)), "breaks torch ABI", EXPERTS, "sgl-deep-gemm==0.1.3",
+    ),
+    "not asked how it reads": (lambda: deep_gemm(behaviours=(NOT_ASKED,)), "unknown look", EXPERTS, "parity"),
+    "built for another torch": (
+        lambda: deep_gemm(extensions=(extension(loaded=True, headers=OTHER_TORCH),)),
+        "breaks torch ABI", EXPERTS, "sgl-deep-gemm==0.1.3",
+    ),
+    "built for another torch, reads rightly": (
+        lambda: deep_gemm(extensions=(extension(loaded=True, headers=OTHER_TORCH),), behaviours=(ANSWERED,)),
+        "note torch ABI", EXPERTS, "built",
+    ),
+    "other headers, same layout": (
+        lambda: deep_gemm(extensions=(extension(loaded=True, headers=Headers(15, ("c10/core/SymInt.h:88",))),)),
+        "risk torch ABI", EXPERTS, "built",
+    ),
+    "symbol of another torch, lazy": (
+        lambda: deep_gemm(extensions=(extension(loaded=True, wanted=(OF_TORCH,)),)), "risk torch ABI", EXPERTS, "built",
+    ),
+    "symbol of another torch, at import": (
+        lambda: deep_gemm(failure=failure("undefined symbol"), extensions=(extension(wanted=(OF_TORCH,)),)),
+        "breaks torch ABI", EXPERTS, "built",
+    ),
+    "symbol of nobody": (
+        lambda: deep_gemm(extensions=(extension(loaded=True, wanted=(Wanted("foo", "foo", "", lazy=True),)),)),
+        "risk symbol", EXPERTS, "built",
+    ),
+    "symbol of a plugin that was not loaded": (
+        lambda: deep_gemm(extensions=(extension(wanted=(Wanted("foo", "foo", "", lazy=False),)),)),
+        "note symbol", EXPERTS, "built",
+    ),
+    "library of a plugin that was not loaded": (
+        lambda: deep_gemm(extensions=(extension(not_found=("libcupti.so.13",)),)),
+        "note library", EXPERTS, "libcupti.so.13",
+    ),
+    "library not found": (
+        lambda: deep_gemm(failure=failure("cannot open"), extensions=(extension(not_found=("libtvm_ffi.so",)),)),
+        "breaks library", EXPERTS, "libtvm_ffi.so",
+    ),
+    "damaged file": (
+        lambda: deep_gemm(failure=failure("x"), extensions=(extension(problem="the file is damaged"),)),
+        "breaks library", EXPERTS, "again",
+    ),
+    "another Python": (
+        lambda: deep_gemm(extensions=(extension("_C.cpython-311-x86_64.so", tag="cpython-311-x86_64"),)),
+        "breaks Python ABI", EXPERTS, "pip",
+    ),
+    "another CUDA": (
+        lambda: deep_gemm(extensions=(Extension(file="/x/_C.so", loaded=True, needed=("libcudart.so.12",)),)),
+        "risk CUDA runtime", EXPERTS, "CUDA 13",
+    ),
+    "second copy": (
+        lambda: deep_gemm(copies=("/home/me/deep_gemm/__init__.py",)), "risk second copy", EXPERTS, "PYTHONPATH",
+    ),
+    "two metadata": (
+        lambda: with_distributions(host(), ("Triton", "3.5.0", "/other")), "risk metadata", ("permute",), "uninstall",
+    ),
+    "wheel for another torch": (
+        lambda: with_distributions(host(), ("flash-attn", "2.8.3+cu13torch2.8cxx11abitrue", SITE)),
+        "risk metadata", ("attention",), "flash-attn",
+    ),
+    "wheel for another CUDA": (
+        lambda: with_distributions(host(), ("flash-attn", "2.8.3+cu12torch2.11", SITE)),
+        "risk metadata", ("attention",), "flash-attn",
+    ),
+    "wheel asks for another torch": (
+        lambda: with_distributions(host(), ("xformers", "0.0.34", SITE, ("torch==2.10.0",))),
+        "risk metadata", ("attention",), "xformers",
+    ),
+    "wheel asks for another neighbour": (
+        lambda: with_distributions(host(), ("deep-gemm", "1", SITE, ("triton==3.5.0",))),
+        "note metadata", (), "nothing",
+    ),
+    "FA4 without the CuTe DSL": (
+        lambda: with_distributions(te("2.17.1", failure=failure("no cutlass")), ("flash-attn-4", "4.0.0b36", SITE)),
+        "breaks version", EVERY, "nvidia-cutlass-dsl",
+    ),
+    "old frontend": (
+        lambda: with_distributions(host(), ("nvidia-cudnn-frontend", "1.20.0", SITE)), "risk version", EVERY, "1.29.0",
+    ),
+    "a patched file": (
+        lambda: te("2.20.2", record=Record(222, changed=("transformer_engine/pytorch/attention.py",))),
+        "risk metadata", EVERY, "again",
+    ),
+    "another release unpacked over it": (
+        lambda: te("2.18.0", record=Record(200, changed=("a.py",) * 47, gone=("b.py",) * 2)),
+        "unknown metadata", EVERY, "again",
+    ),
+    "metadata of another folder": (
+        lambda: te("2.20.2", record=Record(elsewhere="/usr/lib/python3/dist-packages")),
+        "risk metadata", EVERY, "off the path",
+    ),
+    "not the release in production": (lambda: host("2.19.0"), "note version", (), "2.20.2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_fault_is_told_with_what_it_breaks(name: str, catalog: Catalog) -> None:
+    make, kind, breaks, step = FAULTS[name]
+    found = [(f"{one.weight} {one.aspect}", one.breaks, one.next_step) for one in judge(catalog, make())]
+    assert any(one[:2] == (kind, breaks) and step in one[2] for one in found), found
+
+
+def test_the_worst_comes_first(catalog: Catalog) -> None:
+    seen = with_path(host("2.14.1", deep_gemm=look("deep_gemm", copies=("/x",))), driver_cuda="12.8", capability="10.0")
+    weights = [one.weight.rank for one in judge(catalog, seen)]
+    assert weights == sorted(weights)
+    assert len(set(weights)) >= 3
+
+
+def test_a_known_need_stands_for_its_missing_symbol(catalog: Catalog) -> None:
+    """2.14.1 as it was seen: the symbol and the cuBLAS that lacks it are one finding, the import error another."""
+    core = extension("libtransformer_engine.so", wanted=(OF_CUBLAS,))
+    seen = te("2.14.1", failure=failure("undefined symbol: cublasLtGrouped..."), extensions=(core,))
+    breaking = [one for one in judge(catalog, seen) if one.weight is Weight.BREAKS]
+    assert [one.aspect for one in breaking] == [Aspect.IMPORT, Aspect.LIBRARY]
+    assert "cuBLAS 13.1.0" in breaking[1].seen
+
+
+def test_a_symbol_that_a_release_never_calls_is_a_note(catalog: Catalog) -> None:
+    """2.20.2 on cuBLAS 13.1 works: its grouped GEMM asks for the version first."""
+    lazy = Wanted(OF_CUBLAS.symbol, OF_CUBLAS.readable, "cuBLAS", lazy=True)
+    found = judge(catalog, te("2.20.2", extensions=(extension(loaded=True, wanted=(lazy,)),)))
+    assert [one.weight for one in found] == [Weight.NOTE]
+
+
+def test_a_package_that_the_target_has_no_use_for_breaks_nothing(catalog: Catalog) -> None:
+    seen = host(deep_gemm=look("deep_gemm", ended="signal 11"), transformer_engine=PackageLook(TE, installed=False))
+    found = judge(catalog, seen, "cpu")
+    assert {one.weight for one in found} <= {Weight.NOTE}
+    torn = (extension(not_found=("libfoo.so.1",), wanted=(OF_TORCH,)),)
+    seen = deep_gemm(failure=failure("libfoo.so.1: cannot open"), extensions=torn, behaviours=(REFUSED, NOT_ASKED))
+    assert Weight.BREAKS in {one.weight for one in judge(catalog, seen)}
+    assert {one.weight for one in judge(catalog, seen, "cpu")} == {Weight.NOTE}
+
+
+def test_a_target_without_a_gpu_asks_nothing_of_the_driver_nor_of_cuda(catalog: Catalog) -> None:
+    seen = with_path(te("2.12.0", runtimes=TWO_RUNTIMES), driver_cuda="12.8", ld_library_path="/usr/local/cuda-12")
+    assert Weight.BREAKS in {one.weight for one in judge(catalog, seen)}
+    assert judge(catalog, seen, "cpu") == ()
+
+
+def test_a_stack_that_is_asked_for_must_be_there(catalog: Catalog) -> None:
+    for seen in (host("2.20.2"), host(transformer_engine=PackageLook(TE, installed=False))):
+        found = judge(catalog, seen, "cpu", "te2.12.0")
+        assert [(one.weight, one.breaks) for one in found if one.aspect is Aspect.VERSION] == [(Weight.BREAKS, EVERY)]
+
+
+@pytest.mark.parametrize(("half", "torch_cuda", "told"), [("cu12", "12.8", 0), ("cu13", "13.0", 1), ("", "12.8", 0)])
+def test_the_core_library_for_cuda_12_has_no_grouped_layout(
+    catalog: Catalog, half: str, torch_cuda: str, told: int
+) -> None:
+    seen = with_path(host("2.14.1", transformer_engine=look(TE, "2.14.1")), torch_cuda=torch_cuda)
+    if half:
+        seen = with_distributions(seen, (f"transformer-engine-{half}", "2.14.1", SITE))
+    found = [one for one in judge(catalog, seen) if one.aspect is Aspect.LIBRARY and "cuBLAS" in one.wanted]
+    assert len(found) == told
+
+
+@pytest.mark.parametrize(
+    ("flash", "cute", "told"),
+    [
+        ("4.0.0b36", "4.6.1", ">=4.6.2"), ("4.0.0b36", "4.6.2", ""), ("4.0.0b11", "4.4.2", ""),
+        ("4.0.0b11", "4.4.1", ">=4.4.2"),
+    ],
+)  # fmt: skip
+def test_flash_attention_4_asks_for_the_cute_dsl_of_its_own_day(
+    catalog: Catalog, flash: str, cute: str, told: str
+) -> None:
+    seen = with_distributions(host(), ("flash-attn-4", flash, SITE), ("nvidia-cutlass-dsl", cute, SITE))
+    found = [one.next_step for one in judge(catalog, seen) if one.seen.startswith("nvidia-cutlass-dsl")]
+    assert [told in step for step in found] == ([True] if told else [])

@@ -1,0 +1,63 @@
+"""What is said of the JIT caches: one snapshot a result type."""
+
+from __future__ import annotations
+
+from syrupy.assertion import SnapshotAssertion
+
+from megacpp_validate.jitcache.result import (
+    JitCacheResult,
+    JitCacheSize,
+    JitCause,
+    JitCompile,
+    JitTaskRow,
+    JitTaskState,
+    JitVerdict,
+    JitVerifyResult,
+    JitVerifyRow,
+    PrewarmResult,
+    StackDifference,
+)
+from megacpp_validate.report.describe.jit import describe_cache, describe_prewarm, describe_verify
+from megacpp_validate.report.render.markdown import render_markdown
+
+KERNEL = JitCompile(library="fa4", kernel="fwd", shape="bf16 d96", seconds=2.2)
+WHERE = {"tool": "t", "architecture": "sm_90a", "folder": "/r/sm_90a", "mode": "nvcc", "manifest": "sha256:0"}
+ROWS = (
+    JitVerifyRow(task="fa4_d64", verdict=JitVerdict.WARM, hits=3, unkept=(KERNEL,)),
+    JitVerifyRow(
+        task="fa4_d96", verdict=JitVerdict.COMPILED, compiled=(KERNEL,), cause=JitCause.OTHER_KEY, known=("fwd: d64",)
+    ),
+    JitVerifyRow(task="triton", verdict=JitVerdict.SILENT),
+    JitVerifyRow(task="smoke", verdict=JitVerdict.NOT_RUN, reason="no GPU"),
+)
+DIFFERS = StackDifference(what="torch", recorded="2.11.0", observed="2.13.0", matters="inductor")
+
+
+def test_prewarm(snapshot: SnapshotAssertion) -> None:
+    rows = (
+        JitTaskRow(task="fa4_d64", library="fa4", state=JitTaskState.DONE, compiled=(KERNEL,), hits=1, seconds=3.0),
+        JitTaskRow(task="triton", library="triton", state=JitTaskState.KEPT),
+        JitTaskRow(task="smoke", library="inductor", state=JitTaskState.FAILED, reason="signal 6"),
+    )
+    sizes = (JitCacheSize(library="fa4", files=2, bytes=3 * 2**20),)
+    result = PrewarmResult(
+        target="h200", interpreter="python", rows=rows, caches=sizes, swept=1, left_out=("x: not named",), **WHERE
+    )
+    assert render_markdown(describe_prewarm(result)) == snapshot
+
+
+def test_verify(snapshot: SnapshotAssertion) -> None:
+    result = JitVerifyResult(
+        target="h200", interpreter="python", rows=ROWS, files=5, bytes=2048, unreported=("cuda/a.cubin",),
+        unwatched=("te: NVRTC in memory",), missing=("deep_gemm",), **WHERE,
+    )  # fmt: skip
+    assert render_markdown(describe_verify(result)) == snapshot
+    other = result.model_copy(update={"rows": (), "differences": (DIFFERS,), "unreported": ()})
+    assert "torch: recorded 2.11.0, here 2.13.0" in render_markdown(describe_verify(other))
+
+
+def test_cache(snapshot: SnapshotAssertion) -> None:
+    result = JitCacheResult(
+        deed="open", extra=("triton/a\n\x1b[31mb",), in_place=False, variables={"TRITON_CACHE_DIR": "/w"}, **WHERE
+    )
+    assert render_markdown(describe_cache(result)) == snapshot

@@ -1,0 +1,148 @@
+"""What is said of steps between stacks, and of the tiers around them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+from megacpp_validate.canary.dynamic.upgrade_result import (
+    Change,
+    Culprit,
+    ModuleChange,
+    StepResult,
+    TimingChange,
+    UpgradeResult,
+)
+from megacpp_validate.canary.upgrade import compare_receipts
+from megacpp_validate.catalog.bridge import Catalog
+from megacpp_validate.environments.session_result import SupportGrid
+from megacpp_validate.environments.stacks import StackRun
+from megacpp_validate.errors import Exit
+from megacpp_validate.evidence.receipt import Outcome
+from megacpp_validate.evidence.values import Cause
+from megacpp_validate.report.describe.upgrade import describe_upgrade, mark_change, summarize_step
+from megacpp_validate.report.document import Tone
+from megacpp_validate.report.render.junit import render_junit
+from megacpp_validate.report.render.terminal import render_terminal
+from tests.report.describe.canary_results import FIREWALL, PERMUTE
+
+EVIDENCE = Path(__file__).resolve().parents[3] / "docs" / "evidence" / "h200"
+CULPRIT = Culprit(
+    module="attention", cause=Cause.ENVIRONMENT, component="cuDNN", signature="s", summary="attention raises in cuDNN",
+    evidence=("RuntimeError: cudnn: bad graph",), entry_points=("DotProductAttention",), next_step="pin cuDNN",
+    cascades=("native_block",),
+)  # fmt: skip
+
+
+def change(module: str, kind: Change, before: Outcome | None, after: Outcome | None, under: str = "") -> ModuleChange:
+    return ModuleChange(module=module, before=before, after=after, change=kind, under=under)
+
+
+def step(*modules: ModuleChange, **more: object) -> StepResult:
+    values: dict[str, object] = {"modules": modules, **more}
+    return StepResult(target="h200", before="te2.12.0", after="te2.17.1", **values)  # type: ignore[arg-type]
+
+
+def upgrade(*steps: StepResult, **more: object) -> UpgradeResult:
+    grid = SupportGrid(modules=("attention",), rows=())
+    values: dict[str, object] = {"tool": "t", "target": "h200", "tiers": ("gpu",), "grid": grid, "steps": steps, **more}
+    return UpgradeResult(**values)  # type: ignore[arg-type]
+
+
+GOOD, ERROR = Outcome.PASS, Outcome.ERROR
+BROKEN = step(
+    change("attention", Change.REGRESSED, GOOD, ERROR),
+    change("native_block", Change.REGRESSED, GOOD, ERROR, "attention"),
+    culprits=(CULPRIT,),
+)
+LOST = step(change("permute", Change.LOST, GOOD, None), lost={"te2.17.1-h200-permute": "there is no receipt"})
+FIXED = step(change("permute", Change.FIXED, ERROR, GOOD), change("attention", Change.SAME_FAILURE, ERROR, ERROR))
+NEW = step(change("permute", Change.NEW, None, GOOD))
+
+SENTENCES = [
+    (BROKEN, "Breaks attention (environment: cuDNN), and with it native_block."),
+    (LOST, "The evidence blames nothing; no evidence for te2.17.1-h200-permute."),
+    (FIXED, "Breaks nothing; fixes permute; still fails as before: attention."),
+    (NEW, "The evidence blames nothing; te2.12.0 has no receipt to compare permute with."),
+]
+
+
+@pytest.mark.parametrize(("found", "sentence"), SENTENCES)
+def test_a_step_in_a_sentence(found: StepResult, sentence: str) -> None:
+    assert summarize_step(found) == sentence
+
+
+MARKS = [
+    (change("a", Change.REGRESSED, GOOD, ERROR, "imports"), "by imports", Tone.BAD),
+    (change("a", Change.NEW, None, ERROR), "new: error", Tone.BAD),
+    (change("a", Change.NEW, None, None), "no evidence", Tone.MISSING),
+    (change("a", Change.UNCHANGED, GOOD, GOOD), "unchanged", Tone.GOOD),
+    (change("a", Change.UNCHANGED, Outcome.NOT_RUN, Outcome.NOT_RUN), "not run", Tone.MISSING),
+    (change("a", Change.LOST, GOOD, None), "no evidence", Tone.MISSING),
+]
+
+
+@pytest.mark.parametrize(("row", "word", "tone"), MARKS)
+def test_how_a_module_of_a_step_looks(row: ModuleChange, word: str, tone: Tone) -> None:
+    assert (mark_change(row).word, mark_change(row).tone) == (word, tone)
+
+
+STACK = StackRun(stack="te2.17.1", environment="", folder="", problem="no such folder")
+ENDS = [
+    (upgrade(BROKEN, LOST), Exit.CLOSED, Tone.BAD),
+    (upgrade(LOST), Exit.EVIDENCE_MISSING, Tone.MISSING),
+    (upgrade(NEW), Exit.OPEN, Tone.GOOD),
+    (upgrade(NEW, stacks=(STACK,)), Exit.EVIDENCE_MISSING, Tone.MISSING),
+    (upgrade(stacks=(STACK,), unmade=True), Exit.NO_ENVIRONMENT, Tone.MISSING),
+    (upgrade(BROKEN, stacks=(STACK,), unmade=True), Exit.CLOSED, Tone.BAD),
+    (upgrade(NEW, firewall=FIREWALL), Exit.CLOSED, Tone.BAD),
+    (upgrade(NEW, static=(PERMUTE,)), Exit.CLOSED, Tone.BAD),
+    (upgrade(NEW, grid=SupportGrid(modules=(), rows=(), unreadable={"a.json": "cut"})), Exit.EVIDENCE_MISSING,
+     Tone.MISSING),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("result", "code", "tone"), ENDS)
+def test_the_exit_code_and_the_mark_agree(result: UpgradeResult, code: Exit, tone: Tone) -> None:
+    assert (result.exit, describe_upgrade(result).mark.tone) == (code, tone)
+
+
+def test_every_tier_is_told_and_every_format_lists_what_was_judged() -> None:
+    result = upgrade(BROKEN, LOST, static=(PERMUTE,), firewall=FIREWALL, stacks=(STACK,))
+    document = describe_upgrade(result)
+    text, junit = render_terminal(document), render_junit(document)
+    for word in ("num_out_tokens", "undefined-symbol", "pin cuDNN", "no such folder", "attention raises in cuDNN"):
+        assert word in text, word
+        assert word in junit, word
+    assert "native_block" in junit
+    assert junit.count("<skipped") >= 2  # lost evidence and a case that was not run never look green
+
+
+def test_times_are_told_where_they_are_slower_or_where_asked_for() -> None:
+    uses = (("fast", 1.0, 1.1, False), ("slow", 2.0, 1.1, True), ("bare", 1.0, 0.0, False))
+    rows = [
+        TimingChange(
+            module="permute", name=name, before_ms=1.0, after_ms=ratio, ratio=ratio, noise=noise, slower=slower,
+            derivation="no second run",
+        )
+        for name, ratio, noise, slower in uses
+    ]  # fmt: skip
+
+    def shown(*kept: TimingChange, verbose: bool = False) -> str:
+        found = upgrade(step(timings=kept))
+        return " ".join(render_terminal(describe_upgrade(found, verbose=verbose)).split())
+
+    assert "slow: 1 → 2 ms (2.00 x" in shown(*rows)
+    assert "fast: 1" not in shown(*rows)
+    assert "1 timed use: none is slower beyond the noise of the card; 1 could not be compared" in shown(
+        rows[0], rows[2]
+    )
+    assert "bare: 1 → 1 ms, no second run" in shown(*rows, verbose=True)
+
+
+def test_the_words(catalog: Catalog, snapshot: SnapshotAssertion) -> None:
+    result = compare_receipts(catalog, [EVIDENCE / "te2.12.0", EVIDENCE / "te2.17.1"], None, tool="t")
+    text = render_terminal(describe_upgrade(result.model_copy(update={"seconds": {"gpu": 1.0}})))
+    assert text.replace(str(EVIDENCE), "EVIDENCE") == snapshot
