@@ -8,24 +8,12 @@ from typing import Any, Final, assert_never
 
 from rich.console import Console
 
-from ..canary.dynamic.bisect_result import BisectResult
-from ..canary.dynamic.blame_score import BlameScore
-from ..canary.dynamic.fp8_fault_score import Fp8FaultScore
-from ..canary.dynamic.smoke_fault_score import SmokeFaultScore
-from ..evidence.selftest import SelftestResult
-from ..gate.fp8_policy import PolicyResult
-from ..report import machine
 from ..report.github import annotations as github
 from ..report.github import policy as github_policy
 from ..report.html import policy as html_policy
 from ..report.junit import policy as junit_policy
 from ..report.results import Result
-from ..report.terminal import bisect as terminal_bisect
-from ..report.terminal import blame_score as terminal_blame_score
-from ..report.terminal import fp8_faults as terminal_fp8_faults
 from ..report.terminal import policy as terminal_policy
-from ..report.terminal import selftest as terminal_selftest
-from ..report.terminal import smoke_faults as terminal_smoke_faults
 from .app import Format
 from .output import write_told
 
@@ -41,29 +29,8 @@ def tell(result: Result, fmt: Format, output: Path | None, *, verbose: bool = Fa
 
 def _print_table(result: Result, console: Console, *, verbose: bool) -> None:
     match result:
-        case SelftestResult() | BlameScore() | Fp8FaultScore() | SmokeFaultScore():
-            _print_score(result, console, verbose=verbose)
-        case BisectResult():
-            terminal_bisect.render_bisect(result, console=console)
         case PolicyResult():
             terminal_policy.render_policy(result, console=console)
-        case _:
-            assert_never(result)
-
-
-_Score = SelftestResult | BlameScore | Fp8FaultScore | SmokeFaultScore
-
-
-def _print_score(result: _Score, console: Console, *, verbose: bool) -> None:
-    match result:
-        case SelftestResult():
-            terminal_selftest.render_selftest(result, verbose=verbose, console=console)
-        case BlameScore():
-            terminal_blame_score.render_blame_score(result, verbose=verbose, console=console)
-        case Fp8FaultScore():
-            terminal_fp8_faults.render_fp8_faults(result, verbose=verbose, console=console)
-        case SmokeFaultScore():
-            terminal_smoke_faults.render_smoke_faults(result, verbose=verbose, console=console)
         case _:
             assert_never(result)
 

@@ -11,7 +11,6 @@ from pydantic import TypeAdapter
 from megacpp_validate.evidence import json_text
 from megacpp_validate.evidence.selftest import SelftestResult
 
-from ..canary.dynamic.bisect_result import BisectResult
 from ..canary.dynamic.upgrade_result import UpgradeResult
 from ..canary.firewall.result import FirewallResult
 from ..canary.static.findings import StaticResult, Sweep
@@ -30,7 +29,6 @@ _MODELS: Final[dict[str, type[Any]]] = {
     "megacpp-validate/moe-smoke/1": SmokeSession,
     "megacpp-validate/support/1": SupportGrid,
     "megacpp-validate/selftest/1": SelftestResult,
-    "megacpp-validate/bisect/1": BisectResult,
     "megacpp-validate/fp8-policy/1": PolicyResult,
 }
 

@@ -1,55 +1,12 @@
-"""The suite's own score as it is shown to people: rates with their intervals, their day, and the file they are of."""
+"""Until the site of the first edition is gone: the suite's own score as it is shown."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
-
 from ...evidence.selftest import SelftestResult, wilson_interval
 from ...evidence.values import Frozen
-from .blame_score import BlameScore
-
-
-class Rate(Frozen):
-    """How often something happened.
-
-    Attributes:
-        id: short and stable.
-        says: of what it is a rate, in a sentence.
-        good: which end is the good one.
-        low, high: 95% Wilson interval.
-        day: ISO 8601; empty where nobody knows.
-        day_of: of the run itself, or of the commit that its file came with, which is the latest that it can be.
-        source: file of the evidence, relative to the checkout.
-    """
-
-    id: str
-    says: str
-    good: Literal["high", "low"]
-    hits: int = Field(ge=0)
-    trials: int = Field(ge=0)
-    low: float = Field(ge=0, le=1)
-    high: float = Field(ge=0, le=1)
-    day: str
-    day_of: Literal["run", "commit"]
-    source: str
-
-    @model_validator(mode="after")
-    def _interval_is_of_the_counts(self) -> Rate:
-        if (self.low, self.high) != wilson_interval(self.hits, self.trials):
-            raise ValueError(
-                f"{self.id}: {self.low} to {self.high} is not the interval of {self.hits} of {self.trials}"
-            )
-        return self
-
-
-class SuiteScore(Frozen):
-    """Every rate, and what gave no evidence."""
-
-    schema_id: Literal["megacpp-validate/score/1"] = "megacpp-validate/score/1"
-    rates: tuple[Rate, ...]
-    lost: tuple[str, ...] = ()
+from .scores import Rate, SuiteScore
 
 
 class Evidence(Frozen):
@@ -74,26 +31,6 @@ def score_selftest(result: SelftestResult, of: Evidence) -> tuple[Rate, ...]:
     )
 
 
-def score_blame(result: BlameScore, of: Evidence, *, held_out: bool) -> tuple[Rate, ...]:
-    """How often the blame is right on faults in copies of a real Transformer Engine, and on copies without one."""
-    kind = "held-out faults" if held_out else "faults"
-    rates = [
-        _rate(
-            "te-blame-held-out" if held_out else "te-blame",
-            f"{kind} in copies of Transformer Engine on {result.target}, named by module and class and nobody else",
-            "high", result.right, len(result.judged), day=of.committed, day_of="commit", source=of.source,
-        )
-    ]  # fmt: skip
-    if result.seen_controls:
-        rates.append(
-            _rate(
-                "te-false-blame", f"pairs of clean copies on {result.target} of which somebody is blamed", "low",
-                result.false_blames, len(result.seen_controls), day=of.committed, day_of="commit", source=of.source,
-            )
-        )  # fmt: skip
-    return tuple(rates)
-
-
 def _rate(
     name: str, says: str, good: Literal["high", "low"], hits: int, trials: int,
     *, day: str, day_of: Literal["run", "commit"], source: str,
@@ -111,3 +48,6 @@ def _rate(
         day_of=day_of,
         source=source,
     )
+
+
+__all__ = ["Evidence", "Rate", "SuiteScore", "score_selftest"]
