@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from ..catalog.te_faults import Edit, EditDoesNotFit, PlantedFault
+from ..errors import NoEnvironment
 
 PACKAGE: Final = "transformer_engine"
 STAMP: Final = ".megacpp-fault.json"
@@ -29,7 +30,7 @@ _LARGE: Final = 2**20  # bytes: libraries, and no source
 _NO_LINK: Final = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 
 
-class NoClean(RuntimeError):
+class NoClean(NoEnvironment):
     """A folder that holds no Transformer Engine to copy."""
 
 

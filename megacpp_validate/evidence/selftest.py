@@ -8,9 +8,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from .receipt import Receipt
+
+if TYPE_CHECKING:
+    from ..errors import Exit
 
 Where = Literal["wrapper", "vendor"]
 Requested = Literal["te", "native"]
@@ -243,6 +246,18 @@ class SelftestResult:
     def __post_init__(self) -> None:
         if not 0 <= len(self.false_alarms) <= self.clean_runs:
             raise ValueError(f"{len(self.false_alarms)} false alarms in {self.clean_runs} clean runs")
+
+    @property
+    def unsettled(self) -> tuple[MutantResult, ...]:
+        """Mutants that were not killed, or blamed on another module."""
+        return tuple(row for row in self.mutants if row.fate is not Fate.KILLED or not row.blamed_rightly)
+
+    @property
+    def exit(self) -> Exit:
+        """Runs that were lost come first: the rates are of less than was asked for."""
+        from ..errors import Exit, exit_for  # the host alone exits by it
+
+        return Exit.EVIDENCE_MISSING if self.lost else exit_for(breaks=bool(self.unsettled or self.false_alarms))
 
     @property
     def killed(self) -> int:

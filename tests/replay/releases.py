@@ -164,7 +164,7 @@ def read_bisect(ended: Ended) -> Decisions:
         "culprits": len(data["culprits"]),
         "innocent": sorted(map(str, data["innocent"])),
         "points": [f"{' '.join(row['choices'])} {row['verdict']}" for row in data["points"]],
-        "contradictions": len(data["contradictions"]),
+        "contradictions": len(data.get("contradictions", ())),
     }
 
 

@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.canary.dynamic.selftest_score import plan_selftest  # noqa: E402
+from megacpp_validate.canary.dynamic.selftest import plan_selftest  # noqa: E402
 from megacpp_validate.catalog.bridge import Catalog  # noqa: E402
 from megacpp_validate.evidence.receipt import Outcome  # noqa: E402
 from megacpp_validate.evidence.selftest import Mutant, SelftestOrder  # noqa: E402

@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 from pydantic import Field
 
+from ...errors import Exit
 from ...evidence.values import Frozen
 
 TE: Final = "te"  # the axis that every search has
@@ -32,7 +33,7 @@ class Axis(Frozen):
     Attributes:
         name: "te", "cudnn", "torch", ...
         values: from the one of the good end to the one of the bad end.
-        absent: of them, those that are known to exist and cannot be made usable here; they are never asked for.
+        absent: of them, those that are known to exist and cannot be made usable here; they are never tried.
     """
 
     name: str
@@ -44,8 +45,8 @@ class Answer(Frozen):
     """What one run at one point gave.
 
     Attributes:
-        reason: why, in a sentence: what failed, what blocks it, why there is no environment.
-        lasting: whether the same point would give it again. A download that failed is asked for anew at the next start.
+        reason: what failed, what blocks it, why there is no environment.
+        lasting: whether the same point would give it again. A download that failed is tried anew at the next start.
     """
 
     verdict: Verdict
@@ -54,13 +55,11 @@ class Answer(Frozen):
 
 
 class PointResult(Frozen):
-    """Everything that was seen at one point.
+    """One point: a value an axis, in the order of the axes.
 
     Attributes:
-        choices: a value an axis, in the order of the axes.
         reason: of the last run that gave `verdict`.
         good, bad: how many runs gave each; both above zero is flaky.
-        wrong: probability that the verdict is wrong, at the stated flakiness; 0 where none was stated.
         reused: runs that an earlier search had made.
     """
 
@@ -69,13 +68,7 @@ class PointResult(Frozen):
     reason: str = ""
     good: int = 0
     bad: int = 0
-    wrong: float = 0.0
     reused: int = 0
-
-    @property
-    def is_flaky(self) -> bool:
-        """Whether runs at this point disagree."""
-        return bool(self.good and self.bad)
 
 
 class Turn(Frozen):
@@ -86,8 +79,7 @@ class Turn(Frozen):
         last_good: empty where not even the first value could be told.
         first_bad: the first bad value; several where what lies between could not be told: it is one of them.
         untold: of those values, why each could not be told.
-        absent: of those values, the ones that are known and cannot be made usable here.
-        untried: of those values, the ones that were not tried because the search had met too many like them.
+        absent, untried: of those values, the ones without an environment here, and those left when patience ended.
     """
 
     axis: str
@@ -105,24 +97,16 @@ class Turn(Frozen):
 
 
 class AxisCulprit(Frozen):
-    """Axes that are bad together, and of which none can be left out; most often one.
+    """Axes that are bad together, most often one.
 
     Attributes:
-        axes: in the order of the axes.
-        is_minimal: whether leaving any of them out was seen, or follows, to be good.
+        is_minimal: whether leaving any of them out was seen to be good.
         turns: one an axis.
     """
 
     axes: tuple[str, ...]
     is_minimal: bool
     turns: tuple[Turn, ...]
-
-
-class Contradiction(Frozen):
-    """A bad point below a good one: what broke was whole again further on, so that there is more than one turn."""
-
-    bad: tuple[str, ...]
-    good: tuple[str, ...]
 
 
 class SearchEnd(StrEnum):
@@ -136,6 +120,14 @@ class SearchEnd(StrEnum):
     END_UNBUILT = "end-unbuilt"  # one of the end points cannot be built
 
 
+_EXITS: Final = {
+    SearchEnd.FOUND: Exit.CLOSED, SearchEnd.NARROWED: Exit.EVIDENCE_MISSING,
+    SearchEnd.END_UNTOLD: Exit.EVIDENCE_MISSING, SearchEnd.GOOD_IS_BAD: Exit.WRONG_ARGUMENTS,
+    SearchEnd.BAD_IS_GOOD: Exit.WRONG_ARGUMENTS,
+    SearchEnd.END_UNBUILT: Exit.NO_ENVIRONMENT,
+}  # fmt: skip
+
+
 class BisectResult(Frozen):
     """The answer of a search.
 
@@ -143,21 +135,15 @@ class BisectResult(Frozen):
         module: that is good at one end and bad at the other.
         tier: what judged each point.
         axes: all that were given, the ones that do not change too.
-        culprits: minimal sets of axes that are bad; several where each alone is.
-        innocent: axes that change and were seen, or follow, to have no part in it.
-        points: every point that was asked for, in that order.
-        contradictions: answers that no single turn explains, with those that earlier searches left in the folder. A
-            search by itself never asks for what its answers imply, and so cannot see one.
+        culprits: sets of axes that are bad; several where each alone is.
+        innocent: axes that change and were seen to be good alone, where another axis explains the failure.
+        points: every point that was tried, in that order.
         flaky: stated probability that one run is wrong; 0 without.
-        error: probability of a wrong answer that repeats were to stay below.
-        confidence: what they give; 1 without flakiness: then each point is what its one run showed.
-        unlike_stated: points whose runs disagree more often than `flaky` explains.
-        environments: points that were built.
+        confidence: that every verdict is right at that flakiness.
         runs: at all points; the ones of an earlier search too.
-        best: runs that no search can do without: both ends, and the bits that tell all possible answers apart.
     """
 
-    schema_id: Literal["megacpp-validate/bisect/1"] = "megacpp-validate/bisect/1"
+    schema_id: Literal["megacpp-validate/bisect/2"] = "megacpp-validate/bisect/2"
     tool: str
     module: str
     tier: str
@@ -166,12 +152,13 @@ class BisectResult(Frozen):
     culprits: tuple[AxisCulprit, ...] = ()
     innocent: tuple[str, ...] = ()
     points: tuple[PointResult, ...] = ()
-    contradictions: tuple[Contradiction, ...] = ()
     flaky: float = 0.0
-    error: float = 0.0
     confidence: float = 1.0
-    unlike_stated: tuple[tuple[str, ...], ...] = ()
     environments: int = 0
     runs: int = 0
-    best: int = 0
     seconds: float = 0.0
+
+    @property
+    def exit(self) -> Exit:
+        """A breakage that was found closes; one that was not pinned down lacks evidence."""
+        return _EXITS[self.end]

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Final
 
 from ...diagnosis.blame import Module, Order, find_blockers, has_evidence, is_red, read_order, worst_of
-from ...diagnosis.culprits import Sides, file_cases, name_culprits
+from ...diagnosis.culprits import Culprit, Sides, file_cases, name_culprits
 from ...diagnosis.host_faults import find_host_fault
 from ...diagnosis.next_steps import Facts, Needs
 from ...diagnosis.red import Change, Red, is_same, sign
@@ -17,7 +17,7 @@ from ...evidence.receipt import Outcome, Receipt, cell_id
 from ...evidence.values import ENVIRONMENT
 from .slowdown import split_slowness
 from .upgrade_result import ModuleChange, StepResult, TimingChange
-from .watched import find_watched, name_green, name_shared
+from .watched import Watched, find_watched, name_green, name_shared
 
 _SHOWN: Final = 3  # lost checks that are named
 
@@ -104,7 +104,7 @@ def compare_stacks(
         modules: in dependency order.
         timings: every use that was timed on both sides.
         target: id; that of the receipts without it.
-        needs: what releases are known to need, for the next steps; without it they say what the receipts show alone.
+        needs: what releases are known to need; without it next steps say what the receipts show alone.
     """
     target = target or _target_of((*after.receipts, *before.receipts))
     old, new = (_believed(side, target) for side in (before, after))
@@ -120,17 +120,11 @@ def compare_stacks(
     good = {name for name, receipt in seen.items() if receipt.outcome.is_good}
     sides = _sides(before.stack, after.stack, old, new, modules, needs)
     culprits, under = name_culprits(file_cases(reds, seen, order, sides), reds, good, order, sides)
-    slowness = split_slowness(timings)
-    shared = [name_shared(one, sides) for one in slowness.shared if one.changes]
-    watched = find_watched(old, seen, order, {red.module for red in reds})
-    green = name_green(watched, slowness.own, timings, order, {red.module for red in reds}, sides)
-    slower = {row.module: ENVIRONMENT for one in slowness.shared for row in one.changes}
-    for culprit in green:
-        slower |= dict.fromkeys(culprit.cascades, culprit.module)
-    under = slower | under
-    reasons = {name: new[name].reason if name in new else _why_lost(name, after, target) for name in names}
-    reasons |= _say_unseen(changes, seen, old, unseen, before, target)
     signatures = {red.module: str(red.signature) for red in reds}
+    watched = find_watched(old, seen, order, signatures)
+    green, slower = _name_green(watched, timings, order, signatures, sides)
+    reasons = {name: receipt.reason for name, receipt in new.items()}
+    reasons |= _say_unseen(changes, seen, old, unseen, before, target)
     rows = tuple(
         ModuleChange(
             module=name,
@@ -138,24 +132,35 @@ def compare_stacks(
             after=new[name].outcome if name in new else None,
             change=changes[name],
             signature=signatures.get(name, ""),
-            under=under.get(name, ""),
-            reason=reasons[name],
+            under=under.get(name, slower.get(name, "")),
+            reason=reasons[name] if name in new else _why_lost(name, after, target),
         )
         for name in names
     )
     rank = {ENVIRONMENT: -1} | {name: index for index, name in enumerate(names)}
-    lost = _lost(rows, new, out, after, target)
-    lost |= {new[name].cell: f"a fault of the host: {fault} ({new[name].reason})" for name, fault in hosts.items()}
     return StepResult(
         target=target,
         before=before.stack,
         after=after.stack,
         modules=rows,
-        culprits=tuple(sorted((*culprits, *shared, *green), key=lambda culprit: rank.get(culprit.module, len(names)))),
+        culprits=tuple(sorted((*culprits, *green), key=lambda culprit: rank.get(culprit.module, len(names)))),
         timings=tuple(timings),
         versions=sides.facts.versions,
-        lost=lost | _find_unchecked(order, sides, new),
+        lost=_lost(rows, new, out, after, target) | _say_hosts(new, hosts) | _find_unchecked(order, sides, new),
     )
+
+
+def _name_green(
+    watched: Sequence[Watched], timings: Sequence[TimingChange], order: Order, red: Collection[str], sides: Sides
+) -> tuple[list[Culprit], dict[str, str]]:
+    """Culprits that are good, slower or changed, and module -> what it is filed under."""
+    slowness = split_slowness(timings)
+    shared = [name_shared(one, sides) for one in slowness.shared if one.changes]
+    under = {row.module: ENVIRONMENT for one in slowness.shared for row in one.changes}
+    own = name_green(watched, slowness.own, timings, order, red, sides)
+    for culprit in own:
+        under |= dict.fromkeys(culprit.cascades, culprit.module)
+    return [*shared, *own], under
 
 
 def _sides(
@@ -227,6 +232,10 @@ def _say_unseen(
             compared = f"nothing on {before.stack} to compare it with: {why}"
             said[name] = "; ".join(filter(None, (receipt.reason, compared)))
     return said
+
+
+def _say_hosts(new: Mapping[str, Receipt], hosts: Mapping[str, str]) -> dict[str, str]:
+    return {new[name].cell: f"a fault of the host: {fault} ({new[name].reason})" for name, fault in hosts.items()}
 
 
 def _find_unchecked(order: Order, sides: Sides, new: Mapping[str, Receipt]) -> dict[str, str]:

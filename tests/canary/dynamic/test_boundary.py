@@ -11,7 +11,7 @@ from megacpp_validate.canary.dynamic.upgrade_result import Change, StepResult
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.evidence.receipt import Check, Receipt
 from megacpp_validate.evidence.values import Cause
-from tests.canary.dynamic.planted import (
+from tests.diagnosis.planted import (
     blocked,
     cannot_import,
     clean,

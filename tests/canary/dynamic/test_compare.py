@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from megacpp_validate.canary.dynamic.compare import compare
 
+from megacpp_validate.canary.dynamic.step import compare
 from megacpp_validate.canary.dynamic.upgrade_result import Change
 from megacpp_validate.evidence.receipt import Outcome, Receipt
-from tests.canary.dynamic.planted import blocked, cannot_import, dies, fails, good, keyword, not_run, raises
+from tests.diagnosis.planted import blocked, cannot_import, dies, fails, good, keyword, not_run, raises
 
 MADE: dict[Outcome | None, Receipt | None] = {
     None: None,

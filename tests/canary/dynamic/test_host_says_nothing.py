@@ -9,7 +9,7 @@ from megacpp_validate.canary.dynamic.upgrade_result import Change, StepResult
 from megacpp_validate.catalog.bridge import read_catalog
 from megacpp_validate.evidence.receipt import Receipt
 from megacpp_validate.evidence.values import ENVIRONMENT
-from tests.canary.dynamic.planted import MODULES, blocked, cannot_import, clean, dies, fails, not_run, raises, stack_of
+from tests.diagnosis.planted import MODULES, blocked, cannot_import, clean, dies, fails, not_run, raises, stack_of
 
 CATALOG = read_catalog()
 ECC = ("torch.AcceleratorError", "CUDA error: uncorrectable ECC error encountered")

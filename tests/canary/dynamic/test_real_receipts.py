@@ -15,7 +15,7 @@ from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.evidence.receipt import Receipt
 from megacpp_validate.evidence.store import read_receipts
 from megacpp_validate.evidence.values import Cause
-from tests.canary.dynamic.planted import MODULES
+from tests.diagnosis.planted import MODULES
 
 KEPT = Path(__file__).parents[3] / "docs" / "evidence" / "h200"
 STACKS = ("te2.12.0", "te2.14.1", "te2.17.1", "te2.20.2")

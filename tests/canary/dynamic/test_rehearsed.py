@@ -18,7 +18,7 @@ from megacpp_validate.canary.dynamic.step import StackReceipts, compare_stacks
 from megacpp_validate.canary.dynamic.upgrade_result import StepResult
 from megacpp_validate.catalog.bridge import read_catalog
 from megacpp_validate.evidence.receipt import Check, Failure, Outcome, Part, Receipt
-from tests.canary.dynamic.planted import MODULES, good
+from tests.diagnosis.planted import MODULES, good
 
 BEFORE, AFTER = "te2.12.0", "te2.17.1"
 CATALOG = read_catalog()

@@ -11,7 +11,7 @@ from megacpp_validate.canary.dynamic.upgrade_result import Change, StepResult, T
 from megacpp_validate.catalog.bridge import Catalog, read_catalog
 from megacpp_validate.evidence.receipt import Check, Receipt
 from megacpp_validate.evidence.values import ENVIRONMENT, Cause
-from tests.canary.dynamic.planted import (
+from tests.diagnosis.planted import (
     CUBLAS,
     CUDNN,
     LIBRARIES,

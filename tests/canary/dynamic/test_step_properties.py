@@ -13,7 +13,7 @@ from megacpp_validate.canary.dynamic.upgrade_result import Change, StepResult, T
 from megacpp_validate.catalog.bridge import Catalog, read_catalog
 from megacpp_validate.evidence.receipt import Backend, Check, Failure, Machine, Outcome, Package, Part, Receipt
 from megacpp_validate.evidence.values import ENVIRONMENT, Cause
-from tests.canary.dynamic.planted import (
+from tests.diagnosis.planted import (
     CUBLAS,
     KNOWN,
     MODULES,

@@ -15,7 +15,7 @@ from megacpp_validate.catalog.bridge import read_catalog
 from megacpp_validate.catalog.gate import read_gate_policy
 from megacpp_validate.evidence.receipt import Backend, Check, JitCompile, JitCompiles, Outcome, Receipt
 from megacpp_validate.evidence.values import ENVIRONMENT, Cause
-from tests.canary.dynamic.planted import MACHINE, MODULES, clean, fails, falls_back, good, stack_of
+from tests.diagnosis.planted import MACHINE, MODULES, clean, fails, falls_back, good, stack_of
 
 CATALOG = read_catalog()
 FUSED, UNFUSED, NATIVE = (("te", "cudnn"), ("te", "unfused"), ("sdpa",))

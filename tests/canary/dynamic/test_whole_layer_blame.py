@@ -7,14 +7,14 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from megacpp_validate.canary.dynamic.blame import blame
 
 from megacpp_validate.canary.dynamic.step import StackReceipts, compare_stacks
 from megacpp_validate.catalog.bridge import Catalog
+from megacpp_validate.diagnosis.blame import blame
 from megacpp_validate.evidence.receipt import Check, Outcome, Part, Receipt
 from megacpp_validate.evidence.store import read_receipts
 from megacpp_validate.evidence.values import Cause
-from tests.canary.dynamic.planted import MODULES, fails, good
+from tests.diagnosis.planted import MODULES, fails, good
 
 KEPT = Path(__file__).parents[3] / "docs" / "evidence" / "h200"
 

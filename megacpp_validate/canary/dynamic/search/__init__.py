@@ -1,1 +1,0 @@
-"""The first bad release, and which component it is: a search over one axis or several."""

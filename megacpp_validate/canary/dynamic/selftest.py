@@ -1,0 +1,185 @@
+"""The host's half of the selftest: the order goes to the environment, its runs come back and are judged."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from ...catalog.bridge import Catalog
+from ...diagnosis.blame import blame
+from ...environments.interpreter import own_interpreter
+from ...errors import InfrastructureFailed, NoEnvironment, WrongArguments
+from ...evidence.receipt import Outcome, Receipt
+from ...evidence.selftest import FalseAlarm, Fate, Mutant, MutantResult, SelftestOrder, SelftestResult, SelftestRun
+from ...evidence.selftest_file import RunInvalid, order_text, read_runs
+from ...process import Processes
+
+CLEAN: Final = 200
+
+
+_LIMIT_S: Final = 3600.0  # of the whole; each run has a limit of its own
+
+
+def run_selftest(
+    catalog: Catalog, mutants: Collection[str], *, clean: int, seed: int, jobs: int, limit_s: float
+) -> SelftestResult:
+    """Plant, run, judge.
+
+    Args:
+        mutants: ids; all where there is none.
+        clean: at least so many probe runs without a fault.
+        seed: of the first run.
+        limit_s: seconds that one run may take.
+
+    Raises:
+        WrongArguments: there is no such mutant.
+        NoEnvironment: the process that plants ended early.
+        InfrastructureFailed: what it wrote cannot be read.
+    """
+    order = plan_selftest(catalog, mutants, clean=clean, seed=seed)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="megacpp-selftest-") as scratch:
+        folder = Path(scratch)
+        given, runs, log = (folder / name for name in ("order.json", "runs.jsonl", "log"))
+        given.write_text(order_text(order), encoding="utf-8")
+        options = ["--jobs", str(jobs), "--limit", str(limit_s)]
+        call = own_interpreter(os.environ).call("megacpp_validate.selftest", str(runs), *options, shares=(folder,))
+        ended = Processes().run(call, folder=folder, limit_s=_LIMIT_S, log=log, given=given)
+        if ended.code != 0 or not runs.is_file():
+            words = "\n".join(ended.words.strip().splitlines()[-5:]) or "it wrote nothing"
+            raise NoEnvironment(
+                f"the process that plants the faults ended early ({ended.how}): {words}. Likely cause: this "
+                "environment has no torch. Next step: run `nox -s selftest`."
+            )
+        try:
+            found = read_runs(runs.read_text(encoding="utf-8"))
+        except RunInvalid as fault:
+            raise InfrastructureFailed(str(fault)) from fault
+    result = judge_selftest(catalog, order, found, seconds=round(time.monotonic() - started, 1))
+    return replace(result, finished_at=datetime.now(UTC).isoformat(timespec="seconds"))
+
+
+def plan_selftest(
+    catalog: Catalog, wanted: Collection[str] = (), *, clean: int = CLEAN, seed: int = 0
+) -> SelftestOrder:
+    """What the environment is to do.
+
+    Args:
+        catalog: the matrix.
+        wanted: ids of mutants; all where there is none.
+        clean: at least so many probe runs without a fault.
+        seed: of the first run.
+
+    Raises:
+        WrongArguments: there is no such mutant.
+    """
+    known = {mutant.id for mutant in catalog.mutants}
+    if unknown := sorted(set(wanted) - known):
+        raise WrongArguments(
+            f"there is no mutant {', '.join(map(repr, unknown))}. Next step: choose from the ids in "
+            "matrix/mutants.toml."
+        )
+    return SelftestOrder(
+        probes=tuple(module.id for module in catalog.modules),
+        mutants=tuple(mutant.planned for mutant in catalog.mutants if not wanted or mutant.id in wanted),
+        clean=clean,
+        seed=seed,
+    )
+
+
+def judge_selftest(
+    catalog: Catalog, order: SelftestOrder, runs: Sequence[SelftestRun], *, seconds: float = 0.0
+) -> SelftestResult:
+    """The score.
+
+    A probe that is red without a fault, too, on the same path kills nothing: it is a false alarm, and no verdict.
+
+    Args:
+        catalog: the matrix, for the order of blame.
+        order: what was ordered; a mutant without a run is `not-run`.
+        runs: what came back, in any order.
+        seconds: wall-clock time of all.
+    """
+    clean = [run for run in runs if not run.mutant]
+    alarms = {(run.requested, receipt.probe) for run in clean for receipt in run.receipts if _is_red(receipt)}
+    of_mutant = {run.mutant: run for run in runs if run.mutant}
+    return SelftestResult(
+        modules=tuple(module.id for module in catalog.modules),
+        mutants=tuple(_judge(catalog, mutant, of_mutant.get(mutant.id), alarms) for mutant in order.mutants),
+        clean_runs=sum(receipt.outcome is not Outcome.NOT_RUN for run in clean for receipt in run.receipts),
+        false_alarms=tuple(
+            FalseAlarm(receipt.cell, run.seed, first_failure(receipt))
+            for run in clean
+            for receipt in run.receipts
+            if _is_red(receipt)
+        ),
+        lost=_lost(order, clean),
+        seconds=seconds,
+    )
+
+
+def first_failure(receipt: Receipt) -> str:
+    """The first check that failed with the parts that did; or what was raised; empty for a good receipt."""
+    for check in receipt.checks:
+        if not check.passed:
+            parts = ", ".join(part.name for part in check.parts if not part.passed)
+            return f"{check.name} ({parts})" if parts else check.name
+    return "" if receipt.outcome.is_good else receipt.reason
+
+
+def _judge(
+    catalog: Catalog, mutant: Mutant, run: SelftestRun | None, alarms: Collection[tuple[str, str]]
+) -> MutantResult:
+    if run is None:
+        return MutantResult(mutant, Fate.NOT_RUN, reason="there is no run of it")
+    if not run.planted:
+        return MutantResult(mutant, Fate.NOT_PLANTED, reason=run.trouble, seconds=run.seconds)
+    heard = [receipt for receipt in run.receipts if (run.requested, receipt.probe) not in alarms]
+    found = blame(heard, catalog.modules)
+    if found.culprits:
+        culprit = next(receipt for receipt in heard if receipt.probe == found.culprits[0] and _is_red(receipt))
+        return MutantResult(
+            mutant,
+            Fate.KILLED,
+            blamed=found.culprits,
+            cascades=tuple(name for name, _ in found.cascades),
+            check=first_failure(culprit),
+            reason=run.trouble,
+            seconds=run.seconds,
+        )
+    missing = sorted({module.id for module in catalog.modules} - {receipt.probe for receipt in heard if _ran(receipt)})
+    if run.trouble or mutant.module in missing:
+        reason = run.trouble or f"no verdict of the probe {mutant.module}, which should have caught it"
+        return MutantResult(mutant, Fate.NOT_RUN, reason=reason, seconds=run.seconds)
+    fate = Fate.SURVIVED if run.reached else Fate.NOT_REACHED
+    reason = "every probe was good" if run.reached else f"no probe runs {mutant.at}, or it changes nothing there"
+    return MutantResult(mutant, fate, reason=reason, seconds=run.seconds)
+
+
+def _is_red(receipt: Receipt) -> bool:
+    return _ran(receipt) and not receipt.outcome.is_good
+
+
+def _ran(receipt: Receipt) -> bool:
+    return receipt.outcome is not Outcome.NOT_RUN
+
+
+def _lost(order: SelftestOrder, clean: Sequence[SelftestRun]) -> tuple[str, ...]:
+    """Why there are fewer clean probe runs than were ordered."""
+    lost = [f"clean run with seed {run.seed}: {run.trouble}" for run in clean if run.trouble]
+    lost += [
+        f"{receipt.cell} with seed {run.seed}: {receipt.reason or 'not run'}"
+        for run in clean
+        for receipt in run.receipts
+        if not _ran(receipt)
+    ]
+    came = sum(len(run.receipts) for run in clean)
+    if came < order.clean:
+        lost.append(f"{came} clean probe runs of {order.clean}")
+    return tuple(lost)

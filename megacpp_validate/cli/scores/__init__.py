@@ -1,1 +1,0 @@
-"""The verbs of the suite's own scores: planted faults, and what was made of them."""

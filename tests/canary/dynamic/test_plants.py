@@ -1,0 +1,338 @@
+"""Planted faults without a GPU: what runs on each copy, and what receipts of a copy are worth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from megacpp_validate.canary.dynamic.plants import (
+    CLEAN,
+    CLEAN_AGAIN,
+    CLEAN_TIMED,
+    BlamePlan,
+    Troubles,
+    join_earlier,
+    judge_blame,
+    judge_fp8,
+    plan_blame,
+    plan_fp8,
+)  # fmt: skip
+from megacpp_validate.canary.dynamic.scores import (
+    BlameScore,
+    ControlResult,
+    FaultResult,
+    Fp8FaultResult,
+    Fp8FaultScore,
+    Verdict,
+)  # fmt: skip
+from megacpp_validate.catalog.bridge import Catalog
+from megacpp_validate.catalog.fp8_faults import Fp8Fault
+from megacpp_validate.catalog.te_faults import Edit, TeFault, read_te_faults
+from megacpp_validate.errors import WrongArguments
+from megacpp_validate.evidence.receipt import Check, Failure, Machine, Outcome, Receipt, Timing, cell_id
+from megacpp_validate.evidence.values import Cause
+
+RELEASE = "2.20.2"
+MACHINE = Machine(host="one", gpu="H200", driver="580")
+EDIT = [Edit(file="a.py", old="x", new="y")]
+RED, GREEN = "fp8_delayed", "fp8_current"
+
+
+def new_fault(name: str = "fault", **keys: Any) -> TeFault:
+    row = {"module": "attention", "cause": Cause.NUMERICS, "releases": [RELEASE], "says": "wrong", "edit": EDIT}
+    return TeFault(id=name, **{**row, **keys})
+
+
+def new_fp8(name: str = "fault", **keys: Any) -> Fp8Fault:
+    row = {"releases": [RELEASE], "says": "w", "edit": EDIT, "cells": [RED], "checks": ["*.scale"], "green": GREEN}
+    return Fp8Fault(id=name, **{**row, **keys})
+
+
+def new_receipt(probe: str, outcome: Outcome = Outcome.PASS, *failed: str, **keys: Any) -> Receipt:
+    checks = (Check("forward", True), *(Check(name, False) for name in failed))
+    row: dict[str, Any] = {"reason": "", "requested": "te", "machine": MACHINE, "seconds": {"total": 2.0}, **keys}
+    return Receipt(cell_id("te2.20.2", "h200", probe), "te2.20.2", "h200", probe, outcome, checks=checks, **row)
+
+
+def new_run(catalog: Catalog, *, factor: float = 0.0, **red: Receipt) -> dict[str, Receipt]:
+    """Receipts of every module: good ones, timed where `factor` is given, but those that are red."""
+    rounds = tuple(factor * (1.0 + step / 1000) for step in range(5))
+    timings = (Timing("bf16.use", "cuda-events", rounds, rounds[2], 0.004, 9),) if factor else ()
+    return {row.id: red.get(row.id) or new_receipt(row.id, timings=timings) for row in catalog.modules}
+
+
+# --- the plan ---------------------------------------------------------------------------------------------
+
+
+def test_shards_together_are_the_whole_and_share_what_is_timed(catalog: Catalog) -> None:
+    faults = read_te_faults(module.id for module in catalog.modules)
+    whole = plan_blame(faults, RELEASE, controls=5, timed_controls=3)
+    parts = [plan_blame(faults, RELEASE, shard=(one, 3), controls=5, timed_controls=3) for one in (1, 2, 3)]
+    assert sorted(row.id for part in parts for row in part.faults) == sorted(row.id for row in whole.faults)
+    assert [row.id for row in whole.faults] == [row.id for row in faults if RELEASE in row.releases]
+    names = [row.name for part in parts for row in part.controls]
+    assert sorted(names) == sorted(row.name for row in whole.controls)
+    timed = [sum(row.times for row in part.faults) for part in parts]
+    assert max(timed) - min(timed) <= 1
+    assert len({row.seed for row in whole.controls} | {whole.seed}) == 9, "each clean pair is a draw of its own"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "shard", "release", "said"),
+    [
+        (["nothing"], (1, 1), RELEASE, "no fault 'nothing'"),
+        ([], (3, 2), RELEASE, "no shard 3 of 2"),
+        ([], (0, 0), RELEASE, "no shard 0 of 0"),
+        ([], (1, 1), "1.0.0", "written for Transformer Engine 1.0.0"),
+        (["other"], (1, 1), RELEASE, "written for Transformer Engine 2.20.2"),
+        (["fault", "other"], (1, 1), RELEASE, "other is not written for 2.20.2"),
+    ],
+)
+def test_what_there_is_not_is_refused(wanted: list[str], shard: tuple[int, int], release: str, said: str) -> None:
+    faults = [new_fault(), new_fault("other", releases=["2.12.0"])]
+    with pytest.raises(WrongArguments, match="Next step") as refused:
+        plan_blame(faults, release, wanted, shard=shard)
+    assert said in str(refused.value)
+
+
+def test_a_fault_runs_beside_a_clean_run_of_its_own_kind() -> None:
+    rows = [new_fault(), new_fault("slow", times=True, cause=Cause.PERFORMANCE)]
+    plan = plan_blame(rows, RELEASE, controls=1, timed_controls=1, seed=7)
+    seen = {run.name: (run.against, run.times, run.copied) for run in plan.runs}
+    assert seen == {
+        CLEAN: ("", False, False), CLEAN_TIMED: ("", True, False), CLEAN_AGAIN: ("", True, False),
+        "faults/fault": (CLEAN, False, True), "faults/slow": (CLEAN_TIMED, True, True),
+        "controls/control-1": (CLEAN, False, True), "controls/control-timed-1": (CLEAN_TIMED, True, True),
+    }  # fmt: skip
+    assert [run.name for run in plan_blame(rows, RELEASE, ["slow"]).runs] == [CLEAN_TIMED, CLEAN_AGAIN, "faults/slow"]
+    assert [run.name for run in plan_blame(rows, RELEASE, ["fault"]).runs] == [CLEAN, "faults/fault"]
+
+
+def test_an_fp8_fault_runs_its_cells_and_the_clean_copy_all_of_them_once() -> None:
+    rows = [new_fp8("one"), new_fp8("two", cells=["fp8_graphs"]), new_fp8("three", quick=False)]
+    seen = {run.name: (run.cells, run.quick, run.copied) for run in plan_fp8(rows, RELEASE).runs}
+    assert seen == {
+        "clean-quick": ((RED, GREEN, "fp8_graphs"), True, False), "clean-whole": ((RED, GREEN), False, False),
+        "faults/one": ((RED, GREEN), True, True), "faults/two": (("fp8_graphs", GREEN), True, True),
+        "faults/three": ((RED, GREEN), False, True),
+    }  # fmt: skip
+    assert [run.name for run in plan_fp8(rows, RELEASE, ["three"]).runs] == ["clean-whole", "faults/three"]
+
+
+# --- the blame --------------------------------------------------------------------------------------------
+
+
+def judge(catalog: Catalog, plan: BlamePlan, seen: Any, troubles: Troubles | None = None) -> Any:
+    return judge_blame(plan, seen, catalog.modules, troubles or Troubles())
+
+
+ATTENTION = new_receipt("attention", Outcome.FAIL, "bf16.gqa4.d64.forward")
+BLOCK = new_receipt("native_block", Outcome.FAIL, "bf16.case.forward")
+PERMUTE = new_receipt("permute", Outcome.FAIL, "bf16.top2.dropped.sum.forward")
+BACKEND = new_receipt("attention", Outcome.FAIL, "attention.bf16.gqa4.backend")
+VERDICTS: dict[str, tuple[dict[str, Any], tuple[Receipt, ...], Verdict]] = {
+    "right, with a cascade": ({}, (ATTENTION, BLOCK), Verdict.RIGHT),
+    "another module": ({}, (PERMUTE,), Verdict.WRONG_MODULE),
+    "a second culprit": ({}, (ATTENTION, PERMUTE), Verdict.OTHERS_TOO),
+    "another class": ({}, (BACKEND,), Verdict.WRONG_CAUSE),
+    "a class that is right as well": ({"accepts": [Cause.SILENT_FALLBACK]}, (BACKEND,), Verdict.RIGHT),
+    "a name that is right as well": ({"also": ["permute"]}, (PERMUTE,), Verdict.RIGHT),
+    "one fault named twice": ({"also": ["permute"]}, (ATTENTION, PERMUTE), Verdict.OTHERS_TOO),
+    "nobody": ({}, (), Verdict.MISSED),
+}
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_a_fault_is_judged_by_the_blame(name: str, catalog: Catalog) -> None:
+    keys, red, verdict = VERDICTS[name]
+    plan = plan_blame([new_fault(**keys)], RELEASE, controls=1)
+    copy = new_run(catalog, **{one.probe: one for one in red})
+    seen = {CLEAN: new_run(catalog), "faults/fault": copy, "controls/control-1": new_run(catalog)}
+    ((row,), controls) = judge(catalog, plan, seen)
+    assert (row.verdict, bool(row.reason), row.seconds) == (verdict, verdict is not Verdict.RIGHT, 14.0)
+    assert [(one.name, one.culprits, one.reason) for one in controls] == [("control-1", (), "")]
+    if BLOCK in red:
+        assert row.culprits[0].cascades == ("native_block",)
+
+
+def test_a_control_that_names_somebody_is_a_false_blame(catalog: Catalog) -> None:
+    plan = plan_blame([new_fault()], RELEASE, controls=1)
+    loud = new_run(catalog, attention=ATTENTION)
+    _, (control,) = judge(catalog, plan, {CLEAN: new_run(catalog), "controls/control-1": loud})
+    assert control.culprits
+    score = BlameScore(tool="t", target="h200", environment="e", modules=(), controls=(control,))
+    assert (score.alarms, score.breaks, int(score.exit)) == ((1, 1), True, 1)
+
+
+def test_an_import_error_blames_one_module(catalog: Catalog) -> None:
+    said, cell = "No module named 'transformer_engine.pytorch.permutation'", cell_id("te2.20.2", "h200", "imports")
+    failure = Failure("ModuleNotFoundError", said, "transformer_engine/pytorch/__init__.py:30 in <module>")
+    red = {
+        row.id: new_receipt(row.id, Outcome.BLOCKED, reason=f"blocked by {cell}: {said}", blocked_by=cell)
+        for row in catalog.modules
+    }
+    red["imports"] = new_receipt("imports", Outcome.IMPORT_ERROR, reason=said, failure=failure)
+    plan = plan_blame([new_fault(module="imports", cause=Cause.API)], RELEASE)
+    ((row,), _) = judge(catalog, plan, {CLEAN: new_run(catalog), "faults/fault": new_run(catalog, **red)})
+    assert (row.verdict, row.reason) == (Verdict.RIGHT, "")
+
+
+def test_what_is_slow_is_seen_beside_the_noise_of_the_card(catalog: Catalog) -> None:
+    plan = plan_blame([new_fault("slow", times=True, cause=Cause.PERFORMANCE)], RELEASE, timed_controls=1)
+    first, again, control = (new_run(catalog, factor=factor) for factor in (1.0, 1.002, 1.003))
+    sleepy = new_run(catalog, factor=1.0, attention=new_run(catalog, factor=6.0)["attention"])
+    seen = {CLEAN_TIMED: first, CLEAN_AGAIN: again, "faults/slow": sleepy, "controls/control-timed-1": control}
+    ((row,), (quiet,)) = judge(catalog, plan, seen)
+    assert (row.verdict, quiet.culprits) == (Verdict.RIGHT, ())
+    assert judge(catalog, plan, {**seen, "faults/slow": again})[0][0].verdict is Verdict.MISSED
+
+
+@pytest.mark.parametrize("side", [CLEAN, "faults/fault"])
+@pytest.mark.parametrize("instead", [None, new_receipt("layer_spec", Outcome.NOT_RUN, reason="no GPU")])
+def test_a_missing_cell_is_no_evidence_whatever_the_others_say(
+    catalog: Catalog, side: str, instead: Receipt | None
+) -> None:
+    seen = {CLEAN: new_run(catalog), "faults/fault": new_run(catalog, attention=ATTENTION)}
+    del seen[side]["layer_spec"]
+    seen[side] |= {"layer_spec": instead} if instead else {}
+    ((row,), _) = judge(catalog, plan_blame([new_fault()], RELEASE), seen)
+    assert (row.verdict, "layer_spec" in row.reason) == (Verdict.NOT_RUN, True)
+
+
+def test_a_clean_copy_that_is_red_judges_nothing(catalog: Catalog) -> None:
+    red = new_run(catalog, attention=ATTENTION)
+    plan = plan_blame([new_fault()], RELEASE, controls=1)
+    ((row,), (control,)) = judge(catalog, plan, {CLEAN: red, "faults/fault": red, "controls/control-1": red})
+    assert (row.verdict, "red by itself in attention" in row.reason) == (Verdict.NOT_RUN, True)
+    assert control.reason
+
+
+def test_troubles_are_what_they_are(catalog: Catalog) -> None:
+    plan = plan_blame([new_fault("a"), new_fault("b"), new_fault("c")], RELEASE, controls=1)
+    whole = {run.name: new_run(catalog) for run in plan.runs}
+    troubles = Troubles(not_planted={"faults/a": "no such lines"}, not_run={"faults/b": "disk full"})
+    found = [(row.verdict, row.reason) for row in judge(catalog, plan, whole, troubles)[0]]
+    assert found[:2] == [(Verdict.NOT_PLANTED, "no such lines"), (Verdict.NOT_RUN, "disk full")]
+    assert found[2][0] is Verdict.MISSED
+    faults, (control,) = judge(catalog, plan, {}, Troubles(everything="not-run: no GPU"))
+    assert {(row.verdict, row.reason) for row in faults} == {(Verdict.NOT_RUN, "not-run: no GPU")}
+    assert control.reason == "not-run: no GPU"
+
+
+def new_result(verdict: Verdict) -> FaultResult:
+    return FaultResult(fault="f", module="attention", cause=Cause.API, release=RELEASE, says="s", verdict=verdict)
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "verdict", "controls"),
+    [
+        ((Verdict.MISSED,), (Verdict.RIGHT,), Verdict.RIGHT, []),
+        ((Verdict.RIGHT,), (Verdict.MISSED,), Verdict.MISSED, []),  # a later miss is not hidden
+        ((Verdict.RIGHT, "", "?"), (Verdict.NOT_RUN, "", "?"), Verdict.RIGHT, ["0", "0", "1?"]),
+        ((Verdict.NOT_RUN, "", "?"), (Verdict.NOT_RUN, "?", ""), Verdict.NOT_RUN, ["0", "1"]),
+    ],
+)
+def test_of_two_runs_the_later_counts_and_every_clean_pair(
+    first: Any, later: Any, verdict: Verdict, controls: list[str]
+) -> None:
+    def ran(verdict: Verdict, *reasons: str) -> tuple[tuple[FaultResult, ...], tuple[ControlResult, ...]]:
+        rows = enumerate(reasons)
+        quiet = (ControlResult(name=str(n), release=RELEASE, seed=n, timed=False, reason=why) for n, why in rows)
+        return (new_result(verdict),), tuple(quiet)
+
+    faults, found = join_earlier(ran(*first), ran(*later))
+    assert (faults[0].verdict, [f"{row.name}{row.reason}" for row in found]) == (verdict, controls)
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_only_right_and_caught_are_good(verdict: Verdict) -> None:
+    score = BlameScore(tool="t", target="h", environment="e", modules=("attention",), faults=(new_result(verdict),))
+    assert (score.breaks or score.lacks) is (verdict not in (Verdict.RIGHT, Verdict.CAUGHT))
+    assert score.lacks is (verdict is Verdict.NOT_RUN)
+
+
+def test_bounds_are_those_of_wilson() -> None:
+    empty = BlameScore(tool="t", target="h", environment="e", modules=())
+    assert (empty.lacks, empty.right_bound, empty.alarm_bound) == (True, 0.0, 1.0)
+    rows = (new_result(Verdict.RIGHT),) * 40
+    score = empty.model_copy(update={"faults": (*rows, new_result(Verdict.NOT_RUN))})
+    assert score.right_bound == pytest.approx(40 / (40 + 1.959964**2))
+
+
+# --- the cells of FP8 -------------------------------------------------------------------------------------
+
+FINE = new_receipt(GREEN)
+SCALE = new_receipt(RED, Outcome.FAIL, "state.scale")
+GRAPHS = new_fp8(cells=[RED, "fp8_graphs"])
+FP8: dict[str, tuple[Fp8Fault, list[Receipt], Verdict, str]] = {
+    "the right check": (new_fp8(), [SCALE, FINE], Verdict.CAUGHT, ""),
+    "another check": (new_fp8(), [new_receipt(RED, Outcome.FAIL, "grad.weight"), FINE], Verdict.BY_ANOTHER,
+                      "red by grad.weight"),
+    "an exception": (new_fp8(), [new_receipt(RED, Outcome.ERROR, failure=Failure("RuntimeError", "no")), FINE],
+                     Verdict.BY_ANOTHER, "red by raised RuntimeError"),
+    "an exception that must be": (
+        new_fp8(checks=["raised RuntimeError"]),
+        [new_receipt(RED, Outcome.ERROR, failure=Failure("RuntimeError", "no")), FINE], Verdict.CAUGHT, "",
+    ),
+    "nothing": (new_fp8(), [new_receipt(RED), FINE], Verdict.MISSED, "fp8_delayed: as in the clean copy"),
+    "no receipt": (new_fp8(), [FINE], Verdict.NOT_RUN, "there is no receipt of it"),
+    "not run": (new_fp8(), [new_receipt(RED, Outcome.NOT_RUN, reason="no torchao"), FINE], Verdict.NOT_RUN, "no torch"),
+    "killed": (new_fp8(), [new_receipt(RED, Outcome.TIMEOUT, reason="too long"), FINE], Verdict.BY_ANOTHER, "too long"),
+    "one of two cells": (GRAPHS, [SCALE, new_receipt("fp8_graphs"), FINE], Verdict.BY_ANOTHER, "stays green"),
+    "both cells": (GRAPHS, [SCALE, new_receipt("fp8_graphs", Outcome.FAIL, "a.scale"), FINE], Verdict.CAUGHT, ""),
+}  # fmt: skip
+
+
+def judge_one(
+    fault: Fp8Fault, receipts: list[Receipt], clean: list[Receipt] | None = None, **troubles: Any
+) -> Fp8FaultResult:
+    usual = [new_receipt(cell) for cell in (*fault.cells, fault.green)]
+    seen = {
+        "clean-quick": {one.probe: one for one in (usual if clean is None else clean)},
+        "faults/fault": {one.probe: one for one in receipts},
+    }
+    (found,) = judge_fp8(plan_fp8([fault], RELEASE), seen, Troubles(**troubles))
+    return found
+
+
+@pytest.mark.parametrize("name", FP8)
+def test_an_fp8_fault_is_judged_by_its_checks(name: str) -> None:
+    fault, receipts, verdict, said = FP8[name]
+    found = judge_one(fault, receipts)
+    assert (found.verdict, found.is_alarm, bool(found.reason)) == (verdict, False, verdict is not Verdict.CAUGHT)
+    assert said in found.reason
+
+
+def test_what_is_off_the_path_must_stay_green() -> None:
+    found = judge_one(new_fp8(), [SCALE, new_receipt(GREEN, Outcome.FAIL, "linear.forward")])
+    assert (found.verdict, found.is_alarm) == (Verdict.CAUGHT, True)
+    assert found.reason == "fp8_current, which must stay green, is red by linear.forward"
+    silent = judge_one(new_fp8(), [SCALE])
+    score = Fp8FaultScore(tool="t", target="h", environment="e", held_out=False, faults=(silent,))
+    assert (silent.is_alarm, score.breaks, score.lacks) == (False, False, True)
+
+
+@pytest.mark.parametrize(
+    ("clean", "troubles", "verdict", "said"),
+    [
+        ([new_receipt(RED, Outcome.FAIL, "x"), FINE], {}, Verdict.NOT_RUN, "red by itself in fp8_delayed"),
+        ([new_receipt(RED)], {}, Verdict.NOT_RUN, "no evidence of fp8_current"),
+        ([new_receipt(RED), new_receipt(GREEN, Outcome.NOT_RUN, reason="no GPU")], {}, Verdict.NOT_RUN, "no GPU"),
+        (None, {"not_planted": {"faults/fault": "no such lines"}}, Verdict.NOT_PLANTED, "no such lines"),
+        (None, {"not_run": {"faults/fault": "disk full"}}, Verdict.NOT_RUN, "disk full"),
+        ([], {"everything": "not-run: no GPU"}, Verdict.NOT_RUN, "not-run: no GPU"),
+    ],
+)
+def test_without_a_clean_copy_nothing_is_judged(clean: Any, troubles: Any, verdict: Verdict, said: str) -> None:
+    found = judge_one(new_fp8(), [SCALE, FINE], clean, **troubles)
+    assert (found.verdict, found.green, said in found.reason) == (verdict, None, True)
+
+
+def test_fp8_rates_count_what_was_judged() -> None:
+    caught, lost = judge_one(new_fp8(), [SCALE, FINE]), judge_one(new_fp8(), [FINE])
+    other = judge_one(new_fp8(), [new_receipt(RED, Outcome.FAIL, "x"), FINE])
+    rows = (*[caught] * 40, other, lost)
+    score = Fp8FaultScore(tool="t", target="h", environment="e", held_out=False, faults=rows)
+    assert (score.right, score.seen, len(score.judged), score.alarms) == (40, 41, 41, (0, 42))
+    assert score.alarm_bound == pytest.approx(1.959964**2 / (42 + 1.959964**2))

@@ -1,0 +1,120 @@
+"""The host's half of the suite's own score: an order from the matrix, and a verdict on each mutant from the runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from megacpp_validate.canary.dynamic.selftest import first_failure, judge_selftest, plan_selftest
+from megacpp_validate.catalog.bridge import Catalog
+from megacpp_validate.errors import WrongArguments
+from megacpp_validate.evidence.receipt import Check, Outcome, Part, Receipt
+from megacpp_validate.evidence.selftest import Fate, Mutant, SelftestOrder, SelftestResult, SelftestRun
+
+FAILED = Check("bf16.forward", False, (Part("factor", 2.0, 0.1, False, ""), Part("finite", 0.0, 0.0, True, "")))
+
+
+def receipt(probe: str, outcome: Outcome = Outcome.PASS, stack: str = "te") -> Receipt:
+    checks = (FAILED,) if outcome is Outcome.FAIL else ()
+    return Receipt(f"{stack}-cpu-{probe}", stack, "cpu", probe, outcome, "it says why", "te", checks=checks)
+
+
+def run(mutant: Mutant | None, catalog: Catalog, **red: Outcome) -> SelftestRun:
+    receipts = tuple(receipt(row.id, red.get(row.id, Outcome.PASS)) for row in catalog.modules)
+    return SelftestRun(mutant.id if mutant else "", mutant.requested if mutant else "te", 0, receipts, reached=1)
+
+
+@pytest.fixture
+def order(catalog: Catalog) -> SelftestOrder:
+    return plan_selftest(catalog, ["attention-zeros"], clean=7)
+
+
+def judge(catalog: Catalog, order: SelftestOrder, *runs: SelftestRun) -> SelftestResult:
+    return judge_selftest(catalog, order, runs)
+
+
+def test_the_order_holds_every_module_and_mutant(catalog: Catalog) -> None:
+    order = plan_selftest(catalog)
+    assert order.probes == tuple(row.id for row in catalog.modules)
+    assert len(order.mutants) == len(catalog.mutants)
+    assert order.clean == 200
+
+
+def test_an_unknown_mutant_is_refused(catalog: Catalog) -> None:
+    with pytest.raises(WrongArguments, match=r"'nothing'.*Next step"):
+        plan_selftest(catalog, ["nothing"])
+
+
+def test_a_killed_mutant_blames_its_module(catalog: Catalog, order: SelftestOrder) -> None:
+    red = run(order.mutants[0], catalog, attention=Outcome.FAIL, native_block=Outcome.ERROR)
+    result = judge(catalog, order, red, run(None, catalog))
+    (mutant,) = result.mutants
+    assert mutant.fate is Fate.KILLED
+    assert mutant.blamed_rightly
+    assert (mutant.blamed, mutant.cascades) == (("attention",), ("native_block",))
+    assert mutant.check == "bf16.forward (factor)"
+    assert result.holds
+    assert (result.kill_rate, result.blame_accuracy, result.clean_runs) == (1.0, 1.0, 7)
+
+
+def test_another_module_to_blame_is_a_kill_without_the_right_blame(catalog: Catalog, order: SelftestOrder) -> None:
+    result = judge(catalog, order, run(order.mutants[0], catalog, imports=Outcome.FAIL), run(None, catalog))
+    assert result.mutants[0].fate is Fate.KILLED
+    assert not result.mutants[0].blamed_rightly
+    assert (result.kill_rate, result.blame_accuracy) == (1.0, 0.0)
+    assert not result.holds
+
+
+def fate_of(catalog: Catalog, order: SelftestOrder, changed: SelftestRun | None) -> tuple[Fate, str]:
+    runs = [run(None, catalog)] + ([changed] if changed else [])
+    result = judge(catalog, order, *runs)
+    assert not result.holds
+    return result.mutants[0].fate, result.mutants[0].reason
+
+
+def test_fates_that_are_not_good(catalog: Catalog, order: SelftestOrder) -> None:
+    plain = run(order.mutants[0], catalog)
+    assert fate_of(catalog, order, plain)[0] is Fate.SURVIVED
+    assert fate_of(catalog, order, replace(plain, reached=0)) == (
+        Fate.NOT_REACHED,
+        "no probe runs dot_product_attention, or it changes nothing there",
+    )
+    gone = replace(plain, planted=False, trouble="the patch point is gone", receipts=())
+    assert fate_of(catalog, order, gone) == (Fate.NOT_PLANTED, "the patch point is gone")
+    assert fate_of(catalog, order, None)[0] is Fate.NOT_RUN
+    not_run = run(order.mutants[0], catalog, attention=Outcome.NOT_RUN)
+    assert fate_of(catalog, order, not_run)[0] is Fate.NOT_RUN
+    assert fate_of(catalog, order, replace(plain, receipts=(), trouble="exit status -11"))[0] is Fate.NOT_RUN
+
+
+def test_a_red_that_is_gone_is_no_kill(catalog: Catalog, order: SelftestOrder) -> None:
+    red = run(order.mutants[0], catalog, attention=Outcome.ERROR)
+    assert fate_of(catalog, order, replace(red, planted=False, trouble="gone"))[0] is Fate.NOT_PLANTED
+
+
+def test_a_probe_that_is_red_without_a_fault_kills_nothing(catalog: Catalog, order: SelftestOrder) -> None:
+    clean = run(None, catalog, attention=Outcome.FAIL)
+    result = judge(catalog, order, clean, run(order.mutants[0], catalog, attention=Outcome.FAIL))
+    assert result.mutants[0].fate is Fate.NOT_RUN
+    (alarm,) = result.false_alarms
+    assert (alarm.cell, alarm.check) == ("te-cpu-attention", "bf16.forward (factor)")
+    assert result.false_alarm_rate == 1 / 7
+
+
+def test_clean_runs_that_did_not_come_are_told(catalog: Catalog, order: SelftestOrder) -> None:
+    red = run(order.mutants[0], catalog, attention=Outcome.FAIL)
+    lost = judge(catalog, order, red)
+    assert lost.lost == ("0 clean probe runs of 7",)
+    assert not lost.holds
+    lost = judge(catalog, order, red, run(None, catalog, permute=Outcome.NOT_RUN))
+    assert lost.lost == ("te-cpu-permute with seed 0: it says why",)
+    assert lost.clean_runs == 6
+    died = replace(run(None, catalog), trouble="exit status -9")
+    assert judge(catalog, order, red, died).lost == ("clean run with seed 0: exit status -9",)
+
+
+def test_what_failed_first() -> None:
+    assert first_failure(receipt("x")) == ""
+    assert first_failure(receipt("x", Outcome.ERROR)) == "it says why"
+    assert first_failure(replace(receipt("x", Outcome.FAIL), checks=(Check("a", False),))) == "a"

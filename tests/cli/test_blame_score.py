@@ -1,0 +1,159 @@
+"""The verb of the blame score: copies, processes and verdict together, and no green without evidence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megacpp_validate.canary.dynamic import plant_runs
+from megacpp_validate.catalog.te_faults import FILE
+from tests.command_line import Run, make_run_in
+from tests.faulty_host import make_host
+
+OPEN, CLOSED, WRONG, MISSING, NO_ENVIRONMENT = 0, 1, 2, 4, 5
+ROWS = """
+[[fault]]
+id = "attention-wrong"
+module = "attention"
+cause = "numerics"
+releases = ["2.20.2"]
+says = "Attention is wrong."
+[[fault.edit]]
+file = "__init__.py"
+old = "WRONG = ''\\n"
+new = "WRONG = 'attention native_block'\\n"
+
+[[fault]]
+id = "permute-wrong"
+module = "permute"
+cause = "numerics"
+releases = ["2.20.2"]
+says = "Permute is right, so nobody can be named."
+[[fault.edit]]
+file = "__init__.py"
+append = "NOTHING = True\\n"
+
+[[fault]]
+id = "stale"
+module = "permute"
+cause = "numerics"
+releases = ["2.20.2"]
+says = "Its text is not there."
+[[fault.edit]]
+file = "__init__.py"
+old = "GONE"
+new = "HERE"
+"""
+# A probe that looks at the Transformer Engine that it imports; each run of one is a line in a file.
+PROBE = """
+import transformer_engine as te
+open(r'{runs}', 'a').write(cell + ' ' + te.__file__ + chr(10))
+wrong = order['probe'] in te.WRONG.split()
+write(environment=order['environment'], tool=order['tool'], commit=order['commit'],
+    outcome='fail' if wrong else 'pass', reason='wrong' if wrong else '',
+    checks=[dict(name='bf16.gqa4.d64.forward', passed=not wrong)])
+"""
+
+
+@pytest.fixture
+def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    return make_run_in(tmp_path, "blame-score", capfd, monkeypatch)
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A host with one release, whose probes tell what they import; gives the file in which they write that they ran."""
+    return make_host(tmp_path, PROBE, {FILE: ROWS}, monkeypatch)
+
+
+HERE = ("--target", "cpu", "--matrix", "matrix", "--timed-clean", "0", "--clean", "1", "--copies", "copies")
+
+
+def verdicts(text: str) -> dict[str, str]:
+    return {row["fault"]: row["verdict"] for row in json.loads(text)["faults"]}
+
+
+def test_faults_are_planted_run_and_judged(host: Path, call: Run) -> None:
+    code, out, err = call(*HERE, "--format", "json")
+    assert code == CLOSED, err
+    assert verdicts(out) == {"attention-wrong": "right", "permute-wrong": "missed", "stale": "not-planted"}
+    assert json.loads(out)["faults"][0]["culprits"][0]["cascades"] == ["native_block"]
+    assert [row["culprits"] for row in json.loads(out)["controls"]] == [[]]
+    ran = [line.split() for line in host.read_text().splitlines()]
+    assert len(ran) == 7 * 4, "the clean run, two faults and a control"
+    assert {Path(file).parts[-3] for _, file in ran} == {
+        "te-2.20.2", "attention-wrong", "permute-wrong", "clean-copy"
+    }  # fmt: skip
+
+
+def test_started_again_it_runs_what_is_missing(host: Path, call: Run, tmp_path: Path) -> None:
+    code, _, err = call(*HERE, "--faults", "attention-wrong", "--format", "json")
+    assert code == OPEN, err
+    before = host.read_text().count("\n")
+    lost = tmp_path / ".megacpp/blame-score/te2.20.2/faults/attention-wrong"
+    (next(lost.glob("*-permute.json"))).unlink()
+    code, out, err = call(*HERE, "--faults", "attention-wrong", "--format", "json")
+    assert (code, verdicts(out)) == (OPEN, {"attention-wrong": "right"}), err
+    assert host.read_text().count("\n") == before + 1
+
+
+def test_receipts_can_be_judged_again_elsewhere(host: Path, call: Run, tmp_path: Path) -> None:
+    call(*HERE, "--faults", "attention-wrong")
+    before = host.read_text()
+    code, out, err = call(*HERE, "--faults", "attention-wrong", "--judge-only", "--verbose")
+    assert (code, host.read_text()) == (OPEN, before), err
+    assert "1 of 1 planted faults are named" in " ".join(out.split())
+    assert "Pairs of clean copies: 0 of 1 are false alarms" in " ".join(out.split())
+    next((tmp_path / ".megacpp/blame-score/te2.20.2/faults/attention-wrong").glob("*-permute.json")).unlink()
+    code, out, _ = call(*HERE, "--faults", "attention-wrong", "--judge-only")
+    assert code == MISSING
+    assert "has no evidence of permute" in " ".join(out.split())
+
+
+def test_earlier_receipts_count_where_there_are_none(host: Path, call: Run, tmp_path: Path) -> None:
+    call(*HERE, "--faults", "attention-wrong", "--receipts", "first")
+    call(*HERE, "--faults", "permute-wrong", "--receipts", "second")
+    both = (*HERE, "--faults", "attention-wrong,permute-wrong", "--judge-only", "--receipts", "second")
+    code, out, _ = call(*both, "--format", "json")
+    assert verdicts(out) == {"attention-wrong": "not-run", "permute-wrong": "missed"}
+    code, out, err = call(*both, "--earlier", "first", "--format", "json")
+    assert (code, verdicts(out)) == (CLOSED, {"attention-wrong": "right", "permute-wrong": "missed"}), err
+    assert len(json.loads(out)["controls"]) == 2, "each folder has a clean pair of its own"
+    assert json.loads(out)["environment"].endswith("; receipts of first")
+    assert call(*both, "--earlier", "nowhere")[0] == WRONG
+
+
+def test_without_a_gpu_it_is_not_run(host: Path, call: Run) -> None:
+    code, out, _ = call("--target", "h200", "--matrix", "matrix")
+    assert code == MISSING
+    assert "No fault was judged: not-run: the target h200 wants a GPU" in " ".join(out.split())
+    assert not host.exists()
+    code, out, _ = call("--target", "h200", "--matrix", "matrix", "--format", "markdown")
+    assert code == MISSING
+    assert "No fault was judged" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--faults", "nothing"), "no fault 'nothing'"),
+        (("--shard", "two"), "no shard"),
+        (("--shard", "3/2"), "no shard 3 of 2"),
+        (("--release", "1.0.0"), "written for Transformer Engine 1.0.0"),
+        (("--target", "h1000"), "no target 'h1000'"),
+    ],
+)
+def test_wrong_arguments_are_told(arguments: tuple[str, ...], said: str, host: Path, call: Run) -> None:
+    code, _, err = call("--matrix", "matrix", *arguments)
+    assert code == WRONG
+    assert said in err
+    assert "Next step" in err
+
+
+def test_a_release_that_lies_in_no_folder_is_told(host: Path, call: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plant_runs, "find_environments", lambda *_: ())
+    code, _, err = call(*HERE)
+    assert code == NO_ENVIRONMENT
+    assert "lies in no overlay folder" in err

@@ -1,0 +1,176 @@
+"""The suite's own score in public: of a full selftest alone, with intervals that are of the counts, and fresh."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from megacpp_validate.canary.dynamic.scores import Rate, SuiteScore
+from megacpp_validate.canary.dynamic.suite_score import SCORE, read_score
+from megacpp_validate.catalog.bridge import matrix_folder, read_catalog
+from megacpp_validate.evidence.selftest import FalseAlarm, Fate, MutantResult, SelftestResult, wilson_interval
+from megacpp_validate.report.describe.scores import describe_score
+from megacpp_validate.report.render.json import render_json
+from megacpp_validate.report.render.markdown import render_markdown
+from tests.command_line import end_of
+
+ROOT = Path(__file__).parents[2]
+SHOWN = "docs/examples/score.md"
+NAMES = tuple(
+    Path("docs/evidence") / name for name in ("selftest.json", "blame_score.json", "blame_score_held_out.json")
+)
+FILES = ("blame_score.json", "blame_score_held_out.json")
+
+
+def full_selftest(*, day: str = "2026-11-20T10:00:00+00:00", alive: int = 1, alarms: int = 2) -> SelftestResult:
+    """A selftest of every mutant of the matrix, of which some live."""
+    catalog = read_catalog()
+    mutants = tuple(
+        MutantResult(
+            row.planned, Fate.SURVIVED if number < alive else Fate.KILLED, () if number < alive else (row.module,)
+        )
+        for number, row in enumerate(catalog.mutants)
+    )
+    heard = tuple(FalseAlarm("a-cell", seed, "a check") for seed in range(alarms))
+    modules = tuple(module.id for module in catalog.modules)
+    return SelftestResult(modules, mutants, 200, heard, finished_at=day)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    shutil.copytree(matrix_folder(), tmp_path / "matrix")
+    shutil.copytree(ROOT / "containers" / "locks", tmp_path / "containers" / "locks")
+    evidence = tmp_path / "docs" / "evidence"
+    evidence.mkdir(parents=True)
+    for name in FILES:
+        shutil.copy(ROOT / "docs" / "evidence" / name, evidence)
+    (evidence / "selftest.json").write_text(render_json(full_selftest()))
+    return tmp_path
+
+
+def call(monkeypatch: pytest.MonkeyPatch, checkout: Path, *arguments: str) -> int:
+    return end_of(monkeypatch, "score", "--matrix", checkout / "matrix", *arguments)
+
+
+def test_rates_are_counted_from_the_evidence_with_their_intervals_and_days(checkout: Path) -> None:
+    score = read_score(read_catalog(), checkout, *NAMES)
+    rates = {rate.id: rate for rate in score.rates}
+    count = len(read_catalog().mutants)
+    killed = rates["kill-rate"]
+    assert (killed.hits, killed.trials, killed.good) == (count - 1, count, "high")
+    assert (killed.low, killed.high) == wilson_interval(count - 1, count)
+    assert (killed.day, killed.day_of) == ("2026-11-20", "run")
+    assert (rates["blame-accuracy"].hits, rates["blame-accuracy"].trials) == (count - 1, count - 1)
+    assert (rates["false-alarms"].hits, rates["false-alarms"].trials, rates["false-alarms"].good) == (2, 200, "low")
+    assert (rates["te-blame"].day, rates["te-blame"].day_of) == ("", "commit")  # outside of a checkout
+    with pytest.raises(ValidationError, match="is no interval of"):
+        Rate.model_validate(killed.model_dump() | {"low": 0.99})
+
+
+def test_it_is_written_where_people_look(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for words in (["init", "--quiet"], ["add", "."], ["-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "x"]):
+        subprocess.run(["git", "-C", str(checkout), *words], check=True)
+    assert call(monkeypatch, checkout, "--write") == 0
+    assert "kill-rate" in capfd.readouterr().out
+    shown = (checkout / SHOWN).read_text()
+    score = SuiteScore.model_validate_json((checkout / SCORE).read_text())
+    assert render_markdown(describe_score(score, "docs/examples")) == shown
+    assert [rate.id for rate in score.rates] == [
+        "kill-rate", "blame-accuracy", "false-alarms", "te-blame", "te-false-blame", "te-blame-held-out",
+    ]  # fmt: skip
+    assert re.search(r"held-out .* \| \d+ of 35 \|", shown)  # one of the 36 is left out, and says so below
+    assert shown.count("because no results exist: ") == 1
+    assert score.rates[3].day  # of the commit
+    assert call(monkeypatch, checkout, "--write") == 0
+    assert (checkout / SHOWN).read_text() == shown
+    # Evidence that is not as it was committed is of no day that anybody knows; the other files keep theirs.
+    changed = checkout / "docs" / "evidence" / FILES[0]
+    changed.write_text(changed.read_text() + "\n")
+    assert call(monkeypatch, checkout, "--write") == 0
+    days = {rate.id: rate.day for rate in SuiteScore.model_validate_json((checkout / SCORE).read_text()).rates}
+    assert (days["te-blame"], days["te-false-blame"]) == ("", "")
+    assert days["te-blame-held-out"] == score.rates[5].day != ""
+    assert "| unknown |" in (checkout / SHOWN).read_text()
+
+
+def broken(checkout: Path, change: Any) -> None:
+    file = checkout / "docs" / "evidence" / "selftest.json"
+    data = json.loads(file.read_text())
+    change(data)
+    file.write_text(json.dumps(data))
+
+
+PARTIAL = {
+    "some mutants": lambda data: data.update(mutants=data["mutants"][:5]),
+    "an unknown mutant": lambda data: data["mutants"][0]["mutant"].update(id="another"),
+    "one twice": lambda data: data["mutants"].append(data["mutants"][0]),
+    "no clean run": lambda data: data.update(clean_runs=0, false_alarms=[]),
+    "another fault under an old name": lambda data: data["mutants"][0]["mutant"].update(at="checkpoints"),
+    "another module is to be blamed": lambda data: data["mutants"][-1]["mutant"].update(module="imports"),
+}
+
+
+@pytest.mark.parametrize("change", PARTIAL.values(), ids=PARTIAL)
+def test_what_is_no_full_selftest_is_no_score(
+    change: Any, checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    broken(checkout, change)
+    assert call(monkeypatch, checkout, "--write") == 4
+    assert "not of a full selftest" in capfd.readouterr().err
+    assert not (checkout / SHOWN).exists()
+
+
+WRONG = {
+    "more alarms than runs": lambda data: data.update(clean_runs=1),
+    "yet to come": lambda data: data.update(finished_at="2999-01-01T00:00:00+00:00"),
+    "no time": lambda data: data.update(finished_at="yesterday"),
+}
+
+
+@pytest.mark.parametrize("change", WRONG.values(), ids=WRONG)
+def test_what_cannot_be_so_is_refused_in_words(
+    change: Any, checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    broken(checkout, change)
+    assert call(monkeypatch, checkout) == 2
+    said = capfd.readouterr().err
+    assert "selftest.json holds no score" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("selftest.json", '{"schema_id": "megacpp-validate/selftest/1"'),
+        ("selftest.json", '{"a": 1, "a": 2}'),
+        (FILES[0], "{}"),
+    ],
+)
+def test_what_is_no_result_is_refused(
+    name: str, text: str, checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (checkout / "docs" / "evidence" / name).write_text(text)
+    assert call(monkeypatch, checkout) == 2
+    assert f"{name} holds no score" in capfd.readouterr().err
+
+
+def test_what_is_committed_is_fresh() -> None:
+    """The counts are those of the evidence, the page is that of the counts; days come with commits."""
+    score = SuiteScore.model_validate_json((ROOT / SCORE).read_text())
+    now = read_score(read_catalog(), ROOT, *NAMES)
+
+    def counts(result: SuiteScore) -> list[tuple[str, int, int, str, str]]:
+        return [(rate.id, rate.hits, rate.trials, rate.says, rate.source) for rate in result.rates]
+
+    assert counts(score) == counts(now)
+    assert (score.rates[0].day, score.rates[0].day_of) == (now.rates[0].day, "run")
+    assert (ROOT / SHOWN).read_text() == render_markdown(describe_score(score, "docs/examples"))

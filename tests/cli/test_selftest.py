@@ -1,0 +1,178 @@
+"""The verb of the suite's own score: exit codes by what the runs are worth; never open without evidence."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from megacpp_validate.canary.dynamic import selftest as selftest_runs
+from megacpp_validate.canary.dynamic.selftest import plan_selftest
+from megacpp_validate.catalog.bridge import Catalog
+from megacpp_validate.evidence.receipt import Check, Outcome, Receipt
+from megacpp_validate.evidence.selftest import Mutant, SelftestRun
+from megacpp_validate.process import Call
+from megacpp_validate.selftest.lines import run_line
+from tests.command_line import Run, Said, make_run
+
+OPEN, CLOSED, WRONG, MISSING, NO_ENVIRONMENT, INFRASTRUCTURE = 0, 1, 2, 4, 5, 6
+MUTANTS = ("attention-zeros", "permute-zeros")
+
+
+@dataclass
+class Planter:
+    """Stands where the environment stands: its process writes the lines that a test gives it, and ends as told."""
+
+    lines: str | None = None
+    code: int = 0
+    words: str = ""
+
+    def call(self, module: str, *arguments: str, shares: tuple[Path, ...]) -> Call:
+        """A process that reads its order and answers with the lines."""
+        assert module == "megacpp_validate.selftest"
+        runs = Path(arguments[0])
+        assert runs.parent in shares
+        script = (
+            f"import json, pathlib, sys\norder = json.load(sys.stdin)\nprint({self.words!r})\n"
+            f"lines = {self.lines!r}\nif lines is not None: pathlib.Path({str(runs)!r}).write_text(lines)\n"
+            f"sys.exit({self.code})"
+        )
+        return Call((sys.executable, "-S", "-c", script), dict(os.environ))
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`selftest` on two mutants and, unless it is told otherwise, as many clean runs as were ordered."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    call = make_run(capfd, monkeypatch, "selftest")
+
+    def run(planter: Planter, *arguments: object, mutants: tuple[str, ...] = MUTANTS) -> Said:
+        monkeypatch.setattr(selftest_runs, "own_interpreter", lambda _: planter)
+        return call(*mutants, "--clean=14", *arguments)
+
+    return run
+
+
+@pytest.fixture
+def planted(catalog: Catalog) -> dict[str, Mutant]:
+    return {mutant.id: mutant for mutant in plan_selftest(catalog, MUTANTS).mutants}
+
+
+def line(catalog: Catalog, mutant: Mutant | None = None, red: str = "", **more: object) -> str:
+    """Every probe once; `red` is the one whose check failed."""
+    receipts = tuple(
+        Receipt(
+            f"s-cpu-{row.id}", "s", "cpu", row.id, Outcome.FAIL if row.id == red else Outcome.PASS, "", "te",
+            checks=(Check("bf16.forward", False),) if row.id == red else (),
+        )
+        for row in catalog.modules
+    )  # fmt: skip
+    values = {"requested": mutant.requested if mutant else "te", "seed": 3, "receipts": receipts, "reached": 1, **more}
+    return run_line(SelftestRun(mutant.id if mutant else "", **values))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def clean(catalog: Catalog) -> str:
+    return line(catalog) * 2
+
+
+@pytest.fixture
+def killed(catalog: Catalog, planted: dict[str, Mutant]) -> str:
+    return "".join(line(catalog, mutant, mutant.module) for mutant in planted.values())
+
+
+def test_every_mutant_killed_and_blamed_rightly_and_no_alarm_is_open(run: Run, killed: str, clean: str) -> None:
+    said = run(Planter(killed + clean), "--verbose")
+    assert said.code == OPEN, said
+    assert "2 of 2 mutants are killed" in said.out
+    assert "bf16.forward" in said.out
+
+
+@pytest.mark.parametrize("red", ["", "imports"], ids=["a survivor", "a wrong blame"])
+def test_a_mutant_that_lives_or_is_blamed_wrongly_closes(
+    run: Run, catalog: Catalog, planted: dict[str, Mutant], clean: str, red: str
+) -> None:
+    first, second = planted.values()
+    said = run(Planter(line(catalog, first, first.module) + line(catalog, second, red) + clean))
+    assert said.code == CLOSED
+    assert second.id in said.out
+    assert first.id not in said.out
+    assert ("killed, blamed on imports" if red else "survived, blamed on nobody; every probe was good") in said.out
+
+
+def test_a_false_alarm_closes(run: Run, catalog: Catalog, killed: str, clean: str) -> None:
+    said = run(Planter(killed + clean + line(catalog, red="linear_walker")))
+    assert said.code == CLOSED
+    assert "false alarm: s-cpu-linear_walker, seed 3: bf16.forward" in said.out
+
+
+def test_a_probe_that_is_red_without_a_fault_kills_nothing(
+    run: Run, catalog: Catalog, planted: dict[str, Mutant], killed: str, clean: str
+) -> None:
+    """The alarm hides the verdict of that probe, so the mutant of its module was not judged."""
+    module = planted[MUTANTS[0]].module
+    said = run(Planter(killed + clean + line(catalog, red=module)))
+    assert said.code == CLOSED
+    assert f"not-run, blamed on nobody; no verdict of the probe {module}" in said.out
+
+
+def test_lost_runs_are_never_green(run: Run, catalog: Catalog, killed: str, clean: str) -> None:
+    said = run(Planter(killed + line(catalog)))
+    assert said.code == MISSING
+    assert "lost: 7 clean probe runs of 14" in said.out
+    said = run(Planter(killed + clean + line(catalog, receipts=(), trouble="killed after 120 s")))
+    assert said.code == MISSING
+    assert "lost: clean run with seed 3: killed after 120 s" in said.out
+
+
+def test_a_mutant_without_a_run_is_never_green(
+    run: Run, catalog: Catalog, planted: dict[str, Mutant], clean: str
+) -> None:
+    first, second = planted.values()
+    said = run(Planter(line(catalog, first, first.module) + clean))
+    assert said.code == CLOSED
+    assert second.id in said.out
+    assert "not-run, blamed on nobody; there is no run of it" in said.out
+
+
+@pytest.mark.parametrize(
+    ("planter", "words"),
+    [
+        (Planter("", code=1, words="ModuleNotFoundError: No module named 'torch'"), "No module named 'torch'"),
+        (Planter(None), "it wrote nothing"),
+    ],
+    ids=["it failed", "no runs"],
+)
+def test_a_process_that_gives_no_runs_is_no_environment(run: Run, planter: Planter, words: str) -> None:
+    said = run(planter)
+    assert said.code == NO_ENVIRONMENT
+    assert words in said.err
+    assert "Next step" in said.err
+    assert not said.out
+
+
+def test_a_line_that_was_cut_short_is_told(run: Run, killed: str, clean: str) -> None:
+    said = run(Planter(killed + clean[:-20]))
+    assert said.code == INFRASTRUCTURE
+    assert "line 4 is no run of the selftest" in said.err
+
+
+def test_an_unknown_mutant_is_refused_before_anything_starts(run: Run) -> None:
+    said = run(Planter(None), mutants=("attention-zeroes",))
+    assert said.code == WRONG
+    assert "there is no mutant 'attention-zeroes'" in said.err
+
+
+def test_the_result_is_told_as_json_and_as_markdown(run: Run, killed: str, clean: str, tmp_path: Path) -> None:
+    target = tmp_path / "score.json"
+    assert run(Planter(killed + clean), "--format", "json", "--output", target).code == OPEN
+    written = json.loads(target.read_text())
+    assert [row["fate"] for row in written["mutants"]] == ["killed", "killed"]
+    assert written["clean_runs"] == 14
+    said = run(Planter(killed + clean), "--format", "markdown")
+    assert "| bridge module | mutants | killed | blamed rightly |" in said.out

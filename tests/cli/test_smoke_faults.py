@@ -1,0 +1,65 @@
+"""The door of the planted faults: what cannot be is refused, and what another machine is for is not run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megacpp_validate.canary.dynamic.scores import SmokeFaultScore
+from megacpp_validate.errors import Exit
+from tests.command_line import Run, make_run
+
+
+@pytest.fixture
+def ask(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    return make_run(capfd, monkeypatch, "smoke-faults")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--faults", "nun"], Exit.WRONG_ARGUMENTS, "there is no fault 'nun'"),
+        (["--faults", ","], Exit.NOTHING_SELECTED, "no fault is selected"),
+        (["--target", "abacus"], Exit.WRONG_ARGUMENTS, "abacus"),
+    ],
+)
+def test_what_cannot_be_is_refused(ask: Run, arguments: list[str], code: Exit, said: str) -> None:
+    found = ask(*arguments)
+    assert found.code == code, found
+    assert said in found.err
+    assert "Next step" in " ".join(found.err.split())
+
+
+def test_a_fault_of_a_gpu_is_not_run_on_the_cpu(ask: Run) -> None:
+    code, text, _ = ask("--faults", "wrong-amax-group", "--format", "json")
+    assert code == Exit.EVIDENCE_MISSING, text
+    (row,) = json.loads(text)["faults"]
+    assert row["verdict"] == "not-run"
+    assert row["elsewhere"]
+    assert "2 devices of h200 or b200" in row["reason"]
+
+
+@pytest.mark.thorough
+def test_planted_in_one_run(ask: Run, tmp_path: Path) -> None:
+    """Real runs on 2 ranks."""
+    page = tmp_path / "page.md"
+    code, text, _ = ask(
+        "--faults", "learning-rate-apart", "--format", "json", "--receipts", str(tmp_path / "receipts"),
+        "--page", str(page),
+    )  # fmt: skip
+    score = SmokeFaultScore.model_validate_json(text[text.index("{") :])
+    assert code == Exit.OPEN, text
+    assert (score.right, len(score.judged), len(score.clean)) == (1, 1, 1)
+    assert "replicas" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.thorough
+def test_planted_in_all_runs(ask: Run, tmp_path: Path) -> None:
+    """The whole table of the CPU, which takes minutes: every fault seen by its check and named, and no false alarm."""
+    code, text, _ = ask("--format", "json", "--receipts", str(tmp_path))
+    score = SmokeFaultScore.model_validate_json(text[text.index("{") :])
+    assert code == Exit.OPEN, text
+    assert [row.fault for row in score.judged if not row.is_good and not row.held_out] == []
+    assert score.alarms[0] == 0

@@ -1,0 +1,100 @@
+"""Blame: the first red module in dependency order; what depends on it is a cascade, any other a second culprit."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megacpp_validate.catalog.bridge import BridgeModule, Catalog
+from megacpp_validate.diagnosis.blame import Blame, blame
+from megacpp_validate.evidence.receipt import Outcome, Receipt
+
+
+def module(name: str, *depends_on: str) -> BridgeModule:
+    return BridgeModule(id=name, files=["x"], depends_on=list(depends_on), title=name, native=name)
+
+
+# base <- left, right; left <- top
+MODULES = (module("base"), module("left", "base"), module("right", "base"), module("top", "left"))
+
+
+def receipt(probe: str, outcome: Outcome, blocked_by: str = "") -> Receipt:
+    return Receipt(f"s-t-{probe}", "s", "t", probe, outcome, "", "te", blocked_by=blocked_by)
+
+
+RED = Outcome.FAIL, Outcome.ERROR, Outcome.IMPORT_ERROR, Outcome.TIMEOUT
+TABLE: dict[str, tuple[dict[str, Outcome], Blame]] = {
+    "nothing": ({}, Blame()),
+    "all-good": ({"base": Outcome.PASS, "top": Outcome.EXPECTED_UNSUPPORTED}, Blame()),
+    "one": ({"base": Outcome.PASS, "left": Outcome.FAIL}, Blame(("left",))),
+    "cascade": ({"base": Outcome.FAIL, "left": Outcome.ERROR}, Blame(("base",), (("left", "base"),))),
+    "cascade-over-a-good-one": ({"base": Outcome.FAIL, "left": Outcome.PASS, "top": Outcome.FAIL},
+                                Blame(("base",), (("top", "base"),))),
+    "cascade-over-a-red-one": ({"left": Outcome.FAIL, "base": Outcome.FAIL, "top": Outcome.FAIL},
+                               Blame(("base",), (("left", "base"), ("top", "base")))),
+    "siblings": ({"right": Outcome.FAIL, "left": Outcome.FAIL}, Blame(("left", "right"))),
+    "a-sibling-is-no-cause": ({"right": Outcome.FAIL, "top": Outcome.FAIL}, Blame(("right", "top"))),
+    "not-run-is-not-red": ({"base": Outcome.NOT_RUN, "left": Outcome.FAIL}, Blame(("left",))),
+    "composition": ({"left": Outcome.FAIL, "moe_smoke": Outcome.FAIL}, Blame(("left",), (("moe_smoke", "left"),))),
+    "composition-alone": ({"left": Outcome.PASS, "moe_smoke": Outcome.FAIL}, Blame(("moe_smoke",))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("outcomes", "wanted"), TABLE.values(), ids=TABLE)
+def test_blame(outcomes: dict[str, Outcome], wanted: Blame) -> None:
+    assert blame([receipt(name, outcome) for name, outcome in outcomes.items()], MODULES) == wanted
+
+
+@pytest.mark.parametrize("outcome", RED)
+def test_every_bad_outcome_is_red(outcome: Outcome) -> None:
+    assert blame([receipt("right", outcome)], MODULES).culprits == ("right",)
+
+
+def test_a_blocked_cell_is_filed_under_what_blocks_it() -> None:
+    receipts = [receipt("left", Outcome.FAIL), receipt("right", Outcome.BLOCKED, "s-t-left")]
+    assert blame(receipts, MODULES) == Blame(("left",), (("right", "left"),))
+
+
+def test_a_blocked_cell_is_filed_under_the_cause_of_what_blocks_it() -> None:
+    receipts = [receipt("base", Outcome.FAIL), receipt("left", Outcome.FAIL),
+                receipt("right", Outcome.BLOCKED, "s-t-left")]  # fmt: skip
+    assert blame(receipts, MODULES) == Blame(("base",), (("left", "base"), ("right", "base")))
+
+
+def test_a_cell_that_nothing_red_blocks_is_a_culprit_itself() -> None:
+    assert blame([receipt("right", Outcome.BLOCKED, "s-t-gone")], MODULES).culprits == ("right",)
+
+
+def test_one_red_receipt_of_several_is_enough() -> None:
+    receipts = [receipt("left", Outcome.FAIL), receipt("left", Outcome.PASS)]
+    assert blame(receipts, MODULES).culprits == ("left",)
+
+
+def test_the_shipped_modules_blame_the_firewall_for_everything(catalog: Catalog) -> None:
+    found = blame([receipt(row.id, Outcome.FAIL) for row in catalog.modules], catalog.modules)
+    assert found.culprits == ("imports",)
+    assert [name for name, _ in found.cascades] == [row.id for row in catalog.modules[1:]]
+
+
+names = st.sampled_from(["base", "left", "right", "top", "moe_smoke", "other"])
+receipts = st.lists(st.builds(receipt, names, st.sampled_from(Outcome), names.map("s-t-{}".format)))
+
+
+@given(receipts)
+def test_every_red_module_is_filed_once_and_nothing_else_is(given_receipts: list[Receipt]) -> None:
+    found = blame(given_receipts, MODULES)
+    filed = [*found.culprits, *(name for name, _ in found.cascades)]
+    red = {r.probe for r in given_receipts if not r.outcome.is_good and r.outcome is not Outcome.NOT_RUN}
+    assert sorted(filed) == sorted(red)
+    assert all(culprit in found.culprits for _, culprit in found.cascades)
+    assert bool(found.culprits) is bool(red)
+
+
+@given(receipts, st.randoms())
+def test_the_order_of_receipts_does_not_matter(given_receipts: list[Receipt], random: object) -> None:
+    shuffled = list(given_receipts)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    # Receipts of one cell that differ only in what blocks them are told apart by nothing else.
+    if len({r.cell for r in given_receipts}) == len(given_receipts):
+        assert blame(shuffled, MODULES) == blame(given_receipts, MODULES)

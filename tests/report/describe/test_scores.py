@@ -1,0 +1,48 @@
+"""Scores in words: the committed evidence, and a selftest that is not as it should be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+from megacpp_validate.canary.dynamic.scores import BlameScore, Fp8FaultScore, SmokeFaultScore
+from megacpp_validate.evidence.selftest import FalseAlarm, Fate, Fault, Mutant, MutantResult, SelftestResult
+from megacpp_validate.report.describe.scores import describe_planted, describe_selftest
+from megacpp_validate.report.render.terminal import render_terminal
+
+EVIDENCE = Path(__file__).parents[3] / "docs" / "evidence"
+# File: model, and what it says: right, judged, false alarms, exit code. As the tool said on 2026-11-23.
+FIGURES: dict[str, tuple[Any, int, int, tuple[int, int], int]] = {
+    "blame_score": (BlameScore, 96, 96, (0, 8), 0),
+    "blame_score_held_out": (BlameScore, 28, 35, (0, 0), 1),
+    "fp8_faults": (Fp8FaultScore, 34, 35, (0, 35), 1),
+    "fp8_faults_earlier": (Fp8FaultScore, 25, 25, (0, 25), 4),
+    "fp8_faults_held_out": (Fp8FaultScore, 5, 11, (0, 11), 1),
+    "smoke_faults": (SmokeFaultScore, 26, 27, (0, 7), 0),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_committed_scores_are_read_with_their_figures(name: str, snapshot: SnapshotAssertion) -> None:
+    model, right, judged, alarms, code = FIGURES[name]
+    score = model.model_validate_json((EVIDENCE / f"{name}.json").read_text(encoding="utf-8"))
+    assert (score.right, len(score.judged), score.alarms, int(score.exit)) == (right, judged, alarms, code)
+    assert render_terminal(describe_planted(score)) == snapshot
+
+
+def test_a_selftest_in_words(snapshot: SnapshotAssertion) -> None:
+    def mutant(name: str, module: str) -> Mutant:
+        return Mutant(name, module, "wrapper", "te", f"{module}.f", Fault.ZEROS, "It gives zeros.")
+
+    rows = (
+        MutantResult(mutant("a", "attention"), Fate.KILLED, ("attention",), (), "bf16.forward"),
+        MutantResult(mutant("b", "permute"), Fate.KILLED, ("imports",), ("permute",), "bf16.forward"),
+        MutantResult(mutant("c", "permute"), Fate.SURVIVED, reason="every probe was good"),
+    )
+    alarms = (FalseAlarm("native-cpu-permute", 7, "bf16.forward"),)
+    found = SelftestResult(("attention", "permute"), rows, 20, alarms, ("1 clean run of 2",), seconds=3.0)
+    assert int(found.exit) == 4
+    assert render_terminal(describe_selftest(found), verbose=True) == snapshot
