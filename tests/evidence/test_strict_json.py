@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from megacpp_validate.canary.dynamic.suite_score import read_score
 from megacpp_validate.canary.watch import read_state
 from megacpp_validate.catalog.bridge import read_catalog
 from megacpp_validate.cli.gate.report_sources import DecisionInvalid, read_decisions
-from megacpp_validate.cli.scores.score_runs import Asked, ScoreInvalid, read_score
-from megacpp_validate.errors import InfrastructureFailed
+from megacpp_validate.errors import InfrastructureFailed, WrongArguments
 from megacpp_validate.evidence.loss_curve_file import CurveInvalid, read_curve
 from megacpp_validate.evidence.store import ReceiptInvalid, read_receipt
 from megacpp_validate.evidence.strict_json import read_strict_json
@@ -33,7 +33,7 @@ READERS: dict[str, tuple[Callable[[Path], Any], type[Exception]]] = {
     "pins": (read_pins, PinsDamaged),
     "receipt": (read_receipt, ReceiptInvalid),
     "result": (lambda path: read_json(path.read_text()), ValueError),
-    "score": (lambda path: read_score(read_catalog(), path.parent, Asked(path, path, path, write=False)), ScoreInvalid),
+    "score": (lambda path: read_score(read_catalog(), path.parent, path, path, path), WrongArguments),
     "state": (read_state, InfrastructureFailed),
 }
 

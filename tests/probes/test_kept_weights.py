@@ -11,10 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.diagnosis.checks import CheckKind, read_failed_check  # noqa: E402
-
 from megacpp_validate.bridge import fp8_scope  # noqa: E402
 from megacpp_validate.bridge import imports as te  # noqa: E402
+from megacpp_validate.diagnosis.checks import CheckKind, read_failed_check  # noqa: E402
 from megacpp_validate.probes import linear_walker as walker_probe  # noqa: E402
 from megacpp_validate.probes import native_block as block_probe  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402

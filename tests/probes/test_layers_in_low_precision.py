@@ -8,9 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.diagnosis.checks import CheckKind, FailedCheck, read_failed_check  # noqa: E402
-
 from megacpp_validate.bridge import imports as te  # noqa: E402
+from megacpp_validate.diagnosis.checks import CheckKind, FailedCheck, read_failed_check  # noqa: E402
 from megacpp_validate.probes import native_block as probe  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402
 from megacpp_validate.probes.layers_in_low_precision import (  # noqa: E402

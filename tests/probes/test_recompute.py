@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from megacpp_validate.diagnosis.diagnose import diagnose_checks
-from megacpp_validate.diagnosis.checks import CheckKind, Precision, read_failed_check
 
 from megacpp_validate.bridge import fp8_scope
 from megacpp_validate.bridge import imports as te
+from megacpp_validate.diagnosis.checks import CheckKind, Precision, read_failed_check
+from megacpp_validate.diagnosis.diagnose import diagnose_checks
 from megacpp_validate.evidence.receipt import Check
 from megacpp_validate.evidence.values import Cause
 from megacpp_validate.probes import imports as imports_probe

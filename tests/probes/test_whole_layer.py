@@ -9,10 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
-from megacpp_validate.diagnosis.checks import CheckKind, read_failed_check  # noqa: E402
-
 from megacpp_validate.bridge import imports as te  # noqa: E402
 from megacpp_validate.bridge import layer_spec as spec  # noqa: E402
+from megacpp_validate.diagnosis.checks import CheckKind, read_failed_check  # noqa: E402
 from megacpp_validate.native.block import ABlock  # noqa: E402
 from megacpp_validate.probes import whole_layer  # noqa: E402
 from megacpp_validate.probes.bench import Bench  # noqa: E402

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.report.test_hostile import SEEN, STATIC
+from tests.report.test_selftest import ASTRAY, CLEAN, GOOD, SURVIVOR
 
 from megacpp_validate.canary.dynamic.upgrade_result import StepResult
 from megacpp_validate.catalog.bridge import Catalog
@@ -27,7 +28,6 @@ from megacpp_validate.report.site_result import SiteResult
 from megacpp_validate.report.words.gate import mark_cell_verdict, name_culprit, say_why
 from tests.report.reading import Page
 from tests.report.site_stores import NOW, add, copy_store, make_site
-from tests.report.test_selftest import ASTRAY, CLEAN, GOOD, SURVIVOR
 
 FIRST_PAGE = 300_000  # bytes
 MAIN = ("index", "steps", "gate", "training", "trends", "environments", "score", "files")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from megacpp_validate.evidence.index import read_store
+from tests.report.test_selftest import CLEAN, GOOD, SURVIVOR
 
 from megacpp_validate.canary.dynamic.score import Evidence, Rate, SuiteScore, score_selftest
 from megacpp_validate.catalog.bridge import Catalog
@@ -25,7 +26,6 @@ from megacpp_validate.report.site.values import SiteFacts, SiteRow
 from megacpp_validate.report.site.whole import StackSeen
 from tests.report.reading import Page
 from tests.report.site_stores import EVIDENCE, NOW, add, make_site
-from tests.report.test_selftest import CLEAN, GOOD, SURVIVOR
 from tests.report.test_site_truth import CELL, GREEN, RED, arrange
 
 TIMED = replace(GREEN, probe_seconds=1.0)

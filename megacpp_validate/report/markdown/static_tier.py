@@ -30,17 +30,3 @@ def render_step_summary(result: Result) -> str:
         case _:
             assert_never(result)
     return "\n".join(lines) + "\n"
-
-
-def _tell_score(result: SelftestResult | BlameScore | Fp8FaultScore | SmokeFaultScore) -> list[str]:
-    match result:
-        case SelftestResult():
-            return tell_selftest(result)
-        case BlameScore():
-            return tell_blame_score(result)
-        case Fp8FaultScore():
-            return tell_fp8_faults(result)
-        case SmokeFaultScore():
-            return tell_smoke_faults(result)
-        case _:
-            assert_never(result)
