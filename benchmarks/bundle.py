@@ -28,8 +28,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from megacpp_validate.images.bundle.manifest import Manifest, hash_files, write_lists  # noqa: E402
-from megacpp_validate.images.bundle.script import compose_restore  # noqa: E402
+from megacpp_validate.images.bundle import list_files, write_lists  # noqa: E402
+from megacpp_validate.images.restore import SCHEMA  # noqa: E402
 
 AIM = 0.8  # of the disk's copy speed: issue 7
 MB = 10**6
@@ -50,11 +50,13 @@ def write_sample(folder: Path) -> None:
         path = folder / f"jit/cpu/triton/{number % 256:02x}/{number}.bin"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(number.to_bytes(8, "big") + noise[:SMALL_BYTES])
-    (folder / "restore.py").write_text(compose_restore())
-    files = hash_files(folder, PART, ())
-    image = {"name": "benchmark:1", "digest": f"sha256:{'0' * 64}", "configs": [f"sha256:{'0' * 64}"]}
-    manifest = Manifest("benchmark", "", "cpu", "linux/amd64", "3.11", image, "0" * 64, PART, (), {}, files)
-    write_lists(folder, manifest, "")
+    shutil.copy(ROOT / "megacpp_validate/images/restore.py", folder)
+    files = list_files(folder, PART)
+    image = {"name": "benchmark:1", "digest": f"sha256:{'0' * 64}", "configs": [f"sha256:{'0' * 64}"], "signatures": []}
+    texts = {"made": "", "target": "cpu", "platform": "linux/amd64", "python": "3.11", "lock": "0" * 64}
+    write_lists(
+        folder, {"schema": SCHEMA, **texts, "image": image, "wheels_absent": [], "absent": {}, "files": files}, None
+    )
 
 
 def forget(folder: Path) -> None:

@@ -20,10 +20,7 @@ from pathlib import Path
 
 from megacpp_validate.catalog.bridge import read_catalog
 from megacpp_validate.catalog.images import read_images
-from megacpp_validate.images.build import BuildOrder, Told, build_image
-from megacpp_validate.images.build_result import ImageBuild
-from megacpp_validate.images.build_settings import read_build_settings
-from megacpp_validate.images.engine import Engine, find_engine
+from megacpp_validate.images.engine import BuildOrder, Engine, bake, find_engine, read_build_settings
 from megacpp_validate.images.pins import FILE, read_pins
 from megacpp_validate.images.plan import plan_images
 
@@ -62,8 +59,8 @@ def copy_checkout(folder: Path) -> Path:
     return folder
 
 
-def build(engine: Engine, root: Path, base: str, *, fresh: bool) -> ImageBuild:
-    """Build the image from a checkout, without a push."""
+def build(engine: Engine, root: Path, base: str, *, fresh: bool) -> str:
+    """Build the image from a checkout, without a push; its name."""
     catalog = read_catalog()
     images = read_images({target.id: target.machine for target in catalog.targets})
     pins = read_pins(ROOT / FILE)
@@ -71,7 +68,8 @@ def build(engine: Engine, root: Path, base: str, *, fresh: bool) -> ImageBuild:
     plan = plan_images(images, pins, targets, root=root, own_base=base)[0]
     settings = read_build_settings(os.environ, has_bridge=engine.has_bridge)
     order = BuildOrder(plan, "", TAG, fresh)
-    return build_image(engine, order, settings, Told("benchmark", pins.hash, ""), root, root / "build.log", print)
+    bake(engine, order, settings, root, root / "build.log", print)
+    return order.name
 
 
 def change(root: Path, number: int) -> None:
@@ -105,7 +103,7 @@ def main() -> None:
             build(engine, root, asked.base, fresh=False)
 
         rows["build after one changed Python file"] = measure(build_after_a_change, asked.times, 15)
-        image = build(engine, root, asked.base, fresh=False).name
+        image = build(engine, root, asked.base, fresh=False)
     rows["doctor in a container"] = measure(lambda: run(engine, image, "doctor"), asked.times, 3)
     rows["list of sessions in a container"] = measure(lambda: run(engine, image), asked.times, 1)
     engine.ask("image", "rm", "--force", image)

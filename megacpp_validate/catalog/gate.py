@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
+from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -16,7 +17,6 @@ from pydantic import Field
 
 from ..errors import WrongArguments
 from ..evidence.receipt import READABLE
-from ..evidence.release_gate import WAIVABLE, GateRule
 from .bridge import Catalog, Target
 from .file import Row, find_dangling, find_doubles, ids_of, matrix_folder, read_matrix_files
 
@@ -34,6 +34,48 @@ Good = Literal["pass", "expected-unsupported"]
 Red = Literal["fail", "error", "import-error", "timeout"]
 Group = Literal["modules", "compositions", "fp8"]
 Versions = Literal["one", "unknown", "differ"]
+
+
+class GateRule(StrEnum):
+    """What a receipt is held to. What breaks another rule than `BREAKAGES` is no evidence, of a breakage or not."""
+
+    MISSING = "missing"  # no receipt of a required cell
+    UNREADABLE = "unreadable"  # truncated, NaN, of a later schema, contradicting itself
+    NAME = "name"  # a name that no cell has, or a file under the name of another cell, or a link
+    STACK = "stack"  # of another stack than is judged, or loaded from another release than its name says
+    TARGET = "target"  # of another target than is judged, or run on another GPU than the target has
+    NOT_REQUIRED = "not-required"
+    CLOCK = "clock"  # no time of start, or one after the decision
+    AGE = "age"
+    SCHEMA = "schema"  # of a schema that does not tell what is asked
+    REQUESTED = "requested"  # asked for native where Transformer Engine is judged, or the other way round
+    ENVIRONMENT = "environment"  # cells of more than one environment
+    COMMIT = "commit"
+    IMAGE = "image"
+    LOCK = "lock"
+    SIGNATURE = "signature"  # edited, added or lost since the folder was signed
+    REPLAYED = "replayed"  # the same bytes, or the same observations, a second time
+    DUPLICATE = "duplicate"  # another content from the same start of the same cell
+    SUPERSEDED = "superseded"  # older than another receipt of its cell
+    NOT_RUN = "not-run"
+    ONLY_TIMED = "only-timed"  # a second run for the noise of the card, which judges nothing
+    BASELINE = "baseline"  # nothing to compare speed and memory with
+    UNWATCHED = "unwatched"  # a library compiled where nobody could see it
+    OUTCOME = "outcome"
+    CONTRADICTED = "contradicted"  # an older receipt of the same commit and environment is red
+    SLOWER = "slower"
+    MEMORY = "memory"
+    JIT = "jit"  # compiled after warm-up
+    SECOND_COPY = "second-copy"
+    FALLBACK = "fallback"
+
+
+BREAKAGES: Final = frozenset({
+    GateRule.OUTCOME, GateRule.CONTRADICTED, GateRule.SLOWER, GateRule.MEMORY, GateRule.JIT, GateRule.SECOND_COPY,
+    GateRule.FALLBACK,
+})  # fmt: skip
+# A waiver is leave to ship with a breakage that is known. Evidence that is not there cannot be waived into being.
+WAIVABLE: Final = BREAKAGES
 
 
 class ReleaseKind(Row):

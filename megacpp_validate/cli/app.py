@@ -31,6 +31,10 @@ __all__ = [  # Exit and TOOL: until the last verb of the first edition is gone
     "FormatOption",
     "MatrixOption",
     "OutputOption",
+    "PythonOption",
+    "ReceiptsOption",
+    "SeedOption",
+    "VerboseOption",
     "app",
     "errors",
     "foreseen",
@@ -41,6 +45,7 @@ __all__ = [  # Exit and TOOL: until the last verb of the first edition is gone
     "refuse_receipts",
     "split_names",
 ]
+LARGEST_SEED: Final = 2**63 - 1  # torch and JSON hold 64 bits, and a verb counts on from the seed that it is given
 _AS_JSON: Final = "megacpp-as-json"  # name of the handler of characters that a terminal's encoding lacks
 
 EXIT_CODES: Final = (
@@ -72,6 +77,12 @@ OutputOption = Annotated[
     Path | None, typer.Option("--output", help="Write the result to this file.", callback=_check_output)
 ]
 MatrixOption = Annotated[Path | None, typer.Option("--matrix", help="Folder of the matrix files.")]
+ReceiptsOption = Annotated[Path, typer.Option("--receipts", help="Folder for the receipts and logs.")]
+SeedOption = Annotated[
+    int, typer.Option(min=0, max=LARGEST_SEED, help="Of weights and inputs; the same seed gives the same numbers.")
+]
+PythonOption = Annotated[str, typer.Option(help="Interpreter of the stack; else MEGACPP_PYTHON, else the host's.")]
+VerboseOption = Annotated[bool, typer.Option("--verbose", help="List every check with its bounds.")]
 
 
 class _Verbs(TyperGroup):
@@ -136,7 +147,7 @@ def main() -> None:
                 "ended a worker process. Next step: give it more memory, or use fewer --jobs.",
                 Exit.INFRASTRUCTURE,
             )
-        traceback.print_exc()
+        write_error_line(traceback.format_exc().rstrip())
         refuse(
             f"unexpected {type(fault).__name__}: {fault}. Likely cause: a fault of this tool; no release is judged. "
             "Next step: report it with the lines above. Receipts that were written stay; the same command continues.",

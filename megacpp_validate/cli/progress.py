@@ -1,13 +1,18 @@
-"""How far a run is: a line of what runs, where a person looks on, and a line for each that has ended, everywhere."""
+"""How far a run is: on a terminal a status line of what runs, and everywhere a line for each cell that has ended."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.status import Status
+
+from ..text import clean
+
+if TYPE_CHECKING:
+    from ..evidence.receipt import Receipt
 
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 _MOST_NAMED = 6
@@ -15,7 +20,7 @@ _MOST_NAMED = 6
 
 @dataclass
 class Progress:
-    """The two, on standard error; what is to be said of whom is for those that build on it."""
+    """Both lines, on standard error."""
 
     console: Console = field(default_factory=lambda: errors)
     _status: Status | None = None
@@ -32,11 +37,27 @@ class Progress:
 
     def say(self, line: str) -> None:
         """A line that stays."""
-        self.console.print(line, markup=False)
+        self.console.print(clean(line), markup=False)
 
     def show(self, count: str, running: Collection[str]) -> None:
-        """What runs now, the first of it by name."""
+        """Show what runs now, the first few by name."""
         if self._status is not None and running:
             named = list(running)
             more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
             self._status.update(f"{count}running: {', '.join(named[:_MOST_NAMED])}{more}")
+
+
+@dataclass
+class CellProgress(Progress):
+    """Cells of a session: called with a cell when it starts (None) and when it has ended."""
+
+    running: dict[str, None] = field(default_factory=dict)
+
+    def __call__(self, cell: str, receipt: Receipt | None) -> None:
+        """Take note of what became of a cell."""
+        if receipt is None:
+            self.running[cell] = None
+        else:
+            self.running.pop(cell, None)
+            self.say(f"{receipt.outcome.value:12} {cell} ({receipt.seconds.get('total', 0.0):.1f} s)")
+        self.show("", self.running)

@@ -1,6 +1,6 @@
-"""A result that was written as JSON, told again as a table: `python -m megacpp_validate.cli.result_again FILE`.
+"""A result that was written as JSON, shown as a table: `python -m megacpp_validate.cli.result_again FILE`.
 
-The entry point of an image lets a verb write its JSON into the folder of receipts, and shows people this.
+The entry point of an image lets a verb write JSON into the folder of receipts, and shows people this table.
 """
 
 from __future__ import annotations
@@ -8,18 +8,19 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ..report.machine import read_json
-from .app import Exit, Format, refuse, spell_out_characters
-from .telling import tell
+from ..errors import Exit
+from ..report.reading import describe_result, read_result
+from .app import Format, refuse, spell_out_characters
+from .output import write_result
 
 
 def show(file: Path) -> None:
     """Print a result as a table; a file that holds none is refused."""
     try:
-        result = read_json(file.read_text(encoding="utf-8"))
+        result = read_result(file.read_bytes())
     except (OSError, ValueError) as fault:
-        refuse(f"{file} cannot be told again: {fault}. Next step: run its session again.", Exit.WRONG_ARGUMENTS)
-    tell(result, Format.TABLE, None)
+        refuse(f"{file} cannot be shown: {fault}. Next step: run its session again.", Exit.WRONG_ARGUMENTS)
+    write_result(result, describe_result, Format.TABLE, None)
 
 
 if __name__ == "__main__":

@@ -43,18 +43,18 @@ def smoke_faults(
     from ..canary.dynamic.smoke_faults import choose_smoke_faults, run_smoke_faults
     from ..catalog.bridge import read_catalog
     from ..catalog.smoke_faults import read_smoke_faults
+    from ..environments.host_session import SessionOptions
     from ..report.describe.scores import describe_planted
-    from .sessions.session_runs import Asked, run_session
+    from .progress import CellProgress
 
     if faults is not None and not split_names(faults):
         raise NothingSelected("no fault is selected. Next step: name one, or leave --faults out for all.")
     catalog = read_catalog(matrix)
     known = read_smoke_faults((row.id for row in catalog.targets), matrix)
     chosen = choose_smoke_faults(known, split_names(faults or ()))
-    asked = Asked(target, None, seed, jobs, limit, receipts, python)
-    result = run_smoke_faults(
-        catalog, chosen, target, seed, lambda row, plan, expected: run_session(row, asked, plan, expected)
-    )
+    options = SessionOptions(target, None, seed, jobs, limit, receipts, python)
+    with CellProgress() as progress:
+        result = run_smoke_faults(catalog, chosen, options, progress)
     if page is not None:
         write_result(result, describe_planted, Format.MARKDOWN, page)
     finish(result, describe_planted, fmt, output, verbose=verbose)

@@ -8,19 +8,11 @@ from typing import Any, Final, assert_never
 
 from rich.console import Console
 
-from ..environments.session_result import ParityResult, SmokeSession, SupportGrid
-from ..gate.fp8_session import Fp8Result
-from ..gate.loss_result import LossGateResult
-from ..gate.policy_result import PolicyResult
-from ..report import loss_report, machine
 from ..report.github import annotations as github
 from ..report.github import policy as github_policy
-from ..report.html import pages as html
 from ..report.html import policy as html_policy
-from ..report.junit import parity as junit_parity
 from ..report.junit import policy as junit_policy
 from ..report.results import Result
-from ..report.terminal import parity as terminal_parity
 from ..report.terminal import policy as terminal_policy
 from .app import Format
 from .output import write_told
@@ -37,12 +29,6 @@ def tell(result: Result, fmt: Format, output: Path | None, *, verbose: bool = Fa
 
 def _print_table(result: Result, console: Console, *, verbose: bool) -> None:
     match result:
-        case ParityResult() | Fp8Result() | SmokeSession():
-            terminal_parity.render_session(result, verbose=verbose, console=console)
-        case SupportGrid():
-            terminal_parity.render_support(result, console=console)
-        case LossGateResult():
-            loss_report.render_losses(result, verbose=verbose, console=console)
         case PolicyResult():
             terminal_policy.render_policy(result, console=console)
         case _:
@@ -58,18 +44,6 @@ def _text(result: Result, fmt: Format) -> str:
 
 
 _RENDERERS: Final[dict[tuple[Format, type[Result]], Callable[[Any], str]]] = {
-    (Format.HTML, ParityResult): html.render_session_html,
-    (Format.HTML, Fp8Result): html.render_session_html,
-    (Format.HTML, SmokeSession): html.render_session_html,
-    (Format.HTML, LossGateResult): loss_report.render_losses_html,
-    (Format.JUNIT, ParityResult): junit_parity.render_session_junit,
-    (Format.JUNIT, Fp8Result): junit_parity.render_session_junit,
-    (Format.JUNIT, SmokeSession): junit_parity.render_session_junit,
-    (Format.JUNIT, LossGateResult): loss_report.render_losses_junit,
-    (Format.GITHUB, ParityResult): github.render_session_annotations,
-    (Format.GITHUB, Fp8Result): github.render_session_annotations,
-    (Format.GITHUB, SmokeSession): github.render_session_annotations,
-    (Format.GITHUB, LossGateResult): loss_report.render_losses_annotations,
     (Format.HTML, PolicyResult): html_policy.render_policy_html,
     (Format.JUNIT, PolicyResult): junit_policy.render_policy_junit,
     (Format.GITHUB, PolicyResult): github_policy.render_policy_annotations,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from pathlib import Path
+from typing import Final, Literal
 
 from pydantic import Field
 
-from ..errors import Exit, exit_for
+from ..errors import Exit, NothingSelected, WrongArguments, exit_for
 from ..evidence.receipt import Machine, Outcome, Receipt
-from ..evidence.training import TrainingRecord
+from ..evidence.store import ReceiptInvalid, read_receipts
 from ..evidence.values import Frozen
+
+NO_RECEIPT: Final = "there is no receipt"
 
 
 class SessionResult(Frozen):
@@ -65,11 +68,6 @@ class SmokeSession(SessionResult):
     schema_id: Literal["megacpp-validate/moe-smoke/1"] = "megacpp-validate/moe-smoke/1"
 
 
-def main_record(receipt: Receipt) -> TrainingRecord | None:
-    """The run that a cell is about, which it trains first; None where none ended well."""
-    return next((record for record in receipt.training if record.name == "plan"), None)
-
-
 class SupportCell(Frozen):
     """What is known of one module in one stack on one target.
 
@@ -110,6 +108,32 @@ class SupportGrid(Frozen):
     rows: tuple[SupportRow, ...]
     unreadable: dict[str, str] = Field(default_factory=dict)
 
+    @property
+    def exit(self) -> Exit:
+        """A file that cannot be read is evidence that is missing; the grid judges nothing else."""
+        return exit_for(breaks=False, lacks=bool(self.unreadable))
+
+
+def read_support(folders: Sequence[Path], modules: Sequence[str]) -> SupportGrid:
+    """The grid of some folders of receipts.
+
+    Raises:
+        WrongArguments: there is no such folder.
+        NothingSelected: no folder has a receipt.
+    """
+    try:
+        found = [read_receipts(folder) for folder in folders]
+    except ReceiptInvalid as fault:
+        raise WrongArguments(str(fault)) from fault
+    receipts = [receipt for folder in found for receipt in folder.found.values()]
+    unreadable = {str(fault.file): fault.reason for folder in found for fault in folder.unreadable}
+    if not receipts and not unreadable:
+        raise NothingSelected(
+            f"there is no receipt in {', '.join(map(str, folders))}. Likely cause: a typing error, or no run wrote "
+            "there. Next step: give folders of receipts, such as docs/evidence/h200/*/."
+        )
+    return build_support(receipts, modules, unreadable)
+
 
 def build_support(receipts: Iterable[Receipt], modules: Sequence[str], unreadable: dict[str, str]) -> SupportGrid:
     """The grid of stacks x modules; a cell without a receipt is `not-run`, never left out."""
@@ -133,7 +157,7 @@ def _support_row(target: str, stack: str, found: dict[str, Receipt], modules: Se
 
 def _support_cell(module: str, receipt: Receipt | None) -> SupportCell:
     if receipt is None:
-        return SupportCell(module=module, outcome=Outcome.NOT_RUN, reason="there is no receipt")
+        return SupportCell(module=module, outcome=Outcome.NOT_RUN, reason=NO_RECEIPT)
     passed = sum(check.passed for check in receipt.checks)
     return SupportCell(
         module=module, outcome=receipt.outcome, reason=receipt.reason, passed=passed, total=len(receipt.checks)

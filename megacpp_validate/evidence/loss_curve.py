@@ -1,6 +1,6 @@
 """A loss curve: what one training run recorded at each step, as one JSON file.
 
-Written where the training runs, so it needs the standard library only. `evidence.loss_curve_file` reads it back.
+Written where the training runs, so it needs the standard library only. `evidence.loss_curves` reads it back.
 """
 
 from __future__ import annotations

@@ -7,19 +7,19 @@ https://github.com/openssh/openssh-portable/blob/master/PROTOCOL.sshsig
 
 from __future__ import annotations
 
+import errno
 import hashlib
-import os
 import re
 import shutil
 import stat
-import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from ..errors import InfrastructureFailed, WrongArguments
+from ..process import Ended, run_command
 from .whole_file import write_whole
 
 MANIFEST: Final = "receipts.sha256"
@@ -32,12 +32,8 @@ _LIMIT_S: Final = 60.0
 _MOST_BYTES: Final = 64 * 2**20  # of a manifest: far more than a store has lines for
 
 
-class ManifestInvalid(ValueError):
-    """A folder that is not signed as it is asked for; the text has the cause and the next step."""
-
-
-class NoSshKeygen(OSError):
-    """There is no ssh-keygen, or it cannot be run."""
+class ManifestInvalid(WrongArguments):
+    """A folder that is not signed as it must be; the text has the cause and the next step."""
 
 
 def render_manifest(hashes: Mapping[str, str]) -> str:
@@ -84,28 +80,34 @@ def sign_folder(folder: Path, hashes: Mapping[str, str], key: Path, variables: M
         variables: environment variables of the user.
 
     Raises:
-        NoSshKeygen: there is none.
-        ManifestInvalid: it takes no such key.
-        OSError: the folder cannot be written.
+        InfrastructureFailed: there is no ssh-keygen.
+        ManifestInvalid: the key cannot sign, or the folder cannot be written.
     """
     text = render_manifest(hashes)
     if odd := [file for file in hashes if not file.isprintable()]:
+        raise ManifestInvalid(f"{folder} was not signed: the file {odd[0]!r} has an odd name. Next step: rename it.")
+    if not key.is_file():  # a pipe would wait for who writes to it
         raise ManifestInvalid(
-            f"{folder} was not signed: {odd[0]!r} is no name of a receipt. Next step: rename the file."
+            f"{folder} was not signed: there is no key in {key}. Next step: name the file of a key; "
+            "`ssh-keygen -t ed25519 -f KEY` makes one."
         )
-    if os.path.exists(key) and not os.path.isfile(key):  # noqa: PTH110, PTH113 - a pipe would wait for who writes
-        raise ManifestInvalid(f"{folder} was not signed: {key} is no file of a key. Next step: name the file of one.")
-    words = [_find(variables), "-Y", "sign", "-q", "-f", str(key), "-n", NAMESPACE]
-    done = _run(words, text.encode(), variables)
-    if done.returncode:
+    done = _ask(["sign", "-q", "-f", str(key), "-n", NAMESPACE], text.encode(), variables)
+    if done.code:
         raise ManifestInvalid(
-            f"{folder} was not signed: {_said(done)}. Likely cause: there is no key {key}, it asks for a passphrase, "
-            "or others may read it. Next step: `ssh-keygen -t ed25519 -f KEY` makes one; one with a passphrase belongs "
-            "in ssh-agent, and its .pub is named here."
+            f"{folder} was not signed: {done.last_words}. Likely cause: {key} is no key, has a passphrase, or others "
+            "may read it. Next step: load a key with a passphrase into ssh-agent and name its .pub here."
         )
-    # The signature first: a manifest that no signature fits yet is refused, and so is a folder half signed.
-    write_whole(folder / SIGNATURE, done.stdout.decode("ascii"))
-    write_whole(folder / MANIFEST, text)
+    try:
+        # The signature first: a manifest that no signature fits yet is refused, and so is a folder half signed.
+        write_whole(folder / SIGNATURE, done.words)
+        write_whole(folder / MANIFEST, text)
+    except OSError as fault:
+        if fault.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise  # a full disk ends every verb in one way
+        raise ManifestInvalid(
+            f"{folder} was not signed: {fault.strerror or fault}. Likely cause: the folder is not "
+            "yours. Next step: sign a copy that is yours."
+        ) from fault
 
 
 def verify_folder(
@@ -118,72 +120,54 @@ def verify_folder(
         at: time at which a signer's dates are held.
 
     Raises:
-        NoSshKeygen: there is none.
+        InfrastructureFailed: there is no ssh-keygen.
         ManifestInvalid: there is no manifest or signature, or none by one of the signers.
     """
     manifest = _read(folder / MANIFEST)
     _read(folder / SIGNATURE)
-    if not os.path.isfile(signers):  # noqa: PTH113 - what cannot be asked is none
-        raise ManifestInvalid(f"there is no file {signers} of those who may sign. Next step: name another.")
-    asked = _Asked(folder / SIGNATURE, manifest, f"-Overify-time={at.astimezone(UTC):%Y%m%d%H%M%SZ}", variables)
-    principal, done = asked.verify(signers)
-    if principal and done.returncode:
-        # A key may stand in several rows, for several purposes, and ssh-keygen tells of the first row alone.
-        principal, done = asked.verify_rows(signers) or (principal, done)
+    if not signers.is_file():
+        raise ManifestInvalid(f"there is no file {signers} of those who may sign. Next step: give another --signers.")
+    when = f"-Overify-time={at.astimezone(UTC):%Y%m%d%H%M%SZ}"
+    principal, done = _verify(folder / SIGNATURE, manifest, signers, when, variables)
+    if principal and done.code:
+        # A key may stand in several rows, for several purposes, and ssh-keygen reports the first row alone.
+        with tempfile.TemporaryDirectory() as name:
+            for row in signers.read_text().splitlines():
+                if done.code and row.strip() and not row.lstrip().startswith("#"):
+                    (alone := Path(name, "row")).write_text(row + "\n")
+                    found, verified = _verify(folder / SIGNATURE, manifest, alone, when, variables)
+                    if found and not verified.code:
+                        principal, done = found, verified
     if not principal:
         raise ManifestInvalid(
-            f"{SIGNATURE} is by none of {signers}: {_said(done)}. Likely cause: it was signed by another key, or is "
-            "no signature. Next step: have one of them sign the folder with `nox -s receipts_sign`."
+            f"{SIGNATURE} is by none of {signers}: {done.last_words}. Likely cause: another key signed, or it "
+            "is not a signature. Next step: have one of them sign the folder with `nox -s receipts_sign`."
         )
-    if done.returncode:
+    if done.code:
         raise ManifestInvalid(
-            f"{MANIFEST} is not what {principal} signed: {_said(done)}. Likely cause: it was edited since, or signed "
+            f"{MANIFEST} is not what {principal} signed: {done.last_words}. Likely cause: it was edited, or signed "
             "for another purpose. Next step: find out by whom, and sign the folder again with `nox -s receipts_sign`."
         )
     return principal, read_manifest_text(manifest.decode("utf-8", "surrogateescape"))
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """What ssh-keygen is asked of a signature."""
-
-    signature: Path
-    manifest: bytes
-    when: str
-    variables: Mapping[str, str]
-
-    def verify(self, signers: Path) -> tuple[str, subprocess.CompletedProcess[bytes]]:
-        """Whose key it is by the first row that has it, and whether it is theirs; empty where it is nobody's."""
-        asked = ["find-principals", self.when, "-s", str(self.signature), "-f", str(signers)]
-        done = self._ask(asked, b"")
-        principal = done.stdout.decode("utf-8", "replace").strip().partition("\n")[0]
-        if done.returncode or not principal:
-            return "", done
-        words = ["verify", self.when, "-n", NAMESPACE, "-I", principal, "-f", str(signers), "-s", str(self.signature)]
-        return principal, self._ask(words, self.manifest)
-
-    def verify_rows(self, signers: Path) -> tuple[str, subprocess.CompletedProcess[bytes]] | None:
-        """As `verify`, each row by itself, as it is judged among others too; None where it fits none of them."""
-        with tempfile.TemporaryDirectory() as folder:
-            for row in signers.read_bytes().splitlines():
-                if row.strip() and not row.lstrip().startswith(b"#"):
-                    (alone := Path(folder) / "row").write_bytes(row + b"\n")
-                    principal, done = self.verify(alone)
-                    if principal and not done.returncode:
-                        return principal, done
-        return None
-
-    def _ask(self, words: Iterable[str], given: bytes) -> subprocess.CompletedProcess[bytes]:
-        return _run([_find(self.variables), "-Y", *words], given, self.variables)
+def _verify(
+    signature: Path, manifest: bytes, signers: Path, when: str, variables: Mapping[str, str]
+) -> tuple[str, Ended]:
+    """Whose key it is by the first row that has it, and whether it signed this; empty where it is nobody's."""
+    done = _ask(["find-principals", when, "-s", str(signature), "-f", str(signers)], b"", variables)
+    principal = done.words.strip().partition("\n")[0]
+    if done.code or not principal:
+        return "", done
+    words = ["verify", when, "-n", NAMESPACE, "-I", principal, "-f", str(signers), "-s", str(signature)]
+    return principal, _ask(words, manifest, variables)
 
 
 def _read(path: Path) -> bytes:
     try:
         state = path.stat()
-        if not stat.S_ISREG(state.st_mode):  # a pipe would wait for who writes to it
+        if not stat.S_ISREG(state.st_mode) or state.st_size > _MOST_BYTES:  # a pipe would wait for who writes to it
             raise ManifestInvalid(f"{path.name} is no regular file. Next step: remove it, and sign the folder again.")
-        if state.st_size > _MOST_BYTES:
-            raise ManifestInvalid(f"{path.name} has {state.st_size} bytes, which no manifest has")
         return path.read_bytes()
     except OSError as fault:
         raise ManifestInvalid(
@@ -199,36 +183,16 @@ def _line(file: str, sha256: str) -> str:
     return f"{sha256}  {file}\n"
 
 
-def _find(variables: Mapping[str, str]) -> str:
+def _ask(words: list[str], given: bytes, variables: Mapping[str, str]) -> Ended:
+    """One command of `ssh-keygen -Y`, which asks nobody for a passphrase."""
     found = shutil.which("ssh-keygen", path=variables.get("PATH"))
     if not found:
-        raise NoSshKeygen(
-            "there is no ssh-keygen, which signs receipts and looks at who did. Likely cause: OpenSSH is not "
+        raise InfrastructureFailed(
+            "there is no ssh-keygen, which signs receipts and verifies signatures. Likely cause: OpenSSH is not "
             "installed, or not on PATH. Next step: install openssh-client."
         )
-    return found
-
-
-def _run(words: Iterable[str], given: bytes, variables: Mapping[str, str]) -> subprocess.CompletedProcess[bytes]:
     with tempfile.TemporaryDirectory() as empty:
         quiet = {"SSH_ASKPASS_REQUIRE": "never", "LC_ALL": "C", "HOME": empty}
-        try:
-            return subprocess.run(
-                list(words),
-                input=given,
-                env={**variables, **quiet},
-                capture_output=True,
-                check=False,
-                timeout=_LIMIT_S,
-                start_new_session=True,  # no terminal, so that nobody is asked for a passphrase
-            )
-        except (OSError, subprocess.TimeoutExpired) as fault:
-            raise NoSshKeygen(f"ssh-keygen cannot be run: {fault}. Next step: look at it by hand.") from fault
-
-
-def _said(done: subprocess.CompletedProcess[bytes]) -> str:
-    lines = done.stderr.decode("utf-8", "replace").splitlines()
-    return " | ".join(line.strip() for line in lines if line.strip())[-300:] or f"exit code {done.returncode}"
-
-
-__all__ = ["MANIFEST", "SIGNATURE", "ManifestInvalid", "NoSshKeygen", "hash_manifest", "sign_folder", "verify_folder"]
+        return run_command(
+            [found, "-Y", *words], limit_s=_LIMIT_S, variables={**variables, **quiet}, given=given, apart=True
+        )

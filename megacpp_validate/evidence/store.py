@@ -242,6 +242,17 @@ class ReceiptFile:
         """The cell that it is of, or that its name says."""
         return self.head.cell if self.head is not None else self.stem
 
+    @property
+    def claims(self) -> ReceiptHead:
+        """Its head.
+
+        Raises:
+            ReceiptInvalid: it has none.
+        """
+        if self.head is None:
+            raise ReceiptInvalid(Path(self.file), self.problem)
+        return self.head
+
 
 @dataclass(frozen=True)
 class ReceiptStore:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import date
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Literal
 
+from .. import TOOL
+from ..catalog.bridge import read_catalog
 from ..catalog.fp8 import (
     HistoryRule,
     LowParts,
@@ -18,9 +24,191 @@ from ..catalog.fp8 import (
     TogetherRule,
     Waiver,
     ZonesRule,
+    read_fp8_policy,
 )
-from ..evidence.release_gate import WaiverState
-from .policy_result import LowSeen, PresetDecision, PresetOutcome, PresetRefusal, WaiverSeen, WaiverStanding
+from ..errors import Exit, NothingSelected, WrongArguments, exit_for
+from ..evidence.values import Frozen
+from .decision import WaiverState
+
+
+class PresetOutcome(StrEnum):
+    """What becomes of a preset."""
+
+    ALLOWED = "allowed"  # no rule refuses anything of it
+    WAIVED = "waived"  # a waiver holds off whatever refuses it
+    ROLLED_BACK = "rolled-back"  # refused by the rules that must refuse it
+    REFUSED = "refused"  # refused, and it is meant to run
+    NOT_REFUSED = "not-refused"  # a rule that must refuse it does not
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the policy and the preset agree."""
+        return self not in (PresetOutcome.REFUSED, PresetOutcome.NOT_REFUSED)
+
+
+@dataclass(frozen=True)
+class PresetWaiver:
+    """A waiver of the rule that refuses a preset.
+
+    Attributes:
+        owner: who answers for it.
+        expires: the last day on which it holds.
+        holds: whether it does today.
+    """
+
+    owner: str
+    reason: str
+    link: str
+    expires: date
+    holds: bool
+
+
+@dataclass(frozen=True)
+class PresetRefusal:
+    """What one rule refuses of a preset.
+
+    Attributes:
+        rule: its id.
+        refuses: what it refuses, for a person.
+        found: what the preset has of it.
+        reason: why that is refused.
+        source: where that is known from; empty where it is the project's own experience.
+        next: what to do.
+        waiver: of this rule and preset, holding or expired.
+    """
+
+    rule: str
+    refuses: str
+    found: str
+    reason: str
+    source: str
+    next: str
+    waiver: PresetWaiver | None = None
+
+    @property
+    def waived_until(self) -> date | None:
+        """The last day on which this refusal stops nobody; None where it stands."""
+        return self.waiver.expires if self.waiver is not None and self.waiver.holds else None
+
+
+@dataclass(frozen=True)
+class LowPrecision:
+    """Parts of a preset that are to run in a recipe."""
+
+    parts: tuple[str, ...]
+    recipe: str
+
+
+@dataclass(frozen=True)
+class PresetDecision:
+    """What the policy says of a preset on a day.
+
+    Attributes:
+        says: what it is, for a person.
+        targets: that it is for.
+        low: what of it is to run in low precision.
+        bf16_first, bf16_last: how many of the first and of the last of its `layers` stay in BF16.
+        outcome: what becomes of it.
+        refusals: all of them, the waived ones too.
+        not_refused_by: rules that must refuse it, and refuse nothing of it.
+    """
+
+    preset: str
+    today: date
+    says: str
+    targets: tuple[str, ...]
+    low: tuple[LowPrecision, ...]
+    layers: int
+    bf16_first: int
+    bf16_last: int
+    outcome: PresetOutcome
+    refusals: tuple[PresetRefusal, ...]
+    not_refused_by: tuple[str, ...] = ()
+
+    @property
+    def standing(self) -> tuple[PresetRefusal, ...]:
+        """The refusals that no waiver holds off."""
+        return tuple(refusal for refusal in self.refusals if refusal.waived_until is None)
+
+    @property
+    def is_allowed(self) -> bool:
+        """Whether the preset may run."""
+        return not self.standing
+
+
+@dataclass(frozen=True)
+class WaiverStatus:
+    """A waiver, and what it does today.
+
+    Attributes:
+        rule, preset: what it holds off, and for whom.
+        owner: who answers for it.
+        expires: the last day on which it can hold.
+    """
+
+    rule: str
+    preset: str
+    owner: str
+    reason: str
+    link: str
+    expires: date
+    state: WaiverState
+
+
+class PolicyResult(Frozen):
+    """What the policy says of presets on a day.
+
+    Attributes:
+        rules: how many there are.
+        presets: each with what becomes of it.
+        waivers: of these presets, those too that do nothing.
+    """
+
+    schema_id: Literal["megacpp-validate/fp8-policy/1"] = "megacpp-validate/fp8-policy/1"
+    tool: str
+    today: date
+    rules: int
+    presets: tuple[PresetDecision, ...]
+    waivers: tuple[WaiverStatus, ...] = ()
+
+    @property
+    def holds(self) -> bool:
+        """Whether policy and presets agree in all of them."""
+        return all(decision.outcome.is_good for decision in self.presets)
+
+    @property
+    def exit(self) -> Exit:
+        """Closed where policy and presets disagree."""
+        return exit_for(breaks=not self.holds)
+
+
+def decide_policy(matrix: Path | None, today: date | None = None, presets: Sequence[str] | None = None) -> PolicyResult:
+    """What the policy says of presets.
+
+    Args:
+        matrix: its folder; the project's own without it.
+        today: the day on which waivers are held to their expiry; today, UTC, without it.
+        presets: those to look at; all without it.
+
+    Raises:
+        MatrixInvalid: with every fault of the files.
+        WrongArguments: a preset has no row.
+        NothingSelected: no preset is named.
+    """
+    if presets is not None and not presets:
+        raise NothingSelected("no preset is selected. Next step: name one, or leave --preset out for all.")
+    today = today or datetime.now(UTC).date()
+    policy = read_fp8_policy(read_catalog(matrix).targets, matrix)
+    known = {preset.id: preset for preset in policy.presets}
+    if unknown := [name for name in presets or () if name not in known]:
+        raise WrongArguments(
+            f"there is no preset {', '.join(map(repr, unknown))}. Next step: choose from {', '.join(known)}, or add a "
+            "row to fp8_presets.toml."
+        )
+    chosen = [known[name] for name in dict.fromkeys(known if presets is None else presets)]
+    decisions = tuple(decide_preset(preset, policy.rules, policy.waivers, today) for preset in chosen)
+    waivers = list_waivers(policy.waivers, decisions, today)
+    return PolicyResult(tool=TOOL, today=today, rules=len(policy.rules.rules), presets=decisions, waivers=waivers)
 
 
 def decide_preset(preset: Preset, rules: PolicyRules, waivers: Sequence[Waiver], today: date) -> PresetDecision:
@@ -43,7 +231,7 @@ def decide_preset(preset: Preset, rules: PolicyRules, waivers: Sequence[Waiver],
         today=today,
         says=preset.says,
         targets=tuple(preset.targets),
-        low=tuple(LowSeen(tuple(low.parts), low.recipe) for low in preset.low),
+        low=tuple(LowPrecision(tuple(low.parts), low.recipe) for low in preset.low),
         layers=len(preset.pattern),
         bf16_first=preset.bf16_first,
         bf16_last=preset.bf16_last,
@@ -53,14 +241,14 @@ def decide_preset(preset: Preset, rules: PolicyRules, waivers: Sequence[Waiver],
     )
 
 
-def see_waivers(
+def list_waivers(
     waivers: Sequence[Waiver], decisions: Sequence[PresetDecision], today: date
-) -> tuple[WaiverStanding, ...]:
+) -> tuple[WaiverStatus, ...]:
     """What each waiver of these presets does."""
     needed = {(refusal.rule, decision.preset) for decision in decisions for refusal in decision.refusals}
     known = {decision.preset for decision in decisions}
     return tuple(
-        WaiverStanding(
+        WaiverStatus(
             waiver.rule,
             waiver.preset,
             waiver.owner,
@@ -89,13 +277,13 @@ def _decide_outcome(preset: Preset, refusals: Sequence[PresetRefusal], missed: S
     return PresetOutcome.ROLLED_BACK if preset.refused_by else PresetOutcome.REFUSED
 
 
-def _waiver(rule: Rule, preset: Preset, waivers: Sequence[Waiver], today: date) -> WaiverSeen | None:
+def _waiver(rule: Rule, preset: Preset, waivers: Sequence[Waiver], today: date) -> PresetWaiver | None:
     """The one of this rule and preset that holds longest."""
     own = [waiver for waiver in waivers if (waiver.rule, waiver.preset) == (rule.id, preset.id)]
     if not own:
         return None
     last = max(own, key=lambda waiver: waiver.expires)
-    return WaiverSeen(last.owner, last.reason, last.link, last.expires, rule.waivable and last.expires >= today)
+    return PresetWaiver(last.owner, last.reason, last.link, last.expires, rule.waivable and last.expires >= today)
 
 
 def _find(rule: Rule, preset: Preset, rules: PolicyRules) -> Iterator[str]:

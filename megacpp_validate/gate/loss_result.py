@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal
 
+from ..errors import Exit, exit_for
 from ..evidence.receipt import Check
 from ..evidence.values import Frozen
 
@@ -84,3 +85,8 @@ class LossGateResult(Frozen):
     def breaks(self) -> bool:
         """Whether a recipe failed; curves that cannot be compared are lost evidence."""
         return any(verdict.outcome is LossOutcome.FAIL for verdict in self.verdicts)
+
+    @property
+    def exit(self) -> Exit:
+        """Closed where a recipe fails; evidence is missing where curves cannot be compared, or there are none."""
+        return exit_for(breaks=self.breaks, lacks=not self.holds)

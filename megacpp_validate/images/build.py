@@ -1,235 +1,326 @@
-"""An image built by a real engine: what it is told, what it says on the way, and what is known of the result."""
+"""`nox -s images`: what would be built, what stands in its way, and images built one after another."""
 
 from __future__ import annotations
 
-import json
 import re
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from .bake import name_image, plan_bake
-from .build_faults import BuildFailed, explain_build
-from .build_result import BuildStep, ImageBuild
-from .build_settings import BuildSettings
-from .engine import Engine, NoEngine
-from .plan_result import ImagePlan
+from ..catalog.bridge import Catalog, matrix_folder, read_catalog
+from ..catalog.images import Image, Images
+from ..environments.interpreter import read_commit
+from ..errors import Exit, InfrastructureFailed, NoEnvironment, NothingSelected, ToolError, WrongArguments, exit_for
+from ..evidence.values import Frozen
+from ..evidence.whole_file import write_whole
+from .engine import (
+    BuildOrder,
+    BuildStep,
+    Engine,
+    bake,
+    find_engine,
+    read_build_settings,
+    require_platform,
+    start_engine,
+)
+from .fits import FitVerdict, StackFit, judge_stacks, read_all_images, stack_of_image
+from .lint import Lint, LintOutcome, lint_recipe
+from .locking import write_together
+from .locks import read_image_lock
+from .pins import FILE as PINS_FILE
+from .pins import Pins, read_pins
+from .plan import BAKE_FILE, BuildSettings, ImagePlan, find_images, plan_images, render_bake
+from .tools import ImageRefused
 
-_VERTEX: Final = re.compile(r"^#(\d+) \[(?:\S+ )?(?P<stage>[\w-]+)(?: +\d+/\d+)?\] (?P<what>.+)$")
-_EXPORT: Final = re.compile(r"^#(\d+) (?:\[\w+\] )?(?P<what>exporting to image|pushing .*)$")
-_DONE: Final = re.compile(r"^#(\d+) (?:DONE (?P<seconds>\d+\.\d+)s|(?P<cached>CACHED))$")
-_WORTH_TELLING_S: Final = 1.0
-_SCRIPT: Final = re.compile(r"bash /steps/(\w+)\.sh")
+_TAG: Final = re.compile(r"^\w[\w.-]{0,127}$", re.ASCII)
+_REGISTRY: Final = re.compile(r"^[a-z0-9.-]+(:\d+)?(/[a-z0-9._-]+)*$")
+_BASE: Final = re.compile(r"^[^\s@]+@sha256:[0-9a-f]{64}$")
 
 
-@dataclass(frozen=True)
-class BuildOrder:
-    """What is asked for.
+class ImageClosed(ToolError):
+    """An image is refused before it is built."""
 
-    Attributes:
-        plan: of the image.
-        registry: that it is pushed to; empty for none.
-        tag: in place of the version.
-        fresh: nothing is taken from the engine's cache.
-    """
+    exit = Exit.CLOSED
 
-    plan: ImagePlan
-    registry: str = ""
-    tag: str = ""
-    fresh: bool = False
+
+class Refused(Frozen):
+    """A target, and why it is not built, or works with less."""
+
+    target: str
+    why: str
+
+
+class ImagePlans(Frozen):
+    """What would be built; `warned`: what works with less, or is unknown."""
+
+    schema_id: str = "megacpp-validate/image-plans/1"
+    tool: str
+    plans: tuple[ImagePlan, ...]
+    refused: tuple[Refused, ...]
+    warned: tuple[Refused, ...]
+    lints: tuple[Lint, ...]
+    pins_hash: str
 
     @property
-    def name(self) -> str:
-        """Repository and tag."""
-        return name_image(self.plan.target, self.registry, self.tag)
-
-
-@dataclass(frozen=True)
-class Told:
-    """What a receipt says beside the build itself."""
-
-    tool: str
-    pins_hash: str
-    revision: str
-
-
-@dataclass
-class _Steps:
-    """The steps of a build, read from what the client says line by line."""
-
-    tell: Callable[[str], None]
-    ended: list[BuildStep] = field(default_factory=list)
-    _names: dict[str, str] = field(default_factory=dict)
-
-    def __call__(self, line: str) -> None:
-        if started := _EXPORT.match(line) or _VERTEX.match(line):
-            what = started["what"]
-            script = _SCRIPT.search(what)
-            stage = started.groupdict().get("stage")
-            name = script[1] if script else what.split(" ", 1)[0] if stage else what.split(" to ")[0]
-            if stage and not script:
-                name = f"{stage}: {name}"
-            self._names.setdefault(started[1], name)
-        elif (done := _DONE.match(line)) and done[1] in self._names and "internal" not in self._names[done[1]]:
-            name = self._names.pop(done[1])
-            step = BuildStep(name, float(done["seconds"] or 0.0), cached=bool(done["cached"]))
-            if ":" in name and step.seconds < _WORTH_TELLING_S:
-                return  # a line of the recipe that only names something
-            self.ended.append(step)
-            self.tell(f"{'cached' if step.cached else f'{step.seconds:.1f} s':>8} {name}")
-
-
-def require_platform(engine: Engine, plan: ImagePlan) -> None:
-    """Refuse what the engine cannot run, before anything is pulled.
-
-    Raises:
-        NoEngine: it builds for other machines.
-    """
-    if plan.platform not in engine.platforms:
-        raise NoEngine(
-            f"the image for {plan.target} is {plan.platform}, and this engine builds "
-            f"{', '.join(engine.platforms[:4])}. Likely cause: a machine of another architecture, without emulation. "
-            "Next step: build it on a machine of that architecture, or register emulation (binfmt_misc with "
-            "qemu-user-static), which is slow."
+    def exit(self) -> Exit:
+        """Closed where a target is refused or a linter finds a fault, incomplete where a linter did not run."""
+        outcomes = {lint.outcome for lint in self.lints}
+        return exit_for(
+            breaks=bool(self.refused) or LintOutcome.FAULTS in outcomes, lacks=LintOutcome.NOT_RUN in outcomes
         )
 
 
-def build_image(
-    engine: Engine,
-    order: BuildOrder,
-    settings: BuildSettings,
-    told: Told,
-    root: Path,
-    log: Path,
-    tell: Callable[[str], None],
-) -> ImageBuild:
-    """Build an image, and push it where a registry is named.
+class ImageBuild(Frozen):
+    """An image that was built: the receipt.
 
-    Args:
-        engine: that builds.
-        order: what.
-        settings: what this host lends.
-        told: what the receipt says beside the build.
-        root: of the checkout.
-        log: file for every line that the client says.
-        tell: is told of each step as it ends.
+    Attributes:
+        digest: of its index, which names the image and its provenance.
+        base_verified: day on which a registry gave the base's digest; empty where none has.
+        revision: commit of the project, with "-dirty" where files differ; empty outside of a checkout.
+        started: UTC, ISO 8601.
+        seconds: of the whole build, with the push.
+    """
+
+    schema_id: str = "megacpp-validate/image-build/1"
+    tool: str
+    target: str
+    platform: str
+    name: str
+    digest: str
+    pushed: bool
+    base: str
+    base_verified: str
+    lock: str
+    lock_hash: str
+    pins_hash: str
+    revision: str
+    engine: str
+    buildx: str
+    steps: tuple[BuildStep, ...]
+    started: str
+    seconds: float
+
+    @property
+    def exit(self) -> Exit:
+        """It is built."""
+        return Exit.OPEN
+
+    @property
+    def reference(self) -> str:
+        """The image by its digest, without the tag."""
+        repository, colon, tag = self.name.rpartition(":")
+        return f"{repository if colon and '/' not in tag else self.name}@{self.digest}"
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """Arguments of the verb."""
+
+    targets: tuple[str, ...] = ()
+    own_base: str = ""
+    push: str | None = None
+    tag: str = ""
+    fresh: bool = False
+    prove: bool = False
+    clones: tuple[str, ...] = ()
+    receipts: Path = Path(".megacpp/images")
+    matrix: Path | None = None
+
+
+@dataclass(frozen=True)
+class ImageRows:
+    """What is read before anything is planned."""
+
+    options: ImageOptions
+    tool: str
+    variables: Mapping[str, str]
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        """The matrix."""
+        return read_catalog(self.options.matrix)
+
+    @cached_property
+    def images(self) -> Images:
+        """The rows of images.toml."""
+        return read_all_images(self.catalog, self.options.matrix)
+
+    @cached_property
+    def pins(self) -> Pins:
+        """The digests of bases."""
+        return read_pins(self.root / PINS_FILE)
+
+    @property
+    def root(self) -> Path:
+        """Of the checkout."""
+        return (self.options.matrix or matrix_folder()).resolve().parent
+
+    def plan(self, target: str) -> ImagePlan:
+        """What would be built for a target."""
+        rows = [row for row in self.catalog.targets if row.id == target]
+        base, revision = self.options.own_base, read_commit()
+        return plan_images(self.images, self.pins, rows, root=self.root, own_base=base, revision=revision)[0]
+
+    def judge(self, image: Image, *, locked: bool) -> StackFit:
+        """Whether its stack fits: with its lock, or by what its row pins, where a lock is older still."""
+        lock = read_image_lock(self.root / image.lock) if locked else None
+        stack = stack_of_image(self.images, image, lock, self.options.own_base)
+        return judge_stacks(self.catalog, self.options.matrix, self.images, [stack])[0]
+
+
+def read_rows(options: ImageOptions, tool: str, variables: Mapping[str, str]) -> ImageRows:
+    """The rows, after the arguments are checked.
 
     Raises:
-        NoEngine: the engine cannot build for that platform.
-        BuildFailed: with what happened, why, and the next step. No tag was set or moved.
+        WrongArguments: an argument is wrong.
     """
-    require_platform(engine, order.plan)
-    started, clock = datetime.now(UTC), time.monotonic()
-    steps = _Steps(tell)
-    with tempfile.TemporaryDirectory(prefix="megacpp-build-") as name:
-        digest = _bake(engine, order, settings, root, Path(name), log, steps)
-    plan = order.plan
-    return ImageBuild(
-        tool=told.tool,
-        target=plan.target,
-        platform=plan.platform,
-        name=order.name,
-        digest=digest,
-        pushed=bool(order.registry),
-        base=plan.reference,
-        base_verified=plan.verified,
-        lock=plan.lock,
-        lock_hash=plan.lock_hash,
-        pins_hash=told.pins_hash,
-        revision=told.revision,
-        engine=engine.version,
-        buildx=engine.buildx,
-        steps=tuple(steps.ended),
-        started=started.isoformat(timespec="seconds"),
-        seconds=round(time.monotonic() - clock, 1),
+    if options.tag and not _TAG.match(options.tag):
+        raise WrongArguments(f"{options.tag!r} is no tag. Next step: use letters, digits, dots and dashes.")
+    if options.push is not None and not _REGISTRY.match(options.push):
+        raise WrongArguments(
+            f"{options.push!r} is no registry. Next step: write host[:port][/prefix], without a scheme, as "
+            "127.0.0.1:5000."
+        )
+    if options.own_base and not _BASE.match(options.own_base):
+        raise WrongArguments(
+            f"the base {options.own_base!r} is not pinned by a digest. Likely cause: a tag was given, which may be "
+            "another image tomorrow. Next step: write REPOSITORY@sha256:DIGEST; `docker buildx imagetools inspect` "
+            "shows it."
+        )
+    if options.prove and options.targets != ("cpu",):
+        raise WrongArguments(
+            "--prove runs the image on this machine, so it is for cpu alone. Next step: `images cpu --prove`."
+        )
+    rows = ImageRows(options, tool, variables)
+    find_images(rows.images, options.targets)
+    return rows
+
+
+def write_bake(rows: ImageRows) -> Path:
+    """Write the committed bake file: pinned bases by their own names, whatever this host has set.
+
+    Raises:
+        ImageClosed: an image cannot be planned.
+        InfrastructureFailed: it cannot be written.
+    """
+    known = {image.target for image in rows.images.image}
+    targets = [row for row in rows.catalog.targets if row.id in known]
+    try:
+        plans = plan_images(rows.images, rows.pins, targets, root=rows.root, mirror="")
+    except ImageRefused as fault:
+        raise ImageClosed(str(fault)) from fault
+    write_together(rows.root, {BAKE_FILE: render_bake(plans)})
+    return rows.root / BAKE_FILE
+
+
+def plan_all(rows: ImageRows) -> ImagePlans:
+    """What would be built for each target that is named, what is refused, and what linters say of the recipe."""
+    plans, refused, warned = list[ImagePlan](), list[Refused](), list[Refused]()
+    engine, why = None, ""
+    pins = rows.pins
+    for image in find_images(rows.images, rows.options.targets):
+        try:
+            plans.append(rows.plan(image.target))
+            fit = rows.judge(image, locked=True)
+            warned += _list_misfits(fit, FitVerdict.UNKNOWN) + _list_misfits(fit, FitVerdict.WARNED)
+        except ImageRefused as fault:
+            refused.append(Refused(target=image.target, why=str(fault)))
+            fit = rows.judge(image, locked=False)
+            if not image.te:
+                continue
+        refused += _list_misfits(fit, FitVerdict.REFUSED)
+    try:
+        engine = find_engine(rows.variables)
+    except NoEnvironment as fault:
+        why = str(fault)
+    lints = lint_recipe(rows.root, plans, engine, why, rows.variables)
+    return ImagePlans(
+        tool=rows.tool,
+        plans=tuple(plans),
+        refused=tuple(refused),
+        warned=tuple(warned),
+        lints=lints,
+        pins_hash=pins.hash,
     )
 
 
-def _bake(
-    engine: Engine, order: BuildOrder, settings: BuildSettings, root: Path, folder: Path, log: Path, steps: _Steps
-) -> str:
-    """Let the engine build; the digest of what it built."""
-    secrets = _write_secrets(settings, folder)
-    file, metadata = folder / "bake.json", folder / "metadata.json"
-    file.write_text(json.dumps(_plan_bake(order, settings, secrets)), encoding="utf-8")
-    words = (
-        "buildx", "bake", "--file", str(file), "--progress", "plain", "--metadata-file", str(metadata),
-        *(["--no-cache"] if order.fresh else ()), *_allow(settings, folder), order.plan.target,
-    )  # fmt: skip
-    lines: list[str] = []
-
-    def hear(line: str) -> None:
-        lines.append(line)
-        steps(line)
-
-    if engine.stream(words, root, log, hear):
-        raise explain_build(order.plan, order.name, lines, log)
-    return _read_digest(metadata, order.plan.target)
+def _list_misfits(fit: StackFit, verdict: FitVerdict) -> list[Refused]:
+    return [
+        Refused(
+            target=fit.name,
+            why=f"{one.component} is {one.seen or 'unknown'}, wanted {one.wanted}: {one.says} ({one.source}). Next "
+            f"step: {one.next_step}.",
+        )
+        for one in fit.of(verdict)
+    ]
 
 
-def write_build(build: ImageBuild, folder: Path) -> Path:
-    """Write the receipt of a build, aside and renamed.
+def build_all(rows: ImageRows, say: Callable[[str], None]) -> list[ImageBuild]:
+    """Build each target that is named. Everything that can be refused is refused before the first build.
 
     Raises:
-        OSError: it cannot be written.
+        NothingSelected: no target is named.
+        ImageClosed: a stack does not fit, a lock is older than the matrix, or a base has no digest.
+        NoEnvironment: no engine, one of another architecture, or a build that fails.
+        InfrastructureFailed: a full disk, or a registry that is down.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{build.target}.json"
-    aside = file.with_suffix(".json.new")
-    aside.write_text(json.dumps(asdict(build), indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    aside.replace(file)
-    return file
+    chosen = find_images(rows.images, rows.options.targets)
+    if not rows.options.targets:
+        names = ", ".join(image.target for image in chosen)
+        raise NothingSelected(f"no target is named. Next step: name one of {names}, or give --plan.")
+    _ = rows.pins
+    for locked in (False, True):
+        misfits = []
+        try:
+            for image in chosen if locked else [image for image in chosen if image.te]:
+                if locked:
+                    rows.plan(image.target)
+                misfits += _list_misfits(rows.judge(image, locked=locked), FitVerdict.REFUSED)
+        except ImageRefused as fault:
+            raise ImageClosed(str(fault)) from fault
+        if misfits:
+            raise ImageClosed("; ".join(f"{row.target}: {row.why}" for row in misfits))
+    plans = [rows.plan(image.target) for image in chosen]
+    engine = find_engine(rows.variables)
+    for plan in plans:
+        require_platform(engine, plan)
+    settings = read_build_settings(rows.variables, has_bridge=engine.has_bridge, clones=rows.options.clones)
+    return [_build(rows, engine, settings, plan, say) for plan in plans]
 
 
-def _plan_bake(order: BuildOrder, settings: BuildSettings, secrets: Mapping[str, Path]) -> dict[str, Any]:
-    target = order.plan.target
-    document = plan_bake([order.plan], settings, names={target: order.name}, secrets=secrets)
-    # One exporter sets the tag, as the last thing that it does: a build that fails has set none.
-    described = document["target"][target]
-    push = str(bool(order.registry)).lower()
-    described["output"] = [f"type=image,name={order.name},push={push},oci-mediatypes=true"]
-    described.pop("tags")
-    return document
-
-
-def _write_secrets(settings: BuildSettings, folder: Path) -> dict[str, Path]:
-    """What stays outside of the image, as files; the one that may hold passwords is ours alone, and goes."""
-    pip_conf = folder / "pip.conf"
-    pip_conf.touch(mode=0o600)
-    pip_conf.write_text(settings.pip_conf, encoding="utf-8")
-    found = {"pip_conf": pip_conf}
-    if settings.apt_sources:
-        found["apt_sources"] = settings.apt_sources
-    if settings.ca_bundle:
-        found["ca_bundle"] = settings.ca_bundle
-    return found
-
-
-def _allow(settings: BuildSettings, folder: Path) -> Iterator[str]:
-    """What bake may read outside of the checkout, and the network that it may use; it asks a person otherwise."""
-    places = [folder, settings.wheels, settings.apt_sources, settings.ca_bundle, *settings.sources.values()]
-    for place in places:
-        if place is not None:
-            yield from ("--allow", f"fs.read={place}")
-            if (real := place.resolve()) != place:
-                yield from ("--allow", f"fs.read={real}")
-    if settings.network == "host":
-        yield from ("--allow", "network.host")
-
-
-def _read_digest(metadata: Path, target: str) -> str:
+def _build(
+    rows: ImageRows, engine: Engine, settings: BuildSettings, plan: ImagePlan, say: Callable[[str], None]
+) -> ImageBuild:
+    """Build one image and write its receipt and its log."""
+    options, folder, registry = rows.options, rows.options.receipts.absolute(), rows.options.push or ""
+    if options.prove and not registry:  # the registry on this machine that the base came from, or docker_engine's own
+        host = options.own_base.partition("/")[0]
+        registry = host if host.startswith(("127.", "localhost:")) else "127.0.0.1:5000"
+    order = BuildOrder(plan, registry, options.tag, options.fresh)
+    if not plan.verified:
+        say(f"the base of {plan.target} is not verified: {plan.unverified}")
+    say(f"building {order.name}")
     try:
-        said = json.loads(metadata.read_text(encoding="utf-8"))
-        digest = said[target]["containerimage.digest"]
-    except (OSError, ValueError, KeyError, TypeError) as fault:
-        raise BuildFailed(
-            f"the build of {target} ended well, and says no digest: {fault!r}. Likely cause: an engine without the "
-            "containerd image store. Next step: switch it on (`features: {containerd-snapshotter: true}` in "
-            "daemon.json) and build again.",
-            infrastructure=False,
+        folder.mkdir(parents=True, exist_ok=True)
+        built = bake(engine, order, settings, rows.root, folder / f"{plan.target}.log", say)
+        build = ImageBuild(
+            tool=rows.tool, target=plan.target, platform=plan.platform, name=order.name, digest=built.digest,
+            pushed=bool(registry), base=plan.reference, base_verified=plan.verified, lock=plan.lock,
+            lock_hash=plan.lock_hash, pins_hash=rows.pins.hash, revision=read_commit(), engine=engine.version,
+            buildx=engine.buildx, steps=built.steps, started=built.started, seconds=built.seconds,
+        )  # fmt: skip
+        write_whole(folder / f"{plan.target}.json", build.model_dump_json(indent=2) + "\n")
+    except OSError as fault:
+        raise InfrastructureFailed(
+            f"the receipt of the build cannot be written to {folder}: {fault}. Likely cause: its disk is full, or it "
+            "is not yours. Next step: make room, or give --receipts a folder that you can write."
         ) from fault
-    return str(digest)
+    return build
+
+
+def with_own_engine(rows: ImageRows) -> tuple[ImageOptions, str, dict[str, str]]:
+    """The arguments of `read_rows` with an engine that `containers/docker_engine` starts, and its base."""
+    found, options = start_engine(rows.root, rows.variables), rows.options
+    return replace(options, own_base=options.own_base or found.get("MEGACPP_BASE", "")), rows.tool, found

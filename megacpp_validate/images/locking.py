@@ -1,273 +1,544 @@
-"""The one writer of pins and locks: everything is made first, held against what is there, and then written at once."""
+"""`nox -s lock`, the one writer of pins and locks: everything is made first, compared, and then written at once.
+
+uv makes the locks; the index is the user's own, as uv or pip is configured.
+"""
 
 from __future__ import annotations
 
-import os
+import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+import sys
+import tempfile
+import time
+import tomllib
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
 from packaging.utils import canonicalize_name
 
+from ..catalog.bridge import Catalog, matrix_folder
 from ..catalog.images import Image, Images
-from .inputs import gather_inputs
-from .lock_compile import compile_lock, compile_releases, compile_sessions
-from .lock_result import LockLine, PackageLine
-from .locks import EDITED, ImageLock, check_lock, is_sealed, parse_lock, read_image_lock, seal_lock
-from .refusals import ImageRefused
+from ..errors import Exit, InfrastructureFailed, NoEnvironment
+from ..evidence.values import Frozen
+from ..evidence.whole_file import write_whole
+from .fits import StackFit, judge_stacks, read_all_images, stack_of_image
+from .locks import (
+    EDITED,
+    ImageLock,
+    LockInputs,
+    check_lock,
+    gather_inputs,
+    is_sealed,
+    join_lines,
+    parse_lock,
+    read_image_lock,
+    read_project,
+    seal_lock,
+)
+from .pins import FILE, PinLine, Pinned, PinNews, check_claims, check_pins, pin_bases, read_pins, render_pins
+from .plan import BAKE_FILE, find_images, plan_images, render_bake
+from .tools import ImageRefused, call, require_program
 
-_PIN: Final = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\]+)", re.MULTILINE)
-_HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 SESSIONS: Final = "sessions"
 RELEASES: Final = "releases"
 
+_LIMIT_S: Final = 600.0
+# What uv says of an index that it cannot ask (seen: uv 0.9 to 0.11).
+_SILENT: Final = re.compile(r"Failed to fetch|error sending request|dns error|HTTP status|timed out|Could not connect")
+_PIN: Final = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\]+)(.*)")
+_HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})")
+_SETTINGS: Final = {"index-url": "UV_DEFAULT_INDEX", "find-links": "UV_FIND_LINKS"}
 
-@dataclass(frozen=True)
-class Written:
-    """A file that is to be there."""
 
+class PackageLine(Frozen):
+    """A package whose lock changes: versions, empty where absent; `files`: the same version comes from other files."""
+
+    name: str
+    before: str
+    after: str
+    files: bool = False
+
+
+class LockLine(Frozen):
+    """A lock: `stale` says why it has to be written, `packages` what changes in it."""
+
+    target: str
     file: str
-    text: str
+    stale: str
+    count: int
+    packages: tuple[PackageLine, ...] = ()
+
+
+class LockResult(Frozen):
+    """The answer: `refusals` say why nothing was written."""
+
+    tool: str
+    check: bool
+    pins: tuple[PinLine, ...] = ()
+    locks: tuple[LockLine, ...] = ()
+    fits: tuple[StackFit, ...] = ()
+    refusals: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def stale(self) -> bool:
+        """Whether a file is not what the matrix says."""
+        fresh = (PinNews.NEW, PinNews.CLAIMED, PinNews.MISSING)
+        return any(line.stale for line in self.locks) or any(line.news in fresh for line in self.pins)
+
+    @property
+    def exit(self) -> Exit:
+        """Closed where something is refused or stale, infrastructure where a base has no digest."""
+        if self.refusals or (self.check and self.stale) or any(fit.refused for fit in self.fits):
+            return Exit.CLOSED
+        silent = any(line.news is PinNews.MISSING for line in self.pins)
+        return Exit.INFRASTRUCTURE if silent else Exit.OPEN
 
 
 @dataclass(frozen=True)
-class Locked:
-    """A lock, made: its line, its text, and what it holds; None where it has no hashes, as that of nox sessions has.
+class LockOptions:
+    """Arguments of the verb; `upgrade` has "*" for all, `only` is "pins", "locks" or empty."""
 
-    Attributes:
-        refusal: why it must not be written; empty where it may.
-    """
+    targets: tuple[str, ...] = ()
+    check: bool = False
+    only: str = ""
+    accept: frozenset[str] = frozenset()
+    upgrade: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A lock as it would be now; `lock` is None where it has no hashes, as that of nox sessions has."""
 
     line: LockLine
     text: str
-    lock: ImageLock | None
+    lock: ImageLock | None = None
     refusal: str = ""
 
 
 @dataclass(frozen=True)
-class Asker:
-    """What a lock is made with.
-
-    Attributes:
-        root: of the checkout.
-        project: its pyproject.toml.
-        variables: of the environment, with the user's index.
-        releases: of Transformer Engine, that stacks.toml has.
-        upgrade: distributions that are not kept in their version; "*" for all.
-    """
-
+class _Context:
+    catalog: Catalog
+    matrix: Path | None
+    images: Images
     root: Path
     project: Mapping[str, Any]
     variables: Mapping[str, str]
-    releases: tuple[str, ...]
-    upgrade: tuple[str, ...] = ()
+    options: LockOptions
+
+    @property
+    def releases(self) -> tuple[str, ...]:
+        """Releases of Transformer Engine in stacks.toml."""
+        return tuple(stack.te for stack in self.catalog.stacks)
+
+    def chosen(self) -> tuple[Image, ...]:
+        return find_images(self.images, self.options.targets)
+
+    def hash_sessions(self) -> str:
+        """What the constraints of nox sessions follow from, as a hash."""
+        row, project = self.images.sessions, self.project
+        groups = {name: project.get("dependency-groups", {}).get(name) for name in row.groups}
+        told = [row.python, row.groups, row.without, project["project"]["dependencies"], groups]
+        return sha256(repr(told).encode()).hexdigest()
+
+    def hash_releases(self) -> str:
+        """What the lock of releases follows from, as a hash."""
+        return sha256(repr([self.images.releases.distribution, *self.releases]).encode()).hexdigest()
+
+    def judge(self, locks: Mapping[str, ImageLock]) -> tuple[StackFit, ...]:
+        rows = [image for image in self.chosen() if image.te and image.target in locks]
+        stacks = (stack_of_image(self.images, image, locks[image.target]) for image in rows)
+        return judge_stacks(self.catalog, self.matrix, self.images, stacks)
+
+    def render_bake(self) -> str:
+        """The bake file; empty while a lock is older than the matrix, which is reported as that."""
+        known = {image.target for image in self.images.image}
+        targets = [target for target in self.catalog.targets if target.id in known]
+        try:
+            return render_bake(
+                plan_images(self.images, read_pins(self.root / FILE), targets, root=self.root, mirror="")
+            )
+        except ImageRefused:
+            return ""
 
 
-def make_image_lock(images: Images, image: Image, asker: Asker) -> Locked:
-    """The lock of an image as it would be now.
-
-    Raises:
-        NoEnvironment: uv is not there, or finds no solution.
-        ImageRefused: what uv made holds what the base provides.
-    """
-    inputs = gather_inputs(images, image, asker.project)
-    before = _read_text(asker.root / image.lock)
-    text = seal_lock(compile_lock(inputs, before, asker.variables, links=image.links, upgrade=asker.upgrade))
-    lock = parse_lock(text, asker.root / image.lock)
-    check_lock(lock, inputs, asker.root / image.lock)
-    stale = _say_stale(before, text, inputs.hash)
-    packages = compare_packages(_packages(before), _packages(text))
-    return Locked(
-        LockLine(target=image.target, file=image.lock, stale=stale, count=len(lock.packages), packages=packages),
-        text,
-        lock,
-        _refuse_lost_files(image.lock, before, text, asker.upgrade),
-    )
-
-
-def make_sessions_lock(images: Images, asker: Asker) -> Locked:
-    """The constraints of nox sessions as they would be now.
-
-    Raises:
-        NoEnvironment: uv is not there, or finds no solution.
-    """
-    sessions = images.sessions
-    before = _read_text(asker.root / sessions.lock)
-    hashed = hash_sessions(images, asker.project)
-    text = seal_lock(compile_sessions(asker.root, sessions, hashed, before, asker.variables, upgrade=asker.upgrade))
-    found = _packages(text)
-    line = LockLine(
-        target=SESSIONS,
-        file=sessions.lock,
-        stale=_say_stale(before, text, hashed),
-        count=len(found),
-        packages=compare_packages(_packages(before), found),
-    )
-    return Locked(line, text, None)
-
-
-def make_releases_lock(images: Images, asker: Asker) -> Locked:
-    """The wheels of all releases as they would be locked now.
+def run_lock(
+    catalog: Catalog, matrix: Path | None, options: LockOptions, variables: Mapping[str, str],
+    tool: str, say: Callable[[str], None] = lambda _: None,
+) -> LockResult:  # fmt: skip
+    """Check, or make and write, pins and locks.
 
     Raises:
-        NoEnvironment: uv is not there, or the index lacks one.
-        ImageRefused: the index has one, and no hash of it.
+        ImageRefused: an argument, the matrix or the file of pins is wrong.
+        NoEnvironment: uv is missing, or finds no solution.
+        InfrastructureFailed: the index does not answer, or the disk is full.
+        RegistryLies: a registry gives other bytes than the digest says.
     """
-    rows = images.releases
-    before = _read_text(asker.root / rows.lock)
-    hashed = hash_releases(images, asker.releases)
-    text = seal_lock(compile_releases(rows.distribution, asker.releases, hashed, asker.variables))
-    found = _packages(text).get(rows.distribution, ("", frozenset()))
-    if missing := sorted(set(asker.releases) - set(found[0].split(", "))):
+    started = time.monotonic()
+    root, images = (matrix or matrix_folder()).absolute().parent, read_all_images(catalog, matrix)
+    find_images(images, options.targets)
+    known = {name for base in images.base for name in (base.id, base.tag)}
+    if unknown := sorted(options.accept - known):
         raise ImageRefused(
-            f"the index gives no hash for {rows.distribution} {', '.join(missing)}. Likely cause: it has no wheel of "
+            f"--accept names {', '.join(unknown)}, and no base of matrix/images.toml has such a tag. Next step: choose "
+            f"of {', '.join(sorted(known))}."
+        )
+    if options.check and (options.accept or options.upgrade):
+        raise ImageRefused("--check writes nothing, and takes neither --accept nor --upgrade. Next step: leave it out.")
+    context = _Context(catalog, matrix, images, root, read_project(root), variables, options)
+    result = _check(context, tool) if options.check else _write(context, tool, say)
+    return result.model_copy(update={"seconds": round(time.monotonic() - started, 1)})
+
+
+def _check(context: _Context, tool: str) -> LockResult:
+    """Pins and locks, compared with the matrix; no registry and no index is asked."""
+    only, root = context.options.only, context.root
+    pins: tuple[PinLine, ...] = ()
+    refusals: tuple[str, ...] = ()
+    lines, found = list[LockLine](), dict[str, ImageLock]()
+    if only != "locks":
+        read = read_pins(root / FILE)
+        pins, refusals = check_pins(context.images, read), check_claims(context.images, read)
+    for image in context.chosen() if only != "pins" else ():
+        try:
+            lock = read_image_lock(root / image.lock)
+            check_lock(lock, gather_inputs(context.images, image, context.project), root / image.lock)
+            found[image.target] = lock
+            lines.append(LockLine(target=image.target, file=image.lock, stale="", count=len(lock.packages)))
+        except ImageRefused as refusal:
+            lines.append(LockLine(target=image.target, file=image.lock, stale=str(refusal), count=0))
+    if only != "pins":
+        lines += [_check_list(context, name) for name in (SESSIONS, RELEASES)]
+    bake, file = context.render_bake(), root / BAKE_FILE
+    if bake and not (file.is_file() and file.read_bytes() == bake.encode()):
+        refusals += (
+            f"{BAKE_FILE} is not what the matrix, the pins and the locks say. Likely cause: somebody edited one of "
+            "them. Next step: `nox -s lock` writes it anew; look at what it changes, and commit it.",
+        )
+    fits = context.judge(found)
+    return LockResult(tool=tool, check=True, pins=pins, locks=tuple(lines), fits=fits, refusals=refusals)
+
+
+def _check_list(context: _Context, name: str) -> LockLine:
+    """The lock of sessions or of releases."""
+    rows = context.images.sessions if name == SESSIONS else context.images.releases
+    hashed = context.hash_sessions() if name == SESSIONS else context.hash_releases()
+    what = "other groups of pyproject.toml" if name == SESSIONS else "other releases of stacks.toml"
+    text = _read_text(context.root / rows.lock)
+    stale = "" if _has_inputs(text, hashed) else f"it was made from {what}" if text else "it is not there"
+    if not stale and is_sealed(text) is not True:
+        stale = f"it {EDITED}"
+    size = sum(bool(_PIN.match(line)) for line in text.splitlines())
+    return LockLine(target=name, file=rows.lock, stale=stale, count=size)
+
+
+def _write(context: _Context, tool: str, say: Callable[[str], None]) -> LockResult:
+    options, root = context.options, context.root
+    before, made, pins = read_pins(root / FILE), list[_Made](), tuple[Pinned, ...]()
+    if options.only != "locks" and not options.targets:
+        say("asking registries for the digests of bases")
+        today = datetime.now(UTC).date().isoformat()
+        pins = pin_bases(context.images, before, today, options.accept, context.variables)
+    if options.only != "pins":
+        for image in context.chosen():
+            say(f"locking the packages of {image.target}")
+            made.append(_make_image_lock(context, image))
+        if not options.targets:
+            say("locking the packages of nox sessions and the releases of Transformer Engine")
+            made += [_make_sessions_lock(context), _make_releases_lock(context)]
+    result = LockResult(
+        tool=tool,
+        check=False,
+        pins=tuple(one.line for one in pins),
+        locks=tuple(one.line for one in made),
+        fits=context.judge({one.line.target: one.lock for one in made if one.lock is not None}),
+        refusals=tuple(filter(None, [*(pin.refusal for pin in pins), *(lock.refusal for lock in made)])),
+    )
+    if result.exit is Exit.CLOSED:
+        return result
+    files = {one.line.file: one.text for one in made}
+    if any(one.line.news is not PinNews.MISSING for one in pins):
+        kept = {one.pin.base: one.pin for one in pins}
+        rows = {pin.base: pin for pin in before.pins if pin.base in {base.id for base in context.images.base}}
+        files[FILE] = render_pins(tuple((rows | kept).values()))
+    written = write_together(root, files)
+    if bake := context.render_bake():
+        written += write_together(root, {BAKE_FILE: bake})
+    return result.model_copy(update={"written": written})
+
+
+def write_together(root: Path, files: Mapping[str, str]) -> tuple[str, ...]:
+    """Write files that belong together: each whole or not at all; where one fails, those before it are put back.
+
+    Returns:
+        those that changed.
+
+    Raises:
+        InfrastructureFailed: a file cannot be written; what was there is there still.
+    """
+    before = {name: (root / name).read_bytes() if (root / name).is_file() else None for name in files}
+    changed = [name for name, text in files.items() if before[name] != text.encode()]
+    try:
+        for name in changed:
+            write_whole(root / name, files[name])
+    except OSError as fault:
+        for name in changed:
+            old = before[name]
+            if old is None and (root / name).is_file():
+                (root / name).unlink()
+            elif old is not None and (root / name).read_bytes() != old:
+                write_whole(root / name, old.decode())
+        raise InfrastructureFailed(
+            f"pins and locks cannot be written: {fault}. Likely cause: the disk is full, or {root / 'containers'} is "
+            "not yours. Next step: make room, or run it as its owner. What was there is there still."
+        ) from fault
+    return tuple(changed)
+
+
+def _make_image_lock(context: _Context, image: Image) -> _Made:
+    inputs, file = gather_inputs(context.images, image, context.project), context.root / image.lock
+    before = _read_text(file)
+    text = seal_lock(_compile_image(inputs, before, image.links, context))
+    lock = parse_lock(text, file)
+    check_lock(lock, inputs, file)
+    return _describe_lock(context, image.target, image.lock, (before, text), inputs.hash, lock)
+
+
+def _make_sessions_lock(context: _Context) -> _Made:
+    row, hashed = context.images.sessions, context.hash_sessions()
+    before, project = _read_text(context.root / row.lock), context.root / "pyproject.toml"
+    words = [
+        *("--universal", "--python-version", row.python),
+        *(word for group in row.groups for word in ("--group", f"{project}:{group}")),
+        *(word for one in row.without for word in ("--no-emit-package", one)),
+        str(project),
+    ]
+    # pip's folder of wheels has local builds for this machine's platform, and these are for every one.
+    own = {key: value for key, value in _ask_pip(context.variables).items() if key != "UV_FIND_LINKS"}
+    head = "# Generated by nox -s lock: the versions that nox sessions install, for every platform; not to be edited\n"
+    with tempfile.TemporaryDirectory(prefix="megacpp-lock-") as name:
+        body = _compile(
+            Path(name), words, before, {**own, **context.variables}, context, "the constraints of nox sessions"
+        )
+    text = seal_lock(f"{head}# inputs: sha256:{hashed}\n{body}")
+    made = _describe_lock(context, SESSIONS, row.lock, (before, text), hashed, None)
+    return _Made(made.line, text)
+
+
+def _make_releases_lock(context: _Context) -> _Made:
+    row, lines = context.images.releases, list[str]()
+    own = {**_ask_pip(context.variables), **context.variables}
+    for release in context.releases:  # one solution has one version of a distribution
+        with tempfile.TemporaryDirectory(prefix="megacpp-lock-") as name:
+            Path(name, "wanted.in").write_text(f"{row.distribution}=={release}\n", encoding="utf-8")
+            # Without its dependencies uv would read no file, and of a folder of wheels it would know no hash.
+            words = ["--generate-hashes", "--python-version", "3.11", "--only-binary", ":all:", "wanted.in"]
+            text = _compile(Path(name), words, "", own, context, f"the lock of {row.distribution} {release}")
+        lines += [line for _, line in join_lines(text) if line.startswith(f"{row.distribution}=={release} --hash=")]
+    if missing := sorted(set(context.releases) - {line.split()[0].partition("==")[2] for line in lines}):
+        raise ImageRefused(
+            f"the index gives no hash for {row.distribution} {', '.join(missing)}. Likely cause: it has no wheel of "
             "it. Next step: take it out of matrix/stacks.toml, or name an index that has it with UV_DEFAULT_INDEX."
         )
-    line = LockLine(
-        target=RELEASES,
-        file=rows.lock,
-        stale=_say_stale(before, text, hashed),
-        count=len(asker.releases),
-        packages=compare_packages(_packages(before), _packages(text)),
+    hashed, before = context.hash_releases(), _read_text(context.root / row.lock)
+    head = f"# Generated by nox -s lock: the wheel of every release of {row.distribution} in matrix/stacks.toml; "
+    body = "".join(f"{line}\n" for line in lines)
+    text = seal_lock(f"{head}not to be edited\n# inputs: sha256:{hashed}\n{body}")
+    made = _describe_lock(context, RELEASES, row.lock, (before, text), hashed, None)
+    return _Made(made.line.model_copy(update={"count": len(context.releases)}), text, None, made.refusal)
+
+
+def _describe_lock(
+    context: _Context, target: str, file: str, texts: tuple[str, str], hashed: str, lock: ImageLock | None
+) -> _Made:
+    """What changes between the two texts of a lock, and why it must not be written."""
+    before, after = texts
+    sealed, stale = is_sealed(before), ""
+    if not before:
+        stale = "it was not there"
+    elif sealed is not True:
+        stale = f"it {EDITED}" if sealed is False else "it does not say yet what it hashes to"
+    elif not _has_inputs(before, hashed):
+        stale = "the matrix or pyproject.toml asks for something else now"
+    elif before != after:
+        stale = "the index has other files, or what was locked fits no more"
+    old, new = _list_packages(before), _list_packages(after)
+    lines = compare_packages(old, new)
+    line = LockLine(target=target, file=file, stale=stale, count=len(new), packages=lines)
+    # In the same version a file that was locked must not be gone: somebody put another in its place. What more the
+    # index has is no difference. A lock that was edited, or never sealed, proves nothing.
+    taken = {name if name == "*" else str(canonicalize_name(name)) for name in context.options.upgrade}
+    lost = {
+        one.name: old[one.name][1] - new[one.name][1]
+        for one in lines
+        if one.files and one.name not in taken and old[one.name][1] - new[one.name][1]
+    }
+    if not lost or not sealed or "*" in taken:
+        return _Made(line, after, lock)
+    words = [f"{name} {old[name][0]} (sha256 {', '.join(sorted(one[:12] for one in lost[name]))})" for name in lost]
+    refusal = (
+        f"{file}: the index no longer has files of {', '.join(words)}, which are locked in the same version. Likely "
+        "cause: another index than the lock was made from, or somebody replaced a file. Next step: ask the index that "
+        f"the lock was made from; find out what changed, then `nox -s lock -- --upgrade {min(lost)}`, and commit it."
     )
-    return Locked(line, text, None, _refuse_lost_files(rows.lock, before, text, asker.upgrade))
-
-
-def hash_releases(images: Images, releases: Iterable[str]) -> str:
-    """What the lock of releases follows from, as a hash."""
-    return sha256(repr([images.releases.distribution, *releases]).encode()).hexdigest()
-
-
-def check_locks(images: Images, asker: Asker, chosen: Sequence[Image]) -> tuple[LockLine, ...]:
-    """Every lock as it is, held against the matrix; no index is asked."""
-    found = []
-    for image in chosen:
-        file = asker.root / image.lock
-        try:
-            lock = read_image_lock(file)
-            check_lock(lock, gather_inputs(images, image, asker.project), file)
-            found.append(LockLine(target=image.target, file=image.lock, stale="", count=len(lock.packages)))
-        except ImageRefused as refusal:
-            found.append(LockLine(target=image.target, file=image.lock, stale=str(refusal), count=0))
-    for name, place, hashed, what in (
-        (SESSIONS, images.sessions.lock, hash_sessions(images, asker.project), "other groups of pyproject.toml"),
-        (RELEASES, images.releases.lock, hash_releases(images, asker.releases), "other releases of stacks.toml"),
-    ):
-        text = _read_text(asker.root / place)
-        stale = "" if _says(text, hashed) else f"it was made from {what}" if text else "it is not there"
-        if not stale and is_sealed(text) is not True:
-            stale = f"it {EDITED}"
-        found.append(LockLine(target=name, file=place, stale=stale, count=len(_PIN.findall(text))))
-    return tuple(found)
-
-
-def hash_sessions(images: Images, project: Mapping[str, Any]) -> str:
-    """What the constraints of nox sessions follow from, as a hash."""
-    sessions = images.sessions
-    groups = {name: project.get("dependency-groups", {}).get(name) for name in sessions.groups}
-    told = [sessions.python, sessions.groups, sessions.without, project["project"]["dependencies"], groups]
-    return sha256(repr(told).encode()).hexdigest()
+    return _Made(line, after, lock, refusal)
 
 
 def compare_packages(
     before: Mapping[str, tuple[str, frozenset[str]]], after: Mapping[str, tuple[str, frozenset[str]]]
 ) -> tuple[PackageLine, ...]:
     """What changes between two locks: name -> version and hashes of each."""
-    found = []
+    none, found = ("", frozenset[str]()), []
     for name in sorted({*before, *after}):
-        old, new = before.get(name, ("", frozenset())), after.get(name, ("", frozenset()))
+        old, new = before.get(name, none), after.get(name, none)
         if old != new:
             found.append(PackageLine(name=name, before=old[0], after=new[0], files=old[0] == new[0]))
     return tuple(found)
 
 
-def write_together(root: Path, files: Iterable[Written]) -> tuple[str, ...]:
-    """Write files that belong together: all of them aside, then each in its place. A full disk changes nothing.
-
-    Returns:
-        those that were not what they are now.
-
-    Raises:
-        OSError: a place cannot be written; what was there is there still.
-    """
-    wanted = [one for one in files if _read_text(root / one.file) != one.text]
-    aside = {one.file: (root / one.file).with_name(f".{Path(one.file).name}.{os.getpid()}") for one in wanted}
-    try:
-        for one in wanted:
-            aside[one.file].parent.mkdir(parents=True, exist_ok=True)
-            with aside[one.file].open("wb") as stream:
-                stream.write(one.text.encode())
-                stream.flush()
-                os.fsync(stream.fileno())
-        for one in wanted:
-            aside[one.file].replace(root / one.file)
-    finally:
-        for place in aside.values():
-            with suppress(OSError):
-                place.unlink(missing_ok=True)
-    return tuple(one.file for one in wanted)
-
-
-def _say_stale(before: str, after: str, inputs_hash: str) -> str:
-    if not before:
-        return "it was not there"
-    if (sealed := is_sealed(before)) is not True:
-        return f"it {EDITED}" if sealed is False else "it does not say yet what it hashes to"
-    if not _says(before, inputs_hash):
-        return "the matrix or pyproject.toml asks for something else now"
-    return "the index has other files, or what was locked fits no more" if before != after else ""
-
-
-def _refuse_lost_files(file: str, before: str, after: str, upgrade: Iterable[str]) -> str:
-    """Why a lock is not written: the index has no longer a file that it was locked with, in the same version.
-
-    What more the index has is no difference. A lock that was edited by hand, or never sealed, proves nothing.
-    """
-    taken = {name if name == "*" else str(canonicalize_name(name)) for name in upgrade}
-    if not is_sealed(before) or "*" in taken:
-        return ""
-    old, new = _packages(before), _packages(after)
-    lost = [name for name in old if name in new and old[name][0] == new[name][0] and old[name][1] - new[name][1]]
-    words = [
-        f"{name} {old[name][0]} (sha256 {', '.join(sorted(one[:12] for one in old[name][1] - new[name][1]))})"
-        for name in sorted(set(lost) - taken)
-    ]
-    if not words:
-        return ""
-    return (
-        f"{file}: the index no longer has files of {', '.join(words)}, which are locked in the same version. Likely "
-        "cause: another index than the lock was made from, or a file was put in the place of another. "
-        "Next step: ask the index that the lock was made from; find out what changed, then `nox -s lock -- "
-        f"--upgrade {sorted(set(lost) - taken)[0]}`, and commit what it writes."
-    )
-
-
-def _says(text: str, inputs_hash: str) -> bool:
-    return f"\n# inputs: sha256:{inputs_hash}\n" in text
-
-
-def _packages(text: str) -> dict[str, tuple[str, frozenset[str]]]:
+def _list_packages(text: str) -> dict[str, tuple[str, frozenset[str]]]:
     """Name -> version, or versions where there are several, and the hashes of their files."""
     found: dict[str, tuple[str, frozenset[str]]] = {}
-    name = ""
-    for line in text.splitlines():
-        if line.startswith("#"):
-            continue
+    for _, line in join_lines(text):
         if pinned := _PIN.match(line):
-            name = canonicalize_name(pinned[1])
-            versions = {pinned[2], *filter(None, found.get(name, ("", None))[0].split(", "))}
-            found[name] = ", ".join(sorted(versions)), found.get(name, ("", frozenset()))[1]
-        if hashes := _HASH.findall(line):
-            found[name] = found[name][0], found[name][1] | set(hashes)
+            name = str(canonicalize_name(pinned[1]))
+            versions, hashes = found.get(name, ("", frozenset()))
+            joined = ", ".join(sorted({pinned[2], *filter(None, versions.split(", "))}))
+            found[name] = joined, hashes | set(_HASH.findall(line))
     return found
 
 
+def _has_inputs(text: str, hashed: str) -> bool:
+    return f"\n# inputs: sha256:{hashed}\n" in text
+
+
 def _read_text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8", errors="replace")  # what is damaged is not what was written
-    except (FileNotFoundError, NotADirectoryError):
-        return ""
+    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+
+
+def _compile_image(inputs: LockInputs, before: str, links: Sequence[str], context: _Context) -> str:
+    """The text of an image's lock, every file with its hash.
+
+    Versions of the lock that is there are kept where they still fit. Its hashes are not: they come from the index each
+    time, so that a wrong one does not live on.
+    """
+    with tempfile.TemporaryDirectory(prefix="megacpp-lock-") as name:
+        folder = Path(name)
+        known = {name: version for name, version in inputs.provided.items() if version}
+        for distribution, version in known.items():
+            _write_stub(folder, distribution, version)
+        # What is provided takes part in the solution in its real version, so that what does not fit it is found here.
+        wanted = [*inputs.requirements, *(f"{name}=={version}" for name, version in known.items())]
+        absent = sorted({*inputs.excluded, *(name for name, version in inputs.provided.items() if not version)})
+        (folder / "wanted.in").write_text("".join(f"{line}\n" for line in wanted), encoding="utf-8")
+        (folder / "absent.txt").write_text("".join(f"{line}\n" for line in absent), encoding="utf-8")
+        told = [(*pinned.split("=="), list(requires)) for pinned, requires in inputs.compiled.items()]
+        # An index has some of what a base provides in the same version, and its requirements are the base's business.
+        told += [(name, version, []) for name, version in known.items()]
+        rows = (
+            f"[[dependency-metadata]]\nname = {json.dumps(a)}\nversion = {json.dumps(b)}\n"
+            f"requires-dist = {json.dumps(c)}\n"
+            for a, b, c in told
+        )
+        (folder / "uv.toml").write_text("\n".join(rows), encoding="utf-8")
+        own = {**_ask_pip(context.variables), **context.variables}
+        own["UV_FIND_LINKS"] = ",".join([str(folder), *filter(None, [own.get("UV_FIND_LINKS") or ",".join(links)])])
+        words = [
+            *("--generate-hashes", "--python-version", inputs.python, "--python-platform", inputs.platform),
+            *("--excludes", "absent.txt", "--only-binary", ":all:"),
+            *(word for one in inputs.compiled for word in ("--no-binary", one.partition("==")[0])),
+            *(word for one in known for word in ("--no-emit-package", one)),
+            "wanted.in",
+        ]
+        body = _compile(folder, words, before, own, context, f"the lock of {inputs.target}")
+    head = [
+        f"# Generated by nox -s lock: {inputs.target}, Python {inputs.python}, {inputs.platform}, over {inputs.base}; "
+        "not to be edited",
+        f"# inputs: sha256:{inputs.hash}",
+    ]
+    for title, rows_of in (
+        ("provided by the base, not installed", inputs.provided),
+        ("over the base's", inputs.over),
+        ("taken out of the base", inputs.removed),
+    ):
+        if rows_of:
+            shown = (f"{name} {version or '(version not known)'}" for name, version in sorted(rows_of.items()))
+            head.append(f"# {title}: {', '.join(shown)}")
+    return "\n".join(head) + f"\n{body}"
+
+
+def _compile(
+    folder: Path, words: Sequence[str], before: str, variables: Mapping[str, str], context: _Context, what: str
+) -> str:
+    """Run `uv pip compile`.
+
+    Raises:
+        NoEnvironment: uv is missing, or finds no solution.
+        InfrastructureFailed: the index does not answer.
+    """
+    out, upgrade = folder / "out.txt", context.options.upgrade
+    chosen = {name if name == "*" else str(canonicalize_name(name)) for name in upgrade}
+    pins = [match for line in before.splitlines() if (match := _PIN.match(line)) and "*" not in chosen]
+    kept = (f"{one[1]}=={one[2]}\n" for one in pins if canonicalize_name(one[1]) not in chosen)
+    out.write_text("".join(kept), encoding="utf-8")
+    command = [require_program("uv", variables), "pip", "compile", "--quiet", "--directory", str(folder)]
+    # An interpreter is nothing that uv shall fetch unasked; what is locked has no need of one.
+    settings = {**variables, "UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1"}
+    done = call(
+        [*command, "--no-header", "--no-annotate", "--output-file", str(out), *words], settings, limit_s=_LIMIT_S
+    )
+    if done.code:
+        silent = _SILENT.search(done.errors)
+        cause = (
+            "the index does not answer: it is down, this network does not reach it, or it wants a login"
+            if silent
+            else "no release of the index fits what matrix/images.toml and the base ask for"
+        )
+        raise (InfrastructureFailed if silent else NoEnvironment)(
+            f"uv cannot make {what}: {done.errors.strip()[-2000:]}. Likely cause: {cause}. Next step: read uv's words; "
+            "behind a mirror set UV_DEFAULT_INDEX, with a folder of wheels UV_FIND_LINKS; change the row of "
+            "matrix/images.toml that uv names."
+        )
+    return out.read_text(encoding="utf-8")
+
+
+def _write_stub(shelf: Path, name: str, version: str) -> None:
+    """A wheel without contents, by which the resolver knows what a base has."""
+    stem = f"{canonicalize_name(name).replace('-', '_')}-{version}"
+    with zipfile.ZipFile(shelf / f"{stem}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{stem}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{stem}.dist-info/RECORD", "")
+
+
+def _ask_pip(variables: Mapping[str, str]) -> dict[str, str]:
+    """Index and wheel folders that pip is configured with, as uv's variables, where uv has none itself."""
+    index = variables.get("UV_DEFAULT_INDEX") or variables.get("UV_INDEX_URL")
+    given = {"UV_DEFAULT_INDEX": index, "UV_FIND_LINKS": variables.get("UV_FIND_LINKS")}
+    wanted = {name: variable for name, variable in _SETTINGS.items() if not given[variable]}
+    done = call([sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "list"], variables)
+    return read_pip_settings(done.words, wanted) if wanted and not done.code else {}
+
+
+def read_pip_settings(text: str, wanted: Mapping[str, str]) -> dict[str, str]:
+    """Settings from `pip config list`: "global.index-url='https://...'"; a later line wins.
+
+    Args:
+        text: its lines; variables (":env:.") come first there, and win over files all the same.
+        wanted: name of the setting -> name under which it is returned.
+    """
+    found: dict[str, str] = {}
+    lines = [line for line in text.splitlines() if "=" in line]
+    for line in sorted(lines, key=lambda line: line.startswith(":env:.")):
+        key, _, value = line.partition("=")
+        name = key.rpartition(".")[2]
+        if name in wanted and key.split(".")[0] in ("global", "install", ":env:"):
+            parts = tomllib.loads(f"value = {value}")["value"].split() if value[:1] in "'\"" else value.split()
+            found[wanted[name]] = ",".join(parts)
+    return found

@@ -1,25 +1,26 @@
-"""Locks of images as typed values: what they hold, and whether that is what the matrix says.
+"""Locks of images: what a lock is made from, what it holds, and whether somebody edited it.
 
-A lock is the file that `nox -s lock` writes: comments first, of which the second says what it was made from, then a
-package a line with the hashes of the files that it may come from. pip and uv read it as it is.
+The second line of a lock is the hash of its inputs, the third the hash of what is below. pip and uv read it as it is.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from .inputs import LockInputs
-from .refusals import ImageRefused
+from ..catalog.images import MACHINES, Image, Images
+from .tools import ImageRefused
 
 STEP: Final = "Next step: `nox -s lock` writes it anew; look at what it changes, and commit it."
-
 EDITED: Final = "was edited by hand: what is in it does not hash to its `# content:`"
 
 _CONTENT: Final = "# content: sha256:"
@@ -42,9 +43,9 @@ class ImageLock:
 
     Attributes:
         hash: SHA-256 of its bytes.
-        inputs: hash of what it was made from, as it says itself; empty where it does not.
+        inputs: hash of what it was made from, as it says itself.
         packages: name -> what is locked.
-        sealed: whether it says what its own content hashes to, and that is so.
+        sealed: it has the hash of its own content.
     """
 
     hash: str
@@ -53,11 +54,111 @@ class ImageLock:
     sealed: bool = False
 
 
+@dataclass(frozen=True)
+class LockInputs:
+    """What a lock follows from.
+
+    Attributes:
+        platform: as uv names it ("x86_64-manylinux_2_39").
+        provided: distribution of the base -> version, empty where unknown; without those that the lock replaces.
+        over: distribution -> version of the base that the lock's version shadows.
+        removed: distribution -> version of the base that the image removes.
+        excluded: distributions whose files the base brings in another way.
+        compiled: "name==version" of what is locked as its source release -> what it requires.
+    """
+
+    target: str
+    base: str
+    python: str
+    platform: str
+    requirements: tuple[str, ...]
+    provided: Mapping[str, str]
+    over: Mapping[str, str]
+    removed: Mapping[str, str]
+    excluded: tuple[str, ...]
+    compiled: Mapping[str, tuple[str, ...]]
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of all of it."""
+        return sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+    @property
+    def forbidden(self) -> frozenset[str]:
+        """Distributions that the lock must not hold."""
+        return frozenset({*self.provided, *self.excluded})
+
+
+def read_project(root: Path) -> dict[str, Any]:
+    """`pyproject.toml` of a checkout.
+
+    Raises:
+        ImageRefused: it is missing, or cannot be read.
+    """
+    try:
+        return tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
+        raise ImageRefused(
+            f"{root / 'pyproject.toml'} cannot be read: {fault}. Likely cause: this is an installed package, and "
+            "images are made from a checkout. Next step: run it in a checkout of the project."
+        ) from fault
+
+
+def gather_inputs(images: Images, image: Image, project: Mapping[str, Any]) -> LockInputs:
+    """What the lock of an image follows from.
+
+    Raises:
+        ImageRefused: the image names a dependency group that pyproject.toml has not.
+    """
+    base = images.find_base(image.base)
+    wanted = [*project["project"]["dependencies"], *images.everywhere, *image.requirements]
+    for group in image.groups:
+        wanted += _read_group(project, group, image.target)
+    lifted, removed = {row.name for row in image.over}, {row.name for row in image.removes}
+    rows = base.distributions
+    return LockInputs(
+        target=image.target,
+        base=base.id,
+        python=base.python,
+        platform=f"{MACHINES[image.platform]}-manylinux_{base.glibc.replace('.', '_')}",
+        requirements=tuple(sorted(_join_same(wanted))),
+        provided={name: version for name, version in rows.items() if name not in lifted | removed},
+        over={name: version for name, version in rows.items() if name in lifted},
+        removed={name: version for name, version in rows.items() if name in removed},
+        excluded=tuple(sorted(base.stands_for)),
+        compiled={
+            f"{row.name}=={row.version}": tuple(row.requires)
+            for row in images.compiled
+            if image.pinned.get(row.name) == row.version
+        },
+    )
+
+
+def _read_group(project: Mapping[str, Any], group: str, target: str) -> list[str]:
+    groups = project.get("dependency-groups", {})
+    if group not in groups:
+        raise ImageRefused(
+            f"the image {target} has the dependency group {group!r}, which pyproject.toml has not. Next step: name one "
+            f"of {', '.join(groups)} in matrix/images.toml, or add it."
+        )
+    found: list[str] = []
+    for row in groups[group]:
+        found += [row] if isinstance(row, str) else _read_group(project, row["include-group"], target)
+    return found
+
+
+def _join_same(wanted: Iterable[str]) -> set[str]:
+    """Each requirement once; one for a local build ("2.13.0+cpu") takes the place of the public one."""
+    named = {text: canonicalize_name(Requirement(text).name) for text in wanted}
+    local = {name for text, name in named.items() if "+" in text}
+    return {text for text, name in named.items() if "+" in text or name not in local}
+
+
 def read_image_lock(file: Path) -> ImageLock:
     """A lock.
 
     Raises:
-        ImageRefused: it is not there, cannot be read, a line of it is no package with hashes, or it was edited.
+        ImageRefused: it is missing, cannot be read, a line of it is no package with hashes, or somebody edited it.
     """
     try:
         text = file.read_bytes().decode()
@@ -69,19 +170,19 @@ def read_image_lock(file: Path) -> ImageLock:
 
 
 def parse_lock(text: str, file: Path) -> ImageLock:
-    """A lock out of its text; `file` is for the words.
+    """A lock out of its text; `file` is for messages.
 
     Raises:
-        ImageRefused: a line of it is no package with hashes, or it was edited since it was sealed.
+        ImageRefused: as `read_image_lock`.
     """
     packages: dict[str, LockedPackage] = {}
-    for number, line in _join_lines(text):
+    for number, line in join_lines(text):
         found = _PACKAGE.match(line)
         name = canonicalize_name(found[1]) if found else ""
         if not found or name in packages:
             words = "is there twice" if found else "is no package in one version with hashes"
             raise ImageRefused(
-                f"{file}, line {number}: {line[:60]!r} {words}. Likely cause: it was edited by hand. {STEP}"
+                f"{file}, line {number}: {line[:60]!r} {words}. Likely cause: somebody edited it. {STEP}"
             )
         packages[name] = LockedPackage(found[2], frozenset(_HASH.findall(found[3])))
     inputs, sealed = _INPUTS.search(text), is_sealed(text)
@@ -91,19 +192,19 @@ def parse_lock(text: str, file: Path) -> ImageLock:
 
 
 def seal_lock(text: str) -> str:
-    """The text with its third line: the hash of what is below it, by which an edit of a version or a hash is seen."""
+    """The text with its third line: the hash of what is below."""
     lines = [line for line in text.splitlines(keepends=True) if not line.startswith(_CONTENT)]
     head, rest = "".join(lines[:2]), "".join(lines[2:])
     return f"{head}{_CONTENT}{sha256(rest.encode()).hexdigest()}\n{rest}"
 
 
 def is_sealed(text: str) -> bool | None:
-    """Whether the text of a lock is what it was sealed with; None where it never was."""
+    """Whether the text of a lock is what was sealed; None where it never was."""
     return text == seal_lock(text) if f"\n{_CONTENT}" in text else None
 
 
 def check_lock(lock: ImageLock, inputs: LockInputs, file: Path) -> None:
-    """Refuse a lock that was made from something else than the matrix says now, or that holds what the base provides.
+    """Refuse a lock that was made from something else than the matrix says now, or holds what the base provides.
 
     Raises:
         ImageRefused: with what is wrong.
@@ -114,19 +215,16 @@ def check_lock(lock: ImageLock, inputs: LockInputs, file: Path) -> None:
             f"matrix/images.toml with pyproject.toml now give {inputs.hash[:12]}. {STEP}"
         )
     if not lock.sealed:
-        raise ImageRefused(
-            f"the lock {file} does not say what it hashes to. Likely cause: it was edited by hand, or made by an "
-            f"earlier release of this tool. {STEP}"
-        )
+        raise ImageRefused(f"the lock {file} does not say what it hashes to. Likely cause: somebody edited it. {STEP}")
     if doubled := sorted(inputs.forbidden & set(lock.packages)):
         raise ImageRefused(
-            f"the lock {file} installs {', '.join(doubled)}, which the base {inputs.base} provides. Likely cause: it "
-            f"was edited by hand. {STEP}"
+            f"the lock {file} installs {', '.join(doubled)}, which the base {inputs.base} provides. Likely cause: "
+            f"somebody edited it. {STEP}"
         )
 
 
-def _join_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines with those that they are continued on, each with its number; no comments."""
+def join_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Lines with those that continue them, each with its number; without comments."""
     begun, parts = 0, list[str]()
     for number, line in enumerate(text.splitlines(), 1):
         bare = line.strip()
@@ -135,7 +233,7 @@ def _join_lines(text: str) -> Iterator[tuple[int, str]]:
         begun = begun if parts else number
         parts.append(bare.removesuffix("\\").strip())
         if not bare.endswith("\\"):
-            yield begun, " ".join(part for part in parts if part)
+            yield begun, " ".join(filter(None, parts))
             parts = []
     if parts:
         yield begun, " ".join(parts)

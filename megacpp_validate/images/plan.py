@@ -1,40 +1,84 @@
-"""From rows of the matrix and pins to what is built: nothing is fetched, and no engine is asked."""
+"""From rows of the matrix, pins and locks to what is built, and to the bake file. Nothing is fetched."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from pydantic import Field
 
 from .. import __version__
 from ..catalog.bridge import Target, matrix_folder
 from ..catalog.images import MACHINES, Image, Images
-from .claims import say_unclaimed
-from .inputs import gather_inputs, read_project
-from .labels import ARCH_LABEL, LOCK_LABEL, PINS_LABEL, TARGET_LABEL
-from .locks import ImageLock, check_lock, read_image_lock
-from .pins import Pins
-from .plan_result import ImagePlan
-from .refusals import ImageRefused
+from ..evidence.values import Frozen
+from .locks import ImageLock, check_lock, gather_inputs, read_image_lock, read_project
+from .pins import Pins, refuse_unclaimed
+from .tools import ARCH_LABEL, BASE_LABEL, LOCK_LABEL, MIRROR, PINS_LABEL, TARGET_LABEL, ImageRefused, use_mirror
 
-MIRROR: Final = "MEGACPP_REGISTRY_MIRROR"
+BAKE_FILE: Final = "containers/docker-bake.json"
+DOCKERFILE: Final = "containers/Dockerfile"
 
 _OWN: Final = re.compile(r"^[^\s@]+@sha256:[0-9a-f]{64}$")
-_MIRROR: Final = re.compile(r"^[a-z0-9.-]+(:\d+)?(/[a-z0-9._-]+)*$")
+_OCI: Final = "org.opencontainers.image"
+# Step -> the argument that names its stage, where a stage of the recipe makes it.
+_STAGES: Final = {"te": "TE", "flash_attention_3": "FLASH_ATTENTION_3", "deep_gemm": "DEEP_GEMM", "jit": "JIT"}
+# What a plan says for people, or what a step reads in the matrix itself.
+_NOT_OF_THE_RECIPE: Final = ("JIT_LIBRARIES", "MACHINE", "TE_VERSION")
 
 
-@dataclass(frozen=True)
-class _From:
-    """What a build starts from."""
+class ImagePlan(Frozen):
+    """An image that is to be built.
 
+    Attributes:
+        base: row of images.toml; "own" where the caller named one.
+        reference: of the base, by its own registry's name: "repository:tag@sha256:...".
+        pulled: the same, or the mirror that replaces the registry.
+        verified: day on which a registry gave that digest; empty where none has, because of `unverified`.
+        lock_hash: SHA-256 of the lock's bytes.
+        sources: rows of images.toml that are built from a commit.
+        arguments, labels: of the Dockerfile, and of the image.
+    """
+
+    target: str
+    arch: str
+    platform: str
     base: str
     reference: str
     pulled: str
     verified: str
     unverified: str
+    lock: str
+    lock_hash: str
+    steps: tuple[str, ...]
+    sources: tuple[str, ...]
+    cache_arch: str
+    arguments: dict[str, str] = Field(default_factory=dict)
+    labels: dict[str, str] = Field(default_factory=dict)
+
+
+class BuildSettings(Frozen):
+    """What a host lends to a build; none of it becomes part of an image.
+
+    Attributes:
+        apt_sources: file in the form of sources.list.
+        ca_bundle: certificates that are trusted while packages are fetched.
+        pip_conf: text of a configuration file of pip, which may hold passwords.
+        network: "host", or empty for the engine's own.
+        jobs: compilers at a time.
+        sources: row of images.toml -> a clone in place of its repository.
+    """
+
+    wheels: Path | None = None
+    apt_sources: Path | None = None
+    ca_bundle: Path | None = None
+    pip_conf: str = ""
+    network: str = ""
+    jobs: str = ""
+    sources: dict[str, Path] = Field(default_factory=dict)
 
 
 def find_images(images: Images, names: Iterable[str]) -> tuple[Image, ...]:
@@ -43,148 +87,111 @@ def find_images(images: Images, names: Iterable[str]) -> tuple[Image, ...]:
     Raises:
         ImageRefused: a target has no image.
     """
-    asked = list(names)
-    known = {image.target: image for image in images.image}
-    if unknown := [name for name in asked if name not in known]:
+    wanted, known = list(names), {image.target: image for image in images.image}
+    if unknown := [name for name in wanted if name not in known]:
         raise ImageRefused(
             f"there is no image for {', '.join(unknown)}. Next step: choose of {', '.join(known)}, or add a row to "
             "matrix/images.toml."
         )
-    return tuple(image for image in images.image if not asked or image.target in asked)
+    return tuple(image for image in images.image if not wanted or image.target in wanted)
 
 
 def plan_images(
-    images: Images,
-    pins: Pins,
-    targets: Iterable[Target],
-    *,
-    root: Path | None = None,
-    own_base: str = "",
-    mirror: str | None = None,
-    revision: str = "",
-    source: str = "",
-) -> tuple[ImagePlan, ...]:
+    images: Images, pins: Pins, targets: Iterable[Target], *, root: Path | None = None, own_base: str = "",
+    mirror: str | None = None, revision: str = "", source: str = "",
+) -> tuple[ImagePlan, ...]:  # fmt: skip
     """What would be built for each target.
 
     Args:
-        images: the rows.
-        pins: digests of the bases.
         targets: rows of targets.toml to build for.
-        root: of the checkout: where locks and pyproject.toml lie.
-        own_base: "REPOSITORY@sha256:..." instead of the pinned base; for one target.
-        mirror: registry that stands in for every other; None asks the variable MEGACPP_REGISTRY_MIRROR.
+        root: of the checkout, with locks and pyproject.toml.
+        own_base: "REPOSITORY@sha256:..." in place of the pinned base; for one target.
+        mirror: registry that replaces every other; None reads the variable MEGACPP_REGISTRY_MIRROR.
         revision, source: commit and address of the project, for the labels.
 
     Raises:
         ImageRefused: a target without an image, a base without a digest, a lock that is missing, damaged or older than
             the matrix.
     """
-    home = root or matrix_folder().parent
-    stand_in = os.environ.get(MIRROR, "") if mirror is None else mirror
-    rows = {target.id: target for target in targets}
+    home, rows = root or matrix_folder().parent, {target.id: target for target in targets}
     chosen = find_images(images, rows) if rows else ()
     if own_base and len(chosen) != 1:
         raise ImageRefused(
             f"one base was given for {len(chosen)} images. Next step: name the one target that it is for."
         )
-    project = read_project(home)
-    plans = []
+    project, plans = read_project(home), []
+    stand_in = os.environ.get(MIRROR, "") if mirror is None else mirror
     for image in chosen:
         lock = read_image_lock(home / image.lock)
         check_lock(lock, gather_inputs(images, image, project), home / image.lock)
-        start = _own(own_base) if own_base else _pinned(images, image, pins, stand_in)
-        told = {"revision": revision, "source": source, "pins": pins.hash}
-        plans.append(_plan(images, image, rows[image.target], lock, start, told))
+        start = _start_from(own_base) if own_base else _find_pinned(images, image, pins, stand_in)
+        labels = {f"{_OCI}.revision": revision, f"{_OCI}.source": source, PINS_LABEL: pins.hash}
+        plans.append(_plan(images, image, rows[image.target], lock, start, labels))
     return tuple(plans)
 
 
-def show_through(repository: str, mirror: str) -> str:
-    """A repository as the registry that stands in for its own has it: "HOST[:PORT][/PREFIX]/PATH".
-
-    Raises:
-        ImageRefused: the setting is no registry.
-    """
-    if not mirror:
-        return repository
-    if not _MIRROR.match(mirror.rstrip("/")):
-        raise ImageRefused(
-            f"{MIRROR}={mirror!r} is no registry. Next step: say host[:port][/prefix], without a scheme, as in "
-            "registry.example:5000/mirror."
-        )
-    return f"{mirror.rstrip('/')}/{repository.partition('/')[2]}"
-
-
-def _own(reference: str) -> _From:
+def _start_from(reference: str) -> dict[str, str]:
     if not _OWN.match(reference):
         raise ImageRefused(
             f"the base {reference!r} is not pinned by a digest. Likely cause: a tag was given, which may be another "
-            "image tomorrow. Next step: say REPOSITORY@sha256:DIGEST; `docker buildx imagetools inspect` shows it."
+            "image tomorrow. Next step: write REPOSITORY@sha256:DIGEST; `docker buildx imagetools inspect` shows it."
         )
-    return _From("own", reference, reference, "", "named by the caller, and not one of the matrix")
+    why = "named by the caller, and not one of the matrix"
+    return {"base": "own", "reference": reference, "pulled": reference, "verified": "", "unverified": why}
 
 
-def _pinned(images: Images, image: Image, pins: Pins, mirror: str) -> _From:
+def _find_pinned(images: Images, image: Image, pins: Pins, mirror: str) -> dict[str, str]:
     base = images.find_base(image.base)
-    pin = pins.find(base.id)
+    pin, name = pins.find(base.id), f"{base.repository}:{base.tag}"
     digest = pin.digest_for(image.platform) if pin else ""
     if not pin or not digest or (pin.repository, pin.tag) != (base.repository, base.tag):
-        seen = f"{pin.repository}:{pin.tag}" if pin else "nothing"
         raise ImageRefused(
-            f"the base {base.id} of {image.target} ({base.repository}:{base.tag}) has no digest for {image.platform}: "
-            f"containers/pins.json has {seen}. Next step: `nox -s lock -- --only pins` where its registry, or a mirror "
-            f"of it ({MIRROR}), can be reached; or `--base REPOSITORY@sha256:DIGEST`."
+            f"the base {base.id} of {image.target} ({name}) has no digest for {image.platform}: containers/pins.json "
+            f"has {f'{pin.repository}:{pin.tag}' if pin else 'nothing'}. Next step: `nox -s lock -- --only pins` where "
+            f"its registry, or a mirror of it ({MIRROR}), can be reached; or `--base REPOSITORY@sha256:DIGEST`."
         )
-    if words := say_unclaimed(images, base, pin):
+    if words := refuse_unclaimed(images, base, pin):
         raise ImageRefused(words)
-    unverified = "" if pin.verified else pin.how
-    return _From(
-        base=base.id,
-        reference=f"{base.repository}:{base.tag}@{digest}",
-        pulled=f"{show_through(base.repository, mirror)}:{base.tag}@{digest}",
-        verified=pin.verified,
-        unverified=unverified,
-    )
+    pulled = f"{use_mirror(base.repository, mirror)}:{base.tag}@{digest}"
+    why = "" if pin.verified else pin.how
+    return {
+        "base": base.id, "reference": f"{name}@{digest}", "pulled": pulled, "verified": pin.verified, "unverified": why
+    }  # fmt: skip
 
 
 def _plan(
-    images: Images, image: Image, target: Target, lock: ImageLock, start: _From, told: Mapping[str, str]
+    images: Images, image: Image, target: Target, lock: ImageLock, start: Mapping[str, str], labels: Mapping[str, str]
 ) -> ImagePlan:
-    name, _, digest = start.reference.partition("@")
+    name, _, digest = start["reference"].partition("@")
     return ImagePlan(
+        **start,
         target=image.target,
         arch=target.arch,
         platform=image.platform,
-        base=start.base,
-        reference=start.reference,
-        pulled=start.pulled,
-        verified=start.verified,
-        unverified=start.unverified,
         lock=image.lock,
         lock_hash=lock.hash,
         steps=tuple(image.steps),
         sources=tuple(image.sources),
         cache_arch=image.cache_arch,
-        arguments=_arguments(images, image, target, lock, start),
+        arguments=_list_arguments(images, image, target, lock, start["pulled"]),
         labels={
-            "org.opencontainers.image.title": f"megacpp-validate {image.target}",
-            "org.opencontainers.image.version": __version__,
-            "org.opencontainers.image.revision": told["revision"],
-            "org.opencontainers.image.source": told["source"],
-            "org.opencontainers.image.licenses": "Apache-2.0",
-            "org.opencontainers.image.base.name": name,
-            "org.opencontainers.image.base.digest": digest,
+            f"{_OCI}.title": f"megacpp-validate {image.target}",
+            f"{_OCI}.version": __version__,
+            f"{_OCI}.licenses": "Apache-2.0",
+            f"{_OCI}.base.name": name,
+            BASE_LABEL: digest,
             TARGET_LABEL: image.target,
             ARCH_LABEL: image.cache_arch,
             LOCK_LABEL: lock.hash,
-            PINS_LABEL: told["pins"],
+            **labels,
         },
     )
 
 
-def _arguments(images: Images, image: Image, target: Target, lock: ImageLock, start: _From) -> dict[str, str]:
+def _list_arguments(images: Images, image: Image, target: Target, lock: ImageLock, pulled: str) -> dict[str, str]:
     base = images.find_base(image.base)
     arguments = {
-        "BASE_IMAGE": start.pulled,
+        "BASE_IMAGE": pulled,
         "TARGET": image.target,
         "ARCH": target.arch,
         "MACHINE": MACHINES[image.platform],
@@ -219,3 +226,66 @@ def _as_argument(name: str) -> str:
 
 def _join(variables: Mapping[str, str]) -> str:
     return " ".join(f"{key}={value}" for key, value in sorted(variables.items()))
+
+
+def name_image(target: str, registry: str = "", tag: str = "") -> str:
+    """Repository and tag of an image: "127.0.0.1:5000/megacpp/cpu:0.1.0"."""
+    return f"{registry.rstrip('/')}{'/' if registry else ''}megacpp/{target}:{tag or __version__}"
+
+
+def plan_bake(plans: Iterable[ImagePlan], settings: BuildSettings | None = None) -> dict[str, Any]:
+    """What `docker buildx bake` reads, as JSON.
+
+    Args:
+        settings: what this host lends; None for the file that is committed, which is the same on every host.
+    """
+    targets = {plan.target: _describe_target(plan, settings) for plan in plans}
+    default = [name for name in targets if name == "cpu"] or list(targets)
+    note = (
+        "Generated by `nox -s images -- --write-bake` from matrix/images.toml, containers/locks and "
+        "containers/pins.json; not to be edited"
+    )
+    groups = {"default": {"targets": default}, "all": {"targets": list(targets)}}
+    return {"//": note, "group": groups, "target": targets}
+
+
+def render_bake(plans: Iterable[ImagePlan]) -> str:
+    """The text of `containers/docker-bake.json`: without what differs between hosts and commits."""
+    document = plan_bake(plans)
+    for target in document["target"].values():
+        for label in ("revision", "source"):
+            target["labels"].pop(f"{_OCI}.{label}", None)
+    return json.dumps(document, indent=2, sort_keys=True) + "\n"
+
+
+def _describe_target(plan: ImagePlan, settings: BuildSettings | None) -> dict[str, Any]:
+    # The plan's own arguments, less what the named contexts say, and with the stages that its steps need.
+    kept = {
+        key: value
+        for key, value in plan.arguments.items()
+        if not key.endswith(("_REPOSITORY", "_COMMIT")) and key not in _NOT_OF_THE_RECIPE
+    }
+    stages = {argument: f"{step.replace('_', '-')}-build" for step, argument in _STAGES.items() if step in plan.steps}
+    target: dict[str, Any] = {
+        "context": ".",
+        "dockerfile": DOCKERFILE,
+        "target": "image",
+        "platforms": [plan.platform],
+        "args": {**kept, **stages, "ARCH": plan.arch, "IMAGE_NAME": plan.labels[f"{_OCI}.title"]},
+        "labels": {key: value for key, value in plan.labels.items() if value},
+        "tags": [name_image(plan.target)],
+        "attest": ["type=provenance,mode=max"],
+    }
+    contexts = {f"{source}-source": _address(plan, source) for source in plan.sources}
+    if settings is not None:
+        contexts |= {f"{one}-source": str(clone) for one, clone in settings.sources.items() if one in plan.sources}
+        contexts |= {"wheels": str(settings.wheels)} if settings.wheels else {}
+        target |= {"network": settings.network} if settings.network else {}
+        target["args"] |= {"JOBS": settings.jobs} if settings.jobs else {}
+    return target | ({"contexts": contexts} if contexts else {})
+
+
+def _address(plan: ImagePlan, source: str) -> str:
+    """A repository at a commit, as BuildKit fetches it; its submodules are at the commits that it names."""
+    name = _as_argument(source)
+    return f"{plan.arguments[f'{name}_REPOSITORY'].removesuffix('.git')}.git#{plan.arguments[f'{name}_COMMIT']}"

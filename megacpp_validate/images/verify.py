@@ -2,111 +2,121 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from hashlib import sha256
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+from ..errors import Exit, exit_for
 from ..evidence.json_text import read_json
-from .bundle.archive import Blob, ImageTree, read_tree
-from .contents import Contents, Place
-from .labels import LOCK_LABEL, PINS_LABEL, TARGET_LABEL, labels_of, read_config
-from .licences import Licensed, canonical, read_licences
-from .plan_result import ImagePlan
-from .provenance import Provenance, read_provenance
-from .refusals import ImageRefused, RegistryLies
-from .sbom import Package, compare_sbom, read_sbom
-from .signature import LICENCES, SPDX, Statement, cosign_verifies, find_cosign, find_signature, read_statements
-from .verify_result import CheckOutcome, ImageCheck
+from ..evidence.values import Frozen
+from .build import ImageRows
+from .locks import read_image_lock
+from .plan import ImagePlan, find_images, plan_images
+from .supply import (
+    LICENCES,
+    SPDX,
+    UNKNOWN,
+    Licensed,
+    Package,
+    Statement,
+    canonical,
+    compare_sbom,
+    find_signature,
+    read_licences,
+    read_public_key,
+    read_sbom,
+    read_statement,
+    read_statements,
+)
+from .tools import (
+    BASE_LABEL,
+    LOCK_LABEL,
+    PINS_LABEL,
+    TARGET_LABEL,
+    ImageRefused,
+    ImageTree,
+    Registry,
+    RegistryLies,
+    call,
+    find_program,
+    read_tree,
+    split_reference,
+)
 
-_BASE: Final = "org.opencontainers.image.base.digest"
-_REBUILD: Final = "build it with `nox -s images`, push it, and verify the digest that the push says"
+_REBUILD: Final = "build it with `nox -s images`, push it, and verify the digest that the push printed"
 _SIGN: Final = "`nox -s image_sign -- IMAGE --key cosign.key` signs it, and attests what is inside"
 _KEY: Final = "name the public key with --key"
-_ASKED: Final = 8  # blobs at a time
+_SLSA: Final = "https://slsa.dev/provenance/"
+
+
+class CheckOutcome(StrEnum):
+    """How a check of an image went; worst first."""
+
+    FAIL = "fail"
+    NOT_RUN = "not-run"  # never a pass
+    PASS = "pass"  # noqa: S105
+
+
+class ImageCheck(Frozen):
+    """One check ("digest", "layers", "signature", ...); `next_step` is empty where it passed."""
+
+    name: str
+    outcome: CheckOutcome
+    says: str
+    next_step: str = ""
+
+
+class ImageVerdict(Frozen):
+    """An image, verified.
+
+    Attributes:
+        target: what its label says it is for.
+        key: file of the key that should have signed it; empty where none was given.
+        checks: in the order in which they depend on each other.
+        packages: how many it holds, by kind.
+    """
+
+    schema_id: Literal["megacpp-validate/image-verify/1"] = "megacpp-validate/image-verify/1"
+    tool: str
+    image: str
+    target: str
+    key: str
+    checks: tuple[ImageCheck, ...]
+    packages: dict[str, int]
+    unknown_licences: tuple[str, ...]
+    seconds: float
+
+    @property
+    def exit(self) -> Exit:
+        """Closed where a check fails, incomplete where one was not run."""
+        outcomes = {check.outcome for check in self.checks}
+        return exit_for(breaks=CheckOutcome.FAIL in outcomes, lacks=CheckOutcome.NOT_RUN in outcomes)
 
 
 @dataclass(frozen=True)
-class Expected:
-    """What an image is held against.
+class VerifyOptions:
+    """Arguments of the verb; what is empty was not given."""
 
-    Attributes:
-        plan: of its target; None where there is none.
-        why_no_plan: why not.
-        base_digests: digests under which the pinned base is known: of its index, and of the platform's image.
-        key: public key in PEM; empty for none.
-        key_file: where that lies.
-        deep: every layer is read and hashed, and not only asked for.
-        locked: Python packages that it must have: name -> version.
-    """
+    image: str
+    key: Path | None = None
+    target: str = ""
+    base: str = ""
+    deep: bool = False
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """What an image is compared with: a plan or why there is none, digests of its base, Python packages."""
 
     plan: ImagePlan | None = None
     why_no_plan: str = ""
     base_digests: frozenset[str] = frozenset()
-    key: str = ""
-    key_file: Path = field(default_factory=Path)
-    deep: bool = False
     locked: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass
-class Verified:
-    """What was found.
-
-    Attributes:
-        checks: in order.
-        target: label.
-        licences: packages with theirs.
-    """
-
-    checks: list[ImageCheck] = field(default_factory=list)
-    target: str = ""
-    licences: tuple[Licensed, ...] = ()
-
-    def count_packages(self) -> dict[str, int]:
-        """How many packages there are, by kind."""
-        return dict(sorted(Counter(row.kind for row in self.licences).items()))
-
-
-PlanFor = Callable[[str], Expected]
-"""What an image is held against, once its own label has said its target; an empty text where it has none."""
-
-
-def verify_image(place: Place, contents: Contents, expect: PlanFor, variables: Mapping[str, str]) -> Verified:
-    """Every check of an image.
-
-    Args:
-        place, contents: the image, and where it is read.
-        expect: what it is held against.
-        variables: environment variables, by which cosign is found.
-
-    Raises:
-        RegistryUnreachable: the registry does not answer.
-        ImageRefused: what it is held against cannot be read.
-    """
-    done = Verified()
-    try:
-        tree = read_tree(contents, place.digest)
-        configs = {digest: read_config(contents.small_blob(digest), digest) for digest in tree.images}
-    except (RegistryLies, ValueError) as fault:
-        done.checks.append(_fail("digest", str(fault), _REBUILD))
-        return done
-    labels = _read_labels(configs)
-    done.target = labels.get(TARGET_LABEL, "")
-    expected = expect(done.target)
-    done.checks.append(_pass("digest", f"{place.digest} is the hash of its manifest; {len(tree.blobs)} blobs follow"))
-    done.checks.append(_check_layers(contents, tree, deep=expected.deep))
-    done.checks += _check_labels(labels, configs, expected)
-    done.checks.append(_check_signature(place, contents, expected, variables))
-    statements = _read_attested(contents, place.digest, expected, done)
-    sbom, packages = _check_sbom(tree, statements, expected)
-    done.checks.append(sbom)
-    done.checks += _check_provenance(contents, tree, expected)
-    done.checks.append(_check_licences(place.digest, statements, expected, packages, done))
-    return done
 
 
 def _pass(name: str, says: str) -> ImageCheck:
@@ -121,120 +131,173 @@ def _not_run(name: str, says: str, step: str) -> ImageCheck:
     return ImageCheck(name=name, outcome=CheckOutcome.NOT_RUN, says=says, next_step=step)
 
 
-def _read_labels(configs: Mapping[str, Any]) -> dict[str, str]:
-    """Of the images of all platforms those labels in which they agree."""
-    found = [labels_of(config) for config in configs.values()]
-    first = found[0] if found else {}
-    return {name: value for name, value in first.items() if all(one.get(name) == value for one in found)}
+def verify_image(rows: ImageRows, options: VerifyOptions) -> ImageVerdict:
+    """Every check of an image.
+
+    Raises:
+        RegistryUnreachable: the registry does not answer.
+        ImageRefused: an argument is wrong.
+        NoEnvironment: oras or openssl is missing.
+    """
+    started = time.monotonic()
+    repository, digest = split_reference(options.image)
+    if options.target:
+        find_images(rows.images, [options.target])
+    if options.key:
+        read_public_key(options.key, rows.variables)
+    registry, labels, listed = Registry.open(repository, rows.variables), dict[str, str](), tuple[Licensed, ...]()
+    try:
+        tree = read_tree(registry, digest)
+        labels = tree.labels
+        expected = _expect(rows, options, labels.get(TARGET_LABEL, ""))
+        checks = [_pass("digest", f"{digest} is the hash of its manifest; {len(tree.blobs)} blobs follow")]
+        checks.append(_check_layers(registry, tree, deep=options.deep))
+        checks += _check_labels(tree, expected)
+        checks.append(_check_signature(registry, digest, options.key))
+        more, listed = _check_contents(registry, tree, expected, options.key)
+        checks += more
+    except (RegistryLies, ImageRefused) as fault:
+        checks = [_fail("digest", str(fault), _REBUILD)]
+    unknown = (f"{row.kind} {row.name}" for row in listed if row.licences == (UNKNOWN,))
+    return ImageVerdict(
+        tool=rows.tool,
+        image=f"{repository}@{digest}",
+        target=labels.get(TARGET_LABEL, ""),
+        key=str(options.key or ""),
+        checks=tuple(checks),
+        packages=dict(sorted(Counter(row.kind for row in listed).items())),
+        unknown_licences=tuple(dict.fromkeys(unknown)),
+        seconds=round(time.monotonic() - started, 2),
+    )
 
 
-def _check_layers(contents: Contents, tree: ImageTree, *, deep: bool) -> ImageCheck:
-    """Every blob is there in its size; its bytes are those of its digest where they are to be read."""
+def _expect(rows: ImageRows, options: VerifyOptions, labelled: str) -> _Expected:
+    """What an image of this target is compared with; where no plan can be made, checks are not run."""
+    target = options.target or labelled
+    if not target:
+        return _Expected(why_no_plan="no label says its target, and none was named (--target)")
+    try:
+        image = find_images(rows.images, [target])[0]
+        chosen = [row for row in rows.catalog.targets if row.id == target]
+        plan = plan_images(rows.images, rows.pins, chosen, root=rows.root, own_base=options.base)[0]
+        locked = {name: one.version for name, one in read_image_lock(rows.root / image.lock).packages.items()}
+    except ImageRefused as fault:
+        return _Expected(why_no_plan=str(fault))
+    pin = None if options.base else rows.pins.find(image.base)
+    digests = {
+        plan.reference.partition("@")[2],
+        *((pin.index_digest, pin.platform_digests.get(plan.platform, "")) if pin else ()),
+    }
+    return _Expected(plan, "", frozenset(filter(None, digests)), locked)
 
-    def look(blob: Blob) -> str:
-        if blob.body is not None:
-            return ""
-        size = contents.size_of(blob.digest)
-        if size is None:
-            return f"{blob.digest} is not there"
-        if size not in (blob.size, -1):
-            return f"{blob.digest} has {size} bytes of {blob.size}"
-        if deep:
-            digest = sha256()
-            for data in contents.blob(blob.digest):
-                digest.update(data)
-            if f"sha256:{digest.hexdigest()}" != blob.digest:
-                return f"{blob.digest} has other bytes: they hash to sha256:{digest.hexdigest()}"
-        return ""
 
-    with ThreadPoolExecutor(_ASKED) as pool:
-        wrong = [said for said in pool.map(look, tree.blobs) if said]
+def _check_layers(registry: Registry, tree: ImageTree, *, deep: bool) -> ImageCheck:
+    """Every blob is there in its size; with `deep` its bytes are those of its digest."""
+
+    def check(blob: tuple[str, int]) -> str:
+        digest, size = blob
+        try:
+            if deep:
+                registry.hash_blob(digest)
+                return ""
+        except RegistryLies as fault:
+            return f"{digest} has other bytes: {fault}"
+        found = registry.find_size(digest)
+        return (
+            f"{digest} is not there"
+            if found is None
+            else ""
+            if found == size
+            else f"{digest} has {found} bytes of {size}"
+        )
+
+    with ThreadPoolExecutor(8) as pool:
+        wrong = [why for why in pool.map(check, tree.blobs.items()) if why]
     if wrong:
-        return _fail("layers", "; ".join(wrong), "push the image again; the registry has lost or damaged a part of it")
+        return _fail("layers", "; ".join(wrong), "push the image again; the registry lost or damaged a part of it")
     how = "read and hashed" if deep else "there, in its size (--deep reads and hashes them)"
-    return _pass("layers", f"each of {len(tree.blobs)} blobs, {tree.size / 1e6:.1f} MB, is {how}")
+    return _pass("layers", f"each of {len(tree.blobs)} blobs, {sum(tree.blobs.values()) / 1e6:.1f} MB, is {how}")
 
 
-def _check_labels(labels: Mapping[str, str], configs: Mapping[str, Any], expected: Expected) -> Iterator[ImageCheck]:
-    names = {
-        "label target": TARGET_LABEL, "label lock": LOCK_LABEL, "label pins": PINS_LABEL,
-        "label base": _BASE,
-    }  # fmt: skip
-    plan = expected.plan
-    for name, label in names.items():
+def _check_labels(tree: ImageTree, expected: _Expected) -> Iterator[ImageCheck]:
+    plan, labels = expected.plan, tree.labels
+    rows = (("target", TARGET_LABEL), ("lock", LOCK_LABEL), ("pins", PINS_LABEL), ("base", BASE_LABEL))
+    for name, label in rows:
         if plan is None:
-            yield _not_run(name, f"there is no plan to hold it against: {expected.why_no_plan}", "mend what that says")
+            why = f"there is no plan to compare it with: {expected.why_no_plan}"
+            yield _not_run(f"label {name}", why, "mend what that says")
         elif labels.get(label, "") != plan.labels[label]:
-            seen = labels.get(label) or "nothing"
-            yield _fail(name, f"{label} is {seen}, and the plan says {plan.labels[label] or 'nothing'}", _REBUILD)
+            why = f"{label} is {labels.get(label) or 'nothing'}, and the plan says {plan.labels[label] or 'nothing'}"
+            yield _fail(f"label {name}", why, _REBUILD)
         else:
-            yield _pass(name, f"{label} is {plan.labels[label]}, as planned")
+            yield _pass(f"label {name}", f"{label} is {plan.labels[label]}, as planned")
     if plan is not None:
-        found = {f"{config.get('os')}/{config.get('architecture')}" for config in configs.values()}
+        found = {f"{config.get('os')}/{config.get('architecture')}" for config in tree.configs.values()}
+        why = f"it is for {', '.join(sorted(found))}, and the plan says {plan.platform}"
         yield (
             _pass("platform", f"it is for {plan.platform}")
             if plan.platform in found
-            else _fail("platform", f"it is for {', '.join(sorted(found))}, and the plan says {plan.platform}", _REBUILD)
+            else _fail("platform", why, _REBUILD)
         )
 
 
-def _check_signature(place: Place, contents: Contents, expected: Expected, variables: Mapping[str, str]) -> ImageCheck:
-    """By this tool's own arithmetic, and by cosign where it is there: both must say the same."""
-    if not expected.key:
-        return _not_run("signature", "no key was given, so nobody knows whose image it is", _KEY)
+def _check_signature(registry: Registry, digest: str, key: Path | None) -> ImageCheck:
+    if not key:
+        return _not_run("signature", "no key was given, so its signer is unknown", _KEY)
     try:
-        why = find_signature(contents, place.digest, expected.key)
+        why = find_signature(registry, digest, key)
     except RegistryLies as fault:
         return _fail("signature", str(fault), _SIGN)
-    if not find_cosign(variables):
-        if why:
-            return _fail("signature", f"{why}; cosign is not there to be asked too", _SIGN)
-        return _pass(
-            "signature", f"by {expected.key_file}, over this digest; checked by this tool, cosign is not there"
-        )
-    said = cosign_verifies(contents.place(place.digest), expected.key_file, variables)
-    if not why and not said:
-        return _pass("signature", f"by {expected.key_file}, over this digest; cosign says the same")
-    if why and not said:  # in a newer form of cosign's, which this tool does not read
-        return _pass("signature", f"by {expected.key_file}, says cosign; this tool does not read its form ({why})")
-    return _fail("signature", f"{why or 'this tool finds it good, and cosign does not'}. {said}", _SIGN)
+    if not why:
+        return _pass("signature", f"by {key}, over this digest")
+    if cosign := find_program("cosign", registry.variables):  # cosign 3 has a newer form, which openssl cannot read
+        plain = ["--allow-http-registry", "--allow-insecure-registry"] if registry.plain else []
+        words = [cosign, "verify", "--key", str(key), "--insecure-ignore-tlog=true", *plain]
+        if not call([*words, f"{registry.repository}@{digest}"], registry.variables).code:
+            return _pass("signature", f"by {key}, as cosign says; it is in another form than this tool reads ({why})")
+    return _fail("signature", why, _SIGN)
 
 
-def _read_attested(contents: Contents, digest: str, expected: Expected, done: Verified) -> tuple[Statement, ...] | None:
-    """None where what is there cannot be read, which is not that nothing is there."""
+def _check_contents(
+    registry: Registry, tree: ImageTree, expected: _Expected, key: Path | None
+) -> tuple[list[ImageCheck], tuple[Licensed, ...]]:
+    """SBOM, provenance, base and licences; and the packages with their licences."""
+    checks, packages, listed = list[ImageCheck](), tuple[Package, ...](), tuple[Licensed, ...]()
+    statements: tuple[Statement, ...] | None = None
     try:
-        return read_statements(contents, digest, expected.key)
-    except RegistryLies as fault:
-        done.checks.append(_fail("attestations", str(fault), _SIGN))
-        return None
+        statements = read_statements(registry, tree.digest, key)
+    except RegistryLies as fault:  # what cannot be read is not absent
+        checks.append(_fail("attestations", str(fault), _SIGN))
+    sbom = _find_statement("sbom", SPDX, tree.digest, statements, key)
+    if isinstance(sbom, Statement):
+        sbom, packages = _check_sbom(sbom, tree, expected)
+    checks += [sbom, *_check_provenance(registry, tree, expected)]
+    licences = _find_statement("licences", LICENCES, tree.digest, statements, key)
+    if isinstance(licences, Statement):
+        licences, listed = _check_licences(licences, packages)
+    return [*checks, licences], listed
 
 
 def _find_statement(
-    name: str, kind: str, digest: str, statements: tuple[Statement, ...] | None, expected: Expected
+    name: str, kind: str, digest: str, statements: tuple[Statement, ...] | None, key: Path | None
 ) -> Statement | ImageCheck:
     """What was attested of a kind last, of this digest and by this key; else the check that fails by it."""
     if statements is None:
-        return _not_run(name, "the attestations cannot be read, so nobody knows", "mend what the check before says")
+        return _not_run(name, "the attestations cannot be read", "mend what the check before says")
     found = [one for one in statements if one.kind == kind]
+    bound = [one for one in found if digest in one.subjects]
     if not found:
         return _fail(name, f"nothing of the kind {kind} was attested of this image", _SIGN)
-    bound = [one for one in found if digest in one.subjects]
     if not bound:
         about = ", ".join(subject for one in found for subject in one.subjects)
         return _fail(name, f"what was attested is about {about}, and not about this image", _SIGN)
-    if not expected.key:
-        return _not_run(name, "it is there, and about this digest; no key was given, so nobody knows whose it is", _KEY)
+    if not key:
+        return _not_run(name, "it is there, and about this digest; no key was given, so its signer is unknown", _KEY)
     signed = [one for one in bound if one.signed]
-    return signed[-1] if signed else _fail(name, f"it is not signed by {expected.key_file}", _SIGN)
+    return signed[-1] if signed else _fail(name, f"it is not signed by {key}", _SIGN)
 
 
-def _check_sbom(
-    tree: ImageTree, statements: tuple[Statement, ...] | None, expected: Expected
-) -> tuple[ImageCheck, tuple[Package, ...]]:
-    """The check, and the packages of the SBOM that was taken."""
-    found = _find_statement("sbom", SPDX, tree.digest, statements, expected)
-    if isinstance(found, ImageCheck):
-        return found, ()
+def _check_sbom(found: Statement, tree: ImageTree, expected: _Expected) -> tuple[ImageCheck, tuple[Package, ...]]:
     try:
         packages = read_sbom(found.predicate)
     except ImageRefused as fault:
@@ -244,53 +307,74 @@ def _check_sbom(
     return _pass("sbom", f"SPDX, signed, about this digest: {len(packages)} packages"), packages
 
 
-def _check_provenance(contents: Contents, tree: ImageTree, expected: Expected) -> Iterator[ImageCheck]:
+def read_provenance(registry: Registry, tree: ImageTree) -> dict[str, Statement]:
+    """The SLSA provenance that buildx puts beside each image of an index: manifest -> statement.
+
+    https://docs.docker.com/build/metadata/attestations/attestation-storage/
+
+    Raises:
+        RegistryUnreachable, RegistryLies: as `tools.Registry.read_blob`; or a statement cannot be read.
+    """
+    found = {}
+    for about, manifest in tree.witnesses.items():
+        try:
+            for layer in manifest["layers"]:
+                if "in-toto" in layer["mediaType"]:
+                    statement = read_statement(read_json(registry.read_blob(layer["digest"])))
+                    if statement.kind.startswith(_SLSA):
+                        found[about] = statement
+        except (KeyError, TypeError, AttributeError, ValueError) as fault:
+            raise RegistryLies(
+                f"the provenance of {about} cannot be read: {fault!r}. Likely cause: another builder made it. Next "
+                "step: build the image anew with `nox -s images`."
+            ) from fault
+    return found
+
+
+def _list_materials(predicate: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Images that were built on, digest and address; of SLSA 1 or of 0.2."""
+    rows = predicate.get("buildDefinition", {}).get("resolvedDependencies", predicate.get("materials", ()))
+    for row in rows:
+        if str(row.get("uri", "")).startswith(("pkg:docker/", "pkg:oci/")):
+            yield from ((f"{kind}:{value}", str(row["uri"])) for kind, value in row.get("digest", {}).items())
+
+
+def _check_provenance(registry: Registry, tree: ImageTree, expected: _Expected) -> Iterator[ImageCheck]:
     step = "build it with `nox -s images`, which asks buildx for provenance, and push the index as it is"
     try:
-        found = read_provenance(contents, read_json(tree.find(tree.digest).body or b"{}"))
-    except RegistryLies as fault:
+        found = read_provenance(registry, tree)
+        about = {one: row for one, row in found.items() if one in row.subjects and one in tree.configs}
+        images = {digest: uri for row in about.values() for digest, uri in _list_materials(row.predicate)}
+    except (RegistryLies, AttributeError, TypeError) as fault:
         yield _fail("provenance", str(fault), step)
         return
-    about: list[Provenance] = [
-        row for row in found if row.subject in row.statement.subjects and row.subject in tree.runs
-    ]
     if not found:
         yield _fail("provenance", "there is none beside the image", step)
-    elif {one.subject for one in about} != tree.runs:
+    elif set(about) != set(tree.configs):
         yield _fail("provenance", "it is about other images than those of this index", step)
     else:
-        kinds = ", ".join(sorted({one.statement.kind.removeprefix("https://") for one in about}))
+        kinds = ", ".join(sorted({row.kind.removeprefix("https://") for row in about.values()}))
         yield _pass("provenance", f"{kinds}, about each image of this index")
-    images = {digest: uri for one in about for uri, digest in one.images.items()}
     if expected.plan is None:
-        yield _not_run("base", f"there is no plan to hold it against: {expected.why_no_plan}", "mend what that says")
+        why = f"there is no plan to compare it with: {expected.why_no_plan}"
+        yield _not_run("base", why, "mend what that says")
     elif not images:
         yield _fail("base", "no provenance says what it was built on", step)
     elif expected.base_digests & images.keys():
         yield _pass("base", f"built on {', '.join(expected.base_digests & images.keys())}, as pinned")
     else:
-        seen = ", ".join(f"{uri} ({digest})" for digest, uri in images.items())
-        yield _fail("base", f"built on {seen}, and pinned is {expected.plan.reference}", _REBUILD)
+        shown = ", ".join(f"{uri} ({digest})" for digest, uri in images.items())
+        yield _fail("base", f"built on {shown}, and pinned is {expected.plan.reference}", _REBUILD)
 
 
-def _check_licences(
-    digest: str,
-    statements: tuple[Statement, ...] | None,
-    expected: Expected,
-    packages: tuple[Package, ...],
-    done: Verified,
-) -> ImageCheck:
-    found = _find_statement("licences", LICENCES, digest, statements, expected)
-    if isinstance(found, ImageCheck):
-        return found
+def _check_licences(found: Statement, packages: tuple[Package, ...]) -> tuple[ImageCheck, tuple[Licensed, ...]]:
     try:
-        done.licences = read_licences(found.predicate)
+        listed = read_licences(found.predicate)
     except ValueError as fault:
-        return _fail("licences", str(fault), _SIGN)
-    known = {(row.kind, row.name) for row in done.licences}
+        return _fail("licences", str(fault), _SIGN), ()
+    known = {(row.kind, row.name) for row in listed}
     missing = sorted({one.name for one in packages if (one.kind, canonical(one.kind, one.name)) not in known})
     if missing:
-        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        return _fail("licences", f"the SBOM has packages that are not listed: {', '.join(missing[:5])}{more}", _SIGN)
-    unknown = sum(not row.known for row in done.licences)
-    return _pass("licences", f"{len(done.licences)} packages listed; of {unknown} nothing says the licence")
+        return _fail("licences", f"the SBOM has packages that are not listed: {', '.join(missing[:5])}", _SIGN), listed
+    unknown = sum(row.licences == (UNKNOWN,) for row in listed)
+    return _pass("licences", f"{len(listed)} packages listed; the licence of {unknown} is unknown"), listed

@@ -15,9 +15,8 @@ from ..canary.dynamic.upgrade_result import UpgradeResult
 from ..canary.firewall.result import FirewallResult
 from ..canary.static.findings import StaticResult, Sweep
 from ..environments.session_result import ParityResult, SmokeSession, SupportGrid
+from ..gate.fp8_policy import PolicyResult
 from ..gate.fp8_session import Fp8Result
-from ..gate.loss_result import LossGateResult
-from ..gate.policy_result import PolicyResult
 from .results import Result
 
 _MODELS: Final[dict[str, type[Any]]] = {
@@ -28,7 +27,6 @@ _MODELS: Final[dict[str, type[Any]]] = {
     "megacpp-validate/parity/1": ParityResult,
     "megacpp-validate/fp8/1": Fp8Result,
     "megacpp-validate/moe-smoke/1": SmokeSession,
-    "megacpp-validate/loss-gate/1": LossGateResult,
     "megacpp-validate/support/1": SupportGrid,
     "megacpp-validate/selftest/1": SelftestResult,
     "megacpp-validate/fp8-policy/1": PolicyResult,

@@ -126,7 +126,7 @@ def test_an_interpreter_that_cannot_be_started_is_told(tmp_path: Path) -> None:
 def test_the_host_side_never_imports_torch() -> None:
     """Neither does what it takes from the probes' room: the form of an order."""
     code = (
-        "import sys; import megacpp_validate.cli, megacpp_validate.cli.sessions.parity_runs;"
+        "import sys; import megacpp_validate.cli.parity, megacpp_validate.gate.fp8_session;"
         "print([name for name in ('torch', 'griffe', 'transformer_engine') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from megacpp_validate.evidence.loss_curve import CURVE_SCHEMA_ID, LossCurve, curve_text, write_curve
-from megacpp_validate.evidence.loss_curve_file import CurveInvalid, loss_curve_schema, parse_curve, read_curve
+from megacpp_validate.evidence.loss_curves import CurveInvalid, loss_curve_schema, parse_curve, read_curve
 
 CURVE = LossCurve("delayed", 3, "a" * 64, 4, (0, 1, 2), (2.5, 2.25, 0.1), (1.0, 0.5, 1e-12))
 

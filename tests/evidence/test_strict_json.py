@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from megacpp_validate.cli.gate.report_sources import DecisionInvalid, read_decisions
+from megacpp_validate.evidence.loss_curve_file import CurveInvalid, read_curve
+from megacpp_validate.gate.ablation_result import AblationInvalid, read_ablation
 
 from megacpp_validate.canary.dynamic.suite_score import read_score
 from megacpp_validate.canary.watch import read_state
 from megacpp_validate.catalog.bridge import read_catalog
-from megacpp_validate.cli.gate.report_sources import DecisionInvalid, read_decisions
 from megacpp_validate.errors import InfrastructureFailed, WrongArguments
-from megacpp_validate.evidence.loss_curve_file import CurveInvalid, read_curve
 from megacpp_validate.evidence.store import ReceiptInvalid, read_receipt
 from megacpp_validate.evidence.strict_json import read_strict_json
-from megacpp_validate.gate.ablation_result import AblationInvalid, read_ablation
 from megacpp_validate.images.pins import PinsDamaged, read_pins
 from megacpp_validate.report.machine import read_json
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from megacpp_validate.evidence.loss_curve import HistorySeen, LossCurve, QuantizerSeen
-from megacpp_validate.evidence.loss_curve_file import read_curve
+from megacpp_validate.evidence.loss_curves import read_curve
 
 PACKED: Final = Path(__file__).parent / "h200" / "curves.json.xz"
 FINE_LOSS, FINE_NORM, FINE_PART = 100_000, 1000, 250

@@ -11,7 +11,7 @@ import pytest
 from megacpp_validate.evidence.loss_curve import LossCurve
 from megacpp_validate.gate.loss import decide_loss
 from megacpp_validate.gate.loss_result import LossOutcome
-from megacpp_validate.report.words.loss import say_loss
+from megacpp_validate.report.describe.loss import describe_verdict
 from tests.gate.small_curves import DATA, cut_to, make_pairs
 
 Curves = list[LossCurve]
@@ -105,7 +105,7 @@ def test_damage_of_bf16_is_not_blamed_on_fp8(name: str) -> None:
     (refusal,) = verdict.refusals
     assert refusal.startswith("the run of bf16 with seed 1 is damaged: ")
     assert said in refusal
-    assert "does not follow" not in say_loss(verdict)
+    assert "does not follow" not in describe_verdict(verdict).message
 
 
 def shorten(curve: LossCurve) -> LossCurve:

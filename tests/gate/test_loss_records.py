@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from megacpp_validate.gate.loss_folder import decide_curves
 
 from megacpp_validate.evidence.loss_curve import FIRST_CURVE_SCHEMA_ID, HistorySeen, LossCurve, write_curve
-from megacpp_validate.evidence.loss_curve_file import read_curve
+from megacpp_validate.evidence.loss_curves import read_curve
 from megacpp_validate.gate.loss import decide_loss
-from megacpp_validate.gate.loss_folder import decide_curves
 from megacpp_validate.gate.loss_observed import CASTS
 from megacpp_validate.gate.loss_result import LossOutcome
 from tests.gate.small_curves import LAYERS, MADE_WITH, as_recipe, make_casts, make_pairs

@@ -1,28 +1,25 @@
-"""The pages of the smoke run under docs/examples, from its receipts under docs/evidence; a test holds them to those.
+"""The pages of the smoke run under docs/examples, from its receipts under docs/evidence.
 
 python tests/report/smoke_pages.py
 """
 
 from __future__ import annotations
 
-import io
+import os
 from pathlib import Path
 from typing import Final
-
-from rich.console import Console
 
 from megacpp_validate.catalog.bridge import read_catalog
 from megacpp_validate.environments.session_result import SmokeSession
 from megacpp_validate.evidence.store import read_receipts
-from megacpp_validate.gate.ablation_result import AblationResult, read_ablation
-from megacpp_validate.report.html.pages import render_session_html
-from megacpp_validate.report.markdown.ablation import render_ablation_page
-from megacpp_validate.report.terminal.parity import render_session
+from megacpp_validate.report.describe.session import describe_session
+from megacpp_validate.report.render.html import render_html
+from megacpp_validate.report.render.terminal import render_terminal
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 EVIDENCE: Final = ROOT / "docs" / "evidence" / "smoke"
 EXAMPLES: Final = ROOT / "docs" / "examples"
-WIDTH: Final = 104
+WIDTH: Final = "104"
 
 
 def read_session() -> SmokeSession:
@@ -47,16 +44,10 @@ def read_session() -> SmokeSession:
 
 def make_pages() -> dict[str, str]:
     """Name -> text."""
-    session = read_session()
-    text = io.StringIO()
-    render_session(session, console=Console(file=text, width=WIDTH, color_system=None))
-    told = "\n".join(line.rstrip() for line in text.getvalue().splitlines())
-    features = tuple(read_ablation(path) for path in sorted((EVIDENCE / "ablation").glob("*.json")))
-    return {
-        "moe_smoke_h200.txt": f"{told}\n",
-        "moe_smoke_h200.html": render_session_html(session),
-        "ablation_h200.md": render_ablation_page(AblationResult(tool=features[0].tool, features=features)),
-    }
+    document = describe_session(read_session())
+    os.environ["COLUMNS"] = WIDTH
+    text = "\n".join(line.rstrip() for line in render_terminal(document).splitlines())
+    return {"moe_smoke_h200.txt": f"{text}\n", "moe_smoke_h200.html": render_html(document)}
 
 
 if __name__ == "__main__":

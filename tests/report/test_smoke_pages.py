@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from tests.report.smoke_pages import EXAMPLES, make_pages
+import pytest
+
+from tests.report.smoke_pages import EXAMPLES, WIDTH, make_pages
 
 
-def test_the_pages_are_those_of_the_receipts() -> None:
+def test_the_pages_are_those_of_the_receipts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", WIDTH)
     for name, page in make_pages().items():
         assert (EXAMPLES / name).read_text(encoding="utf-8") == page, f"{name}: python tests/report/smoke_pages.py"

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 
 from megacpp_validate.bridge.features import PRESETS, PRODUCTION  # noqa: E402
 from megacpp_validate.evidence.loss_curve import curve_text  # noqa: E402
-from megacpp_validate.evidence.loss_curve_file import parse_curve  # noqa: E402
+from megacpp_validate.evidence.loss_curves import parse_curve  # noqa: E402
 from megacpp_validate.probes.emulation import LARGEST, FormatName, round_to_fp8  # noqa: E402
 from megacpp_validate.training.errors import WrongSize  # noqa: E402
 from megacpp_validate.training.gate_data import (  # noqa: E402

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 from ...canary.dynamic.upgrade_result import (
@@ -116,7 +116,8 @@ def describe_upgrade(result: UpgradeResult, *, verbose: bool = False) -> Documen
     blocks = [*_describe_grid(result)]
     cases = []
     for step in result.steps:
-        blocks += _describe_step(step, result, verbose=verbose)
+        blocks += [Heading(f"{step.before} → {step.after}", mark=_mark_step(step)), Paragraph(summarize_step(step))]
+        blocks += describe_step(step, {stack.problem for stack in result.stacks}, verbose=verbose)
         cases += [*map(_diagnose, step.culprits), *_list_modules(step)]
     for static in result.static:
         document = describe_static(static, verbose=verbose)
@@ -189,9 +190,12 @@ def _describe_grid(result: UpgradeResult) -> Iterator[Block]:
         yield Bullets(tuple(faults))
 
 
-def _describe_step(step: StepResult, result: UpgradeResult, *, verbose: bool) -> Iterator[Block]:
-    yield Heading(f"{step.before} → {step.after}", mark=_mark_step(step))
-    yield Paragraph(summarize_step(step))
+def describe_step(step: StepResult, reported: Collection[str] = (), *, verbose: bool = False) -> Iterator[Block]:
+    """One step below its summary: culprits, timings, versions, and what has no evidence.
+
+    Args:
+        reported: reasons for missing evidence that the reader knows already.
+    """
     yield from map(_diagnose, step.culprits)
     slower = [row for row in step.timings if row.slower]
     if times := tuple(f"{row.module}: {describe_timing(row)}" for row in (step.timings if verbose else slower)):
@@ -204,7 +208,6 @@ def _describe_step(step: StepResult, result: UpgradeResult, *, verbose: bool) ->
     if step.versions:
         changes = (f"{row.name} {row.before or 'not loaded'} → {row.after or 'not loaded'}" for row in step.versions)
         yield Paragraph(f"Also changed: {', '.join(changes)}.")
-    reported = {stack.problem for stack in result.stacks}
     if lost := [f"no evidence: {cells}: {why}" for cells, why in _by_reason(step.lost) if why not in reported]:
         yield Bullets(tuple(lost))
     rows: tuple[tuple[Content, ...], ...] = tuple(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...evidence.release_gate import WaiverState
-from ...gate.policy_result import PolicyResult, PresetDecision, PresetOutcome
+from ...gate.decision import WaiverState
+from ...gate.fp8_policy import PolicyResult, PresetDecision, PresetOutcome
 from ..words.presets import (
     find_faults,
     group_refusals,

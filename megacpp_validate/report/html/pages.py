@@ -9,25 +9,13 @@ from typing import Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from ...environments.session_result import SessionResult
-from ..loss_section import draw_loss_section
 from ..marks import mark_cell
 from ..plain_text import strip_control
 from ..summaries import count, first_sentence
-from ..training_section import draw_training_section
 from ..words import checks as check_words
-from ..words import loss as loss_words
-from ..words import parity as parity_words
-from ..words import smoke as smoke_words
 from ..words import upgrade as upgrade_words
 
 _BREAK: Final = re.compile(r"(?<=[/.])(?=[^/.\s])|(?<=[A-Za-z0-9]_)(?=[A-Za-z0-9])")
-
-
-def render_session_html(result: SessionResult) -> str:
-    """A session as a page; each probe opens to its checks."""
-    tone = "bad" if result.breaks else "good" if result.holds else "risk"
-    return render_page("parity.html.j2", result=result, tone=tone)
 
 
 def render_page(template: str, **values: Any) -> str:
@@ -46,7 +34,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
     )
     environment.filters.update(sentence=draw_sentence, breakable=draw_breakable)
-    for module in (check_words, parity_words, loss_words, smoke_words, upgrade_words):
+    for module in (check_words, upgrade_words):
         words = (
             name
             for name in vars(module)
@@ -55,8 +43,6 @@ def _environment() -> Environment:
         environment.globals.update({name: getattr(module, name) for name in words})
     environment.globals.update(
         count=count,
-        draw_loss_section=draw_loss_section,
-        draw_training_section=draw_training_section,
         first_sentence=first_sentence,
         mark_cell=mark_cell,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...gate.policy_result import PolicyResult, PresetOutcome
+from ...gate.fp8_policy import PolicyResult, PresetOutcome
 from ..words import presets as preset_words
 from .pages import render_page
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...gate.policy_result import PolicyResult
+from ...gate.fp8_policy import PolicyResult
 from ..words.presets import mark_preset, preset_lines, say_waiver_row, say_what_runs, summarize_policy
 from .tree import add, add_properties, make, write
 

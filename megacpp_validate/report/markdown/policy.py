@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...gate.policy_result import PolicyResult, PresetDecision
+from ...gate.fp8_policy import PolicyResult, PresetDecision
 from ..words.presets import (
     find_faults,
     group_refusals,

@@ -6,27 +6,28 @@ from typing import assert_never
 
 from megacpp_validate.evidence.selftest import SelftestResult
 
-from ...environments.session_result import ParityResult, SmokeSession, SupportGrid
-from ...gate.fp8_session import Fp8Result
-from ...gate.loss_result import LossGateResult
-from ...gate.policy_result import PolicyResult
-from ..results import Result
-from .loss import tell_losses
-from .parity import tell_session, tell_support
 from .policy import tell_policy
 
 
 def render_step_summary(result: Result) -> str:
     """The result as GitHub-flavoured Markdown, for the page of a run."""
     match result:
-        case ParityResult() | Fp8Result() | SmokeSession():
-            lines = tell_session(result)
-        case SupportGrid():
-            lines = tell_support(result)
-        case LossGateResult():
-            lines = tell_losses(result)
         case PolicyResult():
             lines = tell_policy(result)
         case _:
             assert_never(result)
     return "\n".join(lines) + "\n"
+
+
+def _tell_score(result: SelftestResult | BlameScore | Fp8FaultScore | SmokeFaultScore) -> list[str]:
+    match result:
+        case SelftestResult():
+            return tell_selftest(result)
+        case BlameScore():
+            return tell_blame_score(result)
+        case Fp8FaultScore():
+            return tell_fp8_faults(result)
+        case SmokeFaultScore():
+            return tell_smoke_faults(result)
+        case _:
+            assert_never(result)

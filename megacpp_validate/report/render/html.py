@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, lru_cache
+from html import escape
 from typing import Final, assert_never
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
-from markupsafe import Markup, escape
 
 from megacpp_validate.text import clean, clean_line
 
@@ -31,10 +31,9 @@ from ..document import (
 )
 
 # Where a long path or name may be broken: after a separator.
-_BREAK: Final = re.compile(r"(?<=[/.])(?=[^/.\s])|(?<=[A-Za-z0-9]_)(?=[A-Za-z0-9])")
+_BREAK: Final = re.compile(r"(?<=[/.])(?=[^/.\s\d])|(?<=[A-Za-z0-9]_)(?=[A-Za-z0-9])")
 _ELSEWHERE: Final = re.compile(r"(?!https?:)[A-Za-z][A-Za-z0-9+.-]*:")  # a scheme that a page must not lead to
 _WIDE: Final = 4  # columns from which a table may need to scroll on a telephone
-_EMPTY: Final = Markup("")
 
 
 def render_html(document: Document) -> str:
@@ -77,42 +76,9 @@ def _read_template() -> Template:
     return environment.get_template("page.html.j2")
 
 
-def render_blocks(blocks: tuple[Block, ...]) -> Markup:
-    """Blocks one below the other."""
-    return Markup("\n").join(map(_render, blocks))
-
-
-def _render(block: Block) -> Markup:
-    match block:
-        case Heading():
-            tag = f"h{min(max(block.level, 2), 6)}"
-            return Markup("<{0} id='{3}'>{1}{2}</{0}>").format(
-                tag, _symbol(block.mark), _sentence(block.text), make_anchor(block.text)
-            )
-        case Paragraph():
-            tone = Markup(" class='note {}'").format(block.mark.tone) if block.mark else _EMPTY
-            return Markup("<p{}>{}{}</p>").format(tone, _symbol(block.mark), _sentence(block.text))
-        case Bullets():
-            return Markup("<ul>{}</ul>").format(
-                _EMPTY.join(Markup("<li>{}</li>").format(_sentence(item)) for item in block.items)
-            )
-        case Preformatted():
-            return Markup("<pre>{}</pre>").format(clean(block.text).rstrip("\n"))
-        case Table():
-            return _tabulate(block)
-        case Diagnostic():
-            return _diagnose(block)
-        case Figure():
-            return Markup("<figure role='img' aria-label='{}'>{}</figure>").format(
-                clean_line(block.alternative),
-                Markup(clean(block.svg)),  # noqa: S704 - our own drawing, which escapes what it shows
-            )
-        case Details():
-            return _fold(
-                Markup("{}{}").format(_symbol(block.mark), _sentence(block.summary)), render_blocks(block.blocks)
-            )
-        case _:
-            assert_never(block)
+def render_blocks(blocks: tuple[Block, ...]) -> str:
+    """Blocks one below the other; each function below returns HTML, and escapes every text that it shows."""
+    return "\n".join(map(_render, blocks))
 
 
 def make_anchor(text: str) -> str:
@@ -120,85 +86,111 @@ def make_anchor(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "section"
 
 
-def _diagnose(found: Diagnostic) -> Markup:
+def _render(block: Block) -> str:
+    match block:
+        case Heading():
+            tag = f"h{min(max(block.level, 2), 6)}"
+            return f'<{tag} id="{make_anchor(block.text)}">{_symbol(block.mark)}{_sentence(block.text)}</{tag}>'
+        case Paragraph():
+            tone = f' class="note {block.mark.tone}"' if block.mark else ""
+            return f"<p{tone}>{_symbol(block.mark)}{_sentence(block.text)}</p>"
+        case Bullets():
+            return f"<ul>{''.join(f'<li>{_sentence(item)}</li>' for item in block.items)}</ul>"
+        case Preformatted():
+            return f"<pre>{_plain(block.text)}</pre>"
+        case Table():
+            return _tabulate(block)
+        case Diagnostic():
+            return _diagnose(block)
+        case Figure():  # our own drawing, which escapes what it shows
+            return (
+                f'<figure role="img" aria-label="{escape(clean_line(block.alternative))}">{clean(block.svg)}</figure>'
+            )
+        case Details():
+            return _fold(f"{_symbol(block.mark)}{_sentence(block.summary)}", render_blocks(block.blocks))
+        case _:
+            assert_never(block)
+
+
+def _diagnose(found: Diagnostic) -> str:
     rows = [
-        Markup("<div><dt>{}</dt><dd>{}</dd></div>").format(clean_line(label), _content(content))
-        for label, content in found.list_fields()
+        f"<div><dt>{_plain(label)}</dt><dd>{_content(content)}</dd></div>" for label, content in found.list_fields()
     ]
     if found.help:
-        rows.append(Markup("<div class='next'><dt>next</dt><dd>{}</dd></div>").format(_sentence(found.help)))
-    code = Markup(" <span class='code'>{}</span>").format(clean_line(found.code)) if found.code else _EMPTY
-    message = Markup("<p>{}</p>").format(_sentence(found.message)) if found.message else _EMPTY
-    output = _fold(Markup("output"), Markup("<pre>{}</pre>").format(clean(found.output))) if found.output else _EMPTY
-    return Markup("<article class='finding {}'><h3>{} {}{}</h3>{}<dl>{}</dl>{}</article>").format(
-        found.mark.tone, _badge(found.mark), _sentence(found.name), code, message, _EMPTY.join(rows), output
+        rows.append(f'<div class="next"><dt>next</dt><dd>{_sentence(found.help)}</dd></div>')
+    code = f' <span class="code">{_plain(found.code)}</span>' if found.code else ""
+    message = f"<p>{_sentence(found.message)}</p>" if found.message else ""
+    output = _fold("output", f"<pre>{_plain(found.output)}</pre>") if found.output else ""
+    return (
+        f'<article class="finding {found.mark.tone}"><h3>{_badge(found.mark)} {_sentence(found.name)}{code}</h3>'
+        f"{message}<dl>{''.join(rows)}</dl>{output}</article>"
     )
 
 
-def _tabulate(table: Table) -> Markup:
-    def classes(at: int) -> Markup:
-        return Markup(" class='number'") if at in table.numeric else _EMPTY
-
-    heads = (Markup("<th{}>{}</th>").format(classes(at), _sentence(name)) for at, name in enumerate(table.columns))
+def _tabulate(table: Table) -> str:
+    classes = [' class="number"' if at in table.numeric else "" for at in range(len(table.columns))]
+    heads = "".join(f"<th{css}>{_sentence(name)}</th>" for css, name in zip(classes, table.columns, strict=True))
     rows = (
-        Markup("<tr>{}</tr>").format(
-            _EMPTY.join(Markup("<td{}>{}</td>").format(classes(at), _content(cell)) for at, cell in enumerate(row))
-        )
+        f"<tr>{''.join(f'<td{css}>{_content(cell)}</td>' for css, cell in zip(classes, row, strict=True))}</tr>"
         for row in table.rows
     )
-    caption = Markup("<caption>{}</caption>").format(_sentence(table.caption)) if table.caption else _EMPTY
-    hint = Markup("<p class='hint'>This table scrolls sideways.</p>") if len(table.columns) >= _WIDE else _EMPTY
-    return Markup(
-        "{}<div class='scroll' tabindex='0'><table>{}<thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>"
-    ).format(hint, caption, _EMPTY.join(heads), Markup("\n").join(rows))
+    caption = f"<caption>{_sentence(table.caption)}</caption>" if table.caption else ""
+    hint = '<p class="hint">This table scrolls sideways.</p>' if len(table.columns) >= _WIDE else ""
+    return (
+        f'{hint}<div class="scroll" tabindex="0"><table>{caption}<thead><tr>{heads}</tr></thead>'
+        f"<tbody>{chr(10).join(rows)}</tbody></table></div>"
+    )
 
 
-def _fold(summary: Markup, inner: Markup) -> Markup:
-    return Markup("<details><summary>{}</summary>\n{}\n</details>").format(summary, inner)
+def _fold(summary: str, inner: str) -> str:
+    return f"<details><summary>{summary}</summary>\n{inner}\n</details>"
 
 
-def _content(content: Content) -> Markup:
-    return Markup("<br>").join(map(_inline, list_content(content)))
+def _content(content: Content) -> str:
+    return "<br>".join(map(_inline, list_content(content)))
 
 
-def _inline(one: Inline) -> Markup:
+def _inline(one: Inline) -> str:
     match one:
         case str():
             return _sentence(one)
         case Mark():
             return _badge(one)
         case Place():
-            return Markup("<code>{}</code>").format(_breakable(clean_line(str(one))))
+            return f"<code>{_breakable(clean_line(str(one)))}</code>"
         case Link():
             return _link(one)
         case _:
             assert_never(one)
 
 
-def _link(link: Link) -> Markup:
-    text = Markup("{}{}").format(_symbol(link.mark), _sentence(link.text))
+def _link(link: Link) -> str:
+    text = f"{_symbol(link.mark)}{_sentence(link.text)}"
     if _ELSEWHERE.match(link.target):
         return text
-    tone = Markup(" class='{}'").format(link.mark.tone) if link.mark else _EMPTY
-    return Markup("<a href='{}'{}>{}</a>").format(clean_line(link.target), tone, text)
+    tone = f' class="{link.mark.tone}"' if link.mark else ""
+    return f'<a href="{escape(clean_line(link.target))}"{tone}>{text}</a>'
 
 
-def _badge(mark: Mark) -> Markup:
-    return Markup("<span class='badge {}'>{}{}</span>").format(mark.tone, _symbol(mark), clean_line(mark.word))
+def _badge(mark: Mark) -> str:
+    return f'<span class="badge {mark.tone}">{_symbol(mark)}{_plain(mark.word)}</span>'
 
 
-def _symbol(mark: Mark | None) -> Markup:
-    return Markup("<span aria-hidden='true'>{}</span> ").format(mark.symbol) if mark is not None else _EMPTY
+def _symbol(mark: Mark | None) -> str:
+    return f'<span aria-hidden="true">{escape(mark.symbol)}</span> ' if mark is not None else ""
 
 
-def _sentence(text: str) -> Markup:
+def _plain(text: str) -> str:
+    return escape(clean(text).rstrip("\n"))
+
+
+@lru_cache(4096)  # the same bounds and derivations stand in thousands of rows
+def _sentence(text: str) -> str:
     """A sentence: escaped, and what stands between backticks as code."""
     pieces = [_breakable(piece) for piece in re.split(r"`([^`]*)`", clean_line(text))]
-    return _EMPTY.join(
-        Markup("<code>{}</code>").format(piece) if odd % 2 else piece for odd, piece in enumerate(pieces)
-    )
+    return "".join(f"<code>{piece}</code>" if odd % 2 else piece for odd, piece in enumerate(pieces))
 
 
-def _breakable(text: str) -> Markup:
+def _breakable(text: str) -> str:
     """Text whose paths may be broken after a separator, and are copied without the breaks."""
-    return Markup("<wbr>").join(escape(part) for part in _BREAK.split(text))
+    return "<wbr>".join(escape(part) for part in _BREAK.split(text))

@@ -41,7 +41,7 @@ _TONES: Final = {
     Tone.QUIET: "dim",
 }
 _NARROWEST: Final = 20  # columns that a paragraph keeps behind its margin
-_NARROWEST_CELL: Final = 9
+_LONGEST_WORDS: Final = (24, 12, 8, 5)  # characters that a table keeps in one piece, for narrower and narrower screens
 _COMMAND: Final = re.compile(r"(?m)^((?:\s|\x1b\[[\d;]*m)*):(?=:)|#(?=#\[)")  # what GitHub's log takes for a command
 
 
@@ -73,8 +73,15 @@ class _Terminal:
     def print_document(self, document: Document) -> None:
         self._print(_draw(document.title, "bold"))
         self._print(_draw(document.summary), first=self._symbol(document.mark))
-        for block in document.blocks:
+        self._print_blocks(document.blocks)
+
+    def _print_blocks(self, blocks: tuple[Block, ...]) -> None:
+        apart = False
+        for block in blocks:
+            if apart and isinstance(block, Paragraph | Bullets | Figure):
+                self._blank()
             self._print_block(block)
+            apart = isinstance(block, Table | Diagnostic | Preformatted) or (apart and isinstance(block, Details))
 
     def _print_block(self, block: Block) -> None:
         match block:
@@ -98,8 +105,7 @@ class _Terminal:
             case Details():
                 if self.verbose:
                     self._print_block(Heading(block.summary, 3, block.mark))
-                    for inner in block.blocks:
-                        self._print_block(inner)
+                    self._print_blocks(block.blocks)
             case _:
                 assert_never(block)
 
@@ -126,36 +132,48 @@ class _Terminal:
             self._print_lines(found.output, 4)
 
     def _print_table(self, table: Table) -> None:
+        self._blank()
         if table.caption:
             self._print(_draw(table.caption, "bold"))
-        shown, width = list(range(len(table.columns))), self.console.width
-        while (needed := sum(self._least(table, at) + 2 for at in shown)) > width:
-            left_out = [at for at in shown if at in table.optional]
-            if not left_out:
-                break
-            shown.remove(left_out[-1])
-        grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
-        for at in shown:
+        width = self.console.width
+        shown, heads = self._fit(table, width)
+        grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+        for at, least in shown.items():
             grid.add_column(
-                Text(clean_line(table.columns[at])),
+                Text(heads[at]),
                 overflow="fold",
-                no_wrap=_holds_place(table, at),
+                no_wrap=_holds_place(table, at) or at in table.numeric,
+                min_width=least,
                 justify="right" if at in table.numeric else "left",
             )
         for row in table.rows:
             grid.add_row(*(self._content(row[at]) for at in shown))
-        self._blank()
-        self.console.width = max(width, needed)  # a path that is folded can be neither clicked nor searched for
+        self.console.width = max(width, _measure(shown))  # a path in two pieces can be neither clicked nor searched for
         self.console.print(grid)
         self.console.width = width
 
-    def _least(self, table: Table, at: int) -> int:
-        """Columns that a table's column needs at least."""
-        cells = [Text(clean_line(table.columns[at])), *(self._content(row[at]) for row in table.rows)]
-        if _holds_place(table, at):
-            return max(line.cell_len for cell in cells for line in cell.split())
-        words = (len(word) for cell in cells for word in cell.plain.split())
-        return min(max(words, default=1), _NARROWEST_CELL)
+    def _fit(self, table: Table, width: int) -> tuple[dict[int, int], list[str]]:
+        """Columns that are shown with the least width of each, and the headings.
+
+        Words stay whole, or else optional columns are left out; where that is not enough, words are folded.
+        """
+        heads = [clean_line(name) for name in table.columns]
+        for longest in _LONGEST_WORDS:
+            shown = {at: self._least(table, at, heads[at], longest) for at in range(len(heads))}
+            while _measure(shown) > width and table.optional & shown.keys():
+                del shown[max(table.optional & shown.keys())]
+            if _measure(shown) <= width:
+                break
+            heads = [name.replace("_", "_\n") for name in map(clean_line, table.columns)]
+        return shown, heads
+
+    def _least(self, table: Table, at: int, head: str, longest: int) -> int:
+        """Characters that a column needs at least."""
+        cells = [self._content(row[at]) for row in table.rows]
+        if _holds_place(table, at) or at in table.numeric:
+            return max((line.cell_len for cell in cells for line in cell.split()), default=1)
+        words = (len(word) for cell in (head, *(cell.plain for cell in cells)) for word in cell.split())
+        return min(max(words, default=1), longest)
 
     def _content(self, content: Content) -> Text:
         return Text("\n").join(map(self._inline, list_content(content)))
@@ -193,6 +211,11 @@ class _Terminal:
     def _print_lines(self, text: str, indent: int) -> None:
         for line in clean(text).rstrip("\n").split("\n"):
             self.console.print(Text(" " * indent + line.expandtabs(4)), soft_wrap=True)
+
+
+def _measure(columns: dict[int, int]) -> int:
+    """Characters of a table whose columns have these widths."""
+    return sum(columns.values()) + 2 * max(len(columns) - 1, 0)
 
 
 def _holds_place(table: Table, at: int) -> bool:

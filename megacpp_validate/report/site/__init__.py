@@ -1,1 +1,1 @@
-"""Receipts and results as a site of pages: written aside, and put in its place in one move."""
+"""Receipts as a site of pages that works from disk: read, judged, described, and written in one move."""

@@ -2,193 +2,202 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
-from markupsafe import Markup, escape
+from megacpp_validate.evidence.receipt import Receipt
+from megacpp_validate.text import count
 
-from megacpp_validate.evidence.receipt import Check, Receipt
+from ..describe.receipt import (
+    count_checks,
+    describe_fallback,
+    describe_machine,
+    describe_next_step,
+    find_cause,
+    find_failed,
+    find_fallbacks,
+    first_sentence,
+    show_worst,
+    tabulate_checks,
+)
+from ..describe.training import describe_training
+from ..document import (
+    Block,
+    Content,
+    Details,
+    Diagnostic,
+    Document,
+    Heading,
+    Mark,
+    Paragraph,
+    Preformatted,
+    Table,
+    good,
+    missing,
+    quiet,
+    risk,
+)
+from ..document import bad as red
+from .history import CellHistory
 
-from ..drawings.step_times import draw_step_times
-from ..html.pages import draw_breakable, draw_sentence
-from ..marks import Mark
-from ..summaries import count, first_sentence
-from ..words.parity import find_failed
-from ..words.smoke import HEADINGS, Trained, say_phases, say_row, say_state
-from .losses import draw_losses
-from .marks import mark_history
-from .trends import find_trends
-from .values import CellHistory
-
-MOST_ROWS: Final = 200  # receipts of the history on its page, the newest; the verb `history` tells all
-NO_NUMBER: Final = "–"  # noqa: RUF001 - a dash
+MOST_ROWS: Final = 200  # receipts of the history on its page, the newest; the verb `history` has all
 _MOST_KERNELS: Final = 100
-_MOST_FILES: Final = 5
-_LONGEST: Final = 180  # characters of a reason in the answer; all of it stands below
-_HELD: Final = Mark("✓", "-", "held", "good")
-_OUT: Final = Mark("✗", "X", "out", "bad")
+_LONGEST: Final = 180  # characters of a reason in the summary; the page has all of it below
 
 
-@dataclass(frozen=True)
-class TrainedRun:
-    """One training run as pages show it; `row` stands under `HEADINGS` from the second on."""
-
-    cell: str
-    stack: str
-    target: str
-    probe: str
-    started: str
-    mark: Mark
-    name: str
-    said: str
-    state: str
-    row: tuple[str, ...]
-    losses: Markup
-    times: Markup
-
-
-def draw_trained(history: CellHistory, receipt: Receipt) -> tuple[TrainedRun, ...]:
-    """Every training run of the newest receipt of a cell, drawn; it looks no better than the cell."""
-    mark = mark_history(history)
-    runs = []
-    for record in receipt.training:
-        row = say_row(Trained(receipt, record))[1:]
-        told = "; ".join(f"{name} {value}" for name, value in zip(HEADINGS[1:], row, strict=True) if value)
-        runs.append(
-            TrainedRun(
-                cell=receipt.cell,
-                stack=receipt.stack,
-                target=receipt.target,
-                probe=receipt.probe,
-                started=receipt.started,
-                mark=mark,
-                name=f"{record.name} of {receipt.cell}",
-                said=f"Run {record.name}: {told}",
-                state=f"Where the time of run {record.name} went: {say_phases(record)}. {say_state(record)}",
-                row=row,
-                losses=draw_losses(record),
-                times=Markup(draw_step_times(record)),  # noqa: S704 - the drawing escapes what it shows
-            )
-        )
-    return tuple(runs)
-
-
-def cell_values(history: CellHistory, receipt: Receipt | None, trained: tuple[TrainedRun, ...]) -> dict[str, Any]:
-    """What the template of a cell shows.
+def describe_cell(history: CellHistory, receipt: Receipt | None) -> Document:
+    """One cell.
 
     Args:
-        history: every receipt of the cell in a row.
-        receipt: the newest, in full; None where its file can no longer be read.
-        trained: its training runs.
+        history: every receipt of the cell.
+        receipt: the newest in full; None where its file can no longer be read.
     """
-    mark = mark_history(history)
-    values: dict[str, Any] = {
-        "history": history,
-        "receipt": receipt,
-        "tone": "risk" if mark.tone == "quiet" and not history.newest.outcome.is_good else mark.tone,
-        "said": _say(history, receipt),
-        "trends": find_trends(history),
-        "trained": trained,
-        "most_rows": MOST_ROWS,
-        "most_files": _MOST_FILES,
-    }
-    if values["tone"] == "quiet":
-        values["tone"] = "good"
+    blocks: list[Block] = list(_describe_doubts(history))
     if receipt is not None:
-        failed = find_failed(receipt)
-        values |= {
-            "failed": draw_checks(failed),
-            "held": draw_checks(check for check in receipt.checks if check.passed),
-            "held_number": len(receipt.checks) - len(failed),
-            "identity": _identity(history, receipt),
-            "jit": _tell_jit(receipt),
-        }
-    return values
+        blocks += _describe_receipt(history, receipt)
+    blocks += [Heading("History"), _tabulate_history(history)]
+    return Document(history.cell, _summarize(history, receipt), history.mark, tuple(blocks))
 
 
-def draw_checks(checks: Iterable[Check]) -> Markup:
-    """Rows of a table: a row a part, the name of the check in the first.
-
-    The only rows of a site that no template makes: a store has ten thousands of them. Every text is escaped here.
-    """
-    return Markup("".join(row for check in checks for row in _draw_rows(check)))  # noqa: S704
-
-
-def number(value: float | None) -> str:
-    """A number as a table shows it; a dash where there is none."""
-    return NO_NUMBER if value is None else f"{value:,.4g}"
-
-
-def _draw_rows(check: Check) -> Iterator[str]:
-    mark = _HELD if check.passed else _OUT
-    head = (
-        f'<td><span class="badge {mark.tone}"><span aria-hidden="true">{mark.symbol}</span> {mark.word}</span></td>'
-        f'<th scope="row">{draw_breakable(check.name)}</th>'
-    )
-    told = bool(check.detail) or not check.parts
-    for place, part in enumerate(check.parts):
-        more = "" if place == len(check.parts) - 1 and not told else ' class="more"'
-        name = escape(part.name) if part.passed else f"<b>{escape(part.name)}, out</b>"
-        side = "at least" if part.at_least else "at most"
-        yield (
-            f"<tr{more}>{'<td></td><td></td>' if place else head}<td>{name}</td><td>{_value(part.observed)}</td>"
-            f"<td>{side} {_value(part.bound)}</td><td>{escape(part.derivation)}</td></tr>\n"
-        )
-    if told:
-        head = "<td></td><td></td>" if check.parts else head
-        yield f"<tr>{head}<td>seen</td><td>{draw_sentence(check.detail)}</td><td>{NO_NUMBER}</td><td></td></tr>\n"
-
-
-def _value(value: float | None) -> str:
-    if value is None:
-        return "not a number"
-    return f"{value:.4g}" if math.isfinite(value) else "not finite"
-
-
-def _say(history: CellHistory, receipt: Receipt | None) -> str:
-    word = mark_history(history).word
-    said = f"{word[0].upper()}{word[1:]}"
+def _summarize(history: CellHistory, receipt: Receipt | None) -> str:
+    word = f"{history.mark.word[0].upper()}{history.mark.word[1:]}"
     if receipt is not None and receipt.reason:
-        said += f": {shorten(first_sentence(receipt.reason.partition(' Next step:')[0]))}"
+        reason = first_sentence(find_cause(receipt))
+        word += f": {reason if len(reason) <= _LONGEST else reason[:_LONGEST].rpartition(' ')[0] + ' …'}"
     elif receipt is not None and receipt.checks:
-        said += f": {count(len(receipt.checks), 'check')} held"
-    bad = sum(not row.outcome.is_good for row in history.earlier)
-    before = f" {bad} of {count(len(history.earlier), 'earlier receipt')} not good." if bad else ""
-    return f"{said}{before}" if said.endswith("…") else f"{said.rstrip('.')}.{before}"
+        word += f": {count(receipt.checks, 'check')} held"
+    earlier = [row for row in history.rows[1:] if not row.same_as]
+    wrong = sum(row.outcome is None or not row.outcome.is_good for row in earlier)
+    before = f" {wrong} of {count(earlier, 'other receipt')} not good." if wrong else ""
+    return f"{word.rstrip('.')}.{before}"
 
 
-def shorten(text: str) -> str:
-    """A text as it fits into an answer, cut between words where it is long."""
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST].rpartition(' ')[0] or text[:_LONGEST]} …"
+def _describe_doubts(history: CellHistory) -> Iterator[Block]:
+    if history.fault:
+        yield Paragraph(f"The newest receipt cannot be shown: {history.fault}", missing())
+    if history.future:
+        receipts = count(history.future, "receipt")
+        yield Paragraph(
+            f"{receipts} of this cell started after this report: a clock is ahead. They count last.", risk("")
+        )
+    for file in history.unreadable[:5]:
+        yield Paragraph(f"`{file}` is named after this cell and is an invalid receipt.", missing())
+    for row in history.rows:
+        if row.contradicts:
+            yield Paragraph(f"`{row.path}` and `{row.contradicts}` claim one process and differ.", risk("contradicted"))
 
 
-def _identity(history: CellHistory, receipt: Receipt) -> list[tuple[str, str]]:
-    told = [
-        ("file", history.newest.path),
-        ("sha256", history.newest.sha256),
-        ("schema", receipt.schema_id),
-        ("image digest", receipt.image_digest),
-        ("lock hash", receipt.lock_hash),
-        ("environment", receipt.environment),
-        ("commit", receipt.commit),
-        ("tool", receipt.tool),
-        ("compilers", ", ".join(f"{one.library} by {one.mode}" for one in receipt.compilers)),
+def _describe_receipt(history: CellHistory, receipt: Receipt) -> Iterator[Block]:
+    row = history.rows[0]
+    yield Paragraph(f"Run `{row.run}`, {row.started or 'date unknown'}; {describe_machine(receipt.machine)}; "
+                    f"seed {receipt.seed}.")  # fmt: skip
+    failure = receipt.failure
+    fields: list[tuple[str, Content]] = [
+        ("blocked by", receipt.blocked_by),
+        ("raised", f"`{failure.type}`{f' at `{failure.frame}`' if failure.frame else ''}" if failure else ""),
+        *(("fell back", describe_fallback(backend)) for backend in find_fallbacks(receipt)),
+        ("requested", f"{receipt.requested}: {receipt.requested_because}".removesuffix(": ")),
+        ("checks", f"{count_checks(receipt)} held" if receipt.checks else ""),
+        ("closest", f"{show_worst(receipt)} of its bound" if show_worst(receipt) else ""),
+        *(("retried", retry) for retry in receipt.retries),
     ]
-    return [(name, value) for name, value in told if value]
+    yield Heading("What was seen")
+    cause, step = find_cause(receipt), describe_next_step(receipt)
+    yield Diagnostic(receipt.probe, history.mark, message=cause, fields=tuple(fields), help=step)
+    if failure and failure.traceback:
+        yield Details("Traceback", (Preformatted(failure.traceback),))
+    if receipt.checks:
+        yield Heading("Checks")
+        if failed := find_failed(receipt):
+            yield tabulate_checks(failed, "Checks out of bounds")
+        held = [check for check in receipt.checks if check.passed]
+        word = "The other" if failed else "All"
+        yield Details(
+            f"{word} {count(held, 'check')}, with what was observed and allowed", (tabulate_checks(held, ""),)
+        )
+    yield from _describe_stack(receipt)
+    if receipt.training:
+        yield Heading("Training")
+        yield from describe_training((record.name, receipt, record) for record in receipt.training)
 
 
-def _tell_jit(receipt: Receipt) -> dict[str, Any]:
-    """Compiles by library up to the second use and in it: the latter should not be."""
+def _describe_stack(receipt: Receipt) -> Iterator[Block]:
+    if receipt.backends:
+        fell_back = find_fallbacks(receipt)
+        rows: list[tuple[Content, ...]] = []
+        for backend in receipt.backends:
+            mark = risk("fell back") if backend in fell_back else good("as requested")
+            if backend not in fell_back and backend.requested and backend.requested != backend.claimed:
+                mark = quiet("another, as it may")
+            seen = ", ".join(backend.observed) or "unknown"
+            why = "; ".join(backend.reasons)
+            rows.append((mark, f"`{backend.path}`", backend.requested, backend.claimed or "nothing", seen, why))
+        columns = ("", "path", "requested", "claimed", "observed", "why not another")
+        yield Heading("Backends: requested and observed")
+        yield Table(columns, tuple(rows))
+    yield Heading("As loaded")
+    yield _tabulate_loaded(receipt)
+    yield _tabulate_identity(receipt)
+    yield Heading("Compiled just in time")
+    yield from _describe_jit(receipt)
+    if receipt.quantizers:
+        yield Heading("Cast to low precision")
+        casts = tuple((f"`{one.path}`", one.tensor, one.kind, one.format, one.block) for one in receipt.quantizers)
+        yield Table(("path", "operand", "kind", "format", "values that share a scale"), casts)
+    if receipt.timings:
+        yield Heading("Timed")
+        times = tuple((f"`{t.name}`", f"{t.median_ms:.4g}", f"{t.spread:.1%}", t.clock) for t in receipt.timings)
+        yield Table(("use", "median, ms", "spread of the rounds", "clock"), times, numeric=frozenset({1, 2}))
+
+
+def _tabulate_loaded(receipt: Receipt) -> Table:
+    rows: list[tuple[Content, ...]] = []
+    for package in receipt.packages:
+        kind: str | Mark = risk("second copy") if package.other_copies else "package"
+        files = tuple(f"`{file}`" for file in (package.file, *package.other_copies))
+        rows.append((kind, package.name, package.version or "unknown", files))
+    for library in receipt.libraries:
+        kind = risk("second copy") if len(library.files) > 1 else "library"
+        rows.append((kind, library.name, library.version or "unknown", tuple(f"`{file}`" for file in library.files)))
+    return Table(("", "name", "version", "files"), tuple(rows))
+
+
+def _tabulate_identity(receipt: Receipt) -> Table:
+    known = {
+        "schema": receipt.schema_id,
+        "image digest": receipt.image_digest,
+        "lock hash": receipt.lock_hash,
+        "environment": receipt.environment,
+        "commit": receipt.commit,
+        "tool": receipt.tool,
+        "compilers": ", ".join(f"{one.library} by {one.mode}" for one in receipt.compilers),
+    }
+    return Table(("identity", "value"), tuple((name, f"`{value}`") for name, value in known.items() if value))
+
+
+def _describe_jit(receipt: Receipt) -> Iterator[Block]:
     jit = receipt.jit
-    late = sum(jit.after.values())
-    by_library = ", ".join(f"{library} {amount}" for library, amount in sorted(jit.warm_up.items()) if amount)
-    hits = sum(jit.hits.values())
-    said = f"{sum(jit.warm_up.values())} up to the second use{f' ({by_library})' if by_library else ''}, {late} in it"
-    said += f"; {hits} came from a cache on disk" if hits else ""
-    if receipt.schema_id.endswith(("/1", "/2", "/3")):
-        said += "; a receipt of this schema tells no single kernel"
-    mark = Mark("✗", "X", "compiled late", "bad") if late else Mark("✓", "-", "nothing late", "good")
-    shown = sorted(jit.compiled, key=lambda one: (one.when != "after", -one.seconds))[:_MOST_KERNELS]
-    return {"said": f"{said}.", "mark": mark, "shown": shown}
+    late, hits = sum(jit.after.values()), sum(jit.hits.values())
+    libraries = ", ".join(f"{library} {number}" for library, number in sorted(jit.warm_up.items()) if number)
+    text = f"{sum(jit.warm_up.values())} up to the second use{f' ({libraries})' if libraries else ''}, {late} in it"
+    text += f"; {hits} came from a cache on disk" if hits else ""
+    yield Paragraph(f"{text}.", red("late") if late else good("nothing late"))
+    for note in (*jit.notes, *(f"Not watched: {library}: {why}" for library, why in jit.unwatched.items())):
+        yield Paragraph(note)
+    if jit.compiled:
+        shown = sorted(jit.compiled, key=lambda one: (one.when != "after", -one.seconds))[:_MOST_KERNELS]
+        rows = tuple((one.when, one.library, f"`{one.kernel}`", one.shape, f"{one.seconds:.2f}") for one in shown)
+        table = Table(("when", "library", "kernel", "shape", "seconds"), rows, numeric=frozenset({4}))
+        yield Details(f"{count(jit.compiled, 'kernel')} compiled", (table,))
+
+
+def _tabulate_history(history: CellHistory) -> Table:
+    rows: list[tuple[Content, ...]] = []
+    for row in history.rows[:MOST_ROWS]:
+        outcome = row.outcome.value if row.outcome else "invalid"
+        copied = f", copy of `{row.same_as}`" if row.same_as else ""
+        seconds = (row.seconds_probe, row.seconds_total, row.step_seconds, row.peak_memory_mib or None)
+        numbers = ("" if value is None else f"{value:,.4g}" for value in seconds)
+        rows.append((f"{outcome}{copied}", row.started[:19] or "unknown", f"`{row.run}`", *numbers, row.commit[:10]))
+    columns = ("outcome", "started", "run", "probe, s", "whole, s", "step, s", "memory, MiB", "commit")
+    return Table(columns, tuple(rows), numeric=frozenset({3, 4, 5, 6}))

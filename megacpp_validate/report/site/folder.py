@@ -1,163 +1,98 @@
-"""A site on disk: written aside and put in its place in one move, so that there is a whole one or the old one."""
+"""A site on disk: written aside, then put in its place, so that a reader finds a whole one."""
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import os
 import re
 import shutil
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from .paths import is_page
+from ...errors import WrongArguments
 
-MARK: Final = ".megacpp-site"  # says that a folder is a site, and may be replaced by the next one
-_HEAD: Final = "A report site: the next report replaces this folder. Its pages:"
-_AT_FDCWD: Final = -100
-_RENAME_EXCHANGE: Final = 2
-
-
-class NotOurFolder(ValueError):
-    """A folder that holds something else than a site: it is not replaced."""
-
-    def __init__(self, folder: Path, what: str) -> None:
-        super().__init__(
-            f"{folder} {what}, and would be replaced whole. Likely cause: --output names the wrong folder. Next step: "
-            "give a folder that is not there yet, or one that an earlier report wrote."
-        )
+MARK: Final = ".megacpp-site"  # says that a folder is a site, and lists its pages
+_PAGE: Final = re.compile(r"(?:[a-z][a-z0-9_-]*/)?[a-z0-9][a-z0-9._-]*\.html")
+_LONGEST: Final = 60
 
 
-def write_site(folder: Path, pages: Iterable[tuple[str, str]]) -> int:
-    """Write every page, whatever dies half way; how many bytes they are.
+def name_page(folder: str, *words: str) -> str:
+    """A page's path that a person recognises; a hash keeps it apart from every other, whatever the file system."""
+    digest = sha256("\0".join(words).encode("utf-8", "backslashreplace")).hexdigest()[:10]
+    shown = re.sub(r"[^a-z0-9._]+|\.{2,}", "-", "-".join(words).lower())[:_LONGEST].strip("-._")
+    return f"{folder}/{shown}-{digest}.html" if shown else f"{folder}/{digest}.html"
+
+
+def write_site(folder: Path, pages: Iterable[tuple[str, str]]) -> dict[str, int]:
+    """Write every page as it comes; bytes by path.
 
     Args:
         folder: replaced whole if an earlier report wrote it.
-        pages: path below it and text; written as they come.
+        pages: path below the folder, and text.
 
     Raises:
-        NotOurFolder: there is something else in it.
+        WrongArguments: there is something else in the folder.
         ValueError: a path leads out of it.
         OSError: the place cannot be written.
     """
     folder = Path(os.path.abspath(folder))  # noqa: PTH100 - a link on the way stays one
-    refuse_other_folder(folder)
+    require_site(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(folder)
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}.new")
+    aside, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("new", "old"))
     written: dict[str, int] = {}
     try:
         aside.mkdir()
         for path, text in pages:
-            if not is_page(path):
+            if not _PAGE.fullmatch(path) or ".." in path:
                 raise ValueError(f"{path!r} is no name of a page")
-            target = aside / path
-            target.parent.mkdir(exist_ok=True)
-            # Half a character, as a file system may have it in a name, is written as its escape.
-            written[path] = target.write_bytes(text.encode("utf-8", "backslashreplace"))
-        listed = "".join(f"{path}\n" for path in sorted(written))
-        (aside / MARK).write_text(f"{_HEAD}\n{listed}", encoding="utf-8")
-        refuse_other_folder(folder)  # what came since the first look
-        _put(aside, folder)
+            (aside / path).parent.mkdir(exist_ok=True)
+            written[path] = (aside / path).write_bytes(text.encode("utf-8", "backslashreplace"))
+        (aside / MARK).write_text("".join(f"{path}\n" for path in sorted(written)), encoding="utf-8")
+        require_site(folder)  # what came since the first look
+        if folder.exists():
+            folder.rename(old)
+        aside.rename(folder)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return sum(written.values())
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+        for left in (aside, old):
+            shutil.rmtree(left, ignore_errors=True)
+    return written
 
 
-def refuse_other_folder(folder: Path) -> None:
+def require_site(folder: Path) -> None:
     """Refuse a place that holds what no report wrote.
 
     Raises:
-        NotOurFolder: with what there is.
+        WrongArguments: with what there is.
     """
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise NotOurFolder(folder, "is no folder")
-    if not folder.is_dir():
+        raise _refuse(folder, "is no folder")
+    if not folder.is_dir() or not any(folder.iterdir()):
         return
     if not (folder / MARK).is_file():
-        if any(folder.iterdir()):
-            raise NotOurFolder(folder, "holds what no report wrote")
-        return
-    if other := next(_find_others(folder), ""):
-        raise NotOurFolder(folder, f"holds {other}, which no report wrote")
+        raise _refuse(folder, "holds what no report wrote")
+    known = {*(folder / MARK).read_text(encoding="utf-8", errors="replace").splitlines(), MARK}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if (path.is_symlink() or not path.is_dir()) and name not in known:
+            raise _refuse(folder, f"holds {name}, which no report wrote")
 
 
-def refuse_inside(folder: Path, files: Iterable[Path]) -> None:
-    """Refuse a place that holds what a report is made from, or what it is to write beside its pages.
+def require_outside(folder: Path, files: Iterable[Path]) -> None:
+    """Refuse a place that holds what a report is made from, or what it writes beside its pages.
 
     Raises:
-        NotOurFolder: with the first one.
+        WrongArguments: with the first such file.
     """
-    place = folder.resolve()
     for file in files:
-        if file.resolve().is_relative_to(place):
-            raise NotOurFolder(folder, f"holds {file}")
+        if file.resolve().is_relative_to(folder.resolve()):
+            raise _refuse(folder, f"holds {file}")
 
 
-def _find_others(folder: Path) -> Iterator[str]:
-    """Files of a site that are not on its list; one without a list, of an earlier version, has pages alone."""
-    _, _, listed = (folder / MARK).read_text(encoding="utf-8", errors="replace").partition("\n")
-    known = set(listed.splitlines())
-    for place, folders, names in os.walk(folder):
-        # A link to a folder is one more file that somebody put there.
-        links = [name for name in folders if (Path(place) / name).is_symlink()]
-        for name in (*names, *links):
-            path = (Path(place) / name).relative_to(folder).as_posix()
-            if path != MARK and not (path in known if known else is_page(path)):
-                yield path
-
-
-def _put(aside: Path, folder: Path) -> None:
-    """Put the new folder in the place of the old one, which then lies aside.
-
-    Raises:
-        OSError: it cannot be moved.
-    """
-    if not folder.exists():
-        aside.rename(folder)
-    elif not _exchange(aside, folder):
-        # Not in one move: where this is killed between the two, the next report puts the old one back.
-        old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-        folder.rename(old)
-        aside.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Two folders, exchanged in one move; False where this system cannot."""
-    if not sys.platform.startswith("linux"):
-        return False
-    try:
-        rename = ctypes.CDLL(None, use_errno=True).renameat2  # glibc 2.28, musl 1.2.5
-    except (AttributeError, OSError):
-        return False
-    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
-        return False  # a file system, or a sandbox, without it
-    raise OSError(number, os.strerror(number), str(other))
-
-
-def _sweep(folder: Path) -> None:
-    """Take away what reports left that were killed here; the old site comes back where one lies aside alone."""
-    left = re.compile(rf"\.{re.escape(folder.name)}\.(\d+)\.(new|old)")
-    for path in sorted(folder.parent.iterdir()):
-        if not (match := left.fullmatch(path.name)) or _lives(int(match[1])):
-            continue
-        if match[2] == "old" and not folder.exists():
-            path.rename(folder)
-        else:
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _lives(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True  # of another user
-    return True
+def _refuse(folder: Path, what: str) -> WrongArguments:
+    return WrongArguments(
+        f"{folder} {what}, and a report would replace the whole folder. Likely cause: --output names the wrong folder. "
+        "Next step: give a folder that does not exist, or one that an earlier report wrote."
+    )

@@ -1,386 +1,356 @@
-"""The pages of a report site, one function a page: values in, HTML out. Nothing is read and nothing is written here."""
+"""The pages about many cells: overview, target, blame, training, environments, gate and files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
-from megacpp_validate.evidence.receipt import Outcome, Receipt
+from megacpp_validate.evidence.receipt import Receipt
+from megacpp_validate.evidence.training import TrainingRecord
+from megacpp_validate.text import count
 
 from ...canary.dynamic.upgrade_result import StepResult
-from ..html.pages import render_page
-from ..marks import mark_cell
-from ..summaries import count
-from ..words.gate import mark_cell_verdict, mark_gate_waiver, name_culprit, say_why, summarize_gate
-from ..words.score import say_counts, say_day, say_interval, say_share
-from ..words.selftest import find_unsettled, say_unsettled, score_modules
-from ..words.smoke import HEADINGS
-from .cell_page import TrainedRun, cell_values, number, shorten
-from .environments import MOST_RECEIPTS, Environment, merge_facts, pack_environments, pair_facts
-from .gate_words import find_others, identity_of, mark_shown_gate
-from .marks import (
-    AHEAD,
-    CONTRADICTED,
-    COPIED,
-    FILE_LOST,
-    NOT_READ,
-    OUTDATED,
-    SECOND_COPY,
-    mark_backend,
-    mark_fate,
-    mark_history,
-    mark_score,
-    mark_step,
-    mark_timing,
-    mark_trend,
+from ...gate.decision import GateDecision
+from ..describe.training import describe_training
+from ..describe.upgrade import describe_step, name_culprit, summarize_step
+from ..document import (
+    Block,
+    Content,
+    Details,
+    Document,
+    Heading,
+    Link,
+    Mark,
+    Paragraph,
+    Table,
+    Tone,
+    bad,
+    good,
+    missing,
+    quiet,
+    risk,
 )
-from .paths import result_page, step_page, target_page
-from .score_words import falls_short, find_left_out, say_partly
-from .trends import Trend, draw_trend, find_trends, say_trend
-from .values import MODULES, CellHistory, Depth, SiteFacts, StackHistory, group_probes
+from ..render.html import make_anchor
+from .folder import name_page
+from .history import CellHistory, StackHistory
 
-NAV: Final = (
-    ("index.html", "Overview"),
-    ("steps.html", "Blame"),
-    ("gate.html", "Release gate"),
-    ("training.html", "Training"),
-    ("trends.html", "Trends"),
-    ("environments.html", "Environments"),
-    ("score.html", "The suite's score"),
-    ("files.html", "Files"),
-)
-MOST_TRAINED: Final = 40  # runs that are drawn on the page of all training, the newest
-_MOST_CELLS: Final = 900  # of grids on the first page, at about 130 bytes each: with 300 kB for the page, half
-_MOST_TARGETS: Final = 8
-_MOST_ANSWERS: Final = 4  # targets that the answer names
-_MOST_ROWS: Final = 20
-_MOST_CLOSING: Final = 12
-_MOST_TRENDS: Final = 24
+MODULES: Final = "bridge modules"
+_GROUPS: Final = (("fp8_", "FP8"), ("smoke_", "training smoke"))
+_OTHERS: Final = "other cells"
+_MOST_STACKS: Final = 20  # of one target on the first page
+_MOST_STEPS: Final = 20
+_MOST_RUNS: Final = 40  # of training that are drawn
 _MOST_FILES: Final = 500
-_MOST_VERDICTS: Final = 400
-_LEGEND: Final = tuple(mark_cell(outcome) for outcome in Outcome)
 
 
-def render_cell(
-    facts: SiteFacts,
-    history: CellHistory,
-    receipt: Receipt | None,
-    trained: tuple[TrainedRun, ...] = (),
-    missing: str = "",
-) -> str:
-    """The page of a cell; see `cell_values`. `missing` says what is wrong with its newest receipt."""
-    return _render("cell", facts, root="../", missing=missing, **cell_values(history, receipt, trained))
+@dataclass
+class Site:
+    """What the pages show; filled while receipts are read one at a time.
 
-
-def render_index(facts: SiteFacts, steps: Sequence[StepResult]) -> str:
-    """The first page: answer, gate, grids of the newest releases, blame, score. Never longer for more receipts."""
-    targets = facts.targets
-    shown = targets[:_MOST_TARGETS]
-    most = max(_MOST_CELLS // max(len(shown) * len(facts.modules), 1), 3)
-    said, tone = _answer(facts)
-    return _render(
-        "index",
-        facts,
-        here="index.html",
-        said=said,
-        tone=tone,
-        targets=[_target_values(target, facts, most) for target in shown],
-        targets_left=[{"name": target, "page": target_page(target)} for target in targets[_MOST_TARGETS:][:_MOST_ROWS]],
-        steps=steps,
-        most_rows=_MOST_ROWS,
-        most_closing=_MOST_CLOSING,
-    )
-
-
-def render_target(facts: SiteFacts, target: str) -> str:
-    """Every cell on one target, in grids of modules, FP8, training and the rest."""
-    stacks = [stack for stack in facts.stacks if stack.target == target]
-    said, tone = _say_stacks(stacks, facts.modules)
-    groups = group_probes(stacks, facts.modules)
-    return _render("target", facts, root="../", name=target, stacks=stacks, groups=groups, said=said, tone=tone)
-
-
-def render_stack(facts: SiteFacts, stack: StackHistory) -> str:
-    """Every cell of an older stack, by its history alone."""
-    said, tone = _say_stacks([stack], facts.modules)
-    return _render("stack", facts, root="../", stack=stack, said=said, tone=tone)
-
-
-def render_step(facts: SiteFacts, step: StepResult, before: Sequence[Environment], after: Sequence[Environment]) -> str:
-    """Blame of one step, and what else changed between the environments of its sides."""
-    pairs = pair_facts(merge_facts(before), merge_facts(after))
-    differing = [pair for pair in pairs if pair.differs]
-    return _render("step", facts, root="../", step=step, pairs=differing, same=len(pairs) - len(differing))
-
-
-def render_steps(facts: SiteFacts, steps: Sequence[StepResult]) -> str:
-    """Every step in a row."""
-    breaking = sum(step.breaks for step in steps)
-    lost = any(step.lost for step in steps)
-    verb = "breaks" if len(steps) == 1 else "break"
-    said = f"{breaking} of {count(len(steps), 'step')} {verb} something." if steps else "There is no step to judge."
-    left = sum(depth is Depth.LISTED for depth in facts.depths.values())
-    said += f" {count(left, 'older stack')} left out." if left else ""
-    tone = "bad" if breaking else "risk" if lost or not steps else "good"
-    return _render("steps", facts, here="steps.html", steps=steps, said=said, tone=tone)
-
-
-def render_training(facts: SiteFacts, trained: Sequence[TrainedRun]) -> str:
-    """Loss curves and goodput of the runs that cells are about, the newest first."""
-    runs = sorted(trained, key=lambda run: run.started, reverse=True)
-    tones = [run.mark.tone for run in runs]
-    doubted = sum(tone in ("bad", "risk") for tone in tones)
-    said = f"{count(len(runs), 'training run')}, {doubted} of them in a cell that is not good or in doubt."
-    return _render(
-        "training",
-        facts,
-        here="training.html",
-        trained=runs[:MOST_TRAINED],
-        left=max(len(runs) - MOST_TRAINED, 0),
-        headings=HEADINGS[1:],
-        said=said if runs else "Nobody trained.",
-        tone=_worst(["good", *tones]) if runs else "risk",
-    )
-
-
-def render_trends(facts: SiteFacts) -> str:
-    """What cells cost over runs, the largest growth first."""
-    found: list[tuple[CellHistory, Trend]] = [
-        (cell, trend) for stack in facts.stacks for cell in stack.cells.values() for trend in find_trends(cell)
-    ]
-    found.sort(key=lambda pair: -pair[1].ratio)
-    more = sum(mark_trend(trend).tone == "risk" for _, trend in found)
-    said = f"{more} of {count(len(found), 'trend')} took more than 1.1 times the median of earlier runs."
-    return _render(
-        "trends",
-        facts,
-        here="trends.html",
-        shown=found[:_MOST_TRENDS],
-        left=max(len(found) - _MOST_TRENDS, 0),
-        said=said if found else "No cell has two good receipts with a date yet.",
-        tone="risk" if more or not found else "good",
-    )
-
-
-def render_environments(
-    facts: SiteFacts,
-    environments: Sequence[Environment],
-    pairs: Sequence[tuple[Sequence[Environment], Sequence[Environment]]],
-) -> str:
-    """Environments of two receipts side by side.
-
-    Args:
-        facts: of the site.
-        environments: to choose from.
-        pairs: environments of adjacent releases, older and newer.
+    Attributes:
+        modules: ids of the bridge modules, in dependency order.
+        stacks: by target, the newest release first.
+        full: (target, stack) whose cells have pages of their own.
+        environments: (target, stack) -> fact -> its values.
+        runs: the training run that each cell is about.
+        gates: decisions of the release gate, in words.
+        foreign: titles of decisions that were made of other receipts.
+        results: page of a result that lies beside the receipts -> its file.
     """
-    shown = environments[:MOST_RECEIPTS]
-    groups: dict[str, list[tuple[int, Environment]]] = {}
-    for index, each in enumerate(shown):
-        groups.setdefault(f"{each.stack} on {each.target}", []).append((index, each))
-    first = next((index for index, each in enumerate(shown) if pairs and each == pairs[0][1][0]), 0)
-    other = next(
-        (index for index, each in enumerate(shown) if pairs and _is_beside(each, pairs[0])), min(1, len(shown))
-    )
-    adjacent = []
-    for before, after in pairs:
-        facts_of_both = pair_facts(merge_facts(before), merge_facts(after))
-        differing = [pair for pair in facts_of_both if pair.differs]
-        names = {"before": before[0].stack, "after": after[0].stack, "target": after[0].target}
-        adjacent.append(names | {"differing": differing, "same": len(facts_of_both) - len(differing)})
-    return _render(
-        "environments",
-        facts,
-        here="environments.html",
-        groups=list(groups.items()),
-        packed=pack_environments(shown),
-        before=other,
-        after=first,
-        pairs=adjacent,
-        left=max(len(environments) - MOST_RECEIPTS, 0),
-    )
+
+    store: str
+    made_at: str
+    modules: tuple[str, ...]
+    stacks: list[StackHistory] = field(default_factory=list)
+    full: frozenset[tuple[str, str]] = frozenset()
+    steps: list[StepResult] = field(default_factory=list)
+    environments: dict[tuple[str, str], dict[str, set[str]]] = field(default_factory=dict)
+    runs: list[tuple[Receipt, TrainingRecord]] = field(default_factory=list)
+    gates: list[tuple[GateDecision, Document, bool]] = field(default_factory=list)
+    unreadable: dict[str, str] = field(default_factory=dict)
+    results: dict[str, str] = field(default_factory=dict)
+
+    def page_of(self, cell: CellHistory) -> str:
+        """Where a cell is shown: on its own page, or on that of its target."""
+        if (cell.target, cell.stack) in self.full:
+            return name_page("cell", cell.cell)
+        return name_page("target", cell.target)
+
+    @property
+    def targets(self) -> list[str]:
+        """Every target that a receipt is of."""
+        return list(dict.fromkeys(stack.target for stack in self.stacks))
 
 
-def render_score(facts: SiteFacts) -> str:
-    """Kill tables of the suite's own score."""
-    scores = list(facts.scores.values())
-    newest = scores[:1]
-    short = bool(newest) and falls_short(facts.rates)
-    if short or any(find_unsettled(score) or score.false_alarms or score.lost for score in newest):
-        said, tone = "The selftest did not find everything, or blamed another module for it.", "bad"
-    elif newest and (partly := say_partly(newest[0], facts.mutants)):
-        said, tone = f"The newest selftest is {partly}: what the others would show is not known.", "risk"
-    elif newest:
-        said, tone = "The selftest found every planted fault, and blamed its own module for it.", "good"
-    else:
-        said, tone = "There is no kill table.", "risk"
-    return _render("score", facts, here="score.html", said=said, tone=tone)
-
-
-def render_gate(facts: SiteFacts) -> str:
-    """Every decision of the release gate, with the reason of each cell."""
-    said, tone = _say_gates(facts) if facts.gates else ("No decision was given to this report.", "risk")
-    known = {
-        cell.newest.cell: facts.page_of(stack.target, stack.stack, cell.newest.cell)
-        for stack in facts.stacks
-        for cell in stack.cells.values()
+def list_pages(site: Site) -> tuple[Link, ...]:
+    """The pages that every page links to; a page without content is left out."""
+    named = {
+        "index.html": ("Overview", True),
+        "steps.html": ("Blame", bool(site.steps)),
+        "gate.html": ("Release gate", bool(site.gates)),
+        "training.html": ("Training", bool(site.runs)),
+        "environments.html": ("Environments", bool(site.environments)),
+        "files.html": ("Files", True),
     }
-    return _render("gate", facts, here="gate.html", said=said, tone=tone, known=known, most_rows=_MOST_VERDICTS)
+    return tuple(Link(text, page) for page, (text, shown) in named.items() if shown)
 
 
-def render_files(facts: SiteFacts) -> str:
-    """Files of the store that are no receipts."""
-    unreadable = list(facts.unreadable.items())
-    said = (
-        f"{count(len(unreadable), 'file')} could not be read: their cells are lost."
-        if unreadable
-        else "Every file that says that it is a receipt could be read."
+def describe_overview(site: Site) -> Document:
+    """The answer, the grids of the newest releases, and what is to blame."""
+    summary, mark = _answer(site)
+    blocks: list[Block] = []
+    for decision, document, foreign in site.gates:
+        name = f"{decision.stack} on {decision.target}"
+        blocks.append(Paragraph(f"Release gate, {name}: {document.summary}", _mark_gate(document, foreign=foreign)))
+    for target in site.targets:
+        stacks = [stack for stack in site.stacks if stack.target == target]
+        with_modules = [stack for stack in stacks if not stack.cells.keys().isdisjoint(site.modules)]
+        blocks.append(Heading(f"On {target}"))
+        if with_modules:
+            blocks.append(_tabulate_grid(site, with_modules[:_MOST_STACKS], site.modules, ""))
+        link = Link(f"Every cell on {target}", name_page("target", target))
+        rows = [(name, _count_good(stacks, probes)) for name, probes in _group_probes(stacks, site.modules).items()]
+        blocks.append(Table(("cells", "hold"), (*rows, (link, "")), optional=frozenset()))
+    if site.steps:
+        blocks += [Heading("What releases broke"), _tabulate_steps(site.steps[:_MOST_STEPS])]
+    if site.unreadable:
+        files = count(len(site.unreadable), "file")
+        blocks.append(Paragraph(f"{files} could not be read as a receipt: their cells are lost.", missing()))
+    blocks.append(Paragraph(f"Receipts: `{site.store}`; made {site.made_at}."))
+    return Document("Does the bridge to Transformer Engine hold?", summary, mark, tuple(blocks))
+
+
+def describe_target(site: Site, target: str) -> Document:
+    """Every cell on one target, in grids of modules, FP8, training and the rest."""
+    stacks = [stack for stack in site.stacks if stack.target == target]
+    summary, mark = _answer_target(stacks, site.modules)
+    blocks: list[Block] = []
+    for name, probes in _group_probes(stacks, site.modules).items():
+        shown = [stack for stack in stacks if not stack.cells.keys().isdisjoint(probes)]
+        if shown:
+            blocks += [Heading(name.capitalize()), _tabulate_grid(site, shown, probes, "../")]
+    return Document(f"Every cell on {target}", summary, mark, tuple(blocks))
+
+
+def describe_steps(site: Site) -> Document:
+    """Every step between adjacent releases."""
+    breaking = sum(step.breaks for step in site.steps)
+    verb = "breaks" if len(site.steps) == 1 else "break"
+    blocks: list[Block] = [_tabulate_steps(site.steps, root="#")]
+    for step in site.steps:
+        blocks += [Heading(name_step(step), mark=mark_step(step)), Paragraph(summarize_step(step))]
+        blocks += describe_step(step)
+        if differing := _compare_environments(site, step):
+            title = f"{count(len(differing), 'other fact')} of the environments differ"
+            blocks.append(Details(title, (Table(("fact", step.before, step.after), differing),)))
+    lost = any(mark_step(step).tone is Tone.MISSING for step in site.steps)
+    mark = bad("breaks") if breaking else missing() if lost else good("breaks nothing")
+    return Document(
+        "What releases broke", f"{breaking} of {count(site.steps, 'step')} {verb} something.", mark, tuple(blocks)
     )
-    return _render(
-        "files", facts, here="files.html", said=said, tone="risk" if unreadable else "good",
-        unreadable=unreadable[:_MOST_FILES], left=max(len(unreadable) - _MOST_FILES, 0),
-    )  # fmt: skip
 
 
-def render_assets() -> list[tuple[str, str]]:
-    """What every page of the site shares."""
-    return [("site.css", render_page("site/style.css.j2")), ("site.js", render_page("site/script.js.j2"))]
+def describe_runs(site: Site) -> Document:
+    """Loss curves and speed of the runs that cells are about, the newest first."""
+    runs = sorted(site.runs, key=lambda run: run[0].started, reverse=True)[:_MOST_RUNS]
+    cells = {cell.cell: cell for stack in site.stacks for cell in stack.cells.values()}
+    named = [(Link(receipt.cell, site.page_of(cells[receipt.cell])), receipt, record) for receipt, record in runs]
+    blocks = describe_training(named)
+    doubted = [receipt.cell for receipt, _ in runs if not cells[receipt.cell].holds]
+    slow = [block for block in blocks if isinstance(block, Paragraph)]
+    summary = f"{count(runs, 'training run')}: {len(doubted)} in a cell that does not hold"
+    summary += f", {len(slow)} in low precision slower than bf16." if slow else "."
+    mark = bad("does not hold") if doubted else risk("slower") if slow else good("holds")
+    return Document("Loss and speed of training runs", summary, mark, blocks)
 
 
-def _render(page: str, facts: SiteFacts, *, root: str = "", here: str = "", **values: Any) -> str:
-    return render_page(f"site/{page}.html.j2", facts=facts, root=root, here=here, nav=NAV, **_WORDS | values)
+def describe_environments(site: Site) -> Document:
+    """What each stack loaded, side by side; rows that differ first."""
+    blocks: list[Block] = []
+    for target in site.targets:
+        stacks = [key for key in site.environments if key[0] == target][:_MOST_STACKS]
+        if not stacks:
+            continue
+        names = dict.fromkeys(name for key in stacks for name in site.environments[key])
+        rows = [(name, *(_show_fact(site, key, name) for key in stacks)) for name in names]
+        differing = tuple(row for row in rows if len(set(row[1:])) > 1)
+        same = tuple(row[:2] for row in rows if len(set(row[1:])) == 1)
+        blocks.append(Heading(f"On {target}"))
+        if differing:
+            blocks.append(Table(("fact", *(stack for _, stack in stacks)), differing))
+        if same:
+            blocks.append(Details(f"{count(same, 'fact')} the same in every stack", (Table(("fact", "value"), same),)))
+    summary = "Packages, libraries and machines as the probes loaded them, a column a stack."
+    return Document("Environments side by side", summary, quiet("facts"), tuple(blocks))
 
 
-def _answer(facts: SiteFacts) -> tuple[str, str]:
-    """The first page's sentence: the gate's where it decided, else what the newest receipts show."""
-    said, tone = _say_stacks(facts.stacks, facts.modules)
-    if facts.gates:
-        # A decision can be of other receipts, or of other rules: it never makes the page look better than they do.
-        decided, of_gate = _say_gates(facts)
-        said = decided if tone == "good" else f"{decided} {said}"
-        tone = _worst((tone, of_gate))
-    if facts.unreadable:
-        said += f" {count(len(facts.unreadable), 'file')} could not be read."
-        tone = "risk" if tone == "good" else tone
-    return said, tone
+def describe_gates(site: Site) -> Document:
+    """Every decision of the release gate that was given to the report."""
+    blocks: list[Block] = []
+    marks = []
+    for decision, document, foreign in site.gates:
+        mark = _mark_gate(document, foreign=foreign)
+        marks.append(mark)
+        name = f"{decision.release} of {decision.stack} on {decision.target}"
+        blocks += [Heading(name, mark=mark), Paragraph(document.summary)]
+        if foreign:
+            text = (
+                "The decision was made of other receipts than these pages show. Run `release-gate` on these receipts."
+            )
+            blocks.append(Paragraph(text, risk("other receipts")))
+        blocks += [_lower(block) for block in document.blocks]
+    names = (
+        f"{gate.stack} on {gate.target}: {mark.word}" for (gate, _, _), mark in zip(site.gates, marks, strict=True)
+    )
+    return Document("May it be released?", f"Release gate: {'; '.join(names)}.", _worst(marks), tuple(blocks))
 
 
-def _say_gates(facts: SiteFacts) -> tuple[str, str]:
-    marks = [(gate, mark_shown_gate(gate, facts.foreign_gates)) for gate in facts.gates]
-    told = [f"{gate.stack} on {gate.target}: {mark.word}" for gate, mark in marks]
-    return f"Release gate: {'; '.join(told)}.", _worst(mark.tone for _, mark in marks)
+def describe_files(site: Site) -> Document:
+    """Files that are no receipts, and results of other verbs."""
+    unreadable = tuple((f"`{file}`", why) for file, why in list(site.unreadable.items())[:_MOST_FILES])
+    blocks: list[Block] = [Table(("file", "what is wrong"), unreadable, "Invalid receipts")] if unreadable else []
+    if site.results:
+        links = tuple((Link(file, page),) for page, file in site.results.items())
+        blocks.append(Table(("result",), links, "Results of other verbs"))
+    files = count(len(site.unreadable), "file")
+    summary = f"{files} could not be read: their cells are lost." if unreadable else "Every receipt could be read."
+    return Document("Files", summary, missing() if unreadable else good("read"), tuple(blocks))
 
 
-def _worst(tones: Iterable[str]) -> str:
-    seen = set(tones)
-    return next(tone for tone in ("bad", "risk", "good") if tone in seen)
+def mark_step(step: StepResult) -> Mark:
+    """How the step between two stacks looks."""
+    if step.breaks:
+        slow = all(culprit.is_slowdown for culprit in step.culprits)
+        return risk("slower") if slow else bad("breaks")
+    unseen = any(row.before is None and row.after is not None and row.after.is_good for row in step.modules)
+    return missing("no evidence") if step.lost or unseen else good("breaks nothing")
 
 
-def _say_stacks(stacks: Sequence[StackHistory], modules: Sequence[str]) -> tuple[str, str]:
-    """What the newest stack of each target shows, and how many hold of all."""
-    if not stacks:
-        return "There is no receipt: nothing is known.", "risk"
-    targets = list(dict.fromkeys(stack.target for stack in stacks))
-    answers = [_say_newest([stack for stack in stacks if stack.target == target], modules) for target in targets]
-    told = [said for said, _ in answers[:_MOST_ANSWERS]]
-    left = [f"{count(len(answers) - _MOST_ANSWERS, 'other target')} below"] if answers[_MOST_ANSWERS:] else []
-    whole = sum(_holds(stack, modules) for stack in stacks)
-    verb = "holds" if len(stacks) == 1 else "hold"
-    said = f"{'; '.join([*told, *left])}. {whole} of {count(len(stacks), 'stack')} {verb}."
-    return said, _worst(tone for _, tone in answers)
+def name_step(step: StepResult) -> str:
+    """From which stack to which."""
+    return f"{step.before} → {step.after} on {step.target}"
 
 
-def _say_newest(stacks: Sequence[StackHistory], modules: Sequence[str]) -> tuple[str, str]:
+def link_step(step: StepResult) -> str:
+    """Where a step is shown."""
+    return f"steps.html#{make_anchor(name_step(step))}"
+
+
+def _tabulate_grid(site: Site, stacks: Sequence[StackHistory], probes: Iterable[str], root: str) -> Table:
+    columns = tuple(probes)
+    rows = []
+    for stack in stacks:
+        cells: list[Content] = []
+        for probe in columns:
+            cell = stack.cells.get(probe)
+            cells.append("" if cell is None else Link(cell.mark.word, f"{root}{site.page_of(cell)}", cell.mark))
+        rows.append((stack.stack, *cells))
+    return Table(("stack", *columns), tuple(rows))
+
+
+def _tabulate_steps(steps: Sequence[StepResult], root: str = "") -> Table:
+    rows = []
+    for step in steps:
+        target = link_step(step) if not root else f"#{make_anchor(name_step(step))}"
+        blamed = "; ".join(name_culprit(culprit) for culprit in step.culprits) or "nothing"
+        rows.append((Link(name_step(step), target), mark_step(step), blamed, ", ".join(step.lost)))
+    return Table(("step", "", "blamed", "no evidence on"), tuple(rows))
+
+
+def _group_probes(stacks: Iterable[StackHistory], modules: Sequence[str]) -> dict[str, list[str]]:
+    """Probes of some stacks by group: every module in dependency order, then what else was seen, by name."""
+    groups: dict[str, list[str]] = {MODULES: list(modules)} | {name: [] for _, name in _GROUPS} | {_OTHERS: []}
+    for probe in sorted({probe for stack in stacks for probe in stack.cells} - set(modules)):
+        groups[next((name for start, name in _GROUPS if probe.startswith(start)), _OTHERS)].append(probe)
+    return {name: probes for name, probes in groups.items() if probes}
+
+
+def _count_good(stacks: Iterable[StackHistory], probes: Sequence[str]) -> str:
+    numbers = []
+    for stack in stacks:
+        seen = [stack.cells[probe].holds for probe in probes if probe in stack.cells]
+        if seen:
+            numbers.append(f"{stack.stack} {sum(seen)} of {len(seen)}")
+    return ", ".join(numbers[:_MOST_STACKS]) or "no receipt"
+
+
+def _answer(site: Site) -> tuple[str, Mark]:
+    """The first page's sentence. A decision of the gate can be of other receipts: it makes no page look better."""
+    if not site.stacks:
+        return "There is no receipt: nothing is known.", missing()
+    answers = [_answer_target([s for s in site.stacks if s.target == target], site.modules) for target in site.targets]
+    releases = [stack for stack in site.stacks if stack.stack != "native"]  # the reference is no release
+    whole = sum(stack.holds(site.modules) for stack in releases)
+    summary = f"{' '.join(text for text, _ in answers)} {whole} of {count(releases, 'release')} hold in every module."
+    marks = [mark for _, mark in answers]
+    if site.gates:
+        gates = describe_gates(site)
+        summary, marks = f"{gates.summary} {summary}", [*marks, gates.mark]
+    if site.unreadable:
+        summary += f" {count(len(site.unreadable), 'file')} could not be read."
+        marks.append(missing())
+    return summary, _worst(marks)
+
+
+def _answer_target(stacks: Sequence[StackHistory], modules: Sequence[str]) -> tuple[str, Mark]:
+    """What the newest stack with bridge modules shows."""
     newest = next((stack for stack in stacks if not stack.cells.keys().isdisjoint(modules)), stacks[0])
     name = f"{newest.stack} on {newest.target}"
-    read = {module: cell for module, cell in newest.cells.items() if module in modules and not cell.newest.lost}
-    red = [module for module in modules if module in read and not read[module].newest.outcome.is_good]
-    if red:
-        return f"{name} does not hold in {', '.join(red)}", "bad"
+    read = {module: newest.cells[module] for module in modules if module in newest.cells}
+    read = {module: cell for module, cell in read.items() if not cell.lost}
+    if red := [module for module, cell in read.items() if not cell.outcome.is_good]:
+        return f"{name} does not hold in {', '.join(red)}.", bad("fails")
     if lacking := [module for module in modules if module not in read]:
-        return f"{name} has no receipt of {', '.join(lacking)}", "risk"
-    if doubts := [f"{module} ({read[module].doubt})" for module in modules if read[module].doubt]:
-        return f"{name} is in doubt in {', '.join(doubts)}", "risk"
-    return f"{name} holds in every bridge module", "good"
+        return f"{name} has no receipt of {', '.join(lacking)}.", missing()
+    if doubts := [f"{module} ({cell.doubt})" for module, cell in read.items() if cell.doubt]:
+        return f"{name} is in doubt in {', '.join(doubts)}.", risk("in doubt")
+    return f"{name} holds in every bridge module.", good("holds")
 
 
-def _holds(stack: StackHistory, modules: Iterable[str]) -> bool:
-    return all(module in stack.cells and stack.cells[module].holds for module in modules)
+def _compare_environments(site: Site, step: StepResult) -> tuple[tuple[str, str, str], ...]:
+    sides = [(step.target, step.before), (step.target, step.after)]
+    if any(side not in site.environments for side in sides):
+        return ()
+    names = dict.fromkeys(name for side in sides for name in site.environments[side])
+    pairs = ((name, *(_show_fact(site, side, name) for side in sides)) for name in names)
+    return tuple((name, before, after) for name, before, after in pairs if before != after)
 
 
-def _target_values(target: str, facts: SiteFacts, most: int) -> dict[str, Any]:
-    """One target of the first page: as many of its newest stacks as there is room for."""
-    stacks = [stack for stack in facts.stacks if stack.target == target]
-    with_modules = _rows_of(stacks, facts.modules)
-    groups = []
-    for name, probes in group_probes(stacks, facts.modules).items():
-        if name != MODULES:
-            rows = [_count_good(stack, probes) for stack in _rows_of(stacks, probes)]
-            groups.append({"name": name, "rows": rows[:_MOST_ROWS]})
-    return {
-        "name": target,
-        "page": target_page(target),
-        "shown": with_modules[:most],
-        "left": max(len(with_modules) - most, 0),
-        "modules": facts.modules,
-        "groups": groups,
-    }
+def _show_fact(site: Site, key: tuple[str, str], name: str) -> str:
+    return " | ".join(sorted(site.environments[key].get(name, ())))
 
 
-def _is_beside(each: Environment, pair: tuple[Sequence[Environment], Sequence[Environment]]) -> bool:
-    """Whether an environment is that of the older release, seen by the probe that stands first in the newer one."""
-    older, newer = pair
-    return each in older and each.probe == newer[0].probe
+def read_facts(receipt: Receipt) -> Iterator[tuple[str, str]]:
+    """Every fact of a receipt's environment that it has."""
+    for name, value in vars(receipt.machine).items():
+        yield f"machine {name}", str(value)
+    for package in receipt.packages:
+        yield f"package {package.name}", package.version or "loaded, version unknown"
+        yield f"second copy of {package.name}", ", ".join(package.other_copies)
+    for library in receipt.libraries:
+        yield f"library {library.name}", library.version or "loaded, version unknown"
+        yield f"files of {library.name}", ", ".join(library.files)
+    for compiler in receipt.compilers:
+        yield f"compiler of {compiler.library}", compiler.mode
+    identity = ("requested", "image_digest", "lock_hash", "environment", "commit", "tool")
+    yield from ((name.replace("_", " "), getattr(receipt, name)) for name in identity)
 
 
-def _rows_of(stacks: Sequence[StackHistory], probes: Sequence[str]) -> list[StackHistory]:
-    return [stack for stack in stacks if not stack.cells.keys().isdisjoint(probes)]
+def _mark_gate(document: Document, *, foreign: bool) -> Mark:
+    if not foreign:
+        return document.mark
+    word = f"{document.mark.word}, of other receipts"
+    if document.mark.tone is Tone.GOOD:
+        return risk(word)
+    return Mark(document.mark.symbol, document.mark.letter, word, document.mark.tone)
 
 
-def _count_good(stack: StackHistory, probes: Sequence[str]) -> Mapping[str, Any]:
-    seen = [stack.cells[probe].holds for probe in probes if probe in stack.cells]
-    return {"stack": stack.stack, "good": sum(seen), "all": len(seen)}
+def _worst(marks: Sequence[Mark]) -> Mark:
+    order = (Tone.BAD, Tone.MISSING, Tone.RISK, Tone.QUIET, Tone.GOOD)
+    return min(marks, key=lambda mark: order.index(mark.tone))
 
 
-_WORDS: Final[dict[str, Any]] = {
-    "ahead": AHEAD,
-    "contradicted": CONTRADICTED,
-    "copied": COPIED,
-    "draw_trend": draw_trend,
-    "file_lost": FILE_LOST,
-    "backend_mark": mark_backend,
-    "identity_of": identity_of,
-    "legend_marks": _LEGEND,
-    "mark_cell_verdict": mark_cell_verdict,
-    "mark_fate": mark_fate,
-    "mark_gate_waiver": mark_gate_waiver,
-    "mark_history": mark_history,
-    "mark_score": mark_score,
-    "mark_shown_gate": mark_shown_gate,
-    "mark_step": mark_step,
-    "mark_timing": mark_timing,
-    "mark_trend": mark_trend,
-    "name_culprit": name_culprit,
-    "not_read": NOT_READ,
-    "number": number,
-    "others": find_others,
-    "outdated": OUTDATED,
-    "result_page": result_page,
-    "rows_of": _rows_of,
-    "say_counts": say_counts,
-    "say_day": say_day,
-    "say_interval": say_interval,
-    "say_partly": say_partly,
-    "say_share": say_share,
-    "say_trend": say_trend,
-    "say_unsettled": say_unsettled,
-    "say_why": say_why,
-    "score_modules": score_modules,
-    "find_left_out": find_left_out,
-    "find_unsettled": find_unsettled,
-    "second_copy": SECOND_COPY,
-    "shorten": shorten,
-    "step_page": step_page,
-    "summarize_gate": summarize_gate,
-    "target_page": target_page,
-}
+def _lower(block: Block) -> Block:
+    """A heading one level further down, below the heading of its part."""
+    return Heading(block.text, block.level + 1, block.mark) if isinstance(block, Heading) else block

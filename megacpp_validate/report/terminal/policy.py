@@ -7,7 +7,7 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from ...gate.policy_result import PolicyResult, PresetDecision
+from ...gate.fp8_policy import PolicyResult, PresetDecision
 from ..ink import draw_sentence, plain, print_indented, print_labelled, print_marked
 from ..summaries import count
 from ..words.presets import (

@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final, assert_never
 
-from megacpp_validate.evidence.release_gate import (
+from megacpp_validate.gate.decision import (
     CellVerdict,
-    GateCulprit,
     GateDecision,
-    GateRule,
     GateWaiver,
 )
 
-from ...evidence.release_gate import WaiverState
+from ...catalog.gate import BREAKAGES, GateRule
+from ...diagnosis.culprits import Culprit
+from ...gate.decision import WaiverState
 from ..marks import Mark
 from ..summaries import count, first_sentence
 
@@ -52,7 +52,7 @@ def is_rejected(verdict: CellVerdict) -> bool:
 
     A waiver holds off one of its breakages at least, and a verdict does not say which: one more is one that stands.
     """
-    breaking = {rule for rule in verdict.rules if not rule.of_evidence}
+    breaking = {rule for rule in verdict.rules if rule in BREAKAGES}
     return verdict.closes and len(breaking) > bool(verdict.waived_by) and not OF_ANOTHER & {*verdict.rules}
 
 
@@ -87,13 +87,13 @@ def summarize_gate(decision: GateDecision) -> str:
     return f"{said}: {'; '.join(parts)}."
 
 
-def name_culprit(culprit: GateCulprit) -> str:
+def name_culprit(culprit: Culprit) -> str:
     """Module, component below Transformer Engine, class of cause."""
     inner = ", ".join(filter(None, [culprit.component, culprit.cause.value]))
     return f"{culprit.module} ({inner})"
 
 
-def say_culprit_lines(culprit: GateCulprit) -> Iterator[tuple[str, str]]:
+def say_culprit_lines(culprit: Culprit) -> Iterator[tuple[str, str]]:
     """What was seen, what is red by it, what to do: label and text of each."""
     yield "seen", culprit.summary
     if culprit.cascades:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, assert_never
 
-from ...evidence.release_gate import WaiverState
-from ...gate.policy_result import PolicyResult, PresetDecision, PresetOutcome, PresetRefusal, WaiverStanding
+from ...gate.decision import WaiverState
+from ...gate.fp8_policy import PolicyResult, PresetDecision, PresetOutcome, PresetRefusal, WaiverStatus
 from ..marks import Mark
 from ..summaries import count
 
@@ -29,7 +29,7 @@ def mark_preset(decision: PresetDecision) -> Mark:
     return _MARKS[decision.outcome]
 
 
-def mark_waiver(waiver: WaiverStanding) -> Mark:
+def mark_waiver(waiver: WaiverStatus) -> Mark:
     """How what a waiver does looks."""
     return _WAIVERS[waiver.state]
 
@@ -104,7 +104,7 @@ def say_waiver(refusal: PresetRefusal) -> str:
     return f"of {waiver.owner}, {state}: {waiver.reason} ({waiver.link})"
 
 
-def say_waiver_row(waiver: WaiverStanding) -> str:
+def say_waiver_row(waiver: WaiverStatus) -> str:
     """A waiver by itself: of what, until when, and by whom."""
     of = f"{waiver.rule} for {waiver.preset}, of {waiver.owner}"
     match waiver.state:

@@ -1,0 +1,40 @@
+"""`image-verify`: is an image what its digest, the plan and a key say."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .. import TOOL
+from .app import Format, FormatOption, MatrixOption, OutputOption, app
+
+
+@app.command()
+def image_verify(
+    image: Annotated[str, typer.Argument(help="REPOSITORY@sha256:DIGEST in a registry.")],
+    key: Annotated[Path | None, typer.Option("--key", help="Public key that must have signed it.")] = None,
+    target: Annotated[str, typer.Option("--target", help="What it must be for; else what its label says.")] = "",
+    base: Annotated[
+        str, typer.Option("--base", envvar="MEGACPP_BASE", help="REPOSITORY@sha256:... that it was built on.")
+    ] = "",
+    deep: Annotated[bool, typer.Option("--deep", help="Read and hash every layer.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="List the packages whose licence is unknown.")] = False,
+    fmt: FormatOption = Format.TABLE,
+    output: OutputOption = None,
+    matrix: MatrixOption = None,
+) -> None:
+    """Is an image what its digest, the plan and a key say? Also its SBOM, provenance and licences.
+
+    Exit code 0: every check passes, 1: one fails, 2: no digest, or the matrix is wrong, 4: none fails and not all were
+    run, 5: oras or openssl is missing, 6: the registry does not answer.
+    """
+    from ..images.supply import rows_of
+    from ..images.verify import VerifyOptions, verify_image
+    from ..report.describe.images import describe_verdict
+    from .output import finish
+
+    verdict = verify_image(rows_of(matrix, TOOL, os.environ), VerifyOptions(image, key, target, base, deep))
+    finish(verdict, describe_verdict, fmt, output, verbose=verbose)

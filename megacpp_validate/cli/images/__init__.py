@@ -1,1 +1,0 @@
-"""The verbs of golden environments: pins and locks, images, bundles, their verification."""

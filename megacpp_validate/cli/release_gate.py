@@ -1,0 +1,67 @@
+"""`release-gate`: open or closed, and why."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import date, datetime, time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .app import Format, FormatOption, MatrixOption, OutputOption, app
+
+
+def parse_clock(text: str) -> datetime:
+    """A time of ISO 8601; a day alone is over when it is judged.
+
+    Raises:
+        typer.BadParameter: the text is neither.
+    """
+    with suppress(ValueError):
+        return datetime.combine(date.fromisoformat(text), time(23, 59, 59))
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError as fault:
+        raise typer.BadParameter(f"{text!r} is not a time such as 2026-11-22 or 2026-11-22T12:00+00:00") from fault
+
+
+@app.command()
+def release_gate(
+    store: Annotated[Path, typer.Argument(help="Folder of receipts; every folder below it is one run.")],
+    release: Annotated[str, typer.Option("--release", help="Kind of release: a row of gate.toml.")] = "te-upgrade",
+    target: Annotated[str, typer.Option("--target", help="Default: that of the receipts, if they share one.")] = "",
+    stack: Annotated[str, typer.Option("--stack", help="Default: that of the receipts, if they share one.")] = "",
+    commit: Annotated[str, typer.Option("--commit", help="Whole commit that receipts must be of.")] = "",
+    image: Annotated[str, typer.Option("--image", help="Digest that receipts must carry; default: the stack's.")] = "",
+    lock: Annotated[str, typer.Option("--lock", help="SHA-256 of the lock; default: of the stack's lock.")] = "",
+    baseline: Annotated[
+        Path | None, typer.Option("--baseline", help="Receipts to compare speed and memory with.")
+    ] = None,
+    signers: Annotated[
+        Path | None, typer.Option("--signers", help="Who may sign: an allowed_signers file of ssh-keygen(1).")
+    ] = None,
+    at: Annotated[
+        datetime | None,
+        typer.Option(
+            "--at", parser=parse_clock, metavar="TIME", help="Time of the decision, UTC; a day means its end."
+        ),
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Every receipt that does not count.")] = False,
+    fmt: FormatOption = Format.TABLE,
+    output: OutputOption = None,
+    matrix: MatrixOption = None,
+) -> None:
+    """Decide whether receipts prove every cell that a release requires.
+
+    Exit code 0: open. 1: closed by a breakage. 2: the matrix or an argument is wrong. 4: closed, because evidence is
+    missing, stale, of something else, or not what was signed. 6: another gate or a run has the folder.
+    """
+    from ..gate.release_folder import GateOptions, decide_folder
+    from ..report.describe.gate import describe_gate
+    from .output import finish, require_apart
+
+    for folder in filter(None, (store, baseline)):
+        require_apart(folder, output, "--output")
+    options = GateOptions(store, release, target, stack, commit, image, lock, baseline, signers, at)
+    finish(decide_folder(options, matrix), describe_gate, fmt, output, verbose=verbose)

@@ -1,0 +1,339 @@
+"""Runs of an ablation: the orders of both arms, runs that take turns, each a process, and what each answered."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from .. import TOOL
+from ..catalog.postures import Feature, Posture, merge_orders, settings_of
+from ..environments.environment import Environment
+from ..environments.facts import read_facts
+from ..environments.interpreter import host_interpreter, read_commit
+from ..environments.restart import own_folder
+from ..errors import NothingSelected, WrongArguments
+from ..evidence.whole_file import write_whole
+from ..process import Ended, Processes
+from .ablation import (
+    ARMS,
+    AblationResult,
+    ArmName,
+    FeatureAblation,
+    PartSeen,
+    RunSeen,
+    Verdict,
+    decide_feature,
+    find_run_faults,
+    read_ablation,
+)
+
+ALL: Final = "all"
+MODULE: Final = "megacpp_validate.training.smoke"
+# Low, and reached late: at 3e-3 from the first step on, two arms that differed by roundings left the plateau of their
+# first losses ten steps apart (H200, 2026-11-22), and a feature seemed to change the loss by 1 nat.
+LEARNING_RATE: Final = 3e-4
+_WORDS: Final = {"true": True, "false": False}
+_GRACE_S: Final = 60.0  # the run has a limit of its own, and says which rank was late
+_LAST_WORDS: Final = 600  # characters of a log that are kept
+_OWN: Final = ("host", "place")  # of one rank, and no matter of what was compared
+
+
+@dataclass(frozen=True)
+class AblationOptions:
+    """What the user gave.
+
+    Attributes:
+        features: ids, in the order in which they are run.
+        base: what both arms begin with: the posture with nobody looking on, or everything in its plain form.
+        plan: fields of `training.parallel.plan.ParallelPlan`.
+        limit_s: seconds that one run may take.
+        receipts: folder for receipts, logs and the page.
+        python: interpreter of the stack; empty for the host's.
+    """
+
+    features: tuple[str, ...]
+    size: str
+    steps: int
+    pairs: int
+    seed: int
+    plan: dict[str, Any]
+    device: Literal["cuda", "cpu"]
+    target: str
+    base: Literal["posture", "plain"]
+    limit_s: float
+    receipts: Path
+    python: str
+
+    @property
+    def ranks(self) -> int:
+        """Processes of a run."""
+        return int(self.plan.get("world", 1))
+
+
+@dataclass(frozen=True)
+class _Host:
+    """Where runs are started; `gpu` and `te` are not looked at where the CPU is to train."""
+
+    environment: Environment
+    processes: Processes
+    gpu: bool = False
+    te: bool = False
+
+
+def read_features(words: Sequence[str], posture: Posture) -> tuple[str, ...]:
+    """Ids from what was typed: `feature=recompute,mtp`, the same without `feature=`, or all.
+
+    Raises:
+        WrongArguments: a feature has no row.
+        NothingSelected: no feature is named.
+    """
+    names: dict[str, None] = {}
+    for word in words:
+        for name in word.removeprefix("feature=").replace(",", " ").split():
+            every = [feature.id for feature in posture.features] if name == ALL else [posture.find(name).id]
+            names |= dict.fromkeys(every)
+    if not names:
+        raise NothingSelected("no feature is selected. Next step: name one, as in feature=recompute, or all.")
+    return tuple(names)
+
+
+def read_plan(text: str, ranks: int) -> dict[str, Any]:
+    """A plan from `data=2,expert_parallel=2`; ranks that no word is about read different sequences.
+
+    Raises:
+        WrongArguments: words that are no numbers, or do not fill the ranks.
+    """
+    plan: dict[str, Any] = {}
+    for word in text.replace(",", " ").split():
+        name, equals, value = word.partition("=")
+        if not (name and equals and (value in _WORDS or value.isdecimal())):
+            raise WrongArguments(f"--plan has {word!r}. Next step: write it as data=2,expert_parallel=2.")
+        plan[name] = _WORDS[value] if value in _WORDS else int(value)
+    tensor = int(plan.get("tensor_parallel", 1))
+    plan.setdefault("data", max(1, (ranks or 1) // max(tensor, 1)))
+    plan.setdefault("world", ranks or int(plan["data"]) * tensor)
+    if ranks and plan["world"] != ranks:
+        raise WrongArguments(f"--plan has a world of {plan['world']}, and --ranks {ranks}. Next step: drop one.")
+    return plan
+
+
+def plan_arms(posture: Posture, feature: Feature, options: AblationOptions) -> dict[ArmName, dict[str, Any]]:
+    """The whole order of each arm, but for its folder; they differ in the feature and in nothing else."""
+    plain = options.base == "plain"
+    switches = dict.fromkeys(posture.switches if plain else posture.observability, False)  # who looks on costs time
+    order: dict[str, Any] = {
+        "size": options.size, "changes": {}, "plan": dict(options.plan), "steps": options.steps, "seed": options.seed,
+        "precision": "bf16" if options.device == "cuda" else "fp32", "device": options.device,
+        "target": options.target, "features": {}, "forms": {}, "learning_rate": LEARNING_RATE,
+        "warm_up": options.steps // 2,
+    }  # fmt: skip
+    order = merge_orders(order, settings_of(posture, switches))
+    if options.plan.get("expert_parallel", 1) > 1:
+        order = merge_orders(order, {"forms": {"moe": "bridge"}})  # the other paths know no other ranks
+    order = merge_orders(order, feature.both.as_order)
+    return {"off": merge_orders(order, feature.off.as_order), "on": merge_orders(order, feature.on.as_order)}
+
+
+def why_not_run(feature: Feature, options: AblationOptions, *, gpu: bool, te: bool) -> Iterator[str]:
+    """What a feature needs and is not here; nothing is started then."""
+    cuda, needs = options.device == "cuda", feature.needs
+    if "gpu" in needs and not cuda:
+        yield "it needs a GPU, and the CPU was requested. Next step: --device cuda"
+    elif cuda and not gpu:
+        yield "there is no GPU. Next step: run it where there is one, or with --device cpu"
+    elif "te" in needs and not te:
+        yield "it needs Transformer Engine, and the interpreter has none. Next step: give another with --python"
+    if "one-rank" in needs and options.ranks > 1:
+        yield f"it needs one rank, and {options.ranks} were requested. Next step: --ranks 1"
+    if "own-experts" in needs and options.plan.get("expert_parallel", 1) > 1:
+        yield "it cannot share experts between ranks. Next step: a plan with expert_parallel 1"
+
+
+def run_ablation(posture: Posture, options: AblationOptions, report: Callable[[str], None]) -> AblationResult:
+    """Run every feature after the other; each receipt is written when its feature is through.
+
+    Args:
+        report: told of each run that ended, in a line.
+
+    Raises:
+        NoEnvironment: there is no interpreter.
+        ToolError: another run writes to the folder of the receipts.
+        OSError: the receipts cannot be written.
+    """
+    rows: list[FeatureAblation] = []
+    with tempfile.TemporaryDirectory(prefix="megacpp-package-") as package:
+        environment, processes = host_interpreter(os.environ, Path(package), options.python), Processes()
+        host = _Host(environment, processes)
+        if options.device == "cuda":
+            facts = read_facts(environment, processes)
+            host = _Host(environment, processes, gpu=facts.gpu is not None, te=bool(facts.te))
+        with own_folder(options.receipts):
+            for name in options.features:
+                row = _ablate(posture, posture.find(name), options, host, report)
+                write_whole(options.receipts / f"{name}.json", row.model_dump_json(indent=2) + "\n")
+                rows.append(row)
+                report(f"{name}: {row.verdict.value}")
+    return AblationResult(tool=TOOL, features=tuple(rows))
+
+
+def judge_again(posture: Posture, options: AblationOptions) -> AblationResult:
+    """Judge the runs that receipts hold by the rules of today, and write all of the receipts anew, or none.
+
+    Raises:
+        EvidenceMissing: a receipt is damaged, or is not there.
+        OSError: the receipts cannot be written.
+    """
+    rows: list[FeatureAblation] = []
+    with own_folder(options.receipts):
+        for name in options.features:
+            row = read_ablation(options.receipts / f"{name}.json")
+            orders: dict[ArmName, dict[str, Any]] = {"off": dict(row.off), "on": dict(row.on)}
+            found = decide_feature(posture.find(name), orders, row.runs, row.pairs)
+            rows.append(row.model_copy(update={"reasons": (), **found}))
+        for row in rows:
+            write_whole(options.receipts / f"{row.feature}.json", row.model_dump_json(indent=2) + "\n")
+    return AblationResult(tool=TOOL, features=tuple(rows))
+
+
+def _ablate(
+    posture: Posture, feature: Feature, options: AblationOptions, host: _Host, report: Callable[[str], None]
+) -> FeatureAblation:
+    """One feature: off, on, off, on. A run that is no evidence ends it: the same order would end alike."""
+    orders = plan_arms(posture, feature, options)
+    fields: dict[str, Any] = {
+        "tool": TOOL, "commit": read_commit(), "feature": feature.id, "title": feature.title, "plain": feature.plain,
+        "source": feature.source, "ranks": options.ranks, "interpreter": host.environment.shown,
+        "off": orders["off"], "on": orders["on"],
+        **{name: getattr(options, name) for name in ("size", "seed", "steps", "pairs", "device", "base")},
+    }  # fmt: skip
+    if reasons := tuple(why_not_run(feature, options, gpu=host.gpu, te=host.te)):
+        return FeatureAblation(**fields, verdict=Verdict.NOT_JUDGED, reasons=reasons)
+    runs: list[RunSeen] = []
+    for place in range(2 * options.pairs):
+        arm: ArmName = ARMS[place % 2]
+        run = _run(orders[arm], arm, place, options.receipts / feature.id, options, host)
+        runs.append(run)
+        report(f"{run.ending:12} {feature.id} {arm} {place + 1}/{2 * options.pairs} ({run.seconds:.1f} s)")
+        if any(find_run_faults(feature.on if arm == "on" else feature.off, orders[arm], run)):
+            break
+    return FeatureAblation(**fields, runs=tuple(runs), **decide_feature(feature, orders, runs, options.pairs))
+
+
+def _run(
+    order: Mapping[str, Any], arm: ArmName, place: int, folder: Path, options: AblationOptions, host: _Host
+) -> RunSeen:
+    """One run: its order, its log and what it left in a folder of its own."""
+    home = folder.absolute() / f"{place + 1}-{arm}"
+    home.mkdir(parents=True, exist_ok=True)
+    given, log = home / "order.json", home / "log"
+    write_whole(given, json.dumps({**order, "folder": str(home / "run"), "limit_s": options.limit_s}) + "\n")
+    call = host.environment.call(MODULE, shares=(home,))
+    try:
+        ended = host.processes.run(call, folder=home, limit_s=options.limit_s + _GRACE_S, log=log, given=given)
+    except OSError as fault:
+        return RunSeen(arm=arm, place=place, ending="not-started", words=str(fault))
+    return read_run(ended, arm, place, f"{folder.name}/{home.name}")
+
+
+# --- The answer of a smoke run: one JSON object on its standard output; it has more than is read here. ---
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class _Step(_Wire):
+    loss: float | str | None  # a number that is none comes as text
+    seconds: float = Field(ge=0)
+
+
+class _Part(_Wire):
+    requested: str
+    observed: str
+
+
+class _Model(_Wire):
+    name: str
+    pattern: str
+    parameters: int
+    size: dict[str, JsonValue]
+
+
+class _Goodput(_Wire):
+    tokens: int
+    peak_bytes: dict[str, int]
+
+
+class _Rank(_Wire):
+    rank: int
+    steps: list[_Step]
+    goodput: _Goodput
+    choices: dict[str, _Part]
+    topology: dict[str, JsonValue]
+    forms: dict[str, JsonValue]
+    features: dict[str, JsonValue]
+    model: _Model
+    versions: dict[str, JsonValue]
+
+
+class _Answer(_Wire):
+    ending: str
+    words: str = ""
+    seconds: float = 0.0
+    ranks: list[_Rank]
+
+
+def read_run(ended: Ended, arm: ArmName, place: int, file: str = "") -> RunSeen:
+    """What a process answered: the last line that is an answer; libraries may write something after it."""
+    last = " ".join(ended.words.split())[-_LAST_WORDS:]
+    lines = [line for line in ended.words.splitlines() if line.startswith("{") and '"ending"' in line]
+    why = "it gave no answer"
+    try:
+        answer = _Answer.model_validate_json(lines[-1]) if lines else None
+    except ValidationError as fault:
+        answer = None
+        listed = [f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in fault.errors()[:3]]
+        why = f"its answer has another form: {'; '.join(listed)}"
+    if answer is None:
+        how = ended.how if ended.code != 0 else "no-answer"
+        words = f"{why}. Its last words: {last or 'none'}"
+        return RunSeen(arm=arm, place=place, ending=how, words=words, seconds=ended.seconds, file=file)
+    run = _merge_ranks(answer, arm, place, file)
+    if ended.code == 0 or run.ending != "done":
+        return run
+    words = f"it answers done, and its process ended with {ended.how} {ended.code}: {last}"
+    return run.model_copy(update={"ending": "contradiction", "words": words})
+
+
+def _merge_ranks(answer: _Answer, arm: ArmName, place: int, file: str) -> RunSeen:
+    """A run in one row: a step takes as long as on its slowest rank, and the rank that uses most memory counts."""
+    run = RunSeen(arm=arm, place=place, ending=answer.ending, words=answer.words, seconds=answer.seconds, file=file)
+    if not answer.ranks:
+        return run
+    first = min(answer.ranks, key=lambda rank: rank.rank)
+    parts = dict(first.choices)  # where another rank took something else, that stands under the rank's own name
+    for rank in answer.ranks:
+        parts |= {f"{name}@{rank.rank}": part for name, part in rank.choices.items() if part != first.choices.get(name)}
+    times = zip(*([step.seconds for step in rank.steps] for rank in answer.ranks), strict=False)
+    return run.model_copy(update={
+        "model": first.model.name, "pattern": first.model.pattern, "parameters": first.model.parameters,
+        "topology": {name: value for name, value in first.topology.items() if name not in _OWN},
+        "changes": first.model.size, "features": first.features, "forms": first.forms, "versions": first.versions,
+        "parts": {name: PartSeen(requested=part.requested, observed=part.observed) for name, part in parts.items()},
+        "step_seconds": tuple(max(row) for row in times),
+        "losses": tuple(_finite(step.loss) for step in first.steps),
+        "tokens": first.goodput.tokens // len(first.steps) if first.steps else 0,
+        "peak_bytes": max(max(rank.goodput.peak_bytes.values(), default=0) for rank in answer.ranks),
+    })  # fmt: skip
+
+
+def _finite(loss: float | str | None) -> float | None:
+    return loss if isinstance(loss, float) and math.isfinite(loss) else None

@@ -1,1 +1,0 @@
-"""What an image of ours starts with, at once and on the standard library alone: `docker run IMAGE SESSION [...]`."""

@@ -1,0 +1,412 @@
+"""Whether a stack fits a release of Transformer Engine, judged from rows of the matrix before anything is built.
+
+An unknown version stays unknown, and is never taken for a fit.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from ..catalog.bridge import Catalog, matrix_folder
+from ..catalog.images import Image, Images, Range, read_images
+from ..catalog.needs import Build, Need, Needs, read_needs
+from ..errors import Exit, exit_for
+from ..evidence.values import Frozen
+from .locks import ImageLock, read_image_lock
+from .tools import ImageRefused
+
+LIBRARIES: Final = {"libcudart": "cuda", "libcublasLt": "cublas", "libcudnn": "cudnn", "libnccl": "nccl"}
+_ASKED: Final = "asked for"
+_BY_FILE: Final = {canonicalize_name(file): name for file, name in LIBRARIES.items()}
+_CORE: Final = ("transformer-engine", "transformer-engine-torch", "transformer-engine-cu13", "transformer-engine-cu12")
+_CORE_CUDA: Final = re.compile(r"transformer-engine-cu(\d+)")
+_LOCAL: Final = re.compile(r"(cpu|xpu|rocm[\d.]*|cu(\d{2,})\d)(?:[.+_-]|$)")
+
+
+class FitVerdict(StrEnum):
+    """What is known of one need; worst first."""
+
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+    WARNED = "warned"  # works with less
+    FITS = "fits"
+
+
+class Part(Frozen):
+    """A component; its version is empty where it is unknown. `brought_by`: the base, the lock, or the caller."""
+
+    name: str
+    version: str
+    brought_by: str
+
+
+class Fit(Frozen):
+    """One need, compared with a stack.
+
+    Attributes:
+        need: row of matrix/images.toml or matrix/needs.toml.
+        seen: the version there, in words where there is none.
+        wanted: range.
+        breaks: bridge modules that fail by it, in dependency order.
+        source: where the need is documented.
+    """
+
+    need: str
+    component: str
+    seen: str
+    wanted: str
+    verdict: FitVerdict
+    says: str
+    breaks: tuple[str, ...] = ()
+    next_step: str
+    source: str
+
+
+class StackFit(Frozen):
+    """A stack ("asked", or the target of an image) and its needs, worst first; `te` is empty without one."""
+
+    name: str
+    te: str
+    parts: tuple[Part, ...]
+    fits: tuple[Fit, ...]
+
+    def of(self, verdict: FitVerdict) -> tuple[Fit, ...]:
+        """The needs with one verdict."""
+        return tuple(fit for fit in self.fits if fit.verdict is verdict)
+
+    @property
+    def refused(self) -> bool:
+        """Whether anything does not work."""
+        return bool(self.of(FitVerdict.REFUSED))
+
+
+class FitResult(Frozen):
+    """Several stacks."""
+
+    tool: str
+    stacks: tuple[StackFit, ...]
+    seconds: float = 0.0
+
+    @property
+    def exit(self) -> Exit:
+        """Closed where something does not fit, incomplete where something is unknown."""
+        unknown = any(stack.of(FitVerdict.UNKNOWN) for stack in self.stacks)
+        return exit_for(breaks=any(stack.refused for stack in self.stacks), lacks=unknown)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Parts by name: of CUDA, "driver", "python", and distributions.
+
+    Attributes:
+        whole: every part is named, so that what is not named is absent.
+        target: row of targets.toml; empty where unknown.
+    """
+
+    name: str
+    te: str
+    parts: Mapping[str, Part]
+    whole: bool
+    target: str = ""
+
+    def version(self, name: str) -> Version | None:
+        """The version of a part; None where the part is absent or its version unknown."""
+        part = self.parts.get(name)
+        return _read_version(part.version) if part else None
+
+    @property
+    def core_cuda(self) -> int | None:
+        """The major CUDA release of the core library, from its name or from what lies beside it."""
+        halves = {int(found[1]) for name in self.parts if (found := _CORE_CUDA.fullmatch(name))}
+        if halves:
+            return halves.pop() if len(halves) == 1 else None
+        cuda, torch, cublas = self.version("cuda"), self.torch_cuda, self.version("cublas")
+        return cuda.major if cuda else torch if isinstance(torch, int) else cublas.major if cublas else None
+
+    @property
+    def torch_cuda(self) -> int | str | None:
+        """The major CUDA release of a torch from PyTorch's index ("2.11.0+cu130"), or the word of one without CUDA."""
+        torch = self.version("torch")
+        found = _LOCAL.match(torch.local or "") if torch else None
+        return (int(found[2]) if found[2] else found[1]) if found else None
+
+
+def _read_version(text: str) -> Version | None:
+    try:
+        return Version(text) if text else None
+    except InvalidVersion:
+        return None
+
+
+def run_fits(
+    catalog: Catalog, matrix: Path | None, te: str | None, parts: Iterable[str], target: str, tool: str
+) -> FitResult:
+    """Judge a stack that is given in words; without a release, the stack of every image.
+
+    Raises:
+        ImageRefused: a word, a target or a lock is wrong.
+    """
+    started = time.monotonic()
+    images = read_all_images(catalog, matrix)
+    if target and target not in {row.id for row in catalog.targets}:
+        known = ", ".join(row.id for row in catalog.targets)
+        raise ImageRefused(f"there is no target {target!r}. Next step: choose one of {known}.")
+    if te is not None:  # an empty one, of a variable without a value, is no question about the images
+        stacks = [stack_of_words(te, parts, read_needs([one.id for one in catalog.modules], matrix), target)]
+    else:
+        root = (matrix or matrix_folder()).absolute().parent
+        chosen = [image for image in images.image if image.te and target in ("", image.target)]
+        stacks = [stack_of_image(images, image, read_image_lock(root / image.lock)) for image in chosen]
+    found = judge_stacks(catalog, matrix, images, stacks)
+    return FitResult(tool=tool, stacks=found, seconds=round(time.monotonic() - started, 3))
+
+
+def read_all_images(catalog: Catalog, matrix: Path | None) -> Images:
+    """The rows of images.toml, checked against the targets."""
+    return read_images({target.id: target.machine for target in catalog.targets}, matrix, catalog.targets)
+
+
+def judge_stacks(
+    catalog: Catalog, matrix: Path | None, images: Images, stacks: Iterable[Stack]
+) -> tuple[StackFit, ...]:
+    """Whether each stack fits, by all rows of the matrix."""
+    needs = read_needs([module.id for module in catalog.modules], matrix)
+    releases = [stack.te for stack in catalog.stacks]
+    return tuple(judge_stack(stack, needs, images.range, releases) for stack in stacks)
+
+
+def stack_of_image(images: Images, image: Image, lock: ImageLock | None, own_base: str = "") -> Stack:
+    """The stack of an image: its base, less what is removed, and its lock; without a lock what its row pins.
+
+    Args:
+        own_base: a base that the caller names: its contents are unknown.
+    """
+    base, found = images.find_base(image.base), dict[str, Part]()
+    if not own_base:
+        by = f"base {base.id}"
+        rows = [("python", base.python, by), *((name, version, by) for name, version in base.provided.items())]
+        rows += [("driver", base.driver_least, f"{by}, the least that runs it")] if base.driver_least else []
+        removed = {row.name for row in image.removes}
+        found = {
+            name: Part(name=name, version=version, brought_by=by) for name, version, by in rows if name not in removed
+        }
+    if lock is None:
+        added, by = image.pinned, f"row {image.target}"
+    else:
+        added, by = {name: one.version for name, one in lock.packages.items()}, f"lock {image.lock}"
+    found |= {name: Part(name=name, version=version, brought_by=by) for name, version in added.items()}
+    whole = lock is not None and not own_base and not base.distributions  # a base with a stack is never listed whole
+    return Stack(image.target, image.te, found, whole, image.target)
+
+
+def stack_of_words(te: str, words: Iterable[str], needs: Needs | None = None, target: str = "") -> Stack:
+    """A stack that is given as "component=version"; "component=" is there in an unknown version.
+
+    Raises:
+        ImageRefused: a word has another form, a version is none, or a component is given twice.
+    """
+    found, names = dict[str, Part](), _BY_FILE | (_name_distributions(needs) if needs else {})
+    for word in words:
+        name, sign, version = word.partition("=")
+        name, version = canonicalize_name(name.strip()), version.lstrip("=").strip()
+        name = names.get(name, name)
+        if not sign or not name or (version and _read_version(version) is None):
+            raise ImageRefused(
+                f"{word!r} is no component and version. Next step: write for instance cublas=13.1.0.3 cudnn=9.19 "
+                "torch=2.11.0, or cublas= for one whose version you do not know."
+            )
+        if name in found:
+            raise ImageRefused(f"{name} is given twice, {word!r} last. Next step: give the one that is loaded.")
+        if name in LIBRARIES.values() and version.isdecimal() and int(version) >= 1000:  # cudnnGetVersion(): 91100
+            raise ImageRefused(
+                f"{word!r} is a version as the library itself counts it, and no release. Next step: write it with "
+                "dots, as in cudnn=9.11.0 for 91100."
+            )
+        found[name] = Part(name=name, version=version, brought_by=_ASKED)
+    if _read_version(te) is None:
+        raise ImageRefused(f"{te!r} is no release of Transformer Engine. Next step: write one as in 2.20.2.")
+    return Stack("asked", te, found, whole=False, target=target)
+
+
+def _name_distributions(needs: Needs) -> dict[str, str]:
+    """Distributions that bring a library of CUDA -> the part: "nvidia-cublas" -> "cublas"."""
+    rows = (row for row in needs.library if row.id in LIBRARIES)
+    return {str(canonicalize_name(name)): LIBRARIES[row.id] for row in rows for name in row.distributions}
+
+
+def judge_stack(stack: Stack, needs: Needs, ranges: Iterable[Range], looked_at: Iterable[str]) -> StackFit:
+    """Every need of the release, compared with the stack, worst first; and parts that no row knows.
+
+    Args:
+        looked_at: releases that the rows were made from; of a later one the rows do not know what is new.
+    """
+    te, named = _read_version(stack.te), _name_distributions(needs)
+    brought = {
+        part: stack.parts[name].model_copy(update={"name": part}) for name, part in named.items() if name in stack.parts
+    }
+    stack = replace(stack, parts={**brought, **stack.parts})
+    ranges = tuple(row for row in ranges if not row.targets or not stack.target or stack.target in row.targets)
+    fits = list(_find_unknown(stack, needs, ranges, named))
+    if te is not None:
+        fits += _judge_release(te, [Version(release) for release in looked_at])
+        held = [row for row in needs.need if row.holds_for(te) and row.holds_for_core(stack.core_cuda)]
+        fits += [fit for row in held for fit in _judge_need(row, stack)]
+        fits += [fit for row in ranges if not row.te or row.holds_for(te) for fit in _judge_range(row, stack)]
+        fits += [*_judge_core(stack, te), *_judge_torch(stack)]
+    fits += _judge_builds(needs, stack)
+    order = list(FitVerdict)
+    parts = tuple(sorted(stack.parts.values(), key=lambda part: part.name))
+    ordered = tuple(sorted(fits, key=lambda fit: (order.index(fit.verdict), fit.component)))
+    return StackFit(name=stack.name, te=stack.te, parts=parts, fits=ordered)
+
+
+def _fit(  # noqa: PLR0913, PLR0917 - a row of a table
+    need: str, component: str, seen: str, wanted: str, verdict: FitVerdict, says: str, step: str, source: str,
+    breaks: Iterable[str] = (),
+) -> Fit:  # fmt: skip
+    return Fit(
+        need=need, component=component, seen=seen, wanted=wanted, verdict=verdict, says=says, breaks=tuple(breaks),
+        next_step=step, source=source,
+    )  # fmt: skip
+
+
+def _find_unknown(stack: Stack, needs: Needs, ranges: Iterable[Range], named: Mapping[str, str]) -> Iterator[Fit]:
+    """Parts that the caller names and no row of any release knows."""
+    known = {"torch", *_CORE, *LIBRARIES.values(), *named, *(row.of for row in needs.build)}
+    known |= {name for row in needs.need for name in (row.of, row.beside)}
+    known |= {name for row in ranges for name in (row.component, Requirement(row.with_).name if row.with_ else "")}
+    names = {canonicalize_name(name) for name in known if name}
+    for name, part in stack.parts.items():
+        if part.brought_by == _ASKED and name not in names:
+            near = get_close_matches(name, sorted(names), n=1)
+            yield _fit(
+                "no-row", name, part.version or "(unknown version)", "a name that a row knows", FitVerdict.UNKNOWN,
+                "no row knows this name, so nothing is compared with it",
+                f"write {near[0]}, if you mean that" if near else "leave it out, or add a row for it",
+                "matrix/needs.toml, matrix/images.toml",
+            )  # fmt: skip
+
+
+def _judge_release(te: Version, looked_at: list[Version]) -> Iterator[Fit]:
+    first, last = min(looked_at), max(looked_at)
+    if not first <= Version(te.public) <= last:
+        yield _fit(
+            "release", "transformer-engine", str(te), f">={first},<={last}", FitVerdict.UNKNOWN,
+            "the rows were made from those releases; the needs of another release are unknown",
+            f"`nox -s te_canary -- {last} {te.public}`, then a row in matrix/needs.toml for what it needs",
+            "matrix/stacks.toml",
+        )  # fmt: skip
+
+
+def _judge_need(need: Need, stack: Stack) -> Iterator[Fit]:
+    if need.kind not in ("library", "distribution"):
+        return  # doctor looks at files and symbols, once they are installed
+    if need.with_ and (need.beside not in stack.parts or not need.holds_beside(stack.version(need.beside))):
+        return
+    component = LIBRARIES.get(need.of, need.of)
+    verdict, seen = _compare(stack, component, need.version, FitVerdict.REFUSED)
+    wanted = need.version or "any version"
+    yield _fit(need.id, component, seen, wanted, verdict, need.says, need.next, need.source, need.breaks)
+
+
+def _judge_range(row: Range, stack: Stack) -> Iterator[Fit]:
+    if row.with_ and _holds(stack, Requirement(row.with_)) is False:
+        return
+    if row.component not in stack.parts and (stack.whole or row.with_ == row.component or row.needs == "<0"):
+        return  # what must not be there is not there
+    outside = FitVerdict.REFUSED if row.outside == "refused" else FitVerdict.WARNED
+    verdict, seen = _compare(stack, row.component, row.needs, outside)
+    wanted = "not beside it" if row.needs == "<0" else row.needs
+    yield _fit(row.id, row.component, seen, wanted, verdict, row.says, row.next, row.source)
+
+
+def _judge_core(stack: Stack, te: Version) -> Iterator[Fit]:
+    """The halves of Transformer Engine refuse each other in different releases."""
+    for name in _CORE:
+        version = stack.version(name)
+        if version is not None and version.public != te.public:
+            yield _fit(
+                "one-release", name, str(version), f"=={te.public}", FitVerdict.REFUSED,
+                "its other half is of another release, which it refuses at import",
+                f"ask for {name}=={te.public} in the image's requirements",
+                "Requires-Dist of transformer_engine and transformer_engine_torch",
+            )  # fmt: skip
+
+
+def _judge_torch(stack: Stack) -> Iterator[Fit]:
+    """The torch extension is compiled against torch: a wheel of PyTorch's index names the CUDA of both."""
+    own, core = stack.torch_cuda, stack.core_cuda
+    if own is None:
+        return
+    without = isinstance(own, str)
+    verdict = FitVerdict.UNKNOWN if core is None and not without else FitVerdict.FITS
+    yield _fit(
+        "torch-of-one-cuda", "torch", stack.parts["torch"].version, f"a build for CUDA {core or 'of the core library'}",
+        FitVerdict.REFUSED if without or (core is not None and own != core) else verdict,
+        "it is built without CUDA" if without else "its extension is compiled with the CUDA of the core library",
+        f"take a torch that is built for CUDA {core or '12 or 13'}, or the core library for that of torch",
+        "torch 2.13: utils/cpp_extension.py _check_cuda_version raises where the major releases differ",
+    )  # fmt: skip
+
+
+def _judge_builds(needs: Needs, stack: Stack) -> Iterator[Fit]:
+    """Wheels that are built for one torch, and do not name it."""
+    for name in dict.fromkeys(row.of for row in needs.build):
+        version = stack.version(name)
+        rows = [row for row in needs.build if row.of == name]
+        held = [row for row in rows if version is not None and row.is_of(version)]
+        yield from (_judge_build(row, stack, str(version)) for row in held)
+        if name in stack.parts and not held:
+            yield _fit(
+                f"build of {name}", name, str(version or "(unknown version)"), " or ".join(row.version for row in rows),
+                FitVerdict.UNKNOWN, "it is built for one torch without naming it, and no row has this version",
+                "nox -s doctor reports it where it is installed; then add a [[build]] row to matrix/needs.toml",
+                "matrix/needs.toml",
+            )  # fmt: skip
+
+
+def _judge_build(row: Build, stack: Stack, version: str) -> Fit:
+    verdict, seen = _compare(stack, "torch", row.torch, FitVerdict.REFUSED)
+    says, step = (
+        f"{row.of} {version} is built for that torch",
+        f"take a {row.of} that is built for it, or build it from source",
+    )
+    return _fit(f"build of {row.of}", "torch", seen, row.torch, verdict, says, step, row.source)
+
+
+def _compare(stack: Stack, name: str, wanted: str, outside: FitVerdict) -> tuple[FitVerdict, str]:
+    part = stack.parts.get(name)
+    if part is None:
+        return (FitVerdict.REFUSED, "is not there") if stack.whole else (FitVerdict.UNKNOWN, "(not provided)")
+    version = _read_version(part.version)
+    if wanted == "<0":
+        return outside, part.version or "(unknown version)"
+    if version is None:
+        return (FitVerdict.FITS if not wanted else FitVerdict.UNKNOWN), f"(unknown version; from {part.brought_by})"
+    # A build of a release counts as it: "2.13.0a0+9186a08b2c" is what NVIDIA calls its 2.13.
+    release = version.base_version if name == "torch" else version.public
+    inside = SpecifierSet(wanted).contains(release, prereleases=True)
+    return (FitVerdict.FITS if inside else outside), str(version)
+
+
+def _holds(stack: Stack, requirement: Requirement) -> bool | None:
+    """Whether a part is there in a range; None where its version is unknown."""
+    part = stack.parts.get(canonicalize_name(requirement.name))
+    if part is None:
+        return False
+    version = _read_version(part.version)
+    if version is None:
+        return None if requirement.specifier else True
+    return requirement.specifier.contains(version.public, prereleases=True)

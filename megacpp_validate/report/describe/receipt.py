@@ -1,0 +1,196 @@
+"""One receipt in words: how its outcome looks, why it is not good, what was checked and what to do."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from megacpp_validate.evidence.receipt import Backend, Check, Machine, Outcome, Part, Receipt
+
+from ..document import Diagnostic, Table, bad, cascade, good, missing, quiet
+
+MARKS: Final = {
+    Outcome.PASS: good("pass"),
+    Outcome.FAIL: bad("fail"),
+    Outcome.ERROR: bad("error"),
+    Outcome.IMPORT_ERROR: bad("import error"),
+    Outcome.BLOCKED: cascade("blocked"),
+    Outcome.EXPECTED_UNSUPPORTED: quiet("unsupported"),
+    Outcome.TIMEOUT: bad("timeout"),
+    Outcome.NOT_RUN: missing(),
+}
+"""How the outcome of a cell looks."""
+
+_OF_THE_BOUND: Final = "bound-discriminates"  # this part says how tight the bound is, not how far the tensor is off
+_MOST_FAILED: Final = 12  # checks of one cell that are listed by name
+# How a cell is run again, by how its probe begins.
+_VERBS: Final = {"fp8_": ("fp8", "--probes"), "smoke_": ("moe-smoke", "--cells")}
+
+
+class Worst(NamedTuple):
+    """The part that came closest to its bound, or went furthest over it."""
+
+    ratio: float
+    check: str
+    part: str
+
+
+def describe_receipt(receipt: Receipt, *, name: str = "", group: str = "") -> Diagnostic:
+    """One cell: why, the checks that failed, what fell back, the next step; the traceback as output.
+
+    Args:
+        name: shown instead of the name of the probe.
+        group: what the cell belongs to.
+    """
+    failed = find_failed(receipt)
+    fields = [("raised at", f"`{receipt.failure.frame}`" if receipt.failure and receipt.failure.frame else "")]
+    fields += [("out", describe_check(check)) for check in failed[:_MOST_FAILED]]
+    if failed[_MOST_FAILED:]:
+        fields.append(("out", f"{len(failed) - _MOST_FAILED} more failed checks"))
+    fields += [("fell back", describe_fallback(backend)) for backend in find_fallbacks(receipt)]
+    return Diagnostic(
+        name=name or receipt.probe,
+        mark=MARKS[receipt.outcome],
+        group=group,
+        message=find_cause(receipt),
+        fields=tuple(fields),
+        help=describe_next_step(receipt),
+        output=receipt.failure.traceback if receipt.failure else "",
+        seconds=receipt.seconds.get("total", 0.0),
+    )
+
+
+def describe_check(check: Check, *, every_part: bool = False) -> str:
+    """A check with what was observed and allowed; of a failed one only the parts that failed."""
+    parts = [describe_part(part) for part in check.parts if every_part or not part.passed]
+    return "; ".join([f"`{check.name}`", *parts, *([check.detail] if check.detail else [])])
+
+
+def describe_part(part: Part) -> str:
+    """What was observed, what was allowed, and where the bound comes from."""
+    side = "at least" if part.at_least else "bound"
+    return f"{part.name} {_number(part.observed)}, {side} {_number(part.bound)} = {part.derivation}"
+
+
+def tabulate_checks(checks: Iterable[Check], caption: str) -> Table:
+    """A row a part: check, part, observed, bound, and where the bound comes from."""
+    rows = []
+    for check in checks:
+        mark = good("held") if check.passed else bad("out")
+        for part in check.parts:
+            side = "at least" if part.at_least else "at most"
+            seen = (_number(part.observed), f"{side} {_number(part.bound)}", part.derivation)
+            rows.append((mark if part.passed else bad("out"), f"`{check.name}`", part.name, *seen))
+        if check.detail or not check.parts:
+            rows.append((mark, f"`{check.name}`", "", check.detail, "", ""))
+    return Table(("", "check", "part", "observed", "bound", "where the bound comes from"), tuple(rows), caption)
+
+
+def find_worst(receipt: Receipt) -> Worst | None:
+    """The largest observed / bound of all parts; None where nothing was measured against a bound."""
+    found = [
+        Worst(_ratio(part), check.name, part.name)
+        for check in receipt.checks
+        for part in check.parts
+        if part.name != _OF_THE_BOUND
+    ]
+    return max(found, key=lambda worst: worst.ratio, default=None)
+
+
+def show_worst(receipt: Receipt) -> str:
+    """The largest observed / bound as a number; empty where there is none."""
+    worst = find_worst(receipt)
+    return "" if worst is None else f"{worst.ratio:.2f}" if math.isfinite(worst.ratio) else "inf"
+
+
+def count_checks(receipt: Receipt) -> str:
+    """Checks that passed, of how many."""
+    return f"{sum(check.passed for check in receipt.checks)}/{len(receipt.checks)}" if receipt.checks else ""
+
+
+def describe_backends(receipt: Receipt) -> str:
+    """The requested backend, and everything that was seen to run."""
+    seen = sorted({name for backend in receipt.backends for name in backend.observed})
+    return f"{receipt.requested}: {', '.join(seen)}" if seen else receipt.requested
+
+
+def find_failed(receipt: Receipt) -> tuple[Check, ...]:
+    """Checks that did not pass."""
+    return tuple(check for check in receipt.checks if not check.passed)
+
+
+def find_fallbacks(receipt: Receipt) -> tuple[Backend, ...]:
+    """Paths that took something else than what was requested; of native paths, those whose check says so."""
+    failed = tuple(check.name for check in find_failed(receipt))
+    return tuple(
+        backend
+        for backend in receipt.backends
+        if (receipt.requested != "native" and backend.requested != backend.claimed)
+        or any(name.endswith(f"{backend.path}.backend") for name in failed)
+    )
+
+
+def describe_fallback(backend: Backend) -> str:
+    """One path that fell back, with every reason."""
+    seen = f", seen {', '.join(backend.observed)}" if backend.observed else ""
+    reasons = "; ".join(backend.reasons) or "no reason was recorded"
+    return f"`{backend.path}`: requested {backend.requested}, took {backend.claimed or 'nothing'}{seen}. {reasons}"
+
+
+def find_cause(receipt: Receipt) -> str:
+    """Why a cell is not good, without the next step."""
+    return receipt.reason.partition(" Next step:")[0]
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a reason; a full stop inside a version or a file name does not end one."""
+    return re.split(r"(?<=[.!?])\s+(?=[A-Z`])", " ".join(text.split()), maxsplit=1)[0]
+
+
+def describe_machine(machine: Machine) -> str:
+    """Where a cell ran, in one line."""
+    gpu = f"{machine.gpu} (compute capability {machine.capability})" if machine.gpu else ""
+    named = {"driver": machine.driver, "CUDA": machine.cuda, "torch": machine.torch, "Python": machine.python}
+    parts = [gpu, *(f"{name} {value}" for name, value in named.items() if value)]
+    return ", ".join(filter(None, parts)) or "no machine: nothing ran"
+
+
+def describe_next_step(receipt: Receipt) -> str:
+    """What to do about a cell that is not good; empty where it is good."""
+    named = re.search(r"Next step: (.+?)\.?(?= Found:|$)", " ".join(receipt.reason.split()))
+    where = receipt.failure.frame if receipt.failure and receipt.failure.frame else "the traceback"
+    steps = {
+        Outcome.FAIL: _next_step_of_failure(receipt),
+        Outcome.ERROR: f"look at {where}; `{receipt.cell}.log` has what was printed",
+        Outcome.IMPORT_ERROR: named[1] if named else f"import it by hand; `{receipt.cell}.log` has what was printed",
+        Outcome.BLOCKED: f"mend `{receipt.blocked_by}` first",
+        Outcome.TIMEOUT: "look at where it hung; raise --limit if it is only slow",
+        Outcome.NOT_RUN: named[1] if named else "run it on the target",
+    }
+    return steps.get(receipt.outcome, "")
+
+
+def _next_step_of_failure(receipt: Receipt) -> str:
+    if find_fallbacks(receipt):
+        return "mend what the reasons name, or turn the feature's flag off where the native path is wanted"
+    verb, option = next((found for start, found in _VERBS.items() if receipt.probe.startswith(start)), ("", ""))
+    again = f"{verb or 'parity'} --target {receipt.target} {option or '--probes'} {receipt.probe} --seed {receipt.seed}"
+    if receipt.requested == "te" and not verb:
+        return (
+            f"run `MEGACPP_DISABLE_TE=1 megacpp-validate {again}`: if the native path holds there, {receipt.stack} "
+            "computes wrong values; stay on the last stack whose receipt is good"
+        )
+    return f"run `megacpp-validate {again} --verbose`: the same seed gives the same numbers; look at that check"
+
+
+def _ratio(part: Part) -> float:
+    if part.observed is None or part.bound is None:
+        return 0.0 if part.passed else math.inf
+    over, under = (part.bound, part.observed) if part.at_least else (part.observed, part.bound)
+    return over / under if under else (0.0 if over == 0.0 and not part.at_least else math.inf)
+
+
+def _number(value: float | None) -> str:
+    return "not a number" if value is None else f"{value:.4g}"

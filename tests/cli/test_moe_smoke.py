@@ -1,0 +1,123 @@
+"""The verb of the smoke run: it runs, it ends with the code of its class, and what is lacking is never green."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from megacpp_validate.catalog.bridge import Catalog
+from megacpp_validate.environments.restart import own_folder
+from tests.cli.session_calls import Stack, make_session, make_stack
+from tests.command_line import Run
+
+OPEN, CLOSED, WRONG, NOTHING, MISSING, NO_ENVIRONMENT, INFRASTRUCTURE = 0, 1, 2, 3, 4, 5, 6
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """`moe-smoke` in this process, on a host with no GPU, in a folder of the test's own."""
+    return make_session("moe-smoke", capfd, monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stack:
+    """The host's interpreter sees an H200 and Transformer Engine 2.17.1; its probes do what a test says."""
+    return make_stack(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--target", "h100"], WRONG, "'h100'"),
+        (["--target", "gb10"], WRONG, "no cell for gb10"),
+        (
+            ["--target", "cpu", "--cells", "tyni"],
+            WRONG,
+            "smoke_tyni",
+        ),
+        (["--target", "cpu", "--cells", "scaled_bf16_4"], WRONG, "of the smoke run on cpu"),
+        (["--cells", ","], NOTHING, "no cell is selected"),
+        (["--target", "cpu", "--python", "python9"], NO_ENVIRONMENT, "python9"),
+        (["--launcher", "mpi"], WRONG, "--launcher"),
+        (["--seed", "-1"], WRONG, "--seed"),
+    ],
+)
+def test_wrong_arguments_are_told(run: Run, arguments: list[str], code: int, words: str) -> None:
+    said = run(*arguments)
+    assert said.code == code
+    assert words in " ".join(said.err.split())
+
+
+def test_without_the_target_s_gpu_evidence_is_missing_and_nothing_is_written(run: Run, tmp_path: Path) -> None:
+    said = run("--target", "h200", "--format", "json")
+    assert said.code == MISSING, said.err
+    told = json.loads(said.out)
+    assert told["schema_id"] == "megacpp-validate/moe-smoke/1"
+    assert {receipt["outcome"] for receipt in told["receipts"]} == {"not-run"}
+    assert not (tmp_path / ".megacpp").exists()
+
+
+def test_two_sessions_do_not_share_a_folder(run: Run, stack: Stack, tmp_path: Path) -> None:
+    stack("write()")
+    with own_folder(tmp_path / ".megacpp" / "moe_smoke"):
+        assert run("--target", "h200", "--cells", "small_bf16").code == INFRASTRUCTURE
+
+
+RECORD = """
+def record(**more):
+    steps = [dict(step=n, loss=3.4 - n / 10, perfect=2.0, grad_norm=1.0, seconds=0.5 if n else 9.0) for n in range(10)]
+    return {**dict(name='plan', model='scaled', pattern='AEMR', parameters=2_600_000_000, ranks=4,
+        topology={'data': '4', 'expert_parallel': '4'}, precision='bf16', features={'preset': 'production'},
+        forms={'moe': 'bridge'}, floor=2.0, without_context=3.47, steps=steps, whole_ns=20, phases_ns={'start-up': 5,
+        'step': 15}, tokens=100, tokens_per_second=1234.5, flop_utilisation=0.321, peak_bytes={'step': 2**33}), **more}
+"""
+
+
+def test_a_session_that_is_good_is_open_and_tells_its_numbers_in_every_form(run: Run, stack: Stack) -> None:
+    stack(RECORD + "write(training=[record()])")
+    for form in ("table", "markdown", "html"):
+        said = run("--target", "h200", "--cells", "scaled_bf16_4", "--format", form)
+        assert said.code == OPEN, said.out + said.err
+        for word in ("32.1%", "75.0%", "500.0 ms", "8.0 GiB", "experts 4"):
+            assert word in said.out, (form, word)
+    assert "<svg " in said.out
+    told = json.loads(run("--target", "h200", "--cells", "scaled_bf16_4", "--format", "json").out)
+    assert told["receipts"][0]["training"][0]["flop_utilisation"] == 0.321
+
+
+def test_the_launcher_reaches_every_cell(run: Run, stack: Stack) -> None:
+    stack("write(reason=order['settings']['launcher'] + ' started it')")
+    said = run("--target", "h200", "--launcher", "torchrun", "--format", "json")
+    assert {receipt["reason"].split()[0] for receipt in json.loads(said.out)["receipts"]} == {"torchrun"}
+
+
+def test_cells_run_one_at_a_time(run: Run, stack: Stack, tmp_path: Path) -> None:
+    alone = tmp_path / "alone"
+    stack(f"os.mkdir({str(alone)!r}); time.sleep(0.1); os.rmdir({str(alone)!r}); write()")
+    assert run("--target", "h200", "--cells", "small_bf16,small_delayed,scaled_bf16_2").code == OPEN
+
+
+def test_cells_are_chosen_by_the_ranks_that_they_take(run: Run, stack: Stack, catalog: Catalog) -> None:
+    stack("write()")
+    told = json.loads(run("--target", "h200", "--ranks", "4", "--format", "json").out)
+    assert [receipt["probe"] for receipt in told["receipts"]] == [row.id for row in catalog.smoke if row.ranks == 4]
+    assert run("--target", "h200", "--ranks", "3").code == NOTHING
+    assert run("--target", "h200", "--ranks", "4", "--cells", "small_bf16").code == NOTHING
+
+
+def test_a_cell_that_lacks_gpus_is_not_good_and_a_red_one_closes(run: Run, stack: Stack) -> None:
+    stack("write(outcome='not-run', reason='this cell takes 4 GPUs', checks=[])")
+    assert run("--target", "h200", "--cells", "scaled_bf16_4").code == MISSING
+    stack("write(outcome='fail', reason='one', checks=[dict(name='plan.learns', passed=False)])")
+    said = run("--target", "h200", "--cells", "scaled_bf16_4")
+    assert said.code == CLOSED
+    assert "plan.learns" in said.out
+
+
+def test_a_record_that_contradicts_itself_is_no_evidence(run: Run, stack: Stack) -> None:
+    stack(RECORD + "write(training=[record(whole_ns=21)])")
+    said = run("--target", "h200", "--cells", "scaled_bf16_4")
+    assert said.code == CLOSED
+    assert "phases sum to 20 ns of 21" in " ".join(said.out.split())

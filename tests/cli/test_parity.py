@@ -1,0 +1,230 @@
+"""The verbs of parity: exit codes by class of outcome, receipts of this run alone, no green without evidence."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from megacpp_validate.cli.app import LARGEST_SEED
+from megacpp_validate.environments.restart import own_folder
+from megacpp_validate.evidence.store import read_receipts
+from tests.command_line import Run, make_run
+from tests.environments.places import make_h200_host
+from tests.running_processes import hearing_signals
+
+OPEN, CLOSED, WRONG, NOTHING, MISSING, NO_ENVIRONMENT, INFRASTRUCTURE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
+MODULES = {"imports", "attention", "linear_walker", "expert_gemm", "permute", "native_block", "layer_spec"}
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """The command line in this process, on a host with no GPU, in a folder of the test's own."""
+    for name in ("MEGACPP_PYTHON", "MEGACPP_DISABLE_TE", "CUDA_VISIBLE_DEVICES", "PYTHONPATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    return make_run(capfd, monkeypatch)
+
+
+@pytest.fixture
+def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """An interpreter on a host with an H200 and Transformer Engine 2.17.1, whose probes do what a test says."""
+
+    def make(main: str) -> Path:
+        host = make_h200_host(tmp_path, main)
+        monkeypatch.setenv("PATH", f"{host}:/usr/bin:/bin")
+        return host / "python3"
+
+    return make
+
+
+WRONG_ARGUMENTS: dict[str, tuple[list[str], int, list[str]]] = {
+    "no-target": (["parity"], WRONG, ["--target"]),
+    "no-such-target": (["parity", "--target", "h100"], WRONG, ["'h100'", "h200, b200, gb10, cpu"]),
+    "no-such-probe": (["parity", "--target", "h200", "--probes", "atention"], WRONG, ["'atention'", "attention"]),
+    "no-probe": (["parity", "--target", "h200", "--probes", ","], NOTHING, ["no cell is selected"]),
+    "no-such-python": (["parity", "--target", "cpu", "--python", "python9"], NO_ENVIRONMENT, ["python9", "Next step"]),
+    "no-time": (["parity", "--target", "cpu", "--limit", "0"], WRONG, ["--limit"]),
+    "no-folder": (["support-grid", "nowhere"], WRONG, ["nowhere", "no such folder"]),
+    "no-receipt": (["support-grid", "."], NOTHING, ["no receipt"]),
+}
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 99999999999999999999999999])
+def test_a_seed_that_torch_does_not_hold_is_a_wrong_argument(seed: int, run: Run) -> None:
+    said = run("parity", "--target", "h200", "--seed", seed)
+    assert (said.code, "--seed" in said.err) == (WRONG, True)
+
+
+def test_the_largest_seed_runs(run: Run, tmp_path: Path) -> None:
+    said = run("parity", "--target", "cpu", "--probes", "permute", "--seed", LARGEST_SEED)
+    assert said.code == OPEN, said.out
+    assert read_receipts(tmp_path / ".megacpp" / "receipts").found["native-cpu-permute"].seed == LARGEST_SEED
+
+
+@pytest.mark.parametrize(("arguments", "code", "words"), WRONG_ARGUMENTS.values(), ids=WRONG_ARGUMENTS)
+def test_wrong_arguments_are_told_in_words(arguments: list[str], code: int, words: list[str], run: Run) -> None:
+    said = run(*arguments)
+    assert said.code == code
+    for word in words:
+        assert word in said.err
+    assert "Traceback" not in said.err
+
+
+PARSERS: dict[str, Callable[[str], object]] = {
+    "json": json.loads,
+    "junit": ElementTree.fromstring,
+    "html": lambda text: text.index("<!") + text.index("</html>"),
+    "github": lambda text: text.index("::warning "),
+    "markdown": lambda text: text.index("| imports | ○ not run |"),
+    "table": lambda text: text.index("○ not run"),
+}
+
+
+@pytest.mark.parametrize("fmt", PARSERS)
+@pytest.mark.parametrize("target", ["h200", "b200", "gb10"])
+def test_without_the_gpu_nothing_runs_nothing_is_written_and_nothing_is_green(
+    target: str, fmt: str, run: Run, tmp_path: Path
+) -> None:
+    said = run("parity", "--target", target, "--format", fmt)
+    assert said.code == MISSING
+    assert said.err == ""
+    PARSERS[fmt](said.out)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_real_probe_on_this_machine(run: Run, tmp_path: Path) -> None:
+    said = run("parity", "--target", "cpu", "--probes", "attention", "--seed", "5", "--format", "json")
+    assert said.code == OPEN, said.out
+    assert "pass         native-cpu-attention" in said.err
+    (told,) = json.loads(said.out)["receipts"]
+    receipts = read_receipts(tmp_path / ".megacpp" / "receipts")
+    assert receipts.unreadable == ()
+    receipt = receipts.found["native-cpu-attention"]
+    assert (receipt.seed, receipt.requested, told["seed"]) == (5, "native", 5)
+    assert receipt.checks
+
+
+def test_a_whole_session_of_one_stack(run: Run, stack: Callable[[str], Path], tmp_path: Path) -> None:
+    """As release 2.17.1 does on an H200: two modules die, the rest hold."""
+    python = stack("os.abort() if order['probe'] in ('attention', 'native_block') else write()")
+    said = run("parity", "--target", "h200", "--python", python, "--receipts", "kept")
+    assert said.code == CLOSED
+    receipts = read_receipts(tmp_path / "kept").found
+    assert {name.removeprefix("te2.17.1-h200-") for name in receipts} == MODULES
+    red = {receipt.probe for receipt in receipts.values() if not receipt.outcome.is_good}
+    assert red == {"attention", "native_block"}
+    assert "te2.17.1 on h200: error in attention, native_block." in said.out
+    for words in ("died of SIGABRT", "next", "Transformer Engine 2.17.1"):
+        assert words in said.out
+
+    said = run("support-grid", "kept", "--format", "markdown")
+    assert said.code == OPEN
+    assert "| te2.17.1 | h200 | ✓ pass | ✗ error | ✓ pass | ✓ pass | ✓ pass | ✗ error | ✓ pass |" in said.out
+    (tmp_path / "kept" / "te2.17.1-h200-permute.json").write_text("{")
+    assert run("support-grid", "kept").code == MISSING
+
+
+def test_te_turned_off_asks_for_the_native_paths_and_says_so(
+    run: Run, stack: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    python = stack("write()")
+    monkeypatch.setenv("MEGACPP_DISABLE_TE", "1")
+    monkeypatch.setenv("MEGACPP_PYTHON", str(python))
+    said = run("parity", "--target", "h200", "--probes", "permute,attention", "--probes", "imports")
+    assert said.code == OPEN
+    assert "MEGACPP_DISABLE_TE=1 turns Transformer Engine off" in said.out
+    assert set(read_receipts(tmp_path / ".megacpp" / "receipts").found) == {
+        f"native-h200-{name}" for name in ("imports", "attention", "permute")
+    }
+
+
+def test_another_gpu_than_the_target_is_not_run(run: Run, stack: Callable[[str], Path]) -> None:
+    said = run("parity", "--target", "b200", "--python", stack("write()"))
+    assert said.code == MISSING
+    assert "NVIDIA H200 is sm_90" in said.out
+
+
+def test_an_interpreter_without_torch_is_no_environment(run: Run, tmp_path: Path) -> None:
+    """A bare virtual environment, which `--python` names by mistake."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
+    said = run("parity", "--target", "cpu", "--python", tmp_path / "bare" / "bin" / "python3")
+    assert said.code == NO_ENVIRONMENT
+    assert "has no torch" in said.err
+
+
+def test_receipts_that_cannot_be_written_are_told(run: Run, stack: Callable[[str], Path], tmp_path: Path) -> None:
+    (tmp_path / "a-file").write_text("")
+    said = run("parity", "--target", "h200", "--python", stack("write()"), "--receipts", "a-file")
+    assert said.code == WRONG
+    assert "a-file" in said.err
+    assert "Next step" in said.err
+
+
+def test_a_second_run_in_the_same_folder_is_refused_and_writes_nothing(
+    run: Run, stack: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The receipts there would be of either run, and each would tell of its own."""
+    asked = ("parity", "--target", "h200", "--python", stack("write()"), "--receipts", "kept", "--probes", "imports")
+    with own_folder(tmp_path / "kept"):
+        said = run(*asked)
+    assert said.code == INFRASTRUCTURE
+    for word in ("another run", "kept", "Next step"):
+        assert word in said.err
+    assert list((tmp_path / "kept").glob("*.json")) == []
+    assert run(*asked).code == OPEN
+
+
+def test_a_run_holds_its_folder_while_it_runs(run: Run, stack: Callable[[str], Path], tmp_path: Path) -> None:
+    """Its own probe tries to lock the folder."""
+    lock = tmp_path / "kept" / ".lock"
+    main = (
+        f"import fcntl\ntry: fcntl.flock(open({str(lock)!r}), fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
+        "except BlockingIOError: write()\nelse: write(outcome='error')"
+    )
+    asked = ("parity", "--target", "h200", "--receipts", "kept", "--probes", "imports")
+    assert run(*asked, "--python", stack(main)).code == OPEN
+
+
+def test_an_interrupt_ends_it_and_what_it_started(stack: Callable[[str], Path], tmp_path: Path) -> None:
+    python = stack(f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(600)")
+    command = [sys.executable, "-m", "megacpp_validate.cli", "parity", "--target", "h200", "--python", str(python)]
+    with hearing_signals():
+        process = subprocess.Popen(
+            [*command, "--probes", "imports", "--receipts", str(tmp_path / "receipts")],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+    end = time.monotonic() + 60
+    while not (tmp_path / "pid").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == INTERRUPTED
+    assert "Traceback" not in err
+    assert list((tmp_path / "receipts").glob("*.json")) == []  # an interrupt is no evidence against a module
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_parity_needs_nothing_that_reads_sources(tmp_path: Path) -> None:
+    """A GPU host has no griffe: the verb must not ask for it."""
+    code = (
+        "import sys; sys.modules['griffe'] = None; sys.argv = ['x', 'parity', '--target', 'gb10'];"
+        "from megacpp_validate.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == MISSING, done.stderr
+    assert shutil.which("nvidia-smi") or "not run" in done.stdout

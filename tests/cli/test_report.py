@@ -1,0 +1,81 @@
+"""The verb of the report: exit codes, and the forms in which it says what it wrote."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from megacpp_validate.report.site.result import SiteResult
+from tests.command_line import Run, make_run_in
+
+EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence" / "h200" / "te2.14.1"
+OPEN, WRONG, NOTHING, INFRASTRUCTURE = 0, 2, 3, 6
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    return make_run_in(tmp_path, "report", capfd, monkeypatch)
+
+
+def test_a_site_of_the_receipts_of_one_run(run: Run, tmp_path: Path) -> None:
+    done = run(EVIDENCE, "--output", tmp_path / "site")
+    assert done.code == OPEN, done.err
+    assert "7 receipts in 1 run: 7 cells, 7 not good" in done.out
+    assert str(tmp_path / "site" / "index.html") in done.out
+    again = run(EVIDENCE, "--output", tmp_path / "site", "--format", "json")  # an older site is replaced
+    result = SiteResult.model_validate_json(again.out)
+    assert result.pages == len(list((tmp_path / "site").rglob("*.html")))
+    assert all((tmp_path / "site" / cell.page).is_file() for cell in result.cells)
+
+
+def test_other_forms(run: Run, tmp_path: Path) -> None:
+    site = ("--output", tmp_path / "site")
+    junit = ET.fromstring(run(EVIDENCE, *site, "--format", "junit").out.encode())
+    assert (junit.get("tests"), junit.get("failures")) == ("7", "7")
+    assert "::error title=te2.14.1-h200-imports" in run(EVIDENCE, *site, "--format", "github").out
+    summary = tmp_path / "summary.md"
+    assert run(EVIDENCE, *site, "--format", "markdown", "--told", summary).out == ""
+    assert "## Report" in summary.read_text()
+
+
+def test_wrong_arguments(run: Run, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis.tex").write_text("")
+    gate = tmp_path / "gate.json"
+    gate.write_text(json.dumps({"schema_id": "megacpp-validate/release-gate/2"}))
+    for arguments, code, words in (
+        ((tmp_path / "none", "--output", site), WRONG, "there is no folder"),
+        ((tmp_path / "empty", "--output", site), NOTHING, "there is no receipt"),
+        ((EVIDENCE, "--output", tmp_path / "precious"), WRONG, "holds what no report wrote"),
+        ((EVIDENCE, "--output", site, "--gate", gate), WRONG, "is no decision of the release gate"),
+        ((EVIDENCE, "--output", tmp_path / "precious" / "thesis.tex" / "site"), WRONG, "cannot be written"),
+        ((EVIDENCE, "--output", site, "--told", site / "told.txt"), WRONG, "Next step"),
+        ((EVIDENCE, "--output", site, "--told", EVIDENCE / "told.txt"), WRONG, "--told"),
+    ):
+        done = run(*arguments)
+        assert (done.code, words in done.err) == (code, True), done.err
+    assert [path.name for path in (tmp_path / "precious").iterdir()] == ["thesis.tex"]
+    assert not site.exists()
+
+
+def test_a_store_may_hold_its_own_site(run: Run, tmp_path: Path) -> None:
+    shutil.copytree(EVIDENCE, tmp_path / "store")
+    for _ in range(2):
+        done = run(tmp_path / "store", "--output", tmp_path / "store" / "report")
+        assert (done.code, "7 receipts in 1 run" in done.out) == (OPEN, True)
+    assert run(tmp_path / "store", "--output", tmp_path / "store").code == WRONG
+    assert len(list((tmp_path / "store").glob("*.json"))) == 7
+
+
+def test_a_full_disk_is_no_breakage(run: Run, tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("not-run: there is no full device here")
+    done = run(EVIDENCE, "--output", tmp_path / "site", "--format", "json", "--told", "/dev/full")
+    assert (done.code, "the disk is full" in done.err) == (INFRASTRUCTURE, True)
+    assert (tmp_path / "site" / "index.html").is_file()

@@ -1,0 +1,262 @@
+"""What cannot work is refused before a build, with why and what to do; what is not known is told as that."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from packaging.version import Version
+
+from megacpp_validate.catalog.bridge import Catalog, matrix_folder
+from megacpp_validate.catalog.images import Images, read_images
+from megacpp_validate.catalog.needs import Needs, read_needs
+from megacpp_validate.images.fits import FitVerdict, StackFit, judge_stack, stack_of_image, stack_of_words
+from megacpp_validate.images.locks import ImageLock, LockedPackage, read_image_lock
+from megacpp_validate.images.tools import ImageRefused
+
+REFUSED, UNKNOWN, WARNED, FITS = FitVerdict
+H200 = ["cublas=13.1.0.3", "cudnn=9.19", "torch=2.11.0", "cuda=13.0", "nccl=2.28.9", "driver=580.95", "python=3.12"]
+FRONTEND = "nvidia-cudnn-frontend=1.32.0"
+FA4 = "flash-attn-4=4.0.0b36"
+CUDA_12 = ["cuda=12.9", "cublas=12.9.1.4", "cudnn=9.19", "torch=2.11.0", "driver=550", "nccl=2.28", "python=3.12"]
+CUTE, GROUPED, LAYOUT = "flash-attn-4-cute-", "cublas-grouped-gemm-", "cublas-grouped-layout"
+HOPPER, TORCH = ("taken", "hopper-current", "hopper-block"), "torch-of-one-cuda"
+
+
+@pytest.fixture(scope="module")
+def images(catalog: Catalog) -> Images:
+    return read_images({target.id: target.machine for target in catalog.targets})
+
+
+@pytest.fixture(scope="module")
+def needs(catalog: Catalog) -> Needs:
+    return read_needs([module.id for module in catalog.modules])
+
+
+@pytest.fixture(scope="module")
+def releases(catalog: Catalog) -> list[str]:
+    return [stack.te for stack in catalog.stacks]
+
+
+def say(fit: StackFit, verdict: FitVerdict) -> set[str]:
+    return {one.need for one in fit.of(verdict)}
+
+
+def test_te_2_14_1_on_cublas_13_1_is_refused_in_a_second(catalog: Catalog) -> None:
+    started = time.perf_counter()
+    needs = read_needs([module.id for module in catalog.modules])
+    images = read_images({target.id: target.machine for target in catalog.targets})
+    fit = judge_stack(stack_of_words("2.14.1", ["cublas=13.1"]), needs, images.range, ["2.12.0", "2.20.2"])
+    assert time.perf_counter() - started < 1.0
+    assert say(fit, REFUSED) == {"cublas-grouped-layout"}
+    (misfit,) = fit.of(REFUSED)
+    assert (fit.te, misfit.component, misfit.seen, misfit.wanted) == ("2.14.1", "cublas", "13.1", ">=13.2")
+    assert "2.17.0 and later" in misfit.next_step
+    assert "H200: 2.14.1 dies at import" in misfit.source
+
+
+# Stack, and what is refused of it; each is known from a run or from a wheel, which its row names.
+@pytest.mark.parametrize(
+    ("te", "parts", "refused"),
+    [
+        ("2.20.2", [*H200, FRONTEND], set()),
+        ("2.12.0", H200, set()),
+        ("2.17.1", ["cudnn=9.22.0", *H200[:1], *H200[2:]], set()),
+        ("2.17.1", H200, {"cudnn-reshape-mode"}),
+        ("2.18.0", [*H200, "nvidia-cudnn-frontend=1.24"], {"cudnn-frontend-2.18"}),
+        ("2.20.2", [*H200[2:], "cudnn=9.11", FRONTEND], {"cudnn-least"}),
+        ("2.20.2", [*H200, "nvidia-cudnn-frontend=1.28"], {"cudnn-frontend"}),
+        ("2.20.2", [*H200[:5], FRONTEND, "driver=570.124"], {"driver-for-cuda-13"}),
+        ("2.20.2", [*H200, FRONTEND, "transformer-engine-cu12=2.20.2"], {"cuda-12", "cublas-of-cuda-12"}),
+        ("2.20.2", [*H200, FRONTEND, "transformer-engine-cu13=2.19.0"], {"one-release"}),
+        (
+            "2.20.2",
+            [*H200[:3], *H200[4:5], *H200[6:], FRONTEND, "transformer-engine-cu13=2.20.2", "cuda=12.9", "driver=535"],
+            {"cuda-13"},
+        ),
+        ("2.20.2", [*H200, FRONTEND, FA4, "nvidia-cutlass-dsl=4.5.2"], {"flash-attn-4-cute-guarded"}),
+        ("2.20.2", [*H200, FRONTEND, FA4, "nvidia-cutlass-dsl=4.8.1", "flash-attn=2.8.3"], {"flash-attn-2-hides-4"}),
+        ("2.20.2", [*H200, FRONTEND, "sgl-deep-gemm=0.2.0"], {"build of sgl-deep-gemm"}),
+        ("2.20.2", [*H200, FRONTEND, "sgl-deep-gemm=0.1.3"], set()),
+        ("2.20.2", [*H200[:6], FRONTEND, "python=3.9"], {"python-least"}),
+    ],
+)  # fmt: skip
+def test_stacks(
+    images: Images, needs: Needs, releases: list[str], te: str, parts: list[str], refused: set[str]
+) -> None:
+    assert say(judge_stack(stack_of_words(te, parts), needs, images.range, releases), REFUSED) == refused
+
+
+def test_the_h200_stack_is_told_what_it_goes_without(images: Images, needs: Needs, releases: list[str]) -> None:
+    fit = judge_stack(stack_of_words("2.20.2", [*H200, FRONTEND]), needs, images.range, releases)
+    assert say(fit, WARNED) == {"nccl-expert-parallel", *(GROUPED + name for name in (*HOPPER, "blackwell"))}
+    assert not fit.of(UNKNOWN)
+
+
+# What was refused, or warned of, wrongly, and what was let through: each side of each bound.
+@pytest.mark.parametrize(
+    ("te", "parts", "refused"),
+    [
+        # The core library for CUDA 12 has no symbol of the grouped layout.
+        ("2.14.1", [*CUDA_12, "transformer-engine-cu12=2.14.1"], set()),
+        ("2.14.1", CUDA_12, set()),
+        ("2.14.1", ["torch=2.11.0+cu128", "cudnn=9.19", "cublas=12.9"], set()),
+        ("2.14.1", [*CUDA_12, "transformer-engine-cu13=2.14.1"], {"cuda-13", "cublas-of-cuda-13", LAYOUT}),
+        ("2.16.1", ["cublas=13.1.9"], {LAYOUT}),
+        ("2.16.1", ["cublas=13.2.0.9"], set()),
+        # No core library is for another CUDA.
+        ("2.20.2", [*CUDA_12[1:], "cuda=12.0"], {"cuda-known"}),
+        ("2.20.2", [*CUDA_12[1:], "cuda=12.1", FRONTEND], set()),
+        ("2.20.2", [*CUDA_12[1:], "cuda=11.8"], {"cuda-known"}),
+        ("2.20.2", [*CUDA_12[1:], "cuda=14.0"], {"cuda-known", "driver-for-cuda-13"}),
+        # Torch is of the same CUDA as what is compiled against it.
+        ("2.20.2", [*H200[:2], *H200[3:], FRONTEND, "torch=2.13.0+cpu"], {TORCH}),
+        ("2.20.2", [*H200[:2], *H200[3:], FRONTEND, "torch=2.13.0+cu126"], {TORCH}),
+        ("2.20.2", [*H200[:2], *H200[3:], FRONTEND, "torch=2.13.0+rocm6.4"], {TORCH}),
+        ("2.20.2", [*H200[:2], *H200[3:], FRONTEND, "torch=2.13.0+cu130"], set()),
+        ("2.20.2", [*H200[:2], *H200[3:], FRONTEND, "torch=2.13.0a0+9186a08b2c.nv26.7.59513937"], set()),
+        # FlashAttention 4 asks for the CuTe DSL of its own day.
+        ("2.20.2", [*H200, FRONTEND, "flash-attn-4=4.0.0b11", "nvidia-cutlass-dsl=4.4.2"], set()),
+        ("2.20.2", [*H200, FRONTEND, "flash-attn-4=4.0.0b11", "nvidia-cutlass-dsl=4.4.1"], {CUTE + "b3"}),
+        ("2.20.2", [*H200, FRONTEND, "flash-attn-4=4.0.0b19", "nvidia-cutlass-dsl=4.5.1"], {CUTE + "b16"}),
+        ("2.20.2", [*H200, FRONTEND, "flash-attn-4=4.0.0b20", "nvidia-cutlass-dsl=4.6.0.dev0"], set()),
+        ("2.20.2", [*H200, FRONTEND, "flash-attn-4=4.0.0b26", "nvidia-cutlass-dsl=4.6.2"], {CUTE + "b20"}),
+        ("2.20.2", [*H200, FRONTEND, "flash-attn-4=4.0.0b24", "nvidia-cutlass-dsl=4.6.0.dev0"], {CUTE + "b24"}),
+        ("2.20.2", [*H200, FRONTEND, "flash-attn-4=4.0.0b27", "nvidia-cutlass-dsl=4.6.1"], {CUTE + "guarded"}),
+        # The names that pip lists.
+        ("2.14.1", ["nvidia-cublas=13.1.0.3"], {LAYOUT}),
+        ("2.20.2", ["nvidia-cudnn-cu13=9.11", "nvidia-cuda-runtime=13.0.96"], {"cudnn-least"}),
+    ],
+)  # fmt: skip
+def test_both_sides(
+    images: Images, needs: Needs, releases: list[str], te: str, parts: list[str], refused: set[str]
+) -> None:
+    fit = judge_stack(stack_of_words(te, parts, needs), needs, images.range, releases)
+    assert say(fit, REFUSED) == refused
+    assert "no-row" not in say(fit, UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("target", "part", "warned"),
+    [
+        ("h200", "cublas=13.3", set(HOPPER)), ("h200", "cublas=13.4", {"hopper-current", "hopper-block"}),
+        ("h200", "cublas=13.5", {"hopper-block"}), ("h200", "cublas=13.6", set()),
+        ("b200", "cublas=13.2", {"blackwell"}), ("b200", "cublas=13.3", set()), ("gb10", "cublas=13.0", set()),
+    ],
+)  # fmt: skip
+def test_a_need_of_one_target_is_told_of_it_alone(
+    images: Images, needs: Needs, releases: list[str], target: str, part: str, warned: set[str]
+) -> None:
+    words = [part, *H200[1:4], "nccl=2.30.7", *H200[5:], FRONTEND]
+    fit = judge_stack(stack_of_words("2.20.2", words, needs, target), needs, images.range, releases)
+    assert say(fit, WARNED) == {GROUPED + name for name in warned}
+    older = stack_of_words("2.20.2", [*words, "flash-attn=2.7.2"], needs, target)
+    told = say(judge_stack(older, needs, images.range, releases), WARNED)
+    assert ("flash-attn-2-blackwell" in told) == (target != "h200")
+
+
+def test_a_build_that_nobody_has_looked_at(images: Images, needs: Needs, releases: list[str]) -> None:
+    for version, verdict in (("0.2.1", FITS), ("0.2.5", UNKNOWN), ("", UNKNOWN)):
+        words = [*H200[:2], *H200[3:], FRONTEND, "torch=2.13.0", f"sgl-deep-gemm={version}"]
+        fit = judge_stack(stack_of_words("2.20.2", words, needs), needs, images.range, releases)
+        assert [one.verdict for one in fit.fits if one.need == "build of sgl-deep-gemm"] == [verdict]
+
+
+@pytest.mark.parametrize("word", ["cudnn=91100", "nvidia-cudnn-cu13=92400", "cublas=130100", "nccl=2708", "cuda=13030"])
+def test_a_version_as_a_library_counts_it(needs: Needs, word: str) -> None:
+    with pytest.raises(ImageRefused, match="is a version as the library itself counts it"):
+        stack_of_words("2.20.2", [word], needs)
+
+
+@pytest.mark.parametrize("part", ["cublas", "cudnn", "torch"])
+def test_what_nobody_has_told_of_is_not_fine(images: Images, needs: Needs, releases: list[str], part: str) -> None:
+    full = [*H200, FRONTEND]
+    without = [word for word in full if not word.startswith(f"{part}=")]
+    for words in (without, [*without, f"{part}="]):
+        fit = judge_stack(stack_of_words("2.20.2", words), needs, images.range, releases)
+        assert part in {one.component for one in fit.of(UNKNOWN)} or part == "cublas"
+        assert part not in {one.component for one in fit.of(FITS)}
+
+
+@pytest.mark.parametrize("te", ["2.21.0", "3.0", "1.13.0"])
+def test_a_release_that_nobody_has_looked_at(images: Images, needs: Needs, releases: list[str], te: str) -> None:
+    fit = judge_stack(stack_of_words(te, [*H200, FRONTEND]), needs, images.range, releases)
+    assert "release" in say(fit, UNKNOWN)
+    assert "te_canary" in next(one.next_step for one in fit.fits if one.need == "release")
+
+
+@pytest.mark.parametrize("word", ["cublas", "cublas=x", "=1"])
+def test_words_that_are_no_part(word: str) -> None:
+    with pytest.raises(ImageRefused, match=r"no component.*Next step"):
+        stack_of_words("2.20.2", [word])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["cublas=13.2", "cublas=13.1"], ["cublas=13.2", "cublas=13.2"], ["libcublasLt=13.1", "cublas=13.2"],
+        ["cuda=13.0", "LIBCUDART=12.9"], ["nvidia-cublas=13.1", "cublas=13.2"],
+        ["flash-attn-4=4.0.0b36", "Flash_Attn.4="],
+    ],
+)  # fmt: skip
+def test_a_component_that_is_given_twice_is_refused(needs: Needs, words: list[str]) -> None:
+    """The last one alone would be judged, and the answer depend on the order."""
+    with pytest.raises(ImageRefused) as refusal:
+        stack_of_words("2.20.2", [*words, "torch=2.11.0"], needs)
+    assert repr(words[-1]) in str(refusal.value)
+
+
+def test_a_name_that_no_row_knows_is_named(images: Images, needs: Needs, releases: list[str]) -> None:
+    fit = judge_stack(stack_of_words("2.20.2", [*H200, FRONTEND, FA4, "cublass=13.6"]), needs, images.range, releases)
+    one = next(one for one in fit.fits if one.need == "no-row")
+    assert [row.component for row in fit.fits if row.need == "no-row"] == ["cublass"]
+    assert (one.verdict, one.next_step) == (UNKNOWN, "write cublas, if you mean that")
+    assert "no row knows this name" in one.says
+
+
+def test_every_image_of_the_matrix_is_not_refused(images: Images, needs: Needs, releases: list[str]) -> None:
+    for image in images.image:
+        lock = read_image_lock(matrix_folder().parent / image.lock)
+        fit = judge_stack(stack_of_image(images, image, lock), needs, images.range, releases)
+        assert not fit.refused, (image.target, fit.of(REFUSED))
+        brought = {one.brought_by.partition(",")[0] for one in fit.parts}
+        assert brought == {f"base {image.base}", f"lock {image.lock}"}
+
+
+def test_an_image_whose_rows_were_changed_is_refused(images: Images, needs: Needs, releases: list[str]) -> None:
+    h200 = images.image[0]
+    lock = read_image_lock(matrix_folder().parent / h200.lock)
+    kept = h200.model_copy(update={"removes": []})  # FlashAttention 2 stays, and hides 4
+    fit = judge_stack(stack_of_image(images, kept, lock), needs, images.range, releases)
+    assert say(fit, REFUSED) == {"flash-attn-2-hides-4"}  # in whichever version it is there
+    older = dict(lock.packages) | {"nvidia-cutlass-dsl": LockedPackage("4.5.2", frozenset())}
+    fit = judge_stack(stack_of_image(images, h200, ImageLock("", "", older)), needs, images.range, releases)
+    assert say(fit, REFUSED) == {"flash-attn-4-cute-guarded"}
+    own = judge_stack(stack_of_image(images, h200, lock, own_base="x@sha256:0"), needs, images.range, releases)
+    assert {"cudnn", "torch"} <= {one.component for one in own.of(UNKNOWN)}  # nothing is known of a base of one's own
+
+
+def test_every_row_can_fail(images: Images, needs: Needs) -> None:
+    """A range that nothing lies outside of, or that nothing lies in, is a typing error."""
+    for row in images.range:
+        texts = ("0.1", "1.26", "2.8", "2.12.1", "9.99", "12.5", "13.9", "99", "580.1", "524")
+        inside = [row.allows(Version(text)) for text in texts]
+        assert not all(inside), row.id
+        assert any(inside) or row.needs == "<0", row.id
+        assert row.source
+        assert row.says
+    told = {row.id for row in images.range} & {row.id for row in needs.need}
+    assert not told, "a need is told once"
+
+
+def test_nothing_of_the_look_needs_a_network(monkeypatch: pytest.MonkeyPatch, images: Images, needs: Needs) -> None:
+    import socket
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a socket was opened")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    fit = judge_stack(stack_of_words("2.14.1", ["cublas=13.1"]), needs, images.range, ["2.14.1"])
+    assert fit.refused
+    assert Path(matrix_folder(), "images.toml").is_file()

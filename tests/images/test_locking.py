@@ -1,0 +1,348 @@
+"""`nox -s lock` as a whole: on a project of a few files, with a registry in this process and a folder for an index."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from megacpp_validate.errors import InfrastructureFailed
+from megacpp_validate.images.locking import write_together
+from megacpp_validate.images.tools import find_program
+from tests.command_line import Run, Said, make_run
+from tests.images.fake_tools import FakeRegistry, install
+from tests.images.small_project import RELEASES, write_project, write_shelf, write_wheel
+
+OPEN, CLOSED, WRONG, NO_ENVIRONMENT, INFRASTRUCTURE = 0, 1, 2, 5, 6
+LOCKS = ("containers/locks/h200.txt", "containers/locks/cpu.txt", "containers/locks/releases.txt")
+PINS = "containers/pins.json"
+BAKE = "containers/docker-bake.json"
+
+
+@pytest.fixture(autouse=True)
+def _uv() -> None:
+    if find_program("uv", os.environ) is None:
+        pytest.skip("not-run: there is no uv")
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRegistry:
+    variables = install(tmp_path / "bin", "docker", "oras", MEGACPP_REGISTRY_MIRROR="mirror.invalid")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    one = FakeRegistry(Path(variables["FAKE_REGISTRY"]), "mirror.invalid/stack")
+    one.put_index("1")
+    return one
+
+
+@pytest.fixture
+def root(tmp_path: Path, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch) -> Path:
+    write_project(tmp_path)
+    write_shelf(tmp_path / "shelf")
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path / "shelf"))
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "https://index.invalid")
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, root: Path) -> Run:
+    call = make_run(capfd, monkeypatch)
+    return lambda *arguments: call(*arguments, "--matrix", root / "matrix")
+
+
+def kept(root: Path) -> dict[str, str]:
+    files = (place for place in sorted((root / "containers").rglob("*")) if place.is_file())
+    return {str(place.relative_to(root)): place.read_text() for place in files}
+
+
+def accept_claim(run: Run) -> Said:
+    """The claimed digest of the small project is none that a registry gives."""
+    return run("lock", "--accept", "1")
+
+
+def test_from_nothing_to_fresh(root: Path, run: Run) -> None:
+    assert run("lock", "--check").code == CLOSED
+    assert kept(root) == {}  # to look writes nothing
+    said = accept_claim(run)
+    assert said.code == OPEN, said
+    assert f"Written: {', '.join(LOCKS)}, {PINS}, {BAKE}." in said.out
+    assert "+ top 1.0" in said.out
+    before = kept(root)
+    assert set(before) == {*LOCKS, PINS, BAKE}
+    pinned = json.loads(before[PINS])["pins"][0]["index_digest"]
+    assert pinned in before[BAKE]
+    again = run("lock")
+    assert (again.code, kept(root)) == (OPEN, before)
+    assert "Nothing to write" in again.out
+    fresh = run("lock", "--check")
+    assert (fresh.code, kept(root)) == (OPEN, before)
+    assert "Pins and locks are what the matrix says." in fresh.out
+    (root / BAKE).write_text(before[BAKE].replace(pinned, "sha256:" + "e" * 64))
+    edited = run("lock", "--check")
+    assert edited.code == CLOSED
+    assert f"{BAKE} is not what the matrix, the pins and the locks say" in edited.out
+    (root / BAKE).write_text(before[BAKE])
+    for name in LOCKS:  # a digit of a hash, or of a version where there are no hashes
+        digit = before[name].rindex("0")
+        (root / name).write_text(before[name][:digit] + "1" + before[name][digit + 1 :])
+        edited = run("lock", "--check")
+        assert edited.code == CLOSED, name
+        assert "edited by hand" in edited.flat
+        assert BAKE not in edited.out, "the file that was edited is named, and no other"
+        if name == LOCKS[0]:  # nor does anything that reads it take it, whatever is written beside it
+            assert run("images", "--write-bake").code == CLOSED
+            built = run("images", "h200")
+            assert built.code == CLOSED
+            assert f"{LOCKS[0]} was edited by hand" in " ".join(built.err.split())
+        (root / name).write_text(before[name])
+    assert run("lock", "--check").code == OPEN
+
+
+def test_what_is_in_a_lock(root: Path, run: Run) -> None:
+    accept_claim(run)
+    text = (root / LOCKS[0]).read_text()
+    named = [line.split("==")[0] for line in text.splitlines() if "==" in line and not line.startswith("#")]
+    assert named == ["leaf", "old", "tool", "top"]  # nothing of what the base provides, though the index has it
+    assert "# provided by the base, not installed: numpy (version not known), torch 2.13.0a0+abc" in text
+    assert "# over the base's: old 1.0" in text
+    assert str(root) not in text
+    assert json.loads((root / PINS).read_text())["generated_by"] == "nox -s lock"
+    releases = (root / LOCKS[2]).read_text().splitlines()[3:]
+    wanted = [rf"transformer-engine=={one} --hash=sha256:[0-9a-f]{{64}}" for one in RELEASES]
+    assert [pattern for pattern, line in zip(wanted, releases, strict=True) if not re.fullmatch(pattern, line)] == []
+
+
+@pytest.mark.thorough
+def test_then_what_the_base_has_is_not_enough(root: Path, run: Run) -> None:
+    write_wheel(root / "shelf", "top", "1.0", "torch>=2.13")  # 2.13.0a0 comes before 2.13
+    said = run("lock", "--only", "locks")
+    assert said.code == NO_ENVIRONMENT
+    assert "2.13.0a0+abc" in said.err
+    assert "Next step" in said.err
+    assert kept(root) == {}
+
+
+@pytest.mark.thorough
+def test_then_versions_stay_until_they_are_asked_for(root: Path, run: Run) -> None:
+    accept_claim(run)
+    write_wheel(root / "shelf", "leaf", "1.1")
+    write_wheel(root / "shelf", "tool", "1.1")
+    assert "Nothing to write" in run("lock", "--only", "locks").out
+    said = run("lock", "--only", "locks", "--upgrade", "leaf")
+    assert said.code == OPEN
+    assert said.out.count("~ leaf 1.0 -> 1.1") == 2
+    assert "tool" not in said.out
+    assert "~ tool 1.0 -> 1.1" in run("lock", "--upgrade", "all").out
+
+
+@pytest.mark.thorough
+def test_then_a_wrong_hash_does_not_live_on(root: Path, run: Run) -> None:
+    accept_claim(run)
+    good = (root / LOCKS[0]).read_text()
+    at = good.index("--hash=sha256:") + len("--hash=sha256:")
+    (root / LOCKS[0]).write_text(good[:at] + "0" * 64 + good[at + 64 :])
+    said = run("lock", "--only", "locks")
+    assert "~ leaf 1.0: from other files" in said.out
+    assert "was edited by hand" in said.out
+    assert (root / LOCKS[0]).read_text() == good
+
+
+@pytest.mark.thorough
+def test_then_another_file_under_the_same_version_is_refused(root: Path, run: Run) -> None:
+    """As a digest that changed under its tag is. A lock that nobody edited had another file of leaf 1.0."""
+    accept_claim(run)
+    before = kept(root)
+    write_wheel(root / "shelf", "leaf", "1.0", "tool")
+    said = run("lock", "--only", "locks")
+    assert (said.code, kept(root)) == (CLOSED, before)
+    assert "the index no longer has files of leaf 1.0 (sha256 " in said.out
+    assert "--upgrade leaf" in said.out
+    assert run("lock", "--only", "locks", "--upgrade", "leaf").code == OPEN
+    assert kept(root)[LOCKS[0]] != before[LOCKS[0]]
+
+
+@pytest.mark.thorough
+def test_then_an_index_that_is_down_is_no_fault_of_the_rows(
+    root: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept_claim(run)
+    before = kept(root)
+    with socket.socket() as taken:  # bound, and nobody listens
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://127.0.0.1:{taken.getsockname()[1]}/simple")
+        for name, value in {"UV_OFFLINE": "0", "UV_HTTP_RETRIES": "0", "UV_FIND_LINKS": ""}.items():
+            monkeypatch.setenv(name, value)
+        said = run("lock", "h200", "--upgrade", "all")
+    assert said.code == INFRASTRUCTURE
+    assert "the index does not answer" in said.err
+    assert kept(root) == before
+
+
+@pytest.mark.thorough
+def test_then_a_lock_older_than_the_matrix(root: Path, run: Run) -> None:
+    accept_claim(run)
+    text = (root / "pyproject.toml").read_text()
+    (root / "pyproject.toml").write_text(text.replace('"tool>=1"', '"tool>=1", "leaf>=0.1"'))
+    said = run("lock", "--check")
+    assert said.code == CLOSED
+    assert f"Older than the matrix: {LOCKS[0]}, {LOCKS[1]}." in said.out
+    assert run("lock", "h200").code == OPEN
+    assert f"Older than the matrix: {LOCKS[1]}." in run("lock", "--check").out
+
+
+def test_a_digest_that_changed_under_its_tag(root: Path, run: Run, registry: FakeRegistry) -> None:
+    refused = run("lock")
+    assert refused.code == CLOSED
+    assert "is what others say (somebody says so)" in refused.out
+    assert kept(root) == {}
+    accept_claim(run)
+    before = kept(root)
+    pinned = json.loads(before[PINS])["pins"][0]["index_digest"]
+    new = registry.put_index("1", salt="pushed again")
+    write_wheel(root / "shelf", "leaf", "1.1")
+    said = run("lock", "--upgrade", "all")
+    assert said.code == CLOSED
+    assert pinned in said.out
+    assert new in said.out
+    assert "--accept 1" in said.out
+    assert kept(root) == before  # not the locks either
+    assert run("lock", "--only", "pins", "--accept", "1").code == OPEN
+    assert json.loads((root / PINS).read_text())["pins"][0]["index_digest"] == new
+
+
+@pytest.mark.thorough
+def test_then_a_registry_that_is_down(root: Path, run: Run, registry: FakeRegistry) -> None:
+    Path(registry.root, "down").touch()
+    said = run("lock")
+    assert said.code == OPEN
+    assert "a mirror of registry.invalid did not answer" in said.flat
+    assert "No registry has confirmed the digest of stack yet." in said.out
+    pin = json.loads((root / PINS).read_text())["pins"][0]
+    assert (pin["index_digest"], pin["verified"], pin["source"]) == ("sha256:" + "1" * 64, "", "somebody says so")
+
+
+@pytest.mark.thorough
+def test_then_a_base_without_any_digest_is_not_fine(root: Path, run: Run, registry: FakeRegistry) -> None:
+    rows = (root / "matrix" / "images.toml").read_text()
+    at = rows.index("[[claim]]")
+    (root / "matrix" / "images.toml").write_text(rows[:at] + rows[rows.index("[[image]]") :])
+    Path(registry.root, "down").touch()
+    said = run("lock", "--only", "pins")
+    assert said.code == INFRASTRUCTURE
+    assert "There is no digest of stack: no registry answered" in said.out
+    assert "Nothing to write." in said.out
+    assert "connection refused" in said.out
+    assert kept(root) == {}
+
+
+@pytest.mark.thorough
+def test_then_what_does_not_fit_is_not_written(root: Path, run: Run) -> None:
+    rows = (root / "matrix" / "images.toml").read_text()
+    rows = rows.replace('["cublas", "13.6"]', '["cublas", "13.1"]')
+    rows = rows.replace("requirements = [", 'requirements = ["transformer-engine==2.14.1", ')
+    (root / "matrix" / "images.toml").write_text(rows)
+    said = run("lock", "--accept", "1")
+    assert said.code == CLOSED
+    assert "Transformer Engine 2.14.1 does not fit" in said.out
+    assert "install nvidia-cublas>=13.2" in said.out
+    assert kept(root) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["x100"], "no image for x100"),
+        (["--accept", "26.07"], "no base of matrix/images.toml has such a tag"),
+        (["--check", "--upgrade", "all"], "--check writes nothing"),
+    ],
+)
+def test_wrong_arguments(run: Run, arguments: list[str], says: str) -> None:
+    said = run("lock", *arguments)
+    assert said.code == WRONG
+    assert says in said.err
+
+
+@pytest.mark.thorough
+def test_then_every_form(root: Path, run: Run) -> None:
+    accept_claim(run)
+    told = json.loads(run("lock", "--check", "--format", "json").out)
+    assert [line["file"] for line in told["locks"]] == list(LOCKS)
+    assert "| ✓ as it should be | containers/locks/h200.txt |" in run("lock", "--check", "--format", "markdown").out
+    assert run("lock", "--check", "--format", "junit").out.startswith("<?xml")
+    assert run("lock", "--check", "--output", str(root / "said.txt")).code == OPEN
+    assert "as it should be" in (root / "said.txt").read_text()
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    """Files may grow to 100 bytes: what is written first fits, what comes then does not."""
+    assert write_together(tmp_path, {LOCKS[0]: "before\n", PINS: "before\n"}) == (LOCKS[0], PINS)
+    before = kept(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(InfrastructureFailed, match="too large"):
+            write_together(tmp_path, {LOCKS[0]: "after\n", PINS: "x" * 101})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert kept(tmp_path) == before  # nothing of either, and nothing lies beside them
+    places = [(tmp_path / name).stat().st_ino for name in (LOCKS[0], PINS)]
+    assert write_together(tmp_path, {LOCKS[0]: "after\n", PINS: "before\n"}) == (LOCKS[0],)
+    renamed = [(tmp_path / name).stat().st_ino != place for name, place in zip((LOCKS[0], PINS), places, strict=True)]
+    assert renamed == [True, False]  # another file in its place, and no file that was half of each for a while
+
+
+def test_what_the_rows_alone_refuse_is_not_hidden_by_an_older_lock(root: Path, run: Run) -> None:
+    rows = (root / "matrix" / "images.toml").read_text().replace('["cublas", "13.6"]', '["cublas", "13.1"]')
+    (root / "matrix" / "images.toml").write_text(
+        rows.replace("requirements = [", 'requirements = ["transformer-engine==2.14.1", ')
+    )
+    built = run("images", "h200")
+    assert built.code == CLOSED
+    assert "cublas is 13.1, wanted >=13.2" in built.err
+    planned = run("images", "--plan", "h200")
+    assert planned.code == CLOSED
+    words = " ".join(planned.out.split())
+    assert "cublas is 13.1, wanted >=13.2" in words
+    assert "there is no lock" in words
+    assert "it cannot be read: [Errno 2]" in words  # and what is not there is told as that
+
+
+@pytest.mark.thorough
+def test_then_a_bake_file_that_cannot_be_written(root: Path, run: Run) -> None:
+    accept_claim(run)
+    (root / BAKE).unlink()
+    (root / BAKE).mkdir()
+    said = run("images", "--write-bake")
+    assert said.code == INFRASTRUCTURE
+    assert "cannot be written" in said.err
+    assert sorted(place.name for place in (root / "containers").iterdir()) == ["docker-bake.json", "locks", "pins.json"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["2.14.1", "cublas=13.1"], CLOSED, "Transformer Engine 2.14.1 does not fit"),
+        (["2.20.2", "cublas=13.1.0.3", "cudnn=9.19", "torch=2.11.0"], 4, "Transformer Engine 2.20.2 is not refused"),
+        (["2.20.2", "cublas"], WRONG, "no component and version"),
+        ([""], WRONG, "no release of Transformer Engine"),  # a variable that is not set
+        (["", "cublas=12.0"], WRONG, "no release of Transformer Engine"),
+        (["2.14.1", "cublas == 13.1"], CLOSED, "Transformer Engine 2.14.1 does not fit"),
+        (["now", "cublas=1"], WRONG, "no release of Transformer Engine"),
+    ],
+)
+def test_fits(run: Run, arguments: list[str], code: int, says: str) -> None:
+    said = run("fits", *arguments)
+    assert said.code == code
+    assert says in said.out + said.err

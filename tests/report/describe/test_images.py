@@ -1,0 +1,70 @@
+"""What results of images say, in one snapshot each."""
+
+from __future__ import annotations
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+from megacpp_validate.catalog.bridge import Catalog
+from megacpp_validate.images.build import ImageBuild, ImagePlans, Refused
+from megacpp_validate.images.bundle import BundleKind, BundleResult
+from megacpp_validate.images.fits import FitResult, judge_stacks, read_all_images, stack_of_words
+from megacpp_validate.images.lint import Lint, LintOutcome
+from megacpp_validate.images.locking import LockLine, LockResult, PackageLine
+from megacpp_validate.images.pins import PinLine, PinNews
+from megacpp_validate.images.supply import KeysResult, SignResult
+from megacpp_validate.images.verify import CheckOutcome, ImageCheck, ImageVerdict
+from megacpp_validate.report.describe import images as describe
+from megacpp_validate.report.render.markdown import render_markdown
+from tests.images.test_plan import read_plans
+
+
+def test_a_plan_says_a_thing_once(catalog: Catalog, snapshot: SnapshotAssertion) -> None:
+    why = Refused(target="h200", why="a reason that holds of two targets")
+    lints = [Lint(linter="buildx", subject=one, outcome=LintOutcome.NOT_RUN, faults=("no engine",)) for one in "ab"]
+    plans = tuple(plan.model_copy(update={"lock_hash": "0" * 64}) for plan in read_plans(catalog))
+    refused = (why, why.model_copy(update={"target": "b200"}))
+    result = ImagePlans(tool="t", plans=plans, refused=refused, warned=(), lints=tuple(lints), pins_hash="p")
+    text = render_markdown(describe.describe_plans(result))
+    assert (text.count("a reason that holds"), text.count("nvcr.io did not answer"), text.count("no engine")) == (
+        1,
+        1,
+        1,
+    )
+    assert text == snapshot
+
+
+def test_the_others(catalog: Catalog, snapshot: SnapshotAssertion) -> None:
+    pin = PinLine(
+        base="b", reference="r:1", before="", after="sha256:1", news=PinNews.NEW, verified="2026-11-22", how="x"
+    )
+    package = PackageLine(name="a", before="1", after="2")
+    line = LockLine(target="cpu", file="cpu.txt", stale="it was not there", count=2, packages=(package,))
+    lock = LockResult(tool="t", check=False, pins=(pin,), locks=(line,), written=("cpu.txt",))
+    stacks = judge_stacks(catalog, None, read_all_images(catalog, None), [stack_of_words("2.14.1", ["cublas=13.1"])])
+    check = ImageCheck(name="signature", outcome=CheckOutcome.FAIL, says="none", next_step="sign it")
+    verdict = ImageVerdict(
+        tool="t", image="r@sha256:1", target="cpu", key="", checks=(check,), packages={"deb": 1}, unknown_licences=("deb a",),  # noqa: E501
+        seconds=1,
+    )  # fmt: skip
+    bundle = BundleResult(
+        tool="t", target="cpu", folder="out", id="1", image="", signed_by="", part_bytes=1, absent={"image": "none"},
+        kinds=(BundleKind(kind="image", files=1, parts=2, bytes=2_500_000),), wheels_absent=("te",), seconds=1,
+    )  # fmt: skip
+    build = ImageBuild(
+        tool="t", target="cpu", platform="linux/amd64", name="r:1", digest="sha256:1", pushed=True, base="b",
+        base_verified="", lock="cpu.txt", lock_hash="0", pins_hash="0", revision="", engine="28", buildx="0.29", steps=(),  # noqa: E501
+        started="", seconds=1,
+    )  # fmt: skip
+    documents = (
+        describe.describe_lock(lock), describe.describe_fits(FitResult(tool="t", stacks=stacks)),
+        describe.describe_verdict(verdict), describe.describe_bundle(bundle), describe.describe_build(build),
+        describe.describe_keys(KeysResult(private="a.key", public="a.pub")),
+        describe.describe_signing(SignResult(image="r", packages=2, licences=2, unknown=1)),
+    )  # fmt: skip
+    assert "\n\n".join(map(render_markdown, documents)) == snapshot
+
+
+@pytest.mark.parametrize("size", [(5, "5 B"), (2_500_000, "2.5 MB"), (3 * 10**9, "3.0 GB")])
+def test_sizes(size: tuple[int, str]) -> None:
+    assert describe._render_size(size[0]) == size[1]

@@ -1,0 +1,164 @@
+"""Sessions and the support grid: no red is left out, and nothing without evidence looks good."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from xml.etree import ElementTree as ET
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+from megacpp_validate.environments.session_result import ParityResult, SmokeSession, SupportGrid, build_support
+from megacpp_validate.errors import Exit
+from megacpp_validate.evidence.receipt import Backend, Check, Library, Outcome, Package, Part
+from megacpp_validate.gate.fp8_session import Fp8Result
+from megacpp_validate.gate.loss_result import LossOutcome, LossVerdict
+from megacpp_validate.report.describe.session import describe_session, describe_support
+from megacpp_validate.report.document import Tone
+from megacpp_validate.report.render.junit import render_junit
+from megacpp_validate.report.render.markdown import render_markdown
+from megacpp_validate.report.render.terminal import render_terminal
+from tests.report.sessions import (
+    ALL,
+    CLEAN,
+    FAIL,
+    GOOD,
+    NOTHING,
+    REDS,
+    check,
+    part,
+    session,
+    trained,
+)
+
+
+def show(result: ParityResult | Fp8Result | SmokeSession, *, verbose: bool = False) -> str:
+    return render_terminal(describe_session(result), verbose=verbose)
+
+
+@pytest.mark.parametrize("result", [ALL, CLEAN, NOTHING], ids=["red", "clean", "not-run"])
+def test_wording(result: ParityResult, snapshot: SnapshotAssertion, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert show(result, verbose=True) == snapshot
+
+
+def test_every_cell_is_judged_and_every_red_is_shown() -> None:
+    document = describe_session(ALL)
+    assert [case.name for case in document.judged()] == [row.probe for row in ALL.receipts]
+    tones = {case.name: case.mark.tone for case in document.judged()}
+    assert {name for name, tone in tones.items() if tone is Tone.BAD} == {row.probe for row in REDS}
+    text = show(ALL)
+    for row in REDS:
+        assert row.reason.partition(" Next step:")[0][:60] in " ".join(text.split())
+    quiet = show(NOTHING)
+    assert quiet.count("the target h200 wants sm_90") == 2  # in the summary, and of one probe: one machine, one reason
+
+
+@pytest.mark.parametrize(
+    ("result", "tone", "code"),
+    [
+        (ALL, Tone.BAD, Exit.CLOSED),
+        (CLEAN, Tone.GOOD, Exit.OPEN),
+        (NOTHING, Tone.MISSING, Exit.EVIDENCE_MISSING),
+        (session(), Tone.MISSING, Exit.EVIDENCE_MISSING),
+    ],
+)
+def test_nothing_but_success_looks_like_success(result: ParityResult, tone: Tone, code: Exit) -> None:
+    document = describe_session(result)
+    assert document.mark.tone is tone
+    assert result.exit is code
+    assert ("holds in" in document.summary) == (tone is Tone.GOOD)
+    suite = ET.fromstring(render_junit(document))
+    green = int(suite.attrib["failures"]) + int(suite.attrib["skipped"]) == 0
+    assert green == (tone is Tone.GOOD)
+
+
+def verdict(recipe: str, outcome: LossOutcome, *failed: str, refusals: tuple[str, ...] = ()) -> LossVerdict:
+    checks = tuple(Check(name, False, (Part("size", 0.2, 0.01, False, "twice the spread"),)) for name in failed)
+    return LossVerdict(recipe=recipe, outcome=outcome, checks=checks, refusals=refusals)
+
+
+FOLLOWS = verdict("delayed", LossOutcome.PASS)
+STRAYS = verdict("current", LossOutcome.FAIL, "gap.settled.seed0")
+UNLIKE = verdict("block", LossOutcome.REFUSED, refusals=("seeds 0 and 1 have no twin",))
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "absent", "tone", "says"),
+    [
+        ((FOLLOWS,), "", Tone.GOOD, "FP8 holds in 1 probe"),
+        ((FOLLOWS, STRAYS), "", Tone.BAD, "gap.settled.seed0"),
+        ((FOLLOWS, UNLIKE), "", Tone.MISSING, "seeds 0 and 1 have no twin"),
+        ((), "cell-x left no curve of delayed", Tone.MISSING, "cell-x left no curve of delayed"),
+    ],
+)
+def test_fp8_holds_only_where_every_verdict_on_the_loss_does(
+    verdicts: tuple[LossVerdict, ...], absent: str, tone: Tone, says: str
+) -> None:
+    result = Fp8Result(**CLEAN.model_dump(exclude={"schema_id"}), loss=verdicts, loss_missing=absent)
+    document = describe_session(result)
+    assert document.mark.tone is tone
+    assert result.holds == (tone is Tone.GOOD)
+    assert says in show(result)
+    assert len(document.judged()) == 2 + len(verdicts) + bool(absent)
+
+
+def test_a_fallback_of_a_good_cell_is_shown_too() -> None:
+    row = Backend("attention.bf16.fa3", "fa3", "sdpa", ("sdpa",), ("fa3: head size 80",))
+    assert "fa3: head size 80" in " ".join(show(session(replace(GOOD, backends=(row,)))).split())
+    native = replace(GOOD, requested="native", backends=(Backend("attention.bf16", "native", "sdpa", ("sdpa",)),))
+    assert "fell back" not in show(session(native))
+    wrong = replace(native, outcome=Outcome.FAIL, checks=(Check("attention.bf16.backend", False),))
+    assert "fell back" in show(session(wrong))
+
+
+def test_second_copies_are_shown_once() -> None:
+    double = replace(
+        GOOD,
+        libraries=(Library("libcudart", "13.0, 12.8", ("/a/libcudart.so.13", "/b/libcudart.so.12")),),
+        packages=(Package("torch", "2.11.0", "/one/torch/__init__.py", ("/two/torch/__init__.py",)),),
+    )
+    text = show(session(double, double))
+    assert text.count("/b/libcudart.so.12") == 1
+    assert text.count("/two/torch/__init__.py") == 1
+
+
+def test_many_failed_checks_do_not_bury_the_rest() -> None:
+    many = replace(FAIL, checks=tuple(check(f"case{n}", part("relative-error", 1.0, 0.1)) for n in range(40)))
+    assert "28 more failed checks" in show(session(many))
+    assert "case39" not in show(session(many))
+    assert "case39" in show(session(many), verbose=True)
+
+
+def test_low_precision_that_is_slower_than_bf16_is_a_risk() -> None:
+    runs = (trained("bf16", 0.5), trained("delayed", 0.55), trained("current", 0.45))
+    result = SmokeSession(**session(*runs).model_dump(exclude={"schema_id"}))
+    page = " ".join(render_markdown(describe_session(result)).split())
+    assert "smoke_delayed takes 10% more time a step" in page
+    assert page.count("▲ slower than bf16") == 1
+    assert "smoke_current takes" not in page
+    assert result.holds
+
+
+GRID: SupportGrid = build_support(
+    [
+        GOOD,
+        FAIL,
+        replace(FAIL, stack="te2.17.1", outcome=Outcome.ERROR, started="2026-11-21T10:00:00+00:00"),
+        replace(GOOD, stack="native", probe="attention"),
+    ],
+    ["imports", "attention", "permute"],
+    {"broken.json": "cut short"},
+)
+
+
+def test_the_support_grid(snapshot: SnapshotAssertion) -> None:
+    document = describe_support(GRID)
+    assert render_terminal(document) == snapshot
+    assert "0 of 2 releases" in document.summary  # native is the reference, and no release
+    assert GRID.exit is Exit.EVIDENCE_MISSING
+    assert len(document.judged()) == 10
+    whole = build_support([GOOD, replace(GOOD, stack="native")], ["imports"], {})
+    assert "1 of 1 release " in describe_support(whole).summary
+    assert (describe_support(whole).mark.tone, whole.exit) == (Tone.GOOD, Exit.OPEN)
+    assert describe_support(build_support([], ["imports"], {})).mark.tone is Tone.MISSING

@@ -1,0 +1,234 @@
+"""A site of real receipts: every link leads somewhere, and nothing looks better than its receipts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import posixpath
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from megacpp_validate.catalog.bridge import Catalog
+from megacpp_validate.evidence.receipt import Check, Outcome, Receipt
+from megacpp_validate.evidence.receipt_file import write_receipt
+from megacpp_validate.evidence.receipts_manifest import hash_manifest
+from megacpp_validate.evidence.store import read_receipt
+from megacpp_validate.gate.decision import GateDecision
+from megacpp_validate.report.describe.site import describe_site
+from megacpp_validate.report.render.markdown import render_markdown
+from megacpp_validate.report.site.build import SiteOptions, write_report
+from megacpp_validate.report.site.folder import MARK, name_page
+from megacpp_validate.report.site.result import SiteResult
+from tests.report.page import Page
+from tests.report.render.test_render import EVIL
+
+EVIDENCE = Path(__file__).parents[3] / "docs" / "evidence"
+NOW = "2026-11-23T00:00:00+00:00"
+STACK = "te2.20.2"
+CELL = f"{STACK}-h200-imports"
+RUNS = {
+    "te2.14.1": ("imports", "attention", "native_block"),
+    "te2.17.1": ("imports", "attention", "native_block"),
+    "te2.20.2": ("imports", "attention"),
+}
+
+
+def add(folder: Path, receipt: Receipt) -> Path:
+    path = folder / f"{receipt.cell}.json"
+    write_receipt(receipt, path)
+    return path
+
+
+def imports_of(stack: str) -> Receipt:
+    return read_receipt(EVIDENCE / "h200" / stack / f"{stack}-h200-imports.json")
+
+
+def make_site(catalog: Catalog, store: Path, site: Path, *gates: Path) -> SiteResult:
+    return write_report(catalog, SiteOptions(store, site, gates, NOW))
+
+
+def text_of(site: Path, name: str) -> str:
+    return Page((site / name).read_text()).text
+
+
+@pytest.fixture(scope="module")
+def site(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SiteResult]:
+    """Three releases on an H200, one of them in three runs, and a smoke run."""
+    folder = tmp_path_factory.mktemp("site")
+    for stack, probes in RUNS.items():
+        for probe in probes:
+            name = f"{stack}-h200-{probe}.json"
+            (folder / "store" / stack).mkdir(parents=True, exist_ok=True)
+            shutil.copy(EVIDENCE / "h200" / stack / name, folder / "store" / stack)
+    add(folder / "store" / "smoke", read_receipt(EVIDENCE / "smoke/small/te2.20.2-h200-smoke_small_delayed.json"))
+    for day, seconds in (("19", 5.0), ("20", 6.0)):
+        changed = replace(imports_of(STACK), started=f"2026-11-{day}T00:00:00+00:00", seconds={"probe": seconds})
+        add(folder / "store" / "earlier" / day, changed)
+    shutil.copy(EVIDENCE / "h200" / "import_firewall-te2.20.2.json", folder / "store")
+    (folder / "store" / "cached-kernel.json").write_text('{"num_warps": 4}')
+    return folder / "site", make_site(catalog, folder / "store", folder / "site")
+
+
+def test_every_link_leads_to_a_page_and_every_page_is_reached(site: tuple[Path, SiteResult]) -> None:
+    folder, result = site
+    pages = {path.relative_to(folder).as_posix(): Page(path.read_text()) for path in folder.rglob("*.html")}
+    assert len(pages) == result.pages
+    assert result.first_page == (folder / "index.html").stat().st_size
+    seen, ahead = {"index.html"}, ["index.html"]
+    while ahead:
+        here = ahead.pop()
+        for link in pages[here].links:
+            parts = urlsplit(link)
+            name = posixpath.normpath(posixpath.join(posixpath.dirname(here), parts.path)) if parts.path else here
+            assert name in pages, (here, link)
+            if parts.fragment:
+                assert parts.fragment in {attributes.get("id") for _, attributes in pages[name].tags}, link
+            if name not in seen:
+                seen.add(name)
+                ahead.append(name)
+    assert seen == pages.keys()
+    assert "gate.html" not in pages  # nobody decided
+    assert {cell.page for cell in result.cells} <= pages.keys()
+
+
+def test_pages_can_be_read_by_everybody(site: tuple[Path, SiteResult]) -> None:
+    for path in site[0].rglob("*.html"):
+        page = Page(path.read_text())
+        assert ("html", {"lang": "en"}) in page.tags
+        assert sum(tag == "h1" for tag, _ in page.tags) == 1
+        assert any(attributes.get("name") == "viewport" for tag, attributes in page.tags if tag == "meta")
+        assert not {"script", "img", "link", "iframe"} & {tag for tag, _ in page.tags}
+
+
+def test_the_overview_answers(site: tuple[Path, SiteResult]) -> None:
+    text = text_of(site[0], "index.html")
+    assert "te2.20.2 on h200 has no receipt of linear_walker" in text
+    assert "0 of 3 releases hold in every module" in text
+    assert "attention (environment: cuDNN)" in text
+    assert "This table scrolls sideways." in text
+
+
+def test_a_cell_page_has_its_receipt_and_its_history(site: tuple[Path, SiteResult]) -> None:
+    text = text_of(site[0], name_page("cell", "te2.17.1-h200-attention"))
+    for words in ("CUDNN_STATUS_BAD_PARAM", "All 56 checks", "second copy", "libcudnn", "at most", "Backends"):
+        assert words in text
+    assert text.count("Traceback (most recent call last)") == 1
+    history = text_of(site[0], name_page("cell", CELL))
+    assert "earlier/19" in history
+    assert "earlier/20" in history
+
+
+def test_results_of_other_verbs_have_their_page(site: tuple[Path, SiteResult]) -> None:
+    page = Page((site[0] / "files.html").read_text())
+    (link,) = [link for link in page.links if link.startswith("result/")]
+    assert "Import firewall" in text_of(site[0], link)
+    assert "cached-kernel" not in page.text
+
+
+def test_blame_stands_with_its_evidence_and_what_else_differs(site: tuple[Path, SiteResult]) -> None:
+    assert [step.culprits for step in site[1].steps] == [
+        ("nothing",)[:0],
+        ("attention (environment: cuDNN)",),
+    ]
+    text = text_of(site[0], "steps.html")
+    for words in ("cuDNN", "by attention", "package transformer_engine", "2.17.1"):
+        assert words in text
+    assert "package torch " not in text  # the same on both sides
+
+
+def test_training_is_drawn_and_environments_stand_side_by_side(site: tuple[Path, SiteResult]) -> None:
+    assert "te2.20.2-h200-smoke_small_delayed" in text_of(site[0], "training.html")
+    assert "<svg " in (site[0] / "training.html").read_text()
+    assert "package transformer_engine" in text_of(site[0], "environments.html")
+
+
+def test_fp8_that_is_slower_than_bf16_is_a_risk(catalog: Catalog, tmp_path: Path) -> None:
+    make_site(catalog, EVIDENCE / "smoke", tmp_path / "site")
+    text = text_of(tmp_path / "site", "training.html")
+    assert "▲ slower than bf16" in text
+    assert "in low precision slower than bf16" in text
+
+
+def test_what_is_lost_doubted_or_cannot_be_drawn_is_never_good(catalog: Catalog, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    add(store / "a", imports_of(STACK))
+    red = imports_of("te2.14.1")
+    add(store / "z", replace(red, stack=STACK, cell=CELL, started="2999-01-01T00:00:00+00:00"))
+    add(store / "a", replace(red, started="2026-11-20T00:00:00+00:00"))
+    (store / "a" / "te2.21.0-h200-imports.json").write_text('{"cell": "te2.21.0-h2')
+    smoke = read_receipt(EVIDENCE / "smoke" / "small" / "te2.20.2-h200-smoke_small_delayed.json")
+    add(store / "a", replace(smoke, training=(replace(smoke.training[0], parameters=10**400), *smoke.training[1:])))
+    result = make_site(catalog, store, tmp_path / "site")
+    cells = {cell.cell: cell for cell in result.cells}
+    assert cells[CELL].doubt == "clock ahead"
+    assert (cells["te2.21.0-h200-imports"].outcome, cells["te2.21.0-h200-imports"].doubt) == ("not-run", "file lost")
+    assert (cells[smoke.cell].outcome, cells[smoke.cell].doubt) == (Outcome.NOT_RUN, "file lost")
+    assert {CELL, "te2.21.0-h200-imports", smoke.cell} <= {cell.cell for cell in result.not_good}
+    text = text_of(tmp_path / "site", "index.html")
+    assert "te2.21.0 on h200 has no receipt of imports" in text
+    assert "▲ pass, clock ahead" in text
+    assert "holds in every" not in text
+    assert "OverflowError" in text_of(tmp_path / "site", "files.html")
+    # Nothing else is blamed for a doubt, and no step with one breaks nothing.
+    assert [(step.before, step.after, CELL in step.lost) for step in result.steps] == [("te2.14.1", STACK, True)]
+    assert f"no evidence on {CELL}" in render_markdown(describe_site(result))
+
+
+def test_a_receipt_that_lies_is_lost(catalog: Catalog, tmp_path: Path) -> None:
+    path = add(tmp_path / "store", imports_of(STACK))
+    data = json.loads(path.read_text())
+    part = next(part for check in data["checks"] for part in check["parts"])
+    part |= {"observed": 7e9, "bound": 0.5, "passed": True}
+    path.write_text(json.dumps(data))
+    result = make_site(catalog, tmp_path / "store", tmp_path / "site")
+    assert [cell.outcome for cell in result.cells] == [Outcome.NOT_RUN]
+    assert len(result.unreadable) == 1
+
+
+def test_the_same_evidence_gives_the_same_bytes(catalog: Catalog, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        make_site(catalog, EVIDENCE / "h200" / "te2.14.1", tmp_path / name)
+    one, two = ({p.name: p.read_bytes() for p in (tmp_path / n).rglob("*.html")} for n in ("one", "two"))
+    assert one == two
+    assert (tmp_path / "one" / MARK).is_file()
+
+
+def test_text_of_others_is_text_on_every_page(catalog: Catalog, tmp_path: Path) -> None:
+    name = "te2.1<script>"
+    evil = EVIL.replace("\ud800", "").replace("\x00", "")
+    for stack in (name, "te2.2"):
+        base = imports_of("te2.14.1" if stack == name else STACK)
+        check = Check(evil, False, base.checks[0].parts[:0], evil) if base.checks else Check(evil, False, (), evil)
+        receipt = replace(
+            base, stack=stack, cell=f"{stack}-h200-imports", reason=evil, requested_because=evil, checks=(check,),
+            outcome=Outcome.FAIL, failure=None, machine=replace(base.machine, gpu=evil), commit=evil,
+        )  # fmt: skip
+        add(tmp_path / "store", receipt)
+    make_site(catalog, tmp_path / "store", tmp_path / "site")
+    for path in (tmp_path / "site").rglob("*.html"):
+        page = Page(path.read_text())
+        assert not {"script", "img"} & {tag for tag, _ in page.tags}
+        assert not any(key.startswith("on") for _, attributes in page.tags for key in attributes)
+        assert not any(link.startswith("javascript") for link in page.links)
+        assert "\x1b" not in path.read_text()
+
+
+@pytest.mark.parametrize("is_bound", [True, False])
+def test_a_decision_makes_no_page_look_better(is_bound: bool, catalog: Catalog, tmp_path: Path) -> None:
+    file = add(tmp_path / "store" / "run", imports_of("te2.14.1"))
+    hashes = {file.name: hashlib.sha256(file.read_bytes()).hexdigest()}
+    decision = GateDecision(
+        tool="t", release="te-upgrade", stack="te2.14.1", target="h200", open=True, exit_code=0, cells=(),
+        rules_sha256="1" * 64, receipts_sha256=hash_manifest(hashes) if is_bound else "2" * 64, judged_at=NOW,
+    )  # fmt: skip
+    (tmp_path / "gate.json").write_text(decision.model_dump_json())
+    make_site(catalog, tmp_path / "store", tmp_path / "site", tmp_path / "gate.json")
+    text = text_of(tmp_path / "site", "index.html")
+    assert "te2.14.1 on h200 does not hold in imports" in text
+    assert ("open, of other receipts" in text) != is_bound
+    assert 'class="answer bad"' in (tmp_path / "site" / "index.html").read_text()
+    assert "May it be released?" in text_of(tmp_path / "site", "gate.html")
