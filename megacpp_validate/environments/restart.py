@@ -15,9 +15,9 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from ..catalog.file import PACKAGE_ROOT
-from ..diagnosis.host_faults import find_retry_fault
+from ..diagnosis.host_faults import NO_SPACE, find_retry_fault
 from ..errors import InfrastructureFailed
-from ..evidence.receipt import Outcome, Receipt
+from ..evidence.receipt import FROM_OUTSIDE, Outcome, Receipt
 from ..evidence.store import ReceiptInvalid, read_receipt
 from ..probes.order import Order
 from .plan import receipt_without_probe
