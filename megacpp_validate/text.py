@@ -27,3 +27,8 @@ def count(number: int | Sized, noun: str, plural: str = "") -> str:
     """A number and its noun: "1 cell", "3 cells"."""
     size = number if isinstance(number, int) else len(number)
     return f"{size} {noun if size == 1 else plural or noun + 's'}"
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a reason; a full stop inside a version or a file name does not end one."""
+    return re.split(r"(?<=[.!?])\s+(?=[A-Z`])", " ".join(text.split()), maxsplit=1)[0]

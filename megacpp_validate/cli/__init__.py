@@ -25,9 +25,9 @@ def load_verbs(verb: str = "") -> None:
         import_module(f".{name}", __name__)
         if any(_app.name_verb(command) == verb for command in _app.app.registered_commands):
             return
-    for file in sorted([*_HERE.glob("[a-z]*.py"), *_HERE.glob("*/*_verbs.py")]):
+    for file in sorted(_HERE.glob("[a-z]*.py")):
         if file.stem != "result_again":
-            import_module("." + ".".join(file.relative_to(_HERE).with_suffix("").parts), __name__)
+            import_module(f".{file.stem}", __name__)
 
 
 def main() -> None:

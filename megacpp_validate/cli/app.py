@@ -9,8 +9,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn
@@ -19,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from .. import TOOL
-from ..errors import Exit, ToolError, WrongArguments
+from ..errors import Exit, ToolError
 from ..text import clean
 from .interrupts import ended_by_signals
 
@@ -36,14 +35,12 @@ __all__ = [  # Exit and TOOL: until the last verb of the first edition is gone
     "SeedOption",
     "VerboseOption",
     "app",
-    "errors",
-    "foreseen",
     "main",
     "name_verb",
     "refuse",
     "refuse_full_disk",
-    "refuse_receipts",
     "split_names",
+    "write_error_line",
 ]
 LARGEST_SEED: Final = 2**63 - 1  # torch and JSON hold 64 bits, and a verb counts on from the seed that it is given
 _AS_JSON: Final = "megacpp-as-json"  # name of the handler of characters that a terminal's encoding lacks
@@ -198,35 +195,3 @@ def refuse_full_disk(folder: Path, fault: OSError) -> None:
 def split_names(texts: Iterable[str]) -> tuple[str, ...]:
     """Names given with commas, with spaces, or in options of their own."""
     return tuple(name for text in texts for name in text.replace(",", " ").split())
-
-
-# --- What verbs of the first edition use; each goes with the last of them. ---
-
-
-def refuse_receipts(folder: Path, fault: OSError) -> NoReturn:
-    """End because receipts cannot be written to their folder."""
-    refuse_full_disk(folder, fault)
-    raise WrongArguments(
-        f"receipts cannot be written to {folder}: {fault.strerror or fault}. Likely cause: it is a file, or you may "
-        "not write there. Next step: give --receipts a folder that you can write."
-    )
-
-
-@contextmanager
-def foreseen(codes: Mapping[type[Exception], Exit]) -> Iterator[None]:
-    """Errors that a verb foresees, and the exit code of each class."""
-    try:
-        yield
-    except tuple(codes) as fault:
-        refuse(str(fault), next(code for kind, code in codes.items() if isinstance(fault, kind)))
-
-
-errors: Any  # a console, made when somebody asks for it
-
-
-def __getattr__(name: str) -> Any:
-    if name == "errors":
-        from .progress import errors
-
-        return errors
-    raise AttributeError(name)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .app import Format, FormatOption, MatrixOption, OutputOption, app, errors, split_names
+from .app import Format, FormatOption, MatrixOption, OutputOption, app, split_names, write_error_line
 from .output import finish
 
 FaultsOption = Annotated[
@@ -72,5 +72,5 @@ def blame_score(
         seed, jobs, limit, python, matrix, (int(one), int(n)) if one.isdecimal() and n.isdecimal() else (0, 0), clean,
         timed_clean, tuple(earlier or ()),
     )  # fmt: skip
-    result = run_blame_score(read_catalog(matrix), options, lambda line: errors.print(line, markup=False))
+    result = run_blame_score(read_catalog(matrix), options, write_error_line)
     finish(result, describe_planted, fmt, output, verbose=verbose)

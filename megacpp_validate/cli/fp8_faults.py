@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import NothingSelected, WrongArguments
-from .app import Format, FormatOption, MatrixOption, OutputOption, app, errors, split_names
+from .app import Format, FormatOption, MatrixOption, OutputOption, app, split_names, write_error_line
 from .blame_score import (
     CopiesOption,
     FaultsOption,
@@ -67,5 +67,5 @@ def fp8_faults(
         split_names(faults or ()), split_names(releases or ()), target, tuple(overlays or ()), receipts, copies,
         judge_only, seed, jobs, limit, python, matrix, held_out=held_out,
     )  # fmt: skip
-    result = run_fp8_faults(read_catalog(matrix), options, lambda line: errors.print(line, markup=False))
+    result = run_fp8_faults(read_catalog(matrix), options, write_error_line)
     finish(result, describe_planted, fmt, output, verbose=verbose)

@@ -176,15 +176,3 @@ def _explain(place: str, fault: OSError) -> ToolError:
         f"the result cannot be written to {place}: {reason}. Likely cause: it is a folder, or you may not write there. "
         "Next step: give --output a file in a folder that you can write."
     )
-
-
-# --- What verbs of the first edition use; goes with the last of them. ---
-
-refuse_among = require_apart
-
-
-def write_told(draw: object, text: Callable[[], str], output: Path | None, *, option: str = "") -> None:  # noqa: ARG001
-    """Draw something on the terminal or into a file, or write its text there."""
-    from .whole_telling import draw_text
-
-    write_text(draw_text(draw, sys.stdout if output is None else None) if draw is not None else text(), output)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .app import Format, FormatOption, MatrixOption, OutputOption, app, errors
+from .app import Format, FormatOption, MatrixOption, OutputOption, app, write_error_line
 from .output import finish
 
 
@@ -67,5 +67,5 @@ def te_bisect(
         good, bad, module, static, target, tuple(overlays or ()), python, tuple(axes or ()), flaky, error, patience,
         seed, limit, answers, matrix,
     )  # fmt: skip
-    result = run_bisect(read_catalog(matrix), options, lambda *run: errors.print(describe_run(*run), markup=False))
+    result = run_bisect(read_catalog(matrix), options, lambda *run: write_error_line(describe_run(*run)))
     finish(result, describe_bisect, fmt, output)

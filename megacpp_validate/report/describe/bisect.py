@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from megacpp_validate.text import count
+from megacpp_validate.text import count, first_sentence
 
 from ...canary.dynamic.bisect_result import Answer, AxisCulprit, BisectResult, SearchEnd, Turn, Verdict
 from ..document import Block, Bullets, Content, Diagnostic, Document, Mark, Paragraph, Table, bad, good, missing, risk
-from ..summaries import first_sentence
 
 _NAMES: Final = {
     "te": "Transformer Engine", "cudnn": "cuDNN", "cublas": "cuBLAS", "cudart": "the CUDA runtime", "nccl": "NCCL",

@@ -144,11 +144,6 @@ def find_cause(receipt: Receipt) -> str:
     return receipt.reason.partition(" Next step:")[0]
 
 
-def first_sentence(text: str) -> str:
-    """The first sentence of a reason; a full stop inside a version or a file name does not end one."""
-    return re.split(r"(?<=[.!?])\s+(?=[A-Z`])", " ".join(text.split()), maxsplit=1)[0]
-
-
 def describe_machine(machine: Machine) -> str:
     """Where a cell ran, in one line."""
     gpu = f"{machine.gpu} (compute capability {machine.capability})" if machine.gpu else ""

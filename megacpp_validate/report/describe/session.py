@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from megacpp_validate.evidence.receipt import Machine, Outcome, Receipt
-from megacpp_validate.text import clean_line, count
+from megacpp_validate.text import clean_line, count, first_sentence
 
 from ...environments.session_result import NO_RECEIPT, SessionResult, SmokeSession, SupportCell, SupportGrid
 from ...gate.fp8_session import Fp8Result
@@ -34,7 +34,6 @@ from .receipt import (
     describe_receipt,
     find_cause,
     find_fallbacks,
-    first_sentence,
     show_worst,
     tabulate_checks,
 )

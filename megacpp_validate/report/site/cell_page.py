@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from megacpp_validate.evidence.receipt import Receipt
-from megacpp_validate.text import count
+from megacpp_validate.text import count, first_sentence
 
 from ..describe.receipt import (
     count_checks,
@@ -16,7 +16,6 @@ from ..describe.receipt import (
     find_cause,
     find_failed,
     find_fallbacks,
-    first_sentence,
     show_worst,
     tabulate_checks,
 )

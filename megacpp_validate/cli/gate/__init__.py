@@ -1,1 +1,0 @@
-"""The verbs that decide and show: release gate, loss gate, policy, pipelines, report, history."""

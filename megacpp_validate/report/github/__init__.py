@@ -1,1 +1,0 @@
-"""A result as annotations of a continuous integration that reads workflow commands."""

@@ -1,1 +1,0 @@
-"""A result as a page that works from disk."""

@@ -1,1 +1,0 @@
-"""What is said of a result: the sentences that every form shares."""
