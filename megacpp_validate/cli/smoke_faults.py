@@ -43,7 +43,7 @@ def smoke_faults(
     from ..canary.dynamic.smoke_faults import choose_smoke_faults, run_smoke_faults
     from ..catalog.bridge import read_catalog
     from ..catalog.smoke_faults import read_smoke_faults
-    from ..environments.host_session import SessionOptions, run_session
+    from ..environments.host_session import SessionOptions
     from ..report.describe.scores import describe_planted
     from .progress import CellProgress
 
@@ -54,13 +54,7 @@ def smoke_faults(
     chosen = choose_smoke_faults(known, split_names(faults or ()))
     options = SessionOptions(target, None, seed, jobs, limit, receipts, python)
     with CellProgress() as progress:
-        result = run_smoke_faults(
-            catalog,
-            chosen,
-            target,
-            seed,
-            lambda row, plan, known_bad: run_session(row, options, plan, progress, known_bad),
-        )
+        result = run_smoke_faults(catalog, chosen, options, progress)
     if page is not None:
         write_result(result, describe_planted, Format.MARKDOWN, page)
     finish(result, describe_planted, fmt, output, verbose=verbose)

@@ -5,11 +5,13 @@ Such a receipt is no evidence, of a breakage or of anything else.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from typing import Final, NamedTuple
 
 from ..evidence.receipt import FROM_OUTSIDE, Outcome, Receipt
-from .rows import HOST_FAULTS, JOB_ENDS, OF_THE_PROGRAM
+from .rows import HOST_FAULTS, OF_THE_PROGRAM
 
 # As the launcher of ranks tells of a run (training/parallel/launch.py): all of them, and which one is at fault.
 _AT_FAULT: Final = re.compile(r"At fault: rank (\d+(?:, \d+)*)\.")
@@ -18,8 +20,8 @@ _KILLED: Final = re.compile(r"^rank \d+ ended by (SIG(?:HUP|INT|KILL|TERM)|exit 
 # SIGKILL, SIGTERM). 139 is a segmentation fault, which is none.
 _BY_NUMBER: Final = frozenset({"exit status 129", "exit status 130", "exit status 137", "exit status 143"})
 _MIB: Final = {"bytes": 2.0**-20, "KiB": 2.0**-10, "MiB": 1.0, "GiB": 2.0**10}
-_DISK: Final = "No space left on device"
-_NOT_STARTED: Final = "the process could not be started"  # as `environments.cell` says it
+NO_SPACE: Final = os.strerror(errno.ENOSPC)
+NOT_STARTED: Final = "the process could not be started"  # as `environments.cell` reports it
 
 
 class RetryFault(NamedTuple):
@@ -49,18 +51,12 @@ def find_host_fault(receipt: Receipt) -> str:
 def find_retry_fault(receipt: Receipt) -> RetryFault | None:
     """The infrastructure fault that a job's receipt shows; None where the receipt is an answer and is kept."""
     if receipt.failure is not None and receipt.failure.type in FROM_OUTSIDE:
-        return RetryFault("killed", f"its process was ended by {receipt.failure.type}, which somebody has sent")
-    if receipt.outcome is Outcome.NOT_RUN and _DISK in receipt.reason:
+        return RetryFault("killed", f"its process was ended from outside, by {receipt.failure.type}")
+    if receipt.outcome is Outcome.NOT_RUN and NO_SPACE in receipt.reason:
         return RetryFault("disk-full", receipt.reason)
-    if receipt.outcome is Outcome.NOT_RUN and receipt.reason.startswith(_NOT_STARTED):
+    if receipt.outcome is Outcome.NOT_RUN and receipt.reason.startswith(NOT_STARTED):
         return RetryFault("not-started", receipt.reason)
     return None
-
-
-def find_job_fault(state: str) -> RetryFault | None:
-    """The infrastructure fault that a state of Slurm is, such as "CANCELLED by 0"; None where it is none."""
-    found = JOB_ENDS.get((state.split() or [""])[0].rstrip("+"))
-    return RetryFault(*found) if found else None
 
 
 def read_host_fault(text: str) -> str:

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from ..diagnosis.host_faults import NO_SPACE, NOT_STARTED
 from ..evidence.receipt import Failure, Outcome, Receipt
 from ..evidence.receipt_file import write_receipt
 from ..evidence.store import ReceiptInvalid, read_receipt
@@ -24,7 +25,6 @@ from ..probes.order import Order
 from ..process import Ended, NotStarted, Processes
 from .environment import Environment
 from .plan import receipt_without_probe
-from .restart import NO_SPACE, NOT_STARTED
 
 ATTEMPT: Final = re.compile(r"\.attempt-\d+\.log$")  # the output of an attempt that a fault of the cluster ended
 _MODULE: Final = "megacpp_validate.probes"

@@ -7,36 +7,20 @@ a crash and a cell that took too long are answers.
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 from filelock import FileLock, Timeout
 
 from ..catalog.file import PACKAGE_ROOT
+from ..diagnosis.host_faults import NO_SPACE, find_retry_fault
 from ..errors import InfrastructureFailed
 from ..evidence.receipt import FROM_OUTSIDE, Outcome, Receipt
 from ..evidence.store import ReceiptInvalid, read_receipt
 from ..probes.order import Order
 from .plan import receipt_without_probe
-
-NOT_STARTED: Final = "the process could not be started"  # as `cell` reports it
-NO_SPACE: Final = os.strerror(errno.ENOSPC)
-# Slurm's states (squeue(1), JOB STATE CODES) of jobs that ended for a reason of the cluster's.
-JOB_FAULTS: Final = {
-    "NODE_FAIL": ("node-fail", "the node was lost"),
-    "PREEMPTED": ("preempted", "another job took its place"),
-    "CANCELLED": ("cancelled", "somebody cancelled the job"),
-    "TIMEOUT": ("job-time-limit", "the job reached its time limit, which is longer than the cell's"),
-    "DEADLINE": ("deadline", "the job's deadline passed"),
-    "BOOT_FAIL": ("boot-fail", "the node did not start"),
-    "OUT_OF_MEMORY": ("out-of-memory", "the job took more memory than it was given"),
-    "REVOKED": ("revoked", "another cluster has it"),
-}
 
 
 class FolderTaken(InfrastructureFailed):
@@ -85,13 +69,8 @@ def find_done(order: Order, place: Path) -> Receipt | None:
 
 def find_fault(receipt: Receipt) -> str:
     """The infrastructure fault in a receipt, as "name: what happened"; empty where the receipt is an answer."""
-    if receipt.failure is not None and receipt.failure.type in FROM_OUTSIDE:
-        return f"killed: its process was ended from outside, by {receipt.failure.type}"
-    if receipt.outcome is Outcome.NOT_RUN and NO_SPACE in receipt.reason:
-        return f"disk-full: {receipt.reason}"
-    if receipt.outcome is Outcome.NOT_RUN and receipt.reason.startswith(NOT_STARTED):
-        return f"not-started: {receipt.reason}"
-    return ""
+    fault = find_retry_fault(receipt)
+    return f"{fault.name}: {fault.says}" if fault else ""
 
 
 def receipt_of_given_up(order: Order, faults: Sequence[str]) -> Receipt:

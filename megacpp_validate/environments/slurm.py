@@ -25,6 +25,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, StringConstraints, ValidationError
 
+from ..diagnosis.rows import JOB_ENDS
 from ..errors import InfrastructureFailed, WrongArguments
 from ..evidence.receipt import Receipt
 from ..evidence.receipt_file import write_receipt
@@ -36,11 +37,11 @@ from .cell import Cell, answers, bring_home
 from .fleet import Event, Progress
 from .identity import hash_parts
 from .interpreter import PACKAGE
-from .restart import JOB_FAULTS, find_done, find_fault, receipt_of_given_up
+from .restart import find_done, find_fault, receipt_of_given_up
 from .schedule import count_cores
 
 WORK_FOLDER: Final = ".matrix.work"
-_OVER: Final = frozenset({"COMPLETED", "FAILED", "", *JOB_FAULTS})  # "": Slurm does not know the job any more
+_OVER: Final = frozenset({"COMPLETED", "FAILED", "", *JOB_ENDS})  # "": Slurm does not know the job any more
 # A node that has no room, or not the shared folder, ends each job at once, and so is the first to be free for the next.
 _ACCUSES_NODE: Final = ("disk-full", "not-started", "no-receipt", "boot-fail")
 _TOOL_LIMIT_S: Final = 60.0
@@ -432,7 +433,7 @@ class _Run:
 
 def name_fault(seen: Seen, receipt: Receipt | None, work: Path) -> str:
     """The fault of an attempt that is over and has no answer."""
-    name, words = JOB_FAULTS.get(seen.word, ("", ""))
+    name, words = JOB_ENDS.get(seen.word, ("", ""))
     if not name and receipt is not None and (fault := find_fault(receipt)):
         name, _, words = fault.partition(": ")
     elif not name and not seen.word:

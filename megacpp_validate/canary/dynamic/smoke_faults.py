@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -14,9 +14,8 @@ from ...catalog.bridge import Target as TargetRow
 from ...catalog.smoke_faults import FaultPlan, SmokeFault, SmokeFaults
 from ...environments.facts import Facts
 from ...environments.fleet import Expected
-from ...environments.interpreter import read_commit
-from ...environments.plan import find_target, plan_blank, plan_smoke
-from ...environments.session_result import SessionResult
+from ...environments.host_session import Progress, SessionOptions, plan_blank_order, run_session
+from ...environments.plan import find_target, plan_smoke
 from ...errors import WrongArguments
 from ...evidence.receipt import Outcome, Receipt
 from ...evidence.values import Frozen
@@ -24,9 +23,6 @@ from ...probes.order import Order
 from .scores import CleanResult, SmokeFaultResult, SmokeFaultScore, SmokeFinding, Verdict
 
 FOUND: Final = "found.json"  # beside the receipt of a cell: `CellFound`
-Plan = Callable[[Facts, Mapping[str, str]], tuple[Order, ...]]
-RunSession = Callable[[TargetRow, Plan, Mapping[str, Expected]], SessionResult]
-"""Runs the cells of a plan on the host's interpreter."""
 
 
 class RunFound(Frozen):
@@ -68,9 +64,11 @@ def choose_smoke_faults(known: SmokeFaults, ids: Sequence[str]) -> SmokeFaults:
     return known.select(ids) if ids else known
 
 
-def run_smoke_faults(catalog: Catalog, chosen: SmokeFaults, target: str, seed: int, run: RunSession) -> SmokeFaultScore:
-    """Run the cells that the target has, and judge every fault. Raises as `run`."""
-    row = find_target(catalog, target)
+def run_smoke_faults(
+    catalog: Catalog, chosen: SmokeFaults, options: SessionOptions, progress: Progress
+) -> SmokeFaultScore:
+    """Run the cells that the target has, and judge every fault. Raises as `run_session`."""
+    row = find_target(catalog, options.target)
     cells = tuple(cell for cell in chosen.cells() if row.id in cell.targets)
     if not cells:
         return SmokeFaultScore(
@@ -82,10 +80,10 @@ def run_smoke_faults(catalog: Catalog, chosen: SmokeFaults, target: str, seed: i
     holding = catalog.model_copy(update={"smoke": cells})
 
     def plan(facts: Facts, variables: Mapping[str, str]) -> tuple[Order, ...]:
-        blank = plan_blank(row, facts, variables, seed=seed, tool=TOOL, commit=read_commit())
-        return plan_smoke(holding, blank, ())
+        return plan_smoke(holding, plan_blank_order(row, facts, variables, options), ())
 
-    session = run(row, plan, {cell.id: Expected(cell.seconds, cell.limit_s) for cell in cells})
+    expected = {cell.id: Expected(cell.seconds, cell.limit_s) for cell in cells}
+    session = run_session(row, options, plan, progress, expected)
     receipts = {receipt.probe: receipt for receipt in session.receipts}
     found = dict(_read_found(Path(session.folder), receipts)) if session.folder else {}
     return SmokeFaultScore(

@@ -11,7 +11,7 @@ from syrupy.assertion import SnapshotAssertion
 from megacpp_validate.canary.dynamic.scores import BlameScore, Fp8FaultScore, SmokeFaultScore
 from megacpp_validate.evidence.selftest import FalseAlarm, Fate, Fault, Mutant, MutantResult, SelftestResult
 from megacpp_validate.report.describe.scores import describe_planted, describe_selftest
-from megacpp_validate.report.render.terminal import render_terminal
+from megacpp_validate.report.render.markdown import render_markdown
 
 EVIDENCE = Path(__file__).parents[3] / "docs" / "evidence"
 # File: model, and what it says: right, judged, false alarms, exit code. As the tool said on 2026-11-23.
@@ -30,7 +30,7 @@ def test_committed_scores_are_read_with_their_figures(name: str, snapshot: Snaps
     model, right, judged, alarms, code = FIGURES[name]
     score = model.model_validate_json((EVIDENCE / f"{name}.json").read_text(encoding="utf-8"))
     assert (score.right, len(score.judged), score.alarms, int(score.exit)) == (right, judged, alarms, code)
-    assert render_terminal(describe_planted(score)) == snapshot
+    assert render_markdown(describe_planted(score)) == snapshot
 
 
 def test_a_selftest_in_words(snapshot: SnapshotAssertion) -> None:
@@ -45,4 +45,4 @@ def test_a_selftest_in_words(snapshot: SnapshotAssertion) -> None:
     alarms = (FalseAlarm("native-cpu-permute", 7, "bf16.forward"),)
     found = SelftestResult(("attention", "permute"), rows, 20, alarms, ("1 clean run of 2",), seconds=3.0)
     assert int(found.exit) == 4
-    assert render_terminal(describe_selftest(found), verbose=True) == snapshot
+    assert render_markdown(describe_selftest(found)) == snapshot
