@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.catalog.bridge import Catalog, matrix_folder
-from megacpp_validate.catalog.gate import RULES, WAIVERS, UnknownRelease, read_gate_policy
-from megacpp_validate.evidence.release_gate import WAIVABLE
+from megacpp_validate.catalog.gate import RULES, WAIVABLE, WAIVERS, UnknownRelease, read_gate_policy
 from tests.catalog.refusals import copy_matrix, edit, faults_of
 
 WAIVER = """
