@@ -57,6 +57,7 @@ LIMITS: Final = (
      "`--tiers gpu`: one probe a bridge module"),
 )  # fmt: skip
 _MOST_NAMED: Final = 6
+_LINE: Final = 98  # characters of a finding beside its mark
 _GRID: Final = "Each release beside the one before it; a number counts findings."
 
 
@@ -165,6 +166,11 @@ def _rows(result: StaticResult) -> Iterator[ModuleResult]:
 
 
 def _describe_modules(result: StaticResult, *, verbose: bool) -> Iterator[Block]:
+    clean = [row.module for row in _rows(result) if row.verdict is ModuleVerdict.CLEAN]
+    if clean and result.findings:
+        yield Paragraph(f"Clean: {', '.join(clean)}.")
+    if not verbose:
+        return
     rows: list[tuple[Inline, ...]] = []
     for row in _rows(result):
         own = [finding for finding in result.findings if finding.module == row.module]
@@ -173,10 +179,8 @@ def _describe_modules(result: StaticResult, *, verbose: bool) -> Iterator[Block]
         said = [f"{number} {IMPACTS[impact].word}" for impact, number in numbers.items() if number]
         under = [row.under] if row.under else sorted(shared)
         said += [f"filed under {', '.join(under)}"] if under else []
-        if verbose or row.verdict is not ModuleVerdict.CLEAN:
-            rows.append((row.module, VERDICTS[row.verdict], "; ".join(said)))
-    if rows:
-        yield Table(("bridge module", "verdict", "findings"), tuple(rows))
+        rows.append((row.module, VERDICTS[row.verdict], "; ".join(said)))
+    yield Table(("bridge module", "verdict", "findings"), tuple(rows))
 
 
 def _alike(finding: Finding) -> tuple[object, ...]:
@@ -188,8 +192,10 @@ def _describe_findings(result: StaticResult, *, verbose: bool) -> Iterator[Block
     """What needs a look first; what the bridge already follows is folded."""
     shown = [one for one in result.findings if verbose or one.impact is not Impact.HARMLESS or one.follows]
     for _, group in groupby((one for one in shown if not is_followed(one)), _alike):
-        findings = list(group)
-        yield _diagnose(findings[0], result) if verbose and not findings[1:] else _diagnose_briefly(findings, result)
+        if verbose:
+            yield from (_diagnose(finding, result) for finding in group)
+        else:
+            yield from _describe_briefly(list(group), result)
     if followed := [one for one in shown if is_followed(one)]:
         names = list(dict.fromkeys(map(quote_subject, followed)))
         more = f" and {len(names) - _MOST_NAMED} more" if names[_MOST_NAMED:] else ""
@@ -198,31 +204,25 @@ def _describe_findings(result: StaticResult, *, verbose: bool) -> Iterator[Block
         yield Details("Changes that the bridge already follows", tuple(_diagnose(one, result) for one in followed))
 
 
-def _diagnose_briefly(findings: Sequence[Finding], result: StaticResult) -> Diagnostic:
-    """Findings of one kind at one place, in three lines or four: what changed, where, what to do."""
+def _describe_briefly(findings: Sequence[Finding], result: StaticResult) -> Iterator[Block]:
+    """Findings of one kind at one place: a line on what changed, and one on where and what to do."""
     first, old = findings[0], result.old.version
-    headlines = list(dict.fromkeys(map(headline, findings)))
-    seen = [(one.after or one.before, one.after is not None) for one in findings if one.after or one.before]
-    lines: dict[str, list[int]] = {}
-    for at, _ in seen:
-        if at and at.line not in lines.setdefault(at.file, []):
-            lines[at.file].append(at.line)
-    places = "; ".join(f"{file}:{', '.join(map(str, numbers))}" for file, numbers in lines.items())
-    where = f"{places} in {result.new.version if all(new for _, new in seen) else old}" if places else ""
-    used = f"{_place(first.call_sites[0])}{_count_more(first.call_sites)}" if first.call_sites else ""
-    return Diagnostic(
-        name=headlines[0],
-        mark=IMPACTS[first.impact],
-        group=first.module,
-        message="; ".join(headlines[1:]),
-        fields=(("at", "; ".join(filter(None, (where, used and f"used by {used}")))),),
-        help="; ".join(dict.fromkeys(next_step(finding, old) for finding in findings)),
-        code=first.kind.value,
-    )
+    also = list(dict.fromkeys(f"`{one.parameter or one.new or one.symbol}`" for one in findings[1:]))
+    more = f"; also {', '.join(also)}" if also else ""
+    what = _shorten(f"{first.module}: {headline(first)}", _LINE - len(more))
+    yield Paragraph(f"{what}{more}", IMPACTS[first.impact])
+    at, version = (first.after, result.new.version) if first.after else (first.before, old)
+    where = f"{at.file.removeprefix('transformer_engine/')}:{at.line} in {version}" if at else ""
+    used = str(_place(first.call_sites[0])) if first.call_sites else ""
+    used += f" and {len(first.call_sites) - 1} more" if first.call_sites[1:] else ""
+    yield Bullets(("; ".join(filter(None, (" <- ".join(filter(None, (where, used))), next_step(first, old)))),))
 
 
-def _count_more(sites: Sequence[SourceLine]) -> str:
-    return f" and {len(sites) - 1} more" if sites[1:] else ""
+def _shorten(text: str, longest: int) -> str:
+    """A text that ends with quoted code, which is cut until both fit into a line."""
+    head, _, code = text.removesuffix("`").rpartition("`")
+    over = len(text) - longest
+    return f"{head}`{code[: -over - 1]}…`" if text.endswith("`") and 0 < over < len(code) - 1 else text
 
 
 def _diagnose(finding: Finding, result: StaticResult) -> Diagnostic:
@@ -271,8 +271,8 @@ def _diagnose_fault(finding: Finding, result: StaticResult) -> Diagnostic:
 
 def _describe_rest(result: StaticResult, *, verbose: bool) -> Iterator[Block]:
     hidden = sum(one.impact is Impact.HARMLESS and not one.follows for one in result.findings)
-    hint = " (--verbose lists them)" if not verbose and (hidden or result.not_consumed) else ""
-    changes = f"{count(result.not_consumed, 'other API change')} not used by the bridge{hint}."
+    hint = " (--verbose)" if not verbose and (hidden or result.not_consumed) else ""
+    changes = f"{count(result.not_consumed, 'API change')} not used by the bridge{hint}."
     yield Paragraph(f"{changes} {_limits()}")
     if verbose:
         rows = tuple((what, why, where) for what, why, where in LIMITS)
@@ -284,7 +284,7 @@ def _describe_rest(result: StaticResult, *, verbose: bool) -> Iterator[Block]:
 
 
 def _limits() -> str:
-    return "Static analysis does not cover numerics, compiled code and performance; `--tiers gpu` does."
+    return "Not covered: numerics, speed (`--tiers gpu`)."
 
 
 def _cases(result: StaticResult) -> tuple[Diagnostic, ...]:

@@ -60,7 +60,7 @@ def test_every_finding_is_a_case_and_every_clean_module_too(name: str) -> None:
 
 DOCUMENTS: dict[str, tuple[StaticResult, Tone, tuple[str, ...], tuple[str, ...]]] = {
     "a breakage": (PERMUTE, Tone.BAD, ("permute", "permutation.py:612", "bridge/permute.py:25"), ("symmetric_ar",)),
-    "a cascade": (CASCADE, Tone.BAD, ("filed under imports", "ScaledDotProductAttention"), ()),
+    "a cascade": (CASCADE, Tone.BAD, ("and with it", "ScaledDotProductAttention"), ()),
     "what is followed": (AUTOCAST, Tone.RISK, ("already follows 2 changes",), ("nothing to do",)),
     "a downgrade": (DOWNGRADE, Tone.GOOD, ("This is a downgrade: 2.15.0 is the newer release",), ()),
     "nothing": (EMPTY, Tone.GOOD, ("Nothing that the bridge uses changed",), ("verdict",)),
