@@ -26,8 +26,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from ...catalog.bridge import BridgeModule
 from ...errors import WrongArguments
 from ...process import Ended, Processes, Stopped, run_command
-from .damage import PINNED, Damage, baseline_of, plan_firewall
-from .elf import NotDamageable
+from .damage import PINNED, Damage, NotDamageable, baseline_of, plan_firewall
 from .install import (
     LIMIT_S,
     TE,
