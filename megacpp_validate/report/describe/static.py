@@ -45,17 +45,6 @@ VERDICTS: Final = {
     ModuleVerdict.CLEAN: good("clean"),
 }
 IMPACTS: Final = {Impact.BREAKING: bad("breaking"), Impact.RISK: risk("risk"), Impact.HARMLESS: quiet("harmless")}
-LIMITS: Final = (
-    ("numerics", "The same signature can compute other numbers.", "`--tiers gpu`: parity with native PyTorch"),
-    ("compiled code", "C++ and CUDA kernels are not in the Python sources.", "`import-firewall` and `--tiers gpu`"),
-    ("libraries below", "Needs of cuBLAS, cuDNN, NCCL and the driver show at run time.", "`doctor` and `--tiers gpu`"),
-    ("performance", "A slower kernel has the same name.", "`--tiers gpu`: timings side by side on the target"),
-    ("choice of a backend", "The backend depends on device, versions and shapes.", "`--tiers gpu`: observed backends"),
-    ("other changes in a function body", "New checks, warnings and defaults are reported, nothing else.",
-     "`--tiers gpu`: one probe a bridge module"),
-    ("names made at run time", "What `setattr` or a registry makes is not in the sources.",
-     "`--tiers gpu`: one probe a bridge module"),
-)  # fmt: skip
 _MOST_NAMED: Final = 6
 _LINE: Final = 98  # characters of a finding beside its mark
 _GRID: Final = "Each release beside the one before it; a number counts findings."
@@ -96,7 +85,7 @@ def describe_static(result: StaticResult, *, verbose: bool = False, first_bad_in
     if result.downgrade:
         summary += f" This is a downgrade: {result.old.version} is the newer release."
     blocks = [
-        *_describe_modules(result, verbose=verbose),
+        *_describe_clean(result),
         *_describe_findings(result, verbose=verbose),
         *_describe_faults(result),
         *_describe_rest(result, verbose=verbose),
@@ -165,22 +154,10 @@ def _rows(result: StaticResult) -> Iterator[ModuleResult]:
         yield ModuleResult(module=name, verdict=ModuleVerdict.BREAKS if Impact.BREAKING in impacts else verdict)
 
 
-def _describe_modules(result: StaticResult, *, verbose: bool) -> Iterator[Block]:
+def _describe_clean(result: StaticResult) -> Iterator[Block]:
     clean = [row.module for row in _rows(result) if row.verdict is ModuleVerdict.CLEAN]
     if clean and result.findings:
         yield Paragraph(f"Clean: {', '.join(clean)}.")
-    if not verbose:
-        return
-    rows: list[tuple[Inline, ...]] = []
-    for row in _rows(result):
-        own = [finding for finding in result.findings if finding.module == row.module]
-        shared = {one.module for one in result.findings if row.module in one.modules and one.module != row.module}
-        numbers = {impact: sum(finding.impact is impact for finding in own) for impact in Impact}
-        said = [f"{number} {IMPACTS[impact].word}" for impact, number in numbers.items() if number]
-        under = [row.under] if row.under else sorted(shared)
-        said += [f"filed under {', '.join(under)}"] if under else []
-        rows.append((row.module, VERDICTS[row.verdict], "; ".join(said)))
-    yield Table(("bridge module", "verdict", "findings"), tuple(rows))
 
 
 def _alike(finding: Finding) -> tuple[object, ...]:
@@ -275,8 +252,6 @@ def _describe_rest(result: StaticResult, *, verbose: bool) -> Iterator[Block]:
     changes = f"{count(result.not_consumed, 'API change')} not used by the bridge{hint}."
     yield Paragraph(f"{changes} {_limits()}")
     if verbose:
-        rows = tuple((what, why, where) for what, why, where in LIMITS)
-        yield Details("What static analysis does not cover", (Table(("what", "why", "covered by"), rows),))
         if result.changes_not_consumed:
             yield Details("API changes that the bridge does not use", (Bullets(result.changes_not_consumed),))
         sources = (f"{one.version}: {one.wheel} sha256:{one.sha256}" for one in (result.old, result.new))
