@@ -227,8 +227,7 @@ def copy_files(source: Path, target: Path, files: Iterable[FileSeen]) -> None:
         os.utime(place, ns=(file.mtime_ns, file.mtime_ns))
 
     with ThreadPoolExecutor(_COPIERS) as pool:
-        for _ in pool.map(copy, rows):
-            pass
+        list(pool.map(copy, rows))
 
 
 def is_at_home(folder: Path, manifest: Manifest) -> bool:
