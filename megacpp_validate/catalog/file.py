@@ -113,11 +113,8 @@ def _read(path: Path, model: type[BaseModel], faults: list[str]) -> Any:
 
 def _name_row(data: Any, location: tuple[int | str, ...]) -> str:
     """The id, or the target, of the row that an error lies in, so that a person need not count rows."""
-    for part in location[:2]:
-        if isinstance(data, list):
-            data = data[int(part)]
-        else:
-            data = data.get(part) if isinstance(data, dict) else None
+    for part in location[:2]:  # table, row
+        data = data[int(part)] if isinstance(data, list) else data.get(part) if isinstance(data, dict) else None
     name = data.get("id", data.get("target")) if isinstance(data, dict) else None
     return f" ({name})" if isinstance(name, str) else ""
 
