@@ -79,7 +79,7 @@ FP8_WRONG = {
     "unknown key": (FP8_ROW + 'colour = "red"\n', "Extra inputs"),
     "unknown cell": (FP8_ROW.replace('["fp8_delayed"]', '["fp8_dilated"]'), "cells names 'fp8_dilated'"),
     "unknown green": (FP8_ROW.replace('"fp8_current"', '"green"'), "green names 'green'"),
-    "red and green": (FP8_ROW.replace('"fp8_current"', '"fp8_delayed"'), "names a cell twice"),
+    "red and green": (FP8_ROW.replace('"fp8_current"', '"fp8_delayed"'), "'fp8_delayed' appears 2 times"),
     "no check": (FP8_ROW.replace('["*.scale"]', "[]"), "checks"),
     "no cell": (FP8_ROW.replace('["fp8_delayed"]', "[]"), "cells"),
     "twice": (FP8_ROW + FP8_ROW, "appears 2 times"),

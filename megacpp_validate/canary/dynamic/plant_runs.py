@@ -16,8 +16,7 @@ from typing import Final
 from ... import TOOL
 from ...catalog.bridge import Catalog
 from ...catalog.bridge import Target as TargetRow
-from ...catalog.fp8_faults import read_fp8_faults
-from ...catalog.te_faults import EditDoesNotFit, read_te_faults
+from ...catalog.te_faults import EditDoesNotFit, read_fp8_faults, read_te_faults
 from ...environments.cell import Cell
 from ...environments.facts import Facts, read_facts
 from ...environments.faulty_overlay import make_faulty
