@@ -337,19 +337,11 @@ def _read_files(folder: Path) -> Iterator[ReceiptFile]:
             if entry.is_dir(follow_symlinks=False):
                 ahead.append(file)
             elif entry.is_symlink():
-                if entry.name.endswith(".json") or not _leads_to_file(entry):
+                if entry.name.endswith(".json") or not Path(entry.path).is_file():  # a folder may hide receipts
                     why = "it cannot be read: it is a link, and what it points to is no part of the store"
                     yield ReceiptFile(file, "", None, why, _leads_out(folder, Path(entry.path)))
             elif entry.name.endswith(".json"):
                 yield _read_file(entry.path, file)
-
-
-def _leads_to_file(link: os.DirEntry[str]) -> bool:
-    """A link to a folder, or to what is not mounted today, may hide receipts."""
-    try:
-        return link.is_file()
-    except OSError:  # no permission, a circle, a name that is too long
-        return False
 
 
 def _leads_out(folder: Path, link: Path) -> bool:
