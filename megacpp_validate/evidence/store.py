@@ -25,7 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 from ..errors import EvidenceMissing
 from .contradictions import find_contradictions
 from .receipt import READABLE, SCHEMA_ID, Outcome, Receipt, cell_id
-from .strict_json import refuse_what_json_hides
+from .strict_json import read_strict_json
 
 _RECEIPT: Final = TypeAdapter(Receipt)
 _LARGEST: Final = 64 << 20  # bytes; the largest receipt that was seen has less than one
@@ -83,7 +83,7 @@ def parse_receipt(text: bytes, path: Path) -> Receipt:
     """
     try:
         receipt = _RECEIPT.validate_json(text, strict=True)
-        refuse_what_json_hides(text)
+        read_strict_json(text)
     except ValidationError as fault:
         raise ReceiptInvalid(path, "; ".join([*_find_later_schema(text), *_list_errors(fault)])) from fault
     except ValueError as fault:

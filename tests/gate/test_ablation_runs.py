@@ -30,7 +30,7 @@ import json, os, random, sys
 assert sys.argv[1:] == ["-P", "-u", "-m", "megacpp_validate.training.smoke"], sys.argv
 order = json.load(sys.stdin)
 fault, on = os.environ.get("STUB", ""), order["forms"].get("recompute", False)
-draw = random.Random(order["folder"])
+draw = random.Random("/".join(order["folder"].split("/")[-4:]))  # the same wherever the test runs
 print("a library says something")
 if fault == "dies" and on:
     sys.exit("no memory left")
