@@ -23,9 +23,9 @@ from ..process import Ended, Processes
 from .ablation import (
     ARMS,
     AblationResult,
+    AblationRun,
     ArmName,
     FeatureAblation,
-    RunSeen,
     Verdict,
     decide_feature,
     find_run_faults,
@@ -213,7 +213,7 @@ def _ablate(
     }  # fmt: skip
     if reasons := tuple(why_not_run(feature, options, gpu=host.gpu, te=host.te)):
         return FeatureAblation(**fields, verdict=Verdict.NOT_JUDGED, reasons=reasons)
-    runs: list[RunSeen] = []
+    runs: list[AblationRun] = []
     for place in range(2 * options.pairs):
         arm: ArmName = ARMS[place % 2]
         run = _run(orders[arm], arm, place, options.receipts / feature.id, options, host)
@@ -226,7 +226,7 @@ def _ablate(
 
 def _run(
     order: Mapping[str, Any], arm: ArmName, place: int, folder: Path, options: AblationOptions, host: _Host
-) -> RunSeen:
+) -> AblationRun:
     """One run: its order, its log and what it left in a folder of its own."""
     home = folder.absolute() / f"{place + 1}-{arm}"
     home.mkdir(parents=True, exist_ok=True)
@@ -236,14 +236,14 @@ def _run(
     try:
         ended = host.processes.run(call, folder=home, limit_s=options.limit_s + _GRACE_S, log=log, given=given)
     except OSError as fault:
-        return RunSeen(arm=arm, place=place, ending="not-started", words=str(fault))
+        return AblationRun(arm=arm, place=place, ending="not-started", words=str(fault))
     return read_run(ended, arm, place, f"{folder.name}/{home.name}")
 
 
 # --- The answer of a smoke run: one JSON object on its standard output; it has more than is read here. ---
 
 
-def read_run(ended: Ended, arm: ArmName, place: int, file: str = "") -> RunSeen:
+def read_run(ended: Ended, arm: ArmName, place: int, file: str = "") -> AblationRun:
     """What a process answered: the last line that is an answer; libraries may write something after it."""
     last = " ".join(ended.words.split())[-_LAST_WORDS:]
     lines = [line for line in ended.words.splitlines() if line.startswith("{") and '"ending"' in line]
@@ -255,14 +255,14 @@ def read_run(ended: Ended, arm: ArmName, place: int, file: str = "") -> RunSeen:
     if run is None:
         how = ended.how if ended.code != 0 else "no-answer"
         words = f"{why}. Its last words: {last or 'none'}"
-        return RunSeen(arm=arm, place=place, ending=how, words=words, seconds=ended.seconds, file=file)
+        return AblationRun(arm=arm, place=place, ending=how, words=words, seconds=ended.seconds, file=file)
     if ended.code == 0 or run.ending != "done":
         return run
     words = f"it answers done, and its process ended with {ended.how} {ended.code}: {last}"
     return run.model_copy(update={"ending": "contradiction", "words": words})
 
 
-def _merge_ranks(answer: Mapping[str, Any], arm: ArmName, place: int, file: str) -> RunSeen:
+def _merge_ranks(answer: Mapping[str, Any], arm: ArmName, place: int, file: str) -> AblationRun:
     """A run in one row: a step takes as long as on its slowest rank, and the rank that uses most memory counts."""
     ranks = sorted(answer["ranks"], key=lambda rank: int(rank["rank"]))
     fields: dict[str, Any] = {name: answer[name] for name in ("ending", "words", "seconds") if name in answer}
@@ -286,7 +286,7 @@ def _merge_ranks(answer: Mapping[str, Any], arm: ArmName, place: int, file: str)
             "tokens": first["goodput"]["tokens"] // len(first["steps"]) if first["steps"] else 0,
             "peak_bytes": max(max(rank["goodput"]["peak_bytes"].values(), default=0) for rank in ranks),
         }  # fmt: skip
-    return RunSeen(arm=arm, place=place, file=file, **fields)
+    return AblationRun(arm=arm, place=place, file=file, **fields)
 
 
 def _finite(loss: object) -> float | None:
