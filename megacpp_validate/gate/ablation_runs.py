@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from .. import TOOL
 from ..catalog.postures import Feature, Posture, merge_orders, settings_of
+from ..environments.cpu_stack import find_cpu_python
 from ..environments.environment import Environment
 from ..environments.facts import read_facts
 from ..environments.interpreter import host_interpreter, read_commit
@@ -167,7 +168,8 @@ def run_ablation(posture: Posture, options: AblationOptions, report: Callable[[s
     """
     rows: list[FeatureAblation] = []
     with tempfile.TemporaryDirectory(prefix="megacpp-package-") as package:
-        environment, processes = host_interpreter(os.environ, Path(package), options.python), Processes()
+        python = find_cpu_python(options.python) if options.device == "cpu" else options.python
+        environment, processes = host_interpreter(os.environ, Path(package), python), Processes()
         host = _Host(environment, processes)
         if options.device == "cuda":
             facts = read_facts(environment, processes)
