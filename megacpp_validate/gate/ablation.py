@@ -18,12 +18,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import Field, JsonValue, ValidationError
+from pydantic import Field, JsonValue
 
 from ..catalog.postures import Arm, Feature
 from ..errors import EvidenceMissing, Exit, exit_for
 from ..evidence.rounding import UNIT_ROUNDOFF, Depth
-from ..evidence.strict_json import refuse_what_json_hides
+from ..evidence.strict_json import read_strict_json
 from ..evidence.values import Frozen
 from .loss_statistics import sample_deviation, t_95
 
@@ -217,18 +217,6 @@ def first_warm_step(steps: int) -> int:
     return min(WARM, steps // 4)
 
 
-def find_faults(
-    feature: Feature, orders: Mapping[ArmName, Mapping[str, Any]], runs: Sequence[AblationRun]
-) -> list[str]:
-    """Why runs are no evidence of a feature: one did not end well, did not have what it asked for, or is too short."""
-    arms: dict[ArmName, Arm] = {"off": feature.off, "on": feature.on}
-    return [
-        f"run {run.place + 1} ({run.arm}): {fault}"
-        for run in runs
-        for fault in find_run_faults(arms[run.arm], orders[run.arm], run)
-    ]
-
-
 def find_run_faults(arm: Arm, order: Mapping[str, Any], run: AblationRun) -> Iterator[str]:
     """Why one run is no evidence of its arm.
 
@@ -254,11 +242,6 @@ def find_run_faults(arm: Arm, order: Mapping[str, Any], run: AblationRun) -> Ite
             if _plain(held.get(name)) != _plain(wanted):
                 said = held.get(name, "nothing")
                 yield f"{kind}.{name} was asked to be {_plain(wanted)}, and its receipt says {_plain(said)}"
-    yield from _find_part_faults(arm, run)
-
-
-def _find_part_faults(arm: Arm, run: AblationRun) -> Iterator[str]:
-    """Parts that ran on what the arm does not have, and patterns that no part has."""
     for pattern, backends in arm.parts.items():
         found = {name: part for name, part in run.parts.items() if fnmatchcase(name.partition("@")[0], pattern)}
         if not found:
@@ -284,7 +267,12 @@ def decide_feature(
         runs: in the order of time, off and on in turn.
         pairs: that were asked for.
     """
-    faults = find_faults(feature, orders, runs)
+    arms: dict[ArmName, Arm] = {"off": feature.off, "on": feature.on}
+    faults = [
+        f"run {run.place + 1} ({run.arm}): {fault}"
+        for run in runs
+        for fault in find_run_faults(arms[run.arm], orders[run.arm], run)
+    ]
     if pairs < 2:
         faults.append("one pair shows no spread: at least two pairs are needed")
     if not faults and [run.arm for run in runs] != list(ARMS) * pairs:
@@ -395,34 +383,25 @@ def _exp(value: float) -> float:
     return math.exp(min(value, 700.0))
 
 
-def parse_ablation(text: str | bytes, source: str = "the text") -> FeatureAblation:
-    """A receipt from its JSON text.
+def read_ablation(path: Path) -> FeatureAblation:
+    """A receipt from its file.
 
     Raises:
-        AblationInvalid: it is none, or contradicts itself.
+        AblationInvalid: the file cannot be read, is no receipt of an ablation, or contradicts itself.
     """
     try:
+        text = path.read_bytes()
+        read_strict_json(text)
         read = FeatureAblation.model_validate_json(text)
-        refuse_what_json_hides(text)
-        faults = list(_find_contradictions(read))
-    except ValidationError as fault:
-        faults = [f"{'.'.join(map(str, error['loc'])) or 'the file'}: {error['msg']}" for error in fault.errors()[:5]]
-    except ValueError as fault:
-        faults = [str(fault)]
+        faults = "; ".join(_find_contradictions(read))
+    except (OSError, ValueError) as fault:
+        faults = str(fault)
     if faults:
         raise AblationInvalid(
-            f"{source} is not a valid receipt of an ablation: {'; '.join(faults)}. Likely cause: the file was edited, "
-            "cut short, or written by another version. Next step: run the feature again."
+            f"{path} is not a valid receipt of an ablation: {faults}. Likely cause: the file was edited, cut short, or "
+            "written by another version. Next step: run the feature again."
         )
     return read
-
-
-def read_ablation(path: Path) -> FeatureAblation:
-    """A receipt from its file; raises `AblationInvalid`."""
-    try:
-        return parse_ablation(path.read_bytes(), str(path))
-    except OSError as fault:
-        raise AblationInvalid(f"{path} cannot be read: {fault.strerror or fault}") from fault
 
 
 def _find_contradictions(read: FeatureAblation) -> Iterator[str]:
@@ -439,13 +418,8 @@ def _find_contradictions(read: FeatureAblation) -> Iterator[str]:
     if read.step_time is None or read.step_time.verdict is not read.verdict:
         yield "its verdict is not that of the step time"
     for name in ("step_time", "tokens_per_second", "memory"):
-        yield from _find_false_verdict(name, getattr(read, name))
-
-
-def _find_false_verdict(name: str, change: Any) -> Iterator[str]:
-    if change is None:
-        return
-    if not change.low <= change.ratio <= change.high:
-        yield f"{name}: {change.ratio:g} lies outside of its interval"
-    if change.verdict is not Verdict.NOISE and change.low <= 1 <= change.high:
-        yield f"{name}: a {change.verdict.value} whose interval holds 1"
+        change: Change | None = getattr(read, name)
+        if change is not None and not change.low <= change.ratio <= change.high:
+            yield f"{name}: {change.ratio:g} lies outside of its interval"
+        if change is not None and change.verdict is not Verdict.NOISE and change.low <= 1 <= change.high:
+            yield f"{name}: a {change.verdict.value} whose interval holds 1"

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
-
 from .. import TOOL
 from ..catalog.postures import Feature, Posture, merge_orders, settings_of
 from ..environments.cpu_stack import find_cpu_python
@@ -29,7 +27,6 @@ from .ablation import (
     AblationRun,
     ArmName,
     FeatureAblation,
-    ObservedPart,
     Verdict,
     decide_feature,
     find_run_faults,
@@ -248,94 +245,51 @@ def _run(
 # --- The answer of a smoke run: one JSON object on its standard output; it has more than is read here. ---
 
 
-class _Wire(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class _Step(_Wire):
-    loss: float | str | None  # a number that is none comes as text
-    seconds: float = Field(ge=0)
-
-
-class _Part(_Wire):
-    requested: str
-    observed: str
-
-
-class _Model(_Wire):
-    name: str
-    pattern: str
-    parameters: int
-    size: dict[str, JsonValue]
-
-
-class _Goodput(_Wire):
-    tokens: int
-    peak_bytes: dict[str, int]
-
-
-class _Rank(_Wire):
-    rank: int
-    steps: list[_Step]
-    goodput: _Goodput
-    choices: dict[str, _Part]
-    topology: dict[str, JsonValue]
-    forms: dict[str, JsonValue]
-    features: dict[str, JsonValue]
-    model: _Model
-    versions: dict[str, JsonValue]
-
-
-class _Answer(_Wire):
-    ending: str
-    words: str = ""
-    seconds: float = 0.0
-    ranks: list[_Rank]
-
-
 def read_run(ended: Ended, arm: ArmName, place: int, file: str = "") -> AblationRun:
     """What a process answered: the last line that is an answer; libraries may write something after it."""
     last = " ".join(ended.words.split())[-_LAST_WORDS:]
     lines = [line for line in ended.words.splitlines() if line.startswith("{") and '"ending"' in line]
-    why = "it gave no answer"
     try:
-        answer = _Answer.model_validate_json(lines[-1]) if lines else None
-    except ValidationError as fault:
-        answer = None
-        listed = [f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in fault.errors()[:3]]
-        why = f"its answer has another form: {'; '.join(listed)}"
-    if answer is None:
+        run = _merge_ranks(json.loads(lines[-1]), arm, place, file) if lines else None
+        why = "it gave no answer"
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as fault:
+        run, why = None, f"its answer has another form: {type(fault).__name__}: {fault}"
+    if run is None:
         how = ended.how if ended.code != 0 else "no-answer"
         words = f"{why}. Its last words: {last or 'none'}"
         return AblationRun(arm=arm, place=place, ending=how, words=words, seconds=ended.seconds, file=file)
-    run = _merge_ranks(answer, arm, place, file)
     if ended.code == 0 or run.ending != "done":
         return run
     words = f"it answers done, and its process ended with {ended.how} {ended.code}: {last}"
     return run.model_copy(update={"ending": "contradiction", "words": words})
 
 
-def _merge_ranks(answer: _Answer, arm: ArmName, place: int, file: str) -> AblationRun:
+def _merge_ranks(answer: Mapping[str, Any], arm: ArmName, place: int, file: str) -> AblationRun:
     """A run in one row: a step takes as long as on its slowest rank, and the rank that uses most memory counts."""
-    run = AblationRun(arm=arm, place=place, ending=answer.ending, words=answer.words, seconds=answer.seconds, file=file)
-    if not answer.ranks:
-        return run
-    first = min(answer.ranks, key=lambda rank: rank.rank)
-    parts = dict(first.choices)  # where another rank took something else, that stands under the rank's own name
-    for rank in answer.ranks:
-        parts |= {f"{name}@{rank.rank}": part for name, part in rank.choices.items() if part != first.choices.get(name)}
-    times = zip(*([step.seconds for step in rank.steps] for rank in answer.ranks), strict=False)
-    return run.model_copy(update={
-        "model": first.model.name, "pattern": first.model.pattern, "parameters": first.model.parameters,
-        "topology": {name: value for name, value in first.topology.items() if name not in _OWN},
-        "changes": first.model.size, "features": first.features, "forms": first.forms, "versions": first.versions,
-        "parts": {name: ObservedPart(requested=part.requested, observed=part.observed) for name, part in parts.items()},
-        "step_seconds": tuple(max(row) for row in times),
-        "losses": tuple(_finite(step.loss) for step in first.steps),
-        "tokens": first.goodput.tokens // len(first.steps) if first.steps else 0,
-        "peak_bytes": max(max(rank.goodput.peak_bytes.values(), default=0) for rank in answer.ranks),
-    })  # fmt: skip
+    ranks = sorted(answer["ranks"], key=lambda rank: int(rank["rank"]))
+    fields: dict[str, Any] = {name: answer[name] for name in ("ending", "words", "seconds") if name in answer}
+    if ranks:
+        first = ranks[0]
+        parts = dict(first["choices"])  # where another rank took something else, that stands under the rank's own name
+        for rank in ranks:
+            own = {name: part for name, part in rank["choices"].items() if part != first["choices"].get(name)}
+            parts |= {f"{name}@{rank['rank']}": part for name, part in own.items()}
+        model, times = (
+            first["model"],
+            zip(*([step["seconds"] for step in rank["steps"]] for rank in ranks), strict=False),
+        )
+        fields |= {name: first[name] for name in ("features", "forms", "versions")}
+        fields |= {
+            "model": model["name"], "pattern": model["pattern"], "parameters": model["parameters"],
+            "changes": model["size"], "step_seconds": tuple(max(row) for row in times),
+            "topology": {name: value for name, value in first["topology"].items() if name not in _OWN},
+            "parts": {name: {key: part[key] for key in ("requested", "observed")} for name, part in parts.items()},
+            "losses": tuple(_finite(step["loss"]) for step in first["steps"]),
+            "tokens": first["goodput"]["tokens"] // len(first["steps"]) if first["steps"] else 0,
+            "peak_bytes": max(max(rank["goodput"]["peak_bytes"].values(), default=0) for rank in ranks),
+        }  # fmt: skip
+    return AblationRun(arm=arm, place=place, file=file, **fields)
 
 
-def _finite(loss: float | str | None) -> float | None:
-    return loss if isinstance(loss, float) and math.isfinite(loss) else None
+def _finite(loss: object) -> float | None:
+    return loss if isinstance(loss, float) and math.isfinite(loss) else None  # what is no number comes as text

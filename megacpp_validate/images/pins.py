@@ -18,8 +18,7 @@ from typing import Annotated, Any, Final, Protocol
 from pydantic import ConfigDict, Field, ValidationError
 
 from ..catalog.images import Base, Images
-from ..evidence.json_text import read_json
-from ..evidence.strict_json import refuse_what_json_hides
+from ..evidence.strict_json import read_json, read_strict_json
 from ..evidence.values import Frozen
 from .tools import MIRROR, ImageRefused, NotInRegistry, Registry, RegistryLies, RegistryUnreachable, use_mirror
 
@@ -131,7 +130,7 @@ def read_pins(file: Path, today: date | None = None) -> Pins:
     """
     try:
         data = file.read_bytes()
-        refuse_what_json_hides(data)
+        read_strict_json(data)
         found = Pins(pins=tuple(_File.model_validate_json(data).pins), hash=sha256(data).hexdigest())
     except FileNotFoundError:
         return Pins()

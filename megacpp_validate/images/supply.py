@@ -19,7 +19,7 @@ from urllib.parse import unquote
 from packaging.utils import canonicalize_name
 
 from ..errors import Exit, NoEnvironment
-from ..evidence.json_text import read_json
+from ..evidence.strict_json import read_json
 from ..evidence.values import Frozen
 from .build import ImageOptions, ImageRows
 from .locks import read_image_lock

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import Exit, InfrastructureFailed, NoEnvironment, ToolError, WrongArguments
-from ..evidence.json_text import read_json
+from ..evidence.strict_json import read_json
 from ..process import Ended, run_command
 
 MIRROR: Final = "MEGACPP_REGISTRY_MIRROR"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from ..errors import Exit, exit_for
-from ..evidence.json_text import read_json
+from ..evidence.strict_json import read_json
 from ..evidence.values import Frozen
 from .build import ImageRows
 from .locks import read_image_lock

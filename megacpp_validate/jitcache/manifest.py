@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 from pydantic import Field, model_validator
 
 from ..errors import EvidenceMissing
-from ..evidence.strict_json import refuse_what_json_hides
+from ..evidence.strict_json import read_strict_json
 from ..evidence.values import Frozen
 from ..evidence.whole_file import write_whole
 from .files import CacheChanged, is_temporary, library_of
@@ -212,7 +212,7 @@ def parse_manifest(text: bytes, line: bytes, where: str) -> tuple[Manifest, str]
             "from where it was exported, or prewarm again."
         )
     try:
-        refuse_what_json_hides(text)
+        read_strict_json(text)
         manifest = Manifest.model_validate_json(text)
     except ValueError as fault:
         raise ManifestInvalid(

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from ..evidence.json_text import read_json
+from ..evidence.strict_json import read_json
 from .document import Document
 
 # Schema -> module and name of the model, module and name of what describes it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from megacpp_validate.gate.ablation import (
     compare,
     compare_losses,
     decide_feature,
-    parse_ablation,
     read_ablation,
 )
 
@@ -195,6 +195,13 @@ def decide(runs: list[AblationRun], pairs: int = 2) -> FeatureAblation:
         "on": ORDERS["on"],
     }  # fmt: skip
     return FeatureAblation(**said, runs=tuple(runs), **decide_feature(FEATURE, ORDERS, runs, pairs))
+
+
+def parse_ablation(text: str) -> FeatureAblation:
+    """As from a file."""
+    with tempfile.TemporaryDirectory() as name:
+        (file := Path(name, "a.json")).write_text(text)
+        return read_ablation(file)
 
 
 def test_a_feature_is_judged_and_its_receipt_reads_back() -> None:
