@@ -17,7 +17,7 @@ from ..errors import InfrastructureFailed, NoEnvironment, ToolError
 from ..evidence.values import Frozen
 from ..process import Ended
 from .plan import BuildSettings, ImagePlan, name_image, plan_bake
-from .tools import ImageRefused, call, require_program
+from .tools import ImageRefused, call, read_pip_settings, require_program
 
 _BUILD_S: Final = 6 * 3600.0  # FlashAttention 3 takes an hour on 64 cores
 _UP_S: Final = 900.0  # packages of 420 MB, and a base of Debian
@@ -27,9 +27,7 @@ _HOW_TO_GET_ONE: Final = (
     "folder of its own; elsewhere install Docker Engine 26.1 or newer with buildx"
 )
 _CERTIFICATES: Final = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
-# Where packages come from, and how one gets there. A folder of the host means nothing in a build.
 _PIP_KEYS: Final = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "retries")
-_PIP_LINE: Final = re.compile(r"^(?P<where>[\w:.]+)\.(?P<key>[\w-]+)='(?P<value>.*)'$")
 _VERTEX: Final = re.compile(r"^#(\d+) \[(?:\S+ )?(?P<stage>[\w-]+)(?: +\d+/\d+)?\] (?P<what>.+)$")
 _EXPORT: Final = re.compile(r"^#(\d+) (?:\[\w+\] )?(?P<what>exporting to image|pushing .*)$")
 _DONE: Final = re.compile(r"^#(\d+) (?:DONE (?P<seconds>\d+\.\d+)s|(?P<cached>CACHED))$")
@@ -186,14 +184,10 @@ def read_build_settings(variables: Mapping[str, str], *, has_bridge: bool, clone
 
 
 def render_pip_conf(text: str) -> str:
-    """A configuration file from `pip config list`; a later source wins, as it does for pip."""
-    found, order = dict[str, str](), {"global": 0, ":env:": 2}
-    lines = [match for line in text.splitlines() if (match := _PIP_LINE.match(line.strip()))]
-    for match in sorted(lines, key=lambda match: order.get(match["where"], 1)):
-        value = " ".join(word for word in match["value"].replace("\\n", " ").split() if not word.startswith("file:"))
-        if match["key"] in _PIP_KEYS and value:
-            found[match["key"]] = value
-    return "\n".join(["[global]", *(f"{key} = {value}" for key, value in sorted(found.items()))]) + "\n"
+    """A configuration file from `pip config list`: a folder of the host means nothing in a build."""
+    found = read_pip_settings(text)
+    kept = {key: " ".join(word for word in found.get(key, ()) if not word.startswith("file:")) for key in _PIP_KEYS}
+    return "\n".join(["[global]", *(f"{key} = {value}" for key, value in sorted(kept.items()) if value)]) + "\n"
 
 
 class BuildStep(Frozen):

@@ -10,7 +10,6 @@ import re
 import sys
 import tempfile
 import time
-import tomllib
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,7 +41,7 @@ from .locks import (
 )
 from .pins import FILE, PinLine, Pinned, PinNews, check_claims, check_pins, pin_bases, read_pins, render_pins
 from .plan import BAKE_FILE, find_images, plan_images, render_bake
-from .tools import ImageRefused, call, require_program
+from .tools import ImageRefused, call, read_pip_settings, require_program
 
 SESSIONS: Final = "sessions"
 RELEASES: Final = "releases"
@@ -523,22 +522,5 @@ def _ask_pip(variables: Mapping[str, str]) -> dict[str, str]:
     given = {"UV_DEFAULT_INDEX": index, "UV_FIND_LINKS": variables.get("UV_FIND_LINKS")}
     wanted = {name: variable for name, variable in _SETTINGS.items() if not given[variable]}
     done = call([sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "list"], variables)
-    return read_pip_settings(done.words, wanted) if wanted and not done.code else {}
-
-
-def read_pip_settings(text: str, wanted: Mapping[str, str]) -> dict[str, str]:
-    """Settings from `pip config list`: "global.index-url='https://...'"; a later line wins.
-
-    Args:
-        text: its lines; variables (":env:.") come first there, and win over files all the same.
-        wanted: name of the setting -> name under which it is returned.
-    """
-    found: dict[str, str] = {}
-    lines = [line for line in text.splitlines() if "=" in line]
-    for line in sorted(lines, key=lambda line: line.startswith(":env:.")):
-        key, _, value = line.partition("=")
-        name = key.rpartition(".")[2]
-        if name in wanted and key.split(".")[0] in ("global", "install", ":env:"):
-            parts = tomllib.loads(f"value = {value}")["value"].split() if value[:1] in "'\"" else value.split()
-            found[wanted[name]] = ",".join(parts)
-    return found
+    found = read_pip_settings(done.words) if wanted and not done.code else {}
+    return {variable: ",".join(found[name]) for name, variable in wanted.items() if found.get(name)}

@@ -5,6 +5,7 @@ Manifests come from `docker buildx imagetools inspect --raw`, which needs no eng
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import sys
@@ -88,6 +89,16 @@ def call(words: Sequence[str], variables: Mapping[str, str], *, limit_s: float =
         return run_command(words, limit_s=limit_s, variables=variables, apart=True, **more)
     except OSError as fault:
         return Ended("not started", 127, 0.0, "", f"{words[0]} cannot be started: {fault}")
+
+
+def read_pip_settings(text: str) -> dict[str, list[str]]:
+    """Words of each setting in `pip config list` ("global.index-url='https://...'"); a variable wins over a file."""
+    found: dict[str, list[str]] = {}
+    lines = [line for line in text.splitlines() if re.match(r"\S+=['\"]", line)]
+    for line in sorted(lines, key=lambda line: line.startswith(":env:.")):  # variables come first there
+        key, _, value = line.partition("=")
+        found[key.rpartition(".")[2]] = str(ast.literal_eval(value)).split()
+    return found
 
 
 def is_plain_http(repository: str, variables: Mapping[str, str]) -> bool:
