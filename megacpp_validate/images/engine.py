@@ -54,15 +54,11 @@ _CAUSES: Final[tuple[tuple[str, type[ToolError], str], ...]] = (
         "login. Next step: `docker login` there, or start it; then the same command again, which builds nothing anew.",
     ),
     (
-        rf"{_RESOLVE}(unauthorized|denied|forbidden|\b40[13]\b)", NoEnvironment,
-        "the registry refuses {repository} or {name}. Likely cause: it wants a login. Next step: `docker login` there "
-        "(nvcr.io: user `$oauthtoken`, the password is the API key).",
-    ),
-    (
-        rf"{_RESOLVE}(not found|manifest unknown)|no match for platform|unexpected (commit )?digest|"
-        "failed precondition: unexpected|failed to verify|digest mismatch", NoEnvironment,
-        "the registry has another image than {pulled} names, or none for {platform}; {name} is not set. Likely cause: "
-        "the digest was typed wrong, the image was taken down, or a mirror does not have it. Next step: `docker buildx "
+        rf"{_RESOLVE}(not found|manifest unknown|unauthorized|denied|forbidden|\b40[13]\b)|no match for platform|"
+        "unexpected (commit )?digest|failed precondition: unexpected|failed to verify|digest mismatch", NoEnvironment,
+        "the registry has another image than {pulled} names, has none for {platform}, or refuses this caller; {name} "
+        "is not set. Likely cause: the registry wants a login, the image was taken down, or a mirror does not have it. "
+        "Next step: `docker login` there (nvcr.io: user `$oauthtoken`, the password is the API key); `docker buildx "
         "imagetools inspect {repository}` shows what is there; `nox -s lock` checks the pins against it.",
     ),
     (

@@ -15,7 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Final
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
 from ..catalog.images import Base, Images
 from ..evidence.json_text import read_json
@@ -126,8 +126,7 @@ def read_pins(file: Path, today: date | None = None) -> Pins:
     """The pins of a file; none where there is no file.
 
     Raises:
-        ImageRefused: the file cannot be read.
-        PinsDamaged: it is not what the verb writes, or a pin does not show what it claims.
+        PinsDamaged: it cannot be read, is not what the verb writes, or a pin does not show what it claims.
     """
     try:
         data = file.read_bytes()
@@ -135,13 +134,8 @@ def read_pins(file: Path, today: date | None = None) -> Pins:
         found = Pins(pins=tuple(_File.model_validate_json(data).pins), hash=sha256(data).hexdigest())
     except FileNotFoundError:
         return Pins()
-    except OSError as fault:
-        raise ImageRefused(f"the pins {file} cannot be read: {fault.strerror}. Next step: make it readable.") from fault
-    except ValidationError as fault:
-        rows = (f"{'.'.join(map(str, one['loc'])) or 'the file'}: {one['msg']}" for one in fault.errors()[:4])
-        raise _damaged(file, "; ".join(rows)) from fault
-    except ValueError as fault:
-        raise _damaged(file, str(fault).splitlines()[0]) from fault
+    except (OSError, ValueError) as fault:  # a ValidationError is a ValueError
+        raise _damaged(file, " ".join(str(fault).split())[:400]) from fault
     if faults := tuple(_find_faults(found, today or datetime.now(UTC).date())):
         raise _damaged(file, "; ".join(faults[:4]))
     return found
