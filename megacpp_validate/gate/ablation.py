@@ -44,14 +44,14 @@ class AblationInvalid(EvidenceMissing):
     """A file that is not a receipt of an ablation."""
 
 
-class PartSeen(Frozen):
+class ObservedPart(Frozen):
     """What a part of the model was asked for and what it took."""
 
     requested: str
     observed: str
 
 
-class RunSeen(Frozen):
+class AblationRun(Frozen):
     """One run of an arm.
 
     Attributes:
@@ -86,7 +86,7 @@ class RunSeen(Frozen):
     changes: dict[str, JsonValue] = Field(default_factory=dict)
     features: dict[str, JsonValue] = Field(default_factory=dict)
     forms: dict[str, JsonValue] = Field(default_factory=dict)
-    parts: dict[str, PartSeen] = Field(default_factory=dict)
+    parts: dict[str, ObservedPart] = Field(default_factory=dict)
     step_seconds: tuple[float, ...] = ()
     losses: tuple[float | None, ...] = ()
     tokens: int = 0
@@ -176,7 +176,7 @@ class FeatureAblation(Frozen):
     base: Literal["posture", "plain"]
     off: dict[str, JsonValue]
     on: dict[str, JsonValue]
-    runs: tuple[RunSeen, ...] = ()
+    runs: tuple[AblationRun, ...] = ()
     warm: int = 0
     step_time: Change | None = None
     tokens_per_second: Change | None = None
@@ -217,7 +217,9 @@ def first_warm_step(steps: int) -> int:
     return min(WARM, steps // 4)
 
 
-def find_faults(feature: Feature, orders: Mapping[ArmName, Mapping[str, Any]], runs: Sequence[RunSeen]) -> list[str]:
+def find_faults(
+    feature: Feature, orders: Mapping[ArmName, Mapping[str, Any]], runs: Sequence[AblationRun]
+) -> list[str]:
     """Why runs are no evidence of a feature: one did not end well, did not have what it asked for, or is too short."""
     arms: dict[ArmName, Arm] = {"off": feature.off, "on": feature.on}
     return [
@@ -227,7 +229,7 @@ def find_faults(feature: Feature, orders: Mapping[ArmName, Mapping[str, Any]], r
     ]
 
 
-def find_run_faults(arm: Arm, order: Mapping[str, Any], run: RunSeen) -> Iterator[str]:
+def find_run_faults(arm: Arm, order: Mapping[str, Any], run: AblationRun) -> Iterator[str]:
     """Why one run is no evidence of its arm.
 
     Args:
@@ -255,7 +257,7 @@ def find_run_faults(arm: Arm, order: Mapping[str, Any], run: RunSeen) -> Iterato
     yield from _find_part_faults(arm, run)
 
 
-def _find_part_faults(arm: Arm, run: RunSeen) -> Iterator[str]:
+def _find_part_faults(arm: Arm, run: AblationRun) -> Iterator[str]:
     """Parts that ran on what the arm does not have, and patterns that no part has."""
     for pattern, backends in arm.parts.items():
         found = {name: part for name, part in run.parts.items() if fnmatchcase(name.partition("@")[0], pattern)}
@@ -272,7 +274,7 @@ def _plain(value: Any) -> str:
 
 
 def decide_feature(
-    feature: Feature, orders: Mapping[ArmName, Mapping[str, Any]], runs: Sequence[RunSeen], pairs: int
+    feature: Feature, orders: Mapping[ArmName, Mapping[str, Any]], runs: Sequence[AblationRun], pairs: int
 ) -> dict[str, Any]:
     """What the runs of a feature show: the fields `warm` to `reasons` of `FeatureAblation`.
 
@@ -330,7 +332,7 @@ def compare(values: Sequence[float], *, lower_is_better: bool = True, least: flo
     )  # fmt: skip
 
 
-def compare_losses(runs: Sequence[RunSeen], precision: str) -> LossChange:
+def compare_losses(runs: Sequence[AblationRun], precision: str) -> LossChange:
     """The loss over the last quarter of the steps: both arms see the same data.
 
     It changes where the difference is larger than its own interval (of runs of equal arms, and of steps), than runs of
@@ -375,7 +377,7 @@ def _find_repeats(runs: Sequence[float]) -> float:
     return max(max(arm) - min(arm) for arm in (runs[0::2], runs[1::2]))
 
 
-def _round_off(run: RunSeen, precision: str) -> float:
+def _round_off(run: AblationRun, precision: str) -> float:
     """Relative error of the loss at the end of a run that rounding alone makes."""
     if not run.tokens:
         return 0.0

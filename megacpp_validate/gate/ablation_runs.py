@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from .. import TOOL
 from ..catalog.postures import Feature, Posture, merge_orders, settings_of
+from ..environments.cpu_stack import find_cpu_python
 from ..environments.environment import Environment
 from ..environments.facts import read_facts
 from ..environments.interpreter import host_interpreter, read_commit
@@ -25,10 +26,10 @@ from ..process import Ended, Processes
 from .ablation import (
     ARMS,
     AblationResult,
+    AblationRun,
     ArmName,
     FeatureAblation,
-    PartSeen,
-    RunSeen,
+    ObservedPart,
     Verdict,
     decide_feature,
     find_run_faults,
@@ -170,7 +171,8 @@ def run_ablation(posture: Posture, options: AblationOptions, report: Callable[[s
     """
     rows: list[FeatureAblation] = []
     with tempfile.TemporaryDirectory(prefix="megacpp-package-") as package:
-        environment, processes = host_interpreter(os.environ, Path(package), options.python), Processes()
+        python = find_cpu_python(options.python) if options.device == "cpu" else options.python
+        environment, processes = host_interpreter(os.environ, Path(package), python), Processes()
         host = _Host(environment, processes)
         if options.device == "cuda":
             facts = read_facts(environment, processes)
@@ -216,7 +218,7 @@ def _ablate(
     }  # fmt: skip
     if reasons := tuple(why_not_run(feature, options, gpu=host.gpu, te=host.te)):
         return FeatureAblation(**fields, verdict=Verdict.NOT_JUDGED, reasons=reasons)
-    runs: list[RunSeen] = []
+    runs: list[AblationRun] = []
     for place in range(2 * options.pairs):
         arm: ArmName = ARMS[place % 2]
         run = _run(orders[arm], arm, place, options.receipts / feature.id, options, host)
@@ -229,7 +231,7 @@ def _ablate(
 
 def _run(
     order: Mapping[str, Any], arm: ArmName, place: int, folder: Path, options: AblationOptions, host: _Host
-) -> RunSeen:
+) -> AblationRun:
     """One run: its order, its log and what it left in a folder of its own."""
     home = folder.absolute() / f"{place + 1}-{arm}"
     home.mkdir(parents=True, exist_ok=True)
@@ -239,7 +241,7 @@ def _run(
     try:
         ended = host.processes.run(call, folder=home, limit_s=options.limit_s + _GRACE_S, log=log, given=given)
     except OSError as fault:
-        return RunSeen(arm=arm, place=place, ending="not-started", words=str(fault))
+        return AblationRun(arm=arm, place=place, ending="not-started", words=str(fault))
     return read_run(ended, arm, place, f"{folder.name}/{home.name}")
 
 
@@ -291,7 +293,7 @@ class _Answer(_Wire):
     ranks: list[_Rank]
 
 
-def read_run(ended: Ended, arm: ArmName, place: int, file: str = "") -> RunSeen:
+def read_run(ended: Ended, arm: ArmName, place: int, file: str = "") -> AblationRun:
     """What a process answered: the last line that is an answer; libraries may write something after it."""
     last = " ".join(ended.words.split())[-_LAST_WORDS:]
     lines = [line for line in ended.words.splitlines() if line.startswith("{") and '"ending"' in line]
@@ -305,7 +307,7 @@ def read_run(ended: Ended, arm: ArmName, place: int, file: str = "") -> RunSeen:
     if answer is None:
         how = ended.how if ended.code != 0 else "no-answer"
         words = f"{why}. Its last words: {last or 'none'}"
-        return RunSeen(arm=arm, place=place, ending=how, words=words, seconds=ended.seconds, file=file)
+        return AblationRun(arm=arm, place=place, ending=how, words=words, seconds=ended.seconds, file=file)
     run = _merge_ranks(answer, arm, place, file)
     if ended.code == 0 or run.ending != "done":
         return run
@@ -313,9 +315,9 @@ def read_run(ended: Ended, arm: ArmName, place: int, file: str = "") -> RunSeen:
     return run.model_copy(update={"ending": "contradiction", "words": words})
 
 
-def _merge_ranks(answer: _Answer, arm: ArmName, place: int, file: str) -> RunSeen:
+def _merge_ranks(answer: _Answer, arm: ArmName, place: int, file: str) -> AblationRun:
     """A run in one row: a step takes as long as on its slowest rank, and the rank that uses most memory counts."""
-    run = RunSeen(arm=arm, place=place, ending=answer.ending, words=answer.words, seconds=answer.seconds, file=file)
+    run = AblationRun(arm=arm, place=place, ending=answer.ending, words=answer.words, seconds=answer.seconds, file=file)
     if not answer.ranks:
         return run
     first = min(answer.ranks, key=lambda rank: rank.rank)
@@ -327,7 +329,7 @@ def _merge_ranks(answer: _Answer, arm: ArmName, place: int, file: str) -> RunSee
         "model": first.model.name, "pattern": first.model.pattern, "parameters": first.model.parameters,
         "topology": {name: value for name, value in first.topology.items() if name not in _OWN},
         "changes": first.model.size, "features": first.features, "forms": first.forms, "versions": first.versions,
-        "parts": {name: PartSeen(requested=part.requested, observed=part.observed) for name, part in parts.items()},
+        "parts": {name: ObservedPart(requested=part.requested, observed=part.observed) for name, part in parts.items()},
         "step_seconds": tuple(max(row) for row in times),
         "losses": tuple(_finite(step.loss) for step in first.steps),
         "tokens": first.goodput.tokens // len(first.steps) if first.steps else 0,

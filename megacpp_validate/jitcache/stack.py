@@ -21,6 +21,7 @@ from ..catalog.bridge import Catalog
 from ..catalog.bridge import Target as TargetRow
 from ..catalog.prewarm import PROBE, PrewarmTask
 from ..environments.cell import Cell
+from ..environments.cpu_stack import find_cpu_python
 from ..environments.facts import Facts, read_facts, require_torch
 from ..environments.identity import hash_parts, list_sources
 from ..environments.interpreter import PACKAGE, InterpreterEnvironment, host_interpreter, read_commit
@@ -264,6 +265,7 @@ def open_stack(catalog: Catalog, target: TargetRow, options: JitOptions, root: P
         NoEnvironment: there is no interpreter that has torch.
     """
     architecture, mode, processes = cache_arch(target.arch), options.mode or NVCC, Processes()
+    python = options.python if target.arch else find_cpu_python(options.python)
     with folder_aside(require_temporary(), "megacpp-jit-") as scratch:
         variables = {
             **os.environ,
@@ -275,7 +277,7 @@ def open_stack(catalog: Catalog, target: TargetRow, options: JitOptions, root: P
         }
         link = scratch / "link"
         link.mkdir()
-        environment = host_interpreter(variables, link, options.python)
+        environment = host_interpreter(variables, link, python)
         facts = read_facts(environment, processes)
         require_torch(facts)
         yield JitStack(
