@@ -6,19 +6,13 @@ from collections import Counter
 from typing import Final
 
 from megacpp_validate.evidence.history import CellHistory, FlakeRate, HistoryResult, HistoryRow
-from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.evidence.receipt_time import read_time
 from megacpp_validate.text import count
 
-from ..document import Block, Bullets, Details, Document, Heading, Mark, Paragraph, Table, bad, cascade, good, missing
+from ..document import Block, Bullets, Details, Document, Heading, Mark, Paragraph, Table, bad, missing
 from ..document import quiet as quiet_mark
+from .receipt import MARKS
 
-_MARKS: Final = {
-    Outcome.PASS: good("pass"),
-    Outcome.EXPECTED_UNSUPPORTED: quiet_mark("unsupported"),
-    Outcome.BLOCKED: cascade("blocked"),
-    Outcome.NOT_RUN: missing(),
-}
 _HEADINGS: Final = ("run", "outcome", "started", "commit", "stack", "total s", "probe s", "step s", "peak MiB", "late")
 _FEW: Final = 4  # cells that are shown in rows
 
@@ -71,7 +65,7 @@ def _describe_cell(cell: CellHistory, last: int) -> list[Block]:
 def _mark(row: HistoryRow) -> Mark:
     if row.outcome is None:
         return missing("unreadable")
-    return quiet_mark("only timed") if row.only_timed else _MARKS.get(row.outcome, bad(row.outcome.value))
+    return quiet_mark("only timed") if row.only_timed else MARKS[row.outcome]
 
 
 def _last(cell: CellHistory) -> HistoryRow | None:
