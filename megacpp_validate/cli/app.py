@@ -22,26 +22,6 @@ from ..errors import Exit, ToolError
 from ..text import clean
 from .interrupts import ended_by_signals
 
-__all__ = [  # Exit and TOOL: until the last verb of the first edition is gone
-    "EXIT_CODES",
-    "TOOL",
-    "Exit",
-    "Format",
-    "FormatOption",
-    "MatrixOption",
-    "OutputOption",
-    "PythonOption",
-    "ReceiptsOption",
-    "SeedOption",
-    "VerboseOption",
-    "app",
-    "main",
-    "name_verb",
-    "refuse",
-    "refuse_full_disk",
-    "split_names",
-    "write_error_line",
-]
 LARGEST_SEED: Final = 2**63 - 1  # torch and JSON hold 64 bits, and a verb counts on from the seed that it is given
 _AS_JSON: Final = "megacpp-as-json"  # name of the handler of characters that a terminal's encoding lacks
 

@@ -30,7 +30,7 @@ def import_firewall(
     from ..canary.upgrade import run_firewall_tier
     from ..catalog.bridge import read_catalog
     from ..report.describe.firewall import describe_firewall
-    from .canary_progress import ShownProgress
+    from .progress import ShownProgress
 
     if install not in {"wheels", "current"}:
         raise WrongArguments(f"--install takes wheels or current, not {install!r}.")

@@ -7,8 +7,10 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar, assert_never
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
 from ..errors import Exit, InfrastructureFailed, ToolError, WrongArguments
 from ..evidence.whole_file import write_whole
@@ -58,33 +60,12 @@ def write_result(
 
 
 def _render(result: _R, describe: Callable[[_R], Document], fmt: Format, output: Path | None, *, verbose: bool) -> str:
-    match fmt:
-        case Format.JSON:
-            from ..report.render.json import render_json
-
-            return render_json(result)
-        case Format.TABLE:
-            from ..report.render.terminal import render_terminal
-
-            return render_terminal(describe(result), verbose=verbose, stream=sys.stdout if output is None else None)
-        case Format.HTML:
-            from ..report.render.html import render_html
-
-            return render_html(describe(result))
-        case Format.MARKDOWN:
-            from ..report.render.markdown import render_markdown
-
-            return render_markdown(describe(result))
-        case Format.JUNIT:
-            from ..report.render.junit import render_junit
-
-            return render_junit(describe(result))
-        case Format.GITHUB:
-            from ..report.render.github import render_github
-
-            return render_github(describe(result))
-        case _:
-            assert_never(fmt)
+    name = "terminal" if fmt is Format.TABLE else fmt.value
+    render = getattr(import_module(f"megacpp_validate.report.render.{name}"), f"render_{name}")
+    if fmt is Format.TABLE:
+        render = partial(render, verbose=verbose, stream=sys.stdout if output is None else None)
+    text: str = render(result if fmt is Format.JSON else describe(result))
+    return text
 
 
 def write_text(text: str, output: Path | None) -> None:
@@ -103,30 +84,20 @@ def write_text(text: str, output: Path | None) -> None:
         try:
             sys.stdout.write(text if text.endswith("\n") else text + "\n")
             sys.stdout.flush()
-        except BrokenPipeError:
-            drop_output()
         except OSError as fault:
-            drop_output()
-            raise _explain("standard output", fault) from fault
+            # Python flushes what is left at the end, and would end with 120 if that failed.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if not isinstance(fault, BrokenPipeError):
+                raise _explain("standard output", fault) from fault
         return
+    place = output.resolve()  # through a link the file that it names
     try:
-        write_file(output, text)
+        if place.exists() and not place.is_file():  # a pipe or a device is written as it is
+            place.write_text(text, encoding="utf-8")
+        else:
+            write_whole(place, text)
     except OSError as fault:
         raise _explain(str(output), fault) from fault
-
-
-def write_file(output: Path, text: str) -> None:
-    """Whole or not at all; a pipe or a device is written as it is, and through a link the file that it names.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    place = output.resolve()
-    if place.exists() and not place.is_file():
-        with place.open("w", encoding="utf-8") as stream:
-            stream.write(text)
-    else:
-        write_whole(place, text)
 
 
 def require_output(output: Path | None) -> None:
@@ -158,11 +129,6 @@ def require_apart(folder: Path, file: Path | None, option: str) -> None:
             f"{file} lies in the folder {folder}, which is read: it could replace one of its files. Next step: give "
             f"{option} a file elsewhere."
         )
-
-
-def drop_output() -> None:
-    """Write no more: Python flushes what is left at the end, and would end with 120 if that failed."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _explain(place: str, fault: OSError) -> ToolError:

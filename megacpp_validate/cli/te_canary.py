@@ -128,7 +128,7 @@ def _answer(options: CanaryOptions, fmt: Format, output: Path | None) -> None:
     from ..catalog.bridge import read_catalog
     from ..report.describe.static import describe_static, describe_sweep
     from ..report.describe.upgrade import describe_upgrade
-    from .canary_progress import ShownProgress
+    from .progress import ShownProgress
 
     catalog, verbose, module = read_catalog(options.matrix), options.verbose, options.first_bad_in
     plan = plan_canary(options, catalog)

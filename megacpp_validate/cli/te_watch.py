@@ -31,7 +31,7 @@ def te_watch(
     from ..catalog.bridge import read_catalog
     from ..report.describe.watch import describe_release, describe_watch
     from ..report.render.markdown import render_markdown
-    from .canary_progress import ShownProgress
+    from .progress import ShownProgress
 
     with ShownProgress() as progress:
         result = run_watch(

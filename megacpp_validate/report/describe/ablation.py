@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
+
+from pydantic import JsonValue
 
 from megacpp_validate.text import count
 
@@ -61,15 +64,11 @@ def _describe_feature(row: FeatureAblation) -> Diagnostic:
 
 
 def _list_settings(row: FeatureAblation) -> tuple[str, ...]:
-    """What ran: topology, backends of both arms, versions, and where the feature is defined."""
+    """What ran: settings of both arms, backends, topology, versions, and where the feature is defined."""
     listed = [f"defined in: {row.source}"]
-    for arm in ("off", "on"):
-        run = next((run for run in row.runs if run.arm == arm), None)
-        backends: dict[str, list[str]] = {}
-        for name, part in run.parts.items() if run else ():
-            backends.setdefault(part.observed, []).append(name)
-        parts = "; ".join(f"{backend}: {', '.join(names)}" for backend, names in backends.items())
-        listed.append(f"backends, {arm}: {parts or 'none seen'}")
+    for run in {run.arm: run for run in reversed(row.runs)}.values():
+        backends = ", ".join(f"{name} {part.observed}" for name, part in run.parts.items())
+        listed += [f"backends, {run.arm}: {backends}"]
     if row.runs:
         listed.append("topology: " + ", ".join(f"{key} {value}" for key, value in row.runs[0].topology.items()))
         listed.append("versions: " + ", ".join(f"{key} {value}" for key, value in row.runs[0].versions.items()))
@@ -78,23 +77,20 @@ def _list_settings(row: FeatureAblation) -> tuple[str, ...]:
 
 def _list_differences(row: FeatureAblation) -> list[str]:
     """What the two arms differ in: each setting, off -> on."""
-    found = []
-    for key, on in row.on.items():
-        off = row.off.get(key)
-        if isinstance(off, dict) and isinstance(on, dict):
-            found += [f"{key}.{name}: {off.get(name)} -> {on[name]}" for name in on if off.get(name) != on[name]]
-        elif off != on:
-            found.append(f"{key}: {off} -> {on}")
-    return found
+    off, on = (
+        {f"{key}.{name}" if name else key: value for key, one in arm.items() for name, value in _split(one)}
+        for arm in (row.off, row.on)
+    )
+    return [f"{key}: {off.get(key)} -> {value}" for key, value in on.items() if off.get(key) != value]
+
+
+def _split(value: JsonValue) -> Iterable[tuple[str, JsonValue]]:
+    return value.items() if isinstance(value, dict) else [("", value)]
 
 
 def _list_numbers(row: FeatureAblation) -> list[str]:
-    rows = (("step time", row.step_time, "s", 1), ("tokens/s", row.tokens_per_second, "1/s", 1))
-    found = [
-        f"{name} {change.off / scale:.4g} -> {change.on / scale:.4g} {unit}"
-        for name, change, unit, scale in (*rows, ("peak memory", row.memory, "MiB", 2**20))
-        if change is not None
-    ]
+    rows = (("step time, s", row.step_time), ("tokens/s", row.tokens_per_second), ("peak memory, B", row.memory))
+    found = [f"{name} {change.off:.4g} -> {change.on:.4g}" for name, change in rows if change is not None]
     return [*found, f"loss {row.loss.off:.4f} -> {row.loss.on:.4f}"] if row.loss is not None else found
 
 

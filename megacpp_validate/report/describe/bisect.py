@@ -7,8 +7,8 @@ from typing import Final
 
 from megacpp_validate.text import count, first_sentence
 
-from ...canary.dynamic.search import Answer, AxisCulprit, BisectResult, SearchEnd, Turn, Verdict
-from ..document import Block, Bullets, Content, Diagnostic, Document, Mark, Paragraph, Table, bad, good, missing, risk
+from ...canary.dynamic.search import Answer, BisectResult, SearchEnd, Turn, Verdict
+from ..document import Bullets, Content, Diagnostic, Document, Paragraph, Table, bad, good, missing, risk
 
 _NAMES: Final = {
     "te": "Transformer Engine", "cudnn": "cuDNN", "cublas": "cuBLAS", "cudart": "the CUDA runtime", "nccl": "NCCL",
@@ -18,13 +18,25 @@ _MARKS: Final = {
     Verdict.GOOD: good("good"), Verdict.BAD: bad("bad"), Verdict.CANNOT_BUILD: missing("cannot build"),
     Verdict.CANNOT_TELL: missing("cannot tell"),
 }  # fmt: skip
-_MOST_LISTED: Final = 6
+_ENDS: Final = {
+    SearchEnd.GOOD_IS_BAD: "The good end is bad already: {module} fails with {good}: {why}.",
+    SearchEnd.BAD_IS_GOOD: "The bad end is good: {module} holds with {bad}.",
+    SearchEnd.END_UNTOLD: "The {end} end cannot be judged: {why}.",
+    SearchEnd.END_UNBUILT: "The {end} end cannot be built: {why}.",
+}
+_NEXT: Final = {
+    SearchEnd.NARROWED: "make one of the points usable that give no answer, and start again: answers are kept",
+    SearchEnd.GOOD_IS_BAD: "name an older good end, one that was seen to be good",
+    SearchEnd.BAD_IS_GOOD: "search by `--tier gpu`, which runs the module, or give what else differs as --axis",
+    SearchEnd.END_UNTOLD: "choose the nearest release that can be judged",
+    SearchEnd.END_UNBUILT: "choose the nearest release that can be built",
+}
 
 
 def describe_run(choices: Mapping[str, str], answer: Answer, known: bool) -> str:
     """One run of a search in a line."""
     reason = "" if answer.verdict is Verdict.GOOD else f": {first_sentence(answer.reason)}"
-    return f"{_MARKS[answer.verdict].word:12} {_say_choices(choices)}{' (known)' if known else ''}{reason}"
+    return f"{_MARKS[answer.verdict].word:12} {_join(choices)}{' (known)' if known else ''}{reason}"
 
 
 def describe_bisect(result: BisectResult) -> Document:
@@ -40,13 +52,7 @@ def describe_bisect(result: BisectResult) -> Document:
         for point in result.points
     )
     columns = (*(_name(result.axes[number].name) for number in moving), "verdict", "runs", "why")
-    turns = tuple(turn for culprit in result.culprits for turn in culprit.turns)
-    details = [line for turn in turns for line in _say_turn(turn, alone=len(moving) == 1)]
-    details += [
-        f"Which of {_join([_name(name) for name in one.axes])} it takes is unknown: points without one do not answer."
-        for one in result.culprits
-        if not one.is_minimal
-    ]
+    details = tuple(line for culprit in result.culprits for turn in culprit.turns for line in _list_turn(turn))
     reused = sum(point.reused for point in result.points)
     cost = f"{count(result.environments, 'environment')}, {count(result.runs, 'run')}, {reused} of them from earlier; "
     cost += f"{result.seconds:.0f} s. The search takes it that what is bad stays bad in later releases."
@@ -54,71 +60,38 @@ def describe_bisect(result: BisectResult) -> Document:
         cost += (
             f" Probability that the answer is right: {result.confidence:.4f} (a run is wrong with {result.flaky:g})."
         )
-    blocks: tuple[Block, ...] = (
-        Table(columns, rows),
-        *((Bullets(tuple(details)),) if details else ()),
-        Paragraph(cost),
-        Paragraph(f"Next step: {_say_next(result)}."),
-    )
-    summary = f"{_say_end(result)} Judged by the {result.tier} tier."
+    step, summary = _find_next_step(result), f"{_summarize(result)} Judged by the {result.tier} tier."
+    blocks = (Table(columns, rows), *((Bullets(details),) if details else ()), Paragraph(cost))
     mark = bad("found") if result.end is SearchEnd.FOUND else risk(result.end.value.replace("-", " "))
-    case = Diagnostic(
-        name=result.module,
-        mark=mark,
-        group="te_bisect",
-        message=summary,
-        help=_say_next(result),
-        seconds=result.seconds,
-    )
-    return Document(f"First bad release for {result.module}", summary, _mark(result, mark), blocks, (case,))
+    case = Diagnostic(result.module, mark, "te_bisect", summary, help=step, seconds=result.seconds)
+    if result.end in (SearchEnd.END_UNTOLD, SearchEnd.END_UNBUILT):
+        mark = missing("no answer")
+    title = f"First bad release for {result.module}"
+    return Document(title, summary, mark, (*blocks, Paragraph(f"Next step: {step}.")), (case,))
 
 
-def _mark(result: BisectResult, mark: Mark) -> Mark:
-    return missing("no answer") if result.end in (SearchEnd.END_UNTOLD, SearchEnd.END_UNBUILT) else mark
-
-
-def _say_end(result: BisectResult) -> str:
-    ends = [_say_choices({axis.name: axis.values[at] for axis in result.axes}) for at in (0, -1)]
-    why = first_sentence(result.points[-1].reason).rstrip("., ") if result.points else ""
-    match result.end:
-        case SearchEnd.FOUND | SearchEnd.NARROWED:
-            return _say_found(result)
-        case SearchEnd.GOOD_IS_BAD:
-            return f"The good end is bad already: {result.module} fails with {ends[0]}: {why}."
-        case SearchEnd.BAD_IS_GOOD:
-            return f"The bad end is good: {result.module} holds with {ends[1]}."
-        case _:
-            at = min(len(result.points), 2) - 1
-            verb = "built" if result.end is SearchEnd.END_UNBUILT else "judged"
-            return f"The {('good', 'bad')[at]} end cannot be {verb}: {ends[at]}: {why}."
-
-
-def _say_found(result: BisectResult) -> str:
-    said = []
+def _summarize(result: BisectResult) -> str:
+    if result.end in _ENDS:
+        good_end, bad_end = (_join({axis.name: axis.values[at] for axis in result.axes}) for at in (0, -1))
+        why = first_sentence(result.points[-1].reason).rstrip("., ") if result.points else "unknown"
+        end = "good" if len(result.points) < 2 else "bad"
+        return _ENDS[result.end].format(module=result.module, good=good_end, bad=bad_end, why=why, end=end)
+    parts = []
     if sum(len(axis.values) > 1 for axis in result.axes) > 1:
-        who = _join([_say_set(one) for one in result.culprits])
-        said.append(f"Not Transformer Engine: {who}." if "te" in result.innocent else f"The cause is {who}.")
-    if len(result.culprits) > 1:
-        said.append(f"Each of them breaks {result.module} without the other.")
+        each = "; and alone ".join(" together with ".join(map(_name, one.axes)) for one in result.culprits)
+        parts.append(f"Not Transformer Engine: {each}." if "te" in result.innocent else f"The cause is {each}.")
     for turn in (turn for one in result.culprits for turn in one.turns):
         start = f"{turn.last_good} is the last good one" if turn.last_good else "no value was seen to be good"
         which = "" if turn.is_closed else " (one of these)"
-        said.append(f"{result.module} breaks first with {_name(turn.axis)} {_list(turn.first_bad)}{which}; {start}.")
-    return " ".join(said)
+        parts.append(f"{result.module} breaks first with {_name(turn.axis)} {_list(turn.first_bad)}{which}; {start}.")
+    return " ".join(parts)
 
 
-def _say_set(culprit: AxisCulprit) -> str:
-    names = _join([_name(name) for name in culprit.axes])
-    if len(culprit.axes) == 1:
-        return names
-    return f"{names} together" if culprit.is_minimal else f"one or more of {names}"
-
-
-def _say_turn(turn: Turn, *, alone: bool) -> Iterator[str]:
+def _list_turn(turn: Turn) -> Iterator[str]:
     name = _name(turn.axis)
-    if not alone:
-        held = f" (with {_say_choices(turn.held)})" if turn.held else ""
-        yield f"{name}: last good {turn.last_good or 'unknown'}, first bad {_list(turn.first_bad)}{held}"
+    held = f" (with {_join(turn.held)})" if turn.held else ""
+    which = "" if turn.is_closed else ", one of these"
+    yield f"{name}: last good {turn.last_good or 'unknown'}, first bad {_list(turn.first_bad)}{which}{held}"
     for value, reason in turn.untold.items():
         yield f"{name} {value} gives no answer: {first_sentence(reason)}"
     if turn.absent:
@@ -127,37 +100,21 @@ def _say_turn(turn: Turn, *, alone: bool) -> Iterator[str]:
         yield f"{name} {_list(turn.untried)}: not tried, because too many around gave no answer (--patience)"
 
 
-def _say_next(result: BisectResult) -> str:
-    match result.end:
-        case SearchEnd.FOUND:
-            turn = result.culprits[0].turns[0]
-            step = f"; `nox -s te_canary -- {turn.last_good} {turn.first_bad[0]}` shows what changed in that step"
-            return f"stay on {_name(turn.axis)} {turn.last_good}{step if turn.axis == 'te' else ''}"
-        case SearchEnd.NARROWED:
-            return "make one of the points usable that give no answer, and start the search again: its answers are kept"
-        case SearchEnd.GOOD_IS_BAD:
-            return "name an older good end, one that was seen to be good"
-        case SearchEnd.BAD_IS_GOOD if result.tier == "static":
-            return "search by the tier that runs the module: `--tier gpu` on a GPU host"
-        case SearchEnd.BAD_IS_GOOD:
-            return "compare what else differs from where the module was seen to fail, and give that as an --axis"
-        case _:
-            return "choose the nearest release that can be built and judged, or mend what stands in its way"
+def _find_next_step(result: BisectResult) -> str:
+    if result.end in _NEXT:
+        return _NEXT[result.end]
+    turn = result.culprits[0].turns[0]
+    step = f"; `nox -s te_canary -- {turn.last_good} {turn.first_bad[0]}` shows what changed in that step"
+    return f"stay on {_name(turn.axis)} {turn.last_good}{step if turn.axis == 'te' else ''}"
 
 
 def _name(axis: str) -> str:
     return _NAMES.get(axis, axis)
 
 
-def _say_choices(choices: Mapping[str, str]) -> str:
-    return _join([f"{_name(name)} {value}" for name, value in choices.items()])
+def _join(choices: Mapping[str, str]) -> str:
+    return " and ".join(f"{_name(name)} {value}" for name, value in choices.items())
 
 
 def _list(values: Sequence[str]) -> str:
-    if len(values) <= _MOST_LISTED:
-        return _join(values, "or")
-    return f"{', '.join(values[:3])}, ... {values[-1]} ({len(values)} of them)"
-
-
-def _join(names: Sequence[str], word: str = "and") -> str:
-    return f" {word} ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if names else ""
+    return " or ".join(filter(None, (", ".join(values[:-1]), values[-1])))

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from megacpp_validate.evidence.history import CellHistory, FlakeRate, HistoryResult, HistoryRow
-from megacpp_validate.evidence.receipt import Outcome
 from megacpp_validate.evidence.receipt_time import read_time
+from megacpp_validate.evidence.selftest import wilson_interval
 from megacpp_validate.text import count
 
-from ..document import Block, Bullets, Details, Document, Heading, Mark, Paragraph, Table, bad, cascade, good, missing
+from ..document import Block, Bullets, Details, Document, Heading, Mark, Paragraph, Table, bad, missing
 from ..document import quiet as quiet_mark
+from .receipt import MARKS
 
-_MARKS: Final = {
-    Outcome.PASS: good("pass"),
-    Outcome.EXPECTED_UNSUPPORTED: quiet_mark("unsupported"),
-    Outcome.BLOCKED: cascade("blocked"),
-    Outcome.NOT_RUN: missing(),
-}
 _HEADINGS: Final = ("run", "outcome", "started", "commit", "stack", "total s", "probe s", "step s", "peak MiB", "late")
 _FEW: Final = 4  # cells that are shown in rows
 
@@ -56,22 +52,27 @@ def _describe_cell(cell: CellHistory, last: int) -> list[Block]:
     words = f"{count(cell.rows, 'receipt')}{when}: {', '.join(f'{n} {word}' for word, n in outcomes.items())}."
     if len(shown) < len(cell.rows):
         words += f" The newest {len(shown)} are shown; --last 0 shows all."
+    heading = Heading(cell.cell, mark=_mark_last(cell))
+    return [heading, Paragraph(words), *describe_rows(shown), Paragraph(_say_flakes(cell.flakes))]
+
+
+def describe_rows(shown: Sequence[HistoryRow]) -> Iterator[Block]:
+    """A table of receipts without the columns that hold nothing, and what is odd about them."""
     rows: list[tuple[str | Mark, ...]] = [(row.run, _mark(row), *_list_numbers(row)) for row in shown]
     kept = [n for n in range(len(_HEADINGS)) if any(row[n] for row in rows)]
-    table = Table(
+    yield Table(
         tuple(_HEADINGS[n] for n in kept),
         tuple(tuple(row[n] for n in kept) for row in rows),
         numeric=frozenset(place for place, n in enumerate(kept) if n >= 5),
     )
-    notes = tuple(f"{row.run}: {note}" for row in shown for note in _list_notes(row))
-    heading = Heading(cell.cell, mark=_mark_last(cell))
-    return [heading, Paragraph(words), table, *([Bullets(notes)] if notes else []), Paragraph(_say_flakes(cell.flakes))]
+    if notes := tuple(f"{row.run}: {note}" for row in shown for note in _list_notes(row)):
+        yield Bullets(notes)
 
 
 def _mark(row: HistoryRow) -> Mark:
     if row.outcome is None:
         return missing("unreadable")
-    return quiet_mark("only timed") if row.only_timed else _MARKS.get(row.outcome, bad(row.outcome.value))
+    return quiet_mark("only timed") if row.only_timed else MARKS[row.outcome]
 
 
 def _last(cell: CellHistory) -> HistoryRow | None:
@@ -90,7 +91,7 @@ def _row_of(cell: CellHistory) -> tuple[str | Mark, ...]:
     judged = [row for row in cell.rows if not row.only_timed]
     passed = sum(row.outcome is not None and row.outcome.is_good for row in judged)
     newest, rate = _last(cell), cell.flakes
-    flakes = "" if rate.rate is None else f"{rate.flakes} of {rate.runs} ({rate.low:.1%} to {rate.high:.1%})"
+    flakes = "" if rate.rate is None else show_rate(rate.flakes, rate.runs)
     ratio = f"{passed} of {len(judged)}"
     return cell.cell, _mark_last(cell), ratio, newest.started[:10] if newest else "", flakes
 
@@ -124,7 +125,14 @@ def _say_flakes(rate: FlakeRate) -> str:
     if rate.rate is None:
         return f"Flakes: unknown; no stack ran this cell twice at one commit.{apart}"
     return (
-        f"Flakes: {rate.flakes} of {count(rate.runs, 'run')} ({rate.rate:.1%}; 95% Wilson interval {rate.low:.1%} to "
-        f"{rate.high:.1%}) failed where the same stack and commit also passed: {rate.flaky_states} of "
-        f"{count(rate.states, 'state')} that ran more than once.{apart}"
+        f"Flakes: {show_rate(rate.flakes, rate.runs)} runs failed where the same stack and commit also passed, in "
+        f"{rate.flaky_states} of {count(rate.states, 'state')} that ran more than once.{apart}"
     )
+
+
+def show_rate(hits: int, trials: int) -> str:
+    """Hits of trials, as a share, with what the share may be: the 95% Wilson interval."""
+    if not trials:
+        return "none ran"
+    low, high = wilson_interval(hits, trials)
+    return f"{hits} of {trials} ({hits / trials:.1%}; 95% Wilson interval {low:.1%} to {high:.1%})"

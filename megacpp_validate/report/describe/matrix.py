@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Final
 
 from ...environments.matrix import MatrixCell, MatrixPlan, MatrixRun
-from ...evidence.receipt import Outcome
 from ...text import count
 from ..document import (
     Block,
@@ -19,22 +17,11 @@ from ..document import (
     Preformatted,
     Table,
     bad,
-    cascade,
     good,
     missing,
     quiet,
-)  # fmt: skip
-
-MARKS: Final = {
-    Outcome.PASS: good("pass"),
-    Outcome.FAIL: bad("fail"),
-    Outcome.ERROR: bad("error"),
-    Outcome.IMPORT_ERROR: bad("import error"),
-    Outcome.BLOCKED: cascade("blocked"),
-    Outcome.EXPECTED_UNSUPPORTED: quiet("unsupported"),
-    Outcome.TIMEOUT: bad("timeout"),
-    Outcome.NOT_RUN: missing(),
-}
+)
+from .receipt import MARKS
 
 
 def describe_matrix(run: MatrixRun) -> Document:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from megacpp_validate.evidence.receipt import Backend, Check, Machine, Outcome, Part, Receipt
@@ -142,6 +142,35 @@ def describe_fallback(backend: Backend) -> str:
 def find_cause(receipt: Receipt) -> str:
     """Why a cell is not good, without the next step."""
     return receipt.reason.partition(" Next step:")[0]
+
+
+def find_doubles(receipts: Iterable[Receipt]) -> tuple[str, ...]:
+    """Packages and libraries of which a process saw more than one copy, each once."""
+    found: dict[str, None] = {}
+    for receipt in receipts:
+        for library in receipt.libraries:
+            if len(library.files) > 1:
+                found.setdefault(f"{library.name} is loaded from more than one file: {', '.join(library.files)}.")
+        for package in receipt.packages:
+            if package.other_copies:
+                copies = ", ".join(package.other_copies)
+                found.setdefault(f"{package.name} is loaded from {package.file}; another copy is at {copies}.")
+    return tuple(found)
+
+
+def list_facts(receipt: Receipt) -> Iterator[tuple[str, str]]:
+    """Every fact of a receipt's environment that is known: machine, packages and libraries as loaded, identity."""
+    facts = [(f"machine {name}", str(value)) for name, value in vars(receipt.machine).items()]
+    for package in receipt.packages:
+        facts.append((f"package {package.name}", package.version or "loaded, version unknown"))
+        facts.append((f"second copy of {package.name}", ", ".join(package.other_copies)))
+    for library in receipt.libraries:
+        facts.append((f"library {library.name}", library.version or "loaded, version unknown"))
+        facts.append((f"files of {library.name}", ", ".join(library.files)))
+    facts += [(f"compiler of {compiler.library}", compiler.mode) for compiler in receipt.compilers]
+    identity = ("requested", "image_digest", "lock_hash", "environment", "commit", "tool")
+    facts += [(name.replace("_", " "), getattr(receipt, name)) for name in identity]
+    return ((name, value) for name, value in facts if value)
 
 
 def describe_machine(machine: Machine) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from posixpath import relpath
 from typing import Any, Final
 
-from megacpp_validate.evidence.selftest import Fate, SelftestResult, wilson_interval
+from megacpp_validate.evidence.selftest import Fate, SelftestResult
 
 from ...canary.dynamic.scores import (
     BlameScore,
@@ -15,7 +15,6 @@ from ...canary.dynamic.scores import (
     Fp8FaultResult,
     Fp8FaultScore,
     Planted,
-    Rate,
     SmokeFaultResult,
     SmokeFaultScore,
     SmokeFinding,
@@ -39,6 +38,7 @@ from ..document import (
     good,
     missing,
 )
+from .history import show_rate
 
 _SHOWN: Final = 3  # checks of a cell that are named
 _FIRST: Final = ("step", "ranks", "module", "tensor")  # of what a check names
@@ -48,82 +48,75 @@ _WORDS: Final = {
     Verdict.MISSED: "missed", Verdict.NOT_PLANTED: "not planted", Verdict.NOT_RUN: "not run",
 }  # fmt: skip
 _MARKS: Final = {Exit.OPEN: good("open"), Exit.CLOSED: bad("closed")}
-_COLUMNS: Final = ("fault", "where", "what goes wrong", "must be seen by", "verdict", "seen by")
 
 
 def describe_planted(score: BlameScore | Fp8FaultScore | SmokeFaultScore) -> Document:
     """The rate with its bound, false alarms, whatever is not as it should be, and every fault."""
-    judged, (alarms, quiet) = len(score.judged), score.alarms
-    alarm = f"{alarms} of {quiet} are false alarms (95% Wilson upper bound {score.alarm_bound:.1%})"
-    lines = [f"{_quiet(score)}: {alarm if quiet else 'none ran'}."]
-    if isinstance(score, Fp8FaultScore) and judged:
-        bound = wilson_interval(score.seen, judged)[0]
-        lines.append(f"Any check sees {score.seen} of {judged} faults (95% Wilson lower bound {bound:.1%}).")
+    name, judged = score.schema_id.split("/")[1], len(score.judged)
+    cases = tuple(_diagnose(row, name) for row in score.faults)
+    lines = [f"False alarms in clean runs: {show_rate(*score.alarms)}."]
+    if isinstance(score, Fp8FaultScore):
+        lines.append(f"Seen by any check: {show_rate(score.seen, judged)}.")
     if left := [row.fault for row in score.faults if not row.was_judged]:
         lines.append(f"Not judged: {len(left)} of {len(score.faults)} faults ({', '.join(left)}).")
-    summary = (
-        f"{score.right} of {judged} planted faults are {_aim(score)} ({score.right / judged:.1%}; 95% Wilson lower "
-        f"bound {score.right_bound:.1%})."
-        if judged
-        else f"No fault was judged: {score.environment.rstrip('.')}."
-    )
-    unsettled = [row for row in score.faults if not row.is_good or (isinstance(row, Fp8FaultResult) and row.is_alarm)]
-    blocks: list[Block] = [Bullets(tuple(lines))]
     if isinstance(score, BlameScore):
-        blocks.append(_by_module(score))
-    blocks += [_diagnose(row, score.schema_id) for row in unsettled]
-    if loud := list(_loud(score)):
-        blocks.append(Bullets(tuple(loud)))
-    blocks.append(Details("Every fault", (Table(_COLUMNS, tuple(map(_row, score.faults))),)))
-    blocks.append(Paragraph(f"{score.environment}; {score.seconds:.0f} s."))
-    cases = tuple(_diagnose(row, score.schema_id) for row in score.faults)
-    mark = _MARKS.get(score.exit) or missing("evidence missing")
-    return Document(f"Planted faults: {score.schema_id.split('/')[1]}", summary, mark, tuple(blocks), cases)
+        lines += [
+            f"{row.name}: {_say_culprits(row.culprits) or f'not run: {row.reason}'}"
+            for row in score.controls
+            if row.culprits or row.reason
+        ]
+    elif isinstance(score, SmokeFaultScore):
+        alarms = (run for run in score.clean if run.is_alarm)
+        lines += [f"{one.title}, {one.way}: {_say_findings(one.findings) or one.ending}" for one in alarms]
+    return Document(
+        f"Planted faults: {name}",
+        f"Planted faults that are caught and named as they must be: {show_rate(score.right, judged)}.",
+        _MARKS.get(score.exit) or missing("evidence missing"),
+        (
+            Bullets(tuple(lines)),
+            *([_by_module(score)] if isinstance(score, BlameScore) else []),
+            *(case for row, case in zip(score.faults, cases, strict=True) if not row.is_good or _is_alarm(row)),
+            Details("Every fault", cases),
+            Paragraph(f"{score.environment}; {score.seconds:.0f} s."),
+        ),
+        cases,
+    )
 
 
 def describe_selftest(result: SelftestResult) -> Document:
     """Rates, the table by module, and whatever is not as it should be."""
-    alarms, runs = len(result.false_alarms), result.clean_runs
+    cases = {
+        row.mutant.id: Diagnostic(
+            row.mutant.id,
+            good("killed") if row.blamed_rightly else bad(row.fate.value),
+            row.mutant.module,
+            " ".join(filter(None, (row.mutant.says, row.reason))),
+            (("blamed", ", ".join(row.blamed) or "nobody"), ("check", row.check)),
+            seconds=row.seconds,
+        )
+        for row in result.mutants
+    }
     summary = (
-        f"{result.killed} of {len(result.mutants)} mutants are killed ({result.kill_rate:.1%}); "
-        f"{result.blamed_rightly} of {result.killed} are blamed on their own module ({result.blame_accuracy:.1%}); "
-        f"{alarms} false alarms in {runs} clean probe runs ({result.false_alarm_rate:.2%}; 95% Wilson upper bound "
-        f"{result.false_alarm_bound:.2%})."
+        f"Mutants killed: {show_rate(result.killed, len(result.mutants))}; of these blamed on their own module: "
+        f"{show_rate(result.blamed_rightly, result.killed)}; false alarms in clean probe runs: "
+        f"{show_rate(len(result.false_alarms), result.clean_runs)}."
     )
     rows = []
     for module in result.modules:
         mine = [row for row in result.mutants if row.mutant.module == module]
-        killed = [row for row in mine if row.fate is Fate.KILLED]
-        rightly = sum(row.blamed_rightly for row in killed)
-        rows.append((module, str(len(mine)), str(len(killed)), str(rightly)))
-    wrong = [
-        f"{row.mutant.id} ({row.mutant.module}): {row.fate.value}, blamed on {', '.join(row.blamed) or 'nobody'}"
-        f"{f' by {row.check}' if row.check else ''}{f'; {row.reason}' if row.reason else ''}: {row.mutant.says}"
-        for row in result.unsettled
-    ]
-    wrong += [f"false alarm: {alarm.cell}, seed {alarm.seed}: {alarm.check}" for alarm in result.false_alarms]
+        killed = sum(row.fate is Fate.KILLED for row in mine)
+        rows.append((module, str(len(mine)), str(killed), str(sum(row.blamed_rightly for row in mine))))
+    wrong = [f"false alarm: {alarm.cell}, seed {alarm.seed}: {alarm.check}" for alarm in result.false_alarms]
     wrong += [f"lost: {reason}" for reason in result.lost]
-    every = tuple(
-        (row.mutant.id, row.mutant.module, row.fate.value, ", ".join(row.blamed), row.check) for row in result.mutants
-    )
     blocks: tuple[Block, ...] = (
         Table(("bridge module", "mutants", "killed", "blamed rightly"), tuple(rows), numeric=frozenset({1, 2, 3})),
+        *(cases[row.mutant.id] for row in result.unsettled),
         *((Bullets(tuple(wrong)),) if wrong else ()),
-        Details("Every mutant", (Table(("mutant", "module", "fate", "blamed", "check"), every),)),
+        Details("Every mutant", tuple(cases.values())),
         Paragraph(f"{result.seconds:.0f} s."),
     )
-    cases = tuple(
-        Diagnostic(
-            row.mutant.id,
-            good("killed") if row.blamed_rightly else bad(row.fate.value),
-            row.mutant.module,
-            row.reason or row.check,
-            seconds=row.seconds,
-        )
-        for row in result.mutants
-    )
     mark = _MARKS.get(result.exit) or missing("evidence missing")
-    return Document("Selftest", summary, mark, blocks, cases)
+    return Document("Selftest", summary, mark, blocks, tuple(cases.values()))
 
 
 def describe_score(score: SuiteScore, folder: str = ".") -> Document:
@@ -132,61 +125,32 @@ def describe_score(score: SuiteScore, folder: str = ".") -> Document:
     Args:
         folder: of the page, relative to the project: links lead from there.
     """
-    rows = tuple(
-        (
-            rate.says, f"{rate.hits} of {rate.trials}", f"{rate.hits / rate.trials:.1%}" if rate.trials else "",
-            f"{rate.low:.1%} to {rate.high:.1%}", _say_day(rate), Link(rate.id, relpath(rate.source, folder)),
-        )
-        for rate in score.rates
-    )  # fmt: skip
-    table = Table(("what", "how many", "rate", "95% Wilson", "run on", "evidence"), rows, numeric=frozenset({1, 2, 3}))
+    rows: list[tuple[Inline, ...]] = []
+    for rate in score.rates:
+        share = f"{rate.hits / rate.trials:.1%}" if rate.trials else ""
+        day = f"{rate.day}{'' if rate.day_of == 'run' else ' or before'}" if rate.day else "unknown"
+        numbers = (f"{rate.hits} of {rate.trials}", share, f"{rate.low:.1%} to {rate.high:.1%}", day)
+        rows.append((rate.says, *numbers, Link(rate.id, relpath(rate.source, folder))))
+    table = Table(
+        ("what", "how many", "rate", "95% Wilson", "run on", "evidence"), tuple(rows), numeric=frozenset({1, 2, 3})
+    )
     lost = tuple(f"Left out of the rates, because no results exist: {reason}" for reason in score.lost)
     summary = "How often planted faults are found and named, and how often a clean run is blamed."
     return Document("Scores of the suite", summary, good("scored"), (table, *((Bullets(lost),) if lost else ())))
 
 
-def _say_day(rate: Rate) -> str:
-    return f"{rate.day}{'' if rate.day_of == 'run' else ' or before'}" if rate.day else "unknown"
-
-
-def _aim(score: BlameScore | Fp8FaultScore | SmokeFaultScore) -> str:
-    if isinstance(score, BlameScore):
-        return "named by module and class, and nobody else is"
-    return (
-        "caught by a check that must see them"
-        if isinstance(score, Fp8FaultScore)
-        else "caught and named by their check"
-    )
-
-
-def _quiet(score: BlameScore | Fp8FaultScore | SmokeFaultScore) -> str:
-    if isinstance(score, BlameScore):
-        return "Pairs of clean copies"
-    return "Cells off the path of a fault" if isinstance(score, Fp8FaultScore) else "Runs without a fault"
-
-
-def _loud(score: BlameScore | Fp8FaultScore | SmokeFaultScore) -> Iterable[str]:
-    """Whatever has no fault and was not as it should be."""
-    if isinstance(score, BlameScore):
-        for row in score.controls:
-            if row.culprits or row.reason:
-                yield f"{row.name}: {_say_culprits(row.culprits) or f'not run: {row.reason}'}"
-    elif isinstance(score, SmokeFaultScore):
-        for run in score.clean:
-            if run.is_alarm:
-                yield f"{run.title}, {run.way}: {'; '.join(map(_say_finding, run.findings)) or run.ending}"
+def _is_alarm(row: Planted) -> bool:
+    return isinstance(row, Fp8FaultResult) and row.is_alarm
 
 
 def _by_module(score: BlameScore) -> Table:
     rows = []
     for module in (*score.modules, "all"):
         mine = [row for row in score.faults if row.was_judged and module in (row.module, "all")]
-        right = sum(row.is_good for row in mine)
         named = sum(row.verdict in (Verdict.RIGHT, Verdict.WRONG_CAUSE, Verdict.OTHERS_TOO) for row in mine)
-        bound = f">= {wilson_interval(right, len(mine))[0]:.0%}" if mine else ""
-        rows.append((module, str(len(mine)), str(named), str(right), bound))
-    columns = ("module", "faults", "right module", "right module and class, alone", "95% Wilson")
-    return Table(columns, tuple(rows), numeric=frozenset({1, 2, 3, 4}))
+        rows.append((module, str(named), show_rate(sum(row.is_good for row in mine), len(mine))))
+    columns = ("module", "right module", "right module and class, alone")
+    return Table(columns, tuple(rows), numeric=frozenset({1}))
 
 
 def _mark(row: Planted) -> Mark:
@@ -196,31 +160,21 @@ def _mark(row: Planted) -> Mark:
     return good(word) if row.is_good else bad(word) if row.was_judged else missing(word)
 
 
-def _diagnose(row: Planted, schema: str) -> Diagnostic:
-    where, expected, seen = _read_row(row)
-    fields = (("where", where), ("must be seen by", expected), ("seen by", seen))
-    message = " ".join(filter(None, (row.says, row.reason)))
-    shown = tuple((name, value) for name, value in fields if value)
-    return Diagnostic(row.fault, _mark(row), schema.split("/")[1], message, shown, seconds=row.seconds)
-
-
-def _row(row: Planted) -> tuple[Inline, ...]:
-    where, expected, seen = _read_row(row)
-    return (row.fault, where, row.says, expected, _mark(row), seen if row.is_good else row.reason or seen)
-
-
-def _read_row(row: Planted) -> tuple[str, str, str]:
+def _diagnose(row: Planted, group: str) -> Diagnostic:
     """Where a fault is planted, who or what must see it, and who or what did."""
+    fields: tuple[str, str, str] = ("", "", "")
     match row:
         case FaultResult():
-            return row.release, f"{row.module} ({row.cause.value})", _say_culprits(row.culprits)
+            fields = row.release, f"{row.module} ({row.cause.value})", _say_culprits(row.culprits)
         case Fp8FaultResult():
             cells = [*row.cells, *([row.green] if row.is_alarm and row.green else [])]
-            return row.release, ", ".join(row.wants), "; ".join(map(_say_cell, cells))
+            fields = row.release, ", ".join(row.wants), "; ".join(map(_say_cell, cells))
         case SmokeFaultResult():
             expected = f"{row.caught_by}: {_say_named(row.wants)}"
-            return f"{row.title}; {row.way}", expected, "; ".join(map(_say_finding, row.findings))
-    return "", "", ""
+            fields = f"{row.title}; {row.way}", expected, _say_findings(row.findings)
+    message = " ".join(filter(None, (row.says, row.reason)))
+    labelled = tuple(zip(("where", "must be seen by", "seen by"), fields, strict=True))
+    return Diagnostic(row.fault, _mark(row), group, message, labelled, seconds=row.seconds)
 
 
 def _say_culprits(culprits: Sequence[Culprit]) -> str:
@@ -238,8 +192,8 @@ def _say_cell(cell: CellSeen) -> str:
     return f"{cell.cell}: {', '.join(failed[:_SHOWN]) or outcome}{more}"
 
 
-def _say_finding(finding: SmokeFinding) -> str:
-    return f"{finding.check}: {_say_named(finding.named) or finding.words}"
+def _say_findings(findings: Iterable[SmokeFinding]) -> str:
+    return "; ".join(f"{one.check}: {_say_named(one.named) or one.words}" for one in findings)
 
 
 def _say_named(named: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from megacpp_validate.evidence.receipt import Machine, Outcome, Receipt
+from megacpp_validate.evidence.receipt import Machine, Outcome
 from megacpp_validate.text import clean_line, count, first_sentence
 
 from ...environments.session_result import NO_RECEIPT, SessionResult, SmokeSession, SupportCell, SupportGrid
@@ -33,6 +33,7 @@ from .receipt import (
     describe_machine,
     describe_receipt,
     find_cause,
+    find_doubles,
     find_fallbacks,
     show_worst,
     tabulate_checks,
@@ -112,20 +113,6 @@ def _explain_cell(cell: SupportCell) -> str:
     if cell.outcome is Outcome.BLOCKED:
         return cell.reason.partition(":")[0]
     return first_sentence(cell.reason)
-
-
-def find_doubles(receipts: tuple[Receipt, ...]) -> tuple[str, ...]:
-    """Packages and libraries of which a process saw more than one copy, each once."""
-    found: dict[str, None] = {}
-    for receipt in receipts:
-        for library in receipt.libraries:
-            if len(library.files) > 1:
-                found.setdefault(f"{library.name} is loaded from more than one file: {', '.join(library.files)}.")
-        for package in receipt.packages:
-            if package.other_copies:
-                copies = ", ".join(package.other_copies)
-                found.setdefault(f"{package.name} is loaded from {package.file}; another copy is at {copies}.")
-    return tuple(found)
 
 
 def _name(result: SessionResult) -> str:

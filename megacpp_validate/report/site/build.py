@@ -20,12 +20,13 @@ from ...canary.dynamic.upgrade_result import StepResult
 from ...catalog.bridge import Catalog
 from ...catalog.needs import Needs, read_needs
 from ...environments.stacks import AGAIN
-from ...errors import InfrastructureFailed, NothingSelected, ToolError, WrongArguments
+from ...errors import NothingSelected, WrongArguments
 from ...evidence.history import HistoryRow, list_rows
 from ...evidence.receipts_manifest import hash_manifest
 from ...evidence.store import ReceiptInvalid, ReceiptStore, read_receipt, read_store
 from ...gate.decision import GateDecision
 from ..describe.gate import describe_gate
+from ..describe.receipt import list_facts
 from ..describe.training import find_main_runs
 from ..describe.upgrade import name_culprit
 from ..document import Document, Link
@@ -78,7 +79,7 @@ def write_report(catalog: Catalog, options: SiteOptions) -> SiteResult:
     Raises:
         WrongArguments: the store is no folder, a gate's file is no decision, or the output holds other files.
         NothingSelected: the store has no receipt.
-        InfrastructureFailed: the disk is full.
+        OSError: the disk is full.
     """
     started = time.monotonic()
     require_site(options.output)
@@ -87,7 +88,12 @@ def write_report(catalog: Catalog, options: SiteOptions) -> SiteResult:
     try:
         sizes = write_site(options.output, builder.render())
     except OSError as fault:
-        raise _explain(options.output, fault) from fault
+        if fault.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise  # the command line says what to do about a full disk; an earlier report is unchanged
+        raise WrongArguments(
+            f"the report cannot be written to {options.output}: {fault}. Likely cause: you may not write there. "
+            "Next step: give --output a folder that you can write; an earlier report is unchanged."
+        ) from fault
     site = builder.site
     cells = [cell for stack in site.stacks for cell in stack.cells.values()]
     return SiteResult(
@@ -97,8 +103,29 @@ def write_report(catalog: Catalog, options: SiteOptions) -> SiteResult:
         made_at=site.made_at,
         receipts=sum(row.outcome is not None for row in builder.rows),
         runs=len({row.run for row in builder.rows if row.outcome is not None}),
-        cells=tuple(_summarize_cell(site, cell) for cell in cells),
-        steps=tuple(map(_summarize_step, site.steps)),
+        cells=tuple(
+            SiteCell(
+                cell=cell.cell,
+                stack=cell.stack,
+                target=cell.target,
+                probe=cell.probe,
+                outcome=cell.outcome,
+                page=site.page_of(cell),
+                doubt=cell.doubt,
+            )
+            for cell in cells
+        ),
+        steps=tuple(
+            SiteStep(
+                target=step.target,
+                before=step.before,
+                after=step.after,
+                culprits=tuple(map(name_culprit, step.culprits)),
+                page=pages.link_step(step),
+                lost=tuple(step.lost),
+            )
+            for step in site.steps
+        ),
         unreadable=site.unreadable,
         pages=len(sizes),
         size=sum(sizes.values()),
@@ -161,9 +188,8 @@ class _Builder:
             waiting.append(_render_cell(cell, None))
         if receipt is not None:
             facts = self.site.environments.setdefault((cell.target, cell.stack), {})
-            for name, value in pages.read_facts(receipt):
-                if value:
-                    facts.setdefault(name, set()).add(value)
+            for name, value in list_facts(receipt):
+                facts.setdefault(name, set()).add(value)
             self.site.runs += find_main_runs([receipt])
             if cell.probe in self.modules:
                 seen.receipts[cell.probe] = receipt
@@ -176,7 +202,10 @@ class _Builder:
         others = [one for one in self.store.files if one.other]
         for one in others[:_MOST_RESULTS]:
             try:
-                document = describe_result(read_result((self.options.store / one.file).read_bytes()))
+                result = read_result((self.options.store / one.file).read_bytes())
+                if result.schema_id == "megacpp-validate/score/1":
+                    continue  # its links lead from the folder of the project
+                document = describe_result(result)
                 page = self._render(name_page("result", one.shown), document)
             except (OSError, *_UNDRAWN):
                 continue  # of a later version, or nothing that a verb describes: a cache of kernels has thousands
@@ -257,12 +286,7 @@ def _read_store(store: Path) -> ReceiptStore:
             f"there is no folder {store}. Likely cause: a typing error, or nothing has run here yet. Next step: give "
             "the folder of receipts; `nox -s cpu_parity` writes some to .megacpp/receipts."
         )
-    try:
-        return read_store(store)
-    except OSError as fault:
-        raise WrongArguments(
-            f"{store} cannot be read: {fault.strerror or fault}. Next step: give a folder that you may read."
-        ) from fault
+    return read_store(store)
 
 
 def _require_receipts(store: Path, rows: Sequence[HistoryRow]) -> None:
@@ -307,35 +331,3 @@ def _hash_folders(store: ReceiptStore, decisions: Iterable[Path]) -> set[str]:
             below = file if str(folder) == "." else file.removeprefix(f"{folder}/")
             folders.setdefault(str(folder), {})[below] = sha256
     return {hash_manifest(hashes) for hashes in folders.values()}
-
-
-def _summarize_cell(site: pages.Site, cell: CellHistory) -> SiteCell:
-    return SiteCell(
-        cell=cell.cell,
-        stack=cell.stack,
-        target=cell.target,
-        probe=cell.probe,
-        outcome=cell.outcome,
-        page=site.page_of(cell),
-        doubt=cell.doubt,
-    )
-
-
-def _summarize_step(step: StepResult) -> SiteStep:
-    culprits = tuple(map(name_culprit, step.culprits))
-    page = pages.link_step(step)
-    return SiteStep(
-        target=step.target, before=step.before, after=step.after, culprits=culprits, page=page, lost=tuple(step.lost)
-    )
-
-
-def _explain(folder: Path, fault: OSError) -> ToolError:
-    if fault.errno in (errno.ENOSPC, errno.EDQUOT):
-        return InfrastructureFailed(
-            f"the report cannot be written: {fault}. Likely cause: the disk of {folder} is full. Next step: make room; "
-            "an earlier report is unchanged."
-        )
-    return WrongArguments(
-        f"the report cannot be written to {folder}: {fault.strerror or fault}. Likely cause: you may not write there. "
-        "Next step: give --output a folder that you can write; an earlier report is unchanged."
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from packaging.version import InvalidVersion, Version
@@ -89,7 +89,7 @@ class CellHistory:
         if not self.doubt:
             return mark
         word = f"{mark.word}, {self.doubt}"
-        return risk(word) if self.outcome.is_good else Mark(mark.symbol, mark.letter, word, mark.tone)
+        return risk(word) if self.outcome.is_good else replace(mark, word=word)
 
 
 @dataclass(frozen=True)

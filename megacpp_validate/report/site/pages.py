@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from megacpp_validate.evidence.receipt import Receipt
@@ -102,7 +102,9 @@ def describe_overview(site: Site) -> Document:
     blocks: list[Block] = []
     for decision, document, foreign in site.gates:
         name = f"{decision.stack} on {decision.target}"
-        blocks.append(Paragraph(f"Release gate, {name}: {document.summary}", _mark_gate(document, foreign=foreign)))
+        blocks.append(
+            Paragraph(f"Release gate, {name}: {document.summary}", _mark_gate(document.mark, foreign=foreign))
+        )
     for target in site.targets:
         stacks = [stack for stack in site.stacks if stack.target == target]
         with_modules = [stack for stack in stacks if not stack.cells.keys().isdisjoint(site.modules)]
@@ -137,11 +139,12 @@ def describe_steps(site: Site) -> Document:
     """Every step between adjacent releases."""
     breaking = sum(step.breaks for step in site.steps)
     verb = "breaks" if len(site.steps) == 1 else "break"
-    blocks: list[Block] = [_tabulate_steps(site.steps, root="#")]
+    blocks: list[Block] = [_tabulate_steps(site.steps)]
     for step in site.steps:
         blocks += [Heading(name_step(step), mark=mark_step(step)), Paragraph(summarize_step(step))]
         blocks += describe_step(step)
-        if differing := _compare_environments(site, step):
+        compared = _compare_environments(site, [(step.target, step.before), (step.target, step.after)])
+        if differing := tuple(row for row in compared if row[1] and row[2] and row[1] != row[2]):
             title = f"{count(len(differing), 'other fact')} of the environments differ"
             blocks.append(Details(title, (Table(("fact", step.before, step.after), differing),)))
     lost = any(mark_step(step).tone is Tone.MISSING for step in site.steps)
@@ -169,17 +172,11 @@ def describe_environments(site: Site) -> Document:
     """What each stack loaded, side by side; rows that differ first."""
     blocks: list[Block] = []
     for target in site.targets:
-        stacks = [key for key in site.environments if key[0] == target][:_MOST_STACKS]
-        if not stacks:
-            continue
-        names = dict.fromkeys(name for key in stacks for name in site.environments[key])
-        rows = [(name, *(_show_fact(site, key, name) for key in stacks)) for name in names]
-        differing = tuple(row for row in rows if len(set(row[1:])) > 1)
-        same = tuple(row[:2] for row in rows if len(set(row[1:])) == 1)
-        blocks.append(Heading(f"On {target}"))
-        if differing:
-            blocks.append(Table(("fact", *(stack for _, stack in stacks)), differing))
-        if same:
+        if stacks := [key for key in site.environments if key[0] == target][:_MOST_STACKS]:
+            rows = _compare_environments(site, stacks)
+            same = tuple(row[:2] for row in rows if len(set(row[1:])) == 1)
+            differing = tuple(row for row in rows if len(set(row[1:])) > 1)
+            blocks += [Heading(f"On {target}"), Table(("fact", *(stack for _, stack in stacks)), differing)]
             blocks.append(Details(f"{count(same, 'fact')} the same in every stack", (Table(("fact", "value"), same),)))
     summary = "Packages, libraries and machines as the probes loaded them, a column a stack."
     return Document("Environments side by side", summary, quiet("facts"), tuple(blocks))
@@ -188,10 +185,8 @@ def describe_environments(site: Site) -> Document:
 def describe_gates(site: Site) -> Document:
     """Every decision of the release gate that was given to the report."""
     blocks: list[Block] = []
-    marks = []
-    for decision, document, foreign in site.gates:
-        mark = _mark_gate(document, foreign=foreign)
-        marks.append(mark)
+    marks = [_mark_gate(document.mark, foreign=foreign) for _, document, foreign in site.gates]
+    for (decision, document, foreign), mark in zip(site.gates, marks, strict=True):
         name = f"{decision.release} of {decision.stack} on {decision.target}"
         blocks += [Heading(name, mark=mark), Paragraph(document.summary)]
         if foreign:
@@ -199,11 +194,11 @@ def describe_gates(site: Site) -> Document:
                 "The decision was made of other receipts than these pages show. Run `release-gate` on these receipts."
             )
             blocks.append(Paragraph(text, risk("other receipts")))
-        blocks += [_lower(block) for block in document.blocks]
-    names = (
+        blocks += [replace(block, level=3) if isinstance(block, Heading) else block for block in document.blocks]
+    words = [
         f"{gate.stack} on {gate.target}: {mark.word}" for (gate, _, _), mark in zip(site.gates, marks, strict=True)
-    )
-    return Document("May it be released?", f"Release gate: {'; '.join(names)}.", _worst(marks), tuple(blocks))
+    ]
+    return Document("May it be released?", f"Release gate: {'; '.join(words)}.", _worst(marks), tuple(blocks))
 
 
 def describe_files(site: Site) -> Document:
@@ -239,23 +234,25 @@ def link_step(step: StepResult) -> str:
 
 def _tabulate_grid(site: Site, stacks: Sequence[StackHistory], probes: Iterable[str], root: str) -> Table:
     columns = tuple(probes)
-    rows = []
+    rows: list[tuple[Content, ...]] = []
     for stack in stacks:
-        cells: list[Content] = []
-        for probe in columns:
-            cell = stack.cells.get(probe)
-            cells.append("" if cell is None else Link(cell.mark.word, f"{root}{site.page_of(cell)}", cell.mark))
-        rows.append((stack.stack, *cells))
+        cells = (stack.cells.get(probe) for probe in columns)
+        links = (Link(cell.mark.word, f"{root}{site.page_of(cell)}", cell.mark) if cell else "" for cell in cells)
+        rows.append((stack.stack, *links))
     return Table(("stack", *columns), tuple(rows))
 
 
-def _tabulate_steps(steps: Sequence[StepResult], root: str = "") -> Table:
-    rows = []
-    for step in steps:
-        target = link_step(step) if not root else f"#{make_anchor(name_step(step))}"
-        blamed = "; ".join(name_culprit(culprit) for culprit in step.culprits) or "nothing"
-        rows.append((Link(name_step(step), target), mark_step(step), blamed, ", ".join(step.lost)))
-    return Table(("step", "", "blamed", "no evidence on"), tuple(rows))
+def _tabulate_steps(steps: Sequence[StepResult]) -> Table:
+    rows = tuple(
+        (
+            Link(name_step(step), link_step(step)),
+            mark_step(step),
+            "; ".join(map(name_culprit, step.culprits)) or "nothing",
+            ", ".join(step.lost),
+        )
+        for step in steps
+    )
+    return Table(("step", "", "blamed", "no evidence on"), rows)
 
 
 def _group_probes(stacks: Iterable[StackHistory], modules: Sequence[str]) -> dict[str, list[str]]:
@@ -308,49 +305,18 @@ def _answer_target(stacks: Sequence[StackHistory], modules: Sequence[str]) -> tu
     return f"{name} holds in every bridge module.", good("holds")
 
 
-def _compare_environments(site: Site, step: StepResult) -> tuple[tuple[str, str, str], ...]:
-    sides = [(step.target, step.before), (step.target, step.after)]
-    if any(side not in site.environments for side in sides):
-        return ()
-    names = dict.fromkeys(name for side in sides for name in site.environments[side])
-    pairs = ((name, *(_show_fact(site, side, name) for side in sides)) for name in names)
-    return tuple((name, before, after) for name, before, after in pairs if before != after)
+def _compare_environments(site: Site, stacks: Sequence[tuple[str, str]]) -> list[tuple[str, ...]]:
+    """A row a fact: its name, and its values in each (target, stack)."""
+    facts = [site.environments.get(key, {}) for key in stacks]
+    names = dict.fromkeys(name for each in facts for name in each)
+    return [(name, *(" | ".join(sorted(each.get(name, ()))) for each in facts)) for name in names]
 
 
-def _show_fact(site: Site, key: tuple[str, str], name: str) -> str:
-    return " | ".join(sorted(site.environments[key].get(name, ())))
-
-
-def read_facts(receipt: Receipt) -> Iterator[tuple[str, str]]:
-    """Every fact of a receipt's environment that it has."""
-    for name, value in vars(receipt.machine).items():
-        yield f"machine {name}", str(value)
-    for package in receipt.packages:
-        yield f"package {package.name}", package.version or "loaded, version unknown"
-        yield f"second copy of {package.name}", ", ".join(package.other_copies)
-    for library in receipt.libraries:
-        yield f"library {library.name}", library.version or "loaded, version unknown"
-        yield f"files of {library.name}", ", ".join(library.files)
-    for compiler in receipt.compilers:
-        yield f"compiler of {compiler.library}", compiler.mode
-    identity = ("requested", "image_digest", "lock_hash", "environment", "commit", "tool")
-    yield from ((name.replace("_", " "), getattr(receipt, name)) for name in identity)
-
-
-def _mark_gate(document: Document, *, foreign: bool) -> Mark:
-    if not foreign:
-        return document.mark
-    word = f"{document.mark.word}, of other receipts"
-    if document.mark.tone is Tone.GOOD:
-        return risk(word)
-    return Mark(document.mark.symbol, document.mark.letter, word, document.mark.tone)
+def _mark_gate(mark: Mark, *, foreign: bool) -> Mark:
+    word = f"{mark.word}, of other receipts" if foreign else mark.word
+    return risk(word) if foreign and mark.tone is Tone.GOOD else replace(mark, word=word)
 
 
 def _worst(marks: Sequence[Mark]) -> Mark:
     order = (Tone.BAD, Tone.MISSING, Tone.RISK, Tone.QUIET, Tone.GOOD)
     return min(marks, key=lambda mark: order.index(mark.tone))
-
-
-def _lower(block: Block) -> Block:
-    """A heading one level further down, below the heading of its part."""
-    return Heading(block.text, block.level + 1, block.mark) if isinstance(block, Heading) else block
