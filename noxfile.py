@@ -7,6 +7,7 @@ folder that `MEGACPP_CPU_STACK` names.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -167,7 +168,9 @@ def lint(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Everything that runs without a GPU: tests -- [pytest arguments]."""
     home = Path(session.virtualenv.location)
-    _install(session, home, ("test", "torch-cpu", "compiler"), str(home / "bin" / "python"), "-m", "pip", "install")
+    compiler = () if any(map(shutil.which, ("cc", "gcc", "clang"))) else ("compiler",)
+    groups = ("test", "torch-cpu", "images", *compiler)
+    _install(session, home, groups, str(home / "bin" / "python"), "-m", "pip", "install")
     # Many tests start the tool as a process: each would compile the project again where bytecode is not kept.
     bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(home / "bytecode"), "PIP_NO_COMPILE": "1"}
     workers = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]

@@ -33,39 +33,6 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
 keep_commands()
 
-# Second looks, which `nox -s tests -- --thorough` takes too: faults that `nox -s selftest` and `smoke_faults` plant as
-# well, statistics over many seeds, and ranks of which `tests/training/smoke` has some at every run. Without them the
-# suite ends within CI's ten minutes.
-THOROUGH = (
-    "tests/benchmarks/test_evidence_benchmark.py",
-    "tests/bridge/test_compiled_scan.py::test_compiled_numbers_",
-    "tests/canary/dynamic/test_slowdown.py::test_a_stack_beside_itself_is_slower",
-    "tests/jit/test_jit_ranks.py",
-    "tests/probes/fp8/test_amax_group_probe.py::test_a_region_that_moves",
-    "tests/probes/fp8/test_loss_probe.py::test_runs_are_processes",
-    "tests/probes/smoke/test_planted_runs.py",
-    "tests/probes/test_attention_probe.py::test_a_fault_",
-    "tests/probes/test_layer_spec_probe.py::test_a_wrong_",
-    "tests/probes/test_native_block_probe.py::test_a_fault_in_the_output_is_seen",
-    "tests/probes/test_speeds.py::test_a_module_is_timed_on_transformer_engine_in_its_production_recipe",
-    "tests/probes/test_speeds.py::test_a_wrapper_that_sleeps",
-    "tests/probes/test_stopwatch.py::test_what_raises_is_a_check",
-    "tests/replay/test_replay.py::test_slow_decisions_",
-    "tests/report/test_site_browser.py",
-    "tests/catalog/test_catalog_faults.py::test_every_edit_fits_the_real_sources_and_compiles[2.12.0]",
-    "tests/test_noxfile.py::test_without_an_index",
-    "tests/catalog/test_catalog_fp8_faults.py::test_every_edit_fits_the_real_sources_and_compiles[2.12.0]",
-    "tests/gate/test_loss_gate_properties.py::test_a_loss_that_rises",
-    "tests/gate/test_loss_gate_properties.py::test_gradients_that_are_scaled_further",
-    "tests/cli/test_cli_ablate_trains.py",
-    "tests/cli/test_cli_smoke.py",
-    "tests/training/parallel/",
-    "tests/training/smoke/test_smoke_deaths.py",
-    "tests/training/smoke/test_smoke_learns.py",
-    "tests/training/smoke/test_smoke_ranks.py",
-    "tests/training/test_model_parts.py::test_recomputed",
-)
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="take the second looks too")
@@ -74,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--thorough") or "::" in " ".join(config.args):
         return
-    later = [item for item in items if item.nodeid.startswith(THOROUGH) or item.get_closest_marker("thorough")]
+    later = [item for item in items if item.get_closest_marker("thorough")]
     config.hook.pytest_deselected(items=later)
     items[:] = [item for item in items if item not in later]
 

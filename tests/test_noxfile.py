@@ -46,6 +46,7 @@ def test_a_verb_that_is_interrupted_ends_what_it_started(tmp_path: Path) -> None
     assert (tmp_path / "said").read_text() == "cleaned"
 
 
+@pytest.mark.thorough
 def test_without_an_index_there_is_no_environment_and_nothing_is_closed(tmp_path: Path) -> None:
     (tmp_path / "nox").write_bytes((ROOT / "nox").read_bytes())
     (tmp_path / "nox").chmod(0o755)

@@ -6,27 +6,29 @@ and ids that point to nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Final, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from ..evidence.selftest import PARAMETERS, Fault, Requested, Value, Where
 from ..evidence.selftest import Mutant as PlannedMutant
-from .file import (
-    PACKAGE_ROOT,
-    MatrixInvalid,
-    Row,
-    Text,
-    find_dangling,
-    find_doubles,
-    ids_of,
-    matrix_folder,
-    read_matrix_files,
-)
+from .file import PACKAGE_ROOT, MatrixInvalid, References, Row, Text, ids_of, matrix_folder, read_rows
 
 __all__ = ["PACKAGE_ROOT", "Catalog", "MatrixInvalid", "matrix_folder", "read_catalog"]
+
+
+def _require_file(path: str) -> str:
+    if not (PACKAGE_ROOT / path).is_file():
+        raise ValueError(f"there is no file {path}")
+    return path
+
+
+def _require_probe(code: str) -> str:
+    if not (PACKAGE_ROOT / "probes" / f"{code.replace('.', '/')}.py").is_file():
+        raise ValueError(f"there is no probe {code!r}")
+    return code
 
 
 class BridgeModule(Row):
@@ -44,7 +46,7 @@ class BridgeModule(Row):
     """
 
     id: Text
-    files: list[str] = Field(min_length=1)
+    files: list[Annotated[str, AfterValidator(_require_file)]] = Field(min_length=1)
     depends_on: list[str]
     title: str
     native: str
@@ -71,7 +73,7 @@ class ProbeCell(Row):
     """
 
     id: str = Field(pattern=r"^[a-z][a-z0-9_]+$")
-    code: str = Field(pattern=r"^[a-z][a-z0-9_]*\.[a-z0-9_]+$")
+    code: Annotated[str, AfterValidator(_require_probe)] = Field(pattern=r"^[a-z][a-z0-9_]*\.[a-z0-9_]+$")
     title: Text
     stands_on: list[str] = Field(min_length=1)
     settings: dict[str, str] = Field(default_factory=dict)
@@ -81,12 +83,19 @@ class ProbeCell(Row):
     compiles: bool = False
     limit_s: int = Field(default=0, ge=0)
 
+    @model_validator(mode="after")
+    def _require_recipes(self) -> ProbeCell:
+        for recipe in " ".join(self.settings.get(key, "") for key in ("recipe", "recipes")).split():
+            if recipe not in get_args(Recipe):
+                raise ValueError(f"settings name the recipe {recipe!r}, which does not exist")
+        return self
+
 
 class Fp8Cell(ProbeCell):
     """A cell of FP8; `needs_te` is whether there is nothing to see without Transformer Engine."""
 
     id: str = Field(pattern=r"^fp8_[a-z0-9_]+$")
-    code: str = Field(pattern=r"^fp8\.[a-z0-9_]+$")
+    code: Annotated[str, AfterValidator(_require_probe)] = Field(pattern=r"^fp8\.[a-z0-9_]+$")
     settings: dict[Annotated[str, Field(pattern=r"^(recipes?|seeds|steps|size)$")], str] = Field(default_factory=dict)
     needs_te: bool = True
 
@@ -95,7 +104,7 @@ class SmokeCell(ProbeCell):
     """A cell of the smoke run; `targets` that it is for, and devices of theirs that it takes (`ranks`)."""
 
     id: str = Field(pattern=r"^smoke_[a-z0-9_]+$")
-    code: str = Field(pattern=r"^smoke\.[a-z0-9_]+$")
+    code: Annotated[str, AfterValidator(_require_probe)] = Field(pattern=r"^smoke\.[a-z0-9_]+$")
     targets: list[str] = Field(min_length=1)
     ranks: int = Field(ge=1)
 
@@ -125,6 +134,12 @@ class Target(Row):
     production_recipe: str = ""
     attention: list[Literal["te", "fa3", "fa4", "sdpa"]]
     deep_gemm: bool
+
+    @model_validator(mode="after")
+    def _require_recipe(self) -> Target:
+        if self.production_recipe and self.production_recipe not in self.recipes:
+            raise ValueError(f"production_recipe {self.production_recipe!r} is not among its recipes")
+        return self
 
 
 class Mutant(Row):
@@ -174,6 +189,12 @@ class _StackFile(Row):
     pinned: str
     stack: list[Stack] = Field(min_length=1)
 
+    @model_validator(mode="after")
+    def _require_pinned(self) -> _StackFile:
+        if self.pinned not in ids_of(self.stack):
+            raise ValueError(f"pinned names {self.pinned!r}, which does not exist")
+        return self
+
 
 class _TargetFile(Row):
     target: list[Target] = Field(min_length=1)
@@ -216,9 +237,9 @@ def read_catalog(folder: Path | None = None) -> Catalog:
     Raises:
         MatrixInvalid: with every fault of every file.
     """
-    root = folder or matrix_folder()
-    bridge, fp8, smoke, stacks, targets, mutants = read_matrix_files(
-        root, _FILES, lambda *files: _find_faults(dict(zip(_FILES, files, strict=True)), root.parent)
+    home = (folder or matrix_folder()).parent
+    bridge, fp8, smoke, stacks, targets, mutants = read_rows(
+        folder, _FILES, _list_references, lambda bridge, _fp8, _smoke, stacks, *_: _find_faults(bridge, stacks, home)
     )
     return Catalog(
         modules=tuple(bridge.module),
@@ -232,59 +253,29 @@ def read_catalog(folder: Path | None = None) -> Catalog:
     )
 
 
-def _find_faults(files: Mapping[str, Any], home: Path) -> Iterator[Iterable[str]]:
-    bridge, stacks, targets = files["bridge.toml"], files["stacks.toml"], files["targets.toml"].target
+def _list_references(
+    bridge: _BridgeFile, _fp8: _Fp8File, _smoke: _SmokeFile, _stacks: _StackFile, targets: _TargetFile, _: _MutantFile
+) -> References:
     modules = ids_of(bridge.module)
-    for file, kind in (
-        ("bridge.toml", "module"), ("bridge.toml", "composition"), ("fp8.toml", "cell"), ("moe_smoke.toml", "cell"),
-        ("stacks.toml", "stack"), ("targets.toml", "target"), ("mutants.toml", "mutant"),
-    ):  # fmt: skip
-        place, rows = f"{file}: {kind}", getattr(files[file], kind)
-        yield find_doubles(place, rows)
-        if kind in ("composition", "cell"):
-            scopes = [path.stem for path in (PACKAGE_ROOT / "bridge").glob("*.py")]
-            yield find_dangling(place, rows, "stands_on", [*modules, *scopes] if modules else [])
-            for cell in rows:
-                yield _find_in_cell(f"{place} {cell.label}", cell, modules)
-    yield find_dangling("bridge.toml: module", bridge.module, "depends_on", modules)
-    yield find_dangling("moe_smoke.toml: cell", files["moe_smoke.toml"].cell, "targets", ids_of(targets))
-    yield find_dangling("mutants.toml: mutant", files["mutants.toml"].mutant, "module", modules)
-    yield find_dangling("stacks.toml:", [stacks], "pinned", ids_of(stacks.stack))
-    for module in bridge.module:
-        yield _find_in_module(module, modules)
-    for target in targets:
-        yield _find_in_target(target)
-    if (home / "containers").is_dir():  # an installed package has the matrix, and not the locks
-        for stack in stacks.stack:
-            yield _find_no_lock(stack, home)
+    scopes = [*modules, *(path.stem for path in (PACKAGE_ROOT / "bridge").glob("*.py"))]
+    return {
+        ("bridge.toml", "module", "depends_on"): modules,
+        ("bridge.toml", "composition", "stands_on"): scopes,
+        ("fp8.toml", "cell", "stands_on"): scopes,
+        ("moe_smoke.toml", "cell", "stands_on"): scopes,
+        ("moe_smoke.toml", "cell", "targets"): ids_of(targets.target),
+        ("mutants.toml", "mutant", "module"): modules,
+    }
 
 
-def _find_in_module(module: BridgeModule, modules: list[str]) -> Iterator[str]:
-    where = f"bridge.toml: module {module.id}"
-    for file in module.files:
-        if not (PACKAGE_ROOT / file).is_file():
-            yield f"{where}: there is no file {file}"
-    for other in set(module.depends_on) & set(modules[modules.index(module.id) :]):
-        yield f"{where}: stands before {other!r}, on which it depends"
-
-
-def _find_in_cell(where: str, cell: ProbeCell, modules: list[str]) -> Iterator[str]:
-    if "composition" in where and cell.id in modules:
-        yield f"{where}: a bridge module has this id"
-    if not (PACKAGE_ROOT / "probes" / f"{cell.code.replace('.', '/')}.py").is_file():
-        yield f"{where}: there is no probe {cell.code!r}"
-    named = " ".join(cell.settings.get(key, "") for key in ("recipe", "recipes"))
-    for recipe in named.split():
-        if recipe not in get_args(Recipe):
-            yield f"{where}: settings name the recipe {recipe!r}, which does not exist"
-
-
-def _find_in_target(target: Target) -> Iterator[str]:
-    recipe = target.production_recipe
-    if recipe and recipe not in target.recipes:
-        yield f"targets.toml: target {target.id}: production_recipe {recipe!r} is not among its recipes"
-
-
-def _find_no_lock(stack: Stack, home: Path) -> Iterator[str]:
-    if stack.lock and not (home / stack.lock).is_file():
-        yield f"stacks.toml: stack {stack.id}: there is no lock {stack.lock}"
+def _find_faults(bridge: _BridgeFile, stacks: _StackFile, home: Path) -> Iterator[str]:
+    modules = ids_of(bridge.module)
+    for at, module in enumerate(bridge.module):
+        for other in set(module.depends_on) & set(modules[at:]):
+            yield f"bridge.toml: module {module.id}: stands before {other!r}, on which it depends"
+    for cell in bridge.composition:
+        if cell.id in modules:
+            yield f"bridge.toml: composition {cell.id}: a bridge module has this id"
+    for stack in stacks.stack if (home / "containers").is_dir() else ():  # an installed matrix comes without the locks
+        if stack.lock and not (home / stack.lock).is_file():
+            yield f"stacks.toml: stack {stack.id}: there is no lock {stack.lock}"

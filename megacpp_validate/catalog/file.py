@@ -5,9 +5,8 @@ from __future__ import annotations
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Final
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -17,8 +16,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from ..errors import WrongArguments
 
 PACKAGE_ROOT: Final = Path(__file__).parents[1]
-# What a search for faults runs into in rows whose shape is wrong.
-_UNCHECKED: Final = (AttributeError, TypeError, ValueError, LookupError)
 
 
 class MatrixInvalid(WrongArguments):
@@ -31,14 +28,19 @@ class MatrixInvalid(WrongArguments):
 
 
 class Row(BaseModel):
-    """A row of the matrix: frozen, and strict about its keys and types."""
+    """A row of the matrix: frozen, and strict about its keys and types.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    Attributes:
+        named_by: fields by which a row is told from the others of its kind.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
+    named_by: ClassVar[tuple[str, ...]] = ("id",)
 
     @property
     def label(self) -> str:
-        """What a person calls the row."""
-        return str(getattr(self, "id", ""))
+        """What a person calls the row; empty where its kind has no name."""
+        return " ".join(str(getattr(self, key, "")) for key in self.named_by).strip()
 
 
 def _parsed_by(parse: Callable[[str], object]) -> AfterValidator:
@@ -55,7 +57,8 @@ VersionText = Annotated[str, _parsed_by(Version)]
 VersionRange = Annotated[str, _parsed_by(SpecifierSet)]
 RequirementText = Annotated[str, _parsed_by(Requirement)]
 
-File = TypeVar("File", bound=BaseModel)
+# (file, kind, key) -> what rows of that kind may name under that key.
+References = Mapping[tuple[str, str, str], Collection[str]]
 
 
 def matrix_folder() -> Path:
@@ -64,110 +67,86 @@ def matrix_folder() -> Path:
     return beside if beside.is_dir() else PACKAGE_ROOT / "matrix"
 
 
-def read_matrix_file(
-    path: Path, model: type[File], find: Callable[[File], Iterable[Iterable[str]]] = lambda _: ()
-) -> File:
-    """A file as typed values. Arguments and errors as `read_matrix_files`."""
-    (file,) = read_matrix_files(path.parent, {path.name: model}, find)
-    read: File = file
-    return read
-
-
-def read_matrix_files(
-    folder: Path, models: Mapping[str, type[BaseModel]], find: Callable[..., Iterable[Iterable[str]]]
+def read_rows(
+    folder: Path | None,
+    models: Mapping[str, type[BaseModel]],
+    references: Callable[..., References] = lambda *_: {},
+    find: Callable[..., Iterable[str]] = lambda *_: (),
 ) -> tuple[Any, ...]:
     """Some files as typed values, in their order.
 
+    What is wrong between rows is searched for once every file has the right shape.
+
     Args:
-        folder: of the matrix.
+        folder: of the matrix; the project's own where it is None.
         models: name of a file -> model of the whole file.
-        find: gets the files, and gives what is wrong between their rows, one search after another. Where a file has a
-            wrong shape, each search goes as far as it can; of a file that cannot be read the rows are missing.
+        references: gets the files; what their rows may name.
+        find: gets the files; what else is wrong between their rows.
 
     Raises:
         MatrixInvalid: with every fault of every file.
     """
     faults: list[str] = []
-    files = [_read(folder / name, model, faults) for name, model in models.items()]
-    unchecked: tuple[type[Exception], ...] = _UNCHECKED if faults else ()
-    with suppress(*unchecked) if unchecked else nullcontext():
-        for found in find(*files):
-            with suppress(*unchecked):
-                faults.extend(found)
+    root = folder or matrix_folder()
+    files = {name: _read(root / name, model, faults) for name, model in models.items()}
+    if not faults:
+        faults += [fault for name, file in files.items() for fault in _find_doubles(name, file)]
+        faults += _find_dangling(files, references(*files.values()))
+        faults += find(*files.values())
     if faults:
         raise MatrixInvalid(dict.fromkeys(faults))
-    return tuple(files)
+    return tuple(files.values())
 
 
-def _read(path: Path, model: type[BaseModel], faults: list[str]) -> BaseModel:
+def _read(path: Path, model: type[BaseModel], faults: list[str]) -> Any:
     data: dict[str, Any] = {}
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         return model.model_validate(data)
     except ValidationError as invalid:
         for error in invalid.errors():
-            where = ".".join(str(part) for part in error["loc"])
-            row = _name_row(data, error["loc"])
-            faults.append(f"{path.name}: {where}{row}: {error['msg']} (found {error['input']!r:.60})")
+            where = ".".join(map(str, error["loc"])) + _name_row(data, error["loc"])
+            faults.append(f"{path.name}: {where}: {error['msg']} (found {error['input']!r:.60})")
     except (OSError, ValueError) as fault:
         faults.append(f"{path.name}: cannot be read: {fault}")
-    return _take_unchecked(model, data)
-
-
-def _take_unchecked(model: type[BaseModel], data: Mapping[str, Any]) -> BaseModel:
-    """The rows of a file whose shape is wrong, so that a wrong type in one row hides no fault between others."""
-    values = {}
-    for name, field in model.model_fields.items():
-        key = field.alias or name
-        if key in data or get_origin(field.annotation) is list:
-            values[key] = _take_value(field.annotation, data.get(key))
-    return model.model_construct(**values)
-
-
-def _take_value(kind: Any, value: Any) -> Any:
-    if get_origin(kind) is list:
-        return [_take_value(get_args(kind)[0], one) for one in value] if isinstance(value, list) else []
-    if isinstance(kind, type) and issubclass(kind, BaseModel) and isinstance(value, dict):
-        return _take_unchecked(kind, value)
-    return value
 
 
 def _name_row(data: Any, location: tuple[int | str, ...]) -> str:
     """The id, or the target, of the row that an error lies in, so that a person need not count rows."""
-    for part in location:
-        try:
-            data = data[part]
-        except (KeyError, IndexError, TypeError):
-            return ""
-        if isinstance(data, dict):
-            for key in ("id", "target"):
-                if isinstance(data.get(key), str):
-                    return f" ({data[key]})"
-    return ""
+    for part in location[:2]:  # table, row
+        data = data[int(part)] if isinstance(data, list) else data.get(part) if isinstance(data, dict) else None
+    name = data.get("id", data.get("target")) if isinstance(data, dict) else None
+    return f" ({name})" if isinstance(name, str) else ""
 
 
-def find_doubles(place: str, rows: Iterable[Any], key: str = "label") -> Iterator[str]:
-    """Rows with the same label; `place` is their file and kind: "stacks.toml: stack"."""
-    counts = Counter(getattr(row, key, "") for row in rows)
-    yield from (f"{place} {name!r} appears {count} times" for name, count in counts.items() if name and count > 1)
+def refuse_doubles(names: Iterable[str]) -> None:
+    """Raises `ValueError` where a name appears twice."""
+    if wrong := [f"{name!r} appears {number} times" for name, number in Counter(names).items() if number > 1]:
+        raise ValueError("; ".join(wrong))
 
 
-def find_dangling(place: str, rows: Iterable[Any], key: str, known: Collection[str]) -> Iterator[str]:
-    """Names under a key of some rows that point to nothing.
+def _list_kinds(file: BaseModel) -> Iterator[tuple[str, list[Any]]]:
+    for name, field in type(file).model_fields.items():
+        rows = getattr(file, name)
+        yield str(field.validation_alias or name), rows if isinstance(rows, list) else [rows]
 
-    Args:
-        place: file and kind of the rows: "stacks.toml: stack".
-        rows: checked or not.
-        key: has a name, or a list of names.
-        known: what may be named; where it is empty its file cannot be read, and nothing is found.
-    """
-    for row in rows:
-        value = getattr(row, key, [])
-        for name in value if isinstance(value, list) else [value]:
-            if known and isinstance(name, str) and name not in known:
-                yield f"{place} {getattr(row, 'label', '')}: {key} names {name!r}, which does not exist"
+
+def _find_doubles(name: str, file: BaseModel) -> Iterator[str]:
+    for kind, rows in _list_kinds(file):
+        for label, number in Counter(row.label for row in rows if isinstance(row, Row)).items():
+            if label and number > 1:
+                yield f"{name}: {kind} {label!r} appears {number} times"
+
+
+def _find_dangling(files: Mapping[str, BaseModel], references: References) -> Iterator[str]:
+    for (name, kind, key), known in references.items():
+        for row in dict(_list_kinds(files[name]))[kind]:
+            value = getattr(row, key, [])
+            for one in value if isinstance(value, list) else [value]:
+                if one not in known:
+                    yield f"{name}: {kind} {row.label}: {key} names {one!r}, which does not exist"
 
 
 def ids_of(rows: Iterable[Any]) -> list[str]:
-    """The ids of some rows; a row without an id is a fault of its own."""
-    return [row.id for row in rows if hasattr(row, "id")]
+    """The ids of some rows."""
+    return [row.id for row in rows]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from .bridge import Target
-from .file import Row, Text, find_dangling, find_doubles, ids_of, matrix_folder, read_matrix_files
+from .file import References, Row, Text, ids_of, read_rows, refuse_doubles
 
 POLICY: Final = "fp8_policy.toml"
 PRESETS: Final = "fp8_presets.toml"
@@ -108,11 +107,7 @@ class Multiple(Row):
     widths: Size
     tokens: Size
     source: Text
-
-    @property
-    def label(self) -> str:
-        """Its recipe."""
-        return f"of {self.recipe}"
+    named_by: ClassVar = ("recipe",)
 
 
 class LowParts(Row):
@@ -154,6 +149,13 @@ class Preset(Row):
     low: list[LowParts] = Field(default_factory=list)
     refused_by: list[str] = Field(default_factory=list)
 
+    @model_validator(mode="after")
+    def _require_zones_and_parts(self) -> Preset:
+        if self.bf16_first + self.bf16_last > len(self.pattern):
+            raise ValueError(f"the first {self.bf16_first} and the last {self.bf16_last} layers overlap")
+        refuse_doubles(part for low in self.low for part in low.parts)
+        return self
+
 
 class Waiver(Row):
     """Leave to break a rule for one preset, for a while.
@@ -170,11 +172,7 @@ class Waiver(Row):
     reason: Text
     link: str = Field(pattern=r"^https://\S+$")
     expires: date
-
-    @property
-    def label(self) -> str:
-        """Its rule and its preset."""
-        return f"of {self.rule} for {self.preset}"
+    named_by: ClassVar = ("rule", "preset")
 
 
 class _PolicyFile(Row):
@@ -225,53 +223,41 @@ def read_fp8_policy(targets: Sequence[Target], folder: Path | None = None) -> Fp
         MatrixInvalid: with every fault of the three files.
     """
     recipes = {target.id: tuple(target.recipes) for target in targets}
-    policy, presets, waivers = read_matrix_files(
-        folder or matrix_folder(),
+    policy, presets, waivers = read_rows(
+        folder,
         {POLICY: _PolicyFile, PRESETS: _PresetFile, WAIVERS: _WaiverFile},
-        lambda *files: _find_faults(files[0], files[1], files[2], recipes),
+        lambda policy, presets, _: _list_references(policy, presets, recipes),
+        lambda policy, presets, waivers: _find_faults(policy, presets, waivers, recipes),
     )
     rules = PolicyRules(tuple(policy.part), tuple(policy.rule), tuple(policy.multiple), recipes)
     return Fp8Policy(rules, tuple(presets.preset), tuple(waivers.waiver))
 
 
+def _list_references(policy: _PolicyFile, presets: _PresetFile, targets: Mapping[str, tuple[str, ...]]) -> References:
+    rules = ids_of(policy.rule)
+    return {
+        (POLICY, "rule", "parts"): ids_of(policy.part),
+        (PRESETS, "preset", "targets"): targets,
+        (PRESETS, "preset", "refused_by"): rules,
+        (WAIVERS, "waiver", "rule"): rules,
+        (WAIVERS, "waiver", "preset"): ids_of(presets.preset),
+    }
+
+
 def _find_faults(
     policy: _PolicyFile, presets: _PresetFile, waivers: _WaiverFile, recipes: Mapping[str, tuple[str, ...]]
-) -> Iterator[Iterable[str]]:
-    for kind in ("part", "rule", "multiple"):
-        yield find_doubles(f"{POLICY}: {kind}", getattr(policy, kind))
-    parts, rules = ids_of(policy.part), ids_of(policy.rule)
-    yield find_dangling(f"{POLICY}: rule", policy.rule, "parts", parts)
-    yield _find_missing_multiples(policy, recipes)
-    yield find_doubles(f"{PRESETS}: preset", presets.preset)
-    yield find_dangling(f"{PRESETS}: preset", presets.preset, "targets", recipes)
-    yield find_dangling(f"{PRESETS}: preset", presets.preset, "refused_by", rules)
+) -> Iterator[str]:
+    missing = {recipe for have in recipes.values() for recipe in have} - {row.recipe for row in policy.multiple}
+    yield from (f"{POLICY}: there is no multiple of {recipe}, which a target has" for recipe in sorted(missing))
+    blocks = {part.id: part.block for part in policy.part}
     for preset in presets.preset:
-        yield _find_in_preset(preset, policy)
-    yield find_doubles(f"{WAIVERS}: waiver", waivers.waiver)
-    yield find_dangling(f"{WAIVERS}: waiver", waivers.waiver, "rule", rules)
-    yield find_dangling(f"{WAIVERS}: waiver", waivers.waiver, "preset", ids_of(presets.preset))
+        where = f"{PRESETS}: preset {preset.id}: low names"
+        for part in (part for low in preset.low for part in low.parts):
+            if part not in blocks:
+                yield f"{where} the part {part!r}, which does not exist"
+            elif blocks[part] not in ("model", *preset.pattern):
+                yield f"{where} {part}, and no block of {preset.pattern} is {blocks[part]}"
     fixed = {rule.id for rule in policy.rule if not rule.waivable}
     for waiver in waivers.waiver:
         if waiver.rule in fixed:
-            yield [f"{WAIVERS}: waiver {waiver.label}: this rule cannot be waived: what it refuses does not run at all"]
-
-
-def _find_missing_multiples(policy: _PolicyFile, recipes: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    rows = {row.recipe for row in policy.multiple}
-    missing = {recipe for have in recipes.values() for recipe in have} - rows if rows else ()
-    yield from (f"{POLICY}: there is no multiple of {recipe}, which a target has" for recipe in sorted(missing))
-
-
-def _find_in_preset(preset: Preset, policy: _PolicyFile) -> Iterator[str]:
-    where = f"{PRESETS}: preset {preset.id}"
-    layers, zones = len(preset.pattern), preset.bf16_first + preset.bf16_last
-    if zones > layers:
-        yield f"{where}: the first {preset.bf16_first} and the last {preset.bf16_last} of {layers} layers overlap"
-    blocks = {part.id: part.block for part in policy.part}
-    for part, count in Counter(part for low in preset.low for part in low.parts).items():
-        if count > 1:
-            yield f"{where}: low names {part} {count} times"
-        if blocks and part not in blocks:
-            yield f"{where}: low names the part {part!r}, which does not exist"
-        elif blocks and blocks[part] not in ("model", *preset.pattern):
-            yield f"{where}: low names {part}, and no block of {preset.pattern} is {blocks[part]}"
+            yield f"{WAIVERS}: waiver {waiver.label}: this rule cannot be waived: what it refuses does not run at all"

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, ClassVar, Final, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ..errors import WrongArguments
 from ..evidence.receipt import READABLE
 from .bridge import Catalog, Target
-from .file import Row, find_dangling, find_doubles, ids_of, matrix_folder, read_matrix_files
+from .file import References, Row, ids_of, read_rows, refuse_doubles
 
 RULES: Final = "gate.toml"
 WAIVERS: Final = "gate_waivers.toml"
 IMPORTS: Final = "imports"  # the module that every other one stands on
 
-_STACK: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,255}")
 PLAIN: Final = frozenset({"native", "sdpa"})  # what a path of plain PyTorch is claimed as, and seen as
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]+([-_][a-z0-9]+)*$")]
@@ -138,11 +135,7 @@ class Requirement(Row):
     groups: list[Group] = Field(default_factory=list)
     probes: list[str] = Field(default_factory=list)
     unsupported: list[str] = Field(default_factory=list)
-
-    @property
-    def label(self) -> str:
-        """Its release and its target."""
-        return f"for {self.release} on {self.target}"
+    named_by: ClassVar = ("release", "target")
 
 
 class _Leave(Row):
@@ -172,6 +165,13 @@ class SecondCopy(_Leave):
     files: list[Words] = Field(min_length=2)
     versions: Versions
 
+    @model_validator(mode="after")
+    def _require_library(self) -> SecondCopy:
+        for pattern in self.files:
+            if self.library not in PurePosixPath(pattern).name:
+                raise ValueError(f"{pattern!r} fits files other than {self.library}")
+        return self
+
 
 class Fallback(_Leave):
     """A path, a pattern, that may take this in place of what it asks for."""
@@ -194,28 +194,34 @@ class Shows(Row):
 
     claimed: Words
     observed: list[Words] = Field(min_length=1)
+    named_by: ClassVar = ("claimed",)
 
-    @property
-    def label(self) -> str:
-        """Its claim."""
-        return f"of {self.claimed}"
+    @model_validator(mode="after")
+    def _require_no_fallback(self) -> Shows:
+        if odd := [name for name in self.observed if (name in PLAIN) is not (self.claimed in PLAIN)]:
+            raise ValueError(f"what runs {odd[0]} is a fallback, and not another name of {self.claimed}")
+        return self
 
 
 class ReleaseWaiver(Row):
     """Leave to release with a breakage of one cell, until a day."""
 
     release: str
-    cell: str
+    cell: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,255}$")
     rule: GateRule = Field(strict=False)
     owner: Words
     reason: Words
     link: str = Field(pattern=r"^https://\S+$")
     expires: date
+    named_by: ClassVar = ("rule", "cell", "release")
 
-    @property
-    def label(self) -> str:
-        """Its rule, its cell and its release."""
-        return f"of {self.rule.value} for {self.cell} in {self.release}"
+    @model_validator(mode="after")
+    def _require_waivable(self) -> ReleaseWaiver:
+        if self.rule not in WAIVABLE:
+            raise ValueError("evidence that is missing cannot be waived into being")
+        if self.rule in (GateRule.OUTCOME, GateRule.CONTRADICTED) and self.cell.endswith(f"-{IMPORTS}"):
+            raise ValueError("an import cannot be waived: every module stands on it")
+        return self
 
 
 class _RuleFile(Row):
@@ -338,85 +344,67 @@ def read_gate_policy(catalog: Catalog, folder: Path | None = None) -> GatePolicy
     Raises:
         MatrixInvalid: with every fault of both files.
     """
-    rules, waivers = read_matrix_files(
-        folder or matrix_folder(),
+    rules, waivers = read_rows(
+        folder,
         {RULES: _RuleFile, WAIVERS: _WaiverFile},
+        lambda rules, _: _list_references(rules, catalog),
         lambda rules, waivers: _find_faults(rules, waivers.waiver, catalog),
     )
     return GatePolicy(catalog, rules, tuple(waivers.waiver))
 
 
-def _find_faults(rules: _RuleFile, waivers: list[ReleaseWaiver], catalog: Catalog) -> Iterator[Iterable[str]]:
+def _list_references(rules: _RuleFile, catalog: Catalog) -> References:
     releases, targets = ids_of(rules.release), ids_of(catalog.targets)
     every = ids_of((*catalog.modules, *catalog.compositions, *catalog.fp8, *catalog.smoke))
-    for kind in ("release", "require", "shows"):
-        yield find_doubles(f"{RULES}: {kind}", getattr(rules, kind))
-    yield find_dangling(f"{RULES}: require", rules.require, "release", releases)
-    yield find_dangling(f"{RULES}: require", rules.require, "target", targets)
-    for row in rules.require:
-        yield _find_in_requirement(row, catalog, every)
-    for kind in ("unwatched", "second_copy", "fallback", "kernel"):
-        for key, known in (("releases", releases), ("targets", targets), ("probes", every)):
-            yield find_dangling(f"{RULES}: {kind}", getattr(rules, kind), key, known)
-    yield _find_leave_faults(rules)
-    yield find_doubles(f"{WAIVERS}: waiver", waivers)
-    yield find_dangling(f"{WAIVERS}: waiver", waivers, "release", [row.release for row in rules.require])
-    for waiver in waivers:
-        yield _find_in_waiver(waiver, rules, catalog)
+    leaves = ("unwatched", "second_copy", "fallback", "kernel")
+    return {
+        (RULES, "require", "release"): releases,
+        (RULES, "require", "target"): targets,
+        (RULES, "require", "probes"): every,
+        **{(RULES, kind, "releases"): releases for kind in leaves},
+        **{(RULES, kind, "targets"): targets for kind in leaves},
+        **{(RULES, kind, "probes"): every for kind in leaves},
+        (WAIVERS, "waiver", "release"): [row.release for row in rules.require],
+    }
 
 
-def _find_leave_faults(rules: _RuleFile) -> Iterator[str]:
-    """Rows that would let pass what no rule may: anything at all, a golden image's second copy, a silent fallback."""
+def _find_faults(rules: _RuleFile, waivers: list[ReleaseWaiver], catalog: Catalog) -> Iterator[str]:
     golden = {row.id for row in rules.release if row.image == "one"}
     for copy in rules.second_copy:
         if sealed := sorted(golden & set(copy.releases)):
             yield f"{RULES}: second_copy: {sealed[0]} is a golden image, and none has a library twice"
-        for pattern in copy.files:
-            if copy.library not in PurePosixPath(pattern).name:
-                yield f"{RULES}: second_copy: {pattern!r} fits files other than {copy.library}"
-    for row in rules.shows:
-        if odd := [name for name in row.observed if (name in PLAIN) is not (row.claimed in PLAIN)]:
-            yield f"{RULES}: shows {row.label}: what runs {odd[0]} is a fallback, and not another name of it"
+    targets = {target.id: target for target in catalog.targets}
+    for row in rules.require:
+        if row.target in targets:
+            yield from _find_in_requirement(row, targets[row.target], catalog)
+    for waiver in waivers:
+        rows = [row for row in rules.require if row.release == waiver.release]
+        ends = [f"-{row.target}-{probe}" for row in rows for probe in list_probes(row, catalog)]
+        if rows and not any(waiver.cell.endswith(end) for end in ends):
+            yield f"{WAIVERS}: waiver {waiver.label}: {waiver.release} requires no such cell"
 
 
-def _find_in_requirement(row: Requirement, catalog: Catalog, every: list[str]) -> Iterator[str]:
+def _find_in_requirement(row: Requirement, target: Target, catalog: Catalog) -> Iterator[str]:
     """Cells that cannot exist, are named twice, or contradict the target's row."""
     where = f"{RULES}: require {row.label}"
-    target = next((one for one in catalog.targets if one.id == row.target), None)
-    if target is None:
-        return
     listed = list(list_probes(row, catalog))
     apart = {cell.id: cell.targets for cell in catalog.smoke}
-    recipes: dict[str, Any] = {cell.id: cell.settings.get("recipe", "") for cell in catalog.fp8}
+    recipes = {cell.id: cell.settings.get("recipe", "") for cell in catalog.fp8}
     if (row.requested == "te") is not bool(target.arch):
         yield f"{where}: requested is {row.requested!r}, and {target.id} has {target.arch or 'no GPU'}"
     if "fp8" in row.groups and not target.recipes:
         yield f"{where}: {target.id} has no recipe of FP8: such cells cannot exist"
     if not listed:
         yield f"{where}: it requires nothing, and would be open for anything"
-    for probe, count in Counter(listed).items():
-        if probe not in every:
-            yield f"{where}: there is no probe {probe!r}: such a cell cannot exist"
-        elif target.id not in apart.get(probe, [target.id]):
+    try:
+        refuse_doubles(listed)
+    except ValueError as fault:
+        yield f"{where}: {fault}"
+    for probe in listed:
+        if target.id not in apart.get(probe, [target.id]):
             yield f"{where}: {probe} is for {', '.join(apart[probe])} alone: such a cell cannot exist"
-        if count > 1:
-            yield f"{where}: {probe} is required {count} times; a group has it already"
     for probe in row.unsupported:
         if probe not in listed:
             yield f"{where}: unsupported names {probe!r}, which it does not require"
         elif recipes.get(probe) in target.recipes:
             yield f"{where}: unsupported names {probe}, and {target.id} has {recipes[probe]}"
-
-
-def _find_in_waiver(waiver: ReleaseWaiver, rules: _RuleFile, catalog: Catalog) -> Iterator[str]:
-    where = f"{WAIVERS}: waiver {waiver.label}"
-    if waiver.rule not in WAIVABLE:
-        yield f"{where}: evidence that is missing cannot be waived into being"
-    if not _STACK.fullmatch(waiver.cell):
-        yield f"{where}: a waiver is of one cell, and this is the name of none"
-    if waiver.rule in (GateRule.OUTCOME, GateRule.CONTRADICTED) and waiver.cell.endswith(f"-{IMPORTS}"):
-        yield f"{where}: an import cannot be waived: every module stands on it"
-    rows = [row for row in rules.require if row.release == waiver.release]
-    ends = [f"-{row.target}-{probe}" for row in rows for probe in list_probes(row, catalog)]
-    if rows and not any(waiver.cell.endswith(end) and waiver.cell != end for end in ends):
-        yield f"{where}: {waiver.release} requires no such cell"

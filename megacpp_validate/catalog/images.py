@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal, cast
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from .bridge import Target
-from .file import (
-    RequirementText,
-    Row,
-    Text,
-    VersionRange,
-    VersionText,
-    find_dangling,
-    find_doubles,
-    ids_of,
-    matrix_folder,
-    read_matrix_file,
-)
+from .file import References, RequirementText, Row, Text, VersionRange, VersionText, ids_of, read_rows, refuse_doubles
 
 FILE: Final = "images.toml"
 PARTS: Final = ("cuda", "cublas", "cudnn", "nccl")  # what a base has that is no distribution
@@ -33,6 +21,7 @@ PARTS: Final = ("cuda", "cublas", "cudnn", "nccl")  # what a base has that is no
 Platform = Literal["linux/amd64", "linux/arm64"]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]+([.-][a-z0-9]+)*$")]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+Lock = Annotated[str, Field(pattern=r"^containers/locks/[a-z0-9-]+\.txt$")]
 Pair = Annotated[tuple[str, VersionText], Field(strict=False)]
 
 MACHINES: Final[dict[str, str]] = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
@@ -63,6 +52,11 @@ class Base(Row):
     driver_least: str = Field(default="", pattern=r"^(\d+(\.\d+)*)?$")
     source: Text
 
+    @model_validator(mode="after")
+    def _require_no_doubles(self) -> Base:
+        refuse_doubles([*(name for name, _ in self.provides), *self.stands_for])
+        return self
+
     @property
     def provided(self) -> dict[str, str]:
         """Name of a part or distribution -> version, which is empty where it is not known."""
@@ -81,11 +75,7 @@ class Claim(Row):
     platform: Literal["linux/amd64", "linux/arm64", ""]
     digest: Digest
     source: Text
-
-    @property
-    def label(self) -> str:
-        """Its base and its platform."""
-        return f"{self.base} {self.platform or 'index'}"
+    named_by: ClassVar = ("base", "platform")
 
 
 class Over(Row):
@@ -119,7 +109,7 @@ class Image(Row):
     base: Name
     platform: Platform
     cache_arch: str = Field(pattern=r"^(sm_\d+a|cpu)$")
-    lock: str = Field(pattern=r"^containers/locks/[a-z0-9-]+\.txt$")
+    lock: Lock
     groups: list[Name]
     requirements: list[RequirementText]
     over: list[Over] = Field(default_factory=list)
@@ -130,11 +120,13 @@ class Image(Row):
     steps: list[Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]] = Field(min_length=1)
     jit: list[Literal["fa4", "triton"]]
     user: int = Field(ge=1)
+    named_by: ClassVar = ("target",)
 
-    @property
-    def label(self) -> str:
-        """Its target."""
-        return self.target
+    @model_validator(mode="after")
+    def _require_no_doubles(self) -> Image:
+        refuse_doubles(self.steps)
+        refuse_doubles(row.name for row in (*self.over, *self.removes))
+        return self
 
     @property
     def te(self) -> str:
@@ -163,7 +155,7 @@ class Sessions(Row):
         without: distributions that it leaves alone.
     """
 
-    lock: str = Field(pattern=r"^containers/locks/[a-z0-9-]+\.txt$")
+    lock: Lock
     python: str = Field(pattern=r"^3\.\d+$")
     groups: list[Name]
     without: list[Name]
@@ -172,7 +164,7 @@ class Sessions(Row):
 class Releases(Row):
     """The wheels of all releases of a distribution that stacks.toml has, and the file with their hashes."""
 
-    lock: str = Field(pattern=r"^containers/locks/[a-z0-9-]+\.txt$")
+    lock: Lock
     distribution: Name
 
 
@@ -189,11 +181,7 @@ class Compiled(Row):
     requires: list[RequirementText]
     source: Text
     variables: dict[str, str] = Field(default_factory=dict)
-
-    @property
-    def label(self) -> str:
-        """Its name."""
-        return self.name
+    named_by: ClassVar = ("name",)
 
 
 class Source(Row):
@@ -258,6 +246,11 @@ class Images(Row):
     source: list[Source] = Field(default_factory=list)
     range: list[Range] = Field(default_factory=list)
 
+    @model_validator(mode="after")
+    def _require_own_locks(self) -> Images:
+        refuse_doubles([*(row.lock for row in self.image), self.sessions.lock, self.releases.lock])
+        return self
+
     def find_base(self, name: str) -> Base:
         """The row of a base; there is one for every image of a file that was read."""
         return next(base for base in self.base if base.id == name)
@@ -280,73 +273,49 @@ def read_images(targets: dict[str, str], folder: Path | None = None, rows: Itera
     """
     known = {row.id: row for row in rows}
 
-    def find(images: Images) -> Iterator[Iterable[str]]:
-        for kind in ("base", "claim", "image", "compiled", "source", "range"):
-            yield find_doubles(f"{FILE}: {kind}", getattr(images, kind))
-        yield find_doubles(f"{FILE}: lock", [*images.image, images.sessions, images.releases], "lock")
-        for key, names in (("base", ids_of(images.base)), ("target", targets), ("sources", ids_of(images.source))):
-            yield find_dangling(f"{FILE}: image", images.image, key, names)
-        yield find_dangling(f"{FILE}: claim", images.claim, "base", ids_of(images.base))
-        yield find_dangling(f"{FILE}: range", images.range, "targets", targets)
-        for base in images.base:
-            yield _find_doubly_provided(base)
+    def list_references(images: Images) -> References:
+        return {
+            (FILE, "image", "base"): ids_of(images.base),
+            (FILE, "image", "target"): targets,
+            (FILE, "image", "sources"): ids_of(images.source),
+            (FILE, "claim", "base"): ids_of(images.base),
+            (FILE, "range", "targets"): targets,
+        }
+
+    def find(images: Images) -> Iterator[str]:
         for image in images.image:
-            yield _find_in_image(image, targets, {source.id for source in images.source})
-            yield _find_over(image, images)
+            found = [*_find_in_image(image, images, targets)]
             if image.target in known:
-                yield _find_of_another_target(image, known[image.target])
+                found += _find_of_another_target(image, known[image.target])
+            yield from (f"{FILE}: image {image.target}: {fault}" for fault in found)
 
-    return read_matrix_file((folder or matrix_folder()) / FILE, Images, find)
-
-
-def _find_doubly_provided(base: Base) -> Iterator[str]:
-    counts = Counter([name for name, _ in base.provides] + base.stands_for)
-    yield from (f"{FILE}: base {base.id}: {name!r} is provided twice" for name, n in counts.items() if n > 1)
+    (images,) = read_rows(folder, {FILE: Images}, list_references, find)
+    return cast("Images", images)
 
 
-def _find_in_image(image: Image, targets: dict[str, str], sources: set[str]) -> Iterator[str]:
-    """Another machine; steps that appear twice; what is built from a commit without its step, or the other way."""
-    where = f"{FILE}: image {image.target}"
+def _find_in_image(image: Image, images: Images, targets: dict[str, str]) -> Iterator[str]:
+    """Another machine; a source without its step, or the other way; what the base does not provide."""
     if targets.get(image.target, "") not in ("", MACHINES[image.platform]):
-        yield f"{where}: platform {image.platform} is not the {targets[image.target]} of targets.toml"
-    for name, count in Counter(image.steps).items():
-        if count > 1:
-            yield f"{where}: the step {name!r} appears {count} times"
-    for name in sorted(sources) if set(image.sources) <= sources else ():
-        there = {"source": name in image.sources, "step": name.replace("-", "_") in image.steps}
-        if len(set(there.values())) > 1:
-            has, lacks = sorted(there, key=lambda kind: not there[kind])
-            yield f"{where}: {name!r} has a {has} and no {lacks}"
-
-
-def _find_over(image: Image, images: Images) -> Iterator[str]:
-    """What goes over the base, or is taken out of it, and is not in the base or is both."""
-    where = f"{FILE}: image {image.target}"
-    over, removes = ([row.name for row in rows] for rows in (image.over, image.removes))
-    for name in sorted(set(over) & set(removes)):
-        yield f"{where}: {name!r} is named under `over` and under `removes`"
+        yield f"platform {image.platform} is not the {targets[image.target]} of targets.toml"
+    for source in images.source:
+        if (source.id in image.sources) is not (source.id.replace("-", "_") in image.steps):
+            yield f"{source.id!r} is in one of `sources` and `steps` alone"
     for base in (base for base in images.base if base.id == image.base):
-        for kind, names in (("over", over), ("removes", removes)):
-            for name in set(names) - set(base.distributions):
-                yield f"{where}: {kind} names {name!r}, which {image.base} does not provide"
+        for row in (*image.over, *image.removes):
+            if row.name not in base.distributions:
+                yield f"over or removes names {row.name!r}, which {base.id} does not provide"
 
 
 def _find_of_another_target(image: Image, target: Target) -> Iterator[str]:
-    where = f"{FILE}: image {image.target}"
     wanted = f"{target.arch}a" if target.arch else "cpu"
     if image.cache_arch != wanted:
-        yield f"{where}: cache_arch {image.cache_arch!r} is not the {wanted!r} of its target"
+        yield f"cache_arch {image.cache_arch!r} is not the {wanted!r} of its target"
     family = target.arch.removeprefix("sm_")[:-1]  # "sm_121" and what is compiled for 120 are of one family
-    archs = [arch.rstrip("af") for arch in image.te_archs.split(";") if arch]
-    if archs and family not in [arch[:-1] for arch in archs]:
-        yield f"{where}: te_archs {image.te_archs!r} has nothing for the {target.arch or 'CPU'} of its target"
-    named = {f"sources names {name!r}": name for name in image.sources} | {
-        f"jit names {one!r}": one for one in image.jit
-    }
-    lacks = {
-        "deep-gemm": not target.deep_gemm, "flash-attention-3": "fa3" not in target.attention,
-        "fa4": "fa4" not in target.attention,
-    }  # fmt: skip
-    for words, name in named.items():
-        if lacks.get(name):
-            yield f"{where}: {words}, which targets.toml says that {target.id} does not have"
+    archs = [arch.rstrip("af")[:-1] for arch in image.te_archs.split(";") if arch]
+    if archs and family not in archs:
+        yield f"te_archs {image.te_archs!r} has nothing for the {target.arch or 'CPU'} of its target"
+    has = {"deep-gemm": target.deep_gemm}
+    has |= {"flash-attention-3": "fa3" in target.attention, "fa4": "fa4" in target.attention}
+    for name in (*image.sources, *image.jit):
+        if not has.get(name, True):
+            yield f"names {name!r}, which targets.toml says that {target.id} does not have"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -12,17 +11,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 from pydantic import Field, model_validator
 
-from .file import (
-    RequirementText,
-    Row,
-    Text,
-    VersionRange,
-    find_dangling,
-    find_doubles,
-    ids_of,
-    matrix_folder,
-    read_matrix_file,
-)
+from .file import References, RequirementText, Row, Text, VersionRange, ids_of, read_rows
 
 _FILE = "needs.toml"
 
@@ -157,11 +146,11 @@ def read_needs(modules: list[str], folder: Path | None = None) -> Needs:
         MatrixInvalid: with every fault of the file.
     """
 
-    def find(needs: Needs) -> Iterator[Iterator[str]]:
-        for kind in ("package", "library", "need"):
-            yield find_doubles(f"{_FILE}: {kind}", getattr(needs, kind))
-            yield find_dangling(f"{_FILE}: {kind}", getattr(needs, kind), "breaks", modules)
-        of_library = [need for need in needs.need if need.kind != "distribution"]
-        yield find_dangling(f"{_FILE}: need", of_library, "of", ids_of(needs.library))
+    def find(needs: Needs) -> list[str]:
+        known = ids_of(needs.library)
+        wrong = [need for need in needs.need if need.kind != "distribution" and need.of not in known]
+        return [f"{_FILE}: need {need.id}: of names {need.of!r}, which does not exist" for need in wrong]
 
-    return read_matrix_file((folder or matrix_folder()) / _FILE, Needs, find)
+    references: References = {(_FILE, kind, "breaks"): modules for kind in ("package", "library", "need")}
+    (needs,) = read_rows(folder, {_FILE: Needs}, lambda _: references, find)
+    return cast("Needs", needs)

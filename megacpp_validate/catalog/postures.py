@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, cast
 
 from pydantic import Field, model_validator
 
 from ..errors import WrongArguments
-from .file import Row, Text, find_doubles, ids_of, matrix_folder, read_matrix_file
+from .file import Row, Text, read_rows
 
 FILE: Final = "postures.toml"
 TABLES: Final = ("speed_defaults", "experimental_taxes", "observability")
@@ -132,15 +131,7 @@ class Feature(Row):
         return self
 
 
-class _File(Row):
-    speed_defaults: dict[Name, bool]
-    experimental_taxes: dict[Name, bool]
-    observability: dict[Name, bool]
-    feature: list[Feature] = Field(min_length=1)
-
-
-@dataclass(frozen=True)
-class Posture:
+class Posture(Row):
     """The file.
 
     Attributes:
@@ -148,10 +139,10 @@ class Posture:
         features: all that have a row, in the order in which their settings are put together.
     """
 
-    speed_defaults: Mapping[str, bool]
-    experimental_taxes: Mapping[str, bool]
-    observability: Mapping[str, bool]
-    features: tuple[Feature, ...]
+    speed_defaults: dict[Name, bool]
+    experimental_taxes: dict[Name, bool]
+    observability: dict[Name, bool]
+    features: list[Feature] = Field(validation_alias="feature", min_length=1)
 
     @property
     def switches(self) -> dict[str, bool]:
@@ -180,8 +171,8 @@ def read_postures(folder: Path | None = None) -> Posture:
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    read = read_matrix_file((folder or matrix_folder()) / FILE, _File, _find_faults)
-    return Posture(read.speed_defaults, read.experimental_taxes, read.observability, tuple(read.feature))
+    (posture,) = read_rows(folder, {FILE: Posture}, find=_find_faults)
+    return cast("Posture", posture)
 
 
 def settings_of(posture: Posture, changed: Mapping[str, bool] | None = None) -> dict[str, Any]:
@@ -217,14 +208,13 @@ def merge_orders(order: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str,
     return merged
 
 
-def _find_faults(read: _File) -> Iterator[Iterable[str]]:
-    """Ids that appear twice, switches without a row, rows without a switch."""
-    yield find_doubles(f"{FILE}: feature", read.feature)
+def _find_faults(posture: Posture) -> Iterator[str]:
+    """Switches without a row, rows without a switch."""
     for table in TABLES:
-        switches = set(getattr(read, table))
-        rows = set(ids_of(feature for feature in read.feature if feature.table == table))
-        yield [f"{FILE}: {table} switches {name!r}, which has no row there" for name in sorted(switches - rows)]
-        yield [f"{FILE}: feature {name!r} has no switch in {table}" for name in sorted(rows - switches)]
+        switches = set(getattr(posture, table))
+        rows = {feature.id for feature in posture.features if feature.table == table}
+        yield from (f"{FILE}: {table} switches {name!r}, which has no row there" for name in sorted(switches - rows))
+        yield from (f"{FILE}: feature {name!r} has no switch in {table}" for name in sorted(rows - switches))
 
 
 def _keys(order: Mapping[str, Any]) -> Iterator[str]:

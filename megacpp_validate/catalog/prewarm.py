@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, Literal
 
@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 
 from ..errors import WrongArguments
 from .bridge import Catalog
-from .file import Row, Text, find_dangling, find_doubles, ids_of, matrix_folder, read_matrix_file
+from .file import Row, Text, ids_of, read_rows
 
 FILE: Final = "prewarm.toml"
 PROBE: Final = "probe"
@@ -108,16 +108,15 @@ def read_prewarm(catalog: Catalog, folder: Path | None = None) -> tuple[PrewarmT
     Raises:
         MatrixInvalid: with every fault of the file.
     """
-    return tuple(_read(folder, lambda file: _find_faults(file.task, catalog)).task)
-
-
-def _read(folder: Path | None, find: Callable[[_File], Iterable[Iterable[str]]] = lambda _: ()) -> _File:
-    return read_matrix_file((folder or matrix_folder()) / FILE, _File, find)
+    references = {(FILE, "task", "targets"): ids_of(catalog.targets)}
+    (file,) = read_rows(folder, {FILE: _File}, lambda _: references, lambda file: _find_faults(file.task, catalog))
+    return tuple(file.task)
 
 
 def read_unkept(folder: Path | None = None) -> tuple[UnkeptKernel, ...]:
     """What no cache keeps; `read_prewarm` names the file's faults. Raises `MatrixInvalid`."""
-    return tuple(_read(folder).unkept)
+    (file,) = read_rows(folder, {FILE: _File})
+    return tuple(file.unkept)
 
 
 def choose_tasks(
@@ -149,22 +148,18 @@ def choose_tasks(
     return tuple(task for task in rows.values() if (not asked or task.id in asked) and not (without_gpu and task.gpu))
 
 
-def _find_faults(tasks: list[PrewarmTask], catalog: Catalog) -> Iterator[Iterable[str]]:
-    place = f"{FILE}: task"
-    targets = {target.id: target for target in catalog.targets}
-    cells = {PROBE: ids_of((*catalog.modules, *catalog.compositions)), SMOKE: ids_of(catalog.smoke)}
-    yield find_doubles(place, tasks)
-    yield find_dangling(place, tasks, "targets", targets)
+def _find_faults(tasks: list[PrewarmTask], catalog: Catalog) -> Iterator[str]:
+    without_gpu = {target.id for target in catalog.targets if not target.arch}
+    probes, smoke = ids_of((*catalog.modules, *catalog.compositions)), {row.id: row for row in catalog.smoke}
     for task in tasks:
-        if task.is_cell:
-            yield find_dangling(place, [task], "cell", cells[task.code])
-            if extra := set(task.settings) - {_CELL_OF[task.code]}:
-                yield [f"{place} {task.id}: a {task.code} takes no setting {', '.join(sorted(extra))}"]
-        if task.gpu and any(name in targets and not targets[name].arch for name in task.targets):
-            yield [f"{place} {task.id}: it needs a GPU, and one of its targets has none"]
-        for row in catalog.smoke if task.code == SMOKE else ():
-            if row.id == task.cell and row.ranks != task.ranks:
-                yield [f"{place} {task.id}: {row.id} takes {row.ranks} rank(s), and the task {task.ranks}"]
-            if row.id == task.cell:
-                others = [name for name in task.targets if name not in row.targets]
-                yield [f"{place} {task.id}: {row.id} is not of {name}" for name in others]
+        where, row = f"{FILE}: task {task.id}", smoke.get(task.cell) if task.code == SMOKE else None
+        if task.is_cell and task.cell not in (probes if task.code == PROBE else smoke):
+            yield f"{where}: cell names {task.cell!r}, which does not exist"
+        if task.is_cell and (extra := set(task.settings) - {_CELL_OF[task.code]}):
+            yield f"{where}: a {task.code} takes no setting {', '.join(sorted(extra))}"
+        if task.gpu and without_gpu & set(task.targets):
+            yield f"{where}: it needs a GPU, and one of its targets has none"
+        if row is not None and row.ranks != task.ranks:
+            yield f"{where}: {row.id} takes {row.ranks} rank(s), and the task {task.ranks}"
+        if row is not None and (others := set(task.targets) - set(row.targets)):
+            yield f"{where}: {row.id} is not of {', '.join(sorted(others))}"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 from pydantic import Field
 
 from .bridge import SmokeCell
-from .file import Row, Text, find_dangling, find_doubles, ids_of, matrix_folder, read_matrix_file
+from .file import Row, Text, ids_of, read_rows
 
 FILE: Final = "smoke_faults.toml"
 CODE: Final = "smoke.faults"
@@ -49,11 +49,6 @@ class FaultPlan(SmokeCell):
     code: str = Field(default=CODE, pattern=r"^smoke\.faults$")
 
 
-class _File(Row):
-    plan: list[FaultPlan] = Field(min_length=1)
-    fault: list[SmokeFault] = Field(min_length=1)
-
-
 class SmokeFaults(Row):
     """The whole file.
 
@@ -62,8 +57,8 @@ class SmokeFaults(Row):
         faults: in their order.
     """
 
-    plans: list[FaultPlan]
-    faults: list[SmokeFault]
+    plans: list[FaultPlan] = Field(validation_alias="plan")
+    faults: list[SmokeFault] = Field(validation_alias="fault")
 
     def of(self, plan: str) -> tuple[SmokeFault, ...]:
         """The faults of one cell."""
@@ -71,17 +66,11 @@ class SmokeFaults(Row):
 
     def cells(self) -> tuple[SmokeCell, ...]:
         """A row a cell, as the smoke run takes it, with its faults among its settings: "ID=FAULT@WAY ..."."""
-        return tuple(
-            plan.model_copy(
-                update={
-                    "settings": {
-                        **plan.settings,
-                        "faults": " ".join(f"{one.id}={one.fault}@{one.way}" for one in self.of(plan.id)),
-                    }
-                }
-            )
-            for plan in self.plans
-        )
+        cells = []
+        for plan in self.plans:
+            planted = " ".join(f"{one.id}={one.fault}@{one.way}" for one in self.of(plan.id))
+            cells.append(plan.model_copy(update={"settings": {**plan.settings, "faults": planted}}))
+        return tuple(cells)
 
     def select(self, ids: Iterable[str]) -> SmokeFaults:
         """These faults alone, and the cells that have any of them."""
@@ -104,17 +93,17 @@ def read_smoke_faults(targets: Iterable[str], folder: Path | None = None) -> Smo
     """
     known = list(targets)
 
-    def find(file: _File) -> Iterator[Iterable[str]]:
-        for kind in ("plan", "fault"):
-            yield find_doubles(f"{FILE}: {kind}", getattr(file, kind))
-        yield find_dangling(f"{FILE}: plan", file.plan, "targets", known)
-        yield find_dangling(f"{FILE}: fault", file.fault, "plan", ids_of(file.plan))
-        planted = {fault.plan for fault in file.fault}
-        for plan in file.plan:
+    def find(file: SmokeFaults) -> Iterator[str]:
+        for plan in file.plans:
             if "faults" in plan.settings:
-                yield [f"{FILE}: plan {plan.id}: its faults are rows of their own"]
-            if plan.id not in planted:
-                yield [f"{FILE}: plan {plan.id}: no fault is planted in it"]
+                yield f"{FILE}: plan {plan.id}: its faults are rows of their own"
+            if not file.of(plan.id):
+                yield f"{FILE}: plan {plan.id}: no fault is planted in it"
 
-    file = read_matrix_file((folder or matrix_folder()) / FILE, _File, find)
-    return SmokeFaults(plans=file.plan, faults=file.fault)
+    (faults,) = read_rows(
+        folder,
+        {FILE: SmokeFaults},
+        lambda file: {(FILE, "plan", "targets"): known, (FILE, "fault", "plan"): ids_of(file.plans)},
+        find,
+    )
+    return cast("SmokeFaults", faults)

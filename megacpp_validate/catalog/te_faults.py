@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Final, Generic, TypeVar
+from typing import Annotated, Final
 
 from pydantic import Field, model_validator
 
 from ..errors import InfrastructureFailed
 from ..evidence.values import ENVIRONMENT, Cause
-from .file import Row, Text, find_dangling, find_doubles, matrix_folder, read_matrix_file
+from .file import Row, Text, read_rows, refuse_doubles
 
 FILE: Final = "te_faults.toml"
 FP8_FILE: Final = "fp8_faults.toml"
@@ -150,18 +150,22 @@ class Fp8Fault(PlantedFault):
     green: str
     quick: bool = True
 
+    @model_validator(mode="after")
+    def _require_other_cells(self) -> Fp8Fault:
+        refuse_doubles([*self.cells, self.green])
+        return self
+
     def wants(self, check: str) -> bool:
         """Whether a check of this name is one that must see it."""
         return any(fnmatchcase(check, pattern) for pattern in self.checks)
 
 
-Fault = TypeVar("Fault", bound=PlantedFault)
+class _TeFile(Row):
+    fault: list[TeFault] = Field(min_length=1)
 
 
-class FaultFile(Row, Generic[Fault]):
-    """A file of rows of one kind."""
-
-    fault: list[Fault] = Field(min_length=1)
+class _Fp8File(Row):
+    fault: list[Fp8Fault] = Field(min_length=1)
 
 
 def read_te_faults(modules: Iterable[str], folder: Path | None = None) -> tuple[TeFault, ...]:
@@ -175,12 +179,9 @@ def read_te_faults(modules: Iterable[str], folder: Path | None = None) -> tuple[
         MatrixInvalid: with every fault of the file.
     """
     known = list(modules)
-
-    def find(place: str, faults: list[TeFault]) -> Iterator[Iterator[str]]:
-        yield find_dangling(place, faults, "module", known)
-        yield find_dangling(place, faults, "also", [*known, ENVIRONMENT])
-
-    return _read_faults((folder or matrix_folder()) / FILE, FaultFile[TeFault], find)
+    references = {(FILE, "fault", "module"): known, (FILE, "fault", "also"): [*known, ENVIRONMENT]}
+    (file,) = read_rows(folder, {FILE: _TeFile}, lambda _: references)
+    return tuple(file.fault)
 
 
 def read_fp8_faults(
@@ -197,26 +198,7 @@ def read_fp8_faults(
         MatrixInvalid: with every fault of the file.
     """
     known = list(cells)
-
-    def find(place: str, faults: list[Fp8Fault]) -> Iterator[Iterable[str]]:
-        yield find_dangling(place, faults, "cells", known)
-        yield find_dangling(place, faults, "green", known)
-        for fault in faults:
-            named = [*fault.cells, fault.green]
-            if len(set(named)) < len(named):
-                yield [f"{place} {fault.id}: names a cell twice, or as one that stays green, too"]
-
-    path = (folder or matrix_folder()) / (FP8_HELD_OUT if held_out else FP8_FILE)
-    return _read_faults(path, FaultFile[Fp8Fault], find)
-
-
-def _read_faults(
-    path: Path, model: type[FaultFile[Fault]], find: Callable[[str, list[Fault]], Iterator[Iterable[str]]]
-) -> tuple[Fault, ...]:
-    place = f"{path.name}: fault"
-
-    def find_all(file: FaultFile[Fault]) -> Iterator[Iterable[str]]:
-        yield find_doubles(place, file.fault)
-        yield from find(place, file.fault)
-
-    return tuple(read_matrix_file(path, model, find_all).fault)
+    name = FP8_HELD_OUT if held_out else FP8_FILE
+    references = {(name, "fault", "cells"): known, (name, "fault", "green"): known}
+    (file,) = read_rows(folder, {name: _Fp8File}, lambda _: references)
+    return tuple(file.fault)

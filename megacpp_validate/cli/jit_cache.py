@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from .app import Format, FormatOption, MatrixOption, OutputOption, app
-from .jit_options import PythonOption, RootOption
+from .app import Format, FormatOption, MatrixOption, OutputOption, PythonOption, app
+from .prewarm import RootOption
 
 Action = Literal["check", "seal", "unseal", "export", "import", "open"]
 

@@ -7,16 +7,24 @@ from typing import Annotated
 
 import typer
 
-from .app import Format, FormatOption, MatrixOption, OutputOption, app, split_names, write_error_line
-from .jit_options import (
+from .app import (
+    Format,
+    FormatOption,
+    MatrixOption,
+    OutputOption,
+    PythonOption,
+    SeedOption,
+    app,
+    split_names,
+    write_error_line,
+)
+from .prewarm import (
     AtBuildOption,
     JobsOption,
     KernelsOption,
     LimitOption,
-    PythonOption,
     RanksOption,
     RootOption,
-    SeedOption,
     TargetOption,
     TasksOption,
 )

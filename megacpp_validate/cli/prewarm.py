@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from .app import Format, FormatOption, MatrixOption, OutputOption, app, split_names, write_error_line
-from .jit_options import (
-    AtBuildOption,
-    JobsOption,
-    KernelsOption,
-    LimitOption,
+from .app import (
+    Format,
+    FormatOption,
+    MatrixOption,
+    OutputOption,
     PythonOption,
-    RanksOption,
-    RootOption,
     SeedOption,
-    TargetOption,
-    TasksOption,
+    app,
+    split_names,
+    write_error_line,
 )
+
+# Shared by the verbs of the JIT caches.
+RootOption = Annotated[
+    Path | None, typer.Option("--root", help="Root of the JIT caches; else MEGACPP_JIT_ROOT, else .megacpp/jit.")
+]
+TargetOption = Annotated[str, typer.Option("--target", help="A row of matrix/targets.toml: h200, b200, gb10, cpu.")]
+TasksOption = Annotated[
+    list[str] | None, typer.Option("--tasks", help="Rows of matrix/prewarm.toml, with commas or repeated; else all.")
+]
+AtBuildOption = Annotated[bool, typer.Option("--at-build", help="Only what needs no GPU, as when an image is built.")]
+JobsOption = Annotated[int, typer.Option("--jobs", min=0, help="Processes at a time; 0: one a core, 8 at most.")]
+RanksOption = Annotated[int, typer.Option("--ranks", min=1, help="Take cells of up to so many devices, too.")]
+LimitOption = Annotated[float, typer.Option("--limit", min=1, help="Seconds that one task may take.")]
+KernelsOption = Annotated[bool, typer.Option("--verbose", help="List every kernel and shape that was compiled.")]
 
 
 @app.command()

@@ -13,10 +13,8 @@ from typing import Any, Final, TypeAlias, TypeGuard
 
 from ..evidence.receipt import Outcome, Receipt
 from ..evidence.values import ENVIRONMENT, Cause
-from .checks import CheckKind, Precision
-from .entries import BLOCK, FIREWALL, SHARED_PARTS, SharedPart
-from .explain import WITNESSES, Link, explains, is_one_failure
-from .red import Change, Red
+from .checks import BLOCK, FIREWALL, SHARED_PARTS, CheckKind, Precision, SharedPart
+from .red import WITNESSES, Change, Link, Red, explains, is_one_failure
 from .rows import OF_THE_HOST
 
 _TELLING: Final = 12  # characters of a text that two failures do not share by chance

@@ -23,9 +23,8 @@ from .blame import (
     share_layers,
     worst_of,
 )
-from .checks import CheckKind
+from .checks import FIREWALL, USES, CheckKind, entries_in
 from .diagnose import Diagnosis, diagnose_receipt
-from .entries import FIREWALL, USES, entries_in
 from .host_faults import find_host_fault
 from .next_steps import Facts, Needs, next_step
 from .red import Change, Red

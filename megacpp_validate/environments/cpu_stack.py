@@ -1,7 +1,7 @@
 """The CPU stack: torch and what the Python half of Transformer Engine imports, in one environment for every verb.
 
-A verb that runs probes on the CPU takes `--python`, else this stack where `MEGACPP_CPU_STACK` names a folder for it
-(the nox sessions do), else the interpreter that it runs in itself.
+A verb that runs something on the CPU takes `--python`, else `MEGACPP_PYTHON`, else this stack where `MEGACPP_CPU_STACK`
+names a folder for it (the nox sessions do), else the interpreter that the tool runs in.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ import os
 import shutil
 import sys
 import tomllib
+from functools import cache
+from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +21,8 @@ from filelock import FileLock
 from ..errors import NoEnvironment
 from ..evidence.whole_file import write_whole
 from ..process import run_command
+from .interpreter import VARIABLE as PYTHON_VARIABLE
+from .plan import LOCK_HASH
 
 VARIABLE: Final = "MEGACPP_CPU_STACK"
 _CHECKOUT: Final = Path(__file__).resolve().parents[2]
@@ -26,16 +31,35 @@ _LIMIT_S: Final = 3600.0  # a gigabyte over a slow line
 
 
 def find_cpu_python(python: str = "") -> str:
-    """The interpreter for probes on the CPU; makes the CPU stack where it is asked for and missing.
+    """The value of `--python` for what runs on the CPU; makes the CPU stack where it is asked for and missing.
+
+    Receipts of a process that is started afterwards carry the hash of the stack's lock.
 
     Args:
-        python: the value of `--python`, which counts before everything else.
+        python: `--python` as the user gave it, which counts before everything else.
+
+    Returns:
+        A path; empty where the usual search for an interpreter decides.
 
     Raises:
         NoEnvironment: the stack cannot be made.
     """
     folder = os.environ.get(VARIABLE, "")
-    return python or (str(make_cpu_stack(Path(folder))) if folder else sys.executable)
+    if python or not folder or os.environ.get(PYTHON_VARIABLE):
+        return python
+    found = make_cpu_stack(Path(folder))
+    os.environ.setdefault(LOCK_HASH, sha256(_LOCK.read_bytes()).hexdigest())
+    return str(found)
+
+
+@cache
+def find_torch_python() -> str:
+    """The interpreter that imports torch on the CPU: the tool's own where torch is there, else that of the CPU stack.
+
+    Raises:
+        NoEnvironment: the stack cannot be made.
+    """
+    return sys.executable if find_spec("torch") else find_cpu_python() or sys.executable
 
 
 def make_cpu_stack(folder: Path) -> Path:
@@ -49,9 +73,11 @@ def make_cpu_stack(folder: Path) -> Path:
             f"There is no {_LOCK}, so the CPU stack cannot be made. Likely cause: the tool runs from a wheel. Next "
             "step: name an interpreter that has torch with --python."
         )
-    groups = tomllib.loads((_CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
+    project = tomllib.loads((_CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))
+    groups = project["dependency-groups"]
+    shared = [line for line in project["project"]["dependencies"] if line.startswith(("packaging", "pydantic"))]
     compiler = () if any(map(shutil.which, ("cc", "gcc", "clang"))) else groups["compiler"]
-    wanted = (*groups["torch-cpu"], *compiler)
+    wanted = (*groups["torch-cpu"], *shared, *compiler)
     state = "\n".join((sys.version, *wanted, _LOCK.read_text(encoding="utf-8")))
     python, stamp = folder / "bin" / "python", folder / "installed"
     folder.parent.mkdir(parents=True, exist_ok=True)

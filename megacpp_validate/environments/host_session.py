@@ -17,6 +17,7 @@ from ..errors import NothingSelected, WrongArguments
 from ..evidence.receipt import Outcome, Receipt
 from ..probes.order import Order
 from ..process import Processes
+from .cpu_stack import find_cpu_python
 from .environment import Environment
 from .facts import Facts, read_facts, require_torch
 from .fleet import Expected, Session
@@ -135,9 +136,10 @@ def run_session(
     started = time.monotonic()
     processes = Processes()
     jobs = options.jobs or (_JOBS_ON_A_GPU if target.arch else _JOBS_WITHOUT)
+    python = options.python if target.arch else find_cpu_python(options.python)
     variables = share_cores(os.environ, jobs)
     with tempfile.TemporaryDirectory(prefix="megacpp-package-") as folder:
-        environment = host_interpreter(variables, Path(folder), options.python)
+        environment = host_interpreter(variables, Path(folder), python)
         facts = read_facts(environment, processes)
         orders = plan(facts, variables)
         if reason := why_not_here(target, facts):

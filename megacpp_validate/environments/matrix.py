@@ -26,6 +26,7 @@ from ..probes.order import Order
 from ..process import Processes, Stopped
 from .cell import Cell
 from .chosen import Means, Spec, make_environment, resolve_environment
+from .cpu_stack import find_cpu_python
 from .environment import Environment
 from .fleet import Fleet, Progress
 from .installed import find_environments, open_host
@@ -391,13 +392,14 @@ def _prepare_stacks(
     releases = {row.id: row for row in catalog.stacks}
     requests: dict[tuple[str, bool], StackRequest] = {}
     for name, gpus in keys:
-        means = Means(_variables_of(name, options.variables, gpus=gpus), options.python, gpus=gpus)
+        python = options.python if gpus else find_cpu_python(options.python)
+        means = Means(_variables_of(name, options.variables, gpus=gpus), python, gpus=gpus)
         spec, row = specs.get(name), releases.get(name)
         make: Callable[[], Environment]
         if spec is not None:
             make = partial(make_environment, spec, means)
         elif row is None:
-            make = partial(open_host, means.variables, options.python)
+            make = partial(open_host, means.variables, python)
         else:
             make = partial(resolve_environment, row.te, found, catalog.stacks, means)
         requests[name, gpus] = StackRequest(name, make, row.te if row and not spec else "")

@@ -47,23 +47,16 @@ def find_contradictions(receipt: Receipt, path: Path) -> Iterator[str]:
 
 def _find_impossible_numbers(receipt: Receipt) -> Iterator[str]:
     """Counts, times and sizes below nothing, and what is loaded listed twice: it has one entry, with all files."""
-    jit = receipt.jit
-    for where, counts in (("warm_up", jit.warm_up), ("after", jit.after), ("hits", jit.hits)):
-        for library, number in counts.items():
-            if number < 0:
-                yield f"jit.{where} counts {number} of {library}"
+    for where in ("warm_up", "after", "hits"):
+        counts: dict[str, int] = getattr(receipt.jit, where)
+        yield from (f"jit.{where} counts {number} of {name}" for name, number in counts.items() if number < 0)
     if receipt.peak_memory_mib < 0:
         yield f"a peak memory of {receipt.peak_memory_mib:g} MiB"
-    for phase, seconds in receipt.seconds.items():
-        if seconds < 0:
-            yield f"seconds.{phase} is {seconds:g}"
+    yield from (f"seconds.{phase} is {seconds:g}" for phase, seconds in receipt.seconds.items() if seconds < 0)
     yield from _find_timing_faults(receipt)
-    for name, entries in Counter(library.name for library in receipt.libraries).items():
-        if entries > 1:
-            yield f"the library {name} is listed {entries} times"
-    for name, entries in Counter(package.name for package in receipt.packages).items():
-        if entries > 1:
-            yield f"the package {name} is listed {entries} times"
+    for kind, rows in (("library", receipt.libraries), ("package", receipt.packages)):
+        listed = Counter(row.name for row in rows)
+        yield from (f"the {kind} {name} is listed {times} times" for name, times in listed.items() if times > 1)
 
 
 def _find_timing_faults(receipt: Receipt) -> Iterator[str]:

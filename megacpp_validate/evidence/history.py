@@ -15,10 +15,12 @@ from ..errors import Exit, NothingSelected, WrongArguments
 from .receipt import Outcome
 from .receipt_time import read_time
 from .selftest import wilson_interval
-from .store import ReceiptFile, ReceiptHead, ReceiptInvalid, ReceiptStore, read_store
+from .store import ReceiptFile, ReceiptInvalid, ReceiptStore, read_store
 from .values import Frozen
 
 DIRTY = "-dirty"  # behind a commit from which files differed
+_OF_HEAD = ("cell", "stack", "target", "probe", "outcome", "reason", "started", "commit", "environment",
+            "image_digest", "lock_hash", "step_seconds", "peak_memory_mib", "compiles_after", "only_timed")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +168,9 @@ def read_history(folder: Path, patterns: Sequence[str] | None = None) -> History
             "cause: another folder, or another name. Next step: leave --cell out, which lists every cell."
         )
     return HistoryResult(
-        store=str(folder),
-        asked=tuple(patterns or ()),
-        cells=tuple(cells),
-        receipts=receipts,
-        unreadable=len(rows) - receipts,
-        runs=len({row.run for row in rows}),
-        lost=lost,
-    )
+        store=str(folder), asked=tuple(patterns or ()), cells=tuple(cells), receipts=receipts,
+        unreadable=len(rows) - receipts, runs=len({row.run for row in rows}), lost=lost,
+    )  # fmt: skip
 
 
 def list_rows(store: ReceiptStore, whole: Sequence[str] = ()) -> tuple[HistoryRow, ...]:
@@ -214,26 +211,18 @@ def _make_row(store: ReceiptStore, one: ReceiptFile, whole: Sequence[str]) -> Hi
         fault = f"it holds the cell {head.cell!r}, which its name does not say"
         head = None
     elif head is not None and (one.doubtful or _matches(head.cell, whole)):
-        head, fault = _check_whole(store, one)
+        try:
+            store.load(one)
+        except ReceiptInvalid as found:
+            head, fault = None, found.reason
     if head is None:
         cell = one.stem if one.file.endswith(".json") else ""  # a folder or a link belongs to no cell
         return HistoryRow(run=one.run, cell=cell, path=one.shown, sha256=one.sha256, fault=fault)
     return HistoryRow(
-        run=one.run, cell=head.cell, path=one.shown, sha256=one.sha256, stack=head.stack, target=head.target,
-        probe=head.probe, outcome=head.outcome, reason=head.reason, started=head.started, commit=head.commit,
-        environment=head.environment, image_digest=head.image_digest, lock_hash=head.lock_hash,
-        host=head.machine.host, gpu=head.machine.gpu, seconds_total=head.seconds.get("total"),
-        seconds_probe=head.seconds.get("probe"), step_seconds=head.step_seconds, peak_memory_mib=head.peak_memory_mib,
-        compiles_after=head.compiles_after, only_timed=head.only_timed,
+        run=one.run, path=one.shown, sha256=one.sha256, host=head.machine.host, gpu=head.machine.gpu,
+        seconds_total=head.seconds.get("total"), seconds_probe=head.seconds.get("probe"),
+        **{name: getattr(head, name) for name in _OF_HEAD},
     )  # fmt: skip
-
-
-def _check_whole(store: ReceiptStore, one: ReceiptFile) -> tuple[ReceiptHead | None, str]:
-    try:
-        store.load(one)
-    except ReceiptInvalid as found:
-        return None, found.reason
-    return one.head, ""
 
 
 def _matches(cell: str, patterns: Sequence[str] | None) -> bool:

@@ -25,7 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 from ..errors import EvidenceMissing
 from .contradictions import find_contradictions
 from .receipt import READABLE, SCHEMA_ID, Outcome, Receipt, cell_id
-from .strict_json import refuse_what_json_hides
+from .strict_json import read_strict_json
 
 _RECEIPT: Final = TypeAdapter(Receipt)
 _LARGEST: Final = 64 << 20  # bytes; the largest receipt that was seen has less than one
@@ -83,7 +83,7 @@ def parse_receipt(text: bytes, path: Path) -> Receipt:
     """
     try:
         receipt = _RECEIPT.validate_json(text, strict=True)
-        refuse_what_json_hides(text)
+        read_strict_json(text)
     except ValidationError as fault:
         raise ReceiptInvalid(path, "; ".join([*_find_later_schema(text), *_list_errors(fault)])) from fault
     except ValueError as fault:
@@ -337,19 +337,11 @@ def _read_files(folder: Path) -> Iterator[ReceiptFile]:
             if entry.is_dir(follow_symlinks=False):
                 ahead.append(file)
             elif entry.is_symlink():
-                if entry.name.endswith(".json") or not _leads_to_file(entry):
+                if entry.name.endswith(".json") or not Path(entry.path).is_file():  # a folder may hide receipts
                     why = "it cannot be read: it is a link, and what it points to is no part of the store"
                     yield ReceiptFile(file, "", None, why, _leads_out(folder, Path(entry.path)))
             elif entry.name.endswith(".json"):
                 yield _read_file(entry.path, file)
-
-
-def _leads_to_file(link: os.DirEntry[str]) -> bool:
-    """A link to a folder, or to what is not mounted today, may hide receipts."""
-    try:
-        return link.is_file()
-    except OSError:  # no permission, a circle, a name that is too long
-        return False
 
 
 def _leads_out(folder: Path, link: Path) -> bool:

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
-
-from .json_text import read_json
-
-
-def refuse_what_json_hides(text: str | bytes) -> None:
-    """Refuse a key that is there twice, of which one counts, numbers that JSON does not have, and what no reader reads.
-
-    Raises:
-        ValueError: one of them, by name.
-    """
-    read_strict_json(text)
 
 
 def read_strict_json(text: str | bytes) -> Any:
@@ -26,6 +16,22 @@ def read_strict_json(text: str | bytes) -> Any:
             than Python reads.
     """
     return read_json(text, object_pairs_hook=_once_each, parse_constant=_finite, parse_float=_finite)
+
+
+def read_json(text: str | bytes, **hooks: Any) -> Any:
+    """The value of a text, whoever wrote it.
+
+    Args:
+        text: JSON.
+        hooks: of `json.loads`.
+
+    Raises:
+        ValueError: it is no JSON, is refused by a hook, or is nested deeper than Python reads.
+    """
+    try:
+        return json.loads(text, **hooks)
+    except RecursionError as fault:
+        raise ValueError("it is nested too deep") from fault
 
 
 def _once_each(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -18,12 +18,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import Field, JsonValue, ValidationError
+from pydantic import Field, JsonValue
 
 from ..catalog.postures import Arm, Feature
 from ..errors import EvidenceMissing, Exit, exit_for
 from ..evidence.rounding import UNIT_ROUNDOFF, Depth
-from ..evidence.strict_json import refuse_what_json_hides
+from ..evidence.strict_json import read_strict_json
 from ..evidence.values import Frozen
 from .loss_statistics import sample_deviation, t_95
 
@@ -44,14 +44,14 @@ class AblationInvalid(EvidenceMissing):
     """A file that is not a receipt of an ablation."""
 
 
-class PartSeen(Frozen):
+class ObservedPart(Frozen):
     """What a part of the model was asked for and what it took."""
 
     requested: str
     observed: str
 
 
-class RunSeen(Frozen):
+class AblationRun(Frozen):
     """One run of an arm.
 
     Attributes:
@@ -86,7 +86,7 @@ class RunSeen(Frozen):
     changes: dict[str, JsonValue] = Field(default_factory=dict)
     features: dict[str, JsonValue] = Field(default_factory=dict)
     forms: dict[str, JsonValue] = Field(default_factory=dict)
-    parts: dict[str, PartSeen] = Field(default_factory=dict)
+    parts: dict[str, ObservedPart] = Field(default_factory=dict)
     step_seconds: tuple[float, ...] = ()
     losses: tuple[float | None, ...] = ()
     tokens: int = 0
@@ -176,7 +176,7 @@ class FeatureAblation(Frozen):
     base: Literal["posture", "plain"]
     off: dict[str, JsonValue]
     on: dict[str, JsonValue]
-    runs: tuple[RunSeen, ...] = ()
+    runs: tuple[AblationRun, ...] = ()
     warm: int = 0
     step_time: Change | None = None
     tokens_per_second: Change | None = None
@@ -217,17 +217,7 @@ def first_warm_step(steps: int) -> int:
     return min(WARM, steps // 4)
 
 
-def find_faults(feature: Feature, orders: Mapping[ArmName, Mapping[str, Any]], runs: Sequence[RunSeen]) -> list[str]:
-    """Why runs are no evidence of a feature: one did not end well, did not have what it asked for, or is too short."""
-    arms: dict[ArmName, Arm] = {"off": feature.off, "on": feature.on}
-    return [
-        f"run {run.place + 1} ({run.arm}): {fault}"
-        for run in runs
-        for fault in find_run_faults(arms[run.arm], orders[run.arm], run)
-    ]
-
-
-def find_run_faults(arm: Arm, order: Mapping[str, Any], run: RunSeen) -> Iterator[str]:
+def find_run_faults(arm: Arm, order: Mapping[str, Any], run: AblationRun) -> Iterator[str]:
     """Why one run is no evidence of its arm.
 
     Args:
@@ -252,11 +242,6 @@ def find_run_faults(arm: Arm, order: Mapping[str, Any], run: RunSeen) -> Iterato
             if _plain(held.get(name)) != _plain(wanted):
                 said = held.get(name, "nothing")
                 yield f"{kind}.{name} was asked to be {_plain(wanted)}, and its receipt says {_plain(said)}"
-    yield from _find_part_faults(arm, run)
-
-
-def _find_part_faults(arm: Arm, run: RunSeen) -> Iterator[str]:
-    """Parts that ran on what the arm does not have, and patterns that no part has."""
     for pattern, backends in arm.parts.items():
         found = {name: part for name, part in run.parts.items() if fnmatchcase(name.partition("@")[0], pattern)}
         if not found:
@@ -272,7 +257,7 @@ def _plain(value: Any) -> str:
 
 
 def decide_feature(
-    feature: Feature, orders: Mapping[ArmName, Mapping[str, Any]], runs: Sequence[RunSeen], pairs: int
+    feature: Feature, orders: Mapping[ArmName, Mapping[str, Any]], runs: Sequence[AblationRun], pairs: int
 ) -> dict[str, Any]:
     """What the runs of a feature show: the fields `warm` to `reasons` of `FeatureAblation`.
 
@@ -282,7 +267,12 @@ def decide_feature(
         runs: in the order of time, off and on in turn.
         pairs: that were asked for.
     """
-    faults = find_faults(feature, orders, runs)
+    arms: dict[ArmName, Arm] = {"off": feature.off, "on": feature.on}
+    faults = [
+        f"run {run.place + 1} ({run.arm}): {fault}"
+        for run in runs
+        for fault in find_run_faults(arms[run.arm], orders[run.arm], run)
+    ]
     if pairs < 2:
         faults.append("one pair shows no spread: at least two pairs are needed")
     if not faults and [run.arm for run in runs] != list(ARMS) * pairs:
@@ -330,7 +320,7 @@ def compare(values: Sequence[float], *, lower_is_better: bool = True, least: flo
     )  # fmt: skip
 
 
-def compare_losses(runs: Sequence[RunSeen], precision: str) -> LossChange:
+def compare_losses(runs: Sequence[AblationRun], precision: str) -> LossChange:
     """The loss over the last quarter of the steps: both arms see the same data.
 
     It changes where the difference is larger than its own interval (of runs of equal arms, and of steps), than runs of
@@ -375,7 +365,7 @@ def _find_repeats(runs: Sequence[float]) -> float:
     return max(max(arm) - min(arm) for arm in (runs[0::2], runs[1::2]))
 
 
-def _round_off(run: RunSeen, precision: str) -> float:
+def _round_off(run: AblationRun, precision: str) -> float:
     """Relative error of the loss at the end of a run that rounding alone makes."""
     if not run.tokens:
         return 0.0
@@ -393,34 +383,25 @@ def _exp(value: float) -> float:
     return math.exp(min(value, 700.0))
 
 
-def parse_ablation(text: str | bytes, source: str = "the text") -> FeatureAblation:
-    """A receipt from its JSON text.
+def read_ablation(path: Path) -> FeatureAblation:
+    """A receipt from its file.
 
     Raises:
-        AblationInvalid: it is none, or contradicts itself.
+        AblationInvalid: the file cannot be read, is no receipt of an ablation, or contradicts itself.
     """
     try:
+        text = path.read_bytes()
+        read_strict_json(text)
         read = FeatureAblation.model_validate_json(text)
-        refuse_what_json_hides(text)
-        faults = list(_find_contradictions(read))
-    except ValidationError as fault:
-        faults = [f"{'.'.join(map(str, error['loc'])) or 'the file'}: {error['msg']}" for error in fault.errors()[:5]]
-    except ValueError as fault:
-        faults = [str(fault)]
+        faults = "; ".join(_find_contradictions(read))
+    except (OSError, ValueError) as fault:
+        faults = str(fault)
     if faults:
         raise AblationInvalid(
-            f"{source} is not a valid receipt of an ablation: {'; '.join(faults)}. Likely cause: the file was edited, "
-            "cut short, or written by another version. Next step: run the feature again."
+            f"{path} is not a valid receipt of an ablation: {faults}. Likely cause: the file was edited, cut short, or "
+            "written by another version. Next step: run the feature again."
         )
     return read
-
-
-def read_ablation(path: Path) -> FeatureAblation:
-    """A receipt from its file; raises `AblationInvalid`."""
-    try:
-        return parse_ablation(path.read_bytes(), str(path))
-    except OSError as fault:
-        raise AblationInvalid(f"{path} cannot be read: {fault.strerror or fault}") from fault
 
 
 def _find_contradictions(read: FeatureAblation) -> Iterator[str]:
@@ -437,13 +418,8 @@ def _find_contradictions(read: FeatureAblation) -> Iterator[str]:
     if read.step_time is None or read.step_time.verdict is not read.verdict:
         yield "its verdict is not that of the step time"
     for name in ("step_time", "tokens_per_second", "memory"):
-        yield from _find_false_verdict(name, getattr(read, name))
-
-
-def _find_false_verdict(name: str, change: Any) -> Iterator[str]:
-    if change is None:
-        return
-    if not change.low <= change.ratio <= change.high:
-        yield f"{name}: {change.ratio:g} lies outside of its interval"
-    if change.verdict is not Verdict.NOISE and change.low <= 1 <= change.high:
-        yield f"{name}: a {change.verdict.value} whose interval holds 1"
+        change: Change | None = getattr(read, name)
+        if change is not None and not change.low <= change.ratio <= change.high:
+            yield f"{name}: {change.ratio:g} lies outside of its interval"
+        if change is not None and change.verdict is not Verdict.NOISE and change.low <= 1 <= change.high:
+            yield f"{name}: a {change.verdict.value} whose interval holds 1"

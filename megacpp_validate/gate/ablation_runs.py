@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
-
 from .. import TOOL
 from ..catalog.postures import Feature, Posture, merge_orders, settings_of
+from ..environments.cpu_stack import find_cpu_python
 from ..environments.environment import Environment
 from ..environments.facts import read_facts
 from ..environments.interpreter import host_interpreter, read_commit
@@ -25,10 +24,9 @@ from ..process import Ended, Processes
 from .ablation import (
     ARMS,
     AblationResult,
+    AblationRun,
     ArmName,
     FeatureAblation,
-    PartSeen,
-    RunSeen,
     Verdict,
     decide_feature,
     find_run_faults,
@@ -170,7 +168,8 @@ def run_ablation(posture: Posture, options: AblationOptions, report: Callable[[s
     """
     rows: list[FeatureAblation] = []
     with tempfile.TemporaryDirectory(prefix="megacpp-package-") as package:
-        environment, processes = host_interpreter(os.environ, Path(package), options.python), Processes()
+        python = find_cpu_python(options.python) if options.device == "cpu" else options.python
+        environment, processes = host_interpreter(os.environ, Path(package), python), Processes()
         host = _Host(environment, processes)
         if options.device == "cuda":
             facts = read_facts(environment, processes)
@@ -216,7 +215,7 @@ def _ablate(
     }  # fmt: skip
     if reasons := tuple(why_not_run(feature, options, gpu=host.gpu, te=host.te)):
         return FeatureAblation(**fields, verdict=Verdict.NOT_JUDGED, reasons=reasons)
-    runs: list[RunSeen] = []
+    runs: list[AblationRun] = []
     for place in range(2 * options.pairs):
         arm: ArmName = ARMS[place % 2]
         run = _run(orders[arm], arm, place, options.receipts / feature.id, options, host)
@@ -229,7 +228,7 @@ def _ablate(
 
 def _run(
     order: Mapping[str, Any], arm: ArmName, place: int, folder: Path, options: AblationOptions, host: _Host
-) -> RunSeen:
+) -> AblationRun:
     """One run: its order, its log and what it left in a folder of its own."""
     home = folder.absolute() / f"{place + 1}-{arm}"
     home.mkdir(parents=True, exist_ok=True)
@@ -239,101 +238,58 @@ def _run(
     try:
         ended = host.processes.run(call, folder=home, limit_s=options.limit_s + _GRACE_S, log=log, given=given)
     except OSError as fault:
-        return RunSeen(arm=arm, place=place, ending="not-started", words=str(fault))
+        return AblationRun(arm=arm, place=place, ending="not-started", words=str(fault))
     return read_run(ended, arm, place, f"{folder.name}/{home.name}")
 
 
 # --- The answer of a smoke run: one JSON object on its standard output; it has more than is read here. ---
 
 
-class _Wire(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class _Step(_Wire):
-    loss: float | str | None  # a number that is none comes as text
-    seconds: float = Field(ge=0)
-
-
-class _Part(_Wire):
-    requested: str
-    observed: str
-
-
-class _Model(_Wire):
-    name: str
-    pattern: str
-    parameters: int
-    size: dict[str, JsonValue]
-
-
-class _Goodput(_Wire):
-    tokens: int
-    peak_bytes: dict[str, int]
-
-
-class _Rank(_Wire):
-    rank: int
-    steps: list[_Step]
-    goodput: _Goodput
-    choices: dict[str, _Part]
-    topology: dict[str, JsonValue]
-    forms: dict[str, JsonValue]
-    features: dict[str, JsonValue]
-    model: _Model
-    versions: dict[str, JsonValue]
-
-
-class _Answer(_Wire):
-    ending: str
-    words: str = ""
-    seconds: float = 0.0
-    ranks: list[_Rank]
-
-
-def read_run(ended: Ended, arm: ArmName, place: int, file: str = "") -> RunSeen:
+def read_run(ended: Ended, arm: ArmName, place: int, file: str = "") -> AblationRun:
     """What a process answered: the last line that is an answer; libraries may write something after it."""
     last = " ".join(ended.words.split())[-_LAST_WORDS:]
     lines = [line for line in ended.words.splitlines() if line.startswith("{") and '"ending"' in line]
-    why = "it gave no answer"
     try:
-        answer = _Answer.model_validate_json(lines[-1]) if lines else None
-    except ValidationError as fault:
-        answer = None
-        listed = [f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in fault.errors()[:3]]
-        why = f"its answer has another form: {'; '.join(listed)}"
-    if answer is None:
+        run = _merge_ranks(json.loads(lines[-1]), arm, place, file) if lines else None
+        why = "it gave no answer"
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as fault:
+        run, why = None, f"its answer has another form: {type(fault).__name__}: {fault}"
+    if run is None:
         how = ended.how if ended.code != 0 else "no-answer"
         words = f"{why}. Its last words: {last or 'none'}"
-        return RunSeen(arm=arm, place=place, ending=how, words=words, seconds=ended.seconds, file=file)
-    run = _merge_ranks(answer, arm, place, file)
+        return AblationRun(arm=arm, place=place, ending=how, words=words, seconds=ended.seconds, file=file)
     if ended.code == 0 or run.ending != "done":
         return run
     words = f"it answers done, and its process ended with {ended.how} {ended.code}: {last}"
     return run.model_copy(update={"ending": "contradiction", "words": words})
 
 
-def _merge_ranks(answer: _Answer, arm: ArmName, place: int, file: str) -> RunSeen:
+def _merge_ranks(answer: Mapping[str, Any], arm: ArmName, place: int, file: str) -> AblationRun:
     """A run in one row: a step takes as long as on its slowest rank, and the rank that uses most memory counts."""
-    run = RunSeen(arm=arm, place=place, ending=answer.ending, words=answer.words, seconds=answer.seconds, file=file)
-    if not answer.ranks:
-        return run
-    first = min(answer.ranks, key=lambda rank: rank.rank)
-    parts = dict(first.choices)  # where another rank took something else, that stands under the rank's own name
-    for rank in answer.ranks:
-        parts |= {f"{name}@{rank.rank}": part for name, part in rank.choices.items() if part != first.choices.get(name)}
-    times = zip(*([step.seconds for step in rank.steps] for rank in answer.ranks), strict=False)
-    return run.model_copy(update={
-        "model": first.model.name, "pattern": first.model.pattern, "parameters": first.model.parameters,
-        "topology": {name: value for name, value in first.topology.items() if name not in _OWN},
-        "changes": first.model.size, "features": first.features, "forms": first.forms, "versions": first.versions,
-        "parts": {name: PartSeen(requested=part.requested, observed=part.observed) for name, part in parts.items()},
-        "step_seconds": tuple(max(row) for row in times),
-        "losses": tuple(_finite(step.loss) for step in first.steps),
-        "tokens": first.goodput.tokens // len(first.steps) if first.steps else 0,
-        "peak_bytes": max(max(rank.goodput.peak_bytes.values(), default=0) for rank in answer.ranks),
-    })  # fmt: skip
+    ranks = sorted(answer["ranks"], key=lambda rank: int(rank["rank"]))
+    fields: dict[str, Any] = {name: answer[name] for name in ("ending", "words", "seconds") if name in answer}
+    if ranks:
+        first = ranks[0]
+        parts = dict(first["choices"])  # where another rank took something else, that stands under the rank's own name
+        for rank in ranks:
+            own = {name: part for name, part in rank["choices"].items() if part != first["choices"].get(name)}
+            parts |= {f"{name}@{rank['rank']}": part for name, part in own.items()}
+        model, times = (
+            first["model"],
+            zip(*([step["seconds"] for step in rank["steps"]] for rank in ranks), strict=False),
+        )
+        fields |= {name: first[name] for name in ("features", "forms", "versions")}
+        fields |= {
+            "model": model["name"], "pattern": model["pattern"], "parameters": model["parameters"],
+            "changes": model["size"], "step_seconds": tuple(max(row) for row in times),
+            "topology": {name: value for name, value in first["topology"].items() if name not in _OWN},
+            "parts": {name: {key: part[key] for key in ("requested", "observed")} for name, part in parts.items()},
+            "losses": tuple(_finite(step["loss"]) for step in first["steps"]),
+            "tokens": first["goodput"]["tokens"] // len(first["steps"]) if first["steps"] else 0,
+            "peak_bytes": max(max(rank["goodput"]["peak_bytes"].values(), default=0) for rank in ranks),
+        }  # fmt: skip
+    return AblationRun(arm=arm, place=place, file=file, **fields)
 
 
-def _finite(loss: float | str | None) -> float | None:
-    return loss if isinstance(loss, float) and math.isfinite(loss) else None
+def _finite(loss: object) -> float | None:
+    return loss if isinstance(loss, float) and math.isfinite(loss) else None  # what is no number comes as text

@@ -16,7 +16,7 @@ from ..evidence.store import ReceiptFile, ReceiptInvalid
 from ..evidence.values import ENVIRONMENT, Cause
 from .decision import CellVerdict
 from .rules import Reason
-from .selection import ran_the_same, rank_by_time
+from .selection import rank_by_time
 
 _CAUSES: Final = {
     GateRule.SLOWER: (
@@ -91,12 +91,11 @@ def name_culprits(
         whole = blame(receipt for cell, receipt in counting.items() if cell not in disowned)
         found += [row for row in whole if red & _list_names([row])]
     found += _share(row for one in required for row in _name_own(one))
-    for group in _group_runs(_find_closing(judged, files, _list_names(found))):
-        probes = {one.claims.probe for one in group}
-        for row in blame(_read_run(group, files, load, own)):
-            met = _list_names(found)
-            if row.module not in met and probes & _list_names([row]):
-                found.append(row)
+    closing = _find_closing(judged, files, _list_names(found))
+    probes = {one.claims.probe for one in closing}
+    for row in blame(_read_runs(closing, files, load, own)) if closing else ():
+        if row.module not in _list_names(found) and probes & _list_names([row]):
+            found.append(row)
     rank = {one.verdict.probe: number for number, one in enumerate(judged) if one.verdict.required}
     return tuple(sorted(found, key=lambda row: (rank.get(row.module, -1), row.module, row.cause.value, row.component)))
 
@@ -119,21 +118,7 @@ def _find_closing(judged: Iterable[Judged], files: Iterable[ReceiptFile], named:
     return list(closing.values())
 
 
-def _group_runs(receipts: Iterable[ReceiptFile]) -> list[list[ReceiptFile]]:
-    """Those of one folder, or of one commit, environment and image, together."""
-    groups: list[list[ReceiptFile]] = []
-    for one in receipts:
-        near = [
-            group
-            for group in groups
-            if any(one.run == other.run or ran_the_same(one.claims, other.claims) for other in group)
-        ]
-        groups = [group for group in groups if group not in near]
-        groups.append([*(other for group in near for other in group), one])
-    return groups
-
-
-def _read_run(
+def _read_runs(
     red: Sequence[ReceiptFile], files: Iterable[ReceiptFile], load: Callable[[ReceiptFile], Receipt], own: str
 ) -> Iterator[Receipt]:
     """Red receipts, and the newest of every other cell of the judged stack and target in their folders."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -46,25 +45,27 @@ class PresetOutcome(StrEnum):
         return self not in (PresetOutcome.REFUSED, PresetOutcome.NOT_REFUSED)
 
 
-@dataclass(frozen=True)
-class PresetWaiver:
-    """A waiver of the rule that refuses a preset.
+class PresetWaiver(Frozen):
+    """A waiver of a rule for a preset, and what it does today.
 
     Attributes:
+        rule, preset: what it holds off, and for whom.
         owner: who answers for it.
-        expires: the last day on which it holds.
-        holds: whether it does today.
+        expires: the last day on which it can hold.
+        holds: whether it holds off a refusal today.
     """
 
+    rule: str
+    preset: str
     owner: str
     reason: str
     link: str
     expires: date
+    state: WaiverState
     holds: bool
 
 
-@dataclass(frozen=True)
-class PresetRefusal:
+class PresetRefusal(Frozen):
     """What one rule refuses of a preset.
 
     Attributes:
@@ -74,7 +75,7 @@ class PresetRefusal:
         reason: why that is refused.
         source: where that is known from; empty where it is the project's own experience.
         next: what to do.
-        waiver: of this rule and preset, holding or expired.
+        waiver: of this rule and preset, holding or expired; the one that holds longest.
     """
 
     rule: str
@@ -91,16 +92,7 @@ class PresetRefusal:
         return self.waiver.expires if self.waiver is not None and self.waiver.holds else None
 
 
-@dataclass(frozen=True)
-class LowPrecision:
-    """Parts of a preset that are to run in a recipe."""
-
-    parts: tuple[str, ...]
-    recipe: str
-
-
-@dataclass(frozen=True)
-class PresetDecision:
+class PresetDecision(Frozen):
     """What the policy says of a preset on a day.
 
     Attributes:
@@ -117,7 +109,7 @@ class PresetDecision:
     today: date
     says: str
     targets: tuple[str, ...]
-    low: tuple[LowPrecision, ...]
+    low: tuple[LowParts, ...]
     layers: int
     bf16_first: int
     bf16_last: int
@@ -136,25 +128,6 @@ class PresetDecision:
         return not self.standing
 
 
-@dataclass(frozen=True)
-class WaiverStatus:
-    """A waiver, and what it does today.
-
-    Attributes:
-        rule, preset: what it holds off, and for whom.
-        owner: who answers for it.
-        expires: the last day on which it can hold.
-    """
-
-    rule: str
-    preset: str
-    owner: str
-    reason: str
-    link: str
-    expires: date
-    state: WaiverState
-
-
 class PolicyResult(Frozen):
     """What the policy says of presets on a day.
 
@@ -169,7 +142,7 @@ class PolicyResult(Frozen):
     today: date
     rules: int
     presets: tuple[PresetDecision, ...]
-    waivers: tuple[WaiverStatus, ...] = ()
+    waivers: tuple[PresetWaiver, ...] = ()
 
     @property
     def holds(self) -> bool:
@@ -217,86 +190,68 @@ def decide_preset(preset: Preset, rules: PolicyRules, waivers: Sequence[Waiver],
     A waiver hides nothing: a refusal that it holds off is among the others. One that has expired, or that is of a rule
     that cannot be waived, holds nothing off.
     """
-    refusals = tuple(
-        PresetRefusal(
-            rule.id, rule.refuses, found, rule.reason, rule.source, rule.next, _waiver(rule, preset, waivers, today)
-        )
-        for rule in rules.rules
-        for found in _find(rule, preset, rules)
-    )
+    refusals = []
+    for rule in rules.rules:
+        own = [waiver for waiver in waivers if (waiver.rule, waiver.preset) == (rule.id, preset.id)]
+        last = max(own, key=lambda waiver: waiver.expires, default=None)
+        waiver = None if last is None else _judge_waiver(last, today, waivable=rule.waivable)
+        words = {name: getattr(rule, name) for name in ("refuses", "reason", "source", "next")}
+        refusals += [
+            PresetRefusal(rule=rule.id, found=found, waiver=waiver, **words) for found in _find(rule, preset, rules)
+        ]
     refused_by = {refusal.rule for refusal in refusals}
     missed = tuple(rule for rule in preset.refused_by if rule not in refused_by)
+    if missed:  # reported even where another rule refuses the preset
+        outcome = PresetOutcome.NOT_REFUSED
+    elif not refusals:
+        outcome = PresetOutcome.ALLOWED
+    elif all(refusal.waived_until is not None for refusal in refusals):
+        outcome = PresetOutcome.WAIVED
+    else:
+        outcome = PresetOutcome.ROLLED_BACK if preset.refused_by else PresetOutcome.REFUSED
     return PresetDecision(
-        preset=preset.id,
-        today=today,
-        says=preset.says,
-        targets=tuple(preset.targets),
-        low=tuple(LowPrecision(tuple(low.parts), low.recipe) for low in preset.low),
-        layers=len(preset.pattern),
-        bf16_first=preset.bf16_first,
-        bf16_last=preset.bf16_last,
-        outcome=_decide_outcome(preset, refusals, missed),
-        refusals=refusals,
-        not_refused_by=missed,
-    )
+        preset=preset.id, today=today, says=preset.says, targets=tuple(preset.targets), low=tuple(preset.low),
+        layers=len(preset.pattern), bf16_first=preset.bf16_first, bf16_last=preset.bf16_last,
+        outcome=outcome, refusals=tuple(refusals), not_refused_by=missed,
+    )  # fmt: skip
 
 
 def list_waivers(
     waivers: Sequence[Waiver], decisions: Sequence[PresetDecision], today: date
-) -> tuple[WaiverStatus, ...]:
+) -> tuple[PresetWaiver, ...]:
     """What each waiver of these presets does."""
     needed = {(refusal.rule, decision.preset) for decision in decisions for refusal in decision.refusals}
     known = {decision.preset for decision in decisions}
     return tuple(
-        WaiverStatus(
-            waiver.rule,
-            waiver.preset,
-            waiver.owner,
-            waiver.reason,
-            waiver.link,
-            waiver.expires,
-            _judge_waiver(waiver, today) if (waiver.rule, waiver.preset) in needed else WaiverState.NOT_NEEDED,
-        )
-        for waiver in waivers
-        if waiver.preset in known
+        _judge_waiver(one, today, needed=(one.rule, one.preset) in needed) for one in waivers if one.preset in known
     )
 
 
-def _judge_waiver(waiver: Waiver, today: date) -> WaiverState:
-    return WaiverState.HOLDS if waiver.expires >= today else WaiverState.EXPIRED
-
-
-def _decide_outcome(preset: Preset, refusals: Sequence[PresetRefusal], missed: Sequence[str]) -> PresetOutcome:
-    """A rule that must refuse a preset and does not is told even where another one refuses it."""
-    if missed:
-        return PresetOutcome.NOT_REFUSED
-    if not refusals:
-        return PresetOutcome.ALLOWED
-    if all(refusal.waived_until is not None for refusal in refusals):
-        return PresetOutcome.WAIVED
-    return PresetOutcome.ROLLED_BACK if preset.refused_by else PresetOutcome.REFUSED
-
-
-def _waiver(rule: Rule, preset: Preset, waivers: Sequence[Waiver], today: date) -> PresetWaiver | None:
-    """The one of this rule and preset that holds longest."""
-    own = [waiver for waiver in waivers if (waiver.rule, waiver.preset) == (rule.id, preset.id)]
-    if not own:
-        return None
-    last = max(own, key=lambda waiver: waiver.expires)
-    return PresetWaiver(last.owner, last.reason, last.link, last.expires, rule.waivable and last.expires >= today)
+def _judge_waiver(waiver: Waiver, today: date, *, waivable: bool = True, needed: bool = True) -> PresetWaiver:
+    state = WaiverState.HOLDS if waiver.expires >= today else WaiverState.EXPIRED
+    return PresetWaiver(
+        **waiver.model_dump(), state=state if needed else WaiverState.NOT_NEEDED,
+        holds=waivable and state is WaiverState.HOLDS,
+    )  # fmt: skip
 
 
 def _find(rule: Rule, preset: Preset, rules: PolicyRules) -> Iterator[str]:
     """What a preset has of what a rule refuses."""
     match rule:
         case ZonesRule():
-            yield from _find_zones(rule, preset)
+            if preset.low and (preset.bf16_first < rule.first or preset.bf16_last < rule.last):
+                yield (
+                    f"of {len(preset.pattern)} layers the first {preset.bf16_first} and the last {preset.bf16_last} "
+                    f"stay in BF16; at least {rule.first} and {rule.last} are wanted"
+                )
         case PartsRule():
             yield from (
                 f"{part} runs in {low.recipe}" for low in preset.low for part in low.parts if part in rule.parts
             )
         case TogetherRule():
-            yield from _find_together(rule, preset)
+            missing = [owner for owner in rule.owners if not preset.owners.get(owner, "").strip()]
+            if preset.low and preset.graphs and preset.recompute == "selective" and missing:
+                yield f"low precision, graphs and selective recompute, and nobody is named for {', '.join(missing)}"
         case HistoryRule():
             if preset.amax_history < rule.least and any(low.recipe == "delayed" for low in preset.low):
                 yield f"amax_history is {preset.amax_history}; at least {rule.least} is wanted"
@@ -307,20 +262,6 @@ def _find(rule: Rule, preset: Preset, rules: PolicyRules) -> Iterator[str]:
             yield from (
                 found for low in preset.low if low.recipe in of for found in _find_odd(low, preset, of[low.recipe])
             )
-
-
-def _find_zones(rule: ZonesRule, preset: Preset) -> Iterator[str]:
-    if preset.low and (preset.bf16_first < rule.first or preset.bf16_last < rule.last):
-        yield (
-            f"of {len(preset.pattern)} layers the first {preset.bf16_first} and the last {preset.bf16_last} stay in "
-            f"BF16; at least {rule.first} and {rule.last} are wanted"
-        )
-
-
-def _find_together(rule: TogetherRule, preset: Preset) -> Iterator[str]:
-    missing = [owner for owner in rule.owners if not preset.owners.get(owner, "").strip()]
-    if preset.low and preset.graphs and preset.recompute == "selective" and missing:
-        yield f"low precision, graphs and selective recompute, and nobody is named for {', '.join(missing)}"
 
 
 def _find_targets(preset: Preset, rules: PolicyRules) -> Iterator[str]:

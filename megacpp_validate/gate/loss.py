@@ -28,7 +28,7 @@ from .. import TOOL
 from ..evidence.loss_curve import LossCurve
 from ..evidence.loss_curves import CurveSet, read_curves
 from ..evidence.receipt import Check, Part
-from .loss_checks import Seen, check_norms, check_scales, make_check, to_json
+from .loss_checks import Extreme, check_norms, check_scales, make_check, to_json
 from .loss_observed import check_observed, hold
 from .loss_refusals import REFERENCE, Pairs, find_damage, find_refusals, pair_by_seed
 from .loss_result import LossGateResult, LossOutcome, LossVerdict, SeedSeries
@@ -167,4 +167,4 @@ def _check_tail(pairs: Pairs, planned: int, bar: float) -> Check:
     gaps = [subtract(fp8.losses[start:], bf16.losses[start:]) for bf16, fp8 in pairs]
     bias = sum(map(sum, gaps)) / sum(map(len, gaps))
     said = f"Student's t of {len(pairs)} seeds x the root of 2 x the spread of {REFERENCE}, over the root of the seeds"
-    return make_check("gap.tail", [Seen(abs(bias), bar, f"{bias:+.4f} nats over steps {start} and later")], said)
+    return make_check("gap.tail", [Extreme(abs(bias), bar, f"{bias:+.4f} nats over steps {start} and later")], said)

@@ -48,7 +48,7 @@ Series = Mapping[int, tuple[Sequence[float], Sequence[float]]]  # seed -> values
 
 
 @dataclass(frozen=True)
-class Seen:
+class Extreme:
     """The largest size in one stretch, and what it may be; `where` says of what, in which seed and steps."""
 
     size: float
@@ -63,7 +63,7 @@ class Seen:
         return self.size / self.bar if self.bar else math.inf if self.size else 0.0
 
 
-def make_check(name: str, seen: Iterable[Seen], derivation: str) -> Check:
+def make_check(name: str, seen: Iterable[Extreme], derivation: str) -> Check:
     """Of the one that is off by most of its bar; a number that is not finite becomes None, as in JSON."""
     worst = max(seen, key=lambda one: one.excess)
     passed = worst.size <= worst.bar  # a NaN is not
@@ -182,7 +182,7 @@ def _list_parts(pairs: Pairs, name: str) -> tuple[list[str], list[str]]:
 
 def _compare(
     what: str, series: Series, at: _Stretch, lengths: Sequence[int], factor: float, window: int
-) -> Iterator[Seen]:
+) -> Iterator[Extreme]:
     """The largest gap of each length of window in each seed."""
     for length in lengths:
         cap = at.cap * math.sqrt(window / length)
@@ -195,7 +195,7 @@ def _compare(
         for seed, (bf16, fp8) in series.items():
             size, place = find_largest(smooth_fast(subtract(fp8[at.steps], bf16[at.steps]), length))
             end = at.steps.start + place + length - 1
-            yield Seen(size, bar, f"{what}, seed {seed}, in the mean of {length} steps that ends at step {end}")
+            yield Extreme(size, bar, f"{what}, seed {seed}, in the mean of {length} steps that ends at step {end}")
 
 
 def _check_noise(name: str, chosen: slice, series: Series, window: int, least: float = 0.0) -> Check:
@@ -207,13 +207,13 @@ def _check_noise(name: str, chosen: slice, series: Series, window: int, least: f
     bar = max(GROWTH * apart, spread * math.sqrt(window), least)
     steps = f"steps {chosen.start} to {chosen.stop - 1}"
     seen = [
-        Seen(find_noise(subtract(fp8[chosen], bf16[chosen])), bar, f"seed {seed}, {steps}")
+        Extreme(find_noise(subtract(fp8[chosen], bf16[chosen])), bar, f"seed {seed}, {steps}")
         for seed, (bf16, fp8) in series.items()
     ]
     return make_check(name, seen, f"{GROWTH:g} x the noise between two seeds of {REFERENCE}, or their spread")
 
 
-def _median(part: str, norms: Series, stretch: range, factor: float, least: float, most: float) -> Seen:
+def _median(part: str, norms: Series, stretch: range, factor: float, least: float, most: float) -> Extreme:
     """The median of the logarithm of FP8 over BF16 in the seed that is farthest off."""
     chosen = slice(stretch.start, stretch.stop)
     medians = {
@@ -225,7 +225,7 @@ def _median(part: str, norms: Series, stretch: range, factor: float, least: floa
     logs = [statistics.median(map(math.log, values)) for values in above_0]
     times = f"x {math.exp(min(medians[seed], 700)):.4f}"
     where = f"FP8 over {REFERENCE}, {part}, seed {seed}, steps {stretch.start} to {stretch.stop - 1}: {times}"
-    return Seen(sizes[seed], min(most, max(least, factor * sample_deviation(logs))), where)
+    return Extreme(sizes[seed], min(most, max(least, factor * sample_deviation(logs))), where)
 
 
 def _unflush(norms: Series, stretch: range) -> Series:

@@ -142,14 +142,10 @@ def _judge_required(context: _Context) -> Iterator[Judged]:
         text = "there is no receipt of it"
         if refused:
             text += f" that counts: {', '.join(refused[:3])}{' and others' if refused[3:] else ''} is refused"
-        fields: dict[str, Any] = {
-            "stack": order.stack,
-            "target": rules.target.id,
-            "probe": probe,
-            "required": True,
-            "closes": True,
-        }
-        yield _make(CellVerdict(cell=cell, **fields), [Reason(GateRule.MISSING, text, hard=True)])
+        verdict = CellVerdict(
+            cell=cell, stack=order.stack, target=rules.target.id, probe=probe, required=True, closes=True
+        )
+        yield _make(verdict, [Reason(GateRule.MISSING, text, hard=True)])
 
 
 def _judge_counting(context: _Context, cell: str, one: ReceiptFile) -> Judged:
@@ -160,23 +156,16 @@ def _judge_counting(context: _Context, cell: str, one: ReceiptFile) -> Judged:
     if receipt is None or newest is None:
         reasons.append(Reason(GateRule.UNREADABLE, context.broken[cell], hard=True))
     else:
-        found = [
-            *find_faults(receipt, rules, order, newest, context.counting),
-            *find_growth(receipt, rules, context.baseline),
-        ]
+        found = list(find_faults(receipt, rules, order, newest, context.counting))
+        found += find_growth(receipt, rules, context.baseline)
         reasons += [each for each in found if isinstance(each, Reason)]
         warnings = tuple(each for each in found if isinstance(each, str))
     if other := context.selection.copies.get(cell):
         text = f"its process took as long, to the millisecond, as that of {other}: one is an edited copy of the other"
         reasons.append(Reason(GateRule.REPLAYED, text, hard=True))
     standing, owners = _hold_off(cell, reasons, rules, order)
-    fields: dict[str, Any] = {
-        "required": True,
-        "accepted": not standing,
-        "closes": bool(standing),
-        "warnings": warnings,
-    }
-    return _make(_row(one, waived_by=owners, **fields), reasons, standing)
+    fields: dict[str, Any] = {"waived_by": owners, "accepted": not standing, "closes": bool(standing)}
+    return _make(_row(one, required=True, warnings=warnings, **fields), reasons, standing)
 
 
 def _judge_others(context: _Context) -> Iterator[Judged]:
@@ -186,9 +175,8 @@ def _judge_others(context: _Context) -> Iterator[Judged]:
     if context.signed is not None:
         there = {one.file for one in context.files}
         for file in map(show_file, sorted(context.signed.hashes.keys() - there)):
-            reason = Reason(
-                GateRule.SIGNATURE, f"{context.signed.signer} signed {file}, and it is not there", hard=True
-            )
+            text = f"{context.signed.signer} signed {file}, and it is not there"
+            reason = Reason(GateRule.SIGNATURE, text, hard=True)
             path = PurePosixPath(file)
             verdict = CellVerdict(cell=path.name.removesuffix(".json"), run=str(path.parent), closes=True)
             yield _make(verdict, [reason])
@@ -197,7 +185,7 @@ def _judge_others(context: _Context) -> Iterator[Judged]:
 def _judge_rejected(context: _Context, row: Rejected) -> Judged:
     """Its own reason, and that it is not what was signed."""
     one, reason = row.file, row.reason
-    unsigned = [] if context.signed is None else list(_find_unsigned(context, one))
+    unsigned = list(_find_unsigned(context, one)) if context.signed else []
     if reason.rule is GateRule.CONTRADICTED and any(waiver.cell == one.cell for waiver in context.rules.waivers):
         whole = _load(context, one)
         reason = replace(reason, hard=whole is None or is_hard(whole, context.counting))

@@ -21,7 +21,7 @@ from ..errors import EvidenceMissing, InfrastructureFailed, WrongArguments
 from ..evidence.receipt import Receipt
 from ..evidence.receipt_time import read_time
 from ..evidence.receipts_manifest import ManifestInvalid, hash_manifest, sign_folder, verify_folder
-from ..evidence.store import ReceiptFile, ReceiptInvalid, ReceiptStore, list_folders, read_store
+from ..evidence.store import ReceiptInvalid, ReceiptStore, list_folders, read_store
 from .baseline import Baseline, choose_baseline
 from .decision import GateDecision
 from .release import SignedFolder, decide_release
@@ -71,15 +71,13 @@ def sign_receipts(folder: Path, key: Path) -> str:
     """Sign every receipt of a folder, in words; an invalid one is not signed over.
 
     Raises:
-        ToolError: a file is not a receipt, the key is wrong, or the folder cannot be written.
+        ReceiptInvalid: a file is not a receipt.
+        ToolError: the key is wrong, or the folder cannot be written.
     """
     with hold_folder(folder):
         store = _read(folder)
-        if wrong := [f"{one.shown}: {why}" for one in store.files if (why := _find_fault(store, one))]:
-            raise EvidenceMissing(
-                f"{folder} was not signed: {'; '.join(wrong[:5])}. Next step: take files that are not receipts out of "
-                "the folder, and run damaged cells again."
-            )
+        for one in store.files:
+            store.load(one)
         sign_folder(folder, store.hashes, key, os.environ)
     return f"{folder}: {len(store.files)} receipts signed, sha256 {hash_manifest(store.hashes)}"
 
@@ -163,15 +161,6 @@ def _read(folder: Path) -> ReceiptStore:
     return store
 
 
-def _find_fault(store: ReceiptStore, one: ReceiptFile) -> str:
-    """Why a file is not a receipt, also what only the whole of it shows; empty where it is one."""
-    try:
-        store.load(one)
-    except ReceiptInvalid as fault:
-        return fault.reason
-    return ""
-
-
 def _choose_one(store: ReceiptStore, what: str, target: str) -> str:
     """The stack or target that all receipts share."""
     heads = [one.head for one in store.files if one.head is not None and target in ("", one.head.target)]
@@ -191,20 +180,18 @@ def _make_order(options: GateOptions, stack: str, catalog: Catalog, matrix: Path
         raise WrongArguments(f"--at {at.isoformat()} is not the time of a decision. Next step: give another --at.")
     at = (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
     row = next((row for row in catalog.stacks if row.id == stack), None)
-    image, lock = options.image, options.lock
-    if row is not None:
-        image = image or row.image.rpartition("@")[2]
-    if row is not None and row.lock and not lock:
-        file = (matrix or matrix_folder()).parent / row.lock
+    if row is None:
+        return Order(stack, at, options.commit, options.image, options.lock)
+    lock, file = options.lock, (matrix or matrix_folder()).parent / row.lock
+    if row.lock and not lock:
         try:
             lock = hashlib.sha256(file.read_bytes()).hexdigest()
         except OSError as fault:
             raise WrongArguments(
-                f"{stack} is pinned to the lock {row.lock}, and {file} cannot be read: {fault.strerror or fault}. "
-                "Likely cause: the matrix was copied without containers/locks. Next step: give --lock its SHA-256, or "
-                "--matrix the one of a checkout."
+                f"the lock {file} of {stack} cannot be read: {fault.strerror or fault}. Likely cause: the matrix was "
+                "copied without containers/locks. Next step: give --lock its SHA-256, or --matrix of a checkout."
             ) from fault
-    return Order(stack, at, options.commit, image, lock)
+    return Order(stack, at, options.commit, options.image or row.image.rpartition("@")[2], lock)
 
 
 def _read_baseline(folder: Path, rules: GateRules, judged: set[str], at: datetime) -> Baseline:

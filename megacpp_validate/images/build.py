@@ -31,12 +31,10 @@ from .locking import write_together
 from .locks import read_image_lock
 from .pins import FILE as PINS_FILE
 from .pins import Pins, read_pins
-from .plan import BAKE_FILE, BuildSettings, ImagePlan, find_images, plan_images, render_bake
-from .tools import ImageRefused
+from .plan import BAKE_FILE, BuildSettings, ImagePlan, find_images, plan_images, render_committed_bake, require_base
+from .tools import REGISTRY, ImageRefused
 
 _TAG: Final = re.compile(r"^\w[\w.-]{0,127}$", re.ASCII)
-_REGISTRY: Final = re.compile(r"^[a-z0-9.-]+(:\d+)?(/[a-z0-9._-]+)*$")
-_BASE: Final = re.compile(r"^[^\s@]+@sha256:[0-9a-f]{64}$")
 
 
 class ImageClosed(ToolError):
@@ -178,17 +176,13 @@ def read_rows(options: ImageOptions, tool: str, variables: Mapping[str, str]) ->
     """
     if options.tag and not _TAG.match(options.tag):
         raise WrongArguments(f"{options.tag!r} is no tag. Next step: use letters, digits, dots and dashes.")
-    if options.push is not None and not _REGISTRY.match(options.push):
+    if options.push is not None and not REGISTRY.match(options.push):
         raise WrongArguments(
             f"{options.push!r} is no registry. Next step: write host[:port][/prefix], without a scheme, as "
             "127.0.0.1:5000."
         )
-    if options.own_base and not _BASE.match(options.own_base):
-        raise WrongArguments(
-            f"the base {options.own_base!r} is not pinned by a digest. Likely cause: a tag was given, which may be "
-            "another image tomorrow. Next step: write REPOSITORY@sha256:DIGEST; `docker buildx imagetools inspect` "
-            "shows it."
-        )
+    if options.own_base:
+        require_base(options.own_base)
     if options.prove and options.targets != ("cpu",):
         raise WrongArguments(
             "--prove runs the image on this machine, so it is for cpu alone. Next step: `images cpu --prove`."
@@ -205,13 +199,11 @@ def write_bake(rows: ImageRows) -> Path:
         ImageClosed: an image cannot be planned.
         InfrastructureFailed: it cannot be written.
     """
-    known = {image.target for image in rows.images.image}
-    targets = [row for row in rows.catalog.targets if row.id in known]
     try:
-        plans = plan_images(rows.images, rows.pins, targets, root=rows.root, mirror="")
+        text = render_committed_bake(rows.images, rows.pins, rows.catalog.targets, rows.root)
     except ImageRefused as fault:
         raise ImageClosed(str(fault)) from fault
-    write_together(rows.root, {BAKE_FILE: render_bake(plans)})
+    write_together(rows.root, {BAKE_FILE: text})
     return rows.root / BAKE_FILE
 
 

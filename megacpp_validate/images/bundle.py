@@ -70,7 +70,6 @@ _KINDS: Final = {
 }  # fmt: skip
 _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?I?)B?", re.IGNORECASE)
-_SPARE: Final = 64 << 20  # bytes beside what is known to come
 _LEGACY: Final = {5: "manylinux1", 12: "manylinux2010", 17: "manylinux2014"}
 _NAME: Final = "io.containerd.image.name"  # by which `docker load` names an image of an OCI layout
 _REF: Final = "org.opencontainers.image.ref.name"
@@ -236,10 +235,7 @@ def _check_caches(jit: Path, arch: str) -> None:
     try:
         manifest = check_sealed(jit / arch).manifest if jit.is_dir() else read_carried(jit)[0]
     except (ToolError, RuntimeError, ValueError, OSError) as fault:
-        there = ", ".join(sorted(path.name for path in jit.iterdir())) if jit.is_dir() else "an archive"
-        raise ImageRefused(
-            f"{jit} has no JIT caches of {arch} that can be bundled (it has {there}): {fault}"
-        ) from fault
+        raise ImageRefused(f"{jit} has no JIT caches of {arch} that can be bundled: {fault}") from fault
     if manifest.architecture != arch:
         raise ImageRefused(
             f"{jit} holds the JIT caches of {manifest.architecture}, and the image is for {arch}. Likely cause: "
@@ -272,7 +268,7 @@ def _gather(rows: ImageRows, options: BundleOptions, image: Image) -> _Contents:
     )  # what others attested is left aside where there is a key
     attested = {one.kind: one.predicate for one in statements if digest in one.subjects and one.signed is not False}
     try:
-        if SPDX in attested and (why := compare_sbom(attested[SPDX], read_sbom(attested[SPDX]), tree.names, {})):
+        if SPDX in attested and (why := compare_sbom(attested[SPDX], tree.names)):
             raise RegistryLies(
                 f"the SBOM that was attested of {options.image} is of another image: {why}. Likely cause: `image_sign "
                 "--sbom` was given that of another image. Next step: sign it anew with `nox -s image_sign`."
@@ -311,9 +307,6 @@ def _write(
         shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(exist_ok=True)
     (aside / ".order").write_text(note)
-    needed, free = 2 * sum(tree.blobs.values() if tree else ()) + _SPARE, shutil.disk_usage(aside).free
-    if free < needed:
-        raise OSError(errno.ENOSPC, f"No space left on device: {free >> 20} MiB free of {needed >> 20} MiB", str(aside))
     described = None
     if contents.registry and tree:
         say(f"fetching the image, {sum(tree.blobs.values()) / 1e9:.2f} GB")

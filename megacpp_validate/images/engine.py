@@ -17,7 +17,7 @@ from ..errors import InfrastructureFailed, NoEnvironment, ToolError
 from ..evidence.values import Frozen
 from ..process import Ended
 from .plan import BuildSettings, ImagePlan, name_image, plan_bake
-from .tools import ImageRefused, call, require_program
+from .tools import ImageRefused, call, read_pip_settings, require_program
 
 _BUILD_S: Final = 6 * 3600.0  # FlashAttention 3 takes an hour on 64 cores
 _UP_S: Final = 900.0  # packages of 420 MB, and a base of Debian
@@ -27,9 +27,7 @@ _HOW_TO_GET_ONE: Final = (
     "folder of its own; elsewhere install Docker Engine 26.1 or newer with buildx"
 )
 _CERTIFICATES: Final = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
-# Where packages come from, and how one gets there. A folder of the host means nothing in a build.
 _PIP_KEYS: Final = ("index-url", "extra-index-url", "trusted-host", "proxy", "timeout", "retries")
-_PIP_LINE: Final = re.compile(r"^(?P<where>[\w:.]+)\.(?P<key>[\w-]+)='(?P<value>.*)'$")
 _VERTEX: Final = re.compile(r"^#(\d+) \[(?:\S+ )?(?P<stage>[\w-]+)(?: +\d+/\d+)?\] (?P<what>.+)$")
 _EXPORT: Final = re.compile(r"^#(\d+) (?:\[\w+\] )?(?P<what>exporting to image|pushing .*)$")
 _DONE: Final = re.compile(r"^#(\d+) (?:DONE (?P<seconds>\d+\.\d+)s|(?P<cached>CACHED))$")
@@ -56,15 +54,11 @@ _CAUSES: Final[tuple[tuple[str, type[ToolError], str], ...]] = (
         "login. Next step: `docker login` there, or start it; then the same command again, which builds nothing anew.",
     ),
     (
-        rf"{_RESOLVE}(unauthorized|denied|forbidden|\b40[13]\b)", NoEnvironment,
-        "the registry refuses {repository} or {name}. Likely cause: it wants a login. Next step: `docker login` there "
-        "(nvcr.io: user `$oauthtoken`, the password is the API key).",
-    ),
-    (
-        rf"{_RESOLVE}(not found|manifest unknown)|no match for platform|unexpected (commit )?digest|"
-        "failed precondition: unexpected|failed to verify|digest mismatch", NoEnvironment,
-        "the registry has another image than {pulled} names, or none for {platform}; {name} is not set. Likely cause: "
-        "the digest was typed wrong, the image was taken down, or a mirror does not have it. Next step: `docker buildx "
+        rf"{_RESOLVE}(not found|manifest unknown|unauthorized|denied|forbidden|\b40[13]\b)|no match for platform|"
+        "unexpected (commit )?digest|failed precondition: unexpected|failed to verify|digest mismatch", NoEnvironment,
+        "the registry has another image than {pulled} names, has none for {platform}, or refuses this caller; {name} "
+        "is not set. Likely cause: the registry wants a login, the image was taken down, or a mirror does not have it. "
+        "Next step: `docker login` there (nvcr.io: user `$oauthtoken`, the password is the API key); `docker buildx "
         "imagetools inspect {repository}` shows what is there; `nox -s lock` checks the pins against it.",
     ),
     (
@@ -186,14 +180,10 @@ def read_build_settings(variables: Mapping[str, str], *, has_bridge: bool, clone
 
 
 def render_pip_conf(text: str) -> str:
-    """A configuration file from `pip config list`; a later source wins, as it does for pip."""
-    found, order = dict[str, str](), {"global": 0, ":env:": 2}
-    lines = [match for line in text.splitlines() if (match := _PIP_LINE.match(line.strip()))]
-    for match in sorted(lines, key=lambda match: order.get(match["where"], 1)):
-        value = " ".join(word for word in match["value"].replace("\\n", " ").split() if not word.startswith("file:"))
-        if match["key"] in _PIP_KEYS and value:
-            found[match["key"]] = value
-    return "\n".join(["[global]", *(f"{key} = {value}" for key, value in sorted(found.items()))]) + "\n"
+    """A configuration file from `pip config list`: a folder of the host means nothing in a build."""
+    found = read_pip_settings(text)
+    kept = {key: " ".join(word for word in found.get(key, ()) if not word.startswith("file:")) for key in _PIP_KEYS}
+    return "\n".join(["[global]", *(f"{key} = {value}" for key, value in sorted(kept.items()) if value)]) + "\n"
 
 
 class BuildStep(Frozen):

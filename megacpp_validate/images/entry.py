@@ -6,7 +6,6 @@ session does. Whoever mounts a folder of receipts owns what is written there.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import os
@@ -28,6 +27,7 @@ from typing import Final
 from ..errors import Exit, InfrastructureFailed, NoEnvironment, ToolError, WrongArguments
 from ..evidence.whole_file import write_whole
 from ..jitcache.layout import ARCH_VARIABLE, MODE_VARIABLE, NVRTC, ROOT_VARIABLE, arch_folder, cache_variables
+from ..process import run_command
 
 MOUNT: Final = Path("/receipts")
 
@@ -39,7 +39,6 @@ _IMAGES: Final = {"sm_90": "h200", "sm_100": "b200", "sm_121": "gb10"}
 _FORWARDED: Final = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
 )  # fmt: skip
-_CRASHES: Final = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGTRAP)
 
 
 class Needs(StrEnum):
@@ -131,43 +130,29 @@ def read_image(variables: Mapping[str, str]) -> ImageFacts:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a container can see: the kernel's NVIDIA driver, device files, the driver's library, and its GPUs by name
-    and architecture."""
+    """What a container can see: the kernel's NVIDIA driver, device files, and its GPUs by name and architecture."""
 
     driver: str = ""
     devices: bool = False
-    library: bool = False
     gpus: tuple[tuple[str, str], ...] = ()
 
 
-def read_machine(root: Path = Path("/"), library: str = "libnvidia-ml.so.1") -> Machine:
-    """Look at the machine; what is missing is the answer, and raises nothing."""
-    nvml, driver, gpus = None, "", tuple[tuple[str, str], ...]()
-    with suppress(OSError):
-        nvml = ctypes.CDLL(library)
+def read_machine(root: Path = Path("/"), program: str = "nvidia-smi") -> Machine:
+    """Look at the machine; what is missing is the answer, and raises nothing.
+
+    `nvidia-smi` is in a container with the capability `utility`; without it the kernel alone names its driver.
+    """
+    driver, gpus = "", tuple[tuple[str, str], ...]()
     with suppress(OSError):
         found = _VERSION.search((root / "proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace"))
         driver = found[1] if found else ""
-    with suppress(AttributeError):  # no library, or one that is not NVIDIA's
-        if nvml is not None and nvml.nvmlInit_v2() == 0:
-            text = ctypes.create_string_buffer(80)
-            if nvml.nvmlSystemGetDriverVersion(text, 80) == 0:
-                driver = text.value.decode(errors="replace")
-            gpus = tuple(_list_gpus(nvml))
-            nvml.nvmlShutdown()
-    return Machine(driver, any((root / "dev").glob("nvidia[0-9]*")), nvml is not None, gpus)
-
-
-def _list_gpus(nvml: ctypes.CDLL) -> Iterator[tuple[str, str]]:
-    count = ctypes.c_uint()
-    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-    for index in range(count.value):
-        handle, name = ctypes.c_void_p(), ctypes.create_string_buffer(96)
-        major, minor = ctypes.c_int(), ctypes.c_int()
-        if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) == 0:
-            nvml.nvmlDeviceGetName(handle, name, 96)
-            if nvml.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor)) == 0:
-                yield name.value.decode(errors="replace"), f"sm_{major.value}{minor.value}"
+    with suppress(OSError):
+        words = [program, "--query-gpu=driver_version,compute_cap,name", "--format=csv,noheader"]
+        asked = run_command(words, limit_s=60.0, apart=True)
+        rows = [line.split(", ", 2) for line in asked.words.splitlines() if line.count(", ") >= 2]
+        gpus = tuple((name, f"sm_{version.replace('.', '')}") for _, version, name in rows) if not asked.code else ()
+        driver = rows[0][0] if gpus else driver
+    return Machine(driver, any((root / "dev").glob("nvidia[0-9]*")), gpus)
 
 
 def require_session(session: Session, image: ImageFacts, machine: Machine) -> None:
@@ -202,12 +187,9 @@ def require_session(session: Session, image: ImageFacts, machine: Machine) -> No
             f"{image.driver_least} or newer. Next step: update the driver of the host; an image cannot bring its own."
         )
     if not machine.gpus:
-        where = "lists none" if machine.library else "is not in this container"
-        seen = f"the machine has the NVIDIA driver {machine.driver}, and no GPU was handed over"
-        if machine.devices:
-            seen = f"its device files are there, and the driver's library {where}"
         raise NoEnvironment(
-            f"no GPU in this container: {seen}. Likely cause: --gpus is missing, NVIDIA_DRIVER_CAPABILITIES leaves "
+            f"no GPU in this container: the machine has the NVIDIA driver {machine.driver or '(unknown)'}, and "
+            "`nvidia-smi` lists no GPU here. Likely cause: --gpus is missing, NVIDIA_DRIVER_CAPABILITIES leaves "
             f"`utility` out, or the GPU has fallen off the bus. Next step: `docker run --gpus all ... {session.name}`, "
             "and `nvidia-smi` on the host; if it says `could not select device driver`, install the NVIDIA Container "
             "Toolkit."
@@ -262,17 +244,12 @@ def choose_place(mount: Path = MOUNT) -> Place:
         with tempfile.TemporaryFile(dir=folder):
             return Place(folder, mounted)
     except OSError as fault:
-        if fault.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise InfrastructureFailed(
-                f"receipts cannot be written to {folder}: its disk is full. Next step: make room."
-            ) from fault
-        whose = "$(id -u):$(id -g)"
-        with suppress(OSError):
-            whose = f"{folder.stat().st_uid}:{folder.stat().st_gid}"
-        raise WrongArguments(
-            f"receipts cannot be written to {folder}: {fault.strerror}. Likely cause: it is mounted read-only, or "
-            f"belongs to {whose}, and this container runs as {os.geteuid()}:{os.getegid()}. Next step: `docker run "
-            f'--user {whose} -v "$PWD/receipts:{MOUNT}" ...` without `:ro`, with a folder that this user can write.'
+        full = fault.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise (InfrastructureFailed if full else WrongArguments)(
+            f"receipts cannot be written to {folder}: {fault.strerror}. Likely cause: its disk is full, it is mounted "
+            f"read-only, or it belongs to somebody else than {os.geteuid()}:{os.getegid()}, as whom this container "
+            f'runs. Next step: make room; or `docker run --user "$(id -u):$(id -g)" -v "$PWD/receipts:{MOUNT}" ...` '
+            "without `:ro`, with a folder that this user can write."
         ) from fault
 
 
@@ -306,16 +283,12 @@ def make_room(variables: Mapping[str, str]) -> dict[str, str]:
                 if not (here / name).exists():
                     (here / name).symlink_to(file)
         return {**variables, **cache_variables(new, arch, nvrtc=variables.get(MODE_VARIABLE) == NVRTC)}
-    except PermissionError as fault:
-        raise NoEnvironment(
-            f"the JIT caches cannot be read: {fault.strerror}: {fault.filename}. Likely cause: the mounted folder is "
-            f"closed to {os.geteuid()}:{os.getegid()}, as whom this container runs. Next step: `chmod -R a+rX` of that "
-            "folder, or `docker run --user` as whom it belongs to."
-        ) from fault
     except OSError as fault:
         raise NoEnvironment(
-            f"this container has no room for temporary files: {fault}. Likely cause: its root is read-only and nothing "
-            "is mounted at /tmp, or /tmp is full. Next step: `docker run --read-only --tmpfs /tmp ...`."
+            f"the JIT caches cannot be read, or there is no room for temporary files: {fault}. Likely cause: the "
+            f"mounted caches are closed to {os.geteuid()}:{os.getegid()}, as whom this container runs; or its root is "
+            "read-only and nothing is mounted at /tmp, or /tmp is full. Next step: `chmod -R a+rX` of the caches; "
+            "`docker run --read-only --tmpfs /tmp ...`."
         ) from fault
 
 
@@ -364,14 +337,12 @@ def run_child(words: Sequence[str], variables: Mapping[str, str], *, verb: bool 
 
 def _explain_killed(number: int) -> int:
     """A process that is killed says nothing itself."""
-    if number == signal.SIGKILL:
-        cause, step = "memory ran out, of this container (--memory) or of the machine", "give it more"
-    elif number in _CRASHES:
-        cause, step = "compiled code crashed", "`megacpp doctor`, and the lines above"
-    else:
-        cause, step = "a process of this container or of the machine sent it", "start it again"
     name = signal.Signals(number).name if number in {*signal.Signals} else f"signal {number}"
-    _say(f"{name} ended the session, and no release is judged. Likely cause: {cause}. Next step: {step}.")
+    _say(
+        f"{name} ended the session, and no release is judged. Likely cause: for SIGKILL, memory ran out, of this "
+        "container (--memory) or of the machine; for SIGSEGV and its like, compiled code crashed; else another process "
+        "sent it. Next step: read the lines above, `megacpp doctor`, and start it again."
+    )
     return Exit.INFRASTRUCTURE
 
 
@@ -424,13 +395,7 @@ def _run_session(session: Session, arguments: tuple[str, ...], image: ImageFacts
     keeps = session.leaves is Leaves.RESULT and place.mounted and options.isdisjoint({"--format", "--output", "--list"})
     record, result = place.folder / f"{session.name}.run.json", place.folder / f"{session.name}.json"
     for file in (record, *([result] if keeps else [])):  # one that is killed leaves no result of another run
-        try:
-            file.unlink(missing_ok=True)
-        except OSError as fault:
-            raise WrongArguments(
-                f"{file} of an earlier run cannot be removed: {fault.strerror}. Likely cause: it is a folder, or "
-                "somebody else's. Next step: move it away, or mount another folder."
-            ) from fault
+        _remove(file)
     started, clock = datetime.now(UTC), time.monotonic()
     words = [*_PYTHON, _CLI, *session.verb]
     if session.names_target and "--target" not in options:
@@ -455,6 +420,15 @@ def _run_session(session: Session, arguments: tuple[str, ...], image: ImageFacts
         )
         return code or Exit.INFRASTRUCTURE  # a run that nobody can show later is none that went well
     return code
+
+
+def _remove(file: Path) -> None:
+    try:
+        file.unlink(missing_ok=True)
+    except OSError as fault:
+        raise WrongArguments(
+            f"{fault}. Next step: move what an earlier run left away, or mount another folder."
+        ) from fault
 
 
 def _check_health(image: ImageFacts) -> int:

@@ -21,7 +21,7 @@ from packaging.version import InvalidVersion, Version
 
 from ..catalog.bridge import Catalog, matrix_folder
 from ..catalog.images import Image, Images, Range, read_images
-from ..catalog.needs import Build, Need, Needs, read_needs
+from ..catalog.needs import Need, Needs, read_needs
 from ..errors import Exit, exit_for
 from ..evidence.values import Frozen
 from .locks import ImageLock, read_image_lock
@@ -367,7 +367,11 @@ def _judge_builds(needs: Needs, stack: Stack) -> Iterator[Fit]:
         version = stack.version(name)
         rows = [row for row in needs.build if row.of == name]
         held = [row for row in rows if version is not None and row.is_of(version)]
-        yield from (_judge_build(row, stack, str(version)) for row in held)
+        for row in held:
+            verdict, seen = _compare(stack, "torch", row.torch, FitVerdict.REFUSED)
+            step = f"take a {name} that is built for it, or build it from source"
+            says = f"{name} {version} is built for that torch"
+            yield _fit(f"build of {name}", "torch", seen, row.torch, verdict, says, step, row.source)
         if name in stack.parts and not held:
             yield _fit(
                 f"build of {name}", name, str(version or "(unknown version)"), " or ".join(row.version for row in rows),
@@ -375,15 +379,6 @@ def _judge_builds(needs: Needs, stack: Stack) -> Iterator[Fit]:
                 "nox -s doctor reports it where it is installed; then add a [[build]] row to matrix/needs.toml",
                 "matrix/needs.toml",
             )  # fmt: skip
-
-
-def _judge_build(row: Build, stack: Stack, version: str) -> Fit:
-    verdict, seen = _compare(stack, "torch", row.torch, FitVerdict.REFUSED)
-    says, step = (
-        f"{row.of} {version} is built for that torch",
-        f"take a {row.of} that is built for it, or build it from source",
-    )
-    return _fit(f"build of {row.of}", "torch", seen, row.torch, verdict, says, step, row.source)
 
 
 def _compare(stack: Stack, name: str, wanted: str, outside: FitVerdict) -> tuple[FitVerdict, str]:

@@ -209,18 +209,17 @@ def check_lock(lock: ImageLock, inputs: LockInputs, file: Path) -> None:
     Raises:
         ImageRefused: with what is wrong.
     """
+    doubled, why = sorted(inputs.forbidden & set(lock.packages)), ""
     if lock.inputs != inputs.hash:
-        raise ImageRefused(
-            f"the lock {file} is older than the matrix: it says inputs {lock.inputs[:12] or '(none)'}, and "
-            f"matrix/images.toml with pyproject.toml now give {inputs.hash[:12]}. {STEP}"
+        why = (
+            f"is older than the matrix: it was made from inputs {lock.inputs[:12] or '(none)'}, not {inputs.hash[:12]}"
         )
-    if not lock.sealed:
-        raise ImageRefused(f"the lock {file} does not say what it hashes to. Likely cause: somebody edited it. {STEP}")
-    if doubled := sorted(inputs.forbidden & set(lock.packages)):
-        raise ImageRefused(
-            f"the lock {file} installs {', '.join(doubled)}, which the base {inputs.base} provides. Likely cause: "
-            f"somebody edited it. {STEP}"
-        )
+    elif not lock.sealed:
+        why = "does not say what it hashes to"
+    elif doubled:
+        why = f"installs {', '.join(doubled)}, which the base {inputs.base} provides"
+    if why:
+        raise ImageRefused(f"the lock {file} {why}. Likely cause: the matrix changed, or somebody edited it. {STEP}")
 
 
 def join_lines(text: str) -> Iterator[tuple[int, str]]:

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Final
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
 from ..catalog.images import Base, Images
-from ..evidence.json_text import read_json
-from ..evidence.strict_json import refuse_what_json_hides
+from ..evidence.strict_json import read_json, read_strict_json
 from ..evidence.values import Frozen
 from .tools import MIRROR, ImageRefused, NotInRegistry, Registry, RegistryLies, RegistryUnreachable, use_mirror
 
@@ -126,22 +125,16 @@ def read_pins(file: Path, today: date | None = None) -> Pins:
     """The pins of a file; none where there is no file.
 
     Raises:
-        ImageRefused: the file cannot be read.
-        PinsDamaged: it is not what the verb writes, or a pin does not show what it claims.
+        PinsDamaged: it cannot be read, is not what the verb writes, or a pin does not show what it claims.
     """
     try:
         data = file.read_bytes()
-        refuse_what_json_hides(data)
+        read_strict_json(data)
         found = Pins(pins=tuple(_File.model_validate_json(data).pins), hash=sha256(data).hexdigest())
     except FileNotFoundError:
         return Pins()
-    except OSError as fault:
-        raise ImageRefused(f"the pins {file} cannot be read: {fault.strerror}. Next step: make it readable.") from fault
-    except ValidationError as fault:
-        rows = (f"{'.'.join(map(str, one['loc'])) or 'the file'}: {one['msg']}" for one in fault.errors()[:4])
-        raise _damaged(file, "; ".join(rows)) from fault
-    except ValueError as fault:
-        raise _damaged(file, str(fault).splitlines()[0]) from fault
+    except (OSError, ValueError) as fault:  # a ValidationError is a ValueError
+        raise _damaged(file, " ".join(str(fault).split())[:400]) from fault
     if faults := tuple(_find_faults(found, today or datetime.now(UTC).date())):
         raise _damaged(file, "; ".join(faults[:4]))
     return found
@@ -179,18 +172,14 @@ def _find_doubt(pin: Pin, today: date) -> str:
         return "" if right else f"what it shows hashes to {found}"
     if pin.index_digest != found:
         return f"what it shows hashes to {found}"
-    nameless = {digest for name, digest in index if not name}
-    strange = [
-        name for name, digest in pin.platform_digests.items() if dict(index).get(name, "") != digest and
-        (name in dict(index) or digest not in nameless)
-    ]  # fmt: skip
+    strange = [name for name, digest in pin.platform_digests.items() if index.get(name) != digest]
     if strange or not pin.platform_digests:
         return f"the index that it shows has another image for {', '.join(strange) or 'every platform'}"
     return ""
 
 
-def _read_index(raw: bytes) -> list[tuple[str, str]] | None:
-    """Platform and digest of every image of an index, an empty platform where it says none; None for one image.
+def _read_index(raw: bytes) -> dict[str, str] | None:
+    """Platform -> digest of every image of an index; None for one image.
 
     Raises:
         ValueError: it is no index and no manifest of today.
@@ -198,31 +187,21 @@ def _read_index(raw: bytes) -> list[tuple[str, str]] | None:
     body = read_json(raw.decode())
     if not isinstance(body, dict) or body.get("schemaVersion") != 2 or body.get("mediaType", _KINDS[0]) not in _KINDS:
         raise ValueError(f"the registry gives {raw[:60]!r}, which is no manifest of an image")
+    found: dict[str, str] = {}
     try:
-        if "manifests" not in body:
-            _require_digest(body["config"]["digest"])
-            return None
-        found: dict[str, str] = {}
-        nameless = []
-        # linux/arm64 means its first variant, v8.
-        rows = sorted(
-            body["manifests"], key=lambda row: (row.get("platform") or {}).get("variant", "") not in ("", "v8")
-        )
+        rows = body["manifests"] if "manifests" in body else [body["config"]]
         for row in rows:
-            platform, digest = row.get("platform"), _require_digest(row["digest"])
-            if platform is None:
-                nameless.append(("", digest))
-            elif platform.get("os") != "unknown":  # attestations are
-                found.setdefault(f"{platform['os']}/{platform['architecture']}", digest)
+            if not str(row["digest"]).startswith("sha256:") or len(row["digest"]) != 71:
+                raise ValueError(f"{row['digest']!r} is no digest")
+        if "manifests" not in body:
+            return None
+        # linux/arm64 means its first variant, v8; attestations are of an unknown platform.
+        for row in sorted(rows, key=lambda row: row["platform"].get("variant", "") not in ("", "v8")):
+            if row["platform"]["os"] != "unknown":
+                found.setdefault(f"{row['platform']['os']}/{row['platform']['architecture']}", row["digest"])
     except (KeyError, TypeError, AttributeError) as fault:
         raise ValueError(f"the registry gives an index that cannot be read: {fault!r}") from fault
-    return [*found.items(), *nameless]
-
-
-def _require_digest(text: Any) -> str:
-    if not isinstance(text, str) or not text.startswith("sha256:") or len(text) != 71:
-        raise ValueError(f"{text!r} is no digest")
-    return text
+    return found
 
 
 def render_pins(pins: tuple[Pin, ...]) -> str:
@@ -234,17 +213,7 @@ def render_pins(pins: tuple[Pin, ...]) -> str:
     return json.dumps({"generated_by": WRITER, "pins": rows}, indent=2, ensure_ascii=False) + "\n"
 
 
-class Reader(Protocol):
-    """What reads manifests and blobs of one repository; `tools.Registry` is one."""
-
-    def read_manifest(self, name: str) -> bytes:
-        """The bytes of a manifest."""
-
-    def read_blob(self, digest: str) -> bytes:
-        """The bytes of a blob."""
-
-
-def resolve_tag(base: Base, platforms: tuple[str, ...], reader: Reader, today: str, how: str) -> Pin:
+def resolve_tag(base: Base, platforms: tuple[str, ...], reader: Registry, today: str, how: str) -> Pin:
     """What a tag is now; the image of every platform is fetched, and hashed.
 
     Raises:
@@ -254,14 +223,13 @@ def resolve_tag(base: Base, platforms: tuple[str, ...], reader: Reader, today: s
     raw = reader.read_manifest(base.tag)
     try:
         index, digest = _read_index(raw), f"sha256:{sha256(raw).hexdigest()}"
-        found = dict(row for row in index or () if row[0])
-        lone = [("", raw)] if index is None else [(one, reader.read_manifest(one)) for name, one in index if not name]
+        found = index or {}
         for name in platforms:
             if name in found:
                 _read_index(reader.read_manifest(found[name]))
-        for one, manifest in lone:
-            config = read_json(reader.read_blob(read_json(manifest)["config"]["digest"]))
-            found.setdefault(f"{config['os']}/{config['architecture']}", one or digest)
+        if index is None:
+            config = read_json(reader.read_blob(read_json(raw)["config"]["digest"]))
+            found = {f"{config['os']}/{config['architecture']}": digest}
     except (ValueError, KeyError, TypeError) as fault:
         raise RegistryLies(
             f"{base.repository}:{base.tag}: {fault}. Likely cause: a login page or a proxy answers, or the registry is "
@@ -279,14 +247,12 @@ def resolve_tag(base: Base, platforms: tuple[str, ...], reader: Reader, today: s
 
 
 def pin_bases(
-    images: Images, pins: Pins, today: str, accepted: frozenset[str], variables: Mapping[str, str],
-    open_reader: Callable[[str], Reader] | None = None,
-) -> tuple[Pinned, ...]:  # fmt: skip
+    images: Images, pins: Pins, today: str, accepted: frozenset[str], variables: Mapping[str, str]
+) -> tuple[Pinned, ...]:
     """The pin of every base that an image uses.
 
     Args:
         accepted: tags, or ids of bases, whose digest may change.
-        open_reader: for tests; reads a repository.
 
     Raises:
         RegistryLies, NotInRegistry, ImageRefused: as `resolve_tag`.
@@ -294,13 +260,12 @@ def pin_bases(
     mirror, used = variables.get(MIRROR, ""), {image.base for image in images.image}
     found = []
     for base in (one for one in images.base if one.id in used):
-        repository = use_mirror(base.repository, mirror)
-        reader = open_reader(repository) if open_reader else Registry(repository, variables)
+        reader = Registry(use_mirror(base.repository, mirror), variables)
         found.append(_pin_base(images, base, pins, reader, (today, accepted, mirror)))
     return tuple(found)
 
 
-def _pin_base(images: Images, base: Base, pins: Pins, reader: Reader, how: tuple[str, frozenset[str], str]) -> Pinned:
+def _pin_base(images: Images, base: Base, pins: Pins, reader: Registry, how: tuple[str, frozenset[str], str]) -> Pinned:
     today, accepted, mirror = how
     platforms = tuple(dict.fromkeys(image.platform for image in images.image if image.base == base.id))
     host = base.repository.partition("/")[0]

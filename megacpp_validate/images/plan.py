@@ -130,14 +130,25 @@ def plan_images(
     return tuple(plans)
 
 
-def _start_from(reference: str) -> dict[str, str]:
+def require_base(reference: str) -> str:
+    """A base that the caller names.
+
+    Raises:
+        ImageRefused: it is not pinned by a digest.
+    """
     if not _OWN.match(reference):
         raise ImageRefused(
             f"the base {reference!r} is not pinned by a digest. Likely cause: a tag was given, which may be another "
             "image tomorrow. Next step: write REPOSITORY@sha256:DIGEST; `docker buildx imagetools inspect` shows it."
         )
+    return reference
+
+
+def _start_from(reference: str) -> dict[str, str]:
     why = "named by the caller, and not one of the matrix"
-    return {"base": "own", "reference": reference, "pulled": reference, "verified": "", "unverified": why}
+    return {
+        "base": "own", "reference": require_base(reference), "pulled": reference, "verified": "", "unverified": why
+    }  # fmt: skip
 
 
 def _find_pinned(images: Images, image: Image, pins: Pins, mirror: str) -> dict[str, str]:
@@ -256,6 +267,16 @@ def render_bake(plans: Iterable[ImagePlan]) -> str:
         for label in ("revision", "source"):
             target["labels"].pop(f"{_OCI}.{label}", None)
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
+
+
+def render_committed_bake(images: Images, pins: Pins, targets: Iterable[Target], root: Path) -> str:
+    """The bake file of every image: pinned bases by their own names, whatever this host has set.
+
+    Raises:
+        ImageRefused: as `plan_images`.
+    """
+    known = {image.target for image in images.image}
+    return render_bake(plan_images(images, pins, [row for row in targets if row.id in known], root=root, mirror=""))
 
 
 def _describe_target(plan: ImagePlan, settings: BuildSettings | None) -> dict[str, Any]:

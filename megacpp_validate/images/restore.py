@@ -34,12 +34,9 @@ from typing import Any
 SCHEMA = "megacpp-validate/bundle/1"
 MANIFEST, SUMS, SIGNATURE = "bundle.json", "SHA256SUMS", "bundle.json.sig"
 CHUNK = 1 << 18
-_MOST_LISTED = 64 << 20  # bytes of a list: a bundle of a hundred thousand files takes a third
 _PLACE = r"[\w.-]+(:\d{1,5})?/[a-z0-9]+(?:(?:[._/]|__|-+)[a-z0-9]+)*"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _COPY = "it was damaged on the way, or not copied whole. Next step: copy it again from where it was written"
-
-
 _say = functools.partial(print, flush=True)
 
 
@@ -49,7 +46,7 @@ class Refused(Exception):
     code = 1
 
 
-class NotTaken(Exception):
+class NotTaken(Refused):
     """What the bundle is to be restored into does not take it."""
 
     code = 5
@@ -65,10 +62,6 @@ def refuse_faults(root: Path, faults: list[str]) -> None:
 def read_bundle(root: Path) -> dict[str, Any]:
     """The manifest: every name safe, the folder with no file more, none less, none of another size."""
     try:
-        for name in (SUMS, MANIFEST):  # a pipe would keep its reader, and a device has no end
-            kind = (root / name).lstat()
-            if not stat.S_ISREG(kind.st_mode) or kind.st_size > _MOST_LISTED:
-                raise ValueError(f"{name} is no plain file, or too large for a list")
         text = (root / MANIFEST).read_bytes()
         lines = (line.split("  ", 1) for line in (root / SUMS).read_bytes().decode("ascii").splitlines())
         sums = {path: digest for digest, path in lines}
@@ -89,7 +82,16 @@ def read_bundle(root: Path) -> dict[str, Any]:
         if sums.get(path) != stored.get(path, {}).get("sha256")
     ]
     own = {MANIFEST, SUMS, *([SIGNATURE] if seal else [])}
-    refuse_faults(root, faults or _compare_folder(root, stored, own))
+    found = {path.relative_to(root).as_posix(): path.lstat() for path in root.rglob("*")}
+    files = {path: kind for path, kind in found.items() if not stat.S_ISDIR(kind.st_mode)}
+    for path, kind in files.items() if not faults else ():
+        if not stat.S_ISREG(kind.st_mode):
+            faults.append(f"{path}: is no plain file, but a link or a device")
+        elif path not in stored and path not in own:
+            faults.append(f"{path}: does not belong to the bundle")
+        elif path in stored and kind.st_size != stored[path]["bytes"]:
+            faults.append(f"{path}: has {kind.st_size} bytes of {stored[path]['bytes']}")
+    refuse_faults(root, faults + [f"{path}: is missing" for path in {*stored, *own} - files.keys()])
     if seal and hash_file(root / SIGNATURE) != seal:
         refuse_faults(root, [f"{SIGNATURE}: its sha256 is not the one in {SUMS}"])
     return bundle
@@ -122,20 +124,6 @@ def _require_schema(bundle: Any) -> None:
 def stored_files(bundle: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Every file as it lies there, by path: a large one is its parts."""
     return {one["path"]: one for row in bundle["files"] for one in (row["parts"] or [row])}
-
-
-def _compare_folder(root: Path, stored: dict[str, dict[str, Any]], own: set[str]) -> list[str]:
-    found = {path.relative_to(root).as_posix(): path.lstat() for path in root.rglob("*")}
-    files = {path: kind for path, kind in found.items() if not stat.S_ISDIR(kind.st_mode)}
-    faults = [f"{path}: is missing" for path in {*stored, *own} - files.keys()]
-    for path, kind in files.items():
-        if not stat.S_ISREG(kind.st_mode):
-            faults.append(f"{path}: is no plain file, but a link or a device")
-        elif path not in stored and path not in own:
-            faults.append(f"{path}: does not belong to the bundle")
-        elif path in stored and kind.st_size != stored[path]["bytes"]:
-            faults.append(f"{path}: has {kind.st_size} bytes of {stored[path]['bytes']}")
-    return faults
 
 
 def hash_file(path: Path, copies: tuple[tuple[Path, int], ...] = (), start: int = 0, size: int = 1 << 63) -> str:
@@ -191,10 +179,7 @@ def install(root: Path, bundle: dict[str, Any], jobs: int, wanted: dict[Path, st
                 continue
             aside = asides[folder] = folder.with_name(f".{folder.name}.restoring")
             shutil.rmtree(aside, ignore_errors=True)  # of a restore that was killed
-            try:
-                aside.mkdir(parents=True)
-            except (FileExistsError, NotADirectoryError, PermissionError) as fault:
-                raise NotTaken(f"{folder} cannot be made: {fault}. Next step: name another folder.") from fault
+            aside.mkdir(parents=True)
             for name, row in rows.items():
                 (aside / name).parent.mkdir(parents=True, exist_ok=True)
                 start = 0
@@ -216,14 +201,13 @@ def install(root: Path, bundle: dict[str, Any], jobs: int, wanted: dict[Path, st
 
 def _require_same(folder: Path, rows: dict[str, dict[str, Any]]) -> None:
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
-    wrong = {*(found ^ rows.keys()), *([] if folder.is_dir() else [folder.name])}
+    wrong = found ^ rows.keys()
     for name in found & rows.keys():
-        start = 0
+        start, same = 0, (folder / name).stat().st_size == rows[name]["bytes"]
         for one in rows[name]["parts"] or [rows[name]]:
-            same = (folder / name).stat().st_size == rows[name]["bytes"] and not (folder / name).is_symlink()
-            if not same or hash_file(folder / name, (), start, one["bytes"]) != one["sha256"]:
-                wrong.add(name)
+            same = same and hash_file(folder / name, (), start, one["bytes"]) == one["sha256"]
             start += one["bytes"]
+        wrong |= set() if same else {name}
     if wrong:
         raise NotTaken(
             f"{folder} is there, and is not what the bundle holds: {', '.join(sorted(wrong)[:3])}. Nothing was "
@@ -245,17 +229,12 @@ def _close_caches(aside: Path, bundle: dict[str, Any], prefix: str) -> None:
 
 def _run(words: list[str], cause: str, variables: dict[str, str] | None = None) -> str:
     try:
-        done = subprocess.run(words, env=variables, capture_output=True, text=True, check=False)
-        said, code = (done.stderr or done.stdout).strip()[-800:], done.returncode
-    except OSError as fault:
-        raise NotTaken(
-            f"{words[0]} cannot be started: {fault}. Likely cause: {cause}. Next step: mend that."
-        ) from fault
-    if code:
+        return subprocess.run(words, env=variables, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as fault:
+        said = (getattr(fault, "stderr", "") or str(fault)).strip()[-800:]
         raise NotTaken(
             f"`{' '.join(words)}` failed: {said}. Likely cause: {cause}. Next step: mend that, run it again."
-        )
-    return done.stdout
+        ) from fault
 
 
 def _docker(*words: str) -> str:
@@ -358,10 +337,9 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if "" in vars(given).values():  # a variable without a value would ask nothing
         parser.error("an option is empty")
-    if given.id and not re.fullmatch("(sha256:)?[0-9a-fA-F]{64}", given.id):
-        parser.error(f"--id {given.id} is no sha256, which has 64 digits of 0 to 9 and a to f")
-    if given.push and not re.fullmatch(_PLACE, given.push):
-        parser.error(f"--push {given.push} names no repository: HOST[:PORT]/REPOSITORY")
+    for name, form in (("id", "(sha256:)?[0-9a-fA-F]{64}"), ("push", _PLACE)):
+        if getattr(given, name) and not re.fullmatch(form, getattr(given, name)):
+            parser.error(f"--{name} {getattr(given, name)} is not of the form {form}")
     for name in ("bundle", "unpack", "jit", "venv", "key"):
         setattr(given, name, Path(getattr(given, name)) if getattr(given, name) else None)
     if not given.bundle.is_dir() or given.jobs < 1:
@@ -373,7 +351,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("one of the folders is another one, or lies in it")
     try:
         return _restore(given)
-    except (Refused, NotTaken) as fault:
+    except Refused as fault:
         text, code = str(fault), fault.code
     except OSError as fault:
         text, code = f"{fault}. Likely cause: the disk is full or damaged, or not yours. Next step: mend that.", 6
@@ -410,21 +388,13 @@ def _restore(given: Any) -> int:
             _say(fill_venv(root, bundle, venv, given.python, wheels, name))
     image = f"image {bundle['image']['name']}@{bundle['image']['digest']}" if bundle["image"] else "no image"
     _say(f"bundle {name}\n  target {bundle['target']}, {bundle['platform']}, made {bundle['made']}\n  {image}")
-    for what, why in bundle["absent"].items():
-        _say(f"  no {what}: {why}")
-    own = bool(given.key) and root.resolve() in given.key.resolve().parents
-    proof = "that key came with the bundle, which proves nothing" if own else "by that key"
-    _say(f"  signature: {proof if given.key else 'not checked (--key cosign.pub)'}")
+    _say("".join(f"  no {what}: {why}\n" for what, why in bundle["absent"].items()), end="")
+    _say(f"  signature: {'by that key, if it came another way' if given.key else 'not checked (--key cosign.pub)'}")
     return 0
 
 
-def _interrupt(*_: object) -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a terminal that closes sends two
-    raise KeyboardInterrupt
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _interrupt)
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # not nohup's
-        signal.signal(signal.SIGHUP, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # not nohup's
+            signal.signal(number, signal.default_int_handler)
     sys.exit(main())

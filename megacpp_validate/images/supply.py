@@ -19,10 +19,9 @@ from urllib.parse import unquote
 from packaging.utils import canonicalize_name
 
 from ..errors import Exit, NoEnvironment
-from ..evidence.json_text import read_json
+from ..evidence.strict_json import read_json
 from ..evidence.values import Frozen
 from .build import ImageOptions, ImageRows
-from .locks import read_image_lock
 from .plan import find_images
 from .restore import is_signed
 from .tools import (
@@ -173,8 +172,7 @@ def sign_image(
     say("listing what is inside")
     text = given or make_sbom(registry, digest, row.platform, variables)
     packages = read_sbom(text)
-    locked = {name: one.version for name, one in read_image_lock(rows.root / row.lock).packages.items()}
-    if why := compare_sbom(read_json(text), packages, tree.names, locked):
+    if why := compare_sbom(read_json(text), tree.names):
         raise ImageRefused(
             f"{sbom or 'the SBOM'} is not of {image}: {why}. Next step: leave --sbom out, and syft makes one."
         )
@@ -344,9 +342,7 @@ def _read_package(row: Mapping[str, Any]) -> Iterator[Package]:
             return
 
 
-def compare_sbom(
-    body: Mapping[str, Any], packages: Iterable[Package], image: Set[str], locked: Mapping[str, str]
-) -> str:
+def compare_sbom(body: Mapping[str, Any], image: Set[str]) -> str:
     """Why an SBOM is not of an image; empty where it may be.
 
     SPDX 2.3 names the image by a relationship or a list, of a package that stands for it; its digest is its checksum,
@@ -354,7 +350,6 @@ def compare_sbom(
 
     Args:
         image: digests of the image: of its index, its manifests and their configurations.
-        locked: its Python packages, which count where the SBOM names no image.
     """
     try:
         named = {str(one) for one in body.get("documentDescribes") or ()}
@@ -369,11 +364,9 @@ def compare_sbom(
         }
     except (AttributeError, TypeError) as fault:
         return f"its subject cannot be read: {fault}"
-    if about:
-        return "" if about & image else f"it is about {', '.join(sorted(about))}, which is another image"
-    found = {(canonicalize_name(one.name), one.version) for one in packages if one.kind == "pypi"}
-    missing = sorted(f"{name} {version}" for name, version in locked.items() if (name, version) not in found)
-    return f"it names no image, and lacks of the locked packages {', '.join(missing[:3])}" if missing else ""
+    if about & image:
+        return ""
+    return f"it is about {', '.join(sorted(about))}, which is another image" if about else "it names no image"
 
 
 def _list_digests(row: Mapping[str, Any]) -> Iterator[str]:

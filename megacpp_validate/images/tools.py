@@ -5,6 +5,7 @@ Manifests come from `docker buildx imagetools inspect --raw`, which needs no eng
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..errors import Exit, InfrastructureFailed, NoEnvironment, ToolError, WrongArguments
-from ..evidence.json_text import read_json
+from ..evidence.strict_json import read_json
 from ..process import Ended, run_command
 
 MIRROR: Final = "MEGACPP_REGISTRY_MIRROR"
@@ -30,7 +31,7 @@ BASE_LABEL: Final = "org.opencontainers.image.base.digest"
 _QUICK_S: Final = 120.0
 _LONG_S: Final = 7200.0  # an image of NVIDIA's is 12 GB
 _LOOPBACK: Final = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?")
-_MIRROR_FORM: Final = re.compile(r"^[a-z0-9.-]+(:\d+)?(/[a-z0-9._-]+)*$")
+REGISTRY: Final = re.compile(r"^[a-z0-9.-]+(:\d+)?(/[a-z0-9._-]+)*$")
 _REFERENCE: Final = re.compile(r"([a-z0-9.-]+(?::\d+)?/[a-z0-9._/-]+?)(:[\w.-]+)?@(sha256:[0-9a-f]{64})")
 _GET: Final = {
     "docker": 'install Docker Engine with buildx, or as root on Debian `eval "$(containers/docker_engine up)"`',
@@ -90,6 +91,16 @@ def call(words: Sequence[str], variables: Mapping[str, str], *, limit_s: float =
         return Ended("not started", 127, 0.0, "", f"{words[0]} cannot be started: {fault}")
 
 
+def read_pip_settings(text: str) -> dict[str, list[str]]:
+    """Words of each setting in `pip config list` ("global.index-url='https://...'"); a variable wins over a file."""
+    found: dict[str, list[str]] = {}
+    lines = [line for line in text.splitlines() if re.match(r"(global|install|:env:)\.\S+?=['\"]", line)]
+    for line in sorted(lines, key=lambda line: line.startswith(":env:.")):  # variables come first there
+        key, _, value = line.partition("=")
+        found[key.rpartition(".")[2]] = str(ast.literal_eval(value)).split()
+    return found
+
+
 def is_plain_http(repository: str, variables: Mapping[str, str]) -> bool:
     """Whether a registry is reached without TLS: one on this machine, or one that the user names."""
     host = repository.partition("/")[0]
@@ -104,7 +115,7 @@ def use_mirror(repository: str, mirror: str) -> str:
     """
     if not mirror:
         return repository
-    if not _MIRROR_FORM.match(mirror.rstrip("/")):
+    if not REGISTRY.match(mirror.rstrip("/")):
         raise ImageRefused(
             f"{MIRROR}={mirror!r} is no registry. Next step: write host[:port][/prefix], without a scheme, as in "
             "registry.example:5000/mirror."

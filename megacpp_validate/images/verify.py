@@ -6,16 +6,15 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from ..errors import Exit, exit_for
-from ..evidence.json_text import read_json
+from ..evidence.strict_json import read_json
 from ..evidence.values import Frozen
 from .build import ImageRows
-from .locks import read_image_lock
 from .plan import ImagePlan, find_images, plan_images
 from .supply import (
     LICENCES,
@@ -111,12 +110,11 @@ class VerifyOptions:
 
 @dataclass(frozen=True)
 class _Expected:
-    """What an image is compared with: a plan or why there is none, digests of its base, Python packages."""
+    """What an image is compared with: a plan or why there is none, and digests of its base."""
 
     plan: ImagePlan | None = None
     why_no_plan: str = ""
     base_digests: frozenset[str] = frozenset()
-    locked: Mapping[str, str] = field(default_factory=dict)
 
 
 def _pass(name: str, says: str) -> ImageCheck:
@@ -180,7 +178,6 @@ def _expect(rows: ImageRows, options: VerifyOptions, labelled: str) -> _Expected
         image = find_images(rows.images, [target])[0]
         chosen = [row for row in rows.catalog.targets if row.id == target]
         plan = plan_images(rows.images, rows.pins, chosen, root=rows.root, own_base=options.base)[0]
-        locked = {name: one.version for name, one in read_image_lock(rows.root / image.lock).packages.items()}
     except ImageRefused as fault:
         return _Expected(why_no_plan=str(fault))
     pin = None if options.base else rows.pins.find(image.base)
@@ -188,7 +185,7 @@ def _expect(rows: ImageRows, options: VerifyOptions, labelled: str) -> _Expected
         plan.reference.partition("@")[2],
         *((pin.index_digest, pin.platform_digests.get(plan.platform, "")) if pin else ()),
     }
-    return _Expected(plan, "", frozenset(filter(None, digests)), locked)
+    return _Expected(plan, "", frozenset(filter(None, digests)))
 
 
 def _check_layers(registry: Registry, tree: ImageTree, *, deep: bool) -> ImageCheck:
@@ -270,7 +267,7 @@ def _check_contents(
         checks.append(_fail("attestations", str(fault), _SIGN))
     sbom = _find_statement("sbom", SPDX, tree.digest, statements, key)
     if isinstance(sbom, Statement):
-        sbom, packages = _check_sbom(sbom, tree, expected)
+        sbom, packages = _check_sbom(sbom, tree)
     checks += [sbom, *_check_provenance(registry, tree, expected)]
     licences = _find_statement("licences", LICENCES, tree.digest, statements, key)
     if isinstance(licences, Statement):
@@ -297,12 +294,12 @@ def _find_statement(
     return signed[-1] if signed else _fail(name, f"it is not signed by {key}", _SIGN)
 
 
-def _check_sbom(found: Statement, tree: ImageTree, expected: _Expected) -> tuple[ImageCheck, tuple[Package, ...]]:
+def _check_sbom(found: Statement, tree: ImageTree) -> tuple[ImageCheck, tuple[Package, ...]]:
     try:
         packages = read_sbom(found.predicate)
     except ImageRefused as fault:
         return _fail("sbom", str(fault), _SIGN), ()
-    if why := compare_sbom(found.predicate, packages, tree.names, expected.locked):
+    if why := compare_sbom(found.predicate, tree.names):
         return _fail("sbom", f"it was attested of this digest, and {why}", _SIGN), packages
     return _pass("sbom", f"SPDX, signed, about this digest: {len(packages)} packages"), packages
 

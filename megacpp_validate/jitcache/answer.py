@@ -87,16 +87,9 @@ def hold_to_purpose(task: PrewarmTask, answer: Answer, variables: Mapping[str, s
         said = f"what it compiled is in no cache, since none was asked: {names}{more}"
     else:
         return answer
-    cause = (
-        "Likely cause: a release of that library which the monitor does not know, or a setting in its own files. Next "
-        "step: look at the log."
-    )
-    if names := ", ".join(hash_variables(variables)):
-        cause = (
-            f"Likely cause: a variable switches compiling, or its cache, off; set are {names}. Next step: unset it, "
-            "and prewarm again."
-        )
-    return replace(answer, failure=f"{said}. {cause}")
+    names = ", ".join(hash_variables(variables)) or "none"
+    cause = f"a variable switches compiling, or its cache, off (set: {names}), or the monitor does not know the release"
+    return replace(answer, failure=f"{said}. Likely cause: {cause}. Next step: unset it, or look at the log.")
 
 
 def read_receipt_answer(receipt: Receipt) -> Answer:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import errno
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, model_validator
 
 from ..errors import EvidenceMissing
-from ..evidence.strict_json import refuse_what_json_hides
+from ..evidence.strict_json import read_strict_json
 from ..evidence.values import Frozen
 from ..evidence.whole_file import write_whole
 from .files import CacheChanged, is_temporary, library_of
@@ -116,6 +117,17 @@ class Manifest(Frozen):
     tool: str = ""
     commit: str = ""
 
+    @model_validator(mode="after")
+    def _require_plain_paths(self) -> Manifest:
+        paths = [file.path for file in self.files]
+        if len(set(paths)) != len(paths):
+            raise ValueError("a file is in it twice")
+        for path in paths:
+            parts = path.split("/")
+            if "\\" in path or "\0" in path or {"", ".", ".."} & set(parts) or len(parts) < 2:
+                raise ValueError(f"the path {path!r} leads elsewhere")
+        return self
+
     @property
     def bytes(self) -> int:
         """Of all files."""
@@ -134,11 +146,10 @@ class Manifest(Frozen):
 
 def measure_caches(files: Iterable[tuple[str, int]]) -> tuple[JitCacheSize, ...]:
     """Files and bytes, a row a library, from paths and sizes."""
-    found: dict[str, tuple[int, int]] = {}
+    found: dict[str, list[int]] = defaultdict(list)
     for path, size in files:
-        number, total = found.get(library_of(path), (0, 0))
-        found[library_of(path)] = number + 1, total + size
-    return tuple(JitCacheSize(library=name, files=one, bytes=two) for name, (one, two) in sorted(found.items()))
+        found[library_of(path)].append(size)
+    return tuple(JitCacheSize(library=name, files=len(all_), bytes=sum(all_)) for name, all_ in sorted(found.items()))
 
 
 def manifest_text(manifest: Manifest) -> str:
@@ -201,32 +212,17 @@ def parse_manifest(text: bytes, line: bytes, where: str) -> tuple[Manifest, str]
             "from where it was exported, or prewarm again."
         )
     try:
-        refuse_what_json_hides(text)
+        read_strict_json(text)
         manifest = Manifest.model_validate_json(text)
-        wrong = "; ".join(_find_contradictions(manifest))
-    except ValidationError as fault:
-        wrong = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in fault.errors()[:8])
     except ValueError as fault:
-        wrong = str(fault)
-    if wrong:
         raise ManifestInvalid(
-            f"the manifest of {where} is invalid: {wrong}. Likely cause: it was written by another version. Next step: "
+            f"the manifest of {where} is invalid: {fault}. Likely cause: it was written by another version. Next step: "
             "prewarm again with this one."
-        )
+        ) from fault
     # Earlier versions sealed temporary files too (the driver's index, Triton's tmp.*); they may be gone or changed by
     # now, and the cache is whole.
     counted = tuple(file for file in manifest.files if not is_temporary(file.path))
     return manifest.model_copy(update={"files": counted}), digest
-
-
-def _find_contradictions(manifest: Manifest) -> Iterator[str]:
-    paths = [file.path for file in manifest.files]
-    if len(set(paths)) != len(paths):
-        yield "a file is in it twice"
-    for path in paths:
-        parts = path.split("/")
-        if path.startswith("/") or "\\" in path or "\0" in path or {"", ".", ".."} & set(parts) or len(parts) < 2:
-            yield f"the path {path!r} leads elsewhere"
 
 
 # --- does it fit a stack? --------------------------------------------------------------------------------------------
@@ -327,10 +323,8 @@ def compare_variables(recorded: Mapping[str, str] | None, here: Mapping[str, str
     """
     if recorded is None:
         return ()
-    lines = []
-    for name in sorted({*recorded, *here}):
-        if recorded.get(name) != here.get(name):
-            how = "has another value than" if name in recorded else "is set here and was not"
-            how = how if name in here else "is not set here and was"
-            lines.append(f"{name} {how} when the cache was filled: kernels with it in their key are compiled again")
-    return tuple(lines)
+    return tuple(
+        f"{name} differs from when the cache was filled: kernels with it in their key are compiled again"
+        for name in sorted({*recorded, *here})
+        if recorded.get(name) != here.get(name)
+    )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
-import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -143,26 +141,11 @@ def require_space(folder: Path) -> None:
 def folder_aside(parent: Path, prefix: str) -> Iterator[Path]:
     """A new folder PARENT/PREFIX... for what is not whole yet; on the same file system, so that a rename is enough.
 
-    It is removed afterwards; one whose process on this host was killed is removed by the next call.
+    It is removed afterwards.
 
     Raises:
         OSError: it cannot be made, or the disk is full.
     """
-    own = f"{prefix}{socket.gethostname()}-"
     parent.mkdir(parents=True, exist_ok=True)
-    for left in parent.glob(f"{own}*"):
-        process = left.name.removeprefix(own).partition("-")[0]
-        if process.isdecimal() and not _is_alive(int(process)):
-            shutil.rmtree(left, ignore_errors=True)  # of another user it stays
-    with tempfile.TemporaryDirectory(prefix=f"{own}{os.getpid()}-", dir=parent.absolute()) as name:
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent.absolute()) as name:
         yield Path(name)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # of another user
-    return True

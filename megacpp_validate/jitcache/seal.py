@@ -227,8 +227,7 @@ def copy_files(source: Path, target: Path, files: Iterable[FileSeen]) -> None:
         os.utime(place, ns=(file.mtime_ns, file.mtime_ns))
 
     with ThreadPoolExecutor(_COPIERS) as pool:
-        for _ in pool.map(copy, rows):
-            pass
+        list(pool.map(copy, rows))
 
 
 def is_at_home(folder: Path, manifest: Manifest) -> bool:
@@ -246,13 +245,10 @@ def _relocate(place: Path, old: str, mtime_ns: int, new: str) -> None:
     Triton looks a group up by the absolute paths that stand in it, and passes over a file that is not at its path.
     """
     prefix = f"{old.rstrip('/')}/"
-    try:
-        data: dict[str, Any] = json.loads(place.read_text(encoding="utf-8"))
-        paths = {name: str(path) for name, path in data[_CHILDREN].items()}
-    except (ValueError, KeyError, AttributeError, TypeError) as fault:
-        raise OSError(f"{place}, a group of Triton's cache, cannot be read: {fault}") from fault
+    data: dict[str, Any] = json.loads(place.read_text(encoding="utf-8"))
     moved = {
-        name: f"{new}/{path.removeprefix(prefix)}" if path.startswith(prefix) else path for name, path in paths.items()
+        name: f"{new}/{path.removeprefix(prefix)}" if path.startswith(prefix) else path
+        for name, path in data[_CHILDREN].items()
     }
     write_whole(place, json.dumps({**data, _CHILDREN: moved}))
     os.utime(place, ns=(mtime_ns, mtime_ns))

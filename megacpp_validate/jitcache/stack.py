@@ -9,7 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,7 @@ from ..catalog.bridge import Catalog
 from ..catalog.bridge import Target as TargetRow
 from ..catalog.prewarm import PROBE, PrewarmTask
 from ..environments.cell import Cell
+from ..environments.cpu_stack import find_cpu_python
 from ..environments.facts import Facts, read_facts, require_torch
 from ..environments.identity import hash_parts, list_sources
 from ..environments.interpreter import PACKAGE, InterpreterEnvironment, host_interpreter, read_commit
@@ -74,15 +75,10 @@ class JitOptions:
         return (self.root or Path(os.environ.get(ROOT_VARIABLE) or _ROOT)).absolute()
 
 
-class _Kernel(Frozen):
-    """One kernel, as a task reports it."""
+class _Kernel(JitCompile):
+    """One kernel, as a task reports it; `cached` where a cache had it."""
 
-    library: str
-    kernel: str
-    shape: str = ""
-    seconds: float = 0.0
     cached: bool = False
-    looked_for: str = ""
 
 
 class _Answered(Frozen):
@@ -175,16 +171,10 @@ class JitStack:
         answered = self._ask({**order, "seed": self.seed}, logs / f"{task.id}.log", limit_s)
         if isinstance(answered, Answer):
             return answered
-        compiled = [
-            JitCompile(
-                library=one.library, kernel=one.kernel, shape=one.shape, seconds=max(0.0, one.seconds),
-                looked_for=one.looked_for,
-            )
-            for one in answered.compiled
-            if not one.cached
-        ]  # fmt: skip
         return Answer(
-            compiled=tuple(compiled),
+            compiled=tuple(
+                JitCompile(**one.model_dump(exclude={"cached"})) for one in answered.compiled if not one.cached
+            ),
             hits=Counter(one.library for one in answered.compiled if one.cached),
             failure=answered.failure,
             missing=answered.missing,
@@ -200,18 +190,10 @@ class JitStack:
         given = folder / "order"
         given.write_text(json.dumps({**order, "arch": self.architecture, "root": str(self.root)}), encoding="utf-8")
         call = self.environment.call(_MODULE, shares=(self.root,))
-        try:
-            ended = self.processes.run(call, folder=folder, limit_s=limit_s, log=log, given=given, ask_where=True)
-        except OSError as fault:
-            if fault.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            return Answer(failure=f"its process could not be started: {fault}")
+        ended = self.processes.run(call, folder=folder, limit_s=limit_s, log=log, given=given, ask_where=True)
         for line in reversed(ended.words.splitlines()):
-            if line.startswith("{") and '"task"' in line:
-                try:
-                    answered = _Answered.model_validate_json(line)
-                except ValidationError:
-                    continue
+            with suppress(ValidationError):
+                answered = _Answered.model_validate_json(line)
                 if answered.task == order["task"]:
                     return answered
         words = " | ".join(filter(None, map(str.strip, ended.words.splitlines())))[-_LAST_WORDS:]
@@ -264,6 +246,7 @@ def open_stack(catalog: Catalog, target: TargetRow, options: JitOptions, root: P
         NoEnvironment: there is no interpreter that has torch.
     """
     architecture, mode, processes = cache_arch(target.arch), options.mode or NVCC, Processes()
+    python = options.python if target.arch else find_cpu_python(options.python)
     with folder_aside(require_temporary(), "megacpp-jit-") as scratch:
         variables = {
             **os.environ,
@@ -275,7 +258,7 @@ def open_stack(catalog: Catalog, target: TargetRow, options: JitOptions, root: P
         }
         link = scratch / "link"
         link.mkdir()
-        environment = host_interpreter(variables, link, options.python)
+        environment = host_interpreter(variables, link, python)
         facts = read_facts(environment, processes)
         require_torch(facts)
         yield JitStack(

@@ -15,7 +15,7 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -199,18 +199,14 @@ def _is_there(place: Path, digest: str, *, replace: bool) -> bool:
     """Whether the very same cache is there and whole; another one must be let go by name."""
     if not place.exists() or not any(place.iterdir()):
         return False
-    try:
-        held = "a prewarm that is not sealed"
-        if is_sealed(place):
-            if check_sealed(place).digest == digest:
-                return True
-            held = f"the sealed cache {read_manifest(place)[1]}"
-    except ToolError:
-        held = "a damaged cache"
+    with suppress(ToolError):
+        if is_sealed(place) and check_sealed(place).digest == digest:
+            return True
     if replace:
         return False
     raise WrongArguments(
-        f"{place} holds {held}, and not {digest}. Likely cause: another version of the image, or an earlier import. "
+        f"{place} holds another cache (or a damaged one, or a prewarm that is not sealed), and not {digest}. Likely "
+        "cause: another version of the image, or an earlier import. "
         "Next step: import it into another --root, or say --replace."
     )
 

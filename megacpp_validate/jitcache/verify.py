@@ -19,7 +19,7 @@ from ..environments.plan import IMAGE_DIGEST, LOCK_HASH, find_target
 from ..evidence.whole_file import write_whole
 from .answer import COUNTED, Answer, asked_nothing
 from .files import Listed, find_products, library_of, list_files
-from .layout import MANIFEST_HASH, cache_arch
+from .layout import cache_arch
 from .manifest import Manifest, ManifestInvalid, compare_stack, compare_variables, hash_variables
 from .place import folder_aside, require_place, require_usable, require_writable
 from .prewarm import Selected, describe_ended, select_tasks
@@ -64,7 +64,9 @@ def run_verify(
     folder = require_place(options.place(), cache_arch(target.arch))
     if not is_sealed(folder):
         raise ManifestInvalid(
-            f"{folder} is not sealed, so that its contents are not known. {_explain_unsealed(folder)}"
+            f"{folder} is not sealed, so that its contents are not known. Likely cause: a prewarm with --no-seal or "
+            "without an end, or a copy that did not keep the modes of files. Next step: `nox -s prewarm` to its end, "
+            "or `nox -s jit_cache -- seal`, which compares every file with its hash."
         )
     checked = check_sealed(folder)  # first: on files that changed nothing is proven
     took = time.monotonic() - began
@@ -91,18 +93,6 @@ def run_verify(
 def name_verdict(result: JitVerifyResult) -> str:
     """The name of the file in which a verdict is kept."""
     return (_IN_PART if result.left_out else _VERDICT).format(target=result.target)
-
-
-def _explain_unsealed(folder: Path) -> str:
-    if (folder / MANIFEST_HASH).exists():
-        return (
-            "Likely cause: a prewarm with --no-seal, or a copy that did not keep the modes of files. Next step: "
-            "`nox -s jit_cache -- seal`, which compares every file with its hash."
-        )
-    return (
-        "Likely cause: there is no cache yet, or a prewarm did not come to its end. Next step: `nox -s prewarm` to its "
-        "end."
-    )
 
 
 def run_on_copy(

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from ..evidence.json_text import read_json
+from ..evidence.strict_json import read_json
 from .document import Document
 
 # Schema -> module and name of the model, module and name of what describes it.
@@ -23,7 +23,7 @@ _RESULTS: Final = {
     "megacpp-validate/release-gate/1": ("gate.decision:GateDecision", "gate:describe_gate"),
     "megacpp-validate/ablation/1": ("gate.ablation:AblationResult", "ablation:describe_ablation"),
     "megacpp-validate/fp8-policy/1": ("gate.fp8_policy:PolicyResult", "policy:describe_policy"),
-    "megacpp-validate/bisect/2": ("canary.dynamic.bisect_result:BisectResult", "bisect:describe_bisect"),
+    "megacpp-validate/bisect/2": ("canary.dynamic.search:BisectResult", "bisect:describe_bisect"),
     "megacpp-validate/blame-score/1": ("canary.dynamic.scores:BlameScore", "scores:describe_planted"),
     "megacpp-validate/fp8-faults/1": ("canary.dynamic.scores:Fp8FaultScore", "scores:describe_planted"),
     "megacpp-validate/smoke-faults/1": ("canary.dynamic.scores:SmokeFaultScore", "scores:describe_planted"),

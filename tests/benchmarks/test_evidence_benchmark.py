@@ -7,11 +7,15 @@ import sys
 from functools import lru_cache
 from pathlib import Path
 
+import pytest
+
 from benchmarks.evidence import Aim, Deed, measure, write_page
 from benchmarks.evidence_store import EVIDENCE, Sample, read_samples, write_store
 from megacpp_validate.evidence.history import list_rows
 from megacpp_validate.evidence.receipt import READABLE
 from megacpp_validate.evidence.store import read_store
+
+pytestmark = pytest.mark.thorough
 
 
 @lru_cache

@@ -105,6 +105,7 @@ def test_the_eager_scan_lies_within_the_bound_and_a_wrong_one_does_not() -> None
     assert faults(lambda x, dt, a, *rest, chunk: ssd_chunked(x, dt * (1 + 1e-6), a, *rest, chunk=chunk))
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")  # torch 2.13's own, of what it looks at while it traces
 def test_compiled_numbers_are_those_of_the_recurrence() -> None:
     """Compiles for a minute where nothing is cached."""
@@ -122,6 +123,7 @@ def test_compiled_numbers_are_those_of_the_recurrence() -> None:
     assert compare("mixer", mixer(rows), wanted.double(), roundings=way).passed
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="not-run: there is no CUDA device")
 def test_compiled_numbers_on_a_gpu() -> None:
     scan, choice = compiled_scan("cuda")

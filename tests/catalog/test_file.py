@@ -15,10 +15,8 @@ from megacpp_validate.catalog.file import (
     RequirementText,
     Row,
     VersionRange,
-    find_dangling,
-    find_doubles,
     ids_of,
-    read_matrix_file,
+    read_rows,
 )
 from tests.catalog.refusals import faults_of
 
@@ -35,13 +33,15 @@ class Parts(Row):
     part: list[Part] = Field(min_length=1)
 
 
-def find(file: Parts) -> list[object]:
-    return [find_doubles("f.toml: part", file.part), find_dangling("f.toml: part", file.part, "on", ids_of(file.part))]
-
-
 def read(folder: Path, text: str | bytes) -> Parts:
     (folder / "f.toml").write_bytes(text if isinstance(text, bytes) else text.encode())
-    return read_matrix_file(folder / "f.toml", Parts, find)  # type: ignore[arg-type]
+    return read_file(folder, "f.toml")
+
+
+def read_file(folder: Path, name: str) -> Parts:
+    (file,) = read_rows(folder, {name: Parts}, lambda file: {(name, "part", "on"): ids_of(file.part)})
+    assert isinstance(file, Parts)
+    return file
 
 
 GOOD = '[[part]]\nid = "one"\n[[part]]\nid = "two"\non = ["one"]\n'
@@ -57,10 +57,8 @@ WRONG = {
     "a dangling name": (GOOD.replace('["one"]', '["own"]'), ["part two: on names 'own', which does not exist"]),
     "no range": (GOOD + 'needs = "2 or so"\n', ["part.1.needs (two)", "'2 or so'"]),
     "no requirement": (GOOD + 'beside = "cuda 13"\n', ["part.1.beside (two)", "cuda 13"]),
-    "a shape hides no fault between rows": (
-        GOOD.replace('["one"]', '["own"]') + 'size = "big"\n[[part]]\nid = "two"\non = "two"\n',
-        ["part.1.size (two)", "part.2.on (two)", "'two' appears 2 times", "on names 'own'"],
-    ),
+    "all of one kind": (GOOD + 'size = "big"\n[[part]]\non = "two"\n', ["part.1.size (two)", "part.2.on", "part.2.id"]),
+    "all between rows": (GOOD.replace("two", "one").replace('["one"]', '["own"]'), ["appears 2 times", "names 'own'"]),
 }
 
 
@@ -75,7 +73,7 @@ def test_a_wrong_file_is_refused_with_every_fault(name: str, tmp_path: Path) -> 
 def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
     (tmp_path / "folder.toml").mkdir()
     for name in ("none.toml", "folder.toml"):
-        (fault,) = faults_of(lambda name=name: read_matrix_file(tmp_path / name, Parts, find))  # type: ignore[misc]
+        (fault,) = faults_of(lambda name=name: read_file(tmp_path, name))  # type: ignore[misc]
         assert fault.startswith(f"{name}: cannot be read")
 
 

@@ -63,7 +63,7 @@ def test_a_waiver_is_read_whether_or_not_it_has_expired(catalog: Catalog, tmp_pa
         (POLICY, "waivable = false", 'waivable = "no"', "waivable"),
         (POLICY, "[[part]]", "[[part", "cannot be read"),
         (PRESETS, 'parts = ["attention_mlp"]', 'parts = ["attention"]', "names the part 'attention', which does"),
-        (PRESETS, 'parts = ["attention_mlp"]', 'parts = ["expert_products"]', "names expert_products 2 times"),
+        (PRESETS, 'parts = ["attention_mlp"]', 'parts = ["expert_products"]', "'expert_products' appears 2 times"),
         (PRESETS, 'refused_by = ["routers"]', 'refused_by = ["router"]', "refused_by names 'router', which does"),
         (PRESETS, '"AEMEAEMEAEMR"', '"AEAE"', "low names mamba_in_projection, and no block of AEAE is M"),
         (PRESETS, '"AEMEAEMEAEMR"', '"AEMX"', "pattern"),

@@ -47,9 +47,9 @@ def test_what_there_is_no_rule_for_is_refused(release: str, target: str, says: s
 
 
 DAMAGE = (
-    ('groups = ["modules"]', 'groups = ["modules"]\nprobes = ["fp8_of_tomorrow"]', "no probe 'fp8_of_tomorrow'"),
+    ('groups = ["modules"]', 'groups = ["modules"]\nprobes = ["fp8_of_tomorrow"]', "probes names 'fp8_of_tomorrow'"),
     ('groups = ["modules"]', 'groups = ["modules"]\nprobes = ["smoke_tiny_train"]', "is for cpu alone"),
-    ('groups = ["modules"]', 'groups = ["modules"]\nprobes = ["imports"]', "required 2 times"),
+    ('groups = ["modules"]', 'groups = ["modules"]\nprobes = ["imports"]', "'imports' appears 2 times"),
     ('groups = ["modules"]', "groups = []", "it requires nothing"),
     ('groups = ["modules"]', 'groups = ["models"]', "groups.0"),
     ('target = "h200"', 'target = "h300"', "target names 'h300'"),
@@ -69,7 +69,7 @@ DAMAGE = (
     ('observed = "unfused"', 'observed = ""', "observed"),
     ('probes = ["attention"]', 'probes = ["atention"]', "probes names 'atention'"),
     ('releases = ["te-upgrade", "nightly"]', 'releases = ["daily"]', "releases names 'daily'"),
-    ('claimed = "current"', 'claimed = "delayed"', "shows 'of delayed' appears 2 times"),
+    ('claimed = "current"', 'claimed = "delayed"', "shows 'delayed' appears 2 times"),
     ("max_age_days = 30", "max_age_days = 9999999999", "max_age_days"),
     ("clock_skew_s = 300", "clock_skew_s = 99999999999999", "clock_skew_s"),
     ('target = "cpu"\nrequested = "native"\ngroups = ["modules"]',
@@ -94,9 +94,9 @@ def test_every_fault_of_both_files_is_named_at_once(catalog: Catalog, tmp_path: 
         ('target = "h200"', 'target = "h300"'),
         ('groups = ["modules"]\n\n[[require]]\nrelease = "nightly"', empty),
     )
-    (tmp_path / WAIVERS).write_text(WAIVER.replace('"slower"', '"age"'))
+    (tmp_path / WAIVERS).write_text(WAIVER.replace("attention", "none"))
     faults = "\n".join(faults_of(lambda: read_gate_policy(catalog, tmp_path)))
-    assert all(words in faults for words in ("h300", "'x'", "waived into"))
+    assert all(words in faults for words in ("h300", "'x'", "no such cell"))
 
 
 BAD_WAIVERS = (
@@ -104,11 +104,11 @@ BAD_WAIVERS = (
     ('rule = "slower"', 'rule = "everything"', "rule"),
     ('attention"\nrule = "slower"', 'imports"\nrule = "outcome"', "an import cannot"),
     ('attention"\nrule = "slower"', 'imports"\nrule = "contradicted"', "an import cannot"),
-    ("te2.17.1-h200-attention", "*-h200-attention", "the name of none"),
-    ("te2.17.1-h200-attention", "not a stack-h200-attention", "the name of none"),
+    ("te2.17.1-h200-attention", "*-h200-attention", "cell: "),
+    ("te2.17.1-h200-attention", "not a stack-h200-attention", "cell: "),
     ("te2.17.1-h200-attention", "te2.17.1-h200-atention", "requires no such cell"),
     ("te2.17.1-h200-attention", "te2.17.1-cpu-attention", "requires no such cell"),
-    ("te2.17.1-h200-attention", "-h200-attention", "requires no such cell"),
+    ("te2.17.1-h200-attention", "-h200-attention", "cell: "),
     ('release = "te-upgrade"', 'release = "te-update"', "release names 'te-update'"),
     ('owner = "somebody"', "", "owner"),
     ('owner = "somebody"', 'owner = " "', "owner"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -48,12 +47,12 @@ FAULTS = [
     ('platform = "linux/arm64"\ncache', 'platform = "linux/amd64"\ncache', "is not the aarch64 of targets.toml"),
     ('base = "ngc-26.07"\nplatform = "linux/amd64"', 'base = "x"\nplatform = "linux/amd64"', "base names 'x'"),
     ('sources = ["deep-gemm"]', 'sources = ["deepgemm"]', "sources names 'deepgemm', which does not exist"),
-    ('lock = "containers/locks/b200.txt"', 'lock = "containers/locks/h200.txt"', "lock 'containers/locks/h200.txt'"),
+    ('lock = "containers/locks/b200.txt"', 'lock = "containers/locks/h200.txt"', "'containers/locks/h200.txt' appears"),
     ('lock = "containers/locks/b200.txt"', 'lock = "/etc/passwd"', "image.1.lock"),
-    ('{ name = "sympy", why', '{ name = "leaf", why', "over names 'leaf', which ngc-26.07 does not"),
+    ('{ name = "sympy", why', '{ name = "leaf", why', "over or removes names 'leaf', which ngc-26.07 does not"),
     ('["triton", "3.7.1+gitf797708c.nv26.7"]', '["triton", "three"]', "Invalid version: 'three'"),
     ('["triton", "3.7.1+gitf797708c.nv26.7"]', '["triton"]', "base.0.provides.5"),
-    ('"nvidia-nvtx",', '"nvidia-nvtx", "nvidia-nvtx",', "'nvidia-nvtx' is provided twice"),
+    ('"nvidia-nvtx",', '"nvidia-nvtx", "nvidia-nvtx",', "'nvidia-nvtx' appears 2 times"),
     ('"nox>=2025.5"', '"nox>>2025.5"', "nox>>2025.5"),
     ('needs = ">=2.30.4"', 'needs = "2.30.4 or so"', "'2.30.4 or so'"),
     ('with = "cuda>=13"', 'with = "cuda 13"', "cuda 13"),
@@ -65,13 +64,13 @@ FAULTS = [
     ('base = "debian-bookworm"\nplatform = ""', 'base = "debian"\nplatform = ""', "base names 'debian'"),
     ("[[base]]", "[[base", "cannot be read"),
     ('targets = ["b200"]', 'targets = ["b300"]', "targets names 'b300', which does not exist"),
-    ('"deep_gemm", "project"', '"deep_gemm", "deep_gemm", "project"', "the step 'deep_gemm' appears 2 times"),
-    ('"deep_gemm", "project"', '"project"', "'deep-gemm' has a source and no step"),
-    ('sources = ["deep-gemm"]', "sources = []", "image b200: 'deep-gemm' has a step and no source"),
+    ('"deep_gemm", "project"', '"deep_gemm", "deep_gemm", "project"', "'deep_gemm' appears 2 times"),
+    ('"deep_gemm", "project"', '"project"', "'deep-gemm' is in one of"),
+    ('sources = ["deep-gemm"]', "sources = []", "image b200: 'deep-gemm' is in one of"),
     ('cache_arch = "sm_100a"', 'cache_arch = "sm_90a"', "cache_arch 'sm_90a' is not the 'sm_100a' of its target"),
     ('te_archs = "120"', 'te_archs = "90"', "te_archs '90' has nothing for the sm_121 of its target"),
     ('sources = ["deep-gemm"]', 'sources = ["flash-attention-3"]', "'flash-attention-3', which targets.toml says"),
-    ('{ name = "flash-attn", why', '{ name = "sympy", why', "'sympy' is named under `over` and under `removes`"),
+    ('{ name = "flash-attn", why', '{ name = "sympy", why', "'sympy' appears 2 times"),
     ('wheel", ""]', 'wheel", ""', "cannot be read"),
     ('why = "goes with it"', 'wy = "goes with it"', "image.0.removes.3.why (h200)"),
 ]  # fmt: skip
@@ -81,19 +80,3 @@ FAULTS = [
 def test_a_wrong_file(tmp_path: Path, targets: dict[str, str], catalog: Catalog, old: str, new: str, says: str) -> None:
     edit(copy_matrix(tmp_path, FILE) / FILE, (old, new))
     assert any(says in fault for fault in faults_of(lambda: read_images(targets, tmp_path, catalog.targets)))
-
-
-def test_a_fault_of_shape_hides_none_between_rows(tmp_path: Path, targets: dict[str, str], catalog: Catalog) -> None:
-    """Many at once, half of them of shape: a person mends them in one go."""
-    # Left out is what hides another one: of a row that was changed already, or beside a base that does not exist.
-    hidden = re.compile(r"cannot be read|base names 'x'|appears 2|step|provided twice|three|leaf|sympy|te_archs|why")
-    text = (matrix_folder() / FILE).read_text()
-    planted = []
-    for old, new, says in FAULTS:
-        if old in text and not hidden.search(says):
-            text = text.replace(old, new, 1)
-            planted.append(says)
-    (tmp_path / FILE).write_text(text)
-    faults = "\n".join(faults_of(lambda: read_images(targets, tmp_path, catalog.targets)))
-    assert len(planted) > 15
-    assert [says for says in planted if says not in faults] == []

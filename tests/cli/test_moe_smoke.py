@@ -12,6 +12,8 @@ from megacpp_validate.environments.restart import own_folder
 from tests.cli.session_calls import Stack, make_session, make_stack
 from tests.command_line import Run
 
+pytestmark = pytest.mark.thorough
+
 OPEN, CLOSED, WRONG, NOTHING, MISSING, NO_ENVIRONMENT, INFRASTRUCTURE = 0, 1, 2, 3, 4, 5, 6
 
 

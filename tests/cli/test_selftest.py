@@ -52,7 +52,7 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> R
     call = make_run(capfd, monkeypatch, "selftest")
 
     def run(planter: Planter, *arguments: object, mutants: tuple[str, ...] = MUTANTS) -> Said:
-        monkeypatch.setattr(selftest_runs, "own_interpreter", lambda _: planter)
+        monkeypatch.setattr(selftest_runs, "host_interpreter", lambda *_: planter)
         return call(*mutants, "--clean=14", *arguments)
 
     return run

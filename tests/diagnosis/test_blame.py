@@ -12,7 +12,7 @@ from megacpp_validate.evidence.receipt import Outcome, Receipt
 
 
 def module(name: str, *depends_on: str) -> BridgeModule:
-    return BridgeModule(id=name, files=["x"], depends_on=list(depends_on), title=name, native=name)
+    return BridgeModule(id=name, files=["bridge/imports.py"], depends_on=list(depends_on), title=name, native=name)
 
 
 # base <- left, right; left <- top

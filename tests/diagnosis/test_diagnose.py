@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from megacpp_validate.canary.static.surface import Surface
+from megacpp_validate.diagnosis.checks import USES, entries_in
 from megacpp_validate.diagnosis.diagnose import diagnose
-from megacpp_validate.diagnosis.entries import USES, entries_in
 from megacpp_validate.diagnosis.rows import COMPONENTS
 from megacpp_validate.evidence.receipt import Check, Outcome, Part, Receipt
 from megacpp_validate.evidence.values import Cause

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.canary.firewall.elf import rename_undefined
+from megacpp_validate.canary.firewall.damage import rename_undefined
 from megacpp_validate.environments.doctor import DoctorOptions, take_looks
 from megacpp_validate.environments.environment import NoEnvironment
 from megacpp_validate.environments.interpreter import PACKAGE, InterpreterEnvironment, put_over

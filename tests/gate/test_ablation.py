@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,14 @@ from megacpp_validate.gate.ablation import (
     ARMS,
     LEAST_MEMORY,
     AblationInvalid,
+    AblationRun,
     Change,
     FeatureAblation,
-    PartSeen,
-    RunSeen,
+    ObservedPart,
     Verdict,
     compare,
     compare_losses,
     decide_feature,
-    parse_ablation,
     read_ablation,
 )
 
@@ -48,7 +48,7 @@ def draw_runs(
     follow: float = 0.5,
     drift: float = 0.0,
     pairs: int = 2,
-) -> list[RunSeen]:
+) -> list[AblationRun]:
     """Runs whose step times are 0.1 s, times noise that follows itself (AR(1)), noise between runs, and a drift."""
     draw = random.Random(seed)
     runs = []
@@ -63,17 +63,17 @@ def draw_runs(
     return runs
 
 
-def see(place: int, times: Any, losses: Any, **more: Any) -> RunSeen:
+def see(place: int, times: Any, losses: Any, **more: Any) -> AblationRun:
     arm = ARMS[place % 2]
     said: dict[str, Any] = {
         "arm": arm, "place": place, "ending": "done", "step_seconds": tuple(times), "losses": tuple(losses),
         "tokens": 1000, "peak_bytes": 100, "forms": {"recompute": arm == "on"},
-        "parts": {"layers.0.block": PartSeen(requested="te", observed="native")},
+        "parts": {"layers.0.block": ObservedPart(requested="te", observed="native")},
     }  # fmt: skip
-    return RunSeen(**{**said, **more})
+    return AblationRun(**{**said, **more})
 
 
-def compare_step_times(runs: list[RunSeen], warm: int) -> Change:
+def compare_step_times(runs: list[AblationRun], warm: int) -> Change:
     return compare([statistics.median(run.step_seconds[warm:]) for run in runs])
 
 
@@ -188,13 +188,20 @@ def test_memory_that_nobody_would_miss_is_no_change(bytes_on: int, verdict: Verd
     assert compare([float(run.peak_bytes) for run in runs], least=LEAST_MEMORY).verdict is verdict
 
 
-def decide(runs: list[RunSeen], pairs: int = 2) -> FeatureAblation:
+def decide(runs: list[AblationRun], pairs: int = 2) -> FeatureAblation:
     said: dict[str, Any] = {
         "tool": "test", "feature": "thing", "title": "It", "plain": "not it", "source": "here", "size": "tiny",
         "seed": 0, "steps": STEPS, "pairs": pairs, "ranks": 1, "device": "cpu", "base": "plain", "off": ORDERS["off"],
         "on": ORDERS["on"],
     }  # fmt: skip
     return FeatureAblation(**said, runs=tuple(runs), **decide_feature(FEATURE, ORDERS, runs, pairs))
+
+
+def parse_ablation(text: str) -> FeatureAblation:
+    """As from a file."""
+    with tempfile.TemporaryDirectory() as name:
+        (file := Path(name, "a.json")).write_text(text)
+        return read_ablation(file)
 
 
 def test_a_feature_is_judged_and_its_receipt_reads_back() -> None:
@@ -216,14 +223,14 @@ def test_a_feature_is_judged_and_its_receipt_reads_back() -> None:
         ({"forms": {}}, "forms.recompute was asked to be true, and its receipt says nothing"),
         ({"parts": {}}, "no part layers.*.block was seen, which must be on te or native"),
         (
-            {"parts": {"layers.0.block": PartSeen(requested="te", observed="sdpa")}},
+            {"parts": {"layers.0.block": ObservedPart(requested="te", observed="sdpa")}},
             "layers.0.block ran on sdpa, and must be on te or native",
         ),
         (
             {
                 "parts": {
-                    "layers.0.block": PartSeen(requested="te", observed="te"),
-                    "layers.0.block@1": PartSeen(requested="te", observed="sdpa"),
+                    "layers.0.block": ObservedPart(requested="te", observed="te"),
+                    "layers.0.block@1": ObservedPart(requested="te", observed="sdpa"),
                 }
             },
             "layers.0.block@1 ran on sdpa",

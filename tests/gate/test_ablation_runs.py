@@ -30,7 +30,7 @@ import json, os, random, sys
 assert sys.argv[1:] == ["-P", "-u", "-m", "megacpp_validate.training.smoke"], sys.argv
 order = json.load(sys.stdin)
 fault, on = os.environ.get("STUB", ""), order["forms"].get("recompute", False)
-draw = random.Random(order["folder"])
+draw = random.Random("/".join(order["folder"].split("/")[-4:]))  # the same wherever the test runs
 print("a library says something")
 if fault == "dies" and on:
     sys.exit("no memory left")
@@ -127,7 +127,7 @@ def test_several_features_make_one_page_and_what_cannot_run_is_told(call: Run, t
         ("dies", 2, "run 2 (on): it ended as exit: it gave no answer. Its last words: a library says something no mem"),
         ("falls-back", 2, "forms.recompute was asked to be true, and its receipt says false"),
         ("ends-badly", 1, "run 1 (off): it ended as contradiction: it answers done, and its process ended with exit 3"),
-        ("damaged", 1, "its answer has another form: ranks.0.steps: Field required"),
+        ("damaged", 1, "its answer has another form: KeyError: 'choices'"),
     ],
 )
 def test_a_run_that_is_no_evidence(

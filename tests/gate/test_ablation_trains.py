@@ -18,6 +18,7 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     return make_run_in(tmp_path, "ablate", capfd, monkeypatch)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(
     not (PACKAGE_ROOT / "training" / "smoke" / "__main__.py").is_file(), reason="not-run: there is no smoke run"
 )

@@ -330,6 +330,7 @@ def test_gaps_that_are_scaled_up_never_turn_red_to_green(three: tuple[list[float
         assert decide_three(three, times).outcome is LossOutcome.FAIL
 
 
+@pytest.mark.thorough
 @given(three=three_gaps, rises=gaps)
 @settings(max_examples=100)
 def test_a_loss_that_rises_never_turns_a_gap_above_to_green(three: tuple[list[float], ...], rises: list[float]) -> None:
@@ -340,6 +341,7 @@ def test_a_loss_that_rises_never_turns_a_gap_above_to_green(three: tuple[list[fl
         assert decide_three(higher).outcome is LossOutcome.FAIL
 
 
+@pytest.mark.thorough
 @given(first=st.floats(-0.2, 0.2), times=st.floats(1.0, 50.0))
 @settings(max_examples=100)
 def test_gradients_that_are_scaled_further_stay_red(first: float, times: float) -> None:

@@ -11,7 +11,7 @@ import pytest
 from megacpp_validate.catalog.bridge import Catalog, matrix_folder
 from megacpp_validate.catalog.images import Images, read_images
 from megacpp_validate.images import locking
-from megacpp_validate.images.locking import LockOptions, compare_packages, read_pip_settings, run_lock
+from megacpp_validate.images.locking import LockOptions, compare_packages, run_lock
 from megacpp_validate.images.locks import (
     ImageLock,
     LockedPackage,
@@ -23,7 +23,7 @@ from megacpp_validate.images.locks import (
     read_image_lock,
     read_project,
 )  # fmt: skip
-from megacpp_validate.images.tools import ImageRefused
+from megacpp_validate.images.tools import ImageRefused, read_pip_settings
 
 ROOT = matrix_folder().parent
 HASH = "--hash=sha256:" + "a" * 64
@@ -179,9 +179,10 @@ def test_what_pip_is_told_of() -> None:
         ":env:.find-links='/wheels /more'\nglobal.find-links='/other'\nglobal.index-url='https://index.invalid/simple'\n"
         "freeze.find-links='/no'\nglobal.timeout='60'\n"
     )
-    wanted = {"find-links": "F", "index-url": "I"}
-    assert read_pip_settings(said, wanted) == {"F": "/wheels,/more", "I": "https://index.invalid/simple"}
-    assert read_pip_settings("global.index-url='https://a.invalid'\n", {"find-links": "F"}) == {}
+    assert read_pip_settings(said) == {
+        "find-links": ["/wheels", "/more"], "index-url": ["https://index.invalid/simple"], "timeout": ["60"]
+    }  # fmt: skip
+    assert read_pip_settings("no setting at all\n") == {}
 
 
 def test_a_lock_that_is_no_text_was_damaged(tmp_path: Path) -> None:

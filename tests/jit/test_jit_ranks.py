@@ -15,6 +15,8 @@ import pytest
 
 from megacpp_validate.jitcache.layout import cache_variables
 
+pytestmark = pytest.mark.thorough
+
 RANKS = 4
 
 

@@ -28,8 +28,8 @@ def test_what_is_held_against_a_task(answer: Answer, said: str) -> None:
     assert said in held.failure
     assert bool(held.failure) is bool(said)
     if said:
-        assert "set are TORCH_COMPILE_DISABLE. Next step: unset it" in held.failure
-        assert "does not know" in hold_to_purpose(TASK, answer, {}).failure
+        assert "set: TORCH_COMPILE_DISABLE)" in held.failure
+        assert "set: none)" in hold_to_purpose(TASK, answer, {}).failure
     assert hold_to_purpose(CELL, answer, OFF) == answer, "of a cell nothing is known beforehand"
 
 

@@ -71,7 +71,7 @@ def test_another_one_is_there(tmp_path: Path) -> None:
     folder, digest = make_sealed(tmp_path / "one")
     archive = export_cache(folder, tmp_path / "jit.tar").place
     other, _ = make_sealed(tmp_path / "two")  # the same files in another folder, whose path stands in them
-    with pytest.raises(WrongArguments, match=f"holds the sealed cache sha256:[0-9a-f]+, and not {digest}"):
+    with pytest.raises(WrongArguments, match=f"holds another cache .*, and not {digest}"):
         import_cache(archive, tmp_path / "two")
     assert import_cache(archive, tmp_path / "two", replace=True).digest == digest
     assert check_sealed(other).digest == digest
@@ -130,7 +130,7 @@ def test_a_cache_under_another_name_makes_room_when_it_is_told_to(tmp_path: Path
     folder, digest = make_sealed(tmp_path / "one")
     archive = export_cache(folder, tmp_path / "jit.tar").place
     make_sealed(tmp_path / "two", "sm_100a")[0].rename(tmp_path / "two" / "sm_90a")
-    with pytest.raises(WrongArguments, match="holds a damaged cache"):
+    with pytest.raises(WrongArguments, match="a damaged one"):
         import_cache(archive, tmp_path / "two")
     assert import_cache(archive, tmp_path / "two", replace=True).digest == digest
 

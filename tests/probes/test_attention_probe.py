@@ -148,6 +148,7 @@ FAULTS: dict[str, tuple[Fault, str]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("fault", "named"), FAULTS.values(), ids=FAULTS)
 def test_a_fault_on_the_native_path_is_seen(monkeypatch: pytest.MonkeyPatch, fault: Fault, named: str) -> None:
     monkeypatch.setattr(
@@ -161,6 +162,7 @@ def test_a_fault_on_the_native_path_is_seen(monkeypatch: pytest.MonkeyPatch, fau
     assert any(name.endswith(named) and name.startswith("bf16") for name in wrong), sorted(wrong)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("te_double")
 @pytest.mark.parametrize(
     ("fault", "named"),

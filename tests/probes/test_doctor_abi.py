@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from megacpp_validate.canary.firewall.elf import rename_needed, rename_undefined
+from megacpp_validate.canary.firewall.damage import rename_needed, rename_undefined
 from megacpp_validate.probes.doctor_abi import find_compiled, find_owner, look_at, read_name, torch_headers
 from megacpp_validate.probes.doctor_behaviour import _is_other, judge_answer
 from megacpp_validate.probes.doctor_headers import compare_headers

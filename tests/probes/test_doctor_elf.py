@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megacpp_validate.canary.firewall.elf import rename_undefined
+from megacpp_validate.canary.firewall.damage import rename_undefined
 from megacpp_validate.probes.doctor_elf import Elf, NotReadable
 
 LIBRARIES = Path(torch.__file__).parent / "lib"

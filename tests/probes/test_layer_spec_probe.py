@@ -192,6 +192,7 @@ def faulty(patch: pytest.MonkeyPatch, builder: str, change: Callable[[Any, Any],
     patch.setattr(spec, builder, build)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("te_double")
 @pytest.mark.parametrize("fault", VALUES.values(), ids=VALUES)
 def test_a_wrong_output_is_caught(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,6 +205,7 @@ def test_a_wrong_output_is_caught(fault: Fault, monkeypatch: pytest.MonkeyPatch)
         assert {"delayed.mlp.swiglu.forward", "delayed.in_projection.forward"} <= found
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("te_double")
 @pytest.mark.parametrize("fault", VALUES.values(), ids=VALUES)
 def test_a_wrong_gradient_is_caught(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:

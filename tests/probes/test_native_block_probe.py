@@ -98,6 +98,7 @@ VALUES: dict[str, tuple[Fault, str]] = {
 ON_BOTH = ("half-zeros", "x1.01", "one-nan", "another-dtype", "gradient-x1.01")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("path", "kind"), [*(("te", kind) for kind in VALUES), *(("native", kind) for kind in ON_BOTH)]
 )

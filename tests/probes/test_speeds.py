@@ -98,6 +98,7 @@ def test_a_module_is_timed_without_being_judged(module: str) -> None:
     assert not {"probe", "second-use", "last", "waiting"} & set(receipt.seconds)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("module", MODULES)
 def test_a_module_is_timed_on_transformer_engine_in_its_production_recipe(module: str, te_double: None) -> None:
     receipt = timed(module, stack="te2", requested="te", target=IN_FP8)
@@ -127,6 +128,7 @@ def test_the_low_precision_rows_run_in_low_precision(te_double: None, monkeypatc
     assert len(entered) >= 3 * low.uses
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("module", MODULES)
 def test_a_wrapper_that_sleeps_is_found_in_its_module(
     module: str, clock: Clock, monkeypatch: pytest.MonkeyPatch

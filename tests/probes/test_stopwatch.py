@@ -156,6 +156,7 @@ class Odd(BaseException):
     """What compiled code makes up."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fault", [RuntimeError("cuDNN error"), SystemExit(3), Odd("odd")])
 @pytest.mark.parametrize("when", ["made", "first", "alone", "in a round"])
 def test_what_raises_is_a_check_that_failed_and_stops_no_other_use(

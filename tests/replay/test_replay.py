@@ -40,6 +40,7 @@ def test_decisions_are_as_recorded(group: Group, request: pytest.FixtureRequest)
     _judge(*replayed(group, every))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("group", [one for one in GROUPS if one.slow], ids=lambda one: one.name)
 def test_slow_decisions_are_as_recorded(group: Group) -> None:
     _judge(*replayed(group, 1))

@@ -134,6 +134,7 @@ def test_a_swapped_expert_is_seen_in_that_comparison(monkeypatch: pytest.MonkeyP
     assert far(found, wanted) > 1e-6
 
 
+@pytest.mark.thorough
 def test_recomputed_layers_give_the_same_bits_and_run_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     size = read_size("tiny", mtp=True)
     _, wanted = run(size)

@@ -12,8 +12,7 @@ from ..static.release import Release, ReleaseUnreadable, without_garbage_collect
 from ..static.sources import Sources, SourceUnavailable, UnknownRelease, nearest
 from ..static.surface import Surface
 from ..static.sweep import read_surface
-from .bisect_result import TE, Answer, Verdict
-from .search import NotBuilt
+from .search import TE, Answer, NotBuilt, Verdict
 
 
 class StaticJudge:

@@ -9,15 +9,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from ... import TOOL
 from ...catalog.bridge import Catalog
 from ...catalog.bridge import Target as TargetRow
-from ...catalog.fp8_faults import read_fp8_faults
-from ...catalog.te_faults import EditDoesNotFit, read_te_faults
+from ...catalog.te_faults import EditDoesNotFit, read_fp8_faults, read_te_faults
 from ...environments.cell import Cell
 from ...environments.facts import Facts, read_facts
 from ...environments.faulty_overlay import make_faulty
@@ -149,21 +148,6 @@ class _CopyHost:
         return put_over(self.bare, (place, *self.behind), f"{run.name} of Transformer Engine {self.release}")
 
 
-@dataclass
-class _Progress:
-    """A line for each copy whose cells have all ended; `cells` is how many each folder has."""
-
-    cells: Mapping[Path, int]
-    say: Say
-    ended: Counter[Path] = field(default_factory=Counter)
-
-    def __call__(self, event: Event) -> None:
-        folder = event.cell.folder
-        self.ended[folder] += event.receipt is not None
-        if event.receipt is not None and self.ended[folder] == self.cells[folder]:
-            self.say(f"{event.done:4} of {event.total} cells: {folder.name}")
-
-
 def _run_whole(
     catalog: Catalog, target: TargetRow, plan: BlamePlan | Fp8Plan, options: PlantOptions, troubles: Troubles, say: Say
 ) -> str:
@@ -195,7 +179,13 @@ def _run_plan(
     with own_folder(folder):
         cells = list(_make_cells(catalog, target, plan, options, host, folder, troubles))
         room = read_room(variables, gpu=bool(target.arch), jobs=options.jobs)
-        progress = _Progress(Counter(cell.folder for cell, _ in cells), say)
+        left = Counter(cell.folder for cell, _ in cells)
+
+        def progress(event: Event) -> None:
+            left[event.cell.folder] -= event.receipt is not None
+            if event.receipt is not None and not left[event.cell.folder]:
+                say(f"{event.done:4} of {event.total} cells: {event.cell.folder.name}")
+
         for timed in (False, True):  # what times waits for what computes to end
             wave = [(cell, need) for cell, need in cells if cell.order.times is timed]
             Fleet(room, fresh=False, progress=progress).run(wave, processes)

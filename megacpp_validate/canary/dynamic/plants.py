@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from ...catalog.bridge import BridgeModule
-from ...catalog.fp8_faults import Fp8Fault
-from ...catalog.te_faults import PlantedFault, TeFault
+from ...catalog.te_faults import Fp8Fault, PlantedFault, TeFault
 from ...errors import WrongArguments
 from ...evidence.receipt import Outcome, Receipt
 from .scores import CellSeen, ControlResult, FaultResult, Fp8FaultResult, Verdict

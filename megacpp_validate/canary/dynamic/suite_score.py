@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from ...catalog.bridge import Catalog
 from ...errors import EvidenceMissing, WrongArguments
 from ...evidence.selftest import SelftestResult, wilson_interval
-from ...evidence.strict_json import refuse_what_json_hides
+from ...evidence.strict_json import read_strict_json
 from ...process import run_command
 from .scores import BlameScore, Rate, SuiteScore
 
@@ -99,7 +99,7 @@ def _require_whole(catalog: Catalog, file: Path, result: SelftestResult) -> None
 def _read(file: Path, model: type[_T]) -> _T:
     try:
         text = file.read_text(encoding="utf-8")
-        refuse_what_json_hides(text)
+        read_strict_json(text)
         found = TypeAdapter(model).validate_json(text)
     except (OSError, ValueError) as fault:
         raise _invalid(file, fault) from fault

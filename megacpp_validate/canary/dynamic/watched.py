@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ...diagnosis.blame import Order
+from ...diagnosis.checks import FIREWALL, SHARED_PARTS, USES, of_module
 from ...diagnosis.culprits import Culprit, Sides
-from ...diagnosis.entries import FIREWALL, SHARED_PARTS, USES, of_module
 from ...diagnosis.next_steps import slow_step
 from ...evidence.receipt import Backend, Outcome, Receipt
 from ...evidence.values import ENVIRONMENT, Cause

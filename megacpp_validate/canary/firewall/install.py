@@ -11,7 +11,6 @@ exists as source only), two tiny real libraries take their places. They compute 
 from __future__ import annotations
 
 import fnmatch
-import importlib.util
 import json
 import os
 import re
@@ -25,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from ...environments.cpu_stack import find_torch_python
 from ...process import run_command
 
 InstallMode = Literal["wheels", "current"]
@@ -73,13 +73,13 @@ class Interpreter:
 
 
 def read_interpreter(limit_s: float = LIMIT_S) -> Interpreter:
-    """Ask a fresh process of this interpreter; this one imports neither torch nor a vendor library."""
+    """Ask a process of the interpreter that has torch; this one imports neither torch nor a vendor library."""
     purelib = Path(sysconfig.get_path("purelib"))
     try:
-        ended = run_command([sys.executable, "-P", "-c", _LOOK, *NEEDED_BY_TE], limit_s=limit_s)
+        ended = run_command([find_torch_python(), "-P", "-c", _LOOK, *NEEDED_BY_TE], limit_s=limit_s)
         answer = json.loads(ended.words.splitlines()[-1])
     except (OSError, IndexError, ValueError) as fault:
-        return Interpreter((), purelib, "", f"{sys.executable} gave no answer: {fault}")
+        return Interpreter((), purelib, "", f"{find_torch_python()} gave no answer: {fault}")
     problem = ""
     if not answer["torch"]:
         problem = f"torch cannot be imported here ({answer['fault']})"
@@ -118,8 +118,9 @@ def find_compiler() -> tuple[str, ...]:
     for name in ("cc", "gcc", "clang"):
         if found := shutil.which(name):
             return (found,)
-    if importlib.util.find_spec("ziglang"):
-        return (sys.executable, "-m", "ziglang", "cc")
+    python = find_torch_python()
+    if run_command([python, "-c", "import ziglang"], limit_s=LIMIT_S).code == 0:
+        return (python, "-m", "ziglang", "cc")
     raise CannotBuild(
         "no C compiler (cc, gcc or clang) is on the path, and the package `ziglang` is not installed. Next step: "
         "install either; the dependency group `compiler` brings the package"

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
@@ -26,8 +26,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from ...catalog.bridge import BridgeModule
 from ...errors import WrongArguments
 from ...process import Ended, Processes, Stopped, run_command
-from .damage import PINNED, Damage, baseline_of, plan_firewall
-from .elf import NotDamageable
+from .damage import PINNED, Damage, NotDamageable, baseline_of, plan_firewall
 from .install import (
     LIMIT_S,
     TE,
@@ -301,14 +300,35 @@ def _judge(row: Damage, modules: Sequence[BridgeModule], answer: Answer | None, 
     """What was not as the case asks for; empty on a pass."""
     if answer is None:
         return (f"the process gave no answer ({ended.how}){_find_place(ended)}: {_last_line(ended)}",)
-    return (
-        *(f"importing {name} raised {fault}" for name, fault in answer.imported.items() if fault and not (
-            row.hides_torch and fault == _NO_TORCH and not name.endswith(".imports")  # what asks for the verdict
-        )),
-        *_judge_verdict(row, answer),
-        *_judge_reason(row, _choose_reason(row, answer)),
-        *(() if row.hides_torch else _judge_native_paths(modules, answer)),
-    )  # fmt: skip
+    problems = [
+        f"importing {name} raised {fault}"
+        for name, fault in answer.imported.items()
+        if fault and not (row.hides_torch and fault == _NO_TORCH and not name.endswith(".imports"))
+    ]
+    missing = set(answer.missing) if row.available and answer.available else set(row.missing)
+    wrong_verdict = (
+        (answer.imported_early, "importing the bridge imported transformer_engine"),
+        (answer.available is not row.available, f"is_te_available() is {answer.available}, not {row.available}"),
+        (answer.decided_twice, "is_te_available() gave two answers in one process"),
+        (missing != set(row.missing), f"None comes from {sorted(missing)}, and should from {sorted(row.missing)}"),
+        (row.top_level not in (None, answer.top_level), f"`import transformer_engine`: {answer.top_level}"),
+    )
+    if answer.raised:
+        problems.append(f"asking the bridge raised {answer.raised}")
+    else:
+        problems += [*(says for is_wrong, says in wrong_verdict if is_wrong), *answer.problems]
+    reason = _choose_reason(row, answer)
+    if reason and not row.reason:
+        problems.append(f"Transformer Engine is available and yet there is a reason: {reason}")
+    problems += [f"the reason does not say {one!r}: {reason!r}" for one in row.reason if not re.search(one, reason)]
+    if not row.hides_torch:
+        named = _native_paths(modules, answer)
+        problems += [
+            f"{one.id} names the native path {named[one.id]!r}, the matrix {one.native!r}"
+            for one in modules
+            if not named[one.id] or named[one.id] != one.native
+        ]
+    return tuple(problems)
 
 
 def _judge_end(row: Damage, ended: Ended, place: str, *, hangs: bool) -> tuple[str, ...]:
@@ -316,41 +336,6 @@ def _judge_end(row: Damage, ended: Ended, place: str, *, hangs: bool) -> tuple[s
     if hangs is not (row.ends == "hang") or not ended.how.startswith("signal"):
         return (f"the plain process ended otherwise than by the damage ({ended.how}): {_last_line(ended)}",)
     return () if place else ("nothing says where the process was when it ended",)
-
-
-def _judge_verdict(row: Damage, answer: Answer) -> Iterator[str]:
-    if answer.raised:
-        yield f"asking the bridge raised {answer.raised}"
-        return
-    if answer.imported_early:
-        yield "importing the bridge imported transformer_engine"
-    if answer.available is not row.available:
-        yield f"is_te_available() is {answer.available}, not {row.available}"
-    if answer.decided_twice:
-        yield "is_te_available() gave two answers in one process"
-    if row.available and answer.available and set(answer.missing) != set(row.missing):
-        none, expected = ", ".join(answer.missing) or "no accessor", ", ".join(row.missing) or "none"
-        yield f"{none} gives None, where {expected} should"
-    if row.top_level is not None and answer.top_level is not row.top_level:
-        yield f"`import transformer_engine` itself {'succeeds' if answer.top_level else 'fails'} here"
-    yield from answer.problems
-
-
-def _judge_reason(row: Damage, reason: str) -> Iterator[str]:
-    if not row.reason and reason:
-        yield f"Transformer Engine is available and yet there is a reason: {reason}"
-    for pattern in row.reason:
-        if not re.search(pattern, reason):
-            yield f"the reason does not say {pattern!r}" if reason else "the reason is empty"
-
-
-def _judge_native_paths(modules: Sequence[BridgeModule], answer: Answer) -> Iterator[str]:
-    named = _native_paths(modules, answer)
-    for row in modules:
-        if not named[row.id]:
-            yield f"{row.id} names no native path"
-        elif named[row.id] != row.native:
-            yield f"{row.id} names the native path {named[row.id]!r}, the matrix {row.native!r}"
 
 
 def _choose_reason(row: Damage, answer: Answer) -> str:

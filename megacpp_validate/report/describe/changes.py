@@ -16,12 +16,10 @@ _LONGEST_QUOTE: Final = 120
 
 
 class Words(NamedTuple):
-    """Templates about one kind of change; `breaking`, `risk` and `harmless` are its consequences."""
+    """Templates about one kind of change; `breaking` is its consequence."""
 
     headline: str
     breaking: str
-    risk: str
-    harmless: str
     next_step: str
 
 
@@ -39,118 +37,80 @@ KINDS: Final[dict[ChangeKind, Words]] = {
     ChangeKind.REMOVED: Words(
         "{subject} is removed[; {successor} is the likely successor]",
         _SITE_FAILS,
-        "The bridge works without {subject}, but silently takes another path.",
-        "No call of the bridge needs {subject}.",
         "[import {successor} where {subject} is missing, and check that both do the same"
         "|{stay} until there is a successor; look for {subject} in the release notes]"),
     ChangeKind.MOVED: Words(
         "{subject} moved from {was} to [{now}|another place]",
         _SITE_FAILS,
-        "The old import path works through a forwarding name that a later release may drop.",
-        "The import path that the bridge uses still works.",
         "import {subject} from [{now}|its new place] first, and from the old place only " + _WHILE),
     ChangeKind.RENAMED: Words(
         "{subject} is now called [{successor}|{new_name}|another name]",
         _SITE_FAILS,
-        "The old name still works, and a later release may drop it.",
-        "No call of the bridge uses the old name.",
         "use [{successor}|{new_name}|the new name] where it exists, and {subject} only " + _WHILE),
     ChangeKind.CLASS_BECAME_FUNCTION: Words(
         "{subject} was a class and is now a function",
         "Code that needs the class fails: isinstance, a subclass, a layer spec, methods of an instance.",
-        "The call still works; the returned object may have neither the type nor the methods of the class.",
-        "The bridge only calls {subject}, and uses the result in the same way.",
         "use what {subject} returns, not {subject} as a type, or {stay}"),
     ChangeKind.FUNCTION_BECAME_CLASS: Words(
         "{subject} was a function and is now a class",
         "The call creates an instance where the bridge expects the result.",
-        "The call creates an instance; the instance must behave like the earlier result.",
-        "The bridge uses {subject} in a way that works with both.",
         "create one {subject} and call it, or {stay} until that is done"),
     ChangeKind.NOT_CALLABLE: Words(
         "{subject} can no longer be called",
         "The call raises TypeError.",
-        "Whether the call works depends on what {subject} is bound to at run time.",
-        "The bridge does not call {subject}.",
         "do not call {subject}; [use {suggestion}|{stay} until the new way is known]"),
     ChangeKind.ATTRIBUTE_REMOVED: Words(
         "{owner} no longer has {attribute}[; {successor} is the likely successor]",
         "Reading {attribute} raises AttributeError.",
-        "{attribute} is no longer in the sources; an instance may still get it at run time.",
-        "The bridge does not read {attribute}.",
         "[read {successor} instead of {attribute}|do without {attribute}, or {stay} until there is a successor]"),
     ChangeKind.DECORATOR_LOST: Words(
         "{subject} can no longer be used as a decorator",
         "Defining or calling the function under {subject} raises TypeError.",
-        "Whether {subject} still decorates depends on what it returns at run time.",
-        "The bridge does not use {subject} as a decorator.",
         "enter {subject} with `with` inside the function, or {stay}"),
     ChangeKind.CONTEXT_MANAGER_LOST: Words(
         "{subject} can no longer be entered with `with`",
         "The `with` statement raises TypeError, so the scope is never entered.",
-        "Whether {subject} can be entered depends on what it returns at run time.",
-        "The bridge does not enter {subject} with `with`.",
         "[enter {suggestion} instead|switch the scope on and off by hand, or {stay}]"),
     ChangeKind.PARAMETER_REMOVED: Words(
         "{subject} no longer takes " + _P,
         _PASSED,
-        "The call may pass " + _P + ", depending on how it is made; then it fails, or the value is ignored.",
-        "The bridge does not pass " + _P + ".",
         "do not pass " + _P + "[; {suggestion} is the likely replacement]; {stay} if the effect is needed"),
     ChangeKind.PARAMETER_RENAMED: Words(
         "{subject} takes [{suggestion}|{new}|another name] where it took " + _P,
         _PASSED,
-        "The old keyword still works, and a later release may drop it.",
-        "The bridge passes the value by position, or not at all.",
         "rename {keyword} to {new_keyword} (keep both ways " + _WHILE + ")"),
     ChangeKind.PARAMETER_REORDERED: Words(
         "{subject} takes its parameters in another order[, {parameter} among them]",
         "Values that the call passes by position reach other parameters: TypeError, or wrong numbers.",
-        "The call passes some parameters by position; those before the change still arrive where they should.",
-        "The bridge passes the moved parameters by keyword.",
         "pass [{parameter}|them] by keyword, which works in {series} too"),
     ChangeKind.PARAMETER_REQUIRED: Words(
         "{subject} now requires " + _P + "[ (the default was {default})]",
         "The call does not pass " + _P + ", so the call raises TypeError.",
-        "The call may leave out " + _P + ", depending on how it is made.",
-        "The bridge already passes " + _P + ".",
         "pass " + _P + "[; {default} is the default of {series}]"),
     ChangeKind.PARAMETER_KEYWORD_ONLY: Words(
         "{subject} takes " + _P + " by keyword only",
         "The call passes " + _P + " by position, so the call raises TypeError.",
-        "The call may pass " + _P + " by position, depending on how it is made.",
-        "The bridge already passes " + _P + " by keyword, or not at all.",
         "pass {keyword} by keyword; {series} takes that too"),
     ChangeKind.PARAMETER_POSITIONAL_ONLY: Words(
         "{subject} takes " + _P + " by position only",
         _PASSED,
-        "The call may pass " + _P + " by keyword, depending on how it is made.",
-        "The bridge already passes " + _P + " by position, or not at all.",
         "pass " + _P + " by position, which works in {series} too"),
     ChangeKind.DEFAULT_CHANGED: Words(
         "{subject}: the default of " + _P + " went from [{old}|nothing] to [{new}|nothing]",
         "The call relies on the default of " + _P + ", and [{new}|nothing] does not do what the bridge needs.",
-        "The call relies on the default of " + _P + ", so it now runs with [{new}|nothing].",
-        "The bridge passes its own " + _P + ", or does not rely on the default.",
         "pass " + _P + " explicitly: [{old}|nothing] keeps the behaviour of {series}, [{new}|nothing] accepts the "
         "change"),
     ChangeKind.DEFAULT_MEANING_CHANGED: Words(
         "{subject}: leaving out " + _P + " has another meaning" + _BECAME,
         "The call leaves out " + _P + ", and the new meaning does not do what the bridge needs.",
-        "The call leaves out " + _P + ": the signature is the same, the behaviour is not.",
-        "The bridge passes its own " + _P + ", or does not rely on the default.",
         "pass " + _P + " explicitly, with the value that {series} assumed"),
     ChangeKind.RETURN_CHANGED: Words(
         "{subject} returns another value" + _BECAME,
         "The call site unpacks the result as before, so it fails or takes one value for another.",
-        "The call site uses the result as before; whether that works shows at run time.",
-        "The bridge does not use what changed in the result.",
         "unpack what {subject} returns now, and keep the old way " + _WHILE),
     ChangeKind.DEPRECATED: Words(
         "[{parameter} of ]{subject} is deprecated[ in favour of {successor}|: {new}]",
         "The deprecated way no longer does what the bridge needs.",
-        "The call works and warns; a later release will drop the deprecated way.",
-        "The bridge does not use the deprecated way.",
         "[pass {successor}, not {parameter}, and the old way only " + _WHILE
         + "|{no_parameter}use {successor} where it exists, and the old way only " + _WHILE
         + "|plan to do without {parameter} of {subject}: a later release will drop it"
@@ -158,35 +118,32 @@ KINDS: Final[dict[ChangeKind, Words]] = {
     ChangeKind.GUARD_ADDED: Words(
         "{subject} has a new check[ of {parameter}][: {new}]",
         "The values that the call passes fail the check, so the call raises.[ Message: {suggestion}.]",
-        "This call reaches a new check; the result depends on runtime values.[ Message: {suggestion}.]",
-        "The values that the bridge passes do not reach the check.[ Message: {suggestion}.]",
         "satisfy the check before the call, or {stay}"),
     ChangeKind.WARNING_ADDED: Words(
         "{subject} has a new warning[ about {parameter}][: {new}]",
         "The call triggers the warning, and its request is no longer honoured.[ Message: {suggestion}.]",
-        "The call triggers the warning: a removal to come, or another path.[ Message: {suggestion}.]",
-        "The values that the bridge passes do not reach the warning.[ Message: {suggestion}.]",
         "read the warning and change the call before it becomes an error; {series} does not warn"),
     ChangeKind.IMPORT_REQUIREMENT_ADDED: Words(
         "importing {module} now imports {parameter}[ (only if {when})]",
         "Where {parameter} is missing, the import fails and every bridge module takes its native path.",
-        "Where {parameter} is missing, the import may fail; the static tier does not know what is installed.",
-        "The bridge does not import {module}.",
         "see that {parameter} can be imported, or {stay}"),
 }
 _IMPORT_CHECK: Final = Words(
     "importing {module} has a new check[: {new}]",
     "Where the check does not pass, the import fails and every bridge module takes its native path.",
-    "Where the check does not pass, the import fails; the static tier does not know what is installed.",
-    "The bridge does not import {module}.",
     "see that the environment passes the check[ at {after}], or {stay}")
 _IMPORT_ENDS: Final = Words(
     "importing {module} fails[: {new}]",
     "Nothing in the environment repairs the import: every bridge module takes its native path.",
-    "The import may fail.", "The bridge does not import {module}.", "{stay}")
+    "{stay}")
 _FAULTS: Final = {  # what is wrong with a use that fails in both releases: nothing changed there
     ChangeKind.PARAMETER_REMOVED: "{subject} does not take " + _P,
     ChangeKind.PARAMETER_REQUIRED: "{subject} requires " + _P,
+}
+_CHECKS: Final = (ChangeKind.GUARD_ADDED, ChangeKind.WARNING_ADDED)  # their suggestion is what they say
+_EFFECTS: Final = {
+    Impact.RISK: "This use may fail or act otherwise; the result depends on runtime values.[ Message: {message}.]",
+    Impact.HARMLESS: "The bridge uses nothing that the change touches.",
 }
 # fmt: on
 
@@ -200,7 +157,7 @@ def consequence(finding: Finding) -> str:
     """What the change does to the bridge as it is written."""
     if is_followed(finding):
         return f"The bridge already uses {_other_way(finding)} where it exists."
-    return _fill(getattr(_words(finding), finding.impact.value), finding)
+    return _fill(_words(finding).breaking if finding.impact is Impact.BREAKING else _EFFECTS[finding.impact], finding)
 
 
 def next_step(finding: Finding, old: str = "") -> str:
@@ -256,6 +213,7 @@ def _values(finding: Finding, old: str) -> dict[str, str]:
         "keyword": _keyword(finding.parameter),
         "new_keyword": _keyword(renamed),
         "suggestion": _quote(finding.suggestion),
+        "message": _quote(finding.suggestion) if finding.kind in _CHECKS else "",
         "successor": _quote(_short(finding.suggestion)),
         "old": _quote(finding.old),
         "new": _quote(finding.new),

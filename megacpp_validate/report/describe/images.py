@@ -168,10 +168,7 @@ def _summarize_lock(result: LockResult) -> str:
             return f"Older than the matrix: {', '.join(stale)}.{tail} Next step: `nox -s lock`."
         return f"Pins and locks are what the matrix says.{tail}"
     if absent:
-        tail = (
-            f" There is no digest of {', '.join(absent)}: no registry answered, and the matrix claims none. Next step: "
-            "run it where one answers, or name a mirror (MEGACPP_REGISTRY_MIRROR)."
-        )
+        tail += " Next step: run it where a registry answers, or name a mirror (MEGACPP_REGISTRY_MIRROR)."
     return (f"Written: {', '.join(result.written)}." if result.written else "Nothing to write.") + tail
 
 
@@ -187,15 +184,8 @@ def _name_change(line: PackageLine) -> str:
 
 
 def _render_package(line: PackageLine) -> str:
-    match _name_change(line):
-        case "added":
-            return f"+ {line.name} {line.after}"
-        case "removed":
-            return f"- {line.name} {line.before}"
-        case "other files":
-            return f"~ {line.name} {line.after}: from other files"
-        case _:
-            return f"~ {line.name} {line.before} -> {line.after}"
+    versions = " -> ".join(dict.fromkeys(filter(None, (line.before, line.after))))
+    return f"{line.name} {versions} ({_name_change(line)})"
 
 
 def describe_fits(result: FitResult) -> Document:

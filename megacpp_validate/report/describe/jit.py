@@ -58,7 +58,7 @@ _STEPS: Final = {
 }
 _EXITS: Final = {Exit.OPEN: good("done"), Exit.CLOSED: bad("closed")}
 _SHOWN: Final = 12  # compiles of one row that are listed unfolded
-_KIB: Final = 1024
+_MIB: Final = 2**20
 
 
 def describe_prewarm(result: PrewarmResult) -> Document:
@@ -87,20 +87,15 @@ def describe_prewarm(result: PrewarmResult) -> Document:
 
 def _summarize_prewarm(result: PrewarmResult) -> str:
     states = [row.state for row in result.rows]
-    if not states:
-        return f"Nothing was compiled for {result.architecture}: no task is selected."
     kept = states.count(JitTaskState.KEPT)
-    done = kept + states.count(JitTaskState.DONE)
     compiled = sum(len(row.compiled) for row in result.rows if row.state is JitTaskState.DONE)
     seal = "Not sealed: a task did not run. `nox -s jit_cache -- seal` seals what is there."
-    if not result.manifest:
-        seal = "There is no manifest: fix what failed and prewarm again, or name the other tasks with --tasks."
-        if result.exit is not Exit.CLOSED:
-            seal = "There is no manifest: nothing could run here."
-    elif result.sealed:
+    if result.sealed:
         seal = f"Sealed as {result.manifest}."
-    earlier = f" ({kept} by an earlier run)" if kept else ""
-    said = f"{done} of {count(states, 'task')} done for {result.architecture}{earlier}"
+    elif not result.manifest:
+        seal = "There is no manifest: a task failed, or none could run here."
+    done = kept + states.count(JitTaskState.DONE)
+    said = f"{done} of {count(states, 'task')} done for {result.architecture} ({kept} by an earlier run)"
     return f"{said}; {count(compiled, 'kernel')} compiled now. {seal}"
 
 
@@ -220,32 +215,27 @@ def describe_cache(result: JitCacheResult) -> Document:
 
 
 def _summarize_cache(result: JitCacheResult) -> str:
-    size = _describe_bytes(sum(cache.bytes for cache in result.caches))
-    files = f"{count(sum(cache.files for cache in result.caches), 'file')} ({size}), every hash right"
     if result.differences:
         return f"Refused: the cache is of another stack ({count(result.differences, 'difference')}); not imported."
-    match result.deed:
-        case "export":
-            archive = f", {_describe_bytes(result.archive_bytes)}" if result.archive_bytes else ""
-            return f"Exported: {files}{archive}."
-        case "import":
-            return f"{'It is there already' if result.kept else 'Imported and sealed'}: {files}."
-        case "open":
-            return f"A working copy: {files}."
-        case "unseal":
-            return "Open again: a prewarm can continue in it."
-    if result.sealed:
-        return f"Sealed: {files}."
-    return f"Whole, and not sealed: {files}. Export and jit_verify refuse it: `nox -s jit_cache -- seal`."
+    if result.deed == "unseal":
+        return "Open again: a prewarm can continue in it."
+    size = _describe_bytes(sum(cache.bytes for cache in result.caches))
+    files = f"{count(sum(cache.files for cache in result.caches), 'file')} ({size}), every hash right"
+    archive = f", {_describe_bytes(result.archive_bytes)} packed" if result.archive_bytes else ""
+    done = {
+        "export": "Exported", "open": "A working copy",
+        "import": "It is there already" if result.kept else "Imported and sealed",
+    }.get(result.deed, "Sealed")  # fmt: skip
+    if not result.sealed:
+        return f"Whole, and not sealed: {files}. Export and jit_verify refuse it: `nox -s jit_cache -- seal`."
+    return f"{done}: {files}{archive}."
 
 
 def _describe_differences(differences: tuple[StackDifference, ...], target: str) -> Diagnostic:
-    step = "take it to the stack that it was made for, prewarm here, or say --any-stack and expect misses"
-    if target:
-        step = (
-            "use the image or the stack that the cache was made for, or prewarm this one: "
-            f"`nox -s prewarm -- --target {target} --root FOLDER`"
-        )
+    step = (
+        "use the stack that the cache was made for, or prewarm this one: "
+        f"`nox -s prewarm -- --target {target or 'TARGET'} --root FOLDER`; an import takes --any-stack, and misses"
+    )
     fields = tuple(
         (one.what, f"recorded {one.recorded or 'none'}, here {one.observed or 'none'} (matters to {one.matters})")
         for one in differences
@@ -265,7 +255,4 @@ def _describe_compile(one: JitCompile) -> str:
 
 
 def _describe_bytes(size: int) -> str:
-    number, units = float(size), ["B", "KiB", "MiB", "GiB"]
-    while number >= _KIB and len(units) > 1:
-        number, units = number / _KIB, units[1:]
-    return f"{number:.0f} {units[0]}" if units[0] == "B" else f"{number:.1f} {units[0]}"
+    return f"{size / _MIB:.1f} MiB"

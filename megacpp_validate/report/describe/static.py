@@ -45,18 +45,8 @@ VERDICTS: Final = {
     ModuleVerdict.CLEAN: good("clean"),
 }
 IMPACTS: Final = {Impact.BREAKING: bad("breaking"), Impact.RISK: risk("risk"), Impact.HARMLESS: quiet("harmless")}
-LIMITS: Final = (
-    ("numerics", "The same signature can compute other numbers.", "`--tiers gpu`: parity with native PyTorch"),
-    ("compiled code", "C++ and CUDA kernels are not in the Python sources.", "`import-firewall` and `--tiers gpu`"),
-    ("libraries below", "Needs of cuBLAS, cuDNN, NCCL and the driver show at run time.", "`doctor` and `--tiers gpu`"),
-    ("performance", "A slower kernel has the same name.", "`--tiers gpu`: timings side by side on the target"),
-    ("choice of a backend", "The backend depends on device, versions and shapes.", "`--tiers gpu`: observed backends"),
-    ("other changes in a function body", "New checks, warnings and defaults are reported, nothing else.",
-     "`--tiers gpu`: one probe a bridge module"),
-    ("names made at run time", "What `setattr` or a registry makes is not in the sources.",
-     "`--tiers gpu`: one probe a bridge module"),
-)  # fmt: skip
 _MOST_NAMED: Final = 6
+_LINE: Final = 98  # characters of a finding beside its mark
 _GRID: Final = "Each release beside the one before it; a number counts findings."
 
 
@@ -95,7 +85,7 @@ def describe_static(result: StaticResult, *, verbose: bool = False, first_bad_in
     if result.downgrade:
         summary += f" This is a downgrade: {result.old.version} is the newer release."
     blocks = [
-        *_describe_modules(result, verbose=verbose),
+        *_describe_clean(result),
         *_describe_findings(result, verbose=verbose),
         *_describe_faults(result),
         *_describe_rest(result, verbose=verbose),
@@ -164,19 +154,10 @@ def _rows(result: StaticResult) -> Iterator[ModuleResult]:
         yield ModuleResult(module=name, verdict=ModuleVerdict.BREAKS if Impact.BREAKING in impacts else verdict)
 
 
-def _describe_modules(result: StaticResult, *, verbose: bool) -> Iterator[Block]:
-    rows: list[tuple[Inline, ...]] = []
-    for row in _rows(result):
-        own = [finding for finding in result.findings if finding.module == row.module]
-        shared = {one.module for one in result.findings if row.module in one.modules and one.module != row.module}
-        numbers = {impact: sum(finding.impact is impact for finding in own) for impact in Impact}
-        said = [f"{number} {IMPACTS[impact].word}" for impact, number in numbers.items() if number]
-        under = [row.under] if row.under else sorted(shared)
-        said += [f"filed under {', '.join(under)}"] if under else []
-        if verbose or row.verdict is not ModuleVerdict.CLEAN:
-            rows.append((row.module, VERDICTS[row.verdict], "; ".join(said)))
-    if rows:
-        yield Table(("bridge module", "verdict", "findings"), tuple(rows))
+def _describe_clean(result: StaticResult) -> Iterator[Block]:
+    clean = [row.module for row in _rows(result) if row.verdict is ModuleVerdict.CLEAN]
+    if clean and result.findings:
+        yield Paragraph(f"Clean: {', '.join(clean)}.")
 
 
 def _alike(finding: Finding) -> tuple[object, ...]:
@@ -188,8 +169,10 @@ def _describe_findings(result: StaticResult, *, verbose: bool) -> Iterator[Block
     """What needs a look first; what the bridge already follows is folded."""
     shown = [one for one in result.findings if verbose or one.impact is not Impact.HARMLESS or one.follows]
     for _, group in groupby((one for one in shown if not is_followed(one)), _alike):
-        findings = list(group)
-        yield _diagnose(findings[0], result) if verbose and not findings[1:] else _diagnose_briefly(findings, result)
+        if verbose:
+            yield from (_diagnose(finding, result) for finding in group)
+        else:
+            yield from _describe_briefly(list(group), result)
     if followed := [one for one in shown if is_followed(one)]:
         names = list(dict.fromkeys(map(quote_subject, followed)))
         more = f" and {len(names) - _MOST_NAMED} more" if names[_MOST_NAMED:] else ""
@@ -198,31 +181,25 @@ def _describe_findings(result: StaticResult, *, verbose: bool) -> Iterator[Block
         yield Details("Changes that the bridge already follows", tuple(_diagnose(one, result) for one in followed))
 
 
-def _diagnose_briefly(findings: Sequence[Finding], result: StaticResult) -> Diagnostic:
-    """Findings of one kind at one place, in three lines or four: what changed, where, what to do."""
+def _describe_briefly(findings: Sequence[Finding], result: StaticResult) -> Iterator[Block]:
+    """Findings of one kind at one place: a line on what changed, and one on where and what to do."""
     first, old = findings[0], result.old.version
-    headlines = list(dict.fromkeys(map(headline, findings)))
-    seen = [(one.after or one.before, one.after is not None) for one in findings if one.after or one.before]
-    lines: dict[str, list[int]] = {}
-    for at, _ in seen:
-        if at and at.line not in lines.setdefault(at.file, []):
-            lines[at.file].append(at.line)
-    places = "; ".join(f"{file}:{', '.join(map(str, numbers))}" for file, numbers in lines.items())
-    where = f"{places} in {result.new.version if all(new for _, new in seen) else old}" if places else ""
-    used = f"{_place(first.call_sites[0])}{_count_more(first.call_sites)}" if first.call_sites else ""
-    return Diagnostic(
-        name=headlines[0],
-        mark=IMPACTS[first.impact],
-        group=first.module,
-        message="; ".join(headlines[1:]),
-        fields=(("at", "; ".join(filter(None, (where, used and f"used by {used}")))),),
-        help="; ".join(dict.fromkeys(next_step(finding, old) for finding in findings)),
-        code=first.kind.value,
-    )
+    also = list(dict.fromkeys(f"`{one.parameter or one.new or one.symbol}`" for one in findings[1:]))
+    more = f"; also {', '.join(also)}" if also else ""
+    what = _shorten(f"{first.module}: {headline(first)}", _LINE - len(more))
+    yield Paragraph(f"{what}{more}", IMPACTS[first.impact])
+    at, version = (first.after, result.new.version) if first.after else (first.before, old)
+    where = f"{at.file.removeprefix('transformer_engine/')}:{at.line} in {version}" if at else ""
+    used = str(_place(first.call_sites[0])) if first.call_sites else ""
+    used += f" and {len(first.call_sites) - 1} more" if first.call_sites[1:] else ""
+    yield Bullets(("; ".join(filter(None, (" <- ".join(filter(None, (where, used))), next_step(first, old)))),))
 
 
-def _count_more(sites: Sequence[SourceLine]) -> str:
-    return f" and {len(sites) - 1} more" if sites[1:] else ""
+def _shorten(text: str, longest: int) -> str:
+    """A text that ends with quoted code, which is cut until both fit into a line."""
+    head, _, code = text.removesuffix("`").rpartition("`")
+    over = len(text) - longest
+    return f"{head}`{code[: -over - 1]}…`" if text.endswith("`") and 0 < over < len(code) - 1 else text
 
 
 def _diagnose(finding: Finding, result: StaticResult) -> Diagnostic:
@@ -271,12 +248,10 @@ def _diagnose_fault(finding: Finding, result: StaticResult) -> Diagnostic:
 
 def _describe_rest(result: StaticResult, *, verbose: bool) -> Iterator[Block]:
     hidden = sum(one.impact is Impact.HARMLESS and not one.follows for one in result.findings)
-    hint = " (--verbose lists them)" if not verbose and (hidden or result.not_consumed) else ""
-    changes = f"{count(result.not_consumed, 'other API change')} not used by the bridge{hint}."
+    hint = " (--verbose)" if not verbose and (hidden or result.not_consumed) else ""
+    changes = f"{count(result.not_consumed, 'API change')} not used by the bridge{hint}."
     yield Paragraph(f"{changes} {_limits()}")
     if verbose:
-        rows = tuple((what, why, where) for what, why, where in LIMITS)
-        yield Details("What static analysis does not cover", (Table(("what", "why", "covered by"), rows),))
         if result.changes_not_consumed:
             yield Details("API changes that the bridge does not use", (Bullets(result.changes_not_consumed),))
         sources = (f"{one.version}: {one.wheel} sha256:{one.sha256}" for one in (result.old, result.new))
@@ -284,7 +259,7 @@ def _describe_rest(result: StaticResult, *, verbose: bool) -> Iterator[Block]:
 
 
 def _limits() -> str:
-    return "Static analysis does not cover numerics, compiled code and performance; `--tiers gpu` does."
+    return "Not covered: numerics, speed (`--tiers gpu`)."
 
 
 def _cases(result: StaticResult) -> tuple[Diagnostic, ...]:

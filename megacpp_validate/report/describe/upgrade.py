@@ -79,20 +79,18 @@ def name_culprit(culprit: Culprit) -> str:
 def summarize_step(step: StepResult) -> str:
     """The answer for one step in one sentence."""
     unseen = [row.module for row in step.modules if row.change is Change.NEW and row.after and row.after.is_good]
-    if step.culprits:
-        cascades = [name for culprit in step.culprits for name in culprit.cascades]
-        with_it = f", and with {'it' if len(step.culprits) == 1 else 'them'} {', '.join(cascades)}" if cascades else ""
-        parts = [f"breaks {' and '.join(map(name_culprit, step.culprits))}{with_it}"]
-    else:
-        parts = ["the evidence blames nothing" if step.lost or unseen else "breaks nothing"]
-    for change, word in ((Change.FIXED, "fixes"), (Change.SAME_FAILURE, "still fails as before:")):
-        if modules := [row.module for row in step.modules if row.change is change]:
-            parts.append(f"{word} {', '.join(modules)}")
-    if step.lost:
-        parts.append(f"no evidence for {', '.join(step.lost)}")
-    if unseen:
-        parts.append(f"{step.before} has no receipt to compare {', '.join(unseen)} with")
-    sentence = "; ".join(parts)
+    cascades = [name for culprit in step.culprits for name in culprit.cascades]
+    nobody = "the evidence blames nothing" if step.lost or unseen else "breaks nothing"
+    parts = (
+        (f"breaks {' and '.join(map(name_culprit, step.culprits))}" if step.culprits else nobody),
+        ("with it: ", cascades),
+        ("fixes ", [row.module for row in step.modules if row.change is Change.FIXED]),
+        ("still fails as before: ", [row.module for row in step.modules if row.change is Change.SAME_FAILURE]),
+        ("no evidence for ", step.lost),
+        (f"{step.before} has no receipt of ", unseen),
+    )
+    said = [part if isinstance(part, str) else f"{part[0]}{', '.join(part[1])}" for part in parts if part[-1]]
+    sentence = "; ".join(said)
     return f"{sentence[0].upper()}{sentence[1:]}."
 
 
@@ -165,15 +163,12 @@ def _summarize_steps(result: UpgradeResult) -> str:
         return summarize_step(result.steps[0])
     unmade = [stack.stack for stack in result.stacks if stack.problem]
     without = f" {', '.join(unmade)} could not be made usable." if unmade else ""
-    if not result.steps:
-        return f"there are not two stacks to compare.{without}"
-    breaking = [step for step in result.steps if step.breaks]
-    if not breaking:
-        lost = " that has evidence" if any(step.lost for step in result.steps) else ""
-        return f"none of {count(result.steps, 'step')} breaks anything{lost}.{without}"
-    names = [f"{step.after} {' and '.join(culprit.module for culprit in step.culprits)}" for step in breaking]
-    verb = "breaks" if len(breaking) == 1 else "break"
-    return f"{len(breaking)} of {count(result.steps, 'step')} {verb} something: {'; '.join(names)}.{without}"
+    names = [
+        f"{step.after} {' and '.join(one.module for one in step.culprits)}" for step in result.steps if step.breaks
+    ]
+    lost = " that has evidence" if any(step.lost for step in result.steps) else ""
+    breaking = f": {'; '.join(names)}" if names else lost
+    return f"{len(names)} of {count(result.steps, 'step')} break something{breaking}.{without}"
 
 
 def _describe_grid(result: UpgradeResult) -> Iterator[Block]:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.canary.dynamic.bisect_result import Axis, BisectResult, SearchEnd, Verdict
 from megacpp_validate.canary.dynamic.bisect_static import StaticJudge
-from megacpp_validate.canary.dynamic.search import Search
+from megacpp_validate.canary.dynamic.search import Axis, BisectResult, Search, SearchEnd, Verdict
 from megacpp_validate.canary.static.sources import Sources, SourceUnavailable
 from megacpp_validate.canary.static.surface import Surface
 

@@ -27,8 +27,7 @@ from megacpp_validate.canary.dynamic.scores import (
     Verdict,
 )  # fmt: skip
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.catalog.fp8_faults import Fp8Fault
-from megacpp_validate.catalog.te_faults import Edit, TeFault, read_te_faults
+from megacpp_validate.catalog.te_faults import Edit, Fp8Fault, TeFault, read_te_faults
 from megacpp_validate.errors import WrongArguments
 from megacpp_validate.evidence.receipt import Check, Failure, Machine, Outcome, Receipt, Timing, cell_id
 from megacpp_validate.evidence.values import Cause

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from megacpp_validate.canary.dynamic.bisect_result import Answer, Axis, BisectResult, SearchEnd, Verdict
-from megacpp_validate.canary.dynamic.search import NotBuilt, Search
+from megacpp_validate.canary.dynamic.search import Answer, Axis, BisectResult, NotBuilt, Search, SearchEnd, Verdict
 from megacpp_validate.errors import Exit
 
 BAD, GOOD, UNBUILT, UNTOLD = Verdict.BAD, Verdict.GOOD, Verdict.CANNOT_BUILD, Verdict.CANNOT_TELL

@@ -101,6 +101,7 @@ ROUGH = Noise(0.03, 0.01, 0.01)
 DRIFTING = Noise(0.004, 0.02, 0.005)  # rounds agree and processes do not: what rounds alone cannot tell
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("noise", [QUIET, USUAL, ROUGH, DRIFTING], ids=["quiet", "usual", "rough", "drifting"])
 @pytest.mark.parametrize("modules", [tuple(USES), ("attention",), ("permute", "attention")], ids=["all", "one", "two"])
 def test_a_stack_beside_itself_is_slower_in_less_than_one_use_of_a_thousand(

@@ -10,8 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.canary.firewall.damage import BASELINES, DAMAGES, PINNED, Damage, plan_firewall, take_out
-from megacpp_validate.canary.firewall.elf import NotDamageable, rename_needed, rename_string, rename_undefined
+from megacpp_validate.canary.firewall.damage import (
+    BASELINES,
+    DAMAGES,
+    PINNED,
+    Damage,
+    NotDamageable,
+    plan_firewall,
+    rename_needed,
+    rename_string,
+    rename_undefined,
+    take_out,
+)
 from megacpp_validate.canary.firewall.install import (
     CannotBuild,
     Install,

@@ -183,7 +183,7 @@ PLANTED: dict[str, tuple[str, tuple[Edit, ...]]] = {
     ),
     "the reason is empty": (
         "absent",
-        (("te_reasons.py", before("    install = look_for_te()", "    return ''"), "the reason is empty"),),
+        (("te_reasons.py", before("    install = look_for_te()", "    return ''"), "the reason does not say"),),
     ),
     "the verdict is always good": (
         "absent",
@@ -203,7 +203,7 @@ PLANTED: dict[str, tuple[str, tuple[Edit, ...]]] = {
                 edit("    _not_installed,\n", ""),
                 "the reason does not say 'cause: Transformer Engine is not installed'",
             ),
-            ("linear_walker.py", edit("NATIVE_PATH", "NATIVE"), "linear_walker names no native path"),
+            ("linear_walker.py", edit("NATIVE_PATH", "NATIVE"), "linear_walker names the native path ''"),
             (
                 "attention.py",
                 edit('NATIVE_PATH = "', 'NATIVE_PATH = "not '),

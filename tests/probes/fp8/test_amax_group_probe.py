@@ -58,6 +58,7 @@ def test_a_bridge_that_takes_any_group_is_caught() -> None:
     }
 
 
+@pytest.mark.thorough
 def test_a_region_that_moves_histories_or_forgets_its_owner_is_caught() -> None:
     """Planted: a region that leaves the first layer to the one behind it, and takes the group of the scope."""
     before = (

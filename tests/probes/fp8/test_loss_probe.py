@@ -128,6 +128,7 @@ def test_a_run_that_died_and_one_that_fell_back_are_told(trained: tuple[Bench, l
     assert failed(bench) == ["bf16.seed0.backends"]
 
 
+@pytest.mark.thorough
 def test_runs_are_processes_that_are_waited_for(tmp_path: Path) -> None:
     bench = new_bench(tmp_path, requested="native", recipes="", seeds="0")
     jobs = plan_jobs(bench)

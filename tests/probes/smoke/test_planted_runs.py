@@ -16,6 +16,8 @@ from megacpp_validate.probes.order import Order, Target
 from megacpp_validate.probes.process import run_probe
 from megacpp_validate.probes.smoke import reproduce, runs
 
+pytestmark = pytest.mark.thorough
+
 
 def run_cell(catalog: Catalog, name: str, folder: Path) -> Receipt:
     row = next(row for row in catalog.smoke if row.id == name)

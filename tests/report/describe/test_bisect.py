@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from megacpp_validate.canary.dynamic.bisect_result import Axis, Verdict
+from megacpp_validate.canary.dynamic.search import Axis, Verdict
 from megacpp_validate.report.describe.bisect import describe_bisect
 from megacpp_validate.report.render.markdown import render_markdown
 from tests.canary.dynamic.test_search import Truth, find

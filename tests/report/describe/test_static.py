@@ -10,7 +10,7 @@ from syrupy.assertion import SnapshotAssertion
 from megacpp_validate.canary.static.findings import ChangeKind, Impact, StaticResult
 from megacpp_validate.evidence.values import Cause
 from megacpp_validate.report.describe.changes import KINDS, consequence, headline, headline_of_fault, next_step
-from megacpp_validate.report.describe.static import LIMITS, describe_static, describe_sweep, summarize_static
+from megacpp_validate.report.describe.static import describe_static, describe_sweep, summarize_static
 from megacpp_validate.report.document import Document, Tone
 from megacpp_validate.report.render.terminal import render_terminal
 from tests.report.describe.canary_results import (
@@ -60,7 +60,7 @@ def test_every_finding_is_a_case_and_every_clean_module_too(name: str) -> None:
 
 DOCUMENTS: dict[str, tuple[StaticResult, Tone, tuple[str, ...], tuple[str, ...]]] = {
     "a breakage": (PERMUTE, Tone.BAD, ("permute", "permutation.py:612", "bridge/permute.py:25"), ("symmetric_ar",)),
-    "a cascade": (CASCADE, Tone.BAD, ("filed under imports", "ScaledDotProductAttention"), ()),
+    "a cascade": (CASCADE, Tone.BAD, ("and with it", "ScaledDotProductAttention"), ()),
     "what is followed": (AUTOCAST, Tone.RISK, ("already follows 2 changes",), ("nothing to do",)),
     "a downgrade": (DOWNGRADE, Tone.GOOD, ("This is a downgrade: 2.15.0 is the newer release",), ()),
     "nothing": (EMPTY, Tone.GOOD, ("Nothing that the bridge uses changed",), ("verdict",)),
@@ -82,7 +82,6 @@ def test_verbose_shows_every_finding_and_what_is_not_covered() -> None:
     for finding in EVERYTHING.findings:
         assert headline(finding) in text
         assert consequence(finding) in text
-    assert all(what.split()[0] in text for what, _, _ in LIMITS)
     assert all(change.replace("`", "") in text.replace("`", "") for change in EVERYTHING.changes_not_consumed)
 
 

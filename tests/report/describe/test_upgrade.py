@@ -62,10 +62,10 @@ FIXED = step(change("permute", Change.FIXED, ERROR, GOOD), change("attention", C
 NEW = step(change("permute", Change.NEW, None, GOOD))
 
 SENTENCES = [
-    (BROKEN, "Breaks attention (environment: cuDNN), and with it native_block."),
+    (BROKEN, "Breaks attention (environment: cuDNN); with it: native_block."),
     (LOST, "The evidence blames nothing; no evidence for te2.17.1-h200-permute."),
     (FIXED, "Breaks nothing; fixes permute; still fails as before: attention."),
-    (NEW, "The evidence blames nothing; te2.12.0 has no receipt to compare permute with."),
+    (NEW, "The evidence blames nothing; te2.12.0 has no receipt of permute."),
 ]
 
 

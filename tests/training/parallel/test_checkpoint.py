@@ -10,6 +10,8 @@ import torch
 from tests.training.parallel.gloo_ranks import on_ranks
 from tests.training.parallel.sharded_run import EXPERTS, Run, read_batch, same
 
+pytestmark = pytest.mark.thorough
+
 
 def go_on(load: str | None, until: int, save: str | None, end: int) -> dict[str, Any]:
     """Begin or resume, train until a save, and to the end."""

@@ -23,6 +23,8 @@ from megacpp_validate.training.parallel.checkpoint_manifest import WrongCheckpoi
 from tests.training.parallel.gloo_ranks import on_ranks
 from tests.training.parallel.sharded_run import IDENTITY, Run, same
 
+pytestmark = pytest.mark.thorough
+
 
 def refusals(folder: str) -> dict[str, Any]:
     """What is said of checkpoints that are another model's, or damaged; and that nothing was loaded then."""

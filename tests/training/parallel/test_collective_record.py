@@ -17,6 +17,8 @@ from megacpp_validate.training.parallel.collective_record import (
 )
 from tests.training.parallel.gloo_ranks import on_ranks
 
+pytestmark = pytest.mark.thorough
+
 
 def recorded_on_a_rank(folder: str) -> list[tuple[str, tuple[int, ...]]]:
     """What is recorded of functional collectives, by group and by mesh, and of one that raises."""

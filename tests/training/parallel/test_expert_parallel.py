@@ -34,6 +34,8 @@ from tests.training.parallel.expert_layer_run import (
 )
 from tests.training.parallel.gloo_ranks import on_ranks
 
+pytestmark = pytest.mark.thorough
+
 
 def everything_on_a_rank() -> dict[str, Any]:
     """All that is asked of a rank, in one start of it."""

@@ -14,6 +14,8 @@ from megacpp_validate.training.mtp import MtpJoin
 from megacpp_validate.training.parallel.flops import block_flops, forward_flops
 from megacpp_validate.training.sizes import Size, read_size
 
+pytestmark = pytest.mark.thorough
+
 MLA = {"attention": "mla", "kv_latent": 16, "rope_dim": 4}
 
 

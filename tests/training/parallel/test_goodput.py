@@ -28,6 +28,8 @@ from megacpp_validate.training.parallel.goodput import (
 from megacpp_validate.training.pattern import LETTERS
 from megacpp_validate.training.sizes import SIZES, read_size
 
+pytestmark = pytest.mark.thorough
+
 
 class Clock:
     """Stands until it is moved."""

@@ -12,6 +12,8 @@ from megacpp_validate.training.optimizer import MasterAdamW, Schedule
 from megacpp_validate.training.parallel.gradient_sums import GradientSums
 from tests.training.parallel.gloo_ranks import on_ranks
 
+pytestmark = pytest.mark.thorough
+
 SLACK = 16 * 2.0**-24  # a dozen roundings in fp32 at the most: squares, a sum, a root, and what was given
 
 

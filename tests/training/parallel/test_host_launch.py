@@ -21,6 +21,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from tests.running_processes import processes_of
 from tests.training.parallel.test_launch import wait_for
 
+pytestmark = pytest.mark.thorough
+
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[3]
 Launcher = subprocess.Popen[str]
 

@@ -19,6 +19,8 @@ from megacpp_validate.training.parallel.jagged_exchange import JaggedExchange
 from megacpp_validate.training.parallel.token_counts import TokenCounts, TokensNotConserved, check_conservation
 from tests.training.parallel.gloo_ranks import on_ranks
 
+pytestmark = pytest.mark.thorough
+
 HIDDEN, WIDTH, EXPERTS, TOP_K = 16, 8, 8, 3  # on 4 ranks a token has more experts than a rank
 # Uneven, and one rank without tokens; experts 1 to 3 are idle: on 4 ranks rank 1 holds 2 and 3, and gets no row.
 TOKENS = {2: (9, 4), 4: (5, 0, 7, 3)}

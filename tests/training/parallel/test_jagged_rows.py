@@ -16,6 +16,8 @@ from megacpp_validate.bridge.jagged_experts import jagged_moe, sort_by_expert
 from megacpp_validate.training.parallel.jagged_exchange import JaggedExchange
 from megacpp_validate.training.parallel.jagged_rows import FusedRows, PlainRows, rows_path
 
+pytestmark = pytest.mark.thorough
+
 TOKENS, HIDDEN, WIDTH, EXPERTS, TOP_K = 300, 64, 48, 8, 2
 # Both round to bf16 the same sum, which either took in fp32 in its own order: a rounding of 2^-8 each, relative.
 ROUNDED = 2 * 2.0**-8

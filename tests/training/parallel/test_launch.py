@@ -18,6 +18,8 @@ from megacpp_validate.training.parallel.launch import Limits, RunEnd, WrongLaunc
 from megacpp_validate.training.parallel.rank_process import PortInUse, reserve_port
 from tests.running_processes import processes_of
 
+pytestmark = pytest.mark.thorough
+
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[3]
 ENOUGH = Limits(whole=60, silent=40)
 

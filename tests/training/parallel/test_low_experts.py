@@ -11,6 +11,8 @@ torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 from tests.training.parallel.gloo_ranks import on_ranks  # noqa: E402
 from tests.training.parallel.low_experts_run import STEPS, histories_on_a_rank  # noqa: E402
 
+pytestmark = pytest.mark.thorough
+
 HISTORY = 16
 WANTED = list(range(HISTORY - STEPS, HISTORY))  # the newest row last
 

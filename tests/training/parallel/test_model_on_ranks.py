@@ -22,6 +22,8 @@ from megacpp_validate.training.sizes import Size, read_size
 from megacpp_validate.training.spread import ALONE, Spread
 from tests.training.parallel.gloo_ranks import on_ranks
 
+pytestmark = pytest.mark.thorough
+
 LOSSES = ("language", "aux", "z", "mtp", "total")
 ACCUMULATE = 2
 BRIDGE = Forms()

@@ -17,6 +17,8 @@ from megacpp_validate.training.parallel.non_finite import FiniteWatch, NonFinite
 from megacpp_validate.training.sizes import SIZES
 from tests.training.parallel.gloo_ranks import on_ranks
 
+pytestmark = pytest.mark.thorough
+
 
 class Scaled(nn.Module):
     """Says what it is given, times a number that a test spoils; its gradient times another one."""

@@ -9,6 +9,8 @@ import pytest
 from megacpp_validate.training.parallel.plan import ParallelPlan, RankPlace, WrongPlan, refuse_plan, why_not
 from megacpp_validate.training.sizes import SIZES, Size, read_size
 
+pytestmark = pytest.mark.thorough
+
 TINY = SIZES["tiny"]  # AMEAR, 2 heads, 1 group, 4 experts, batch 8, length 32
 SMALL = read_size("small", mamba_head_dim=32)  # 8 heads, 2 groups, 8 experts, batch 16, length 512
 EIGHT = ParallelPlan(8, 4, 2, 2, True, 2)

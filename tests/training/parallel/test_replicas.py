@@ -19,6 +19,8 @@ from megacpp_validate.training.parallel.replicas import (
 )
 from tests.training.parallel.gloo_ranks import on_ranks
 
+pytestmark = pytest.mark.thorough
+
 LENGTH, HIDDEN, HEADS, WIDTH = 8, 6, 4, 4
 
 

@@ -16,6 +16,8 @@ from megacpp_validate.training.parallel.gather import read_end
 from tests import slurm_cluster
 from tests.running_processes import processes_of
 
+pytestmark = pytest.mark.thorough
+
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[3]
 
 

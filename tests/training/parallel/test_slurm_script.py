@@ -18,6 +18,8 @@ from megacpp_validate.training.parallel.slurm_script import (
     render_slurm,
 )
 
+pytestmark = pytest.mark.thorough
+
 JOB = SlurmJob("run", 4, ["python", "-m", "launcher", RENDEZVOUS, "it's"], Path("/shared/run"), 90)
 STEP = {"SLURM_NNODES": "2", "SLURM_NTASKS": "2", "SLURM_PROCID": "1", "SLURM_STEP_NODELIST": "n[0-1]"}
 

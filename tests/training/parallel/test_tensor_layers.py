@@ -24,6 +24,8 @@ from megacpp_validate.training.spread import Spread
 from tests.training.parallel.gloo_ranks import on_ranks
 from tests.training.parallel.tensor_layer_run import PLAIN, SIZE, everything_on_a_rank
 
+pytestmark = pytest.mark.thorough
+
 LAYERS = tuple(f"{letter}{sequence_parallel}" for letter in "AMR" for sequence_parallel in (1, 0))
 # Native weights that hold what has a part of its gradient on each rank: with sequence parallelism, and without.
 OF_DIRECTIONS = {"in_projection.weight", "conv_weight", "conv_bias"}

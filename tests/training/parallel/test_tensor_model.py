@@ -9,6 +9,8 @@ import pytest
 from tests.training.parallel.gloo_ranks import on_ranks
 from tests.training.parallel.tensor_model_run import model_on_a_rank
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[bool, Any]]:

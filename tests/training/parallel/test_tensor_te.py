@@ -13,6 +13,8 @@ import pytest
 from tests.training.parallel.gloo_ranks import on_ranks
 from tests.training.parallel.te_tensor_run import te_form_on_a_rank
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[str, Any]]:

@@ -13,6 +13,8 @@ from megacpp_validate.training.smoke.run import SmokeResult, run_smoke
 from tests.running_processes import processes_of
 from tests.training.smoke.smoke_train import EXPERTS, order_of
 
+pytestmark = pytest.mark.thorough
+
 
 def run(order: SmokeOrder, folder: Path, **limits: float) -> SmokeResult:
     result = run_smoke(order, folder, **{"limit_s": 100, "silent_s": 60, **limits})

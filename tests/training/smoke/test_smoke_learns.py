@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from megacpp_validate.training.smoke.order import SmokeOrder
 from tests.training.smoke.smoke_train import alone, new_trainer
+
+pytestmark = pytest.mark.thorough
 
 STEPS = 80
 LEARNS: dict[str, Any] = {"precision": "fp32", "learning_rate": 1e-2, "features": {"preset": "off"}}

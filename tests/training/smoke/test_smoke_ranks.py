@@ -33,6 +33,8 @@ from tests.training.smoke.smoke_train import (
     train_all,
 )
 
+pytestmark = pytest.mark.thorough
+
 PLANS = {"experts": EXPERTS, "sequences": DATA, "positions": POSITIONS, "heads": HEADS}
 TWICE = {"accumulate": 2}
 FOUR = {"world": 4, "data": 4, "expert_parallel": 2}

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.canary.dynamic.bisect_judges import ProbeJudge, judge_receipts
-from megacpp_validate.canary.dynamic.bisect_result import Verdict
-from megacpp_validate.canary.dynamic.search import NotBuilt
+from megacpp_validate.canary.dynamic.bisect import ProbeJudge, judge_receipts
+from megacpp_validate.canary.dynamic.search import NotBuilt, Verdict
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.diagnosis.blame import read_order
 from megacpp_validate.environments.environment import Environment, NoEnvironment
