@@ -68,7 +68,7 @@ def _key(receipt: Receipt, run: TrainingRecord) -> tuple[object, ...]:
 
 def _show(run: TrainingRecord) -> tuple[str, ...]:
     shared = ((word, run.topology.get(name, "1")) for name, word in _OF_PLAN.items())
-    plan = ", ".join(f"{word} {value}" for word, value in shared if value not in ("1", "False"))
+    plan = ", ".join(f"{word} {value}".removesuffix(" True") for word, value in shared if value not in ("1", "False"))
     peak = max(run.peak_bytes.values(), default=0)
     finite = [step for step in run.steps if step.loss is not None and step.perfect is not None]
     loss = f"{finite[0].loss:.3f} to {finite[-1].loss:.3f} of {finite[-1].perfect:.3f}" if finite else ""
