@@ -78,7 +78,11 @@ def _summarize(result: BisectResult) -> str:
         return _ENDS[result.end].format(module=result.module, good=good_end, bad=bad_end, why=why, end=end)
     parts = []
     if sum(len(axis.values) > 1 for axis in result.axes) > 1:
-        each = "; and alone ".join(" together with ".join(map(_name, one.axes)) for one in result.culprits)
+        each = "; and alone ".join(
+            (" together with " if one.is_minimal else " or ").join(map(_name, one.axes))
+            + ("" if one.is_minimal else " (one or more of them; points without one gave no answer)")
+            for one in result.culprits
+        )
         parts.append(f"Not Transformer Engine: {each}." if "te" in result.innocent else f"The cause is {each}.")
     for turn in (turn for one in result.culprits for turn in one.turns):
         start = f"{turn.last_good} is the last good one" if turn.last_good else "no value was seen to be good"

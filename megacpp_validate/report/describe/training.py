@@ -14,6 +14,13 @@ from ..drawings.curves import draw_training
 from .receipt import MARKS
 
 _COLUMNS: Final = ("cell", "", "plan", "precision", "step", "tokens/s", "MFU", "goodput", "memory", "loss", "model")
+_OF_PLAN: Final = {
+    "data": "data",
+    "expert_parallel": "experts",
+    "tensor_parallel": "tensor",
+    "sequence_parallel": "positions split",
+    "accumulate": "passes",
+}
 _REFERENCE: Final = "bf16"
 _SLOW: Final = risk("slower than bf16")
 _SLOWER: Final = 1.05  # times the step of bf16 from which a run in low precision is marked
@@ -60,7 +67,8 @@ def _key(receipt: Receipt, run: TrainingRecord) -> tuple[object, ...]:
 
 
 def _show(run: TrainingRecord) -> tuple[str, ...]:
-    plan = ", ".join(f"{name} {value}" for name, value in run.topology.items() if value not in ("1", "False"))
+    shared = ((word, run.topology.get(name, "1")) for name, word in _OF_PLAN.items())
+    plan = ", ".join(f"{word} {value}".removesuffix(" True") for word, value in shared if value not in ("1", "False"))
     peak = max(run.peak_bytes.values(), default=0)
     finite = [step for step in run.steps if step.loss is not None and step.perfect is not None]
     loss = f"{finite[0].loss:.3f} to {finite[-1].loss:.3f} of {finite[-1].perfect:.3f}" if finite else ""
