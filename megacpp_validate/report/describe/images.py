@@ -168,7 +168,10 @@ def _summarize_lock(result: LockResult) -> str:
             return f"Older than the matrix: {', '.join(stale)}.{tail} Next step: `nox -s lock`."
         return f"Pins and locks are what the matrix says.{tail}"
     if absent:
-        tail += " Next step: run it where a registry answers, or name a mirror (MEGACPP_REGISTRY_MIRROR)."
+        tail = (
+            f" There is no digest of {', '.join(absent)}: no registry answered, and the matrix claims none. Next step: "
+            "run it where one answers, or name a mirror (MEGACPP_REGISTRY_MIRROR)."
+        )
     return (f"Written: {', '.join(result.written)}." if result.written else "Nothing to write.") + tail
 
 
