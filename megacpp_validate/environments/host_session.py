@@ -21,7 +21,7 @@ from .cpu_stack import find_cpu_python
 from .environment import Environment
 from .facts import Facts, read_facts, require_torch
 from .fleet import Expected, Session
-from .interpreter import host_interpreter, own_interpreter, read_commit
+from .interpreter import host_interpreter, read_commit
 from .plan import (
     choose_request,
     choose_smoke_cells,
@@ -102,7 +102,8 @@ def run_smoke(
     """
     options.require_cells("--cells")
     if not options.target:
-        facts = read_facts(own_interpreter(os.environ), Processes())
+        with tempfile.TemporaryDirectory(prefix="megacpp-package-") as folder:
+            facts = read_facts(host_interpreter(os.environ, Path(folder), options.python), Processes())
         options = replace(options, target="cpu" if facts.gpu is None else choose_target(catalog, [facts]).id)
     target = find_target(catalog, options.target)
     every = choose_smoke_cells(catalog, target.id, options.probes or ())

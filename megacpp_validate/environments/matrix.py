@@ -5,6 +5,7 @@ On this machine the cells run side by side as in any session; on a cluster each 
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from .environment import Environment
 from .fleet import Fleet, Progress
 from .installed import find_environments, open_host
 from .plan import (
+    LOCK_HASH,
     SWITCH,
     choose_names,
     find_target,
@@ -408,7 +410,10 @@ def _prepare_stacks(
 
 
 def _variables_of(stack: str, variables: Mapping[str, str], *, gpus: bool) -> Mapping[str, str]:
-    return {**variables, SWITCH: "1"} if stack == NATIVE and gpus else variables
+    if gpus:
+        return {**variables, SWITCH: "1"} if stack == NATIVE else variables
+    lock_hash = os.environ.get(LOCK_HASH, "")  # set where the CPU stack was chosen
+    return {**variables, LOCK_HASH: lock_hash} if lock_hash else variables
 
 
 def _plan_orders(

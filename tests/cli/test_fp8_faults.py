@@ -106,7 +106,7 @@ def test_without_a_gpu_it_is_not_run(host: Path, call: Run) -> None:
     for form in ("table", "markdown"):
         code, out, _ = call("--target", "h200", "--matrix", "matrix", "--format", form)
         assert code == MISSING
-        assert "No fault was judged: not-run: the target h200 wants a GPU" in " ".join(out.split())
+        assert "none ran." in " ".join(out.split())
     assert not host.exists()
 
 

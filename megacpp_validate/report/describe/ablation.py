@@ -89,8 +89,14 @@ def _split(value: JsonValue) -> Iterable[tuple[str, JsonValue]]:
 
 
 def _list_numbers(row: FeatureAblation) -> list[str]:
-    rows = (("step time, s", row.step_time), ("tokens/s", row.tokens_per_second), ("peak memory, B", row.memory))
-    found = [f"{name} {change.off:.4g} -> {change.on:.4g}" for name, change in rows if change is not None]
+    rows = (
+        ("step time, s", row.step_time, 1),
+        ("tokens/s", row.tokens_per_second, 1),
+        ("peak memory, MiB", row.memory, 2**20),
+    )
+    found = [
+        f"{name} {change.off / unit:.4g} -> {change.on / unit:.4g}" for name, change, unit in rows if change is not None
+    ]
     return [*found, f"loss {row.loss.off:.4f} -> {row.loss.on:.4f}"] if row.loss is not None else found
 
 

@@ -31,6 +31,7 @@ from megacpp_validate.canary.firewall.install import (
     lay_out_wheels,
 )
 from megacpp_validate.catalog.bridge import read_catalog
+from megacpp_validate.process import Ended
 
 ASKED_FOR = {
     "absent", "metapackage-alone", "core-without-extension", "extension-without-core", "missing-library",
@@ -191,7 +192,9 @@ def test_no_compiler_is_said_with_the_next_step(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_packaged_compiler_is_taken_where_there_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr(
+        "megacpp_validate.canary.firewall.install.run_command", lambda *_, **__: Ended("exit", 0, 0.0, "")
+    )
     assert find_compiler()[1:] == ("-m", "ziglang", "cc")
 
 
