@@ -6,7 +6,11 @@ A message says what happened, the likely cause and the next step. Code that cann
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -62,3 +66,26 @@ class InfrastructureFailed(ToolError):
     """An engine, a disk, a network or a lock failed."""
 
     exit = Exit.INFRASTRUCTURE
+
+
+@contextmanager
+def writing_to(folder: Path, content: str, option: str) -> Iterator[None]:
+    """Report a folder that cannot be written as a wrong argument; a full disk stays an `OSError`.
+
+    Args:
+        folder: where the block writes.
+        content: what it writes, in the plural: "receipts".
+        option: that named the folder.
+
+    Raises:
+        WrongArguments: the folder cannot be written.
+    """
+    try:
+        yield
+    except OSError as fault:
+        if fault.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise WrongArguments(
+            f"{content} cannot be written to {folder}: {fault.strerror or fault}. Likely cause: it is a file, or you "
+            f"may not write there. Next step: give {option} a folder that you can write."
+        ) from fault

@@ -6,7 +6,6 @@ module runs in every release on the device that is here (gpu tier).
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,7 +37,7 @@ from ..environments.stacks import (
     prepare_stacks,
     run_stacks,
 )
-from ..errors import NoEnvironment, NothingSelected, WrongArguments
+from ..errors import NoEnvironment, NothingSelected, WrongArguments, writing_to
 from ..evidence.receipt import Receipt
 from ..evidence.store import ReceiptInvalid, read_receipts
 from ..process import Processes
@@ -415,15 +414,8 @@ def _run_on_device(
     )
     room = read_room(variables, gpu=is_gpu, jobs=options.jobs, memory_mib=options.gpu_memory_mib)
     running = RunOptions(options.receipts.absolute(), room, options.limit_s, options.fresh, progress.cell)
-    try:
+    with writing_to(options.receipts, "receipts", "--receipts"):
         ran = run_stacks(catalog, target, stacks, asked, running, processes)
-    except OSError as fault:
-        if fault.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise WrongArguments(
-            f"Receipts cannot be written to {options.receipts}: {fault.strerror or fault}. Likely cause: the folder is "
-            "a file, or belongs to another user. Next step: give --receipts a folder that you can write."
-        ) from fault
     modules = [module for module in catalog.modules if module.id in selected]
     columns = [*(module.id for module in modules), *(row.id for row in catalog.compositions if row.id in selected)]
     sides = [StackReceipts(one.run.stack, tuple(one.receipts.values())) for one in ran]

@@ -11,29 +11,19 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..errors import EvidenceMissing, WrongArguments
+from ..errors import WrongArguments
 from .loss_curve import CURVE_SCHEMA_ID, FIRST_CURVE_SCHEMA_ID, HistorySeen, LossCurve, QuantizerSeen
-from .strict_json import read_strict_json
+from .strict_json import FileInvalid, read_strict_json
 
 SUFFIX: Final = ".curve"
 _LONGEST_RUN: Final = 10_000_000
 
 
-class CurveInvalid(EvidenceMissing):
-    """A file that is not a loss curve.
+class CurveInvalid(FileInvalid):
+    """A file that is not a loss curve."""
 
-    Attributes:
-        file: which one.
-        reason: what is wrong with it, every fault named.
-    """
-
-    def __init__(self, file: Path, reason: str) -> None:
-        self.file = file
-        self.reason = reason
-        super().__init__(
-            f"{file} is not a valid loss curve: {reason}. Likely cause: the file was edited, cut short, or written by "
-            "another version. Next step: train the run again."
-        )
+    kind = "loss curve"
+    next_step = "train the run again"
 
 
 @dataclass(frozen=True)

@@ -22,31 +22,20 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from ..errors import EvidenceMissing
 from .contradictions import find_contradictions
 from .receipt import READABLE, SCHEMA_ID, Outcome, Receipt, cell_id
-from .strict_json import read_strict_json
+from .strict_json import FileInvalid, read_strict_json
 
 _RECEIPT: Final = TypeAdapter(Receipt)
 _LARGEST: Final = 64 << 20  # bytes; the largest receipt that was seen has less than one
 _CELL: Final = re.compile(r"[\w.+]+(-[\w.+]+){2,}")  # stack, target and probe, as `cell_id` joins them
 
 
-class ReceiptInvalid(EvidenceMissing):
-    """A file that is not a receipt.
+class ReceiptInvalid(FileInvalid):
+    """A file that is not a receipt."""
 
-    Attributes:
-        file: which one.
-        reason: what is wrong with it, every fault named.
-    """
-
-    def __init__(self, file: Path, reason: str) -> None:
-        self.file = file
-        self.reason = reason
-        super().__init__(
-            f"{file} is not a valid receipt: {reason}. Likely cause: the file was edited, cut short, or written by "
-            "another version. Next step: run its cell again."
-        )
+    kind = "receipt"
+    next_step = "run its cell again"
 
 
 @dataclass(frozen=True)

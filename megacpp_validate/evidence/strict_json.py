@@ -1,11 +1,37 @@
-"""What a JSON text may hide from a reader: a key that is there twice, numbers that JSON has not, more than is read."""
+"""What a JSON text may hide from a reader: a key that is there twice, numbers that JSON has not, more than is read.
+
+The error of a file that is not the evidence that it should be stands here, too.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ..errors import EvidenceMissing
+
+
+class FileInvalid(EvidenceMissing):
+    """A file that is not what it should be.
+
+    Attributes:
+        file: which one.
+        reason: what is wrong with it, every fault named.
+    """
+
+    kind: ClassVar[str]
+    next_step: ClassVar[str]
+
+    def __init__(self, file: Path, reason: str) -> None:
+        self.file = file
+        self.reason = reason
+        super().__init__(
+            f"{file} is not a valid {self.kind}: {reason}. Likely cause: the file was edited, cut short, or written by "
+            f"another version. Next step: {self.next_step}."
+        )
 
 
 def read_strict_json(text: str | bytes) -> Any:

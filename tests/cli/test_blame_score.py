@@ -105,7 +105,7 @@ def test_receipts_can_be_judged_again_elsewhere(host: Path, call: Run, tmp_path:
     code, out, err = call(*HERE, "--faults", "attention-wrong", "--judge-only", "--verbose")
     assert (code, host.read_text()) == (OPEN, before), err
     assert "caught and named as they must be: 1 of 1" in " ".join(out.split())
-    assert "False alarms in clean" in " ".join(out.split())
+    assert "False alarms in clean runs: 0 of 1" in " ".join(out.split())
     next((tmp_path / ".megacpp/blame-score/te2.20.2/faults/attention-wrong").glob("*-permute.json")).unlink()
     code, out, _ = call(*HERE, "--faults", "attention-wrong", "--judge-only")
     assert code == MISSING
@@ -129,10 +129,12 @@ def test_without_a_gpu_it_is_not_run(host: Path, call: Run) -> None:
     code, out, _ = call("--target", "h200", "--matrix", "matrix")
     assert code == MISSING
     assert "none ran." in " ".join(out.split())
+    assert "not-run: the target h200 wants a GPU" in " ".join(out.split())
     assert not host.exists()
     code, out, _ = call("--target", "h200", "--matrix", "matrix", "--format", "markdown")
     assert code == MISSING
     assert "none ran." in out
+    assert "not-run: the target h200 wants a GPU" in out
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +28,7 @@ from ...environments.interpreter import InterpreterEnvironment, put_over, read_c
 from ...environments.plan import find_target, plan_blank, plan_parity, why_not_here
 from ...environments.restart import FolderTaken, find_done, own_folder
 from ...environments.schedule import Need, Room, count_cores, plan_jobs
-from ...errors import EvidenceMissing, WrongArguments
+from ...errors import EvidenceMissing, WrongArguments, writing_to
 from ...evidence.receipt import Library, Outcome, Package, Receipt
 from ...process import Processes
 from .search import TE, Answer, Axis, BisectResult, Judge, NotBuilt, Progress, Search, Verdict
@@ -275,15 +274,8 @@ def _search(options: BisectOptions, axes: tuple[Axis, ...], judge: Judge, progre
         "tool": TOOL, "tier": tier, "module": options.module, "code": _digest_code(options.matrix), "beside": beside,
     }  # fmt: skip
     search = Search(question, axes, judge, options.answers, options.flaky, options.error, options.patience, progress)
-    try:
+    with writing_to(options.answers, "answers", "--answers"):
         return search.run()
-    except OSError as fault:
-        if fault.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise WrongArguments(
-            f"answers cannot be kept in {options.answers}: {fault.strerror or fault}. Likely cause: it is a file, or "
-            "you may not write there. Next step: give --answers a folder that you can write."
-        ) from fault
 
 
 def read_axes(texts: Sequence[str]) -> tuple[tuple[Axis, dict[str, Path | None]], ...]:

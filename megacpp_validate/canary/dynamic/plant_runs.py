@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import tempfile
 import time
@@ -26,7 +25,7 @@ from ...environments.interpreter import InterpreterEnvironment, put_over, read_c
 from ...environments.plan import find_target, plan_blank, plan_fp8, plan_parity, why_not_here
 from ...environments.restart import own_folder
 from ...environments.schedule import CONTEXT_MIB, Need, count_cores, expect_need, plan_jobs, read_room, share_cores
-from ...errors import NoEnvironment, WrongArguments
+from ...errors import NoEnvironment, writing_to
 from ...evidence.receipt import Receipt
 from ...evidence.store import ReceiptInvalid, read_receipts
 from ...probes.order import Order
@@ -151,15 +150,8 @@ class _CopyHost:
 def _run_whole(
     catalog: Catalog, target: TargetRow, plan: BlamePlan | Fp8Plan, options: PlantOptions, troubles: Troubles, say: Say
 ) -> str:
-    try:
+    with writing_to(options.receipts, "receipts", "--receipts"):
         return _run_plan(catalog, target, plan, options, troubles, say)
-    except OSError as fault:
-        if fault.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise WrongArguments(
-            f"receipts cannot be written to {options.receipts}: {fault.strerror or fault}. Likely cause: it is a file, "
-            "or you may not write there. Next step: give --receipts a folder that you can write."
-        ) from fault
 
 
 def _run_plan(
