@@ -15,8 +15,6 @@ from typing import Final
 from .whole_file import write_whole
 
 CURVE_SCHEMA_ID: Final = "megacpp-validate/loss-curve/2"
-FIRST_CURVE_SCHEMA_ID: Final = "megacpp-validate/loss-curve/1"  # has none of these:
-SINCE_SECOND: Final = frozenset({"part_losses", "part_norms", "quantizers", "histories", "made_with"})
 
 
 @dataclass(frozen=True)
@@ -100,11 +98,9 @@ class LossCurve:
 def curve_text(curve: LossCurve) -> str:
     """The curve as JSON; the same text for the same curve. JSON has no NaN and no Inf: such a number becomes null."""
     fields = asdict(curve)
-    if curve.schema_id == FIRST_CURVE_SCHEMA_ID:
-        fields = {name: value for name, value in fields.items() if name not in SINCE_SECOND}
     for name in ("losses", "gradient_norms"):
         fields[name] = _as_json(fields[name])
-    for name in {"part_losses", "part_norms"} & fields.keys():
+    for name in ("part_losses", "part_norms"):
         fields[name] = {part: _as_json(values) for part, values in fields[name].items()}
     return json.dumps(fields, allow_nan=False) + "\n"
 

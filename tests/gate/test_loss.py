@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megacpp_validate.gate.loss import decide_loss, judge_folder
-from megacpp_validate.gate.loss_result import LossOutcome, LossVerdict
-from megacpp_validate.gate.loss_statistics import CAP, spread_of_seeds, t_95, t_of_largest
+from megacpp_validate.gate.loss import LossOutcome, LossVerdict, decide_loss, judge_folder
+from megacpp_validate.gate.loss_checks import CAP, spread_of_seeds, t_of_farthest, t_of_one
 from megacpp_validate.report.drawings.curves import draw_loss_curves
 from tests.gate.small_curves import STEPS, UNIT, as_recipe, make_candidate, make_curve, make_pairs, make_reference
 from tests.replay.loss import FAULTS, FOLDERS, _folder, _made_up
@@ -46,7 +45,7 @@ CURVES: dict[str, tuple[int, str]] = {
     "every run: another quantizer": (1, "observed.casts.delayed"),
     "every run: another torch": (4, ""),
     "every run: cut by ten": (1, "steps.delayed"),
-    "every run: cut to none": (4, ""),
+    "every run: cut to none": (1, "steps.delayed"),
     "every run: cut to one": (1, "steps.delayed"),
     "every run: cut, and planned so": (4, ""),
     "every run: e4m3 throughout": (1, "observed.casts.delayed"),
@@ -227,14 +226,14 @@ def test_the_gap_while_learning_is_held_to_what_seeds_do_there(gap: float, fails
         replace(REFERENCE[0], seed=seed, losses=tuple(map(lambda a, b: a + seed * b, REFERENCE[0].losses, apart)))
         for seed in range(3)
     ]
-    size = gap * t_95(3) * math.sqrt(2) / 2048
+    size = gap * t_of_one(3) * math.sqrt(2) / 2048
     gaps = [size if 10 <= step < 20 else UNIT for step in range(STEPS)]
     candidate = [
         as_recipe(replace(curve, losses=tuple(map(lambda a, b: a + b, curve.losses, gaps))), "delayed")
         for curve in reference
     ]
     verdict = decide_loss(reference, candidate)
-    assert verdict.bar == pytest.approx(t_95(3) * math.sqrt(2) / 8192)
+    assert verdict.bar == pytest.approx(t_of_one(3) * math.sqrt(2) / 8192)
     assert {name.partition(".seed")[0] for name in failed(verdict)} == (
         {"gap.learning", "gap.short.learning"} if fails else set()
     )
@@ -249,7 +248,7 @@ def test_seeds_that_lie_close_make_a_bar_below_the_cap() -> None:
     ]
     verdict = decide_loss(reference, candidate)
     assert verdict.spread == pytest.approx(1 / 4096)
-    assert verdict.bar == pytest.approx(t_95(3) * math.sqrt(2) / 4096)
+    assert verdict.bar == pytest.approx(t_of_one(3) * math.sqrt(2) / 4096)
     assert verdict.outcome is LossOutcome.FAIL
 
 
@@ -299,15 +298,13 @@ def test_sums_that_overflow_are_red() -> None:
 def test_the_spread_is_the_largest_of_all_windows() -> None:
     apart = [[0.0, 0.0, 9.0, 9.0], [2.0, 2.0, 9.0, 9.0]]
     assert spread_of_seeds(apart) == pytest.approx(math.sqrt(2))
-    assert [t_95(seeds) for seeds in (3, 10, 12, 99)] == [4.303, 2.262, 2.262, 2.086]
+    assert [t_of_one(seeds) for seeds in (3, 10, 12, 99)] == [4.303, 2.262, 2.262, 2.131]
 
 
 def test_the_farthest_of_many_seeds_is_as_seldom_beyond_as_that_of_three() -> None:
     """Quantiles of Student's t at 1 - 0.075 / seeds, by the tables of 26.7 in Abramowitz and Stegun."""
-    assert t_of_largest(3) == t_95(3)
-    assert t_of_largest(15) == pytest.approx(2.977, abs=5e-4)  # 14 degrees of freedom, 0.005 on either side
-    assert [t_of_largest(seeds) for seeds in (4, 5, 16, 64)] == pytest.approx([3.572, 3.298, 2.978, 3.171], abs=1e-3)
-    assert all(t_95(seeds) < t_of_largest(seeds) < t_95(3) for seeds in range(4, 200))
+    assert [t_of_farthest(seeds) for seeds in (3, 4, 5, 16, 64)] == [t_of_one(3), 3.572, 3.298, 2.978, 2.978]
+    assert all(t_of_one(seeds) < t_of_farthest(seeds) < t_of_one(3) for seeds in range(4, 200))
 
 
 # A gap as a few levels that hold for a while each, so that windows, halves and tails all see something.

@@ -6,7 +6,7 @@ import math
 
 from megacpp_validate.evidence.training import TrainingRecord
 
-from ...gate.loss_result import LossVerdict
+from ...gate.loss import LossVerdict
 from ..document import Figure
 from .chart import DASHES, Line, Panel, draw_chart
 
