@@ -12,8 +12,7 @@ from typing import Literal
 from pydantic import Field
 
 from ..errors import Exit, NothingSelected, WrongArguments
-from .receipt import Outcome
-from .receipt_time import read_time
+from .receipt import Outcome, read_time
 from .selftest import wilson_interval
 from .store import ReceiptFile, ReceiptInvalid, ReceiptStore, read_store
 from .values import Frozen

@@ -6,11 +6,16 @@ these are plain dataclasses. `evidence.store` reads them back strictly, and publ
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from .training import TrainingRecord
+from .whole_file import write_whole
 
 SCHEMA_ID: Final = "megacpp-validate/receipt/5"
 # 1 has no timings and no environment, 2 no quantizers and no compilers, 3 no training, 4 no kernels that were compiled.
@@ -323,3 +328,42 @@ class Receipt:
     schema_id: str = SCHEMA_ID
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
+
+
+def read_time(text: str) -> datetime | None:
+    """A time in UTC, of ISO 8601 with its zone; None where it is none: one without a zone can be off by a day."""
+    try:
+        found = datetime.fromisoformat(text)
+        return None if found.tzinfo is None else found.astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
+def receipt_text(receipt: Receipt) -> str:
+    """The receipt as JSON: two spaces, keys in the order of `Receipt`; the same text for the same receipt.
+
+    JSON has no NaN and no Inf: such a number becomes null. What a vendor library says may hold half a character, which
+    must not cost the receipt: it is written as its escape.
+    """
+    return json.dumps(_plain(asdict(receipt)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_receipt(receipt: Receipt, path: Path) -> None:
+    """Write a receipt, whatever dies half way.
+
+    Raises:
+        OSError: the place cannot be written.
+    """
+    write_whole(path, receipt_text(receipt))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

@@ -298,16 +298,6 @@ def show_file(file: str) -> str:
     return os.fsencode(file).decode("utf-8", "backslashreplace")
 
 
-def list_folders(folder: str) -> Iterator[str]:
-    """A folder and every one below it that `read_store` looks into, as far as they can be listed."""
-    ahead = [folder]
-    while ahead:
-        place = ahead.pop()
-        yield place
-        with suppress(OSError), os.scandir(place) as entries:
-            ahead += [one.path for one in entries if not one.name.startswith(".") and one.is_dir(follow_symlinks=False)]
-
-
 def _read_files(folder: Path) -> Iterator[ReceiptFile]:
     root, ahead = os.fspath(folder), [""]
     while ahead:
@@ -365,7 +355,7 @@ def _read_file(path: str, file: str) -> ReceiptFile:
     return ReceiptFile(file, digest, head, doubtful=doubtful)
 
 
-# In a text laid out as `receipt_file` writes it, two spaces behind a line end begin a key of the receipt itself: no
+# In a text laid out as `receipt_text` writes it, two spaces behind a line end begin a key of the receipt itself: no
 # string of JSON holds a line end. So the checks end where the last "backends" begin.
 _CHECKS: Final = b'\n  "checks": ['
 _AFTER_CHECKS: Final = b'\n  "backends": '

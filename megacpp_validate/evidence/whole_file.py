@@ -1,4 +1,4 @@
-"""A file written aside and renamed, so that there is a whole one or none. Standard library only, as `receipt_file`."""
+"""A file written aside and renamed, so that there is a whole one or none. Standard library only, as `receipt`."""
 
 from __future__ import annotations
 

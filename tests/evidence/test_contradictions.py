@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from megacpp_validate.evidence.receipt import Failure, Outcome, Receipt, Timing
-from megacpp_validate.evidence.receipt_file import receipt_text
+from megacpp_validate.evidence.receipt import Failure, Outcome, Receipt, Timing, receipt_text
 from megacpp_validate.evidence.store import ReceiptInvalid, parse_receipt
 from megacpp_validate.probes.stopwatch import new_timing
 from tests.stored_receipts import make_receipt

@@ -27,8 +27,9 @@ from megacpp_validate.evidence.receipt import (
     Package,
     Part,
     Receipt,
+    receipt_text,
+    write_receipt,
 )
-from megacpp_validate.evidence.receipt_file import receipt_text, write_receipt
 from megacpp_validate.evidence.store import ReceiptInvalid, read_receipt, read_receipts, receipt_schema
 from megacpp_validate.evidence.training import TrainingRecord, TrainingStep
 

@@ -37,6 +37,7 @@ from .receipts import (
 )
 
 DAY: Final = "2026-11-22"
+FOREIGN: Final = ("stack", "target", "not-required")
 FOLDERS: Final = (
     "h200/te2.12.0", "h200/te2.12.0/again", "h200/te2.14.1", "h200/te2.17.1", "h200/te2.20.2", "h200/native",
     "h200-fa4", "fp8/te2.12.0", "fp8/te2.20.2", "fp8/two-gpus", "smoke/small", "smoke/scaled", "smoke/canary/te2.17.1",
@@ -51,8 +52,8 @@ def read_gate(ended: Ended) -> Decisions:
         "open": data["open"],
         "of": f"{data['release']} {data['stack']} {data['target']}",
         "missing": listed(data["missing"]),
-        "unreadable": len(data["unreadable"]),
-        "foreign": len(data["foreign"]),
+        "unreadable": sum(not {"unreadable", "name"}.isdisjoint(row["rules"]) for row in data["cells"]),
+        "foreign": sum(not row["required"] and row["rules"][0] in FOREIGN for row in data["cells"]),
         "signed": bool(data["signed_by"]),
         "baseline": data["baseline"],
         "culprits": [row["module"] for row in data["culprits"]],
