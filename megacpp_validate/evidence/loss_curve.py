@@ -12,13 +12,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
+from .receipt import Strict
 from .whole_file import write_whole
 
 CURVE_SCHEMA_ID: Final = "megacpp-validate/loss-curve/2"
 
 
 @dataclass(frozen=True)
-class QuantizerSeen:
+class QuantizerSeen(Strict):
     """A quantizer as it was found on a layer that ran.
 
     Attributes:
@@ -33,11 +34,9 @@ class QuantizerSeen:
     kind: str
     format: str
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - pydantic's name and type
-
 
 @dataclass(frozen=True)
-class HistorySeen:
+class HistorySeen(Strict):
     """How the state of delayed scaling moved in one step, compared with a re-computation.
 
     Attributes:
@@ -54,11 +53,9 @@ class HistorySeen:
     not_collected: int
     scale_error: float
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
-
 
 @dataclass(frozen=True)
-class LossCurve:
+class LossCurve(Strict):
     """One run. The three series have one entry a recorded step, in the order of recording.
 
     Attributes:
@@ -91,8 +88,6 @@ class LossCurve:
     histories: tuple[HistorySeen, ...] = ()
     made_with: dict[str, str] = field(default_factory=dict)
     schema_id: str = CURVE_SCHEMA_ID
-
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - pydantic's name and type
 
 
 def curve_text(curve: LossCurve) -> str:

@@ -5,12 +5,13 @@ Standard library only: the mutants and the runs go to and from the environment i
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Literal
 
-from .receipt import Receipt
+from .receipt import Receipt, Strict
 
 if TYPE_CHECKING:
     from ..errors import Exit
@@ -105,7 +106,7 @@ PARAMETERS: Final[dict[Fault, Takes]] = {
 
 
 @dataclass(frozen=True)
-class Mutant:
+class Mutant(Strict):
     """One fault, planted in one place: a row of `matrix/mutants.toml`.
 
     Attributes:
@@ -128,8 +129,6 @@ class Mutant:
     says: str
     parameters: dict[str, Value] = field(default_factory=dict)
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - pydantic's name and type
-
 
 @dataclass(frozen=True)
 class SelftestOrder:
@@ -151,7 +150,7 @@ class SelftestOrder:
 
 
 @dataclass(frozen=True)
-class SelftestRun:
+class SelftestRun(Strict):
     """Every probe once, in one process, with one fault planted or none.
 
     Attributes:
@@ -170,8 +169,6 @@ class SelftestRun:
     reached: int = 0
     trouble: str = ""
     seconds: float = 0.0
-
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
 
 
 class Fate(StrEnum):
@@ -314,3 +311,34 @@ def wilson_interval(hits: int, trials: int) -> tuple[float, float]:
     half = Z_95 * math.sqrt(share * (1 - share) / trials + square / (4 * trials**2)) / (1 + square / trials)
     # At either end the formula gives exactly 0 or 1, and floating point nearly that.
     return 0.0 if hits == 0 else centre - half, 1.0 if hits == trials else centre + half
+
+
+class RunInvalid(ValueError):
+    """A line that is no run; the text says which and why."""
+
+
+def order_text(order: SelftestOrder) -> str:
+    """An order as the environment reads it."""
+    return json.dumps(asdict(order))
+
+
+def read_runs(text: str) -> tuple[SelftestRun, ...]:
+    """Every run, one a line.
+
+    Raises:
+        RunInvalid: a line that is none.
+    """
+    from pydantic import TypeAdapter, ValidationError  # the host alone reads them
+
+    from .strict_json import list_errors
+
+    reader, runs = TypeAdapter(SelftestRun), []
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            runs.append(reader.validate_json(line, strict=True))
+        except ValidationError as fault:
+            raise RunInvalid(
+                f"line {number} is no run of the selftest: {list_errors(fault)}. Likely cause: it was cut short, or "
+                "written by another version. Next step: run the selftest again."
+            ) from fault
+    return tuple(runs)

@@ -17,12 +17,14 @@ from megacpp_validate.evidence.selftest import (
     Fault,
     Mutant,
     MutantResult,
+    RunInvalid,
     SelftestOrder,
     SelftestResult,
     SelftestRun,
+    order_text,
+    read_runs,
     wilson_interval,
 )
-from megacpp_validate.evidence.selftest_file import RunInvalid, order_text, read_runs
 from megacpp_validate.selftest.lines import run_line
 from megacpp_validate.selftest.order import read_selftest_order
 

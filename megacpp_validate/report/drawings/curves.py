@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from megacpp_validate.evidence.training import TrainingRecord
+from megacpp_validate.evidence.receipt import TrainingRecord
 
 from ...gate.loss import LossVerdict
 from ..document import Figure

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from megacpp_validate.evidence.receipt import Quantizer
-from megacpp_validate.evidence.training import find_record_faults
+from megacpp_validate.evidence.receipt import Quantizer, find_record_faults
 from megacpp_validate.probes.bench import Bench, CannotRun
 from megacpp_validate.probes.order import Order, Target
 from megacpp_validate.probes.smoke.resume import find_rank, killing
