@@ -21,6 +21,23 @@ class WaiverState(StrEnum):
     NOT_NEEDED = "not-needed"  # its rule refuses nothing of its cell
 
 
+class JudgedWaiver(Frozen):
+    """A waiver, and what it does on the day of a decision.
+
+    Attributes:
+        rule: what it holds off.
+        owner: who answers for it.
+        expires: the last day on which it can hold, UTC.
+    """
+
+    rule: str
+    owner: str
+    reason: str
+    link: str
+    expires: date
+    state: WaiverState
+
+
 class CellVerdict(Frozen):
     """One receipt, or one required cell without any.
 
@@ -53,21 +70,15 @@ class CellVerdict(Frozen):
     receipt_sha256: str = ""
 
 
-class GateWaiver(Frozen):
-    """A waiver of this release, and what it does at the time of the decision.
+class GateWaiver(JudgedWaiver):
+    """A waiver of one cell of this release.
 
     Attributes:
-        expires: the last day on which it can hold, UTC.
         in_vain: whether it is of an import, of NaN or Inf, which stand although its day has not come.
     """
 
     cell: str
     rule: GateRule
-    owner: str
-    reason: str
-    link: str
-    expires: date
-    state: WaiverState
     in_vain: bool = False
 
 
