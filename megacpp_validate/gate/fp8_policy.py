@@ -212,9 +212,11 @@ def _find(rule: Rule, preset: Preset, rules: PolicyRules) -> Iterator[str]:
     """What a preset has of what a rule refuses."""
     match rule:
         case ZonesRule():
-            zones, least = (preset.bf16_first, preset.bf16_last), (rule.first, rule.last)
-            if preset.low and (zones[0] < least[0] or zones[1] < least[1]):
-                yield f"the first and last {zones} of {len(preset.pattern)} layers stay in BF16; {least} must"
+            if preset.low and (preset.bf16_first < rule.first or preset.bf16_last < rule.last):
+                yield (
+                    f"of {len(preset.pattern)} layers the first {preset.bf16_first} and the last {preset.bf16_last} "
+                    f"stay in BF16; at least {rule.first} and {rule.last} are required"
+                )
         case PartsRule():
             for low in preset.low:
                 yield from (f"{part} runs in {low.recipe}" for part in low.parts if part in rule.parts)

@@ -122,8 +122,8 @@ def test_a_waiver_that_nothing_needs_is_reported(policy: Fp8Policy) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "no-first-zone": ({"bf16_first": 0}, "every-layer", "the first and last (0, 1) of"),
-    "no-last-zone": ({"bf16_last": 0}, "every-layer", "the first and last (1, 0) of"),
+    "no-first-zone": ({"bf16_first": 0}, "every-layer", "the first 0 and the last 1"),
+    "no-last-zone": ({"bf16_last": 0}, "every-layer", "the first 1 and the last 0"),
     "mamba-scan": ({"low": [low("mamba_scan")]}, "scan-heavy", "mamba_scan runs in delayed"),
     "mamba-conv": ({"low": [low("mamba_conv", recipe="current")]}, "scan-heavy", "mamba_conv runs in current"),
     "mamba-state": ({"low": [low("mamba_state")]}, "scan-heavy", "mamba_state"),
