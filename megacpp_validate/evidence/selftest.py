@@ -9,7 +9,7 @@ import json
 import math
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from .receipt import Receipt, Strict
 
@@ -58,8 +58,7 @@ class Fault(StrEnum):
     ENTRY_LOST = "entry-lost"  # a row of a table
 
 
-@dataclass(frozen=True)
-class Takes:
+class Takes(NamedTuple):
     """Which parameters a fault needs, and which it may have."""
 
     needs: frozenset[str] = frozenset()
@@ -70,37 +69,26 @@ def _takes(*needs: str, may: tuple[str, ...] = ()) -> Takes:
     return Takes(frozenset(needs), frozenset(may))
 
 
-_OF_TENSOR: Final = ("tensor",)
-_OF_CALL: Final = ("call",)
-
 # `tensor`: "output" (where it is not given), "output.1" or "output.rows" of several, "gradient.NAME" of an argument or
 # parameter. `call`: "init" where a class is made; without it the call itself. `only`: the value that is changed; any
-# other stays. `index`: the one item of an answer that is always the same.
+# other stays. `index`: the one item of an answer that is always the same. A fault without a row takes none.
 PARAMETERS: Final[dict[Fault, Takes]] = {
-    Fault.ZEROS: _takes(may=_OF_TENSOR),
-    Fault.HALF_ZEROS: _takes(may=_OF_TENSOR),
-    Fault.SCALED: _takes("factor", may=_OF_TENSOR),
-    Fault.NEGATED: _takes(may=_OF_TENSOR),
-    Fault.SHUFFLED: _takes(may=_OF_TENSOR),
-    Fault.NAN: _takes(may=_OF_TENSOR),
-    Fault.ARGUMENT: _takes("name", "value", may=(*_OF_CALL, "only")),
-    Fault.ARGUMENT_SCALED: _takes("name", "factor", may=_OF_CALL),
-    Fault.ARGUMENT_LOST: _takes("name", may=_OF_CALL),
+    Fault.ZEROS: _takes(may=("tensor",)),
+    Fault.HALF_ZEROS: _takes(may=("tensor",)),
+    Fault.SCALED: _takes("factor", may=("tensor",)),
+    Fault.NEGATED: _takes(may=("tensor",)),
+    Fault.SHUFFLED: _takes(may=("tensor",)),
+    Fault.NAN: _takes(may=("tensor",)),
+    Fault.ARGUMENT: _takes("name", "value", may=("call", "only")),
+    Fault.ARGUMENT_SCALED: _takes("name", "factor", may=("call",)),
+    Fault.ARGUMENT_LOST: _takes("name", may=("call",)),
     Fault.ARGUMENT_ROLLED: _takes("name", "axis"),
     Fault.MASK_OFF_BY_ONE: _takes("name", "axis"),
-    Fault.BIAS_DROPPED: _takes(),
     Fault.HALVES_SWAPPED: _takes("name"),
     Fault.EXPERTS_EXCHANGED: _takes("first", "second"),
-    Fault.ROPE_LATE: _takes(),
-    Fault.SCOPE_IGNORED: _takes(),
-    Fault.PARAMETERS_CLONED: _takes(),
-    Fault.PARAMETERS_FRESH: _takes(),
     Fault.ITEM_LOST: _takes("index"),
     Fault.ANSWERS: _takes("value", may=("index",)),
     Fault.SKIPPED: _takes(may=("returns",)),
-    Fault.OUTPUT_KEPT: _takes(),
-    Fault.NATIVE_INSTEAD: _takes(),
-    Fault.MISSING: _takes(),
     Fault.ENTRY_LOST: _takes("name"),
 }
 

@@ -34,6 +34,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, combinations, pairwise
 from typing import Final
 
@@ -236,6 +237,7 @@ def _check_scales(pairs: Pairs, planned: int, factor: float) -> Iterator[Check]:
     first, second, learning = slice(0, half), slice(half, planned), slice(window, half)
     lengths = [*(2**power for power in range(window.bit_length()) if 2**power < window), window]
     said = f"{factor:.3g} x the largest spread of {REFERENCE} over as many steps, or {GROWTH:g} x their largest gap"
+    find = partial(_find_gaps, lengths=lengths, factor=factor)
     losses = _take(pairs, lambda curve: curve.losses)
     for name, steps, beside, cap in (
         # In the first tenth a delay of few steps is more than the cap for as long; `gap.learning` is held to it there.
@@ -243,30 +245,20 @@ def _check_scales(pairs: Pairs, planned: int, factor: float) -> Iterator[Check]:
         ("learning", learning, first, CAP),
         ("settled", second, second, CAP),
     ):
-        bounds = _Bounds(factor, window, cap)
-        seen = _find_gaps("loss", losses, steps, beside, lengths[:-1], bounds)  # the long one is `gap.settled`
+        seen = find("loss", losses, (steps, beside), cap, long=False)  # the long window is that of `gap.settled`
         yield _make_check(f"gap.short.{name}", seen, f"{said}; {CAP} x the root of {window} over them at most")
     yield _check_noise("gap.noise.learning", learning, losses, window)
     yield _check_noise("gap.noise.settled", second, losses, window)
     norms = _take(pairs, lambda curve: [math.log(norm) if norm > 0 else math.nan for norm in curve.gradient_norms])
-    halves = {"learning": slice(planned // 20, half), "settled": second}
-    for name, steps in halves.items():
+    bursts: list[_Extreme] = []
+    for name, steps in (("learning", slice(planned // 20, half)), ("settled", second)):
         yield _check_noise(f"gradient_norm.noise.{name}", steps, norms, window, LATER)
-    bounds = _Bounds(factor, window, NORM_CAP, LATER)
-    bursts = [
-        one
-        for steps in halves.values()
-        for one in _find_gaps("gradient norm", norms, steps, steps, lengths, bounds)
-    ]  # fmt: skip
+        bursts += find("gradient norm", norms, (steps, steps), NORM_CAP, LATER)
     yield _make_check("gradient_norm.short", bursts, f"{said}, as logarithms; {LATER:.3g} at least")
     parts, lacking = _take_parts(pairs, "part_loss", lambda curve: curve.part_losses)
     yield from lacking
     for name, steps, cap in (("learning", first, math.inf), ("settled", second, CAP * len(parts))):
-        bounds = _Bounds(factor, window, cap)
-        every = [
-            one for part, own in parts.items() for one in _find_gaps(part, own, steps, steps, lengths, bounds)
-        ]  # fmt: skip
-        if every:
+        if every := [one for part, own in parts.items() for one in find(part, own, (steps, steps), cap)]:
             yield _make_check(f"part_loss.{name}", every, f"{said}; of {len(parts)} parts")
 
 
@@ -285,28 +277,26 @@ def _take_parts(
     return {part: {bf16.seed: (table(bf16)[part], table(fp8)[part]) for bf16, fp8 in pairs} for part in parts}, []
 
 
-@dataclass(frozen=True)
-class _Bounds:
-    """How large a gap may be: `factor` deviations of seeds, `cap` at most over `window` steps, `least` at least."""
-
-    factor: float
-    window: int
-    cap: float
-    least: float = 0.0
-
-
 def _find_gaps(
-    what: str, series: Series, steps: slice, beside: slice, lengths: Sequence[int], bounds: _Bounds
-) -> Iterator[_Extreme]:
-    """The largest gap of each length of window in each seed; the bar comes from the steps `beside` of BF16."""
-    for length in lengths:
+    what: str, series: Series, at: tuple[slice, slice], cap: float, least: float = 0.0, *,
+    lengths: Sequence[int], factor: float, long: bool = True,
+) -> Iterator[_Extreme]:  # fmt: skip
+    """The largest gap of each length of window in each seed.
+
+    Args:
+        at: steps that are looked at, and those of BF16 that the bar comes from.
+        cap, least: what the bar of the longest window may be.
+        long: whether the longest window is looked at.
+    """
+    steps, beside = at
+    for length in lengths if long else lengths[:-1]:
         references = [smooth(bf16[beside], length) for bf16, _ in series.values()]
         # Single steps have long tails, which Student's t knows nothing of: many seeds make a factor so small that the
         # next spike of a healthy run would be beyond it. Two of BF16 that were seen so far apart are a fact.
         apart = max(max(column) - min(column) for column in zip(*references, strict=True))
-        spread = max(bounds.factor * spread_of_seeds(references), GROWTH * apart)
-        cap = bounds.cap * math.sqrt(bounds.window / length)
-        bar = spread if math.isnan(spread) else min(cap, max(bounds.least, spread))
+        spread = max(factor * spread_of_seeds(references), GROWTH * apart)
+        most = cap * math.sqrt(lengths[-1] / length)
+        bar = spread if math.isnan(spread) else min(most, max(least, spread))
         for seed, (bf16, fp8) in series.items():
             size, place = _largest(smooth(subtract(fp8[steps], bf16[steps]), length))
             end = steps.start + place + length - 1
@@ -320,13 +310,11 @@ def _check_noise(name: str, chosen: slice, series: Series, window: int, least: f
     # as well, whose noise is larger by the root of the window.
     spread = spread_of_seeds([smooth(one, window) for one in references])
     bar = max(GROWTH * apart, spread * math.sqrt(window), least)
+    steps = f", steps {chosen.start} to {chosen.stop - 1}"
     seen = [
-        _Extreme(
-            find_noise(subtract(fp8[chosen], bf16[chosen])), bar,
-            f"seed {seed}, steps {chosen.start} to {chosen.stop - 1}",
-        )
+        _Extreme(find_noise(subtract(fp8[chosen], bf16[chosen])), bar, f"seed {seed}{steps}")
         for seed, (bf16, fp8) in series.items()
-    ]  # fmt: skip
+    ]
     return _make_check(name, seen, f"{GROWTH:g} x the noise between two seeds of {REFERENCE}, or their spread")
 
 

@@ -6,6 +6,7 @@ How much slower or larger than the release before is too much is a rule, too: `s
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +18,7 @@ from typing import Final
 from ..catalog.gate import BREAKAGES, IMPORTS, PLAIN, Fallback, GateRule, GateRules, Kernel, SecondCopy, Unwatched
 from ..diagnosis.host_faults import find_host_fault
 from ..evidence.history import DIRTY
-from ..evidence.receipt import Library, Outcome, Part, Receipt, Timing, read_time
+from ..evidence.receipt import Library, Outcome, Part, Receipt, read_time
 from ..evidence.store import ReceiptFile
 
 _OLDEST: Final = datetime.min.replace(tzinfo=UTC)
@@ -43,6 +44,7 @@ _FAILED: Final = re.compile(
 # Bounds follow the error of native PyTorch, which a release of Transformer Engine does not change: those of 2.12.0 and
 # 2.20.2 on one H200 differ by a factor of 1.13 at most.
 _WIDER: Final = 2.0
+_MEMORY: Final = "peak memory"
 
 
 @dataclass(frozen=True)
@@ -323,20 +325,24 @@ def _find_growth(receipt: Receipt, rules: GateRules, baseline: Baseline | None) 
     if cards[0] != cards[1]:
         yield _lacks(f"it ran on {cards[0][0] or 'no GPU'}, the baseline on {cards[1][0] or 'no GPU'}: no comparison")
         return
-    has, old = _list_measured(receipt, rules), _list_measured(before, rules)
-    anywhere = {name for one in baseline.receipts.values() for name in _list_measured(one, rules)}
-    # A GPU's baseline measures both; one without a GPU measures no memory anywhere.
-    expected = has | ({"speed", "memory"} - anywhere if rules.target.arch else set())
-    if lacking := sorted(expected - old, reverse=True):
-        yield _lacks(f"the baseline {baseline.stack} measured no {' and no '.join(lacking)} of it: not compared")
-    yield from _find_looser(receipt, before, baseline.stack)
-    yield from _find_slower(receipt, before, rules, baseline.stack)
-    now, held = receipt.peak_memory_mib, before.peak_memory_mib
-    if held > 0.0 and now <= 0.0:
-        yield _lacks(f"{baseline.stack} measured its memory, and this receipt does not")
-    elif held > 0.0 and now > max(rules.kind.memory * held, held + rules.kind.memory_floor_mib):
-        text = f"its peak is {now:.0f} MiB, {held:.0f} MiB in {baseline.stack} (x {now / held:.2f}); at most "
-        text += f"x {rules.kind.memory:g}, or {rules.kind.memory_floor_mib:g} MiB more, is allowed"
+    stack, kind = baseline.stack, rules.kind
+    yield from _find_looser(receipt, before, stack)
+    now, old = _measure(receipt, rules), _measure(before, rules)
+    anywhere = {name == _MEMORY for one in baseline.receipts.values() for name in _measure(one, rules)}
+    if new := sorted(now.keys() - old.keys()):
+        yield _lacks(f"{stack} did not measure {', '.join(new)}: not compared")
+    elif rules.target.arch and len(anywhere) < 2:
+        yield _lacks(f"{stack} measured no speed of any cell, or no memory: not compared")
+    if lost := sorted(old.keys() - now.keys()):
+        yield _lacks(f"{stack} measured {', '.join(lost)}, and this receipt does not")
+    ratios = {name: now[name] / old[name] for name in now.keys() & old.keys() if name != _MEMORY}
+    if slower := [name for name in sorted(ratios, key=lambda name: -ratios[name]) if ratios[name] > kind.slowdown]:
+        rows = (f"{name} {now[name]:.4g} ms, {old[name]:.4g} in {stack} (x {ratios[name]:.2f})" for name in slower)
+        yield Reason(GateRule.SLOWER, f"slower than x {kind.slowdown:g}: {'; '.join(rows)}")
+    peak, held = now.get(_MEMORY, 0.0), old.get(_MEMORY, math.inf)
+    if peak > max(kind.memory * held, held + kind.memory_floor_mib):
+        text = f"its peak is {peak:.0f} MiB, {held:.0f} MiB in {stack} (x {peak / held:.2f}); at most "
+        text += f"x {kind.memory:g}, or {kind.memory_floor_mib:g} MiB more, is allowed"
         yield Reason(GateRule.MEMORY, text)
 
 
@@ -344,9 +350,10 @@ def _lacks(text: str) -> Reason:
     return Reason(GateRule.BASELINE, text)
 
 
-def _list_measured(receipt: Receipt, rules: GateRules) -> set[str]:
-    speed, memory = bool(_list_timings(receipt, rules)), receipt.peak_memory_mib > 0.0
-    return {name for name, there in (("speed", speed), ("memory", memory)) if there}
+def _measure(receipt: Receipt, rules: GateRules) -> dict[str, float]:
+    """Median times in ms by the clocks that are compared, and the peak of memory in MiB; 0 was not measured."""
+    rows = {row.name: row.median_ms for row in receipt.timings if row.clock in rules.kind.clocks}
+    return {name: value for name, value in {**rows, _MEMORY: receipt.peak_memory_mib}.items() if value > 0.0}
 
 
 def _find_looser(receipt: Receipt, before: Receipt, stack: str) -> Iterator[Finding]:
@@ -371,27 +378,6 @@ def _list_parts(receipt: Receipt) -> dict[tuple[str, str], Part | None]:
     """Check and part -> the part; every check has a row without a part, too."""
     checks: dict[tuple[str, str], Part | None] = {(check.name, ""): None for check in receipt.checks}
     return checks | {(check.name, part.name): part for check in receipt.checks for part in check.parts}
-
-
-def _find_slower(receipt: Receipt, before: Receipt, rules: GateRules, stack: str) -> Iterator[Finding]:
-    known, now = _list_timings(before, rules), _list_timings(receipt, rules)
-    ratios = {key: row.median_ms / known[key].median_ms for key, row in now.items() if key in known}
-    if slower := [key for key in sorted(ratios, key=lambda key: -ratios[key]) if ratios[key] > rules.kind.slowdown]:
-        rows = "; ".join(
-            f"{key[0]} {now[key].median_ms:.4g} ms, {known[key].median_ms:.4g} ms in {stack} (x {ratios[key]:.2f})"
-            for key in slower
-        )
-        yield Reason(GateRule.SLOWER, f"slower than x {rules.kind.slowdown:g}: {rows}")
-    if known and (new := sorted(name for name, _ in now.keys() - known.keys())):
-        yield _lacks(f"{stack} did not time {', '.join(new)}: not compared")
-    if lost := sorted(name for name, _ in known.keys() - now.keys()):
-        yield _lacks(f"{stack} timed {', '.join(lost)}, and this receipt does not")
-
-
-def _list_timings(receipt: Receipt, rules: GateRules) -> dict[tuple[str, str], Timing]:
-    """Timings of the clocks that are compared; a median of no time at all is none."""
-    rows = (row for row in receipt.timings if row.clock in rules.kind.clocks and row.median_ms > 0.0)
-    return {(row.name, row.clock): row for row in rows}
 
 
 def choose_baseline(files: Iterable[ReceiptFile], target: str) -> tuple[ReceiptFile, ...]:
