@@ -250,29 +250,9 @@ class SelftestResult:
         return sum(result.fate is Fate.KILLED for result in self.mutants)
 
     @property
-    def kill_rate(self) -> float:
-        """Killed mutants of all; one that was not planted, reached or run was not killed. 0 where there is none."""
-        return self.killed / len(self.mutants) if self.mutants else 0.0
-
-    @property
     def blamed_rightly(self) -> int:
         """Killed mutants whose own module is blamed."""
         return sum(result.blamed_rightly for result in self.mutants if result.fate is Fate.KILLED)
-
-    @property
-    def blame_accuracy(self) -> float:
-        """Of the killed mutants. 0 where there is none."""
-        return self.blamed_rightly / self.killed if self.killed else 0.0
-
-    @property
-    def false_alarm_rate(self) -> float:
-        """Red probe runs of all clean ones. 0 where there is none."""
-        return len(self.false_alarms) / self.clean_runs if self.clean_runs else 0.0
-
-    @property
-    def false_alarm_bound(self) -> float:
-        """Upper end of the 95% Wilson interval of the false-alarm rate."""
-        return wilson_interval(len(self.false_alarms), self.clean_runs)[1]
 
     @property
     def holds(self) -> bool:

@@ -12,15 +12,7 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         OSError: the place cannot be written.
     """
-    write_whole_bytes(path, text.encode())
-
-
-def write_whole_bytes(path: Path, content: bytes) -> None:
-    """Write bytes, whatever dies half way; folders on the way are made.
-
-    Raises:
-        OSError: the place cannot be written.
-    """
+    content = text.encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
