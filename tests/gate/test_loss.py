@@ -130,6 +130,13 @@ def test_gradients_that_change_late_fail(scale: float, fails: list[str]) -> None
     assert failed(decide_loss(bf16, late)) == fails
 
 
+def test_a_layer_that_casts_with_other_seeds_must_cast() -> None:
+    bf16, fp8 = make_pairs()
+    casts = tuple(row for row in fp8[0].quantizers if row.layer != "hybrid.layers.2.up")
+    verdict = decide_loss(bf16, [replace(fp8[0], quantizers=casts, histories=()), *fp8[1:]])
+    assert "observed.layers.delayed.seed0" in failed(verdict)
+
+
 def test_sums_that_overflow_are_red() -> None:
     """Finite losses whose sums are not: Inf minus Inf is NaN, and a NaN is within no bound."""
     candidate = [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from megacpp_validate.evidence.receipt import READABLE
 from megacpp_validate.evidence.store import read_store
 from megacpp_validate.gate.decision import GateDecision
 from megacpp_validate.gate.release_folder import GateOptions, decide_folder
+from tests.replay.gate import copy_matrix
 from tests.replay.receipts import (
     AT,
     PROBES,
@@ -82,3 +84,23 @@ def test_every_required_cell_has_its_verdict_in_the_order_of_the_matrix(tmp_path
     decision = decide(fill(tmp_path / "store"))
     assert [cell.probe for cell in decision.required] == list(PROBES)
     assert all(cell.accepted for cell in decision.required)
+
+
+OTHERS: dict[str, Callable[[Path], object]] = {  # of a cell that nothing requires
+    "red": lambda store: put(store, red("fp8_delayed"), run="other"),
+    "red, and good an hour later": lambda store: (
+        put(store, red("fp8_delayed", hours=3.0), run="mon"), put(store, good("fp8_delayed", hours=2.0), run="tue"),
+    ),
+    "unreadable": lambda store: (put(store, good("fp8_delayed")), place(store, "fp8_delayed").write_text("{")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_where_others_close_a_cell_that_is_not_required_must_be_good_too(name: str, tmp_path: Path) -> None:
+    store = fill(tmp_path / "store")
+    put(store, good("fp8_current"))
+    matrix = copy_matrix(tmp_path, ('others = "list"', 'others = "close"'))
+    assert decide(store, matrix).open
+    OTHERS[name](store)
+    assert decide(store).open
+    assert [cell.cell for cell in decide(store, matrix).closing] == [f"{STACK}-{TARGET}-fp8_delayed"]
