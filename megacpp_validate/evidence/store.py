@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from .receipt import READABLE, SCHEMA_ID, Check, Outcome, Receipt, cell_id
+from .receipt import READABLE, SCHEMA_ID, Check, Outcome, Receipt, TrainingRecord, cell_id
 from .strict_json import FileInvalid, list_errors, read_strict_json
 
 _RECEIPT: Final = TypeAdapter(Receipt)
@@ -166,11 +166,16 @@ def _find_impossible_numbers(receipt: Receipt) -> Iterator[str]:
             rounds = f"its {len(row.rounds_ms)} rounds is {median:g}"
             yield f"{row.name}: median_ms is {row.median_ms:g}, and the median of {rounds}"
     for record in receipt.training:
-        summed, steps = sum(record.phases_ns.values()), [step.step for step in record.steps]
-        if summed != record.whole_ns or min(record.phases_ns.values(), default=0) < 0:
-            yield f"training {record.name}: phases sum to {summed} ns of {record.whole_ns}"
-        if steps and steps != list(range(steps[0], steps[0] + len(steps))):
-            yield f"training {record.name}: its steps do not follow each other"
+        yield from find_record_faults(record)
+
+
+def find_record_faults(record: TrainingRecord) -> Iterator[str]:
+    """What no training run writes: phases that do not sum to the whole, steps that are missing or twice."""
+    summed, steps = sum(record.phases_ns.values()), [step.step for step in record.steps]
+    if summed != record.whole_ns or min(record.phases_ns.values(), default=0) < 0:
+        yield f"training {record.name}: phases sum to {summed} ns of {record.whole_ns}"
+    if steps and steps != list(range(steps[0], steps[0] + len(steps))):
+        yield f"training {record.name}: its steps do not follow each other"
 
 
 def _find_false_verdicts(check: Check) -> Iterator[str]:
