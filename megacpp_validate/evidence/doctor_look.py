@@ -155,7 +155,7 @@ class Distribution(Strict):
 
 @dataclass(frozen=True)
 class PathLook(Strict):
-    """What an interpreter would find, told without importing any of it.
+    """What an interpreter would find, read without importing any of it.
 
     Attributes:
         soabi: the tag of extensions for it.

@@ -59,7 +59,7 @@ class LossCurve(Strict):
     """One run. The three series have one entry a recorded step, in the order of recording.
 
     Attributes:
-        recipe: "bf16", or the FP8 recipe that was asked for.
+        recipe: "bf16", or the FP8 recipe that was requested.
         seed: of the weights.
         data: what the run was fed with, in its order: the hexadecimal SHA-256 of all its tokens. Equal for two runs
             if and only if each step of the one saw what the same step of the other saw.

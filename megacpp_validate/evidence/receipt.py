@@ -85,11 +85,11 @@ class Check(Strict):
 
 @dataclass(frozen=True)
 class Backend(Strict):
-    """What one path asked for and what ran.
+    """What one path requested and what ran.
 
     Attributes:
         path: which path of the module: "attention.bf16.gqa4", "recipe.delayed".
-        requested: what was asked for.
+        requested: the backend.
         claimed: what the wrapper says it took.
         observed: what was seen to run, from the autograd graph or the kernels; empty where nothing could be seen.
         reasons: of every backend that was passed over.
@@ -164,7 +164,7 @@ class JitCompile(Strict):
         library: whose: "triton", "inductor", "cute", "fa4", "deep_gemm", "cuda" (the driver), "torch_extensions".
         kernel: its name.
         shape: what it was compiled for: shapes, or the signature and its constants.
-        seconds: that it took; of a kernel of DeepGEMM the call that compiled it, 0 where nobody told.
+        seconds: that it took; of a kernel of DeepGEMM the call that compiled it, 0 where it is unknown.
         when: "warm-up", or "after" it.
         rank: of a training run; -1 in the process of the probe.
     """

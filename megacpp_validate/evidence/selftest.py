@@ -120,7 +120,7 @@ class Mutant(Strict):
 
 @dataclass(frozen=True)
 class SelftestOrder:
-    """What the environment is told.
+    """What the environment is to run.
 
     Attributes:
         probes: ids of the probes, in the order in which they run.
@@ -239,7 +239,7 @@ class SelftestResult:
 
     @property
     def exit(self) -> Exit:
-        """Runs that were lost come first: the rates are of less than was asked for."""
+        """Runs that were lost come first: the rates are of fewer runs than were requested."""
         from ..errors import Exit, exit_for  # the host alone exits by it
 
         return Exit.EVIDENCE_MISSING if self.lost else exit_for(breaks=bool(self.unsettled or self.false_alarms))

@@ -38,7 +38,7 @@ class Verdict(StrEnum):
 
 
 class ObservedPart(Frozen):
-    """What a part of the model was asked for and what it took."""
+    """The backend that was requested of a part of the model, and the one that ran."""
 
     requested: str
     observed: str
@@ -62,7 +62,7 @@ class AblationRun(Frozen):
         step_seconds: of each step, the slowest rank's.
         losses: of each step, nats a prediction; None where it was no number.
         tokens: a step, on all ranks; 0 where nobody said.
-        peak_bytes: most memory that a rank had in use; 0 where nobody asked.
+        peak_bytes: most memory that a rank had in use; 0 where it was not measured.
         versions: of what was loaded.
         file: receipts of its ranks, relative to the folder of the ablation.
     """
@@ -139,7 +139,7 @@ class FeatureAblation(Frozen):
     Attributes:
         tool, commit: that ran it.
         feature, title, plain, source: as the row says.
-        size, seed, steps, pairs, ranks, device, interpreter: as it was asked.
+        size, seed, steps, pairs, ranks, device, interpreter: as requested.
         base: what both arms began with: "posture" or "plain".
         off, on: whole orders of the two arms, but for the folder.
         runs: in the order of time, off and on in turn.
