@@ -14,7 +14,7 @@ from typing import Final
 from ..catalog.gate import GateRule, GateRules
 from ..evidence.history import DIRTY
 from ..evidence.receipt import Outcome, cell_id, read_time
-from ..evidence.store import ReceiptFile, ReceiptHead
+from ..evidence.store import ReceiptFile
 from .rules import Order, Reason
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,127}")
@@ -187,12 +187,8 @@ def _refuse_older(entry: Entry, one: ReceiptFile, young: ReceiptFile, age: timed
 def _contradicts(one: ReceiptFile, young: ReceiptFile, rules: GateRules) -> bool:
     """Whether an older receipt is a failure that a younger one of the same sources does not take back."""
     old, now = one.claims, young.claims
-    return ran_the_same(old, now) and old.outcome.value in rules.kind.contradicts and old.outcome is not now.outcome
-
-
-def ran_the_same(one: ReceiptHead, other: ReceiptHead) -> bool:
-    """Whether two receipts are of one commit, environment and image."""
-    return (one.commit, one.environment, one.image_digest) == (other.commit, other.environment, other.image_digest)
+    same = all(getattr(old, name) == getattr(now, name) for name in ("commit", "environment", "image_digest"))
+    return same and old.outcome.value in rules.kind.contradicts and old.outcome is not now.outcome
 
 
 def _describe_pair(one: ReceiptFile, young: ReceiptFile) -> str:
