@@ -8,8 +8,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from megacpp_validate.evidence.receipt import Backend, Check, JitCompiles, Machine, Outcome, Part, Receipt, Timing
-from megacpp_validate.evidence.receipt_file import write_receipt
+from megacpp_validate.evidence.receipt import (
+    Backend,
+    Check,
+    JitCompiles,
+    Machine,
+    Outcome,
+    Part,
+    Receipt,
+    Timing,
+    write_receipt,
+)
 
 GOOD = Check("bf16.out", True, (Part("relative-error", 1e-3, 2e-3, True, "2 x native"),))
 BAD = Check("bf16.gradient", False, (Part("relative-error", 0.5, 2e-3, False, "2 x native"),))

@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
-from ..evidence.selftest import PARAMETERS, Fault, Requested, Value, Where
+from ..evidence.selftest import PARAMETERS, Fault, Requested, Takes, Value, Where
 from ..evidence.selftest import Mutant as PlannedMutant
 from .file import PACKAGE_ROOT, MatrixInvalid, References, Row, Text, ids_of, matrix_folder, read_rows
 
@@ -157,7 +157,7 @@ class Mutant(Row):
     @model_validator(mode="after")
     def _require_parameters(self) -> Mutant:
         """What the fault needs must be there, and the native path must reach it."""
-        takes, given = PARAMETERS[self.fault], set(self.parameters)
+        takes, given = PARAMETERS.get(self.fault, Takes()), set(self.parameters)
         wrong = [f"{self.fault} needs the parameter {key!r}" for key in sorted(takes.needs - given)]
         wrong += [f"{self.fault} takes no parameter {key!r}" for key in sorted(given - takes.needs - takes.may)]
         if self.where == "vendor" and self.requested == "native":

@@ -26,9 +26,6 @@ def ablate(
         Literal["posture", "plain", ""],
         typer.Option("--base", help="What both arms begin with; the posture on a GPU, else plain."),
     ] = "",
-    again: Annotated[
-        bool, typer.Option("--again", help="Judge the receipts that are there by today's rules, and run nothing.")
-    ] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of everything that is drawn.")] = 0,
     limit: Annotated[float, typer.Option(min=1, help="Seconds that one run may take.")] = 900.0,
     receipts: Annotated[Path, typer.Option("--receipts", help="Folder for receipts and logs.")] = Path(
@@ -46,7 +43,7 @@ def ablate(
     """
     from ..catalog.postures import read_postures
     from ..evidence.whole_file import write_whole
-    from ..gate.ablation_runs import AblationOptions, judge_again, read_features, read_plan, run_ablation
+    from ..gate.ablation_runs import AblationOptions, read_features, read_plan, run_ablation
     from ..report.describe.ablation import describe_ablation
     from ..report.render.markdown import render_markdown
     from .output import finish
@@ -57,6 +54,6 @@ def ablate(
         plan=read_plan(plan, ranks), device=device, target=target if cuda else "cpu",
         base=base or ("posture" if cuda else "plain"), limit_s=limit, receipts=receipts, python=python,
     )  # fmt: skip
-    result = judge_again(posture, options) if again else run_ablation(posture, options, write_error_line)
+    result = run_ablation(posture, options, write_error_line)
     write_whole(receipts / "ablation.md", render_markdown(describe_ablation(result)))
     finish(result, describe_ablation, fmt, output)

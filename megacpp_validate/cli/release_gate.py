@@ -55,7 +55,7 @@ def release_gate(
     """Decide whether receipts prove every cell that a release requires.
 
     Exit code 0: open. 1: closed by a breakage. 2: the matrix or an argument is wrong. 4: closed, because evidence is
-    missing, stale, of something else, or not what was signed. 6: another gate or a run has the folder.
+    missing, stale, of something else, or not what was signed. 6: a run writes to the folder.
     """
     from ..gate.release_folder import GateOptions, decide_folder
     from ..report.describe.gate import describe_gate

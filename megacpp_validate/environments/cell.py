@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from ..diagnosis.host_faults import NO_SPACE, NOT_STARTED
-from ..evidence.receipt import Failure, Outcome, Receipt
-from ..evidence.receipt_file import write_receipt
+from ..evidence.receipt import Failure, Outcome, Receipt, write_receipt
 from ..evidence.store import ReceiptInvalid, read_receipt
 from ..probes.order import Order
 from ..process import Ended, NotStarted, Processes

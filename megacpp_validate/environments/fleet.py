@@ -12,8 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..evidence.receipt import Receipt
-from ..evidence.receipt_file import write_receipt
+from ..evidence.receipt import Receipt, write_receipt
 from ..probes.order import Order
 from ..process import Processes
 from .cell import Cell

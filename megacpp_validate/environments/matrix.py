@@ -20,8 +20,7 @@ from pydantic import Field
 from ..catalog.bridge import BridgeModule, Catalog, Fp8Cell, ProbeCell, SmokeCell
 from ..catalog.bridge import Target as TargetRow
 from ..errors import Exit, NothingSelected, WrongArguments, exit_for
-from ..evidence.receipt import Outcome, Receipt, cell_id
-from ..evidence.receipt_file import write_receipt
+from ..evidence.receipt import Outcome, Receipt, cell_id, write_receipt
 from ..evidence.values import Frozen
 from ..probes.order import Order
 from ..process import Processes, Stopped

@@ -27,8 +27,7 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from ..diagnosis.rows import JOB_ENDS
 from ..errors import InfrastructureFailed, WrongArguments
-from ..evidence.receipt import Receipt
-from ..evidence.receipt_file import write_receipt
+from ..evidence.receipt import Receipt, write_receipt
 from ..evidence.store import ReceiptInvalid, read_receipt
 from ..evidence.values import Frozen
 from ..evidence.whole_file import write_whole

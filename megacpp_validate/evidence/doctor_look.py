@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .receipt import Failure, Library
+from .receipt import Failure, Library, Strict
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Wanted(Strict):
     """A symbol that a compiled extension wants and that nothing it would find defines.
 
     Attributes:
@@ -27,11 +27,9 @@ class Wanted:
     owner: str
     lazy: bool
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - pydantic's name and type
-
 
 @dataclass(frozen=True)
-class Headers:
+class Headers(Strict):
     """Whether an extension was compiled against the torch headers that are there.
 
     torch's assertions carry the file and line of the header that they were compiled from.
@@ -44,11 +42,9 @@ class Headers:
     compared: int = 0
     moved: tuple[str, ...] = ()
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
-
 
 @dataclass(frozen=True)
-class Extension:
+class Extension(Strict):
     """A compiled file of a package.
 
     Attributes:
@@ -69,11 +65,9 @@ class Extension:
     headers: Headers = field(default_factory=Headers)
     problem: str = ""
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
-
 
 @dataclass(frozen=True)
-class Behaviour:
+class Behaviour(Strict):
     """A cheap call whose answer shows whether an extension reads tensors as torch lays them out.
 
     Attributes:
@@ -88,11 +82,9 @@ class Behaviour:
     answered: str
     right: bool | None
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
-
 
 @dataclass(frozen=True)
-class Record:
+class Record(Strict):
     """The files of a package against what its installer recorded of them.
 
     Attributes:
@@ -107,11 +99,9 @@ class Record:
     gone: tuple[str, ...] = ()
     elsewhere: str = ""
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
-
 
 @dataclass(frozen=True)
-class PackageLook:
+class PackageLook(Strict):
     """One vendor package, imported in a process of its own after torch.
 
     Attributes:
@@ -147,11 +137,9 @@ class PackageLook:
     record: Record = field(default_factory=Record)
     seconds: float = 0.0
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
-
 
 @dataclass(frozen=True)
-class Distribution:
+class Distribution(Strict):
     """What an installer left of a package: its metadata.
 
     Attributes:
@@ -164,12 +152,10 @@ class Distribution:
     folder: str
     requires: tuple[str, ...] = ()
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
-
 
 @dataclass(frozen=True)
-class PathLook:
-    """What an interpreter would find, told without importing any of it.
+class PathLook(Strict):
+    """What an interpreter would find, read without importing any of it.
 
     Attributes:
         soabi: the tag of extensions for it.
@@ -196,5 +182,3 @@ class PathLook:
     ld_library_path: str = ""
     visible: dict[str, tuple[str, ...]] = field(default_factory=dict)
     distributions: tuple[Distribution, ...] = ()
-
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012

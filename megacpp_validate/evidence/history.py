@@ -7,19 +7,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from ..errors import Exit, NothingSelected, WrongArguments
-from .receipt import Outcome
-from .receipt_time import read_time
+from .receipt import Outcome, read_time
 from .selftest import wilson_interval
 from .store import ReceiptFile, ReceiptInvalid, ReceiptStore, read_store
 from .values import Frozen
 
 DIRTY = "-dirty"  # behind a commit from which files differed
-_OF_HEAD = ("cell", "stack", "target", "probe", "outcome", "reason", "started", "commit", "environment",
+_OF_HEAD = ("cell", "stack", "target", "probe", "outcome", "reason", "started", "commit", "environment", "host", "gpu",
             "image_digest", "lock_hash", "step_seconds", "peak_memory_mib", "compiles_after", "only_timed")  # fmt: skip
 
 
@@ -141,10 +140,8 @@ def read_history(folder: Path, patterns: Sequence[str] | None = None) -> History
 
     Raises:
         WrongArguments: there is no such folder.
-        NothingSelected: no cell of it has such a name.
+        NothingSelected: no cell of it has such a name, or none is named.
     """
-    if patterns is not None and not patterns:
-        raise NothingSelected("no cell is named. Next step: name one, or leave --cell out for all cells.")
     try:
         store = read_store(folder)
     except OSError as fault:
@@ -153,19 +150,18 @@ def read_history(folder: Path, patterns: Sequence[str] | None = None) -> History
             "the receipts lie elsewhere. Next step: name the folder: history STORE --cell NAME."
         ) from fault
     rows = list_rows(store, patterns or ())
-    names = sorted({row.cell for row in rows if row.cell and _matches(row.cell, patterns)})
-    cells = []
-    for name in names:
-        own = tuple(row for row in rows if row.cell == name)
-        cells.append(CellHistory(cell=name, rows=own, flakes=rate_flakes(own)))
-    lost = {row.path: row.fault for row in rows if row.outcome is None and row.cell not in names}
+    by_cell: dict[str, list[HistoryRow]] = defaultdict(list)
+    for row in rows:
+        if row.cell and _matches(row.cell, patterns):
+            by_cell[row.cell].append(row)
+    cells = [CellHistory(cell=name, rows=tuple(of), flakes=rate_flakes(of)) for name, of in sorted(by_cell.items())]
+    lost = {row.path: row.fault for row in rows if row.outcome is None and row.cell not in by_cell}
     receipts = sum(row.outcome is not None for row in rows)
     if not cells:
-        which = f"{folder} has no receipt" if not patterns else f"no cell of {folder} is named {' or '.join(patterns)}"
         listed = "".join(f"\n  {path}: {why}" for path, why in list(lost.items())[:5])
         raise NothingSelected(
-            f"{which}. The folder has {receipts} receipts, and {len(rows) - receipts} unreadable files.{listed} Likely "
-            "cause: another folder, or another name. Next step: leave --cell out, which lists every cell."
+            f"{folder} has {receipts} receipts, {len(rows) - receipts} unreadable files, and no cell that was selected."
+            f"{listed} Likely cause: another folder, or another name. Next step: leave --cell out, which lists all."
         )
     return HistoryResult(
         store=str(folder), asked=tuple(patterns or ()), cells=tuple(cells), receipts=receipts,
@@ -207,22 +203,17 @@ def rate_flakes(rows: Iterable[HistoryRow]) -> FlakeRate:
 
 def _make_row(store: ReceiptStore, one: ReceiptFile, whole: Sequence[str]) -> HistoryRow:
     head, fault = one.head, one.problem
-    if head is not None and one.stem != head.cell:
-        fault = f"it holds the cell {head.cell!r}, which its name does not say"
-        head = None
-    elif head is not None and (one.doubtful or _matches(head.cell, whole)):
+    if head is not None and (one.doubtful or one.stem != head.cell or _matches(head.cell, whole)):
         try:
             store.load(one)
         except ReceiptInvalid as found:
             head, fault = None, found.reason
+    fields: dict[str, Any] = {"run": one.run, "path": one.shown, "sha256": one.sha256}
     if head is None:
         cell = one.stem if one.file.endswith(".json") else ""  # a folder or a link belongs to no cell
-        return HistoryRow(run=one.run, cell=cell, path=one.shown, sha256=one.sha256, fault=fault)
-    return HistoryRow(
-        run=one.run, path=one.shown, sha256=one.sha256, host=head.machine.host, gpu=head.machine.gpu,
-        seconds_total=head.seconds.get("total"), seconds_probe=head.seconds.get("probe"),
-        **{name: getattr(head, name) for name in _OF_HEAD},
-    )  # fmt: skip
+        return HistoryRow(**fields, cell=cell, fault=fault)
+    fields |= {f"seconds_{phase}": head.seconds.get(phase) for phase in ("total", "probe")}
+    return HistoryRow(**fields, **{name: getattr(head, name) for name in _OF_HEAD})
 
 
 def _matches(cell: str, patterns: Sequence[str] | None) -> bool:
@@ -236,20 +227,16 @@ def _place(row: HistoryRow) -> tuple[bool, float, str, str]:
 
 def _mark_twins(rows: Sequence[HistoryRow]) -> Iterable[HistoryRow]:
     """Copies, and files that describe one process differently: same cell, start, host, environment, commit, seconds."""
-    first: dict[str, str] = {}
-    processes: dict[tuple[object, ...], dict[str, str]] = {}
+    processes: dict[tuple[object, ...], dict[str, str]] = defaultdict(dict)  # process -> hash -> first path
     for row in rows:
-        if row.outcome is not None:
-            first.setdefault(row.sha256, row.path)
-            processes.setdefault(_process(row), {}).setdefault(row.sha256, row.path)
+        processes[_process(row)].setdefault(row.sha256, row.path)
     for row in rows:
-        if row.outcome is None:
-            yield row
-            continue
-        same = first[row.sha256] if first[row.sha256] != row.path else ""
-        others = [path for digest, path in processes[_process(row)].items() if digest != row.sha256]
-        yield replace(row, same_as=same, contradicts=others[0] if others else "") if same or others else row
+        same = processes[_process(row)]
+        other = next((path for digest, path in same.items() if digest != row.sha256), "")
+        copy_of = same[row.sha256] if same[row.sha256] != row.path else ""
+        twin = row.outcome is not None and (copy_of or other)
+        yield replace(row, same_as=copy_of, contradicts=other) if twin else row
 
 
 def _process(row: HistoryRow) -> tuple[object, ...]:
-    return row.cell, row.started, row.host, row.environment, row.commit, row.seconds_total
+    return row.outcome is None, row.cell, row.started, row.host, row.environment, row.commit, row.seconds_total

@@ -12,15 +12,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
+from .receipt import Strict
 from .whole_file import write_whole
 
 CURVE_SCHEMA_ID: Final = "megacpp-validate/loss-curve/2"
-FIRST_CURVE_SCHEMA_ID: Final = "megacpp-validate/loss-curve/1"  # has none of these:
-SINCE_SECOND: Final = frozenset({"part_losses", "part_norms", "quantizers", "histories", "made_with"})
 
 
 @dataclass(frozen=True)
-class QuantizerSeen:
+class QuantizerSeen(Strict):
     """A quantizer as it was found on a layer that ran.
 
     Attributes:
@@ -35,11 +34,9 @@ class QuantizerSeen:
     kind: str
     format: str
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - pydantic's name and type
-
 
 @dataclass(frozen=True)
-class HistorySeen:
+class HistorySeen(Strict):
     """How the state of delayed scaling moved in one step, compared with a re-computation.
 
     Attributes:
@@ -56,15 +53,13 @@ class HistorySeen:
     not_collected: int
     scale_error: float
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
-
 
 @dataclass(frozen=True)
-class LossCurve:
+class LossCurve(Strict):
     """One run. The three series have one entry a recorded step, in the order of recording.
 
     Attributes:
-        recipe: "bf16", or the FP8 recipe that was asked for.
+        recipe: "bf16", or the FP8 recipe that was requested.
         seed: of the weights.
         data: what the run was fed with, in its order: the hexadecimal SHA-256 of all its tokens. Equal for two runs
             if and only if each step of the one saw what the same step of the other saw.
@@ -94,17 +89,13 @@ class LossCurve:
     made_with: dict[str, str] = field(default_factory=dict)
     schema_id: str = CURVE_SCHEMA_ID
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - pydantic's name and type
-
 
 def curve_text(curve: LossCurve) -> str:
     """The curve as JSON; the same text for the same curve. JSON has no NaN and no Inf: such a number becomes null."""
     fields = asdict(curve)
-    if curve.schema_id == FIRST_CURVE_SCHEMA_ID:
-        fields = {name: value for name, value in fields.items() if name not in SINCE_SECOND}
     for name in ("losses", "gradient_norms"):
         fields[name] = _as_json(fields[name])
-    for name in {"part_losses", "part_norms"} & fields.keys():
+    for name in ("part_losses", "part_norms"):
         fields[name] = {part: _as_json(values) for part, values in fields[name].items()}
     return json.dumps(fields, allow_nan=False) + "\n"
 

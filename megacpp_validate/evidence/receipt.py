@@ -6,15 +6,26 @@ these are plain dataclasses. `evidence.store` reads them back strictly, and publ
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+import math
+import statistics
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Final
+from pathlib import Path
+from typing import Any, ClassVar, Final
 
-from .training import TrainingRecord
+from .whole_file import write_whole
 
 SCHEMA_ID: Final = "megacpp-validate/receipt/5"
 # 1 has no timings and no environment, 2 no quantizers and no compilers, 3 no training, 4 no kernels that were compiled.
 READABLE: Final = (*(f"megacpp-validate/receipt/{number}" for number in (1, 2, 3, 4)), SCHEMA_ID)
+
+
+class Strict:
+    """A dataclass that pydantic, on the host, reads without keys that it does not know."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
 
 class Outcome(StrEnum):
@@ -41,7 +52,7 @@ def cell_id(stack: str, target: str, probe: str) -> str:
 
 
 @dataclass(frozen=True)
-class Part:
+class Part(Strict):
     """One part of a check: what was seen, what was allowed, and where the bound comes from.
 
     Attributes:
@@ -55,11 +66,9 @@ class Part:
     derivation: str
     at_least: bool = False
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - pydantic's name and type
-
 
 @dataclass(frozen=True)
-class Check:
+class Check(Strict):
     """One thing that was looked at; `parts` has every bound it was held to.
 
     Attributes:
@@ -73,16 +82,14 @@ class Check:
     parts: tuple[Part, ...] = ()
     detail: str = ""
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
-
 
 @dataclass(frozen=True)
-class Backend:
-    """What one path asked for and what ran.
+class Backend(Strict):
+    """What one path requested and what ran.
 
     Attributes:
         path: which path of the module: "attention.bf16.gqa4", "recipe.delayed".
-        requested: what was asked for.
+        requested: the backend.
         claimed: what the wrapper says it took.
         observed: what was seen to run, from the autograd graph or the kernels; empty where nothing could be seen.
         reasons: of every backend that was passed over.
@@ -94,11 +101,9 @@ class Backend:
     observed: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
-
 
 @dataclass(frozen=True)
-class Package:
+class Package(Strict):
     """A vendor package as loaded, and every other copy of it on the path."""
 
     name: str
@@ -106,22 +111,18 @@ class Package:
     file: str
     other_copies: tuple[str, ...] = ()
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
-
 
 @dataclass(frozen=True)
-class Library:
+class Library(Strict):
     """A shared library as loaded: cuDNN, cuBLAS, NCCL, the CUDA runtime."""
 
     name: str
     version: str
     files: tuple[str, ...] = ()
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
-
 
 @dataclass(frozen=True)
-class Machine:
+class Machine(Strict):
     """Where it ran; empty strings where there is no GPU."""
 
     host: str = ""
@@ -133,15 +134,13 @@ class Machine:
     driver: str = ""
     cuda: str = ""
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
-
 
 # What ends a process and says nothing of it: the memory killer, an administrator, a batch system.
 FROM_OUTSIDE: Final = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"})
 
 
 @dataclass(frozen=True)
-class Failure:
+class Failure(Strict):
     """What was raised.
 
     Attributes:
@@ -156,18 +155,16 @@ class Failure:
     frame: str = ""
     traceback: str = ""
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
-
 
 @dataclass(frozen=True)
-class JitCompile:
+class JitCompile(Strict):
     """One kernel or graph that was compiled just in time: no cache on disk had it.
 
     Attributes:
         library: whose: "triton", "inductor", "cute", "fa4", "deep_gemm", "cuda" (the driver), "torch_extensions".
         kernel: its name.
         shape: what it was compiled for: shapes, or the signature and its constants.
-        seconds: that it took; of a kernel of DeepGEMM the call that compiled it, 0 where nobody told.
+        seconds: that it took; of a kernel of DeepGEMM the call that compiled it, 0 where it is unknown.
         when: "warm-up", or "after" it.
         rank: of a training run; -1 in the process of the probe.
     """
@@ -179,11 +176,9 @@ class JitCompile:
     when: str
     rank: int = -1
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
-
 
 @dataclass(frozen=True)
-class JitCompiles:
+class JitCompiles(Strict):
     """What was compiled just in time, and where that is kept.
 
     Attributes:
@@ -207,11 +202,9 @@ class JitCompiles:
     arch: str = ""
     mode: str = ""
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
-
 
 @dataclass(frozen=True)
-class Quantizer:
+class Quantizer(Strict):
     """What cast one operand of a path to low precision, as it was found on the object that ran.
 
     Attributes:
@@ -228,11 +221,9 @@ class Quantizer:
     format: str
     block: str
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
-
 
 @dataclass(frozen=True)
-class Compiler:
+class Compiler(Strict):
     """What compiles a library's kernels just in time.
 
     Attributes:
@@ -245,11 +236,9 @@ class Compiler:
     mode: str
     cache: str
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
-
 
 @dataclass(frozen=True)
-class Timing:
+class Timing(Strict):
     """How long one use of a module took, alone on its device.
 
     Attributes:
@@ -268,11 +257,81 @@ class Timing:
     spread: float
     uses: int
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
+
+@dataclass(frozen=True)
+class TrainingStep(Strict):
+    """One step; a number that is not finite is None.
+
+    Attributes:
+        step: from 0.
+        loss: of the language, nats a prediction.
+        perfect: what a perfect model scores on the same batch, nats a prediction.
+        grad_norm: of all gradients, before they are clipped.
+        seconds: wall time.
+    """
+
+    step: int
+    loss: float | None
+    perfect: float | None
+    grad_norm: float | None
+    seconds: float
 
 
 @dataclass(frozen=True)
-class Receipt:
+class TrainingRecord(Strict):
+    """One run of several ranks.
+
+    Attributes:
+        name: of the run in its cell: "plan", "one-rank".
+        model: exact name of its size, and what was changed in it: "tiny", "scaled num_experts=32".
+        pattern: its layers.
+        parameters: how many, experts included.
+        ranks: processes.
+        topology: number of the plan -> value, as in "expert_parallel" -> 2; and the devices' name.
+        precision: "fp64", "bf16", or the recipe.
+        features, forms: state of each feature, form of each part.
+        floor, without_context: nats a prediction of a perfect model, and of the best one that uses no context.
+        steps: of rank 0.
+        whole_ns, phases_ns: wall time of rank 0, and of each phase; they sum to it.
+        tokens: of all steps on all ranks.
+        tokens_per_second: of the steps.
+        flop_utilisation: what the model needs over what the devices could do; None where their peak is not known.
+        peak_bytes: phase -> most memory that any rank had in use in it.
+    """
+
+    name: str
+    model: str
+    pattern: str
+    parameters: int
+    ranks: int
+    topology: dict[str, str]
+    precision: str
+    features: dict[str, str]
+    forms: dict[str, str]
+    floor: float
+    without_context: float
+    steps: tuple[TrainingStep, ...]
+    whole_ns: int
+    phases_ns: dict[str, int]
+    tokens: int
+    tokens_per_second: float
+    flop_utilisation: float | None = None
+    peak_bytes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def goodput(self) -> float:
+        """Share of the wall time that went into steps, 0 to 1."""
+        return self.phases_ns.get("step", 0) / self.whole_ns if self.whole_ns else 0.0
+
+    @property
+    def step_median(self) -> float:
+        """Seconds of a step, the first apart, which compiles and warms up; 0 without a step."""
+        times = [step.seconds for step in self.steps]
+        return statistics.median(times[1:] or times) if times else 0.0
+
+
+@dataclass(frozen=True)
+class Receipt(Strict):
     """What one probe observed.
 
     Attributes:
@@ -322,4 +381,41 @@ class Receipt:
     tool: str = ""
     schema_id: str = SCHEMA_ID
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
+
+def read_time(text: str) -> datetime | None:
+    """A time in UTC, of ISO 8601 with its zone; None where it is none: one without a zone can be off by a day."""
+    try:
+        found = datetime.fromisoformat(text)
+        return None if found.tzinfo is None else found.astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
+def receipt_text(receipt: Receipt) -> str:
+    """The receipt as JSON: two spaces, keys in the order of `Receipt`; the same text for the same receipt.
+
+    JSON has no NaN and no Inf: such a number becomes null. What a vendor library says may hold half a character, which
+    must not cost the receipt: it is written as its escape.
+    """
+    return json.dumps(_plain(asdict(receipt)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_receipt(receipt: Receipt, path: Path) -> None:
+    """Write a receipt, whatever dies half way.
+
+    Raises:
+        OSError: the place cannot be written.
+    """
+    write_whole(path, receipt_text(receipt))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

@@ -25,9 +25,7 @@ from .whole_file import write_whole
 MANIFEST: Final = "receipts.sha256"
 SIGNATURE: Final = "receipts.sha256.sig"
 NAMESPACE: Final = "receipts@megacpp-validate"  # so that no signature of another purpose serves here
-_LINE: Final = re.compile(r"(\\?)([0-9a-f]{64})  (\S.*)")
-_ESCAPED: Final = {"n": "\n", "r": "\r", "\\": "\\"}
-_ESCAPE: Final = re.compile(r"\\([nr\\])")
+_LINE: Final = re.compile(r"([0-9a-f]{64})  (\S.*)")
 _LIMIT_S: Final = 60.0
 _MOST_BYTES: Final = 64 * 2**20  # of a manifest: far more than a store has lines for
 
@@ -42,7 +40,7 @@ def render_manifest(hashes: Mapping[str, str]) -> str:
     Args:
         hashes: file, relative to the folder with `/` between its parts -> SHA-256 in hexadecimal.
     """
-    return "".join(_line(file, hashes[file]) for file in sorted(hashes))
+    return "".join(f"{hashes[file]}  {file}\n" for file in sorted(hashes))
 
 
 def hash_manifest(hashes: Mapping[str, str]) -> str:
@@ -61,12 +59,10 @@ def read_manifest_text(text: str) -> dict[str, str]:
         match = _LINE.fullmatch(line)
         if match is None:
             raise ManifestInvalid(f"line {number} of {MANIFEST} is none that `sha256sum` writes: {line[:80]!r}")
-        escaped, sha256, file = match.groups()
-        # At once: a backslash that is there twice escapes no letter behind it.
-        name = _ESCAPE.sub(lambda one: _ESCAPED[one[1]], file) if escaped else file
-        if name in found:
-            raise ManifestInvalid(f"{MANIFEST} names {name!r} twice")
-        found[name] = sha256
+        sha256, file = match.groups()
+        if file in found:
+            raise ManifestInvalid(f"{MANIFEST} names {file!r} twice")
+        found[file] = sha256
     return found
 
 
@@ -84,7 +80,7 @@ def sign_folder(folder: Path, hashes: Mapping[str, str], key: Path, variables: M
         ManifestInvalid: the key cannot sign, or the folder cannot be written.
     """
     text = render_manifest(hashes)
-    if odd := [file for file in hashes if not file.isprintable()]:
+    if odd := [file for file in hashes if not file.isprintable() or "\\" in file]:  # `sha256sum` would escape it
         raise ManifestInvalid(f"{folder} was not signed: the file {odd[0]!r} has an odd name. Next step: rename it.")
     if not key.is_file():  # a pipe would wait for who writes to it
         raise ManifestInvalid(
@@ -127,40 +123,18 @@ def verify_folder(
     _read(folder / SIGNATURE)
     if not signers.is_file():
         raise ManifestInvalid(f"there is no file {signers} of those who may sign. Next step: give another --signers.")
-    when = f"-Overify-time={at.astimezone(UTC):%Y%m%d%H%M%SZ}"
-    principal, done = _verify(folder / SIGNATURE, manifest, signers, when, variables)
-    if principal and done.code:
-        # A key may stand in several rows, for several purposes, and ssh-keygen reports the first row alone.
-        with tempfile.TemporaryDirectory() as name:
-            for row in signers.read_text().splitlines():
-                if done.code and row.strip() and not row.lstrip().startswith("#"):
-                    (alone := Path(name, "row")).write_text(row + "\n")
-                    found, verified = _verify(folder / SIGNATURE, manifest, alone, when, variables)
-                    if found and not verified.code:
-                        principal, done = found, verified
-    if not principal:
-        raise ManifestInvalid(
-            f"{SIGNATURE} is by none of {signers}: {done.last_words}. Likely cause: another key signed, or it "
-            "is not a signature. Next step: have one of them sign the folder with `nox -s receipts_sign`."
-        )
-    if done.code:
-        raise ManifestInvalid(
-            f"{MANIFEST} is not what {principal} signed: {done.last_words}. Likely cause: it was edited, or signed "
-            "for another purpose. Next step: find out by whom, and sign the folder again with `nox -s receipts_sign`."
-        )
-    return principal, read_manifest_text(manifest.decode("utf-8", "surrogateescape"))
-
-
-def _verify(
-    signature: Path, manifest: bytes, signers: Path, when: str, variables: Mapping[str, str]
-) -> tuple[str, Ended]:
-    """Whose key it is by the first row that has it, and whether it signed this; empty where it is nobody's."""
-    done = _ask(["find-principals", when, "-s", str(signature), "-f", str(signers)], b"", variables)
-    principal = done.words.strip().partition("\n")[0]
-    if done.code or not principal:
-        return "", done
-    words = ["verify", when, "-n", NAMESPACE, "-I", principal, "-f", str(signers), "-s", str(signature)]
-    return principal, _ask(words, manifest, variables)
+    rows = [row.split()[0] for row in signers.read_text().splitlines() if row.strip() and not row.startswith("#")]
+    words = [f"-Overify-time={at.astimezone(UTC):%Y%m%d%H%M%SZ}", "-n", NAMESPACE, "-f", str(signers)]
+    last = f"{signers} has no row"
+    for principal in dict.fromkeys(row.partition(",")[0] for row in rows):
+        done = _ask(["verify", *words, "-I", principal, "-s", str(folder / SIGNATURE)], manifest, variables)
+        if not done.code:
+            return principal, read_manifest_text(manifest.decode("utf-8", "surrogateescape"))
+        last = done.last_words
+    raise ManifestInvalid(
+        f"{MANIFEST} is not what one of {signers} signed: {last}. Likely cause: another key signed, its date has "
+        "passed, or the folder was edited since. Next step: sign the folder again with `nox -s receipts_sign`."
+    )
 
 
 def _read(path: Path) -> bytes:
@@ -174,13 +148,6 @@ def _read(path: Path) -> bytes:
             f"the folder has no {path.name} that can be read: {fault.strerror or fault}. Likely cause: it was never "
             "signed. Next step: `nox -s receipts_sign -- FOLDER --key KEY`."
         ) from fault
-
-
-def _line(file: str, sha256: str) -> str:
-    if "\n" in file or "\\" in file:
-        escaped = file.replace("\\", "\\\\").replace("\n", "\\n")
-        return f"\\{sha256}  {escaped}\n"
-    return f"{sha256}  {file}\n"
 
 
 def _ask(words: list[str], given: bytes, variables: Mapping[str, str]) -> Ended:

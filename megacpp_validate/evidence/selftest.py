@@ -5,12 +5,13 @@ Standard library only: the mutants and the runs go to and from the environment i
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from .receipt import Receipt
+from .receipt import Receipt, Strict
 
 if TYPE_CHECKING:
     from ..errors import Exit
@@ -57,8 +58,7 @@ class Fault(StrEnum):
     ENTRY_LOST = "entry-lost"  # a row of a table
 
 
-@dataclass(frozen=True)
-class Takes:
+class Takes(NamedTuple):
     """Which parameters a fault needs, and which it may have."""
 
     needs: frozenset[str] = frozenset()
@@ -69,43 +69,32 @@ def _takes(*needs: str, may: tuple[str, ...] = ()) -> Takes:
     return Takes(frozenset(needs), frozenset(may))
 
 
-_OF_TENSOR: Final = ("tensor",)
-_OF_CALL: Final = ("call",)
-
 # `tensor`: "output" (where it is not given), "output.1" or "output.rows" of several, "gradient.NAME" of an argument or
 # parameter. `call`: "init" where a class is made; without it the call itself. `only`: the value that is changed; any
-# other stays. `index`: the one item of an answer that is always the same.
+# other stays. `index`: the one item of an answer that is always the same. A fault without a row takes none.
 PARAMETERS: Final[dict[Fault, Takes]] = {
-    Fault.ZEROS: _takes(may=_OF_TENSOR),
-    Fault.HALF_ZEROS: _takes(may=_OF_TENSOR),
-    Fault.SCALED: _takes("factor", may=_OF_TENSOR),
-    Fault.NEGATED: _takes(may=_OF_TENSOR),
-    Fault.SHUFFLED: _takes(may=_OF_TENSOR),
-    Fault.NAN: _takes(may=_OF_TENSOR),
-    Fault.ARGUMENT: _takes("name", "value", may=(*_OF_CALL, "only")),
-    Fault.ARGUMENT_SCALED: _takes("name", "factor", may=_OF_CALL),
-    Fault.ARGUMENT_LOST: _takes("name", may=_OF_CALL),
+    Fault.ZEROS: _takes(may=("tensor",)),
+    Fault.HALF_ZEROS: _takes(may=("tensor",)),
+    Fault.SCALED: _takes("factor", may=("tensor",)),
+    Fault.NEGATED: _takes(may=("tensor",)),
+    Fault.SHUFFLED: _takes(may=("tensor",)),
+    Fault.NAN: _takes(may=("tensor",)),
+    Fault.ARGUMENT: _takes("name", "value", may=("call", "only")),
+    Fault.ARGUMENT_SCALED: _takes("name", "factor", may=("call",)),
+    Fault.ARGUMENT_LOST: _takes("name", may=("call",)),
     Fault.ARGUMENT_ROLLED: _takes("name", "axis"),
     Fault.MASK_OFF_BY_ONE: _takes("name", "axis"),
-    Fault.BIAS_DROPPED: _takes(),
     Fault.HALVES_SWAPPED: _takes("name"),
     Fault.EXPERTS_EXCHANGED: _takes("first", "second"),
-    Fault.ROPE_LATE: _takes(),
-    Fault.SCOPE_IGNORED: _takes(),
-    Fault.PARAMETERS_CLONED: _takes(),
-    Fault.PARAMETERS_FRESH: _takes(),
     Fault.ITEM_LOST: _takes("index"),
     Fault.ANSWERS: _takes("value", may=("index",)),
     Fault.SKIPPED: _takes(may=("returns",)),
-    Fault.OUTPUT_KEPT: _takes(),
-    Fault.NATIVE_INSTEAD: _takes(),
-    Fault.MISSING: _takes(),
     Fault.ENTRY_LOST: _takes("name"),
 }
 
 
 @dataclass(frozen=True)
-class Mutant:
+class Mutant(Strict):
     """One fault, planted in one place: a row of `matrix/mutants.toml`.
 
     Attributes:
@@ -128,12 +117,10 @@ class Mutant:
     says: str
     parameters: dict[str, Value] = field(default_factory=dict)
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - pydantic's name and type
-
 
 @dataclass(frozen=True)
 class SelftestOrder:
-    """What the environment is told.
+    """What the environment is to run.
 
     Attributes:
         probes: ids of the probes, in the order in which they run.
@@ -151,7 +138,7 @@ class SelftestOrder:
 
 
 @dataclass(frozen=True)
-class SelftestRun:
+class SelftestRun(Strict):
     """Every probe once, in one process, with one fault planted or none.
 
     Attributes:
@@ -170,8 +157,6 @@ class SelftestRun:
     reached: int = 0
     trouble: str = ""
     seconds: float = 0.0
-
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
 
 
 class Fate(StrEnum):
@@ -254,7 +239,7 @@ class SelftestResult:
 
     @property
     def exit(self) -> Exit:
-        """Runs that were lost come first: the rates are of less than was asked for."""
+        """Runs that were lost come first: the rates are of fewer runs than were requested."""
         from ..errors import Exit, exit_for  # the host alone exits by it
 
         return Exit.EVIDENCE_MISSING if self.lost else exit_for(breaks=bool(self.unsettled or self.false_alarms))
@@ -265,29 +250,9 @@ class SelftestResult:
         return sum(result.fate is Fate.KILLED for result in self.mutants)
 
     @property
-    def kill_rate(self) -> float:
-        """Killed mutants of all; one that was not planted, reached or run was not killed. 0 where there is none."""
-        return self.killed / len(self.mutants) if self.mutants else 0.0
-
-    @property
     def blamed_rightly(self) -> int:
         """Killed mutants whose own module is blamed."""
         return sum(result.blamed_rightly for result in self.mutants if result.fate is Fate.KILLED)
-
-    @property
-    def blame_accuracy(self) -> float:
-        """Of the killed mutants. 0 where there is none."""
-        return self.blamed_rightly / self.killed if self.killed else 0.0
-
-    @property
-    def false_alarm_rate(self) -> float:
-        """Red probe runs of all clean ones. 0 where there is none."""
-        return len(self.false_alarms) / self.clean_runs if self.clean_runs else 0.0
-
-    @property
-    def false_alarm_bound(self) -> float:
-        """Upper end of the 95% Wilson interval of the false-alarm rate."""
-        return wilson_interval(len(self.false_alarms), self.clean_runs)[1]
 
     @property
     def holds(self) -> bool:
@@ -314,3 +279,34 @@ def wilson_interval(hits: int, trials: int) -> tuple[float, float]:
     half = Z_95 * math.sqrt(share * (1 - share) / trials + square / (4 * trials**2)) / (1 + square / trials)
     # At either end the formula gives exactly 0 or 1, and floating point nearly that.
     return 0.0 if hits == 0 else centre - half, 1.0 if hits == trials else centre + half
+
+
+class RunInvalid(ValueError):
+    """A line that is no run; the text says which and why."""
+
+
+def order_text(order: SelftestOrder) -> str:
+    """An order as the environment reads it."""
+    return json.dumps(asdict(order))
+
+
+def read_runs(text: str) -> tuple[SelftestRun, ...]:
+    """Every run, one a line.
+
+    Raises:
+        RunInvalid: a line that is none.
+    """
+    from pydantic import TypeAdapter, ValidationError  # the host alone reads them
+
+    from .strict_json import list_errors
+
+    reader, runs = TypeAdapter(SelftestRun), []
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            runs.append(reader.validate_json(line, strict=True))
+        except ValidationError as fault:
+            raise RunInvalid(
+                f"line {number} is no run of the selftest: {list_errors(fault)}. Likely cause: it was cut short, or "
+                "written by another version. Next step: run the selftest again."
+            ) from fault
+    return tuple(runs)

@@ -12,23 +12,28 @@ import os
 import re
 import stat
 import statistics
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from .contradictions import find_contradictions
-from .receipt import READABLE, SCHEMA_ID, Outcome, Receipt, cell_id
-from .strict_json import FileInvalid, read_strict_json
+from .receipt import READABLE, SCHEMA_ID, Check, Outcome, Receipt, TrainingRecord, cell_id
+from .strict_json import FileInvalid, list_errors, read_strict_json
 
 _RECEIPT: Final = TypeAdapter(Receipt)
 _LARGEST: Final = 64 << 20  # bytes; the largest receipt that was seen has less than one
 _CELL: Final = re.compile(r"[\w.+]+(-[\w.+]+){2,}")  # stack, target and probe, as `cell_id` joins them
+_SCHEMA: Final = re.compile(rb'"schema_id":\s*"(megacpp-validate/[\w./-]{1,60})"')
+# `probes.stopwatch.new_timing` rounds to 1e-6 ms: each round errs by half of that, and so does the median of those
+# before they were rounded. The mean of the two rounds in the middle of an even number is rounded once more in fp64.
+_ROUNDED_MS: Final = 1e-6
+_RELATIVE: Final = 2.0**-50
 
 
 class ReceiptInvalid(FileInvalid):
@@ -57,11 +62,7 @@ def read_receipt(path: Path) -> Receipt:
     Raises:
         ReceiptInvalid: the file cannot be read, is not a receipt, or contradicts itself.
     """
-    try:
-        text = path.read_bytes()
-    except OSError as fault:
-        raise ReceiptInvalid(path, f"it cannot be read: {fault.strerror or fault}") from fault
-    return parse_receipt(text, path)
+    return parse_receipt(_read_bytes(path), path)
 
 
 def parse_receipt(text: bytes, path: Path) -> Receipt:
@@ -70,14 +71,17 @@ def parse_receipt(text: bytes, path: Path) -> Receipt:
     Raises:
         ReceiptInvalid: the text is not a receipt, or contradicts itself.
     """
+    named = _SCHEMA.search(text)
+    if named and (schema := named[1].decode()) not in READABLE:
+        raise ReceiptInvalid(path, f"its schema_id is {schema!r}, which is none of {READABLE[0]!r} to {SCHEMA_ID!r}")
     try:
         receipt = _RECEIPT.validate_json(text, strict=True)
         read_strict_json(text)
     except ValidationError as fault:
-        raise ReceiptInvalid(path, "; ".join([*_find_later_schema(text), *_list_errors(fault)])) from fault
+        raise ReceiptInvalid(path, list_errors(fault)) from fault
     except ValueError as fault:
         raise ReceiptInvalid(path, str(fault)) from fault
-    if contradictions := "; ".join(find_contradictions(receipt, path)):
+    if contradictions := "; ".join(_find_contradictions(receipt, path)):
         raise ReceiptInvalid(path, contradictions)
     return receipt
 
@@ -108,41 +112,117 @@ def receipt_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID, **schema}
 
 
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as fault:
+        raise ReceiptInvalid(path, f"it cannot be read: {fault.strerror or fault}") from fault
+
+
+# --- What no probe writes: a good outcome over a bad check, a cell under another name, a median of other rounds. ---
+
+
+def _find_contradictions(receipt: Receipt, path: Path) -> Iterator[str]:
+    """Everything in a receipt that cannot be true of one cell, in words."""
+    failed = [check.name for check in receipt.checks if not check.passed]
+    outcome, raised = receipt.outcome, receipt.failure.type if receipt.failure is not None else ""
+    good, blocked = outcome.is_good, receipt.blocked_by
+    for wrong, text in (
+        (receipt.schema_id not in READABLE, f"schema_id is {receipt.schema_id!r} instead of {SCHEMA_ID!r}"),
+        (receipt.cell != cell_id(receipt.stack, receipt.target, receipt.probe),
+         f"cell {receipt.cell!r} is not stack, target and probe joined"),
+        (path.stem != receipt.cell, f"it holds the cell {receipt.cell!r}, which its name does not say"),
+        (good and failed, f"outcome {outcome} with the failed check {failed[:1]}"),
+        (good and not receipt.checks, f"outcome {outcome} with no check at all"),
+        (good and receipt.failure is not None, f"outcome {outcome} over the failure {raised}"),
+        (good and blocked, f"outcome {outcome}, and blocked by {blocked}"),
+        (outcome is Outcome.FAIL and not failed, "outcome fail without a failed check"),
+        (outcome is Outcome.BLOCKED and not blocked, "outcome blocked, and not by which cell"),
+    ):  # fmt: skip
+        if wrong:
+            yield text
+    yield from _find_impossible_numbers(receipt)
+    for check in receipt.checks:
+        yield from _find_false_verdicts(check)
+    if outcome is Outcome.PASS:
+        yield from _find_false_backends(receipt)
+
+
+def _find_impossible_numbers(receipt: Receipt) -> Iterator[str]:
+    """Numbers below nothing, what is listed twice, and sums, steps and medians that are not those of their parts."""
+    numbers: dict[str, float] = {f"seconds.{phase}": seconds for phase, seconds in receipt.seconds.items()}
+    for where in ("warm_up", "after", "hits"):
+        numbers |= {f"jit.{where}.{library}": number for library, number in getattr(receipt.jit, where).items()}
+    numbers["peak_memory_mib"] = receipt.peak_memory_mib
+    yield from (f"{name} is {number:g}" for name, number in numbers.items() if number < 0)
+    listed = Counter([
+        *(f"library {row.name}" for row in receipt.libraries), *(f"package {row.name}" for row in receipt.packages),
+        *(f"time of {row.name} by {row.clock}" for row in receipt.timings),
+    ])  # fmt: skip
+    yield from (f"the {name} is listed {times} times" for name, times in listed.items() if times > 1)
+    for row in receipt.timings:
+        median = statistics.median(row.rounds_ms or (0.0,))
+        if not row.rounds_ms or abs(median - row.median_ms) > _ROUNDED_MS + _RELATIVE * abs(median):
+            rounds = f"its {len(row.rounds_ms)} rounds is {median:g}"
+            yield f"{row.name}: median_ms is {row.median_ms:g}, and the median of {rounds}"
+    for record in receipt.training:
+        yield from find_record_faults(record)
+
+
+def find_record_faults(record: TrainingRecord) -> Iterator[str]:
+    """What no training run writes: phases that do not sum to the whole, steps that are missing or twice."""
+    summed, steps = sum(record.phases_ns.values()), [step.step for step in record.steps]
+    if summed != record.whole_ns or min(record.phases_ns.values(), default=0) < 0:
+        yield f"training {record.name}: phases sum to {summed} ns of {record.whole_ns}"
+    if steps and steps != list(range(steps[0], steps[0] + len(steps))):
+        yield f"training {record.name}: its steps do not follow each other"
+
+
+def _find_false_verdicts(check: Check) -> Iterator[str]:
+    """Verdicts that are not those of the numbers beside them, as `probes.bounds` decides them."""
+    for part in check.parts:
+        said = f"check {check.name}: its part {part.name}"
+        if check.passed and not part.passed:
+            yield f"{said} failed, and the check passed"
+        if part.observed is None or part.bound is None:
+            # NaN, or Inf in both: where the check failed its other parts show it, and a floor holds for Inf.
+            if check.passed:
+                yield f"{said} has no number, and the check passed"
+            continue
+        if part.name == "relative-error" and (part.bound >= 1.0 or part.observed < 0.0):
+            yield f"{said} is {part.observed:g}, and its bound {part.bound:g}: zeros would pass, or it is below 0"
+        elif part.passed is not (part.observed >= part.bound if part.at_least else part.observed <= part.bound):
+            verb, side = ("passed", "beyond") if part.passed else ("failed", "within")
+            yield f"{said} {verb}, and {part.observed:g} is {side} its bound {part.bound:g}"
+
+
+def _find_false_backends(receipt: Receipt) -> Iterator[str]:
+    """Paths that took another side than was requested, in a cell that passed: `Bench.ran_on` fails those."""
+    looked = [check.name for check in receipt.checks if check.name.endswith(".backend")]
+    if looked and not receipt.backends:
+        yield f"{len(looked)} checks of the path that was taken, the first is {looked[0]}, and no path is on record"
+    for row in receipt.backends:
+        shown = f"the path {row.path} requested {row.requested}, claims {row.claimed}, shows {', '.join(row.observed)}"
+        if row.requested == "te" and not (row.claimed == "te" and "te" in row.observed):
+            yield f"outcome pass, and {shown}"
+        if "native" in row.observed and len(row.observed) > 1:
+            yield f"{shown}: native is what shows where nothing else does"
+        if receipt.requested == "native" and "te" in (row.requested, row.claimed, *row.observed):
+            yield f"outcome pass where native was requested, and {shown}"
+
+
 # --- A store: a tree of folders, each of them one run. ---
 
 
-@dataclass(frozen=True)
-class _HeadStep:
-    seconds: float
+class ReceiptHead(BaseModel):
+    """What a receipt says of itself, without its checks; fields as in `Receipt` and below it.
 
-    __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012 - pydantic's name and type
+    Attributes:
+        after: library -> kernels that were compiled just in time after warm-up.
+        steps: of its first training run.
+    """
 
-
-@dataclass(frozen=True)
-class _HeadTraining:
-    steps: tuple[_HeadStep, ...]
-
-    __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012
-
-
-@dataclass(frozen=True)
-class _HeadMachine:
-    host: str = ""
-    gpu: str = ""
-
-    __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012
-
-
-@dataclass(frozen=True)
-class _HeadJit:
-    after: dict[str, int] = field(default_factory=dict)
-
-    __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012
-
-
-@dataclass(frozen=True)
-class ReceiptHead:
-    """What a receipt says of itself, without its checks; fields as in `Receipt`."""
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
     cell: str
     stack: str
@@ -152,7 +232,7 @@ class ReceiptHead:
     schema_id: str
     reason: str = ""
     started: str = ""
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = {}
     environment: str = ""
     image_digest: str = ""
     lock_hash: str = ""
@@ -160,11 +240,10 @@ class ReceiptHead:
     blocked_by: str = ""
     failure: dict[str, str] | None = None
     peak_memory_mib: float = 0.0
-    machine: _HeadMachine = field(default_factory=_HeadMachine)
-    jit: _HeadJit = field(default_factory=_HeadJit)
-    training: tuple[_HeadTraining, ...] = ()
-
-    __pydantic_config__ = {"extra": "ignore"}  # noqa: RUF012
+    host: str = Field("", validation_alias=AliasPath("machine", "host"))
+    gpu: str = Field("", validation_alias=AliasPath("machine", "gpu"))
+    after: dict[str, int] = Field({}, validation_alias=AliasPath("jit", "after"))
+    steps: list[dict[str, float | None]] = Field([], validation_alias=AliasPath("training", 0, "steps"))
 
     @property
     def only_timed(self) -> bool:
@@ -174,18 +253,13 @@ class ReceiptHead:
     @property
     def compiles_after(self) -> int:
         """Kernels that were compiled just in time after warm-up."""
-        return sum(self.jit.after.values())
+        return sum(self.after.values())
 
     @property
     def step_seconds(self) -> float | None:
         """Median of a training step of the first run, its first step apart; None where nothing was trained."""
-        times = [step.seconds for step in self.training[0].steps] if self.training else []
+        times = [seconds for step in self.steps if (seconds := step.get("seconds")) is not None]
         return statistics.median(times[1:] or times) if times else None
-
-
-_HEAD: Final = TypeAdapter(ReceiptHead)
-_SAME: Final = ("cell", "stack", "target", "probe", "outcome", "schema_id", "started", "seconds", "environment",
-                "image_digest", "lock_hash", "commit")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -270,16 +344,10 @@ class ReceiptStore:
         path = self.folder / one.file
         if one.head is None:
             raise ReceiptInvalid(path, one.problem)
-        try:
-            text = path.read_bytes()
-        except OSError as fault:
-            raise ReceiptInvalid(path, f"it cannot be read: {fault.strerror or fault}") from fault
+        text = _read_bytes(path)
         if sha256(text).hexdigest() != one.sha256:
             raise ReceiptInvalid(path, "it was written while it was read")
-        receipt = parse_receipt(text, path)
-        if any(getattr(receipt, name) != getattr(one.head, name) for name in _SAME):
-            raise ReceiptInvalid(path, "its head differs from the whole file")
-        return receipt
+        return parse_receipt(text, path)
 
 
 def read_store(folder: Path) -> ReceiptStore:
@@ -296,16 +364,6 @@ def read_store(folder: Path) -> ReceiptStore:
 def show_file(file: str) -> str:
     """The name of a file as text: bytes that are not UTF-8 are escaped."""
     return os.fsencode(file).decode("utf-8", "backslashreplace")
-
-
-def list_folders(folder: str) -> Iterator[str]:
-    """A folder and every one below it that `read_store` looks into, as far as they can be listed."""
-    ahead = [folder]
-    while ahead:
-        place = ahead.pop()
-        yield place
-        with suppress(OSError), os.scandir(place) as entries:
-            ahead += [one.path for one in entries if not one.name.startswith(".") and one.is_dir(follow_symlinks=False)]
 
 
 def _read_files(folder: Path) -> Iterator[ReceiptFile]:
@@ -347,25 +405,26 @@ def _read_file(path: str, file: str) -> ReceiptFile:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait
         with os.fdopen(handle, "rb", buffering=0) as stream:
             state = os.fstat(handle)
-            if not stat.S_ISREG(state.st_mode):
-                return ReceiptFile(file, "", None, "it is no regular file")
-            if state.st_size > _LARGEST:
-                return ReceiptFile(file, "", None, f"it has {state.st_size} bytes, more than any receipt ({_LARGEST})")
+            if not stat.S_ISREG(state.st_mode) or state.st_size > _LARGEST:
+                why = f"it is no regular file, or has more bytes than any receipt ({_LARGEST})"
+                return ReceiptFile(file, "", None, why)
             text = stream.read()
     except OSError as fault:
         return ReceiptFile(file, "", None, f"it cannot be read: {fault.strerror or fault}")
     digest = sha256(text).hexdigest()
-    try:
+    with suppress(ValidationError):
         head, doubtful = _read_head(text)
-    except ValidationError as fault:
-        return _explain(text, file, digest, fault)
-    if head.schema_id not in READABLE:
-        why = f"its schema_id is {head.schema_id!r}, which this tool does not read"
-        return ReceiptFile(file, digest, None, why)
-    return ReceiptFile(file, digest, head, doubtful=doubtful)
+        if head.schema_id in READABLE:
+            return ReceiptFile(file, digest, head, doubtful=doubtful)
+    problem = "it is not a receipt"
+    try:
+        parse_receipt(text, Path(file))
+    except ReceiptInvalid as fault:
+        problem = fault.reason
+    return ReceiptFile(file, digest, None, problem, other=_is_other(text, PurePosixPath(show_file(file)).stem))
 
 
-# In a text laid out as `receipt_file` writes it, two spaces behind a line end begin a key of the receipt itself: no
+# In a text laid out as `receipt_text` writes it, two spaces behind a line end begin a key of the receipt itself: no
 # string of JSON holds a line end. So the checks end where the last "backends" begin.
 _CHECKS: Final = b'\n  "checks": ['
 _AFTER_CHECKS: Final = b'\n  "backends": '
@@ -383,34 +442,20 @@ def _read_head(text: bytes) -> tuple[ReceiptHead, bool]:
     if 0 <= start < rest and text.endswith(b"],", 0, rest):
         with suppress(ValidationError):  # no head without what was cut
             short = text[:start] + text[rest:]
-            head = _HEAD.validate_json(short, strict=True)
+            head = ReceiptHead.model_validate_json(short, strict=True)
             keys = _KEY.findall(short)
             empty = text.endswith(_CHECKS + b"],", 0, rest)
             return head, len(keys) != len(set(keys)) or _is_doubtful(head, text.find(_FAILED, start, rest) >= 0, empty)
-    return _HEAD.validate_json(text, strict=True), True
+    return ReceiptHead.model_validate_json(text, strict=True), True
 
 
 def _is_doubtful(head: ReceiptHead, failed: bool, empty: bool) -> bool:
-    numbers = [head.peak_memory_mib, *head.seconds.values(), *head.jit.after.values()]
+    numbers = [head.peak_memory_mib, *head.seconds.values(), *head.after.values()]
     if head.cell != cell_id(head.stack, head.target, head.probe) or not all(number >= 0 for number in numbers):
         return True
     if head.outcome.is_good:
         return failed or empty or bool(head.blocked_by) or head.failure is not None
     return (head.outcome is Outcome.FAIL and not failed) or (head.outcome is Outcome.BLOCKED and not head.blocked_by)
-
-
-def _explain(text: bytes, file: str, digest: str, fault: ValidationError) -> ReceiptFile:
-    """A file without a head: another file, or a damaged receipt with every fault named."""
-    other = _is_other(text, PurePosixPath(show_file(file)).stem)
-    if named := re.search(rb'"schema_id":\s*"(megacpp-validate/(?!receipt/)[\w./-]{1,60})"', text):
-        why = f"it is no receipt, but a result of another kind ({named[1].decode()})"
-        return ReceiptFile(file, digest, None, why, other=other)
-    try:
-        parse_receipt(text, Path(file))
-        why = "; ".join(_list_errors(fault))
-    except ReceiptInvalid as found:
-        why = found.reason
-    return ReceiptFile(file, digest, None, why, other=other)
 
 
 def _is_other(text: bytes, stem: str) -> bool:
@@ -423,14 +468,3 @@ def _is_other(text: bytes, stem: str) -> bool:
     if (isinstance(data, dict) and "cell" in data) or str(schema).startswith("megacpp-validate/receipt/"):
         return False
     return (isinstance(schema, str) and schema != "") or not _CELL.fullmatch(stem)
-
-
-def _list_errors(fault: ValidationError) -> Iterable[str]:
-    return (f"{'.'.join(map(str, error['loc'])) or 'the file'}: {error['msg']}" for error in fault.errors())
-
-
-def _find_later_schema(text: bytes) -> Iterator[str]:
-    """Which version a text says it is, where this tool does not read it: its new keys would not say so."""
-    named = re.search(rb'"schema_id":\s*"(megacpp-validate/receipt/[0-9]+)"', text)
-    if named and (schema_id := named[1].decode()) not in READABLE:
-        yield f"schema_id is {schema_id!r}, and this tool reads no other than {READABLE[0]!r} to {SCHEMA_ID!r}"

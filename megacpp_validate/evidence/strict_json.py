@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pydantic import ValidationError
+
 from ..errors import EvidenceMissing
 
 
@@ -73,3 +75,9 @@ def _finite(text: str) -> float:
     if not math.isfinite(number := float(text)):
         raise ValueError(f"the number {text} is none that is finite")
     return number
+
+
+def list_errors(fault: ValidationError) -> str:
+    """What pydantic found, each error with its place; the first five."""
+    errors = fault.errors()[:5]
+    return "; ".join(f"{'.'.join(map(str, error['loc'])) or 'the file'}: {error['msg']}" for error in errors)

@@ -1,4 +1,4 @@
-"""A file written aside and renamed, so that there is a whole one or none. Standard library only, as `receipt_file`."""
+"""A file written aside and renamed, so that there is a whole one or none. Standard library only, as `receipt`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,7 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         OSError: the place cannot be written.
     """
-    write_whole_bytes(path, text.encode())
-
-
-def write_whole_bytes(path: Path, content: bytes) -> None:
-    """Write bytes, whatever dies half way; folders on the way are made.
-
-    Raises:
-        OSError: the place cannot be written.
-    """
+    content = text.encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:

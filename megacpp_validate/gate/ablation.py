@@ -3,8 +3,7 @@
 Runs come as off, on, off, on, and so forth. A machine that gets slower would make the arm that runs later look slower,
 so a linear trend over the runs is estimated together with the effect and taken out of it. The spread is that of runs of
 equal arms, with whatever drift is in it: Student's t with 2 x (pairs - 1) degrees of freedom gives the interval. A
-change that its interval does not set apart from nothing, or that is no larger than between two runs of one arm, is
-noise.
+change whose interval holds no change at all is noise.
 """
 
 from __future__ import annotations
@@ -15,17 +14,15 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import ConfigDict, Field, JsonValue
 
 from ..catalog.postures import Arm, Feature
-from ..errors import EvidenceMissing, Exit, exit_for
+from ..errors import Exit, exit_for
 from ..evidence.rounding import UNIT_ROUNDOFF, Depth
-from ..evidence.strict_json import read_strict_json
 from ..evidence.values import Frozen
-from .loss_statistics import sample_deviation, t_95
+from .loss_checks import sample_deviation, t_of_one
 
 ArmName = Literal["off", "on"]
 ARMS: Final[tuple[ArmName, ArmName]] = ("off", "on")
@@ -40,12 +37,8 @@ class Verdict(StrEnum):
     NOT_JUDGED = "not-judged"  # no evidence
 
 
-class AblationInvalid(EvidenceMissing):
-    """A file that is not a receipt of an ablation."""
-
-
 class ObservedPart(Frozen):
-    """What a part of the model was asked for and what it took."""
+    """The backend that was requested of a part of the model, and the one that ran."""
 
     requested: str
     observed: str
@@ -69,7 +62,7 @@ class AblationRun(Frozen):
         step_seconds: of each step, the slowest rank's.
         losses: of each step, nats a prediction; None where it was no number.
         tokens: a step, on all ranks; 0 where nobody said.
-        peak_bytes: most memory that a rank had in use; 0 where nobody asked.
+        peak_bytes: most memory that a rank had in use; 0 where it was not measured.
         versions: of what was loaded.
         file: receipts of its ranks, relative to the folder of the ablation.
     """
@@ -102,16 +95,16 @@ class Change(Frozen):
         off, on: the number in the two arms, means of their runs: seconds, tokens a second, bytes.
         ratio: on over off, a linear trend over the runs taken out.
         low, high: its interval, 95%.
-        repeats: how far runs of the same arm lie apart at most, as a ratio from 1 up.
-        verdict: a win or a tax only where the interval leaves out 1, and the change is larger than `repeats`.
+        verdict: a win or a tax only where the interval leaves out 1.
     """
+
+    model_config = ConfigDict(extra="ignore")  # receipts of version 0.1 have `repeats`, another noise floor
 
     off: float
     on: float
     ratio: float
     low: float
     high: float
-    repeats: float
     verdict: Verdict
 
 
@@ -122,18 +115,18 @@ class LossChange(Frozen):
         off, on: mean loss over the last quarter of the steps, nats a prediction.
         difference: on minus off, step by step.
         half: of its interval, 95%.
-        repeats: how far runs of the same arm lie apart at most.
         rounding: what another order of sums does to the loss of these steps by itself; 0 where nobody counted tokens.
         steps: of the last quarter.
-        changes: whether the difference is larger than all three.
+        changes: whether the difference is larger than its interval and than what rounding does.
         identical: whether it is 0 in every one of these steps.
     """
+
+    model_config = ConfigDict(extra="ignore")  # as in `Change`
 
     off: float
     on: float
     difference: float
     half: float
-    repeats: float
     rounding: float = 0.0
     steps: int
     changes: bool
@@ -146,7 +139,7 @@ class FeatureAblation(Frozen):
     Attributes:
         tool, commit: that ran it.
         feature, title, plain, source: as the row says.
-        size, seed, steps, pairs, ranks, device, interpreter: as it was asked.
+        size, seed, steps, pairs, ranks, device, interpreter: as requested.
         base: what both arms began with: "posture" or "plain".
         off, on: whole orders of the two arms, but for the folder.
         runs: in the order of time, off and on in turn.
@@ -209,7 +202,6 @@ WARM: Final = 5
 FEWEST: Final = 4  # steps whose times count
 # Memory that nobody would miss: where runs agree to the byte any difference is sure, and an allocator rounds and keeps.
 LEAST_MEMORY: Final = math.log(1.01)
-_STATE: Final = ("changes", "features", "forms")
 
 
 def first_warm_step(steps: int) -> int:
@@ -226,33 +218,31 @@ def find_run_faults(arm: Arm, order: Mapping[str, Any], run: AblationRun) -> Ite
         run: as it was seen.
     """
     if run.ending != "done":
-        yield f"it ended as {run.ending}: {run.words or 'it said nothing'}"
+        yield f"it ended as {run.ending}: {run.words or 'it wrote nothing'}"
         return
-    if len(run.step_seconds) != order["steps"] or len(run.losses) != order["steps"]:
-        yield f"it has {len(run.step_seconds)} times and {len(run.losses)} losses of {order['steps']} steps"
-    elif len(run.step_seconds) - first_warm_step(len(run.step_seconds)) < FEWEST:
-        yield f"{len(run.step_seconds)} steps are too few to be compared"
-    if any(loss is None for loss in run.losses):
-        yield f"its loss is no number in step {run.losses.index(None)}"
-    if not all(seconds > 0 for seconds in run.step_seconds):
-        yield "a step took no time"
-    for kind in _STATE:
+    times, steps = run.step_seconds, order["steps"]
+    if not len(times) == len(run.losses) == steps:
+        yield f"it has {len(times)} times and {len(run.losses)} losses of {steps} steps"
+    elif steps - first_warm_step(steps) < FEWEST:
+        yield f"{steps} steps are too few to be compared"
+    if None in run.losses or not all(seconds > 0 for seconds in times):
+        yield "a step has no finite loss, or took no time"
+    for kind in ("changes", "features", "forms"):
         held = getattr(run, kind)
         for name, wanted in order.get(kind, {}).items():
             if _plain(held.get(name)) != _plain(wanted):
-                said = held.get(name, "nothing")
-                yield f"{kind}.{name} was asked to be {_plain(wanted)}, and its receipt says {_plain(said)}"
+                got = _plain(held.get(name, "nothing"))
+                yield f"{kind}.{name} was requested as {_plain(wanted)}, and the run reports {got}"
     for pattern, backends in arm.parts.items():
         found = {name: part for name, part in run.parts.items() if fnmatchcase(name.partition("@")[0], pattern)}
         if not found:
             yield f"no part {pattern} was seen, which must be on {' or '.join(backends)}"
         wrong = {name: part.observed for name, part in found.items() if part.observed not in backends}
-        for name, observed in list(wrong.items())[:3]:
-            yield f"{name} ran on {observed}, and must be on {' or '.join(backends)}"
+        yield from (f"{name} ran on {seen}, and must be on {' or '.join(backends)}" for name, seen in wrong.items())
 
 
 def _plain(value: Any) -> str:
-    """A value in one form, whether a receipt has it as JSON or as words."""
+    """A value in one form, whether a run reports it as JSON or as words."""
     return " ".join(re.findall(r"[\w.-]+", str(value))).lower()
 
 
@@ -265,7 +255,7 @@ def decide_feature(
         feature: its row.
         orders: of both arms, whole.
         runs: in the order of time, off and on in turn.
-        pairs: that were asked for.
+        pairs: that were requested, two or more.
     """
     arms: dict[ArmName, Arm] = {"off": feature.off, "on": feature.on}
     faults = [
@@ -273,10 +263,8 @@ def decide_feature(
         for run in runs
         for fault in find_run_faults(arms[run.arm], orders[run.arm], run)
     ]
-    if pairs < 2:
-        faults.append("one pair shows no spread: at least two pairs are needed")
-    if not faults and [run.arm for run in runs] != list(ARMS) * pairs:
-        faults.append(f"{len(runs)} of {2 * pairs} runs are there")
+    if not faults and [run.arm for run in runs] != list(ARMS) * max(pairs, 2):
+        faults.append(f"{len(runs)} of {2 * max(pairs, 2)} runs are there")
     warm = first_warm_step(orders["off"]["steps"])
     if faults:
         return {"warm": warm, "verdict": Verdict.NOT_JUDGED, "reasons": tuple(faults)}
@@ -297,59 +285,55 @@ def decide_feature(
 def compare(values: Sequence[float], *, lower_is_better: bool = True, least: float = 0.0) -> Change:
     """Positive numbers of runs that took turns, as a ratio.
 
-    In: number = level + effect * on + trend * place + noise, the least squares estimate of the effect is a weighted sum
-    of the runs' logarithms, and its variance that of one run times the sum of the squared weights.
+    In: number = level + effect * on + trend * place + noise, the least squares estimate of the effect comes from what
+    of the turns no straight line over the places explains (Frisch and Waugh 1933).
 
     Args:
         values: of two pairs or more.
         least: change of the logarithm under which it is noise, however sure.
     """
-    logs, places = [math.log(value) for value in values], range(len(values))
-    turns = [-0.5 if place % 2 == 0 else 0.5 for place in places]
-    line = [place - (len(values) - 1) / 2 for place in places]
-    slope = _dot(turns, line) / _dot(line, line)
-    left = [turn - slope * at for turn, at in zip(turns, line, strict=True)]  # what no straight line explains
-    weights = [one / _dot(left, left) for one in left]
-    change, half, repeats = _dot(weights, logs), _half(logs) * math.hypot(*weights), _find_repeats(logs)
+    logs, places, turns = (
+        [math.log(value / values[0]) for value in values],
+        range(len(values)),
+        [0.0, 1.0] * (len(values) // 2),
+    )
+    slope, start = statistics.linear_regression(places, turns)
+    left = [turn - start - slope * place for turn, place in zip(turns, places, strict=True)]
+    squares = math.fsum(one * one for one in left)
+    change = math.fsum(one * log for one, log in zip(left, logs, strict=True)) / squares
+    half = _half(logs) / math.sqrt(squares)
     verdict = Verdict.NOISE
-    if abs(change) > max(half, repeats) and abs(change) >= least:
+    if abs(change) > half and abs(change) >= least:
         verdict = Verdict.WIN if (change < 0) is lower_is_better else Verdict.TAX
     return Change(
         off=statistics.fmean(values[0::2]), on=statistics.fmean(values[1::2]), ratio=math.exp(change),
-        low=_exp(change - half), high=_exp(change + half), repeats=_exp(repeats), verdict=verdict,
+        low=math.exp(change - half), high=math.exp(min(change + half, 700.0)), verdict=verdict,
     )  # fmt: skip
 
 
 def compare_losses(runs: Sequence[AblationRun], precision: str) -> LossChange:
     """The loss over the last quarter of the steps: both arms see the same data.
 
-    It changes where the difference is larger than its own interval (of runs of equal arms, and of steps), than runs of
-    one arm lie apart, and than what another order of sums does by itself: arms whose kernels always give the same bits
-    have no spread of their own.
+    It changes where the difference is larger than its own interval (of runs of equal arms, and of steps), and than what
+    another order of sums does by itself: arms whose kernels always give the same bits have no spread of their own.
 
     Args:
-        runs: off and on in turn.
+        runs: off and on in turn, every loss a number.
         precision: that the arms were trained in; what is lower than bf16 counts as that.
-
-    Raises:
-        ValueError: a loss is not a number.
     """
     losses = [[math.nan if loss is None else loss for loss in run.losses] for run in runs]
     steps = max(1, len(losses[0]) // 4)
     last = [one[-steps:] for one in losses]
-    if not all(map(math.isfinite, (value for one in last for value in one))):
-        raise ValueError("a loss that is not a number cannot be compared")
-    means = [math.fsum(one) / steps for one in last]
+    means = [statistics.fmean(one) for one in last]
     off, on = statistics.fmean(means[0::2]), statistics.fmean(means[1::2])
     # Pairs of one seed are no independent draws: they are averaged, and do not narrow the interval over steps.
     gaps = [statistics.fmean(column[1::2]) - statistics.fmean(column[0::2]) for column in zip(*last, strict=True)]
-    over_steps = t_95(steps) * sample_deviation(gaps) / math.sqrt(steps) if steps > 1 else 0.0
-    half, repeats = max(_half(means) * math.sqrt(4 / len(means)), over_steps), _find_repeats(means)
+    over_steps = t_of_one(steps) * sample_deviation(gaps) / math.sqrt(steps) if steps > 1 else 0.0
+    half = max(_half(means) * math.sqrt(4 / len(means)), over_steps)
     rounding = _round_off(runs[0], precision) * abs(off)
     return LossChange(
-        off=off, on=on, difference=on - off, half=half, repeats=repeats, rounding=rounding, steps=steps,
-        changes=abs(on - off) > max(half, repeats, rounding),
-        identical=all(a == b for a, b in zip(last[0::2], last[1::2], strict=True)),
+        off=off, on=on, difference=on - off, half=half, rounding=rounding, steps=steps,
+        changes=abs(on - off) > max(half, rounding), identical=last[0::2] == last[1::2],
     )  # fmt: skip
 
 
@@ -357,69 +341,14 @@ def _half(runs: Sequence[float]) -> float:
     """Student's t at 95% times the deviation of one run, of equal arms, pooled: 2 * (pairs - 1) degrees of freedom."""
     freedom = len(runs) - 2
     squares = [(run - statistics.fmean(arm)) ** 2 for arm in (runs[0::2], runs[1::2]) for run in arm]
-    return t_95(freedom + 1) * math.sqrt(math.fsum(squares) / freedom)
-
-
-def _find_repeats(runs: Sequence[float]) -> float:
-    """How far two runs of one arm lie apart at most."""
-    return max(max(arm) - min(arm) for arm in (runs[0::2], runs[1::2]))
+    return t_of_one(freedom + 1) * math.sqrt(math.fsum(squares) / freedom)
 
 
 def _round_off(run: AblationRun, precision: str) -> float:
-    """Relative error of the loss at the end of a run that rounding alone makes."""
+    """Relative error of the loss at the end of a run that rounding alone makes; 0 where no tokens were counted."""
     if not run.tokens:
         return 0.0
     hidden, wide = (run.changes.get(name) for name in ("hidden", "ffn_hidden"))
     longest = max(2 * hidden if isinstance(hidden, int) else 1, wide if isinstance(wide, int) else 1)
     depth = Depth(len(run.pattern) + 1, longest, run.tokens)
     return depth.floor(precision if precision in UNIT_ROUNDOFF else "bf16") * math.sqrt(len(run.losses))
-
-
-def _dot(one: Sequence[float], other: Sequence[float]) -> float:
-    return math.fsum(a * b for a, b in zip(one, other, strict=True))
-
-
-def _exp(value: float) -> float:
-    return math.exp(min(value, 700.0))
-
-
-def read_ablation(path: Path) -> FeatureAblation:
-    """A receipt from its file.
-
-    Raises:
-        AblationInvalid: the file cannot be read, is no receipt of an ablation, or contradicts itself.
-    """
-    try:
-        text = path.read_bytes()
-        read_strict_json(text)
-        read = FeatureAblation.model_validate_json(text)
-        faults = "; ".join(_find_contradictions(read))
-    except (OSError, ValueError) as fault:
-        faults = str(fault)
-    if faults:
-        raise AblationInvalid(
-            f"{path} is not a valid receipt of an ablation: {faults}. Likely cause: the file was edited, cut short, or "
-            "written by another version. Next step: run the feature again."
-        )
-    return read
-
-
-def _find_contradictions(read: FeatureAblation) -> Iterator[str]:
-    """What no ablation writes."""
-    for place, run in enumerate(read.runs):
-        if (run.place, run.arm) != (place, ARMS[place % 2]):
-            yield f"run {place} is {run.arm} at place {run.place}: off and on are to take turns"
-    if read.verdict is Verdict.NOT_JUDGED:
-        if not read.reasons:
-            yield "it was not judged, and it does not say why"
-        return
-    if len(read.runs) != 2 * read.pairs or any(run.ending != "done" for run in read.runs):
-        yield f"a verdict from {len(read.runs)} runs of {read.pairs} pairs, or from one that did not end well"
-    if read.step_time is None or read.step_time.verdict is not read.verdict:
-        yield "its verdict is not that of the step time"
-    for name in ("step_time", "tokens_per_second", "memory"):
-        change: Change | None = getattr(read, name)
-        if change is not None and not change.low <= change.ratio <= change.high:
-            yield f"{name}: {change.ratio:g} lies outside of its interval"
-        if change is not None and change.verdict is not Verdict.NOISE and change.low <= 1 <= change.high:
-            yield f"{name}: a {change.verdict.value} whose interval holds 1"

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -30,7 +30,6 @@ from .ablation import (
     Verdict,
     decide_feature,
     find_run_faults,
-    read_ablation,
 )
 
 ALL: Final = "all"
@@ -39,9 +38,9 @@ MODULE: Final = "megacpp_validate.training.smoke"
 # first losses ten steps apart (H200, 2026-11-22), and a feature seemed to change the loss by 1 nat.
 LEARNING_RATE: Final = 3e-4
 _WORDS: Final = {"true": True, "false": False}
-_GRACE_S: Final = 60.0  # the run has a limit of its own, and says which rank was late
+_GRACE_S: Final = 60.0  # the run has a limit of its own, and reports which rank was late
 _LAST_WORDS: Final = 600  # characters of a log that are kept
-_OWN: Final = ("host", "place")  # of one rank, and no matter of what was compared
+_OWN: Final = ("host", "place")  # of one rank, and not part of what is compared
 
 
 @dataclass(frozen=True)
@@ -74,16 +73,6 @@ class AblationOptions:
     def ranks(self) -> int:
         """Processes of a run."""
         return int(self.plan.get("world", 1))
-
-
-@dataclass(frozen=True)
-class _Host:
-    """Where runs are started; `gpu` and `te` are not looked at where the CPU is to train."""
-
-    environment: Environment
-    processes: Processes
-    gpu: bool = False
-    te: bool = False
 
 
 def read_features(words: Sequence[str], posture: Posture) -> tuple[str, ...]:
@@ -140,26 +129,28 @@ def plan_arms(posture: Posture, feature: Feature, options: AblationOptions) -> d
     return {"off": merge_orders(order, feature.off.as_order), "on": merge_orders(order, feature.on.as_order)}
 
 
-def why_not_run(feature: Feature, options: AblationOptions, *, gpu: bool, te: bool) -> Iterator[str]:
-    """What a feature needs and is not here; nothing is started then."""
-    cuda, needs = options.device == "cuda", feature.needs
-    if "gpu" in needs and not cuda:
-        yield "it needs a GPU, and the CPU was requested. Next step: --device cuda"
-    elif cuda and not gpu:
-        yield "there is no GPU. Next step: run it where there is one, or with --device cpu"
-    elif "te" in needs and not te:
-        yield "it needs Transformer Engine, and the interpreter has none. Next step: give another with --python"
-    if "one-rank" in needs and options.ranks > 1:
-        yield f"it needs one rank, and {options.ranks} were requested. Next step: --ranks 1"
-    if "own-experts" in needs and options.plan.get("expert_parallel", 1) > 1:
-        yield "it cannot share experts between ranks. Next step: a plan with expert_parallel 1"
+def find_absent(options: AblationOptions, *, gpu: bool, te: bool) -> dict[str, str]:
+    """What a feature may need and this call does not have, with the next step; "" is what every feature needs.
+
+    Args:
+        gpu, te: whether the interpreter sees a GPU and Transformer Engine; neither is looked at on the CPU.
+    """
+    cuda, shared = options.device == "cuda", options.plan.get("expert_parallel", 1) > 1
+    rows = (
+        ("", cuda and not gpu, "there is no GPU. Next step: run it where there is one, or with --device cpu"),
+        ("gpu", not cuda, "it needs a GPU, and the CPU was requested. Next step: --device cuda"),
+        ("te", cuda and not te, "it needs Transformer Engine. Next step: give an interpreter with it to --python"),
+        ("one-rank", options.ranks > 1, f"it needs one rank, and {options.ranks} were requested. Next step: --ranks 1"),
+        ("own-experts", shared, "it cannot share experts between ranks. Next step: a plan with expert_parallel 1"),
+    )
+    return {need: text for need, absent, text in rows if absent}
 
 
 def run_ablation(posture: Posture, options: AblationOptions, report: Callable[[str], None]) -> AblationResult:
     """Run every feature after the other; each receipt is written when its feature is through.
 
     Args:
-        report: told of each run that ended, in a line.
+        report: called with a line for each run that ended.
 
     Raises:
         NoEnvironment: there is no interpreter.
@@ -167,79 +158,49 @@ def run_ablation(posture: Posture, options: AblationOptions, report: Callable[[s
         OSError: the receipts cannot be written.
     """
     rows: list[FeatureAblation] = []
-    with tempfile.TemporaryDirectory(prefix="megacpp-package-") as package:
+    with tempfile.TemporaryDirectory(prefix="megacpp-package-") as package, own_folder(options.receipts):
         python = find_cpu_python(options.python) if options.device == "cpu" else options.python
         environment, processes = host_interpreter(os.environ, Path(package), python), Processes()
-        host = _Host(environment, processes)
-        if options.device == "cuda":
-            facts = read_facts(environment, processes)
-            host = _Host(environment, processes, gpu=facts.gpu is not None, te=bool(facts.te))
-        with own_folder(options.receipts):
-            for name in options.features:
-                row = _ablate(posture, posture.find(name), options, host, report)
-                write_whole(options.receipts / f"{name}.json", row.model_dump_json(indent=2) + "\n")
-                rows.append(row)
-                report(f"{name}: {row.verdict.value}")
-    return AblationResult(tool=TOOL, features=tuple(rows))
-
-
-def judge_again(posture: Posture, options: AblationOptions) -> AblationResult:
-    """Judge the runs that receipts hold by the rules of today, and write all of the receipts anew, or none.
-
-    Raises:
-        EvidenceMissing: a receipt is damaged, or is not there.
-        OSError: the receipts cannot be written.
-    """
-    rows: list[FeatureAblation] = []
-    with own_folder(options.receipts):
+        facts = read_facts(environment, processes) if options.device == "cuda" else None
+        absent = find_absent(options, gpu=bool(facts and facts.gpu), te=bool(facts and facts.te))
         for name in options.features:
-            row = read_ablation(options.receipts / f"{name}.json")
-            orders: dict[ArmName, dict[str, Any]] = {"off": dict(row.off), "on": dict(row.on)}
-            found = decide_feature(posture.find(name), orders, row.runs, row.pairs)
-            rows.append(row.model_copy(update={"reasons": (), **found}))
-        for row in rows:
-            write_whole(options.receipts / f"{row.feature}.json", row.model_dump_json(indent=2) + "\n")
+            feature = posture.find(name)
+            orders = plan_arms(posture, feature, options)
+            fields: dict[str, Any] = {
+                "tool": TOOL, "commit": read_commit(), "feature": feature.id, "title": feature.title,
+                "plain": feature.plain, "source": feature.source, "ranks": options.ranks,
+                "interpreter": environment.shown, "off": orders["off"], "on": orders["on"],
+                **{name: getattr(options, name) for name in ("size", "seed", "steps", "pairs", "device", "base")},
+            }  # fmt: skip
+            if reasons := tuple(absent[need] for need in ("", *feature.needs) if need in absent):
+                row = FeatureAblation(**fields, verdict=Verdict.NOT_JUDGED, reasons=reasons)
+            else:
+                runs = tuple(_run_in_turn(feature, orders, options, environment, processes, report))
+                row = FeatureAblation(**fields, runs=runs, **decide_feature(feature, orders, runs, options.pairs))
+            write_whole(options.receipts / f"{name}.json", row.model_dump_json(indent=2) + "\n")
+            rows.append(row)
+            report(f"{name}: {row.verdict.value}")
     return AblationResult(tool=TOOL, features=tuple(rows))
 
 
-def _ablate(
-    posture: Posture, feature: Feature, options: AblationOptions, host: _Host, report: Callable[[str], None]
-) -> FeatureAblation:
-    """One feature: off, on, off, on. A run that is no evidence ends it: the same order would end alike."""
-    orders = plan_arms(posture, feature, options)
-    fields: dict[str, Any] = {
-        "tool": TOOL, "commit": read_commit(), "feature": feature.id, "title": feature.title, "plain": feature.plain,
-        "source": feature.source, "ranks": options.ranks, "interpreter": host.environment.shown,
-        "off": orders["off"], "on": orders["on"],
-        **{name: getattr(options, name) for name in ("size", "seed", "steps", "pairs", "device", "base")},
-    }  # fmt: skip
-    if reasons := tuple(why_not_run(feature, options, gpu=host.gpu, te=host.te)):
-        return FeatureAblation(**fields, verdict=Verdict.NOT_JUDGED, reasons=reasons)
-    runs: list[AblationRun] = []
+def _run_in_turn(
+    feature: Feature, orders: Mapping[ArmName, Mapping[str, Any]], options: AblationOptions, environment: Environment,
+    processes: Processes, report: Callable[[str], None],
+) -> Iterator[AblationRun]:  # fmt: skip
+    """Off, on, off, on. A run that is no evidence is the last: the same order would end alike."""
     for place in range(2 * options.pairs):
         arm: ArmName = ARMS[place % 2]
-        run = _run(orders[arm], arm, place, options.receipts / feature.id, options, host)
-        runs.append(run)
+        home = options.receipts.absolute() / feature.id / f"{place + 1}-{arm}"
+        home.mkdir(parents=True, exist_ok=True)
+        given, log = home / "order.json", home / "log"
+        write_whole(given, json.dumps({**orders[arm], "folder": str(home / "run"), "limit_s": options.limit_s}) + "\n")
+        call = environment.call(MODULE, shares=(home,))
+        ended = processes.run(call, folder=home, limit_s=options.limit_s + _GRACE_S, log=log, given=given)
+        run = read_run(ended, arm, place, f"{feature.id}/{home.name}")
         report(f"{run.ending:12} {feature.id} {arm} {place + 1}/{2 * options.pairs} ({run.seconds:.1f} s)")
-        if any(find_run_faults(feature.on if arm == "on" else feature.off, orders[arm], run)):
-            break
-    return FeatureAblation(**fields, runs=tuple(runs), **decide_feature(feature, orders, runs, options.pairs))
-
-
-def _run(
-    order: Mapping[str, Any], arm: ArmName, place: int, folder: Path, options: AblationOptions, host: _Host
-) -> AblationRun:
-    """One run: its order, its log and what it left in a folder of its own."""
-    home = folder.absolute() / f"{place + 1}-{arm}"
-    home.mkdir(parents=True, exist_ok=True)
-    given, log = home / "order.json", home / "log"
-    write_whole(given, json.dumps({**order, "folder": str(home / "run"), "limit_s": options.limit_s}) + "\n")
-    call = host.environment.call(MODULE, shares=(home,))
-    try:
-        ended = host.processes.run(call, folder=home, limit_s=options.limit_s + _GRACE_S, log=log, given=given)
-    except OSError as fault:
-        return AblationRun(arm=arm, place=place, ending="not-started", words=str(fault))
-    return read_run(ended, arm, place, f"{folder.name}/{home.name}")
+        yield run
+        if any(find_run_faults(getattr(feature, arm), orders[arm], run)):
+            return
 
 
 # --- The answer of a smoke run: one JSON object on its standard output; it has more than is read here. ---
@@ -247,48 +208,54 @@ def _run(
 
 def read_run(ended: Ended, arm: ArmName, place: int, file: str = "") -> AblationRun:
     """What a process answered: the last line that is an answer; libraries may write something after it."""
-    last = " ".join(ended.words.split())[-_LAST_WORDS:]
+    base: dict[str, Any] = {"arm": arm, "place": place, "file": file}
     lines = [line for line in ended.words.splitlines() if line.startswith("{") and '"ending"' in line]
+    run, why = None, "it gave no answer"
     try:
-        run = _merge_ranks(json.loads(lines[-1]), arm, place, file) if lines else None
-        why = "it gave no answer"
+        if lines:
+            run = AblationRun(**base, **_merge_ranks(json.loads(lines[-1])))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as fault:
-        run, why = None, f"its answer has another form: {type(fault).__name__}: {fault}"
+        why = f"its answer has another form: {type(fault).__name__}: {fault}"
+    last = f"Its last words: {' '.join(ended.words.split())[-_LAST_WORDS:] or 'none'}"
     if run is None:
-        how = ended.how if ended.code != 0 else "no-answer"
-        words = f"{why}. Its last words: {last or 'none'}"
-        return AblationRun(arm=arm, place=place, ending=how, words=words, seconds=ended.seconds, file=file)
+        how = ended.how if ended.code else "no-answer"
+        return AblationRun(**base, ending=how, words=f"{why}. {last}", seconds=ended.seconds)
     if ended.code == 0 or run.ending != "done":
         return run
-    words = f"it answers done, and its process ended with {ended.how} {ended.code}: {last}"
+    words = f"it answers done, and its process ended with {ended.how} {ended.code}. {last}"
     return run.model_copy(update={"ending": "contradiction", "words": words})
 
 
-def _merge_ranks(answer: Mapping[str, Any], arm: ArmName, place: int, file: str) -> AblationRun:
-    """A run in one row: a step takes as long as on its slowest rank, and the rank that uses most memory counts."""
+def _merge_ranks(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a run: a step takes as long as on its slowest rank, and the rank that uses most memory counts."""
     ranks = sorted(answer["ranks"], key=lambda rank: int(rank["rank"]))
     fields: dict[str, Any] = {name: answer[name] for name in ("ending", "words", "seconds") if name in answer}
-    if ranks:
-        first = ranks[0]
-        parts = dict(first["choices"])  # where another rank took something else, that stands under the rank's own name
-        for rank in ranks:
-            own = {name: part for name, part in rank["choices"].items() if part != first["choices"].get(name)}
-            parts |= {f"{name}@{rank['rank']}": part for name, part in own.items()}
-        model, times = (
-            first["model"],
-            zip(*([step["seconds"] for step in rank["steps"]] for rank in ranks), strict=False),
-        )
-        fields |= {name: first[name] for name in ("features", "forms", "versions")}
-        fields |= {
-            "model": model["name"], "pattern": model["pattern"], "parameters": model["parameters"],
-            "changes": model["size"], "step_seconds": tuple(max(row) for row in times),
-            "topology": {name: value for name, value in first["topology"].items() if name not in _OWN},
-            "parts": {name: {key: part[key] for key in ("requested", "observed")} for name, part in parts.items()},
-            "losses": tuple(_finite(step["loss"]) for step in first["steps"]),
-            "tokens": first["goodput"]["tokens"] // len(first["steps"]) if first["steps"] else 0,
-            "peak_bytes": max(max(rank["goodput"]["peak_bytes"].values(), default=0) for rank in ranks),
-        }  # fmt: skip
-    return AblationRun(arm=arm, place=place, file=file, **fields)
+    if not ranks:
+        return fields
+    first = ranks[0]
+    model, steps = first["model"], len(first["steps"])
+    times = ([step["seconds"] for step in rank["steps"]] for rank in ranks)
+    return fields | {
+        "model": model["name"], "pattern": model["pattern"], "parameters": model["parameters"],
+        "changes": model["size"], "features": first["features"], "forms": first["forms"], "versions": first["versions"],
+        "topology": {name: value for name, value in first["topology"].items() if name not in _OWN},
+        "parts": _merge_parts(ranks),
+        "step_seconds": [max(row) for row in zip(*times, strict=False)],
+        "losses": [_finite(step["loss"]) for step in first["steps"]],
+        "tokens": first["goodput"]["tokens"] // steps if steps else 0,
+        "peak_bytes": max(max(rank["goodput"]["peak_bytes"].values(), default=0) for rank in ranks),
+    }  # fmt: skip
+
+
+def _merge_parts(ranks: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+    """What each part took; where another rank took something else, also under the part's name with that rank's."""
+    parts: dict[str, dict[str, str]] = {}
+    for rank in ranks:
+        for name, part in rank["choices"].items():
+            seen = {key: part[key] for key in ("requested", "observed")}
+            if parts.setdefault(name, seen) != seen:
+                parts[f"{name}@{rank['rank']}"] = seen
+    return parts
 
 
 def _finite(loss: object) -> float | None:

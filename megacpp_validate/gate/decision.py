@@ -6,8 +6,6 @@ from datetime import date
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import model_validator
-
 from ..catalog.gate import GateRule
 from ..diagnosis.culprits import Culprit
 from ..errors import Exit
@@ -21,6 +19,23 @@ class WaiverState(StrEnum):
     HOLDS = "holds"
     EXPIRED = "expired"
     NOT_NEEDED = "not-needed"  # its rule refuses nothing of its cell
+
+
+class JudgedWaiver(Frozen):
+    """A waiver, and what it does on the day of a decision.
+
+    Attributes:
+        rule: what it holds off.
+        owner: who answers for it.
+        expires: the last day on which it can hold, UTC.
+    """
+
+    rule: str
+    owner: str
+    reason: str
+    link: str
+    expires: date
+    state: WaiverState
 
 
 class CellVerdict(Frozen):
@@ -55,29 +70,15 @@ class CellVerdict(Frozen):
     receipt_sha256: str = ""
 
 
-class UnreadableReceipt(Frozen):
-    """An invalid file; `file` is below the store."""
-
-    file: str
-    reason: str
-    receipt_sha256: str = ""
-
-
-class GateWaiver(Frozen):
-    """A waiver of this release, and what it does at the time of the decision.
+class GateWaiver(JudgedWaiver):
+    """A waiver of one cell of this release.
 
     Attributes:
-        expires: the last day on which it can hold, UTC.
         in_vain: whether it is of an import, of NaN or Inf, which stand although its day has not come.
     """
 
     cell: str
     rule: GateRule
-    owner: str
-    reason: str
-    link: str
-    expires: date
-    state: WaiverState
     in_vain: bool = False
 
 
@@ -89,10 +90,9 @@ class GateDecision(Frozen):
         exit_code: 0 open; 1 closed by a breakage; 4 closed because evidence is missing, and no breakage is seen.
         cells: required ones in the order of the matrix, then every other receipt by its place.
         missing: required cells that no receipt is accepted as evidence of, because evidence is missing.
-        foreign: receipts of another stack or target, or of a cell that is not required, as "run/cell".
         culprits: whose breakages close it, in dependency order.
         commit, image_digest, lock_hash: that the accepted receipts carry; empty where they carry none.
-        signed_by: who signed the folder; empty where no signature was asked for.
+        signed_by: who signed the folder; empty where no signature was requested.
         baseline: stack that speed and memory were compared with; empty where none was.
         rules_sha256: of the rules that were applied, with their waivers.
         receipts_sha256, baseline_sha256: of the manifests: the lines that `sha256sum` writes, sorted by file.
@@ -108,8 +108,6 @@ class GateDecision(Frozen):
     exit_code: int
     cells: tuple[CellVerdict, ...]
     missing: tuple[str, ...] = ()
-    unreadable: tuple[UnreadableReceipt, ...] = ()
-    foreign: tuple[str, ...] = ()
     waivers: tuple[GateWaiver, ...] = ()
     culprits: tuple[Culprit, ...] = ()
     commit: str = ""
@@ -121,16 +119,6 @@ class GateDecision(Frozen):
     receipts_sha256: str
     baseline_sha256: str = ""
     judged_at: str
-
-    @model_validator(mode="after")
-    def _agrees_with_itself(self) -> GateDecision:
-        if self.exit_code not in (0, 1, 4):
-            raise ValueError(f"a decision has no exit code {self.exit_code}, only 0, 1 or 4")
-        if not self.open == (self.exit_code == 0) == (not self.closing):
-            raise ValueError(f"open is {self.open}, the exit code is {self.exit_code}, {len(self.closing)} cells close")
-        if odd := next((cell for cell in self.cells if len(cell.rules) != len(cell.reasons)), None):
-            raise ValueError(f"{odd.cell} breaks {len(odd.rules)} rules for {len(odd.reasons)} reasons")
-        return self
 
     @property
     def exit(self) -> Exit:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime
 from enum import StrEnum
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +14,6 @@ from ..catalog.bridge import read_catalog
 from ..catalog.fp8 import (
     HistoryRule,
     LowParts,
-    Multiple,
     MultiplesRule,
     PartsRule,
     PolicyRules,
@@ -27,7 +27,7 @@ from ..catalog.fp8 import (
 )
 from ..errors import Exit, NothingSelected, WrongArguments, exit_for
 from ..evidence.values import Frozen
-from .decision import WaiverState
+from .decision import JudgedWaiver, WaiverState
 
 
 class PresetOutcome(StrEnum):
@@ -45,23 +45,10 @@ class PresetOutcome(StrEnum):
         return self not in (PresetOutcome.REFUSED, PresetOutcome.NOT_REFUSED)
 
 
-class PresetWaiver(Frozen):
-    """A waiver of a rule for a preset, and what it does today.
+class PresetWaiver(JudgedWaiver):
+    """A waiver of a rule for a preset; `holds`: whether it holds off a refusal today."""
 
-    Attributes:
-        rule, preset: what it holds off, and for whom.
-        owner: who answers for it.
-        expires: the last day on which it can hold.
-        holds: whether it holds off a refusal today.
-    """
-
-    rule: str
     preset: str
-    owner: str
-    reason: str
-    link: str
-    expires: date
-    state: WaiverState
     holds: bool
 
 
@@ -116,16 +103,6 @@ class PresetDecision(Frozen):
     outcome: PresetOutcome
     refusals: tuple[PresetRefusal, ...]
     not_refused_by: tuple[str, ...] = ()
-
-    @property
-    def standing(self) -> tuple[PresetRefusal, ...]:
-        """The refusals that no waiver holds off."""
-        return tuple(refusal for refusal in self.refusals if refusal.waived_until is None)
-
-    @property
-    def is_allowed(self) -> bool:
-        """Whether the preset may run."""
-        return not self.standing
 
 
 class PolicyResult(Frozen):
@@ -194,13 +171,11 @@ def decide_preset(preset: Preset, rules: PolicyRules, waivers: Sequence[Waiver],
     for rule in rules.rules:
         own = [waiver for waiver in waivers if (waiver.rule, waiver.preset) == (rule.id, preset.id)]
         last = max(own, key=lambda waiver: waiver.expires, default=None)
-        waiver = None if last is None else _judge_waiver(last, today, waivable=rule.waivable)
+        waiver = _judge_waiver(last, today, waivable=rule.waivable) if last else None
         words = {name: getattr(rule, name) for name in ("refuses", "reason", "source", "next")}
-        refusals += [
-            PresetRefusal(rule=rule.id, found=found, waiver=waiver, **words) for found in _find(rule, preset, rules)
-        ]
-    refused_by = {refusal.rule for refusal in refusals}
-    missed = tuple(rule for rule in preset.refused_by if rule not in refused_by)
+        found = _find(rule, preset, rules)
+        refusals += [PresetRefusal(rule=rule.id, found=one, waiver=waiver, **words) for one in found]
+    missed = tuple(rule for rule in preset.refused_by if rule not in {refusal.rule for refusal in refusals})
     if missed:  # reported even where another rule refuses the preset
         outcome = PresetOutcome.NOT_REFUSED
     elif not refusals:
@@ -229,10 +204,8 @@ def list_waivers(
 
 def _judge_waiver(waiver: Waiver, today: date, *, waivable: bool = True, needed: bool = True) -> PresetWaiver:
     state = WaiverState.HOLDS if waiver.expires >= today else WaiverState.EXPIRED
-    return PresetWaiver(
-        **waiver.model_dump(), state=state if needed else WaiverState.NOT_NEEDED,
-        holds=waivable and state is WaiverState.HOLDS,
-    )  # fmt: skip
+    holds = waivable and state is WaiverState.HOLDS
+    return PresetWaiver(**waiver.model_dump(), state=state if needed else WaiverState.NOT_NEEDED, holds=holds)
 
 
 def _find(rule: Rule, preset: Preset, rules: PolicyRules) -> Iterator[str]:
@@ -242,44 +215,39 @@ def _find(rule: Rule, preset: Preset, rules: PolicyRules) -> Iterator[str]:
             if preset.low and (preset.bf16_first < rule.first or preset.bf16_last < rule.last):
                 yield (
                     f"of {len(preset.pattern)} layers the first {preset.bf16_first} and the last {preset.bf16_last} "
-                    f"stay in BF16; at least {rule.first} and {rule.last} are wanted"
+                    f"stay in BF16; at least {rule.first} and {rule.last} are required"
                 )
         case PartsRule():
-            yield from (
-                f"{part} runs in {low.recipe}" for low in preset.low for part in low.parts if part in rule.parts
-            )
+            for low in preset.low:
+                yield from (f"{part} runs in {low.recipe}" for part in low.parts if part in rule.parts)
         case TogetherRule():
             missing = [owner for owner in rule.owners if not preset.owners.get(owner, "").strip()]
             if preset.low and preset.graphs and preset.recompute == "selective" and missing:
                 yield f"low precision, graphs and selective recompute, and nobody is named for {', '.join(missing)}"
         case HistoryRule():
             if preset.amax_history < rule.least and any(low.recipe == "delayed" for low in preset.low):
-                yield f"amax_history is {preset.amax_history}; at least {rule.least} is wanted"
+                yield f"amax_history is {preset.amax_history}; at least {rule.least} is required"
         case TargetRule():
             yield from _find_targets(preset, rules)
         case MultiplesRule():
-            of = {row.recipe: row for row in rules.multiples}
-            yield from (
-                found for low in preset.low if low.recipe in of for found in _find_odd(low, preset, of[low.recipe])
-            )
+            yield from _find_odd_sizes(preset, rules)
 
 
 def _find_targets(preset: Preset, rules: PolicyRules) -> Iterator[str]:
-    for target in preset.targets:
+    for target, low in product(preset.targets, preset.low):
         have = rules.recipes.get(target, ())
-        for low in preset.low:
-            if low.recipe not in have:
-                others = [name for name, recipes in rules.recipes.items() if low.recipe in recipes]
-                yield (
-                    f"{', '.join(low.parts)}: {target} has no {low.recipe} (it has {', '.join(have) or 'none'}); "
-                    f"{', '.join(others) or 'no target'} {'have' if len(others) > 1 else 'has'} it"
-                )
+        if low.recipe not in have:
+            others = [name for name, recipes in rules.recipes.items() if low.recipe in recipes]
+            yield (
+                f"{', '.join(low.parts)}: {target} has no {low.recipe} (it has {', '.join(have) or 'none'}); "
+                f"targets that have it: {', '.join(others) or 'none'}"
+            )
 
 
-def _find_odd(low: LowParts, preset: Preset, row: Multiple) -> Iterator[str]:
-    parts = ", ".join(low.parts)
-    odd = [str(width) for width in low.widths if width % row.widths]
-    if odd:
-        yield f"{parts}: width {', '.join(odd)}; {low.recipe} takes multiples of {row.widths} ({row.source})"
-    if preset.tokens % row.tokens:
-        yield f"{parts}: {preset.tokens} tokens; {low.recipe} takes multiples of {row.tokens} ({row.source})"
+def _find_odd_sizes(preset: Preset, rules: PolicyRules) -> Iterator[str]:
+    for low, row in product(preset.low, rules.multiples):
+        sizes = [("width", width, row.widths) for width in low.widths]
+        for what, size, step in (*sizes, ("tokens", preset.tokens, row.tokens)):
+            if low.recipe == row.recipe and size % step:
+                text = f"{what} {size}; {low.recipe} takes multiples of {step} ({row.source})"
+                yield f"{', '.join(low.parts)}: {text}"

@@ -15,8 +15,7 @@ from ..environments.session_result import SessionResult
 from ..evidence.receipt import Outcome
 from ..probes.order import Order
 from .fp8_policy import PolicyResult, decide_policy
-from .loss import decide_curves
-from .loss_result import LossOutcome, LossVerdict
+from .loss import LossOutcome, LossVerdict, decide_curves
 
 _TRAINING: Final = "fp8.loss"  # code of the cells that leave curves
 

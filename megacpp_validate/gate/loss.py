@@ -1,38 +1,130 @@
 """The loss gate: may this FP8 recipe train in place of BF16? Curves in, verdict out.
 
 Same seeds and same data make the difference between an FP8 run and its BF16 twin far smaller than the difference
-between two seeds, so everything is judged on that *paired* gap, step by step:
+between two seeds, so everything is judged on that *paired* gap, step by step; `loss_checks` describes the checks.
 
-- `steps`: each planned step once, in order, finite. Anything else fails; in BF16 it refuses, see `loss_refusals`.
-- `gap.settled`: in the second half of the run, the smoothed gap of each seed, at its largest. Its bar is how far
-  two BF16 seeds may lie apart by chance where they differ most: their spread there, times Student's t for the farthest
-  of so many seeds, times the root of 2 for a difference of two runs; and 0.01 nats at most: few seeds, or seeds that
-  differ much, never buy more room than that.
-- `gap.tail`: the bias over the last fifth, mean over seeds. Noise averages out there and a fault does not: the bar of
-  one seed by itself, divided by the square root of their number.
-- `gap.learning`: the same in the first half, where a delay of few steps already is a large gap, and seeds differ more;
-  0.01 nats at most there too. After the first tenth it has a bar of its own: what seeds do at the start is no leave.
-- other gaps, noise and norms: in `loss_checks`; what the layers held: in `loss_observed`.
-
-A gap that is scaled up stays red, whatever else is in the curves: no bar is computed from the candidate.
+A curve is refused, and not failed, where nothing is known of its recipe: where it cannot be compared with the BF16 run
+of the same seed, data, length and machine, or where BF16 is damaged. What is damaged in an FP8 curve is a failure.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from itertools import combinations, pairwise
 from pathlib import Path
+from typing import Final, Literal
 
 from .. import TOOL
+from ..errors import Exit, exit_for
 from ..evidence.loss_curve import LossCurve
-from ..evidence.loss_curves import CurveSet, read_curves
+from ..evidence.loss_curves import CurveInvalid, read_curves
 from ..evidence.receipt import Check, Part
-from .loss_checks import Extreme, check_norms, check_scales, make_check, to_json
-from .loss_observed import check_observed, hold
-from .loss_refusals import REFERENCE, Pairs, find_damage, find_refusals, pair_by_seed
-from .loss_result import LossGateResult, LossOutcome, LossVerdict, SeedSeries
-from .loss_statistics import CAP, find_largest, smooth, spread_of_seeds, subtract, t_95, t_of_largest
+from ..evidence.values import Frozen
+from .loss_checks import (
+    CAP,
+    CASTS,
+    REFERENCE,
+    Pairs,
+    check_curves,
+    check_observed,
+    find_noise,
+    set_bars,
+    smooth,
+    subtract,
+    to_json,
+)
+
+LEAST_SEEDS: Final = 3  # two seeds make one difference, from which no spread can be derived
+LEAST_STEPS: Final = 100  # shorter runs leave fewer than ten steps to a smoothing window
+SAME: Final = 2.0**-23  # of a loss: one step of fp32, which is what the loss is computed in
+MADE_WITH: Final = ("gpu", "torch", "transformer_engine")  # what every curve records, the same in all
+
+Curves = Sequence[LossCurve]
+
+
+class LossOutcome(StrEnum):
+    """How the gate decided. Only `PASS` is good."""
+
+    PASS = "pass"  # noqa: S105 - no password
+    FAIL = "fail"  # a check out of its bound
+    REFUSED = "refused"  # the curves cannot be compared: nothing is known of the recipe
+
+
+class SeedSeries(Frozen):
+    """The smoothed curves of one seed, a value a step: each is the mean over the `window` steps that end there.
+
+    Attributes:
+        steps: number of the last step of each window.
+        reference: smoothed loss of BF16, in nats.
+        gap: smoothed loss of the candidate minus that of BF16, in nats.
+    """
+
+    seed: int
+    steps: tuple[int, ...]
+    reference: tuple[float, ...]
+    gap: tuple[float, ...]
+
+
+class LossVerdict(Frozen):
+    """The gate's answer on one recipe.
+
+    Attributes:
+        of: the cell whose curves were judged; empty where they came from none.
+        recipe: of the candidate; empty where the curves do not agree on one.
+        outcome: what holds.
+        refusals: why the curves cannot be compared; empty otherwise.
+        checks: each with its observed value, its bound and where that comes from; empty if refused.
+        window: number of steps of the smoothing.
+        bar: what the smoothed gap of each seed may be at most in the second half, in nats.
+        early_bar: the same in the first half.
+        spread: the seed-to-seed spread of BF16 that the bar comes from, in nats; None where it overflows.
+        series: smoothed curves of each seed; empty where a curve is damaged, or its sums overflow.
+    """
+
+    schema_id: Literal["megacpp-validate/loss-verdict/1"] = "megacpp-validate/loss-verdict/1"
+    of: str = ""
+    recipe: str
+    outcome: LossOutcome
+    refusals: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()
+    window: int | None = None
+    bar: float | None = None
+    early_bar: float | None = None
+    spread: float | None = None
+    series: tuple[SeedSeries, ...] = ()
+
+
+class LossGateResult(Frozen):
+    """What the gate decided about every recipe of a folder.
+
+    Attributes:
+        tool: that decided.
+        folder: whose curves were read.
+        verdicts: of each cell and recipe.
+    """
+
+    schema_id: Literal["megacpp-validate/loss-gate/1"] = "megacpp-validate/loss-gate/1"
+    tool: str
+    folder: str
+    verdicts: tuple[LossVerdict, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether there is a verdict, and every one is a pass."""
+        return bool(self.verdicts) and all(verdict.outcome is LossOutcome.PASS for verdict in self.verdicts)
+
+    @property
+    def breaks(self) -> bool:
+        """Whether a recipe failed; curves that cannot be compared are lost evidence."""
+        return any(verdict.outcome is LossOutcome.FAIL for verdict in self.verdicts)
+
+    @property
+    def exit(self) -> Exit:
+        """Closed where a recipe fails; evidence is missing where curves cannot be compared, or there are none."""
+        return exit_for(breaks=self.breaks, lacks=not self.holds)
 
 
 def judge_folder(folder: Path) -> LossGateResult:
@@ -52,42 +144,24 @@ def decide_curves(folder: Path) -> tuple[LossVerdict, ...]:
     Raises:
         WrongArguments: there is no such folder.
     """
-    return tuple(verdict for curves in read_curves(folder) for verdict in _decide_set(curves))
+    return tuple(verdict for cell, runs in read_curves(folder).items() for verdict in _decide_cell(cell, runs))
 
 
-def _decide_set(curves: CurveSet) -> Iterator[LossVerdict]:
+def _decide_cell(cell: str, runs: Mapping[str, Sequence[LossCurve | CurveInvalid]]) -> Iterator[LossVerdict]:
     """The verdicts on the recipes of one cell."""
-    lost: dict[str, list[str]] = {}
-    for fault in curves.unreadable:
-        lost.setdefault(fault.file.stem.rpartition(".")[2].rpartition("-")[0], []).append(str(fault))
-    held: dict[str, list[LossCurve]] = {}
-    for curve in curves.curves:
-        held.setdefault(curve.recipe, []).append(curve)
-    recipes = sorted((held.keys() | lost.keys()) - {REFERENCE})
-    if not recipes:
-        lost[""] = [f"there are curves of {REFERENCE} alone. Next step: train the FP8 recipes too"]
-    for recipe in recipes or [""]:
-        if faults := (*lost.get(REFERENCE, ()), *lost.get(recipe, ())):
-            yield LossVerdict(of=curves.of, recipe=recipe, outcome=LossOutcome.REFUSED, refusals=faults)
+    curves = {recipe: [run for run in of if isinstance(run, LossCurve)] for recipe, of in runs.items()}
+    for recipe in sorted(runs.keys() - {REFERENCE}) or [""]:
+        lost = [str(run) for one in (REFERENCE, recipe) for run in runs.get(one, ()) if isinstance(run, CurveInvalid)]
+        if not recipe:
+            lost.append(f"there are curves of {REFERENCE} alone. Next step: train the FP8 recipes too")
+        if lost:
+            yield LossVerdict(of=cell, recipe=recipe, outcome=LossOutcome.REFUSED, refusals=tuple(lost))
             continue
-        others = [curve for curve in curves.curves if curve.recipe not in (REFERENCE, recipe)]
-        verdict = decide_loss(held.get(REFERENCE, []), held[recipe], others)
-        yield verdict.model_copy(update={"of": curves.of})
+        others = [curve for one, of in curves.items() if one not in (REFERENCE, recipe) for curve in of]
+        yield decide_loss(curves.get(REFERENCE, []), curves[recipe], others).model_copy(update={"of": cell})
 
 
-@dataclass(frozen=True)
-class _Bounded:
-    """Some windows, and how large a gap may be in them."""
-
-    name: str
-    windows: slice
-    bar: float
-    derivation: str
-
-
-def decide_loss(
-    reference: Sequence[LossCurve], candidate: Sequence[LossCurve], others: Sequence[LossCurve] = ()
-) -> LossVerdict:
+def decide_loss(reference: Curves, candidate: Curves, others: Curves = ()) -> LossVerdict:
     """Decide on one FP8 recipe.
 
     Args:
@@ -106,36 +180,22 @@ def decide_loss(
     steps = tuple(_check_steps(pair[side]) for side in (0, 1) for pair in pairs)
     if not all(check.passed for check in steps):
         return LossVerdict(recipe=recipe, outcome=LossOutcome.FAIL, checks=steps)
-    planned = pairs[0][0].planned
-    window, split = planned // 10, planned // 2  # windows from `split` on lie in the second half as a whole
+    bars, window = set_bars(pairs), pairs[0][0].planned // 10
+    held = [check for _, fp8 in pairs for check in check_observed(fp8, [*candidate, *others])]
+    checks = (*steps, *check_curves(pairs, bars), *held)
     series = tuple(_smooth_pair(bf16, fp8, window) for bf16, fp8 in pairs)
-    spread, early, later = (
-        spread_of_seeds([each.reference[windows] for each in series])
-        for windows in (slice(split, None), slice(0, split), slice(window, split))
-    )
-    factor, alone = t_of_largest(len(pairs)) * math.sqrt(2), t_95(len(pairs)) * math.sqrt(2)
-    bar, early_bar = min(CAP, factor * spread), min(CAP, max(factor * early, factor * spread))
-    said = f"{factor:.3g} (Student's t of {len(pairs)} seeds x the root of 2) x the largest spread of {REFERENCE} there"
-    learning = (
-        _Bounded("size", slice(0, split), early_bar, said),
-        _Bounded("after the start", slice(window, split), min(CAP, factor * max(spread, later)), said),
-    )
-    held = hold([*candidate, *others])
-    checks = (
-        *steps,
-        *_check_gap("gap.settled", series, _Bounded("size", slice(split, None), bar, said)),
-        _check_tail(pairs, planned, min(CAP, alone * spread) / math.sqrt(len(pairs))),
-        *_check_gap("gap.learning", series, *learning),
-        *check_scales(pairs, planned, factor),
-        *check_norms(pairs, planned, factor),
-        *(check for _, fp8 in pairs for check in check_observed(fp8, held)),
-    )
-    passed = all(check.passed for check in checks)
     finite = all(math.isfinite(value) for each in series for value in (*each.reference, *each.gap))
     return LossVerdict(
-        recipe=recipe, outcome=LossOutcome.PASS if passed else LossOutcome.FAIL, checks=checks, window=window, bar=bar,
-        early_bar=early_bar, spread=to_json(spread), series=series if finite else (),
+        recipe=recipe, outcome=LossOutcome.PASS if all(check.passed for check in checks) else LossOutcome.FAIL,
+        checks=checks, window=window, bar=bars.settled, early_bar=bars.early, spread=to_json(bars.spread),
+        series=series if finite else (),
     )  # fmt: skip
+
+
+def pair_by_seed(reference: Curves, candidate: Curves) -> Pairs:
+    """The BF16 run and the FP8 run of each seed, in the order of seeds; for curves that were not refused."""
+    of_seed = {curve.seed: curve for curve in candidate}
+    return tuple((curve, of_seed[curve.seed]) for curve in sorted(reference, key=lambda curve: curve.seed))
 
 
 def _check_steps(curve: LossCurve) -> Check:
@@ -149,22 +209,143 @@ def _smooth_pair(bf16: LossCurve, fp8: LossCurve, window: int) -> SeedSeries:
     return SeedSeries(seed=bf16.seed, steps=bf16.steps[window - 1 :], reference=smooth(bf16.losses, window), gap=gap)
 
 
-def _check_gap(name: str, series: Sequence[SeedSeries], *bounded: _Bounded) -> Iterator[Check]:
-    for each in series:
-        parts, where = [], 0
-        for one in bounded:
-            worst, place = find_largest(each.gap[one.windows])
-            passed = worst <= one.bar  # a NaN does not
-            parts.append(Part(one.name, to_json(worst), to_json(one.bar), passed, f"{one.derivation}; {CAP} at most"))
-            if not passed or one is bounded[0]:
-                where = each.steps[one.windows][place]
-        detail = f"largest in the window that ends at step {where}"
-        yield Check(f"{name}.seed{each.seed}", all(part.passed for part in parts), tuple(parts), detail)
+# --- Refusals: each is a sentence that ends with the next step. ---
 
 
-def _check_tail(pairs: Pairs, planned: int, bar: float) -> Check:
-    start = planned - planned // 5
-    gaps = [subtract(fp8.losses[start:], bf16.losses[start:]) for bf16, fp8 in pairs]
-    bias = sum(map(sum, gaps)) / sum(map(len, gaps))
-    said = f"Student's t of {len(pairs)} seeds x the root of 2 x the spread of {REFERENCE}, over the root of the seeds"
-    return make_check("gap.tail", [Extreme(abs(bias), bar, f"{bias:+.4f} nats over steps {start} and later")], said)
+def find_refusals(reference: Curves, candidate: Curves, others: Curves = ()) -> tuple[str, ...]:
+    """Why these curves allow no verdict; empty if they do.
+
+    Args:
+        others: of other recipes of the same session: none of them may be one of these under another name.
+    """
+    unmatched = list(_find_wrong_sets(reference, candidate))
+    matched = [] if unmatched else list(_find_wrong_pairs(reference, candidate, others))
+    return (*unmatched, *matched, *_find_wrong_records(reference, candidate))
+
+
+def find_damage(curve: LossCurve) -> tuple[str, ...]:
+    """What is wrong with the record of one run: steps missing, repeated or out of order, numbers not finite."""
+    counts, planned = Counter(curve.steps), range(curve.planned)
+    found = [
+        f"{len(steps)} of {curve.planned} steps are {words}, the first is step {steps[0]}"
+        for words, steps in (
+            ("missing", [step for step in planned if step not in counts]),
+            ("repeated", sorted(step for step, times in counts.items() if times > 1)),
+            ("not planned", sorted(step for step in counts if step not in planned)),
+            ("out of order", [after for before, after in pairwise(curve.steps) if after < before]),
+        )
+        if steps
+    ]
+    norms = {"gradient norm": curve.gradient_norms}
+    norms |= {f"gradient norm of {part}": values for part, values in curve.part_norms.items()}
+    losses = {"loss": curve.losses} | {f"loss of {part}": values for part, values in curve.part_losses.items()}
+    for name, values in (losses | norms).items():
+        odd = [step for step, value in zip(curve.steps, values, strict=False) if not math.isfinite(value)]
+        if len(values) != len(curve.steps):
+            found.append(f"{len(curve.steps)} steps have {len(values)} values of the {name}")
+        elif odd:
+            found.append(f"the {name} of {len(odd)} steps is not finite, the first is step {odd[0]}")
+        if (name in norms or name == "loss") and any(value < 0 for value in values):
+            found.append(f"a {name} is below 0")
+    return tuple(found)
+
+
+def _find_wrong_sets(reference: Curves, candidate: Curves) -> Iterator[str]:
+    """Recipes and seeds that do not make pairs."""
+    wrong = sorted({curve.recipe for curve in reference} - {REFERENCE})
+    recipes = sorted({curve.recipe for curve in candidate})
+    has, got = (Counter(curve.seed for curve in curves) for curves in (reference, candidate))
+    twice = [sorted(seed for seed, times in counted.items() if times > 1) for counted in (has, got)]
+    lacking, surplus = sorted(has.keys() - got.keys()), sorted(got.keys() - has.keys())
+    for broken, text in (
+        (wrong, f"the reference has curves of {', '.join(wrong)}. Next step: give it curves of {REFERENCE} alone"),
+        (len(recipes) > 1, f"the candidate mixes {', '.join(recipes)}. Next step: decide one recipe at a time"),
+        (REFERENCE in recipes, f"the candidate has curves of {REFERENCE}. Next step: give it those of an FP8 recipe"),
+        (twice[0], f"the reference has the seeds {twice[0]} more than once. Next step: give one curve a seed"),
+        (twice[1], f"the candidate has the seeds {twice[1]} more than once. Next step: give one curve a seed"),
+        (len(has) < LEAST_SEEDS,
+         f"the reference has {len(has)} of at least {LEAST_SEEDS} seeds. Next step: train more of {REFERENCE}"),
+        (lacking, f"the candidate lacks the seeds {lacking} of the reference. Next step: train it with the same seeds"),
+        (surplus, f"the reference lacks the seeds {surplus} of the candidate. Next step: train it with the same seeds"),
+    ):  # fmt: skip
+        if broken:
+            yield text
+
+
+def _find_wrong_pairs(reference: Curves, candidate: Curves, others: Curves) -> Iterator[str]:
+    """Runs of other lengths or data, and one run under two names: two seeds or recipes differ from the first step."""
+    lengths = sorted({curve.planned for curve in (*reference, *candidate)})
+    if len(lengths) > 1:
+        yield f"runs of {' and '.join(map(str, lengths))} steps were planned. Next step: train all for one length"
+    elif lengths[0] < LEAST_STEPS:
+        yield f"the runs have {lengths[0]} of at least {LEAST_STEPS} steps. Next step: train longer"
+    pairs = list(pair_by_seed(reference, candidate))
+    for bf16, fp8 in pairs:
+        if bf16.data != fp8.data:
+            yield f"{_name(fp8)} saw other data than that of {REFERENCE}. Next step: train both on the same data"
+    pairs += [pair for curves in (reference, candidate) for pair in combinations(curves, 2)]
+    pairs += [(one, other) for one in candidate for other in others]
+    for one, other in pairs:
+        if _are_same(one, other):
+            yield (
+                f"{_name(one)} and {_name(other)} have the same losses for more than a tenth of the run. Likely cause: "
+                "FP8 never ran there, the weights were not seeded, or a curve was copied. Next step: look at the "
+                "quantizers that the recipe probe observed, and train each of them"
+            )
+
+
+def _are_same(one: LossCurve, other: LossCurve) -> bool:
+    """Whether two runs have the same loss to fp32 in more steps in a row than a window of the smoothing has.
+
+    Two runs that differ in anything pass through the same loss now and then, and where few digits are written more
+    often; not for a tenth of all steps in a row. A loss that stands still is no sign of a copy.
+    """
+    best, start = range(0), 0
+    for place, (a, b) in enumerate(zip(one.losses, other.losses, strict=False)):
+        if not abs(a - b) <= SAME * abs(a):
+            start = place + 1
+        elif place + 1 - start > len(best):
+            best = range(start, place + 1)
+    values = {one.losses[place] for place in best}
+    return len(best) > max(one.planned // 10, 1) and len(values) > len(best) // 2
+
+
+def _find_wrong_records(reference: Curves, candidate: Curves) -> Iterator[str]:
+    """Recipes that are not known, references that are none, other machines."""
+    if unknown := sorted({curve.recipe for curve in candidate} - CASTS.keys() - {REFERENCE}):
+        yield f"the recipe {unknown[0]!r} is unknown. Next step: give curves of one of {', '.join(CASTS)}"
+    for curve in reference:
+        if curve.recipe == REFERENCE:
+            if damage := find_damage(curve):
+                yield f"{_name(curve)} is damaged: {'; '.join(damage)}. Next step: train it again"
+            elif why := _find_no_learning(curve):
+                yield f"{_name(curve)} is no reference: {why}. Next step: fix the training in {REFERENCE} first"
+            if curve.quantizers or curve.histories:
+                yield f"{_name(curve)} trained in low precision. Next step: train it outside of every FP8 scope"
+    curves = (*reference, *candidate)
+    for what in sorted({*MADE_WITH, *(key for curve in curves for key in curve.made_with)}):
+        values = sorted({curve.made_with.get(what, "") for curve in curves})
+        if len(values) > 1 or (what in MADE_WITH and "" in values):
+            listed = " and ".join(value or "none" for value in values)
+            yield f"the runs record as their {what}: {listed}. Next step: train all of them in one place"
+
+
+def _find_no_learning(curve: LossCurve) -> str:
+    """Why a whole run of BF16 shows nothing: where nothing is learned, nothing can be lost; empty where it shows it.
+
+    It falls by more than FP8 may be off by, and ends no more than that above its lowest, in means of a tenth of the
+    run; with four deviations of such a mean, of steps that differ as neighbours do.
+    """
+    window = max(curve.planned // 10, 1)
+    means = smooth(curve.losses, window)
+    lowest = min(means)
+    fall, rise = means[0] - lowest, means[-1] - lowest
+    if not fall > CAP:
+        return f"its smoothed loss falls by {fall:.4f} nats, and what is looked for is {CAP}"
+    if not rise <= CAP + 4 * find_noise(curve.losses) / math.sqrt(window):
+        return f"its smoothed loss ends {rise:.4f} nats above its lowest: it diverged"
+    return ""
+
+
+def _name(curve: LossCurve) -> str:
+    return f"the run of {curve.recipe} with seed {curve.seed}"

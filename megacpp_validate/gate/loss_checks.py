@@ -1,10 +1,15 @@
-"""Gaps and gradient norms of FP8 runs beside those of their BF16 twins, over stretches of every length.
+"""The checks of the loss gate on one FP8 recipe: gaps, gradient norms, and what the layers held.
 
 A spike that recovers, a swing whose ups and downs cancel, a run that leaves in its last steps, a noise that has grown:
 each is far beyond what two seeds of BF16 do over as many steps, and nothing of it is left in a long mean. So gaps are
 smoothed over 1, 2, 4, ... steps up to a tenth of the run.
 
-- `gap.short`: of the whole loss. The cap of a window is that of the long one times the square root of how many of it
+- `gap.settled`, `gap.learning`: the gap of each seed over a tenth of the run, in its second and its first half. The bar
+  is how far two BF16 seeds may lie apart by chance where they differ most, and 0.01 nats at most: few seeds, or seeds
+  that differ much, never buy more room than that. After the first tenth `gap.learning` has a bar of its own: what seeds
+  do at the start is no excuse later.
+- `gap.tail`: the bias over the last fifth, mean over seeds. Noise averages out there and a fault does not.
+- `gap.short`: over shorter windows. The cap of a window is that of the long one times the square root of how many of it
   the long one holds.
 - `gap.noise`, `gradient_norm.noise`: from step to step, beside the noisiest difference of two BF16 seeds; twice that at
   most. It comes from differences of neighbours, so that nothing slow is in it.
@@ -16,8 +21,11 @@ smoothed over 1, 2, 4, ... steps up to a tenth of the run.
   same weights, so that the ratio is that of the arithmetic: a scaled loss, however little. Later weights have drifted
   apart as seeds do, and only parts that vanish or blow up are seen. A norm of 0 beside one that is not is infinitely
   far off.
+- `observed`: casts of each recipe, the layers that made them, and how delayed scaling moved. They take nothing from the
+  curves: a right cast does not excuse a loss that is off, nor a good loss a wrong format.
 
-Nothing is computed from the candidate but what is judged.
+No bar is computed from the candidate, and none of the numbers gets smaller when a gap is scaled up. A t-test has not
+that property: one seed far off raises the standard error, and with it the bar.
 """
 
 from __future__ import annotations
@@ -26,14 +34,15 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from functools import partial
+from itertools import accumulate, combinations, pairwise
 from typing import Final
 
 from ..evidence.loss_curve import LossCurve
 from ..evidence.receipt import Check, Part
-from .loss_refusals import REFERENCE, Pairs
-from .loss_statistics import CAP, find_largest, find_noise, sample_deviation, smooth_fast, spread_of_seeds, subtract
 
+REFERENCE: Final = "bf16"
+CAP: Final = 0.01  # nats: what the smoothed loss of FP8 may be off by at most, however far seeds are apart
 GROWTH: Final = 2.0  # of what two seeds of BF16 were seen to differ by
 SMALLEST_SCALING: Final = 1.03
 MATCHED: Final = math.log(SMALLEST_SCALING) / 2
@@ -44,11 +53,140 @@ NORM_CAP: Final = math.log(2)  # of those bars: whatever halves or doubles a gra
 VANISHING: Final = math.log(16)
 FEWEST: Final = 5  # steps of a median that one spike and the first step of delayed scaling leave alone
 
+# Student's t by number of seeds, two-sided: of one more seed at 95%; and of the farthest of all of them, each of which
+# is held to 3 / seeds of those 5%, which keeps the chance of all at that of three (Bonferroni). A number of seeds that
+# is not listed has the value of the next smaller one.
+_T_OF_ONE: Final = {3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262, 16: 2.131}
+_T_OF_FARTHEST: Final = {3: 4.303, 4: 3.572, 5: 3.298, 6: 3.163, 7: 3.089, 8: 3.044, 9: 3.016, 10: 2.998, 16: 2.978}
+
+# Recipe -> class of its quantizers, and the formats of inputs and weights, and of gradients. NVFP4's is as Transformer
+# Engine calls its dtype.
+CASTS: Final[dict[str, tuple[str, str, str]]] = {
+    "delayed": ("Float8Quantizer", "e4m3", "e5m2"),
+    "current": ("Float8CurrentScalingQuantizer", "e4m3", "e5m2"),
+    "block": ("Float8BlockQuantizer", "e4m3", "e4m3"),
+    "mxfp8": ("MXFP8Quantizer", "e4m3", "e4m3"),
+    "nvfp4": ("NVFP4Quantizer", "kfloat4e2m1", "kfloat4e2m1"),
+}
+TENSORS: Final = frozenset({"input", "weight", "gradient"})
+LANE: Final = "lane"  # the part of the gate's model in front of its layers in low precision
+# A scale is one division in fp32, and so is its re-computation: two roundings of 2^-24, doubled.
+SCALE_ERROR: Final = 2.0**-22
+
+Pairs = tuple[tuple[LossCurve, LossCurve], ...]  # BF16 and FP8 of each seed
 Series = Mapping[int, tuple[Sequence[float], Sequence[float]]]  # seed -> values of BF16 and of FP8, a step each
 
 
 @dataclass(frozen=True)
-class Extreme:
+class Bars:
+    """What the smoothed gap of one seed may be, nats.
+
+    Attributes:
+        factor: how many deviations between seeds the farthest of them may be off.
+        spread: the largest deviation between BF16 seeds in the second half.
+        settled, early: bars of the second and the first half.
+        later: bar of the first half after the first tenth of the run.
+        tail: bar of the mean over all seeds.
+    """
+
+    factor: float
+    spread: float
+    settled: float
+    early: float
+    later: float
+    tail: float
+
+
+def set_bars(pairs: Pairs) -> Bars:
+    """The bars that the BF16 runs give."""
+    planned, seeds = pairs[0][0].planned, len(pairs)
+    window, half = planned // 10, planned // 2
+    smoothed = [smooth(bf16.losses, window) for bf16, _ in pairs]
+    steps = slice(half, None), slice(0, half), slice(window, half)
+    spread, early, later = (spread_of_seeds([one[windows] for one in smoothed]) for windows in steps)
+    factor = t_of_farthest(seeds) * math.sqrt(2)
+    return Bars(
+        factor, spread,
+        settled=min(CAP, factor * spread),
+        early=min(CAP, max(factor * early, factor * spread)),
+        later=min(CAP, factor * max(spread, later)),
+        tail=min(CAP, t_of_one(seeds) * math.sqrt(2) * spread) / math.sqrt(seeds),
+    )  # fmt: skip
+
+
+def check_curves(pairs: Pairs, bars: Bars) -> Iterator[Check]:
+    """Every check of losses and norms.
+
+    Args:
+        pairs: undamaged, all of the same number of steps.
+    """
+    planned = pairs[0][0].planned
+    yield from _check_long_gaps(pairs, planned, bars)
+    yield from _check_scales(pairs, planned, bars.factor)
+    yield from _check_norms(pairs, planned, bars.factor)
+
+
+# --- Numbers: plain functions of finite series. ---
+
+
+def smooth(values: Sequence[float], window: int) -> tuple[float, ...]:
+    """Means over each `window` values in a row: `len(values) - window + 1` of them."""
+    sums = (0.0, *accumulate(values))
+    return tuple((sums[end] - sums[end - window]) / window for end in range(window, len(sums)))
+
+
+def subtract(values: Sequence[float], from_them: Sequence[float]) -> tuple[float, ...]:
+    """The differences, value by value."""
+    return tuple(a - b for a, b in zip(values, from_them, strict=True))
+
+
+def find_noise(gaps: Sequence[float]) -> float:
+    """What a step is off by for itself: root mean square of differences of neighbours, over the root of 2."""
+    squares = [(after - before) * (after - before) / 2 for before, after in pairwise(gaps)]
+    return math.sqrt(sum(squares) / len(squares)) if squares else 0.0
+
+
+def spread_of_seeds(curves: Sequence[Sequence[float]]) -> float:
+    """The largest sample standard deviation from seed to seed over all windows of a stretch; NaN where one is NaN.
+
+    Args:
+        curves: the same stretch of each seed's smoothed loss.
+    """
+    return _largest([sample_deviation(column) for column in zip(*curves, strict=True)])[0]
+
+
+def sample_deviation(values: Sequence[float]) -> float:
+    """The sample standard deviation of two values or more; infinite where it overflows, where `statistics` raises."""
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((value - mean) * (value - mean) for value in values) / (len(values) - 1))
+
+
+def t_of_one(seeds: int) -> float:
+    """How many sample standard deviations another seed may be off, at 95%, where `seeds` seeds gave that deviation."""
+    return _T_OF_ONE[max(number for number in _T_OF_ONE if number <= max(seeds, 3))]
+
+
+def t_of_farthest(seeds: int) -> float:
+    """How many deviations the farthest of `seeds` seeds may be off, where as many gave that deviation."""
+    return _T_OF_FARTHEST[max(number for number in _T_OF_FARTHEST if number <= max(seeds, 3))]
+
+
+def to_json(value: float) -> float | None:
+    """The value as JSON can have it: finite losses may have sums that are not."""
+    return value if math.isfinite(value) else None
+
+
+def _largest(values: Sequence[float]) -> tuple[float, int]:
+    """The largest size among values and its place; NaN at place 0 where one of them is not a number."""
+    sizes = [abs(value) for value in values]
+    return (math.nan, 0) if any(map(math.isnan, sizes)) else (max(sizes), sizes.index(max(sizes)))
+
+
+# --- Gaps. ---
+
+
+@dataclass(frozen=True)
+class _Extreme:
     """The largest size in one stretch, and what it may be; `where` says of what, in which seed and steps."""
 
     size: float
@@ -63,7 +201,7 @@ class Extreme:
         return self.size / self.bar if self.bar else math.inf if self.size else 0.0
 
 
-def make_check(name: str, seen: Iterable[Extreme], derivation: str) -> Check:
+def _make_check(name: str, seen: Iterable[_Extreme], derivation: str) -> Check:
     """Of the one that is off by most of its bar; a number that is not finite becomes None, as in JSON."""
     worst = max(seen, key=lambda one: one.excess)
     passed = worst.size <= worst.bar  # a NaN is not
@@ -71,131 +209,98 @@ def make_check(name: str, seen: Iterable[Extreme], derivation: str) -> Check:
     return Check(name, passed, (part,), worst.where)
 
 
-def to_json(value: float) -> float | None:
-    """The value as JSON can have it: finite losses may have sums that are not."""
-    return value if math.isfinite(value) else None
-
-
-@dataclass(frozen=True)
-class _Stretch:
-    """Steps in a row that are judged together.
-
-    Attributes:
-        beside: steps of BF16 whose spread is the bar; those themselves without it.
-        cap: of a window of a tenth of the run, whatever seeds do.
-        least: what the bar is at least.
-    """
-
-    name: str
-    steps: slice
-    beside: slice | None = None
-    cap: float = CAP
-    least: float = 0.0
-
-
-def check_scales(pairs: Pairs, planned: int, factor: float) -> Iterator[Check]:
-    """The checks of the whole loss, of its parts and of the noise, over windows of every length.
-
-    Args:
-        pairs: BF16 and FP8 of each seed, undamaged, of `planned` steps each.
-        factor: how many deviations between seeds two runs that differ by chance may be apart.
-    """
+def _check_long_gaps(pairs: Pairs, planned: int, bars: Bars) -> Iterator[Check]:
     window, half = planned // 10, planned // 2
-    first, second = slice(0, half), slice(half, planned)
+    gaps = {bf16.seed: subtract(fp8.losses, bf16.losses) for bf16, fp8 in pairs}
+    said = f"Student's t of {len(pairs)} seeds x the root of 2 x the largest spread of {REFERENCE} there"
+
+    def look(name: str, *stretches: tuple[int, int, float]) -> Iterator[Check]:
+        for seed, gap in gaps.items():
+            seen = []
+            for start, end, bar in stretches:
+                size, place = _largest(smooth(gap, window)[start:end])
+                where = f"largest in the window that ends at step {start + place + window - 1}"
+                seen.append(_Extreme(size, bar, where))
+            yield _make_check(f"{name}.seed{seed}", seen, f"{said}; {CAP} at most")
+
+    yield from look("gap.settled", (half, planned, bars.settled))
+    start = planned - planned // 5
+    bias = sum(sum(gap[start:]) for gap in gaps.values()) / (len(gaps) * (planned - start))
+    where = f"{bias:+.4f} nats over steps {start} and later"
+    yield _make_check("gap.tail", [_Extreme(abs(bias), bars.tail, where)], f"{said}, over the root of the seeds")
+    yield from look("gap.learning", (0, half, bars.early), (window, half, bars.later))
+
+
+def _check_scales(pairs: Pairs, planned: int, factor: float) -> Iterator[Check]:
+    """The whole loss, its parts and the noise, over windows of every length."""
+    window, half = planned // 10, planned // 2
+    first, second, learning = slice(0, half), slice(half, planned), slice(window, half)
     lengths = [*(2**power for power in range(window.bit_length()) if 2**power < window), window]
     said = f"{factor:.3g} x the largest spread of {REFERENCE} over as many steps, or {GROWTH:g} x their largest gap"
-    whole = _take(pairs, lambda curve: curve.losses)
-    for at in (
+    find = partial(_find_gaps, lengths=lengths, factor=factor)
+    losses = _take(pairs, lambda curve: curve.losses)
+    for name, steps, beside, cap in (
         # In the first tenth a delay of few steps is more than the cap for as long; `gap.learning` is held to it there.
-        _Stretch("start", slice(0, window), first, math.inf),
-        _Stretch("learning", slice(window, half), first),
-        _Stretch("settled", second),
+        ("start", slice(0, window), first, math.inf),
+        ("learning", learning, first, CAP),
+        ("settled", second, second, CAP),
     ):
-        seen = _compare("loss", whole, at, lengths[:-1], factor, window)  # the long one is `gap.settled`
-        yield make_check(f"gap.short.{at.name}", seen, f"{said}; {at.cap} x the root of {window} over them at most")
-    yield _check_noise("gap.noise.learning", slice(window, half), whole, window)
-    yield _check_noise("gap.noise.settled", second, whole, window)
+        seen = find("loss", losses, (steps, beside), cap, long=False)  # the long window is that of `gap.settled`
+        yield _make_check(f"gap.short.{name}", seen, f"{said}; {CAP} x the root of {window} over them at most")
+    yield _check_noise("gap.noise.learning", learning, losses, window)
+    yield _check_noise("gap.noise.settled", second, losses, window)
     norms = _take(pairs, lambda curve: [math.log(norm) if norm > 0 else math.nan for norm in curve.gradient_norms])
-    halves = {"learning": slice(planned // 20, half), "settled": second}
-    for name, steps in halves.items():
+    bursts: list[_Extreme] = []
+    for name, steps in (("learning", slice(planned // 20, half)), ("settled", second)):
         yield _check_noise(f"gradient_norm.noise.{name}", steps, norms, window, LATER)
-    bursts = [
-        one
-        for steps in halves.values()
-        for one in _compare("gradient norm", norms, _Stretch("", steps, None, NORM_CAP, LATER), lengths, factor, window)
-    ]
-    yield make_check("gradient_norm.short", bursts, f"{said}, as logarithms; {LATER:.3g} at least")
-    parts, lacking = _list_parts(pairs, "part_losses")
-    if lacking:
-        yield Check("part_loss.recorded", False, detail=f"not every run recorded {', '.join(lacking)}")
-    elif parts:
-        for at in (
-            _Stretch("learning", first, None, math.inf),
-            _Stretch("settled", second, None, CAP * len(parts)),
-        ):
-            own = {part: _take_part(pairs, "part_losses", part) for part in parts}
-            every = [one for part in parts for one in _compare(part, own[part], at, lengths, factor, window)]
-            yield make_check(f"part_loss.{at.name}", every, f"{said}; of {len(parts)} parts")
-
-
-def check_norms(pairs: Pairs, planned: int, factor: float) -> Iterator[Check]:
-    """The checks of medians of norms; arguments as of `check_scales`."""
-    matched = planned // 20  # end of the first part, where weights are still nearly equal
-    first, begin = range(matched), range(max(matched // 10, FEWEST))
-    tenths = [range(a, b) for a, b in pairwise(matched + (planned - matched) * tenth // 10 for tenth in range(11))]
-    # As long as the first one, each beginning in the middle of the one before; the last one ends with the run.
-    starts = (*range(matched, planned - matched, max(matched // 2, 1)), planned - matched)
-    short = [range(a, a + matched) for a in starts]
-    spread = f"{factor:.3g} x the spread of {REFERENCE} there, log 2 at most"
-    norms = _take(pairs, lambda curve: curve.gradient_norms)
-    halfway = f"halfway between equal and scaled by {SMALLEST_SCALING}, as a logarithm"
-    yield make_check("gradient_norm.matched", [_median("all", norms, first, 0.0, MATCHED, MATCHED)], halfway)
-    later = [_median("all", norms, stretch, factor, LATER, NORM_CAP) for stretch in tenths]
-    yield make_check("gradient_norm.later", later, f"{spread}, {LATER:.3g} at least")
-    parts, lacking = _list_parts(pairs, "part_norms")
-    if lacking:
-        yield Check("part_norm.recorded", False, detail=f"not every run recorded {', '.join(lacking)}")
-    elif parts:
-        own = {part: _take_part(pairs, "part_norms", part) for part in parts}
-        start = [_median(part, _unflush(own[part], begin), begin, 0.0, LATER, LATER) for part in parts]
-        yield make_check("part_norm.first", start, f"{LATER:.3g}, twice the smallest scaling; of {len(parts)} parts")
-        early = [_median(part, own[part], first, factor, MATCHED, NORM_CAP) for part in parts]
-        yield make_check("part_norm.matched", early, f"{spread}, {MATCHED:.3g} at least; of {len(parts)} parts")
-        late = [_median(part, own[part], stretch, 0.0, VANISHING, VANISHING) for part in parts for stretch in short]
-        yield make_check("part_norm.later", late, f"a sixteenth to 16 times, as a logarithm; of {len(parts)} parts")
+        bursts += find("gradient norm", norms, (steps, steps), NORM_CAP, LATER)
+    yield _make_check("gradient_norm.short", bursts, f"{said}, as logarithms; {LATER:.3g} at least")
+    parts, lacking = _take_parts(pairs, "part_loss", lambda curve: curve.part_losses)
+    yield from lacking
+    for name, steps, cap in (("learning", first, math.inf), ("settled", second, CAP * len(parts))):
+        if every := [one for part, own in parts.items() for one in find(part, own, (steps, steps), cap)]:
+            yield _make_check(f"part_loss.{name}", every, f"{said}; of {len(parts)} parts")
 
 
 def _take(pairs: Pairs, values: Callable[[LossCurve], Sequence[float]]) -> Series:
     return {bf16.seed: (values(bf16), values(fp8)) for bf16, fp8 in pairs}
 
 
-def _take_part(pairs: Pairs, name: str, part: str) -> Series:
-    return _take(pairs, lambda curve: getattr(curve, name)[part])
-
-
-def _list_parts(pairs: Pairs, name: str) -> tuple[list[str], list[str]]:
-    """Parts that a run recorded, and those that not every run did."""
-    records = [getattr(curve, name) for pair in pairs for curve in pair]
+def _take_parts(
+    pairs: Pairs, name: str, table: Callable[[LossCurve], Mapping[str, Sequence[float]]]
+) -> tuple[dict[str, Series], list[Check]]:
+    """Each part that the runs recorded; or the check that fails where not every run recorded the same ones."""
+    records = [table(curve) for pair in pairs for curve in pair]
     parts = sorted({part for record in records for part in record})
-    return parts, [part for part in parts if any(part not in record for record in records)]
+    if lacking := [part for part in parts if any(part not in record for record in records)]:
+        return {}, [Check(f"{name}.recorded", False, detail=f"not every run recorded {', '.join(lacking)}")]
+    return {part: {bf16.seed: (table(bf16)[part], table(fp8)[part]) for bf16, fp8 in pairs} for part in parts}, []
 
 
-def _compare(
-    what: str, series: Series, at: _Stretch, lengths: Sequence[int], factor: float, window: int
-) -> Iterator[Extreme]:
-    """The largest gap of each length of window in each seed."""
-    for length in lengths:
-        cap = at.cap * math.sqrt(window / length)
-        references = [smooth_fast(bf16[at.beside or at.steps], length) for bf16, _ in series.values()]
+def _find_gaps(
+    what: str, series: Series, at: tuple[slice, slice], cap: float, least: float = 0.0, *,
+    lengths: Sequence[int], factor: float, long: bool = True,
+) -> Iterator[_Extreme]:  # fmt: skip
+    """The largest gap of each length of window in each seed.
+
+    Args:
+        at: steps that are looked at, and those of BF16 that the bar comes from.
+        cap, least: what the bar of the longest window may be.
+        long: whether the longest window is looked at.
+    """
+    steps, beside = at
+    for length in lengths if long else lengths[:-1]:
+        references = [smooth(bf16[beside], length) for bf16, _ in series.values()]
         # Single steps have long tails, which Student's t knows nothing of: many seeds make a factor so small that the
         # next spike of a healthy run would be beyond it. Two of BF16 that were seen so far apart are a fact.
         apart = max(max(column) - min(column) for column in zip(*references, strict=True))
         spread = max(factor * spread_of_seeds(references), GROWTH * apart)
-        bar = spread if math.isnan(spread) else min(cap, max(at.least, spread))
+        most = cap * math.sqrt(lengths[-1] / length)
+        bar = spread if math.isnan(spread) else min(most, max(least, spread))
         for seed, (bf16, fp8) in series.items():
-            size, place = find_largest(smooth_fast(subtract(fp8[at.steps], bf16[at.steps]), length))
-            end = at.steps.start + place + length - 1
-            yield Extreme(size, bar, f"{what}, seed {seed}, in the mean of {length} steps that ends at step {end}")
+            size, place = _largest(smooth(subtract(fp8[steps], bf16[steps]), length))
+            end = steps.start + place + length - 1
+            yield _Extreme(size, bar, f"{what}, seed {seed}, in the mean of {length} steps that ends at step {end}")
 
 
 def _check_noise(name: str, chosen: slice, series: Series, window: int, least: float = 0.0) -> Check:
@@ -203,17 +308,49 @@ def _check_noise(name: str, chosen: slice, series: Series, window: int, least: f
     apart = max(find_noise(subtract(one, other)) for one, other in combinations(references, 2))
     # Seeds that differ smoothly say nothing of steps: what windows of them are apart by may come from independent steps
     # as well, whose noise is larger by the root of the window.
-    spread = spread_of_seeds([smooth_fast(one, window) for one in references])
+    spread = spread_of_seeds([smooth(one, window) for one in references])
     bar = max(GROWTH * apart, spread * math.sqrt(window), least)
-    steps = f"steps {chosen.start} to {chosen.stop - 1}"
+    steps = f", steps {chosen.start} to {chosen.stop - 1}"
     seen = [
-        Extreme(find_noise(subtract(fp8[chosen], bf16[chosen])), bar, f"seed {seed}, {steps}")
+        _Extreme(find_noise(subtract(fp8[chosen], bf16[chosen])), bar, f"seed {seed}{steps}")
         for seed, (bf16, fp8) in series.items()
     ]
-    return make_check(name, seen, f"{GROWTH:g} x the noise between two seeds of {REFERENCE}, or their spread")
+    return _make_check(name, seen, f"{GROWTH:g} x the noise between two seeds of {REFERENCE}, or their spread")
 
 
-def _median(part: str, norms: Series, stretch: range, factor: float, least: float, most: float) -> Extreme:
+# --- Medians of gradient norms. ---
+
+
+def _check_norms(pairs: Pairs, planned: int, factor: float) -> Iterator[Check]:
+    matched = planned // 20  # end of the first part, where weights are still nearly equal
+    first, begin = range(matched), range(max(matched // 10, FEWEST))
+    tenths = [range(a, b) for a, b in pairwise(matched + (planned - matched) * tenth // 10 for tenth in range(11))]
+    # As long as the first one, each beginning in the middle of the one before; the last one ends with the run.
+    starts = (*range(matched, planned - matched, max(matched // 2, 1)), planned - matched)
+    short = [range(a, a + matched) for a in starts]
+    spread = f"{factor:.3g} x the spread of {REFERENCE} there, log 2 at most"
+    halfway = f"halfway between equal and scaled by {SMALLEST_SCALING}, as a logarithm"
+    whole = {"all": _take(pairs, lambda curve: curve.gradient_norms)}
+    parts, lacking = _take_parts(pairs, "part_norm", lambda curve: curve.part_norms)
+    unflushed = {part: _unflush(norms, begin) for part, norms in parts.items()}
+    yield from lacking
+    for name, of, stretches, times, least, most, why in (
+        ("gradient_norm.matched", whole, [first], 0.0, MATCHED, MATCHED, halfway),
+        ("gradient_norm.later", whole, tenths, factor, LATER, NORM_CAP, f"{spread}, {LATER:.3g} at least"),
+        ("part_norm.first", unflushed, [begin], 0.0, LATER, LATER, f"{LATER:.3g}, twice the smallest scaling"),
+        ("part_norm.matched", parts, [first], factor, MATCHED, NORM_CAP, f"{spread}, {MATCHED:.3g} at least"),
+        ("part_norm.later", parts, short, 0.0, VANISHING, VANISHING, "a sixteenth to 16 times, as a logarithm"),
+    ):
+        if of:
+            seen = [
+                _median(part, norms, stretch, times, least, most)
+                for part, norms in of.items()
+                for stretch in stretches
+            ]  # fmt: skip
+            yield _make_check(name, seen, why)
+
+
+def _median(part: str, norms: Series, stretch: range, factor: float, least: float, most: float) -> _Extreme:
     """The median of the logarithm of FP8 over BF16 in the seed that is farthest off."""
     chosen = slice(stretch.start, stretch.stop)
     medians = {
@@ -225,7 +362,7 @@ def _median(part: str, norms: Series, stretch: range, factor: float, least: floa
     logs = [statistics.median(map(math.log, values)) for values in above_0]
     times = f"x {math.exp(min(medians[seed], 700)):.4f}"
     where = f"FP8 over {REFERENCE}, {part}, seed {seed}, steps {stretch.start} to {stretch.stop - 1}: {times}"
-    return Extreme(sizes[seed], min(most, max(least, factor * sample_deviation(logs))), where)
+    return _Extreme(sizes[seed], min(most, max(least, factor * sample_deviation(logs))), where)
 
 
 def _unflush(norms: Series, stretch: range) -> Series:
@@ -244,3 +381,104 @@ def _log_ratio(above: float, below: float) -> float:
     if above == 0 or below == 0:
         return math.inf if below == 0 else -math.inf
     return math.log(above) - math.log(below)
+
+
+# --- What the layers held. ---
+
+
+def check_observed(curve: LossCurve, fellows: Sequence[LossCurve]) -> Iterator[Check]:
+    """Checks of what one FP8 run recorded of its layers.
+
+    Args:
+        fellows: runs of the same model, this one among them, with any seeds and FP8 recipes: layers that cast in one
+            of them must cast in this one.
+    """
+    name = f"{curve.recipe}.seed{curve.seed}"
+    for what, wrong, derivation in (
+        ("casts", list(_find_wrong_casts(curve)), f"class and format of every cast as {curve.recipe} has them"),
+        (
+            "layers",
+            list(_find_wrong_layers(curve, fellows)),
+            "every layer outside of the BF16 zones casts, none inside",
+        ),
+    ):
+        part = Part(f"wrong {what}", len(wrong), 0, not wrong, derivation)
+        detail = "; ".join(wrong[:5]) or f"{len(curve.quantizers)} casts"
+        yield Check(f"observed.{what}.{name}", not wrong, (part,), detail)
+    if curve.recipe == "delayed":
+        most = max((row.tensors for fellow in fellows for row in fellow.histories), default=0)
+        parts = tuple(_compare_histories(curve, max(most, len(curve.quantizers))))
+        detail = "; ".join(f"step {row.step}: {row.tensors} tensors" for row in curve.histories)
+        yield Check(f"observed.histories.{name}", all(part.passed for part in parts), parts, detail)
+
+
+def _list_casts(curves: Iterable[LossCurve]) -> set[tuple[str, str]]:
+    return {(row.layer, row.tensor) for curve in curves for row in curve.quantizers}
+
+
+def _find_wrong_casts(curve: LossCurve) -> Iterator[str]:
+    if not curve.quantizers:
+        yield "no layer was seen to cast: FP8 never ran"
+    own = _list_casts([curve])
+    for layer in {layer: None for layer, _ in own}:
+        if lacking := sorted(tensor for tensor in TENSORS if (layer, tensor) not in own):
+            yield f"{layer} casts no {', '.join(lacking)}"
+    kind, forward, backward = CASTS[curve.recipe]  # another recipe is refused
+    for row in curve.quantizers:
+        wanted = backward if row.tensor == "gradient" else forward
+        if (row.kind, row.format) != (kind, wanted):
+            yield f"{row.layer}: {row.tensor} is cast by {row.kind} to {row.format}, not by {kind} to {wanted}"
+
+
+def _find_wrong_layers(curve: LossCurve, fellows: Sequence[LossCurve]) -> Iterator[str]:
+    own, low = _list_casts([curve]), _list_low_parts(curve)
+    # What another run casts inside of the zones is that run's fault: it is looked at there.
+    for layer, tensor in sorted(one for one in _list_casts(fellows) - own if not low or _part_of(one[0]) in low):
+        yield f"{layer} does not cast its {tensor}, and does with another seed or recipe"
+    if not low:
+        yield "the parts of the model are not on record, so that the layers that must cast are unknown"
+        return
+    for part in sorted(low - {_part_of(layer) for layer, _ in own}):
+        yield f"no layer of {part} casts, which is outside of the BF16 zones"
+    for layer in sorted({layer for layer, _ in own if _part_of(layer) not in low}):
+        yield f"{layer} casts, which is to stay in BF16"
+
+
+def _list_low_parts(curve: LossCurve) -> frozenset[str]:
+    """Parts of the gate's model that run in low precision: its lane, and its layers but the first and the last one.
+
+    Empty where the run did not record enough parts to tell.
+    """
+    numbers = sorted(int(part[7:]) for part in curve.part_norms if part.startswith("layers.") and part[7:].isdecimal())
+    whole = numbers == list(range(len(numbers))) and len(numbers) > 2 and LANE in curve.part_norms
+    return frozenset({LANE, *(f"layers.{number}" for number in numbers[1:-1])}) if whole else frozenset()
+
+
+def _part_of(layer: str) -> str:
+    """The part of the model that a layer belongs to, by its name: "hybrid.layers.2.up" -> "layers.2"."""
+    first, *rest = layer.removeprefix("hybrid.").split(".")
+    return f"{first}.{rest[0]}" if first == "layers" and rest else first
+
+
+def _compare_histories(curve: LossCurve, wanted: int) -> Iterator[Part]:
+    rows, planned = curve.histories, range(curve.planned)
+    false = sum(
+        row.step not in planned or min(row.tensors, row.not_rolled, row.not_collected, row.scale_error) < 0
+        for row in rows
+    )
+    settled = sum(curve.planned // 2 <= row.step < curve.planned for row in rows)
+    for name, seen, floor, why in (
+        ("steps looked at", len(rows), 1, "histories were looked at in some step"),
+        ("of the second half", settled, 1, "what rolled once may stand still later"),
+        ("histories", min((row.tensors for row in rows), default=0), wanted, "one a cast, in each step and seed"),
+    ):
+        yield Part(name, seen, floor, seen >= floor, why, at_least=True)
+    still, empty = sum(row.not_rolled for row in rows), sum(row.not_collected for row in rows)
+    for name, number, ceiling, why in (
+        ("steps that cannot be", false, 0, "a step of the run, and no count or error below 0"),
+        ("histories that stood still", still, 0, "every history rolls once a step"),
+        ("histories without an amax", empty, 0, "every cast leaves its amax"),
+        ("scale", max((abs(row.scale_error) for row in rows), default=0.0), SCALE_ERROR,
+         "against largest / max(history), two fp32 divisions"),
+    ):  # fmt: skip
+        yield Part(name, number, ceiling, number <= ceiling, why)

@@ -6,7 +6,8 @@ Whole receipts come through a function, blame comes from `diagnosis`, and the ti
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC
 from pathlib import PurePosixPath
 from typing import Any, Final
@@ -15,18 +16,32 @@ from .. import TOOL
 from ..catalog.bridge import Catalog
 from ..catalog.gate import BREAKAGES, GateRule, GateRules, ReleaseWaiver
 from ..catalog.needs import Needs
+from ..diagnosis.culprits import Culprit, blame_receipts
 from ..diagnosis.host_faults import find_host_fault
 from ..errors import exit_for
-from ..evidence.receipt import Receipt, cell_id
+from ..evidence.receipt import Receipt
 from ..evidence.receipts_manifest import hash_manifest
 from ..evidence.store import ReceiptFile, ReceiptInvalid, show_file
-from .baseline import Baseline, find_growth
-from .culprits import Judged, name_culprits
-from .decision import CellVerdict, GateDecision, GateWaiver, UnreadableReceipt, WaiverState
-from .rules import Order, Reason, find_faults, find_newest, is_hard
-from .selection import Rejected, Selection, select_receipts
+from ..evidence.values import ENVIRONMENT, Cause
+from .decision import CellVerdict, GateDecision, GateWaiver, WaiverState
+from .rules import Baseline, Order, Reason, find_faults, find_newest, is_hard
+from .selection import Entry, rank_by_time, select_receipts
 
-_FOREIGN: Final = (GateRule.STACK, GateRule.TARGET, GateRule.NOT_REQUIRED)
+_CAUSES: Final = {
+    GateRule.SLOWER: (
+        Cause.PERFORMANCE, "time both again on an idle card; if it lasts, bisect it with `nox -s te_bisect`",
+    ),
+    GateRule.MEMORY: (Cause.PERFORMANCE, "measure both again; if it lasts, bisect it with `nox -s te_bisect`"),
+    GateRule.JIT: (
+        Cause.PERFORMANCE, "prewarm its kernels with `nox -s prewarm`, and prove it with `nox -s jit_verify`",
+    ),
+    GateRule.SECOND_COPY: (
+        Cause.ENVIRONMENT, "leave one of them on the path; `nox -s doctor` lists what maps which",
+    ),
+    GateRule.FALLBACK: (
+        Cause.SILENT_FALLBACK, "read the reasons beside that path in the receipt, and request what the target has",
+    ),
+}  # fmt: skip
 Load = Callable[[ReceiptFile], Receipt]
 """The whole receipt of a file; raises ReceiptInvalid."""
 
@@ -47,228 +62,264 @@ class SignedFolder:
 
 
 @dataclass(frozen=True)
-class _Context:
-    """What one decision looks at: all files, which of them count, and the whole receipts of those."""
+class GateContext:
+    """What a decision is made by.
 
-    files: tuple[ReceiptFile, ...]
-    selection: Selection
-    load: Load
-    counting: Mapping[str, Receipt]
-    broken: Mapping[str, str]  # cells whose receipt counts and is invalid -> why
-    rules: GateRules
-    order: Order
-    baseline: Baseline | None
-    signed: SignedFolder | None
-
-
-def decide_release(
-    files: Iterable[ReceiptFile],
-    load: Load,
-    rules: GateRules,
-    order: Order,
-    known: tuple[Catalog, Needs],
-    *,
-    baseline: Baseline | None = None,
-    signed: SignedFolder | None = None,
-) -> GateDecision:
-    """Judge every receipt of a store, and decide.
-
-    Args:
-        files: in any order.
-        load: gives the whole of one.
+    Attributes:
+        load: gives the whole of a receipt.
         rules: of the kind of release and the target.
         order: stack, time, and what receipts must carry.
         known: modules in dependency order, and what releases need: for blame.
         baseline: to compare speed and memory with; None where there is none.
-        signed: what the folder was signed as; None where no signature was asked for.
+        signed: what the folder was signed as; None where no signature was requested.
     """
-    files = tuple(sorted(files, key=lambda one: one.file))
-    selection = select_receipts(files, rules, order)
+
+    load: Load
+    rules: GateRules
+    order: Order
+    known: tuple[Catalog, Needs]
+    baseline: Baseline | None = None
+    signed: SignedFolder | None = None
+
+    @property
+    def own(self) -> str:
+        """What the names of cells of the judged stack and target begin with."""
+        return f"{self.order.stack}-{self.rules.target.id}-"
+
+    def try_load(self, one: ReceiptFile) -> Receipt | None:
+        """The whole receipt; None where it is invalid."""
+        with suppress(ReceiptInvalid):
+            return self.load(one)
+        return None
+
+
+def decide_release(files: Iterable[ReceiptFile], context: GateContext) -> GateDecision:
+    """Judge every receipt of a store, in any order, and decide."""
+    rules, order, files = context.rules, context.order, tuple(files)
+    entries = select_receipts(files, rules, order)
     counting: dict[str, Receipt] = {}
-    broken: dict[str, str] = {}
-    for cell, one in selection.counting.items():
-        try:
-            counting[cell] = load(one)
-        except ReceiptInvalid as fault:
-            broken[cell] = fault.reason
-    context = _Context(files, selection, load, counting, broken, rules, order, baseline, signed)
-    judged = (*_judge_required(context), *_judge_others(context))
-    closed = any(one.verdict.closes for one in judged)
-    code = exit_for(breaks=any(one.breaks for one in judged), lacks=closed)
+    for entry in entries:
+        if entry.required and entry.file is not None:
+            try:
+                counting[entry.cell] = context.load(entry.file)
+            except ReceiptInvalid as fault:
+                entry.reasons = [Reason(GateRule.UNREADABLE, fault.reason, hard=True)]
+    required = list(_judge_required(entries, counting, context))
+    others = [entry for entry in entries if not entry.required]
+    for entry in others:
+        _judge_other(entry, counting, context)
+    judged = (*required, *others, *_list_lost(files, context))
+    closed = any(entry.closes for entry in judged)
     newest = find_newest(counting)
     carried: dict[str, Any] = {}
     if newest is not None:
         carried |= {name: getattr(newest, name) for name in ("commit", "image_digest", "lock_hash")}
-    if baseline is not None:
-        carried |= {"baseline": baseline.stack, "baseline_sha256": baseline.sha256}
+    if context.baseline is not None:
+        carried |= {"baseline": context.baseline.stack, "baseline_sha256": context.baseline.sha256}
+    lacking = (entry.cell for entry in required if any(not reason.breaks for reason in entry.standing))
     return GateDecision(
-        tool=TOOL, release=rules.kind.id, stack=order.stack, target=rules.target.id,
-        open=not closed, exit_code=int(code), judged_at=order.at.isoformat(),
-        cells=tuple(one.verdict for one in judged),
-        missing=tuple(one.verdict.cell for one in judged if one.verdict.required and one.lacks_evidence),
-        unreadable=tuple(_list_unreadable(context)),
-        foreign=tuple(_list_foreign(selection)),
-        waivers=_list_waivers(rules, order, judged),
-        culprits=name_culprits(judged, files, load, counting, known, f"{order.stack}-{rules.target.id}-"),
-        signed_by=signed.signer if signed is not None else "",
-        rules_sha256=rules.sha256,
-        receipts_sha256=hash_manifest({one.file: one.sha256 for one in files}),
-        **carried,
+        tool=TOOL, release=rules.kind.id, stack=order.stack, target=rules.target.id, open=not closed,
+        exit_code=exit_for(breaks=any(entry.breaks for entry in judged), lacks=closed).value,
+        judged_at=order.at.isoformat(), cells=tuple(_verdict(entry, context) for entry in judged),
+        missing=tuple(lacking), waivers=tuple(_list_waivers(context, judged)),
+        culprits=_name_culprits(judged, files, counting, context),
+        signed_by=context.signed.signer if context.signed is not None else "", rules_sha256=rules.sha256,
+        receipts_sha256=hash_manifest({one.file: one.sha256 for one in files}), **carried,
     )  # fmt: skip
 
 
-def _list_foreign(selection: Selection) -> Iterator[str]:
-    return (row.file.shown.removesuffix(".json") for row in selection.rejected if row.reason.rule in _FOREIGN)
-
-
-def _list_unreadable(context: _Context) -> Iterator[UnreadableReceipt]:
-    """By their files: what is invalid at its head, and what is invalid as a whole."""
-    odd = (GateRule.UNREADABLE, GateRule.NAME)
-    found = [(row.file, row.reason.text) for row in context.selection.rejected if row.reason.rule in odd]
-    found += [(context.selection.counting[cell], why) for cell, why in context.broken.items()]
-    for one, why in sorted(found, key=lambda row: row[0].shown):
-        yield UnreadableReceipt(file=one.shown, receipt_sha256=one.sha256, reason=why)
-
-
-def _judge_required(context: _Context) -> Iterator[Judged]:
+def _judge_required(entries: Sequence[Entry], counting: Mapping[str, Receipt], context: GateContext) -> Iterator[Entry]:
     """Every required cell, in the order of the matrix."""
-    rules, order = context.rules, context.order
-    for probe in rules.probes:
-        cell = cell_id(order.stack, rules.target.id, probe)
-        if (one := context.selection.counting.get(cell)) is not None:
-            yield _judge_counting(context, cell, one)
-            continue
-        refused = [row.file.shown for row in context.selection.rejected if cell in (row.file.cell, row.file.stem)]
-        text = "there is no receipt of it"
-        if refused:
-            text += f" that counts: {', '.join(refused[:3])}{' and others' if refused[3:] else ''} is refused"
-        verdict = CellVerdict(
-            cell=cell, stack=order.stack, target=rules.target.id, probe=probe, required=True, closes=True
-        )
-        yield _make(verdict, [Reason(GateRule.MISSING, text, hard=True)])
+    found = {entry.cell: entry for entry in entries if entry.required}
+    for probe in context.rules.probes:
+        cell = context.own + probe
+        entry = found.get(cell)
+        if entry is None or entry.file is None:
+            refused = [one.file.shown for one in entries if one.file and cell in (one.cell, one.file.stem)]
+            entry = Entry(cell, probe=probe, required=True)
+            entry.refuse(GateRule.MISSING, f"no receipt of it counts; refused: {', '.join(refused[:3]) or 'none'}")
+        else:
+            reasons = _find_unsigned(entry.file, context)
+            if cell in counting:
+                for one in find_faults(counting[cell], context.rules, context.order, counting, context.baseline):
+                    if isinstance(one, Reason):
+                        reasons.append(one)
+                    else:
+                        entry.warnings.append(one)
+            reasons += entry.reasons
+            if entry.copy_of:
+                text = f"its process took as long, to the millisecond, as that of {entry.copy_of}: one was copied"
+                reasons.append(Reason(GateRule.REPLAYED, text, hard=True))
+            entry.reasons = reasons
+        _hold_off(entry, context)
+        entry.closes = bool(entry.standing)
+        yield entry
 
 
-def _judge_counting(context: _Context, cell: str, one: ReceiptFile) -> Judged:
-    receipt, rules, order = context.counting.get(cell), context.rules, context.order
-    newest = find_newest(context.counting)
-    reasons = list(_find_unsigned(context, one))
-    warnings: tuple[str, ...] = ()
-    if receipt is None or newest is None:
-        reasons.append(Reason(GateRule.UNREADABLE, context.broken[cell], hard=True))
-    else:
-        found = list(find_faults(receipt, rules, order, newest, context.counting))
-        found += find_growth(receipt, rules, context.baseline)
-        reasons += [each for each in found if isinstance(each, Reason)]
-        warnings = tuple(each for each in found if isinstance(each, str))
-    if other := context.selection.copies.get(cell):
-        text = f"its process took as long, to the millisecond, as that of {other}: one is an edited copy of the other"
-        reasons.append(Reason(GateRule.REPLAYED, text, hard=True))
-    standing, owners = _hold_off(cell, reasons, rules, order)
-    fields: dict[str, Any] = {"waived_by": owners, "accepted": not standing, "closes": bool(standing)}
-    return _make(_row(one, required=True, warnings=warnings, **fields), reasons, standing)
+def _judge_other(entry: Entry, counting: Mapping[str, Receipt], context: GateContext) -> None:
+    """A receipt that does not count: its own reason, and that it is not what was signed.
+
+    One that a fault of the host made red takes back no younger one, and is no breakage by itself.
+    """
+    one = entry.file
+    assert one is not None
+    if entry.is_refused_by(GateRule.CONTRADICTED, GateRule.OUTCOME):
+        whole, contradicted = context.try_load(one), entry.is_refused_by(GateRule.CONTRADICTED)
+        if whole is not None and (fault := find_host_fault(whole)):
+            text = f"it met a fault of the host, which is no evidence about its module: {fault}"
+            entry.refuse(GateRule.SUPERSEDED if contradicted else GateRule.NOT_RUN, text, closes=not contradicted)
+            entry.warnings += [f"{one.shown}: {text}"] if contradicted else []
+        elif contradicted and any(waiver.cell == entry.cell for waiver in context.rules.waivers):
+            hard = whole is None or is_hard(whole, counting)
+            entry.refuse(GateRule.CONTRADICTED, entry.reasons[0].text, closes=entry.closes, hard=hard)
+    unsigned = _find_unsigned(one, context) if context.signed else []
+    entry.reasons += unsigned
+    _hold_off(entry, context)
+    entry.closes = bool(unsigned) or (entry.closes and bool(entry.standing))
 
 
-def _judge_others(context: _Context) -> Iterator[Judged]:
-    """Every other receipt, by its place; then what was signed and is not there."""
-    for row in context.selection.rejected:
-        yield _judge_rejected(context, _excuse_host(context, row))
+def _list_lost(files: Iterable[ReceiptFile], context: GateContext) -> Iterator[Entry]:
+    """What was signed and is not there."""
     if context.signed is not None:
-        there = {one.file for one in context.files}
-        for file in map(show_file, sorted(context.signed.hashes.keys() - there)):
-            text = f"{context.signed.signer} signed {file}, and it is not there"
-            reason = Reason(GateRule.SIGNATURE, text, hard=True)
+        for file in map(show_file, sorted(context.signed.hashes.keys() - {one.file for one in files})):
             path = PurePosixPath(file)
-            verdict = CellVerdict(cell=path.name.removesuffix(".json"), run=str(path.parent), closes=True)
-            yield _make(verdict, [reason])
+            entry = Entry(path.name.removesuffix(".json"), str(path.parent))
+            entry.refuse(GateRule.SIGNATURE, f"{context.signed.signer} signed {file}, and it is not there", closes=True)
+            entry.standing = entry.reasons
+            yield entry
 
 
-def _judge_rejected(context: _Context, row: Rejected) -> Judged:
-    """Its own reason, and that it is not what was signed."""
-    one, reason = row.file, row.reason
-    unsigned = list(_find_unsigned(context, one)) if context.signed else []
-    if reason.rule is GateRule.CONTRADICTED and any(waiver.cell == one.cell for waiver in context.rules.waivers):
-        whole = _load(context, one)
-        reason = replace(reason, hard=whole is None or is_hard(whole, context.counting))
-    standing, owners = _hold_off(one.cell, [reason, *unsigned], context.rules, context.order)
-    closes = bool(unsigned) or (row.closes and bool(standing))
-    warnings = (row.warning,) if row.warning else ()
-    return _make(_row(one, closes=closes, waived_by=owners, warnings=warnings), [reason, *unsigned], standing)
-
-
-def _excuse_host(context: _Context, row: Rejected) -> Rejected:
-    """A red receipt that a fault of the host made red: it takes back no younger one, and is no breakage by itself."""
-    if row.reason.rule not in (GateRule.CONTRADICTED, GateRule.OUTCOME):
-        return row
-    whole = _load(context, row.file)
-    if whole is None or not (fault := find_host_fault(whole)):
-        return row
-    text = f"it met a fault of the host, which is no evidence about its module: {fault}"
-    if row.reason.rule is GateRule.OUTCOME:
-        return replace(row, reason=Reason(GateRule.NOT_RUN, text, hard=True))
-    reason = Reason(GateRule.SUPERSEDED, f"{text}; a younger receipt of its cell is there", hard=True)
-    return replace(row, reason=reason, closes=False, warning=f"{row.file.shown}: {text}")
-
-
-def _load(context: _Context, one: ReceiptFile) -> Receipt | None:
-    try:
-        return context.load(one)
-    except ReceiptInvalid:
-        return None
-
-
-def _find_unsigned(context: _Context, one: ReceiptFile) -> Iterator[Reason]:
+def _find_unsigned(one: ReceiptFile, context: GateContext) -> list[Reason]:
     signed, text = context.signed, ""
     if signed is None:
         if context.rules.kind.signature == "required":
             text = f"{context.rules.kind.id} requires a signed folder, and --signers names nobody who may sign"
     elif signed.problem:
         text = signed.problem
-    elif one.file not in signed.hashes:
-        text = f"it was not there when {signed.signer} signed the folder"
-    elif signed.hashes[one.file] != one.sha256:
-        text = f"it was edited after {signed.signer} signed it"
-    if text:
-        yield Reason(GateRule.SIGNATURE, text, hard=True)
+    elif signed.hashes.get(one.file) != one.sha256:
+        text = f"it was added or edited after {signed.signer} signed the folder"
+    return [Reason(GateRule.SIGNATURE, text, hard=True)] if text else []
 
 
-def _make(row: CellVerdict, reasons: Sequence[Reason], standing: Sequence[Reason] | None = None) -> Judged:
-    rules, texts = tuple(reason.rule for reason in reasons), tuple(reason.text for reason in reasons)
-    verdict = row.model_copy(update={"rules": rules, "reasons": texts})
-    return Judged(verdict, tuple(reasons if standing is None else standing))
-
-
-def _row(one: ReceiptFile, **fields: Any) -> CellVerdict:
-    if (head := one.head) is not None:
-        fields |= {"stack": head.stack, "target": head.target, "probe": head.probe, "outcome": head.outcome}
-    return CellVerdict(cell=one.cell, run=one.run, receipt_sha256=one.sha256, **fields)
+def _verdict(entry: Entry, context: GateContext) -> CellVerdict:
+    fields: dict[str, Any] = {}
+    if entry.required and entry.file is None:
+        fields = {"stack": context.order.stack, "target": context.rules.target.id}
+    elif entry.file is not None:
+        fields["receipt_sha256"] = entry.file.sha256
+        if (head := entry.file.head) is not None:
+            fields |= {"stack": head.stack, "target": head.target, "outcome": head.outcome}
+    return CellVerdict(
+        cell=entry.cell, run=entry.run, probe=entry.probe, required=entry.required, closes=entry.closes,
+        accepted=entry.required and not entry.standing, warnings=tuple(entry.warnings), waived_by=entry.waived_by,
+        rules=tuple(reason.rule for reason in entry.reasons), reasons=tuple(reason.text for reason in entry.reasons),
+        **fields,
+    )  # fmt: skip
 
 
 # --- Waivers: leave to release with a breakage that is known; missing evidence cannot be waived into being. ---
 
 
-def _hold_off(cell: str, reasons: Sequence[Reason], rules: GateRules, order: Order) -> tuple[tuple[Reason, ...], str]:
-    """The reasons that stand, and who answers for those that do not."""
-    holding = {(one.cell, one.rule): one.owner for one in reversed(rules.waivers) if _holds(one, order)}
-    held = [one for one in reasons if not one.hard and one.rule in BREAKAGES and (cell, one.rule) in holding]
-    owners = dict.fromkeys(holding[cell, one.rule] for one in held)
-    return tuple(one for one in reasons if one not in held), ", ".join(owners)
+def _hold_off(entry: Entry, context: GateContext) -> None:
+    """Set which reasons stand, and who answers for those that do not."""
+    owners = {
+        one.rule: one.owner
+        for one in reversed(context.rules.waivers)
+        if one.cell == entry.cell and one.rule in BREAKAGES and _holds(one, context)
+    }
+    held = [one for one in entry.reasons if not one.hard and one.rule in owners]
+    entry.standing = [one for one in entry.reasons if one not in held]
+    entry.waived_by = ", ".join(dict.fromkeys(owners[one.rule] for one in held))
 
 
-def _list_waivers(rules: GateRules, order: Order, judged: Iterable[Judged]) -> tuple[GateWaiver, ...]:
+def _list_waivers(context: GateContext, judged: Iterable[Entry]) -> Iterator[GateWaiver]:
     """What each waiver of this release does for the judged stack and target."""
-    judged = tuple(judged)
-    broken = {(one.verdict.cell, rule) for one in judged for rule in one.verdict.rules}
-    standing = {(one.verdict.cell, reason.rule) for one in judged for reason in one.standing}
-    found = []
-    for one in rules.waivers:
-        if one.cell.startswith(f"{order.stack}-{rules.target.id}-"):
-            key, holds = (one.cell, one.rule), _holds(one, order)
+    broken = {(one.cell, reason.rule) for one in judged for reason in one.reasons}
+    standing = {(one.cell, reason.rule) for one in judged for reason in one.standing}
+    for one in context.rules.waivers:
+        if one.cell.startswith(context.own):
+            key, holds = (one.cell, one.rule), _holds(one, context)
             state = WaiverState.HOLDS if holds else WaiverState.EXPIRED
             state = state if key in broken else WaiverState.NOT_NEEDED
-            fields = one.model_dump(exclude={"release"})
-            found.append(GateWaiver(**fields, state=state, in_vain=holds and key in standing))
-    return tuple(found)
+            yield GateWaiver(**one.model_dump(exclude={"release"}), state=state, in_vain=holds and key in standing)
 
 
-def _holds(waiver: ReleaseWaiver, order: Order) -> bool:
-    return waiver.expires >= order.at.astimezone(UTC).date()
+def _holds(waiver: ReleaseWaiver, context: GateContext) -> bool:
+    return waiver.expires >= context.order.at.astimezone(UTC).date()
+
+
+# --- Who closes the gate. ---
+
+
+def _name_culprits(
+    judged: Sequence[Entry], files: Sequence[ReceiptFile], counting: Mapping[str, Receipt], context: GateContext
+) -> tuple[Culprit, ...]:
+    """In dependency order, those that several modules share first.
+
+    Receipts that are of something else, or too old, are no evidence of who did it. A culprit that a waiver holds off,
+    with all that is filed under it, closes nothing and is not named.
+    """
+    catalog, needs = context.known
+
+    def blame(receipts: Iterable[Receipt]) -> tuple[Culprit, ...]:
+        return blame_receipts(tuple(receipts), catalog.modules, needs)
+
+    required = [one for one in judged if one.required and not one.disowned]
+    disowned = {one.cell for one in judged if one.required and one.disowned}
+    red = {one.probe for one in required if one.is_held_to(GateRule.OUTCOME)}
+    found = []
+    if red:
+        whole = blame(receipt for cell, receipt in counting.items() if cell not in disowned)
+        found += [row for row in whole if red & _list_names([row])]
+    found += _share(row for one in required for row in _name_own(one))
+    named = _list_names(found)
+    # Red receipts that close the gate and do not count for their cells: the newest of each probe.
+    closing: dict[str, ReceiptFile] = {}
+    for one in judged:
+        red_beside = one.closes and not one.required and one.is_held_to(GateRule.OUTCOME, GateRule.CONTRADICTED)
+        if one.file and red_beside and one.probe not in named | {""}:
+            closing[one.probe] = max(closing.get(one.probe, one.file), one.file, key=rank_by_time)
+    for row in blame(_read_runs(closing.values(), files, context)) if closing else ():
+        if row.module not in named and closing.keys() & _list_names([row]):
+            found.append(row)
+    rank = {one.probe: number for number, one in enumerate(judged) if one.required}
+    return tuple(sorted(found, key=lambda row: (rank.get(row.module, -1), row.module, row.cause.value, row.component)))
+
+
+def _list_names(culprits: Iterable[Culprit]) -> set[str]:
+    return {name for row in culprits for name in (row.module, *row.cascades)}
+
+
+def _read_runs(red: Iterable[ReceiptFile], files: Iterable[ReceiptFile], context: GateContext) -> Iterator[Receipt]:
+    """Red receipts, and the newest of every other cell of the judged stack and target in their folders."""
+    whole = {one.cell: one for one in red}
+    folders = {one.run for one in whole.values()}
+    beside = (one for one in files if one.run in folders and one.cell.startswith(context.own) and one.stem == one.cell)
+    for one in sorted(beside, key=rank_by_time, reverse=True):
+        whole.setdefault(one.cell, one)
+    for one in whole.values():
+        if (receipt := context.try_load(one)) is not None:
+            yield receipt
+
+
+def _share(rows: Iterable[Culprit]) -> Iterator[Culprit]:
+    """What several modules meet below Transformer Engine is one culprit: the environment."""
+    groups: dict[tuple[Cause, str], list[Culprit]] = {}
+    for row in rows:
+        groups.setdefault((row.cause, row.component or row.module), []).append(row)
+    for first, *more in groups.values():
+        names = (first.module, *(row.module for row in more))
+        yield first.model_copy(update={"module": ENVIRONMENT, "cascades": names}) if more else first
+
+
+def _name_own(entry: Entry) -> Iterator[Culprit]:
+    """What a green receipt breaks, one culprit a cause and component; a red one has its culprit already."""
+    found: dict[tuple[Cause, str], list[Reason]] = {}
+    for reason in entry.standing:
+        if reason.rule in _CAUSES and not entry.is_held_to(GateRule.OUTCOME):
+            found.setdefault((_CAUSES[reason.rule][0], reason.component), []).append(reason)
+    for (cause, component), reasons in found.items():
+        yield Culprit(
+            module=entry.probe, cause=cause, component=component, signature=reasons[0].rule.value,
+            summary=". ".join(reason.text for reason in reasons), next_step=_CAUSES[reasons[0].rule][1],
+        )  # fmt: skip

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ..evidence.receipt_file import write_receipt
+from ..evidence.receipt import write_receipt
 from ..jit.driver_cache import give_back
 from .order import read_order
 from .process import run_probe

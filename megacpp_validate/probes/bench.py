@@ -11,8 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from ..evidence.receipt import Backend, Check, Compiler, Quantizer
-from ..evidence.training import TrainingRecord
+from ..evidence.receipt import Backend, Check, Compiler, Quantizer, TrainingRecord
 from .bounds import Roundings, compare
 from .jit_record import RankJit
 from .low_precision import Enter

@@ -28,9 +28,9 @@ from ..evidence.receipt import (
     Quantizer,
     Receipt,
     Timing,
+    TrainingRecord,
     cell_id,
 )
-from ..evidence.training import TrainingRecord
 from ..jit import monitor
 from .fingerprint import read_libraries, read_machine, read_packages
 from .jit_record import JitRecord

@@ -19,7 +19,7 @@ _RESULTS: Final = {
     "megacpp-validate/parity/1": ("environments.session_result:ParityResult", "session:describe_session"),
     "megacpp-validate/fp8/1": ("gate.fp8_session:Fp8Result", "session:describe_session"),
     "megacpp-validate/moe-smoke/1": ("environments.session_result:SmokeSession", "session:describe_session"),
-    "megacpp-validate/loss-gate/1": ("gate.loss_result:LossGateResult", "loss:describe_losses"),
+    "megacpp-validate/loss-gate/1": ("gate.loss:LossGateResult", "loss:describe_losses"),
     "megacpp-validate/release-gate/1": ("gate.decision:GateDecision", "gate:describe_gate"),
     "megacpp-validate/ablation/1": ("gate.ablation:AblationResult", "ablation:describe_ablation"),
     "megacpp-validate/fp8-policy/1": ("gate.fp8_policy:PolicyResult", "policy:describe_policy"),

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.environments.restart import FolderTaken, find_done, own_folder, why_run
-from megacpp_validate.evidence.receipt import Check, Failure, Outcome, Receipt, Timing
-from megacpp_validate.evidence.receipt_file import write_receipt
+from megacpp_validate.evidence.receipt import Check, Failure, Outcome, Receipt, Timing, write_receipt
 from megacpp_validate.probes.order import Order, Target
 
 ORDER = Order("permute", "te1", Target("cpu", ""), "native", seed=3, tool="tool 1", commit="c0", environment="e0")

@@ -11,7 +11,6 @@ import pytest
 from megacpp_validate.evidence.loss_curves import CurveInvalid, read_curve
 from megacpp_validate.evidence.store import ReceiptInvalid, read_receipt
 from megacpp_validate.evidence.strict_json import read_strict_json
-from megacpp_validate.gate.ablation import AblationInvalid, read_ablation
 
 # Deeper than pydantic reads, and than Python does in each of its versions.
 DEEP = {
@@ -20,7 +19,6 @@ DEEP = {
     "an unknown key": '{"schema_id": "x", "more": ' + "[" * 500 + "]" * 500 + "}",
 }
 READERS: dict[str, tuple[Callable[[Path], Any], type[Exception]]] = {
-    "ablation": (read_ablation, AblationInvalid),
     "curve": (read_curve, CurveInvalid),
     "receipt": (read_receipt, ReceiptInvalid),
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import statistics
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from megacpp_validate.catalog.postures import Feature, read_postures
 from megacpp_validate.gate.ablation import (
     ARMS,
     LEAST_MEMORY,
-    AblationInvalid,
     AblationRun,
     Change,
     FeatureAblation,
@@ -24,7 +22,6 @@ from megacpp_validate.gate.ablation import (
     compare,
     compare_losses,
     decide_feature,
-    read_ablation,
 )
 
 STEPS, WARM = 40, 5
@@ -123,13 +120,7 @@ def test_steps_that_compile_do_not_count() -> None:
 def test_a_linear_trend_is_taken_out_of_the_estimate() -> None:
     change = compare([math.exp(0.01 * place + (0.03 if place % 2 else 0.0)) for place in range(4)])
     assert change.ratio == pytest.approx(math.exp(0.03))
-    assert change.repeats == pytest.approx(math.exp(0.02))  # twice the drift lies between equal arms, and is kept
-
-
-def test_a_change_smaller_than_between_equal_arms_is_noise_however_many_pairs_there_are() -> None:
-    change = compare([math.exp(0.001 * (pair % 5) + 0.0035 * on) for pair in range(40) for on in (0, 1)])
-    assert change.low > 1  # its interval alone would make it a tax
-    assert change.verdict is Verdict.NOISE
+    assert change.low < 1  # twice the drift lies between equal arms, and is spread
 
 
 def test_more_tokens_a_second_are_better() -> None:
@@ -155,18 +146,14 @@ def test_losses_of_the_same_bits_and_others() -> None:
         for run in runs
     ]
     assert not compare_losses(wild, "fp32").changes
-    assert compare_losses(wild, "fp32").repeats == 0
 
 
-def test_two_runs_that_agree_by_luck_change_no_loss() -> None:
+@pytest.mark.parametrize(("shift", "changes"), [(0.0, False), (0.05, True)])
+def test_two_runs_that_agree_by_luck_change_no_loss(shift: float, changes: bool) -> None:
     """On an H200 a feature that changes no sum had 3.995, 4.009, 3.990, 4.001: its arms overlap but for luck."""
-    ends = (3.99506, 4.00916, 3.98951, 4.00106)
+    ends = (3.99506, 4.00916 + shift, 3.98951, 4.00106 + shift)
     runs = [see(place, [0.1] * STEPS, [end] * STEPS, tokens=0) for place, end in enumerate(ends)]
-    seen = compare_losses(runs, "bf16")
-    assert abs(seen.difference) > seen.repeats
-    assert not seen.changes
-    far = [see(place, [0.1] * STEPS, [end + 0.05 * (place % 2)] * STEPS, tokens=0) for place, end in enumerate(ends)]
-    assert compare_losses(far, "bf16").changes
+    assert compare_losses(runs, "bf16").changes is changes
 
 
 @pytest.mark.parametrize(("shift", "changes"), [(0.002, False), (0.05, True)])
@@ -177,7 +164,7 @@ def test_arms_that_always_give_the_same_bits_are_held_to_what_rounding_does(shif
         for place in range(4)
     ]
     seen = compare_losses(runs, "bf16")
-    assert (seen.repeats, seen.changes) == (0, changes)
+    assert (seen.half, seen.changes) == (0, changes)
     assert seen.rounding == pytest.approx(0.0194, rel=0.02)
     assert compare_losses(runs, "fp32").rounding < 1e-3
 
@@ -197,19 +184,12 @@ def decide(runs: list[AblationRun], pairs: int = 2) -> FeatureAblation:
     return FeatureAblation(**said, runs=tuple(runs), **decide_feature(FEATURE, ORDERS, runs, pairs))
 
 
-def parse_ablation(text: str) -> FeatureAblation:
-    """As from a file."""
-    with tempfile.TemporaryDirectory() as name:
-        (file := Path(name, "a.json")).write_text(text)
-        return read_ablation(file)
-
-
 def test_a_feature_is_judged_and_its_receipt_reads_back() -> None:
     row = decide(draw_runs(0, shift=0.1))
     assert (row.verdict, row.reasons, row.warm) == (Verdict.TAX, (), WARM)
     assert row.memory is not None
     assert (row.memory.verdict, row.memory.ratio) == (Verdict.NOISE, 1.0)
-    assert parse_ablation(row.model_dump_json()) == row
+    assert FeatureAblation.model_validate_json(row.model_dump_json()) == row
 
 
 @pytest.mark.parametrize(
@@ -217,10 +197,10 @@ def test_a_feature_is_judged_and_its_receipt_reads_back() -> None:
     [
         ({"ending": "died", "words": "rank 0 is at fault"}, "it ended as died: rank 0 is at fault"),
         ({"step_seconds": (0.1,) * 39}, "39 times and 40 losses of 40 steps"),
-        ({"step_seconds": (0.0,) + (0.1,) * 39}, "a step took no time"),
-        ({"losses": (3.0,) * 7 + (None,) * 33}, "its loss is no number in step 7"),
-        ({"forms": {"recompute": False}}, "forms.recompute was asked to be true, and its receipt says false"),
-        ({"forms": {}}, "forms.recompute was asked to be true, and its receipt says nothing"),
+        ({"step_seconds": (0.0,) + (0.1,) * 39}, "a step has no finite loss, or took no time"),
+        ({"losses": (3.0,) * 7 + (None,) * 33}, "a step has no finite loss, or took no time"),
+        ({"forms": {"recompute": False}}, "forms.recompute was requested as true, and the run reports false"),
+        ({"forms": {}}, "forms.recompute was requested as true, and the run reports nothing"),
         ({"parts": {}}, "no part layers.*.block was seen, which must be on te or native"),
         (
             {"parts": {"layers.0.block": ObservedPart(requested="te", observed="sdpa")}},
@@ -237,7 +217,7 @@ def test_a_feature_is_judged_and_its_receipt_reads_back() -> None:
         ),
     ],
 )
-def test_a_run_that_is_no_evidence_is_told_and_nothing_is_judged(more: dict[str, Any], said: str) -> None:
+def test_a_run_that_is_no_evidence_is_reported_and_nothing_is_judged(more: dict[str, Any], said: str) -> None:
     runs = draw_runs(0)
     row = decide([*runs[:3], runs[3].model_copy(update=more)])
     assert row.verdict is Verdict.NOT_JUDGED
@@ -248,30 +228,14 @@ def test_a_run_that_is_no_evidence_is_told_and_nothing_is_judged(more: dict[str,
 
 def test_missing_runs_and_a_single_pair_show_nothing() -> None:
     assert "3 of 4 runs are there" in decide(draw_runs(0)[:3]).reasons[0]
-    assert "at least two pairs" in decide(draw_runs(0, pairs=1), pairs=1).reasons[0]
-
-
-@pytest.mark.parametrize("verdict", [Verdict.WIN, Verdict.NOISE, Verdict.NOT_JUDGED])
-def test_a_receipt_whose_verdict_was_edited_is_none(verdict: Verdict) -> None:
-    row = decide(draw_runs(0, shift=0.1))
-    with pytest.raises(AblationInvalid, match="is not a valid receipt"):
-        parse_ablation(row.model_copy(update={"verdict": verdict}).model_dump_json())
-
-
-def test_a_receipt_whose_runs_were_edited_is_none() -> None:
-    row = decide(draw_runs(0, shift=0.1))
-    edited = row.model_copy(update={"runs": (row.runs[1], row.runs[0], *row.runs[2:])})
-    with pytest.raises(AblationInvalid, match="off and on are to take turns"):
-        parse_ablation(edited.model_dump_json())
-    with pytest.raises(AblationInvalid, match="'tool' is there twice"):
-        parse_ablation(row.model_dump_json().replace('"tool"', '"tool":"x","tool"', 1))
+    assert "2 of 4 runs are there" in decide(draw_runs(0, pairs=1), pairs=1).reasons[0]
 
 
 def test_committed_receipts_keep_their_verdicts() -> None:
     folder = Path(__file__).parents[2] / "docs" / "evidence" / "smoke" / "ablation"
     posture, verdicts = read_postures(), {}
     for file in sorted(folder.glob("*.json")):
-        row = read_ablation(file)
+        row = FeatureAblation.model_validate_json(file.read_text())
         found = decide_feature(posture.find(row.feature), {"off": row.off, "on": row.on}, row.runs, row.pairs)
         assert [found[name].verdict for name in ("step_time", "tokens_per_second", "memory")] == [
             change.verdict for change in (row.step_time, row.tokens_per_second, row.memory) if change

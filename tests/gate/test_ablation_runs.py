@@ -11,14 +11,14 @@ import pytest
 
 from megacpp_validate.catalog.postures import read_postures
 from megacpp_validate.errors import WrongArguments
-from megacpp_validate.gate.ablation import read_ablation
+from megacpp_validate.gate.ablation import FeatureAblation
 from megacpp_validate.gate.ablation_runs import (
     AblationOptions,
+    find_absent,
     plan_arms,
     read_features,
     read_plan,
     read_run,
-    why_not_run,
 )
 from megacpp_validate.process import Ended
 from tests.command_line import Run, make_run_in
@@ -66,29 +66,15 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     return lambda *arguments: run(*arguments, *shared)
 
 
-def test_receipts_are_judged_again_by_the_rules_of_today_and_nothing_is_run(
-    call: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert call("feature=recompute")[0] == OPEN
-    file = tmp_path / "out" / "recompute.json"
-    row = read_ablation(file)
-    assert row.memory is not None
-    assert row.memory.verdict.value == "win"
-    file.write_text(row.model_copy(update={"memory": None}).model_dump_json())  # as if by an earlier rule
-    monkeypatch.setenv("STUB", "dies")
-    code, out, err = call("feature=recompute", "--again")
-    assert (code, "tax: recompute" in out) == (OPEN, True), err
-    assert read_ablation(file) == row
-    code, _, err = call("feature=recompute,mtp", "--again")
-    assert (code, "mtp.json" in err) == (MISSING, True)
-    assert read_ablation(file) == row  # all of them, or none
+def read_row(folder: Path) -> FeatureAblation:
+    return FeatureAblation.model_validate_json((folder / "out" / "recompute.json").read_text())
 
 
-def test_a_feature_is_run_in_turns_judged_and_told(call: Run, tmp_path: Path) -> None:
+def test_a_feature_is_run_in_turns_judged_and_reported(call: Run, tmp_path: Path) -> None:
     code, out, err = call("feature=recompute", "--ranks", "2")
     assert code == OPEN, err
     assert "tax: recompute." in out
-    row = read_ablation(tmp_path / "out" / "recompute.json")
+    row = read_row(tmp_path)
     assert [run.arm for run in row.runs] == ["off", "on", "off", "on"]
     assert row.step_time is not None
     # The slowest rank decides, which is the second one.
@@ -106,7 +92,7 @@ def test_a_feature_is_run_in_turns_judged_and_told(call: Run, tmp_path: Path) ->
     assert "forms.recompute" in page
 
 
-def test_several_features_make_one_page_and_what_cannot_run_is_told(call: Run, tmp_path: Path) -> None:
+def test_several_features_make_one_page_and_what_cannot_run_is_reported(call: Run, tmp_path: Path) -> None:
     code, out, err = call("feature=mtp,te_block", "recompute", "--format", "json", "--pairs", "2", "--steps", "16")
     assert code == MISSING, err
     rows = {row["feature"]: row for row in json.loads(out)["features"]}
@@ -125,9 +111,9 @@ def test_several_features_make_one_page_and_what_cannot_run_is_told(call: Run, t
     ("fault", "runs", "said"),
     [
         ("dies", 2, "run 2 (on): it ended as exit: it gave no answer. Its last words: a library says something no mem"),
-        ("falls-back", 2, "forms.recompute was asked to be true, and its receipt says false"),
+        ("falls-back", 2, "forms.recompute was requested as true, and the run reports false"),
         ("ends-badly", 1, "run 1 (off): it ended as contradiction: it answers done, and its process ended with exit 3"),
-        ("damaged", 1, "its answer has another form: KeyError: 'choices'"),
+        ("damaged", 1, "its answer has another form: KeyError: 'model'"),
     ],
 )
 def test_a_run_that_is_no_evidence(
@@ -139,7 +125,7 @@ def test_a_run_that_is_no_evidence(
     (row,) = json.loads(out)["features"]
     assert row["verdict"] == "not-judged"
     assert any(said in reason for reason in row["reasons"]), row["reasons"]
-    kept = read_ablation(tmp_path / "out" / "recompute.json")  # what ran before it is kept
+    kept = read_row(tmp_path)  # what ran before it is kept
     assert len(kept.runs) == runs
     assert (tmp_path / "out" / "recompute" / "1-off" / "log").read_text()
 
@@ -194,14 +180,17 @@ def test_plans_and_names_from_what_was_typed() -> None:
     assert len(read_features(["feature=all"], posture)) == len(posture.features)
 
 
-def test_what_a_feature_needs() -> None:
-    find = read_postures().find
-    assert not list(why_not_run(find("graphs"), asked(), gpu=True, te=True))
-    assert "Transformer Engine" in next(iter(why_not_run(find("te_block"), asked(), gpu=True, te=False)))
-    assert "no GPU" in next(iter(why_not_run(find("mtp"), asked(), gpu=False, te=False)))
-    two = asked(plan=read_plan("expert_parallel=2", 2))
-    assert "one rank" in next(iter(why_not_run(find("graphs"), two, gpu=True, te=True)))
-    assert "cannot share experts" in next(iter(why_not_run(find("fused_moe"), two, gpu=True, te=True)))
+@pytest.mark.parametrize(
+    ("more", "gpu", "absent"),
+    [
+        ({}, True, set()),
+        ({}, False, {"", "te"}),
+        ({"device": "cpu"}, False, {"gpu"}),
+        ({"plan": read_plan("expert_parallel=2", 2)}, True, {"one-rank", "own-experts"}),
+    ],
+)
+def test_what_a_feature_may_need_and_is_absent(more: dict[str, Any], gpu: bool, absent: set[str]) -> None:
+    assert set(find_absent(asked(**more), gpu=gpu, te=gpu)) == absent
 
 
 def test_an_answer_is_the_last_one_and_ranks_that_differ_are_told() -> None:

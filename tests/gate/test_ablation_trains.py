@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.catalog.bridge import PACKAGE_ROOT
-from megacpp_validate.gate.ablation import read_ablation
+from megacpp_validate.gate.ablation import FeatureAblation
 from tests.command_line import Run, make_run_in
 
 
@@ -26,13 +26,13 @@ def test_a_second_head_changes_the_loss_and_what_was_trained_stands_in_the_recei
     given = ("--size", "tiny", "--device", "cpu", "--steps", "12", "--python", sys.executable, "--receipts", "out")
     code, out, err = call("feature=mtp", *given, "--format", "json")
     assert code == 0, err
-    (told,) = json.loads(out)["features"]
-    assert told["verdict"] in ("win", "tax", "noise")  # which it is depends on what else this machine does
-    row = read_ablation(tmp_path / "out" / "mtp.json")
+    (reported,) = json.loads(out)["features"]
+    assert reported["verdict"] in ("win", "tax", "noise")  # which it is depends on what else this machine does
+    row = FeatureAblation.model_validate_json((tmp_path / "out" / "mtp.json").read_text())
     assert [run.arm for run in row.runs] == ["off", "on", "off", "on"]
     assert [run.changes["mtp"] for run in row.runs] == [False, True, False, True]
     assert row.loss is not None
-    assert row.loss.repeats == 0  # one seed, one machine, one thread: the same bits
+    # One seed, one machine, one thread: the same bits.
     assert row.runs[0].losses == row.runs[2].losses != row.runs[1].losses
     assert row.loss.difference != 0
     assert row.runs[1].parameters > row.runs[0].parameters

@@ -19,8 +19,7 @@ import torch
 
 from megacpp_validate.canary.dynamic.slowdown import compare_timings, measure_noise, split_slowness
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.evidence.receipt import Outcome, Receipt
-from megacpp_validate.evidence.receipt_file import write_receipt
+from megacpp_validate.evidence.receipt import Outcome, Receipt, write_receipt
 from megacpp_validate.evidence.store import read_receipt
 from megacpp_validate.probes import process, stopwatch
 from megacpp_validate.probes.bench import Bench

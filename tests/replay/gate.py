@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
@@ -37,6 +36,8 @@ from .receipts import (
 )
 
 DAY: Final = "2026-11-22"
+Prepare = Callable[[Path], object]
+FOREIGN: Final = ("stack", "target", "not-required")
 FOLDERS: Final = (
     "h200/te2.12.0", "h200/te2.12.0/again", "h200/te2.14.1", "h200/te2.17.1", "h200/te2.20.2", "h200/native",
     "h200-fa4", "fp8/te2.12.0", "fp8/te2.20.2", "fp8/two-gpus", "smoke/small", "smoke/scaled", "smoke/canary/te2.17.1",
@@ -51,8 +52,8 @@ def read_gate(ended: Ended) -> Decisions:
         "open": data["open"],
         "of": f"{data['release']} {data['stack']} {data['target']}",
         "missing": listed(data["missing"]),
-        "unreadable": len(data["unreadable"]),
-        "foreign": len(data["foreign"]),
+        "unreadable": sum(not {"unreadable", "name"}.isdisjoint(row["rules"]) for row in data["cells"]),
+        "foreign": sum(not row["required"] and row["rules"][0] in FOREIGN for row in data["cells"]),
         "signed": bool(data["signed_by"]),
         "baseline": data["baseline"],
         "culprits": [row["module"] for row in data["culprits"]],
@@ -83,63 +84,68 @@ def _waiver(row: dict[str, Any]) -> dict[str, Any]:
     return kept or {"waiver": sorted(row)}
 
 
-def _words(store: str, *more: str, at: str = DAY) -> tuple[str, ...]:
-    return ("release-gate", store, *more, "--at", at, "--format", "json")
+def _scenario(
+    name: str,
+    *more: str,
+    prepare: Callable[[Path], object] | None = None,
+    store: str = "{work}/store",
+    at: str = AT_WORDS,
+) -> Scenario:
+    """One call of the gate on a store that `prepare` makes."""
+    return Scenario(name, ("release-gate", store, *more, "--at", at, "--format", "json"), read_gate, prepare)
+
+
+def _committed_scenario(name: str, folder: str, *more: str, at: str = DAY) -> Scenario:
+    return _scenario(name, *more, store=f"docs/evidence/{folder}", at=at)
 
 
 def gates() -> Iterator[Scenario]:
     """Every scenario of the gate."""
-    for make in (_committed, _planted, _asked, _compared, _waived, _signed):
+    for make in (_committed, _planted, _asked, _golden, _compared, _waived, _signed):
         yield from make()
 
 
 def _committed() -> Iterator[Scenario]:
     """Every committed folder, under every kind of release."""
-    for folder, release in product(FOLDERS, ("te-upgrade", "nightly", "release")):
-        store = f"docs/evidence/{folder}"
-        stack = next((n.name.partition("-")[0] for n in sorted((ROOT / store).glob("*-h200-*.json"))), "te2.20.2")
+    releases = ("te-upgrade", "nightly", "release")
+    for folder, release in product(FOLDERS, releases):
+        files = sorted((ROOT / "docs/evidence" / folder).glob("*-h200-*.json"))
+        stack = next((file.name.partition("-")[0] for file in files), "te2.20.2")
         more = ("--release", release, "--stack", stack, "--target", "h200")
-        yield Scenario(f"{folder} {release}", _words(store, *more), read_gate)
+        yield _committed_scenario(f"{folder} {release}", folder, *more)
     for stack in ("te2.12.0", "te2.14.1", "te2.17.1", "te2.20.2", "native"):
-        yield Scenario(f"h200 {stack}", _words("docs/evidence/h200", "--stack", stack), read_gate)
-        yield Scenario(f"evidence {stack}", _words("docs/evidence", "--stack", stack, "--target", "h200"), read_gate)
-    for target in ("b200", "gb10", "cpu"):
-        for release in ("te-upgrade", "nightly", "release"):
-            words = _words("docs/evidence/h200/te2.20.2", "--target", target, "--release", release)
-            yield Scenario(f"h200/te2.20.2 {target} {release}", words, read_gate)
+        yield _committed_scenario(f"h200 {stack}", "h200", "--stack", stack)
+        yield _committed_scenario(f"evidence {stack}", "", "--stack", stack, "--target", "h200")
+    new = "h200/te2.20.2"
+    for target, release in product(("b200", "gb10", "cpu"), releases):
+        yield _committed_scenario(f"{new} {target} {release}", new, "--target", target, "--release", release)
     for at in ("2026-11-21T12:00", "2026-11-21", "2026-12-20", "2026-12-22", "2027-01-01"):
-        yield Scenario(f"h200/te2.20.2 at {at}", _words("docs/evidence/h200/te2.20.2", at=at), read_gate)
-    for after, before in product(("te2.12.0", "te2.17.1", "te2.20.2", "native"), ("te2.12.0", "te2.17.1", "te2.20.2")):
-        words = _words(f"docs/evidence/h200/{after}", "--baseline", f"docs/evidence/h200/{before}")
-        yield Scenario(f"h200/{after} beside {before}", words, read_gate)
+        yield _committed_scenario(f"{new} at {at}", new, at=at)
+    stacks = ("te2.12.0", "te2.17.1", "te2.20.2")
+    for after, before in product((*stacks, "native"), stacks):
+        more = ("--baseline", f"docs/evidence/h200/{before}")
+        yield _committed_scenario(f"h200/{after} beside {before}", f"h200/{after}", *more)
     for after, before in (("te2.20.2", "te2.12.0"), ("te2.12.0", "te2.20.2")):
         more = ("--release", "nightly", "--target", "h200", "--baseline", f"docs/evidence/fp8/{before}")
-        yield Scenario(f"fp8/{after} beside {before}", _words(f"docs/evidence/fp8/{after}", *more), read_gate)
+        yield _committed_scenario(f"fp8/{after} beside {before}", f"fp8/{after}", *more)
 
 
 def _planted() -> Iterator[Scenario]:
-    """Faults in a store that is good throughout: under the default rules, and the same store under the strict ones."""
+    """Faults in a store that is good throughout, and in a real receipt."""
+    own = ("--stack", STACK)
     for name, plant in PLANTS.items():
+        prepare = lambda work, plant=plant: plant(fill(work / "store"))  # noqa: E731
+        yield _scenario(f"planted {name}", *own, "--target", TARGET, prepare=prepare)
+    for name, change in EDITS.items():
 
-        def prepare(work: Path, plant: Callable[[Path], object] = plant) -> None:
-            plant(fill(work / "store"))
-
-        yield Scenario(
-            f"planted {name}",
-            _words("{work}/store", "--stack", STACK, "--target", TARGET, at=AT_WORDS),
-            read_gate,
-            prepare,
-        )
-    for name, plant in EDITS.items():
-
-        def edit(work: Path, plant: Callable[[dict[str, Any]], object] = plant) -> None:
+        def edit(work: Path, change: Callable[[dict[str, Any]], object] = change) -> None:
             shutil.copytree(ROOT / "docs/evidence/h200/te2.20.2", work / "store")
             path = work / "store" / "te2.20.2-h200-permute.json"
             data = json.loads(path.read_text())
-            plant(data)
+            change(data)
             path.write_text(json.dumps(data, indent=2) + "\n")
 
-        yield Scenario(f"edited {name}", _words("{work}/store", "--stack", STACK), read_gate, edit)
+        yield _scenario(f"edited {name}", *own, prepare=edit, at=DAY)
 
 
 def _first_check(data: dict[str, Any], **changes: Any) -> None:
@@ -180,10 +186,6 @@ EDITS: Final[dict[str, Callable[[dict[str, Any]], object]]] = {  # of a real rec
 
 def _asked() -> Iterator[Scenario]:
     """What the gate is asked for: commits, images, locks, kinds of release, stores that are none."""
-
-    def store(work: Path) -> None:
-        fill(work / "store")
-
     for name, more in {
         "good": (), "commit": ("--commit", COMMIT), "another commit": ("--commit", OTHER_COMMIT),
         "short commit": ("--commit", "abcdef"), "image": ("--image", IMAGE), "lock": ("--lock", LOCK),
@@ -191,41 +193,39 @@ def _asked() -> Iterator[Scenario]:
         "another stack": ("--stack", "te2.17.1"), "no such target": ("--target", "none"),
         "no such baseline": ("--baseline", "{work}/none"), "own baseline": ("--baseline", "{work}/store"),
     }.items():  # fmt: skip
-        yield Scenario(f"asked {name}", _words("{work}/store", *more, at=AT_WORDS), read_gate, store)
-    yield Scenario("asked no store", _words("{work}/none"), read_gate)
-    yield Scenario("asked an empty store", _words("{work}"), read_gate)
-    yield Scenario("asked several stacks", _words("docs/evidence/h200"), read_gate)
-    yield Scenario("asked a time that is none", _words("docs/evidence/h200/te2.20.2", at="yesterday"), read_gate)
+        yield _scenario(f"asked {name}", *more, prepare=lambda work: fill(work / "store"))
+    yield _scenario("asked no store", store="{work}/none", at=DAY)
+    yield _scenario("asked an empty store", store="{work}", at=DAY)
+    yield _committed_scenario("asked several stacks", "h200")
+    yield _committed_scenario("asked a time that is none", "h200/te2.20.2", at="yesterday")
+
+
+def _golden() -> Iterator[Scenario]:
+    """Receipts of a golden image of the targets that no machine has run."""
     for target, capability in (("gb10", "12.1"), ("b200", "10.0")):
-
-        def images(work: Path, target: str = target, capability: str = capability, **fault: Any) -> None:
+        for name, fault, more in (
+            ("good", {}, ()),
+            ("another image", {"image_digest": f"sha256:{'2' * 64}"}, ()),
+            ("no lock", {"lock_hash": ""}, ()),
+            ("dirty", {"commit": f"{COMMIT}-dirty"}, ()),
+            ("old schema", {"schema_id": "megacpp-validate/receipt/4"}, ()),
+            ("asked for image", {}, ("--image", IMAGE, "--lock", LOCK)),
+            ("asked for another image", {}, ("--image", f"r.io/te@sha256:{'3' * 64}")),
+        ):
             of = {"target": target, "machine": machine(gpu=target.upper(), capability=capability)}
-            put(work / "store", *(golden(probe, **of) for probe in PROBES))
-            put(work / "store", golden("attention", **(of | fault)))
-
-        for name, fault in {
-            "good": {}, "another image": {"image_digest": f"sha256:{'2' * 64}"}, "no lock": {"lock_hash": ""},
-            "dirty": {"commit": f"{COMMIT}-dirty"}, "old schema": {"schema_id": "megacpp-validate/receipt/4"},
-        }.items():  # fmt: skip
-            more = ("--release", "release", "--target", target, "--stack", STACK)
-            words = _words("{work}/store", *more, at=AT_WORDS)
-            prepare = lambda work, images=images, fault=fault: images(work, **fault)  # noqa: E731
-            yield Scenario(f"golden {target} {name}", words, read_gate, prepare)
-        for name, more in {
-            "image": ("--image", IMAGE, "--lock", LOCK),
-            "another image": ("--image", f"r.io/te@sha256:{'3' * 64}"),
-        }.items():
-            words = _words(
-                "{work}/store", "--release", "release", "--target", target, "--stack", STACK, *more, at=AT_WORDS
-            )
-            yield Scenario(f"golden {target} asked for {name}", words, read_gate, images)
+            receipts = [*(golden(probe, **of) for probe in PROBES), golden("attention", **(of | fault))]
+            yield _scenario(
+                f"golden {target} {name}", "--release", "release", "--target", target, "--stack", STACK, *more,
+                prepare=lambda work, receipts=receipts: put(work / "store", *receipts),
+            )  # fmt: skip
 
 
 def _compared() -> Iterator[Scenario]:
-    """Speed, memory and checks beside a baseline."""
+    """Speed, memory and checks beside a baseline, which the rules require or do not."""
     slow = timing(median=1.11)
     two = [check("bf16.forward", part()), check("bf16.backward", part())]
-    for name, before, after in (
+    strict = ('baseline = "any"', 'baseline = "required"'), ('others = "list"', 'others = "close"')
+    for (name, before, after), edits in product((
         ("alike", {}, {}),
         ("slower", {}, {"timings": [slow]}),
         ("slower and larger", {}, {"timings": [slow], "peak_memory_mib": 229.0}),
@@ -243,25 +243,15 @@ def _compared() -> Iterator[Scenario]:
         ("a check is lost", {"checks": two}, {"checks": two[:1]}),
         ("a check is lost, of another commit", {"checks": two, "commit": OTHER_COMMIT}, {"checks": two[:1]}),
         ("a wider bound", {}, {"checks": [check("bf16.forward", part(bound=0.1))]}),
-    ):
+    ), ((), strict)):  # fmt: skip
 
-        def prepare(work: Path, before: dict[str, Any] = before, after: dict[str, Any] = after) -> None:
+        def prepare(work: Path, before: Any = before, after: Any = after, edits: Any = edits) -> None:
             fill(work / "before", stack="te2.12.0", hours=48.0, **before)
-            fill(work / "store")
-            put(work / "store", good("attention", **after))
+            put(fill(work / "store"), good("attention", **after))
+            copy_matrix(work, *edits)
 
-        for strict in (False, True):
-            more = ("--matrix", "{work}/matrix") if strict else ()
-            words = _words("{work}/store", "--baseline", "{work}/before", *more, at=AT_WORDS)
-
-            def both(work: Path, prepare: Callable[[Path], None] = prepare, strict: bool = strict) -> None:
-                prepare(work)
-                if strict:
-                    copy_matrix(
-                        work, ('baseline = "any"', 'baseline = "required"'), ('others = "list"', 'others = "close"')
-                    )
-
-            yield Scenario(f"baseline {name}{' strictly' if strict else ''}", words, read_gate, both)
+        more = ("--baseline", "{work}/before", "--matrix", "{work}/matrix")
+        yield _scenario(f"baseline {name}{' strictly' if edits else ''}", *more, prepare=prepare)
 
 
 def copy_matrix(work: Path, *edits: tuple[str, str]) -> Path:
@@ -286,55 +276,55 @@ NANS: Final = (
 
 def _waived() -> Iterator[Scenario]:
     """A waiver of one cell and one rule, over what it may hold off and what it may not."""
-    cell = f"{STACK}-{TARGET}-attention"
+    cell, later = f"{STACK}-{TARGET}-attention", "2026-12-31"
     nan = check("bf16.forward", part("finite", 3.0, 0.0))
+    imports = {**FAILED, "detail": "ImportError: cannot import name 'f'"}
     blocked = red("attention", outcome="blocked", blocked_by=f"{STACK}-{TARGET}-imports", checks=[])
+    late = good("attention", jit=jit(after={"triton": 1}))
     cases: list[tuple[str, list[dict[str, Any]], str, str]] = [
         ("holds", [red("attention")], "outcome", "2026-11-22"),
         ("expired", [red("attention")], "outcome", "2026-11-21"),
-        ("of another rule", [red("attention")], "slower", "2026-12-31"),
-        ("not needed", [], "outcome", "2026-12-31"),
-        ("a second breakage", [red("attention", jit=jit(after={"triton": 1}))], "outcome", "2026-12-31"),
-        ("NaN", [red("attention", checks=[nan])], "outcome", "2026-12-31"),
-        ("import error", [red("attention", outcome="import-error", checks=[])], "outcome", "2026-12-31"),
-        ("import in the probe", [raised("attention", "ModuleNotFoundError: no module 'x'")], "outcome", "2026-12-31"),
-        ("symbol in the probe", [raised("attention", "OSError: te.so: undefined symbol: f")], "outcome", "2026-12-31"),
-        ("import in a check", [red("attention", checks=[{**FAILED, "detail": "ImportError: cannot import name 'f'"}])],
-         "outcome", "2026-12-31"),
-        ("blocked by an import", [raised("imports", "OSError: x"), blocked], "outcome", "2026-12-31"),
-        ("blocked by nobody", [blocked | {"blocked_by": f"{STACK}-{TARGET}-nothing"}], "outcome", "2026-12-31"),
-        ("of another commit", [red("attention", commit=OTHER_COMMIT)], "outcome", "2026-12-31"),
-        ("not run", [good("attention", outcome="not-run", checks=[])], "outcome", "2026-12-31"),
-        ("jit", [good("attention", jit=jit(after={"triton": 1}))], "jit", "2026-12-31"),
-        ("a rule that cannot be waived", [red("attention")], "missing", "2026-12-31"),
-        ("no such rule", [red("attention")], "never", "2026-12-31"),
-        *((f"words {word}", [raised("attention", f"RuntimeError: {word}")], "outcome", "2026-12-31") for word in NANS),
-    ]  # fmt: skip
+        ("of another rule", [red("attention")], "slower", later),
+        ("not needed", [], "outcome", later),
+        ("a second breakage", [red("attention", jit=late["jit"])], "outcome", later),
+        ("NaN", [red("attention", checks=[nan])], "outcome", later),
+        ("import error", [red("attention", outcome="import-error", checks=[])], "outcome", later),
+        ("import in the probe", [raised("attention", "ModuleNotFoundError: no module 'x'")], "outcome", later),
+        ("symbol in the probe", [raised("attention", "OSError: te.so: undefined symbol: f")], "outcome", later),
+        ("import in a check", [red("attention", checks=[imports])], "outcome", later),
+        ("blocked by an import", [raised("imports", "OSError: x"), blocked], "outcome", later),
+        ("blocked by nobody", [blocked | {"blocked_by": f"{STACK}-{TARGET}-nothing"}], "outcome", later),
+        ("of another commit", [red("attention", commit=OTHER_COMMIT)], "outcome", later),
+        ("not run", [good("attention", outcome="not-run", checks=[])], "outcome", later),
+        ("jit", [late], "jit", later),
+        ("a rule that cannot be waived", [red("attention")], "missing", later),
+        ("no such rule", [red("attention")], "never", later),
+        *((f"words {word}", [raised("attention", f"RuntimeError: {word}")], "outcome", later) for word in NANS),
+    ]
+    own = ("--stack", STACK, "--matrix", "{work}/matrix")
     for name, receipts, rule, expires in cases:
-
-        def prepare(work: Path, receipts: Any = receipts, rule: str = rule, expires: str = expires) -> None:
-            put(fill(work / "store"), *receipts)
-            write_waiver(copy_matrix(work), rule, expires, cell)
-
-        words = _words("{work}/store", "--stack", STACK, "--matrix", "{work}/matrix", at=AT_WORDS)
-        yield Scenario(f"waiver {name}", words, read_gate, prepare)
-    for older, name in (
-        (red("attention", hours=3.0), "a contradiction"),
-        (red("attention", hours=3.0, checks=[nan]), "an old NaN"),
+        prepare = lambda work, of=(receipts, rule, expires): _waive(work, cell, of[1], of[2], of[0])  # noqa: E731
+        yield _scenario(f"waiver {name}", *own, prepare=prepare)
+    for name, older in (
+        ("a contradiction", red("attention", hours=3.0)),
+        ("an old NaN", red("attention", hours=3.0, checks=[nan])),
     ):
+        prepare = lambda work, older=older: _waive(work, cell, "contradicted", later, [older], "older")  # noqa: E731
+        yield _scenario(f"waiver {name}", *own[2:], prepare=prepare)
+    yield Scenario(
+        "waiver h200/te2.17.1",
+        ("release-gate", "docs/evidence/h200/te2.17.1", *own[2:], "--at", DAY, "--format", "json"),
+        read_gate,
+        lambda work: _waive(work, "te2.17.1-h200-attention", "outcome", later, []),
+    )
 
-        def contradict(work: Path, older: dict[str, Any] = older) -> None:
-            put(fill(work / "store"), older, run="older")
-            write_waiver(copy_matrix(work), "contradicted", "2026-12-31", cell)
 
-        words = _words("{work}/store", "--matrix", "{work}/matrix", at=AT_WORDS)
-        yield Scenario(f"waiver {name}", words, read_gate, contradict)
-
-    def real(work: Path) -> None:
-        write_waiver(copy_matrix(work), "outcome", "2026-12-31", "te2.17.1-h200-attention")
-
-    words = _words("docs/evidence/h200/te2.17.1", "--matrix", "{work}/matrix")
-    yield Scenario("waiver h200/te2.17.1", words, read_gate, real)
+def _waive(
+    work: Path, cell: str, rule: str, expires: str, receipts: Iterable[dict[str, Any]], run: str = "run"
+) -> None:
+    """A good store with these receipts on top, and one waiver."""
+    put(fill(work / "store"), *receipts, run=run)
+    write_waiver(copy_matrix(work), rule, expires, cell)
 
 
 def write_waiver(matrix: Path, rule: str, expires: str, cell: str) -> None:
@@ -370,35 +360,19 @@ def sign(work: Path) -> None:
 
 def _signed() -> Iterator[Scenario]:
     """A signed store, and what was done to it since; `release` wants a signature."""
-
-    def edited(work: Path) -> None:
-        path = place(work / "store", "attention")
-        path.write_text(path.read_text().replace("0.001", "0.002", 1))
-
-    def lost(work: Path) -> None:
-        place(work / "store", "attention").unlink()
-
-    def no_signature(work: Path) -> None:
-        for path in (work / "store").rglob("*.sig"):
-            path.unlink()
-
-    def nothing(work: Path) -> None:
-        os.utime(place(work / "store", "attention"), (0, 0))
-
+    cell = lambda work: place(work / "store", "attention")  # noqa: E731
+    edit = lambda work: cell(work).write_text(cell(work).read_text().replace("0.001", "0.002", 1))  # noqa: E731
     after: dict[str, tuple[Callable[[Path], object], str]] = {
-        "whole": (nothing, "signers"), "edited": (edited, "signers"), "lost": (lost, "signers"),
+        "whole": (lambda work: None, "signers"), "edited": (edit, "signers"),
+        "lost": (lambda work: cell(work).unlink(), "signers"),
         "added": (lambda work: put(work / "store", good("fp8_delayed"), run="late"), "signers"),
         "a red one added": (lambda work: put(work / "store", red("attention", hours=0.5), run="late"), "signers"),
-        "no signature": (no_signature, "signers"), "another key": (nothing, "others"), "expired": (nothing, "expired"),
-        "another use": (nothing, "another-use"), "no such signers": (nothing, "none"),
+        "no signature": (lambda work: [one.unlink() for one in (work / "store").rglob("*.sig")], "signers"),
+        "another key": (lambda work: None, "others"), "expired": (lambda work: None, "expired"),
+        "another use": (lambda work: None, "another-use"), "no such signers": (lambda work: None, "none"),
     }  # fmt: skip
-    for name, (deed, signers) in after.items():
-
-        def prepare(work: Path, deed: Callable[[Path], object] = deed) -> None:
-            sign(work)
-            deed(work)
-
-        words = _words("{work}/store", "--stack", STACK, "--signers", f"{{work}}/{signers}", at=AT_WORDS)
-        yield Scenario(f"signed {name}", words, read_gate, prepare)
-    words = _words("{work}/store", "--stack", STACK, "--signers", "{work}/signers", "--release", "release", at=AT_WORDS)
-    yield Scenario("signed under release", words, read_gate, sign)
+    for name, (change, signers) in after.items():
+        prepare = lambda work, change=change: (sign(work), change(work))  # noqa: E731
+        yield _scenario(f"signed {name}", "--stack", STACK, "--signers", f"{{work}}/{signers}", prepare=prepare)
+    more = ("--stack", STACK, "--signers", "{work}/signers", "--release", "release")
+    yield _scenario("signed under release", *more, prepare=sign)

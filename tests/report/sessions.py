@@ -5,8 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from megacpp_validate.environments.session_result import ParityResult
-from megacpp_validate.evidence.receipt import Backend, Check, Failure, Machine, Outcome, Part, Receipt
-from megacpp_validate.evidence.training import TrainingRecord, TrainingStep
+from megacpp_validate.evidence.receipt import (
+    Backend,
+    Check,
+    Failure,
+    Machine,
+    Outcome,
+    Part,
+    Receipt,
+    TrainingRecord,
+    TrainingStep,
+)
 
 H200 = Machine(gpu="NVIDIA H200", capability="9.0", driver="580.159.03", cuda="13.0", torch="2.11.0", python="3.12.3")
 UNDEFINED = (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from megacpp_validate.evidence.selftest import PARAMETERS, Fault, Mutant
+from megacpp_validate.evidence.selftest import PARAMETERS, Fault, Mutant, Takes
 from megacpp_validate.selftest.plants.plant import plant
 from megacpp_validate.selftest.points import find_point
 from megacpp_validate.selftest.trace import Trace
@@ -15,14 +15,14 @@ from megacpp_validate.selftest.trace import Trace
 
 def vendor(at: str, fault: Fault, **parameters: Any) -> Mutant:
     """A mutant of what an accessor gives."""
-    takes = PARAMETERS[fault]
+    takes = PARAMETERS.get(fault, Takes())
     assert takes.needs <= set(parameters) <= takes.needs | takes.may
     return Mutant("test", "attention", "vendor", "te", at, fault, "says", parameters)
 
 
 def wrapper(at: str, fault: Fault, **parameters: Any) -> Mutant:
     """A mutant of an attribute below `bridge`."""
-    takes = PARAMETERS[fault]
+    takes = PARAMETERS.get(fault, Takes())
     assert takes.needs <= set(parameters) <= takes.needs | takes.may
     return Mutant("test", "attention", "wrapper", "te", at, fault, "says", parameters)
 

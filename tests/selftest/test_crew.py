@@ -15,8 +15,7 @@ torch = pytest.importorskip("torch", reason="not-run: there is no torch")
 from megacpp_validate.canary.dynamic.selftest import plan_selftest  # noqa: E402
 from megacpp_validate.catalog.bridge import Catalog  # noqa: E402
 from megacpp_validate.evidence.receipt import Outcome  # noqa: E402
-from megacpp_validate.evidence.selftest import Mutant, SelftestOrder  # noqa: E402
-from megacpp_validate.evidence.selftest_file import order_text, read_runs  # noqa: E402
+from megacpp_validate.evidence.selftest import Mutant, SelftestOrder, order_text, read_runs  # noqa: E402  # noqa: E402
 from megacpp_validate.selftest.crew import run_tasks  # noqa: E402
 from megacpp_validate.selftest.tasks import Task, plan_tasks  # noqa: E402
 

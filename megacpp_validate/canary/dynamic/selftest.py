@@ -17,8 +17,18 @@ from ...environments.cpu_stack import find_torch_python
 from ...environments.interpreter import host_interpreter
 from ...errors import InfrastructureFailed, NoEnvironment, WrongArguments
 from ...evidence.receipt import Outcome, Receipt
-from ...evidence.selftest import FalseAlarm, Fate, Mutant, MutantResult, SelftestOrder, SelftestResult, SelftestRun
-from ...evidence.selftest_file import RunInvalid, order_text, read_runs
+from ...evidence.selftest import (
+    FalseAlarm,
+    Fate,
+    Mutant,
+    MutantResult,
+    RunInvalid,
+    SelftestOrder,
+    SelftestResult,
+    SelftestRun,
+    order_text,
+    read_runs,
+)
 from ...process import Processes
 
 CLEAN: Final = 200

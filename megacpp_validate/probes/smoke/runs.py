@@ -17,9 +17,8 @@ from typing import Any, Final
 
 import torch
 
-from ...evidence.receipt import Backend
+from ...evidence.receipt import Backend, TrainingRecord, TrainingStep
 from ...evidence.rounding import Depth
-from ...evidence.training import TrainingRecord, TrainingStep
 from ...training.forms import Forms
 from ...training.parallel.gather import read_end
 from ...training.parallel.plan import ParallelPlan

@@ -21,8 +21,7 @@ MARKS: Final = {
 }
 _METHOD: Final = (
     "Runs without a feature and with it take turns (off, on, off, on), with the same seed and data. In brackets: the "
-    "95% interval, by Student's t over runs of one arm. A change is noise where its interval includes no change, or "
-    "where two runs of one arm lie as far apart."
+    "95% interval, by Student's t over runs of one arm. A change is noise where its interval includes no change."
 )
 
 
@@ -117,5 +116,5 @@ def _say_loss(loss: LossChange | None) -> str:
         return "not measured"
     if loss.identical:
         return "bitwise equal"
-    spread = max(loss.half, loss.repeats, loss.rounding)
+    spread = max(loss.half, loss.rounding)
     return f"{loss.difference:+.2g} nats, {'beyond' if loss.changes else 'within'} {spread:.2g}"

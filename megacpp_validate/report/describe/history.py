@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from megacpp_validate.evidence.history import CellHistory, FlakeRate, HistoryResult, HistoryRow
-from megacpp_validate.evidence.receipt_time import read_time
+from megacpp_validate.evidence.receipt import read_time
 from megacpp_validate.evidence.selftest import wilson_interval
 from megacpp_validate.text import count
 

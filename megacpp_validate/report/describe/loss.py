@@ -7,7 +7,7 @@ from typing import Final
 from megacpp_validate.evidence.receipt import Check
 from megacpp_validate.text import count
 
-from ...gate.loss_result import LossGateResult, LossOutcome, LossVerdict
+from ...gate.loss import LossGateResult, LossOutcome, LossVerdict
 from ..document import Block, Details, Diagnostic, Document, Table, bad, good, missing
 from ..drawings.curves import draw_loss_curves
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from megacpp_validate.evidence.receipt import Receipt
-from megacpp_validate.evidence.training import TrainingRecord
+from megacpp_validate.evidence.receipt import Receipt, TrainingRecord
 from megacpp_validate.text import count
 
 from ..document import Block, Content, Details, Paragraph, Table, risk

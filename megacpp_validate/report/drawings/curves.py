@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from megacpp_validate.evidence.training import TrainingRecord
+from megacpp_validate.evidence.receipt import TrainingRecord
 
-from ...gate.loss_result import LossVerdict
+from ...gate.loss import LossVerdict
 from ..document import Figure
 from .chart import DASHES, Line, Panel, draw_chart
 

@@ -14,7 +14,7 @@ from megacpp_validate.evidence.receipt import Outcome
 
 from ...environments.stacks import AGAIN
 from ...evidence.history import HistoryRow
-from ...evidence.receipt_time import read_time
+from ...evidence.receipt import read_time
 from ..describe.receipt import MARKS
 from ..document import Mark, missing, risk
 

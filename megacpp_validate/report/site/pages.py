@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from megacpp_validate.evidence.receipt import Receipt
-from megacpp_validate.evidence.training import TrainingRecord
+from megacpp_validate.evidence.receipt import Receipt, TrainingRecord
 from megacpp_validate.text import count
 
 from ...canary.dynamic.upgrade_result import StepResult

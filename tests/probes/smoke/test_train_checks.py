@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from megacpp_validate.evidence.receipt import Quantizer
-from megacpp_validate.evidence.training import find_record_faults
+from megacpp_validate.evidence.store import find_record_faults
 from megacpp_validate.probes.bench import Bench, CannotRun
 from megacpp_validate.probes.order import Order, Target
 from megacpp_validate.probes.smoke.resume import find_rank, killing
@@ -268,7 +268,7 @@ def test_the_record_has_what_the_report_tells() -> None:
     assert (record.ranks, record.topology["expert_parallel"], record.peak_bytes) == (2, "2", {"step": 101})
     assert record.steps[2].loss is None
     assert record.goodput == pytest.approx(1 / 3)
-    assert find_record_faults(record) == ()
+    assert list(find_record_faults(record)) == []
     json.dumps(asdict(record), allow_nan=False)
 
 

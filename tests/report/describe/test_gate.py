@@ -8,7 +8,7 @@ from pathlib import Path
 from syrupy.assertion import SnapshotAssertion
 
 from megacpp_validate.evidence.history import read_history
-from megacpp_validate.gate.ablation import AblationResult, read_ablation
+from megacpp_validate.gate.ablation import AblationResult, FeatureAblation
 from megacpp_validate.gate.fp8_policy import decide_policy
 from megacpp_validate.gate.loss import judge_folder
 from megacpp_validate.gate.release_folder import GateOptions, decide_folder
@@ -51,7 +51,8 @@ def test_loss_gate(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
 
 
 def test_ablation(snapshot: SnapshotAssertion) -> None:
-    rows = tuple(map(read_ablation, sorted((EVIDENCE / "smoke" / "ablation").glob("*.json"))))
+    files = sorted((EVIDENCE / "smoke" / "ablation").glob("*.json"))
+    rows = tuple(FeatureAblation.model_validate_json(file.read_text()) for file in files)
     page = describe_ablation(AblationResult(tool="tool 1", features=rows))
     assert render_terminal(page) == snapshot
 

@@ -12,7 +12,7 @@ from megacpp_validate.environments.session_result import ParityResult, SmokeSess
 from megacpp_validate.errors import Exit
 from megacpp_validate.evidence.receipt import Backend, Check, Library, Outcome, Package, Part
 from megacpp_validate.gate.fp8_session import Fp8Result
-from megacpp_validate.gate.loss_result import LossOutcome, LossVerdict
+from megacpp_validate.gate.loss import LossOutcome, LossVerdict
 from megacpp_validate.report.describe.session import describe_session, describe_support
 from megacpp_validate.report.document import Tone
 from megacpp_validate.report.render.junit import render_junit

@@ -9,8 +9,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from megacpp_validate.evidence.training import TrainingStep
-from megacpp_validate.gate.loss_result import LossOutcome, LossVerdict, SeedSeries
+from megacpp_validate.evidence.receipt import TrainingStep
+from megacpp_validate.gate.loss import LossOutcome, LossVerdict, SeedSeries
 from megacpp_validate.report.drawings.chart import Line, Panel, draw_chart
 from megacpp_validate.report.drawings.curves import draw_loss_curves, draw_training
 from tests.report.sessions import record

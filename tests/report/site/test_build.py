@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.evidence.receipt import Check, Outcome, Receipt
-from megacpp_validate.evidence.receipt_file import write_receipt
+from megacpp_validate.evidence.receipt import Check, Outcome, Receipt, write_receipt
 from megacpp_validate.evidence.receipts_manifest import hash_manifest
 from megacpp_validate.evidence.store import read_receipt
 from megacpp_validate.gate.decision import GateDecision
