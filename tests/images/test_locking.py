@@ -33,7 +33,7 @@ def _uv() -> None:
 
 @pytest.fixture
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRegistry:
-    variables = install(tmp_path / "bin", "docker", "oras", MEGACPP_REGISTRY_MIRROR="mirror.invalid")
+    variables = install(tmp_path / "bin", "docker", MEGACPP_REGISTRY_MIRROR="mirror.invalid")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     one = FakeRegistry(Path(variables["FAKE_REGISTRY"]), "mirror.invalid/stack")
