@@ -58,9 +58,7 @@ def images(
     options = build.ImageOptions(
         tuple(targets or ()), own_base, push, tag, fresh, prove, tuple(clones or ()), receipts, matrix
     )
-    rows = build.read_rows(options, TOOL, dict(os.environ))
-    if own_engine:  # after a wrong argument was reported
-        rows = build.read_rows(*build.with_own_engine(rows))
+    rows = build.read_rows(options, TOOL, dict(os.environ), own_engine=own_engine)
     if write_bake:
         say(f"written: {build.write_bake(rows)}")
         return

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -15,24 +17,24 @@ from ..environments.interpreter import read_commit
 from ..errors import Exit, InfrastructureFailed, NoEnvironment, NothingSelected, ToolError, WrongArguments, exit_for
 from ..evidence.values import Frozen
 from ..evidence.whole_file import write_whole
-from .engine import (
-    BuildOrder,
-    BuildStep,
-    Engine,
-    bake,
-    find_engine,
-    read_build_settings,
-    require_platform,
-    start_engine,
-)
-from .fits import FitVerdict, StackFit, judge_stacks, read_all_images, stack_of_image
+from .engine import BuildStep, Engine, bake, find_engine, read_build_settings, require_platform, start_engine
+from .fits import FitVerdict, judge_stacks, read_all_images, stack_of_image
 from .lint import Lint, LintOutcome, lint_recipe
 from .locking import write_together
 from .locks import read_image_lock
 from .pins import FILE as PINS_FILE
 from .pins import Pins, read_pins
-from .plan import BAKE_FILE, BuildSettings, ImagePlan, find_images, plan_images, render_committed_bake, require_base
-from .tools import REGISTRY, ImageRefused
+from .plan import (
+    BAKE_FILE,
+    BuildSettings,
+    ImagePlan,
+    find_images,
+    name_image,
+    plan_images,
+    render_committed_bake,
+    require_base,
+)
+from .tools import MIRROR, REGISTRY, ImageRefused
 
 _TAG: Final = re.compile(r"^\w[\w.-]{0,127}$", re.ASCII)
 
@@ -155,24 +157,34 @@ class ImageRows:
         """Of the checkout."""
         return (self.options.matrix or matrix_folder()).resolve().parent
 
-    def plan(self, target: str) -> ImagePlan:
-        """What would be built for a target."""
-        rows = [row for row in self.catalog.targets if row.id == target]
-        base, revision = self.options.own_base, read_commit()
-        return plan_images(self.images, self.pins, rows, root=self.root, own_base=base, revision=revision)[0]
+    def plan(self, target: str, own_base: str = "", revision: str = "") -> ImagePlan:
+        """What would be built for a target; raises ImageRefused."""
+        rows, mirror = [row for row in self.catalog.targets if row.id == target], self.variables.get(MIRROR, "")
+        how = {"own_base": own_base, "mirror": mirror, "revision": revision}
+        return plan_images(self.images, self.pins, rows, root=self.root, **how)[0]
 
-    def judge(self, image: Image, *, locked: bool) -> StackFit:
-        """Whether its stack fits: with its lock, or by what its row pins, where a lock is older still."""
+    def judge(self, image: Image, *verdicts: FitVerdict, locked: bool) -> Iterator[Refused]:
+        """What does not fit in its stack: with its lock, or by what its row pins, where a lock is older still."""
         lock = read_image_lock(self.root / image.lock) if locked else None
         stack = stack_of_image(self.images, image, lock, self.options.own_base)
-        return judge_stacks(self.catalog, self.options.matrix, self.images, [stack])[0]
+        (fit,) = judge_stacks(self.catalog, self.options.matrix, self.images, [stack])
+        for one in (one for verdict in verdicts for one in fit.of(verdict)):
+            yield Refused(
+                target=fit.name,
+                why=f"{one.component} is {one.seen or 'unknown'}, wanted {one.wanted}: {one.says} ({one.source}). Next "
+                f"step: {one.next_step}.",
+            )
 
 
-def read_rows(options: ImageOptions, tool: str, variables: Mapping[str, str]) -> ImageRows:
+def read_rows(options: ImageOptions, tool: str, variables: Mapping[str, str], *, own_engine: bool = False) -> ImageRows:
     """The rows, after the arguments are checked.
+
+    Args:
+        own_engine: start `containers/docker_engine`, and take its base where none is named.
 
     Raises:
         WrongArguments: an argument is wrong.
+        NoEnvironment: the engine cannot be started.
     """
     if options.tag and not _TAG.match(options.tag):
         raise WrongArguments(f"{options.tag!r} is no tag. Next step: use letters, digits, dots and dashes.")
@@ -189,6 +201,9 @@ def read_rows(options: ImageOptions, tool: str, variables: Mapping[str, str]) ->
         )
     rows = ImageRows(options, tool, variables)
     find_images(rows.images, options.targets)
+    if own_engine:
+        found = start_engine(rows.root, variables)
+        return ImageRows(replace(options, own_base=options.own_base or found.get("MEGACPP_BASE", "")), tool, found)
     return rows
 
 
@@ -208,45 +223,28 @@ def write_bake(rows: ImageRows) -> Path:
 
 
 def plan_all(rows: ImageRows) -> ImagePlans:
-    """What would be built for each target that is named, what is refused, and what linters say of the recipe."""
+    """What would be built for each target that is named, what is refused, and what linters report of the recipe."""
     plans, refused, warned = list[ImagePlan](), list[Refused](), list[Refused]()
-    engine, why = None, ""
-    pins = rows.pins
+    pins_hash, engine, why = rows.pins.hash, None, ""
     for image in find_images(rows.images, rows.options.targets):
+        locked = True
         try:
-            plans.append(rows.plan(image.target))
-            fit = rows.judge(image, locked=True)
-            warned += _list_misfits(fit, FitVerdict.UNKNOWN) + _list_misfits(fit, FitVerdict.WARNED)
+            plans.append(rows.plan(image.target, rows.options.own_base, read_commit()))
+            warned += rows.judge(image, FitVerdict.UNKNOWN, FitVerdict.WARNED, locked=True)
         except ImageRefused as fault:
+            locked = False
             refused.append(Refused(target=image.target, why=str(fault)))
-            fit = rows.judge(image, locked=False)
-            if not image.te:
-                continue
-        refused += _list_misfits(fit, FitVerdict.REFUSED)
+        if locked or image.te:
+            refused += rows.judge(image, FitVerdict.REFUSED, locked=locked)
     try:
         engine = find_engine(rows.variables)
     except NoEnvironment as fault:
         why = str(fault)
     lints = lint_recipe(rows.root, plans, engine, why, rows.variables)
     return ImagePlans(
-        tool=rows.tool,
-        plans=tuple(plans),
-        refused=tuple(refused),
-        warned=tuple(warned),
-        lints=lints,
-        pins_hash=pins.hash,
-    )
-
-
-def _list_misfits(fit: StackFit, verdict: FitVerdict) -> list[Refused]:
-    return [
-        Refused(
-            target=fit.name,
-            why=f"{one.component} is {one.seen or 'unknown'}, wanted {one.wanted}: {one.says} ({one.source}). Next "
-            f"step: {one.next_step}.",
-        )
-        for one in fit.of(verdict)
-    ]
+        tool=rows.tool, plans=tuple(plans), refused=tuple(refused), warned=tuple(warned), lints=lints,
+        pins_hash=pins_hash,
+    )  # fmt: skip
 
 
 def build_all(rows: ImageRows, say: Callable[[str], None]) -> list[ImageBuild]:
@@ -258,27 +256,24 @@ def build_all(rows: ImageRows, say: Callable[[str], None]) -> list[ImageBuild]:
         NoEnvironment: no engine, one of another architecture, or a build that fails.
         InfrastructureFailed: a full disk, or a registry that is down.
     """
-    chosen = find_images(rows.images, rows.options.targets)
-    if not rows.options.targets:
+    options, chosen = rows.options, find_images(rows.images, rows.options.targets)
+    if not options.targets:
         names = ", ".join(image.target for image in chosen)
         raise NothingSelected(f"no target is named. Next step: name one of {names}, or give --plan.")
-    _ = rows.pins
-    for locked in (False, True):
-        misfits = []
-        try:
-            for image in chosen if locked else [image for image in chosen if image.te]:
-                if locked:
-                    rows.plan(image.target)
-                misfits += _list_misfits(rows.judge(image, locked=locked), FitVerdict.REFUSED)
-        except ImageRefused as fault:
-            raise ImageClosed(str(fault)) from fault
-        if misfits:
-            raise ImageClosed("; ".join(f"{row.target}: {row.why}" for row in misfits))
-    plans = [rows.plan(image.target) for image in chosen]
+    _ = rows.pins  # what is wrong with the file itself is no refusal of an image
+    try:
+        for locked in (False, True):  # what the rows alone refuse is not hidden by an older lock
+            plans = [rows.plan(image.target, options.own_base, read_commit()) for image in chosen if locked]
+            asked = (image for image in chosen if locked or image.te)
+            misfits = [one for image in asked for one in rows.judge(image, FitVerdict.REFUSED, locked=locked)]
+            if misfits:
+                raise ImageClosed("; ".join(f"{row.target}: {row.why}" for row in misfits))
+    except ImageRefused as fault:
+        raise ImageClosed(str(fault)) from fault
     engine = find_engine(rows.variables)
     for plan in plans:
         require_platform(engine, plan)
-    settings = read_build_settings(rows.variables, has_bridge=engine.has_bridge, clones=rows.options.clones)
+    settings = read_build_settings(rows.variables, has_bridge=engine.has_bridge, clones=options.clones)
     return [_build(rows, engine, settings, plan, say) for plan in plans]
 
 
@@ -290,18 +285,20 @@ def _build(
     if options.prove and not registry:  # the registry on this machine that the base came from, or docker_engine's own
         host = options.own_base.partition("/")[0]
         registry = host if host.startswith(("127.", "localhost:")) else "127.0.0.1:5000"
-    order = BuildOrder(plan, registry, options.tag, options.fresh)
+    name, clock, started = name_image(plan.target, registry, options.tag), time.monotonic(), datetime.now(UTC)
     if not plan.verified:
         say(f"the base of {plan.target} is not verified: {plan.unverified}")
-    say(f"building {order.name}")
+    say(f"building {name}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        built = bake(engine, order, settings, rows.root, folder / f"{plan.target}.log", say)
+        log, how = folder / f"{plan.target}.log", {"push": bool(registry), "fresh": options.fresh}
+        digest, steps = bake(engine, plan, name, settings, rows.root, log, say, **how)
         build = ImageBuild(
-            tool=rows.tool, target=plan.target, platform=plan.platform, name=order.name, digest=built.digest,
+            tool=rows.tool, target=plan.target, platform=plan.platform, name=name, digest=digest,
             pushed=bool(registry), base=plan.reference, base_verified=plan.verified, lock=plan.lock,
             lock_hash=plan.lock_hash, pins_hash=rows.pins.hash, revision=read_commit(), engine=engine.version,
-            buildx=engine.buildx, steps=built.steps, started=built.started, seconds=built.seconds,
+            buildx=engine.buildx, steps=steps, started=started.isoformat(timespec="seconds"),
+            seconds=round(time.monotonic() - clock, 1),
         )  # fmt: skip
         write_whole(folder / f"{plan.target}.json", build.model_dump_json(indent=2) + "\n")
     except OSError as fault:
@@ -310,9 +307,3 @@ def _build(
             "is not yours. Next step: make room, or give --receipts a folder that you can write."
         ) from fault
     return build
-
-
-def with_own_engine(rows: ImageRows) -> tuple[ImageOptions, str, dict[str, str]]:
-    """The arguments of `read_rows` with an engine that `containers/docker_engine` starts, and its base."""
-    found, options = start_engine(rows.root, rows.variables), rows.options
-    return replace(options, own_base=options.own_base or found.get("MEGACPP_BASE", "")), rows.tool, found

@@ -25,7 +25,7 @@ from ..evidence.values import Frozen
 from ..process import Ended
 from .build import ImageOptions, ImageRows
 from .locks import LockedPackage, read_image_lock
-from .plan import ImagePlan, find_images, plan_images
+from .plan import ImagePlan, find_images
 from .tools import (
     BASE_LABEL,
     LOCK_LABEL,
@@ -344,7 +344,7 @@ def compare_with_lock(packages: tuple[Package, ...], locked: Mapping[str, Locked
     wrong = [
         f"{name} is {' and '.join(sorted(found.get(name, ()))) or 'not in it'}, locked is {row.version}"
         for name, row in locked.items()
-        if row.version not in found.get(name, ())
+        if not {row.version} & {part for one in found.get(name, ()) for part in (one, one.partition("+")[0])}
     ]
     return "; ".join(wrong[:5])
 
@@ -443,8 +443,7 @@ def _plan(rows: ImageRows, target: str, base: str) -> tuple[ImagePlan | None, st
         return None, "no label names its target, and none was given (--target)"
     try:
         find_images(rows.images, [target])
-        chosen = [row for row in rows.catalog.targets if row.id == target]
-        return plan_images(rows.images, rows.pins, chosen, root=rows.root, own_base=base)[0], ""
+        return rows.plan(target, base), ""
     except ImageRefused as fault:
         return None, str(fault)
 

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -21,8 +20,8 @@ import pytest
 from megacpp_validate.errors import NoEnvironment
 from megacpp_validate.images.build import ImageOptions, ImageRows, read_rows
 from megacpp_validate.images.bundle import BundleOptions, BundleResult, write_bundle
-from megacpp_validate.images.engine import BuildOrder, Engine, bake, find_engine
-from megacpp_validate.images.plan import BuildSettings
+from megacpp_validate.images.engine import Engine, bake, find_engine
+from megacpp_validate.images.plan import BuildSettings, ImagePlan, name_image
 from megacpp_validate.images.supply import CheckOutcome, make_keys, sign_image, verify_image
 from megacpp_validate.images.tools import RegistryLies, find_program, read_manifest
 from tests.images.test_bundle import make_project
@@ -42,8 +41,13 @@ class Site:
     image: str
     base: str
 
-    def order(self, tag: str = "real") -> BuildOrder:
-        return BuildOrder(self.rows.plan("cpu"), f"{REGISTRY}/tests{self.root.name}", tag)
+    def bake(self, tag: str, plan: ImagePlan | None = None) -> str:
+        """Build and push; the image by its digest."""
+        name, log = name_image("cpu", f"{REGISTRY}/tests{self.root.name}", tag), self.root / "log"
+        chosen = plan or self.rows.plan("cpu", self.base)
+        how = {"push": True}
+        digest, _ = bake(self.engine, chosen, name, BuildSettings(), self.root, log, lambda _: None, **how)
+        return f"{name.rpartition(':')[0]}@{digest}"
 
     def verify(self, name: str, **more: bool) -> dict[str, str]:
         """Each check that does not pass -> what it reports."""
@@ -63,7 +67,7 @@ def require_tools() -> Engine:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     engine = require_tools()
     root = tmp_path_factory.mktemp(f"real{time.time_ns()}")
     make_project(root)
@@ -78,15 +82,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     variables.pop("MEGACPP_REGISTRY_MIRROR", None)
     rows = read_rows(ImageOptions(own_base=f"{base}@{digest}", matrix=root / "matrix"), "a test", variables)
     made = Site(root, engine, variables, rows, "", f"{base}@{digest}")
-    built = bake(engine, made.order(), BuildSettings(), root, root / "log", lambda _: None)
-    assert built.digest in engine.ask("buildx", "imagetools", "inspect", made.order().name).words
     for name in ("one", "other"):
         make_keys(root / name, variables)
-    image = f"{made.order().name.rpartition(':')[0]}@{built.digest}"
+    image = made.bake("real")
     signed = sign_image(rows, image, root / "one.key", None, "", lambda _: None)
     assert (signed.packages, signed.unknown) == (1, 1)
-    yield Site(root, engine, variables, rows, image, f"{base}@{digest}")
-    engine.ask("image", "rm", "--force", made.order().name)
+    return replace(made, image=image)
 
 
 @pytest.fixture(scope="module")
@@ -118,10 +119,8 @@ def test_another_digest_of_the_same_repository(site: Site) -> None:
 
 
 def test_an_unsigned_image_fails(site: Site) -> None:
-    order = site.order("unsigned")
-    plan = order.plan.model_copy(update={"labels": {**order.plan.labels, "another": "image"}})
-    built = bake(site.engine, replace(order, plan=plan), BuildSettings(), site.root, site.root / "log", lambda _: None)
-    image = f"{site.image.partition('@')[0]}@{built.digest}"
+    plan = site.rows.plan("cpu", site.base)
+    image = site.bake("unsigned", plan.model_copy(update={"labels": {**plan.labels, "another": "image"}}))
     verdict = verify_image(site.rows, image, site.root / "one.pub", base=site.base)
     assert [one.name for one in verdict.checks if one.outcome is CheckOutcome.FAIL] == ["signature", "sbom"]
 
@@ -131,10 +130,11 @@ def test_a_build_that_fails_sets_no_tag(site: Site) -> None:
     file.write_text(f"{RECIPE}COPY matrix/nowhere /\n")
     try:
         with pytest.raises(NoEnvironment, match="nowhere"):
-            bake(site.engine, site.order("broken"), BuildSettings(), site.root, site.root / "log", lambda _: None)
+            site.bake("broken")
     finally:
         file.write_text(RECIPE)
-    assert site.engine.ask("buildx", "imagetools", "inspect", site.order("broken").name).code
+    assert site.engine.ask("buildx", "imagetools", "inspect", f"{site.image.partition('@')[0]}:broken").code
+    assert not site.engine.ask("buildx", "imagetools", "inspect", f"{site.image.partition('@')[0]}:real").code
 
 
 def test_a_bundle_restores_with_no_network(site: Site, written: BundleResult) -> None:
