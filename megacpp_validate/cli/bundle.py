@@ -35,11 +35,11 @@ def bundle(
     answer, or the disk is full.
     """
     from ..images.bundle import BundleOptions, write_bundle
-    from ..images.supply import rows_of
+    from ..images.plan import ImageRows
     from ..report.describe.images import describe_bundle
     from .output import finish
 
     place = (out or Path(f"bundle-{target}")).absolute()
     options = BundleOptions(target, image, place, jit, key, sign_key)
-    result = write_bundle(rows_of(matrix, TOOL, os.environ), options, lambda line: typer.echo(line, err=True))
+    result = write_bundle(ImageRows(matrix, TOOL, os.environ), options, lambda line: typer.echo(line, err=True))
     finish(result, describe_bundle, fmt, output)

@@ -27,10 +27,11 @@ def image_sign(
     Exit code 0: it is signed, 1: the registry gives other bytes than the digest says, 2: an argument is wrong, 5:
     cosign or syft is missing, 6: the registry does not answer.
     """
-    from ..images.supply import rows_of, sign_image
+    from ..images.plan import ImageRows
+    from ..images.supply import sign_image
     from ..report.describe.images import describe_signing
     from .output import finish
 
-    rows = rows_of(matrix, TOOL, os.environ)
+    rows = ImageRows(matrix, TOOL, os.environ)
     result = sign_image(rows, image, key, sbom, target, lambda line: typer.echo(line, err=True))
     finish(result, describe_signing, fmt, output)

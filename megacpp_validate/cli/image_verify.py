@@ -31,9 +31,10 @@ def image_verify(
     Exit code 0: every check passes, 1: one fails, 2: no digest, or the matrix is wrong, 4: none fails and not all were
     run, 6: the registry does not answer.
     """
-    from ..images.supply import rows_of, verify_image
+    from ..images.plan import ImageRows
+    from ..images.supply import verify_image
     from ..report.describe.images import describe_verdict
     from .output import finish
 
-    verdict = verify_image(rows_of(matrix, TOOL, os.environ), image, key, target, base, deep=deep)
+    verdict = verify_image(ImageRows(matrix, TOOL, os.environ), image, key, target, base, deep=deep)
     finish(verdict, describe_verdict, fmt, output, verbose=verbose)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -51,20 +52,25 @@ def images(
     6: a full disk, or a registry that is down.
     """
     from ..images import build
+    from ..images.engine import start_engine
+    from ..images.plan import ImageRows
     from ..report.describe import images as describe
     from .output import finish, write_result
 
     say = partial(typer.echo, err=True)
-    options = build.ImageOptions(
-        tuple(targets or ()), own_base, push, tag, fresh, prove, tuple(clones or ()), receipts, matrix
-    )
-    rows = build.read_rows(options, TOOL, dict(os.environ), own_engine=own_engine)
+    options = build.ImageOptions(tuple(targets or ()), own_base, push, tag, fresh, prove, tuple(clones or ()), receipts)
+    rows = ImageRows(matrix, TOOL, dict(os.environ))
+    build.check_options(options, rows)
+    if own_engine:  # after a wrong argument was reported
+        found = start_engine(rows.root, rows.variables)
+        rows = ImageRows(matrix, TOOL, found)
+        options = replace(options, own_base=own_base or found.get("MEGACPP_BASE", ""))
     if write_bake:
         say(f"written: {build.write_bake(rows)}")
         return
     if plan:
-        finish(build.plan_all(rows), describe.describe_plans, fmt, output)
-    for built in build.build_all(rows, say):
+        finish(build.plan_all(rows, options), describe.describe_plans, fmt, output)
+    for built in build.build_all(rows, options, say):
         if prove:
             from ..images.prove import prove_image
 

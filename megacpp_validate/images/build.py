@@ -4,37 +4,24 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from ..catalog.bridge import Catalog, matrix_folder, read_catalog
-from ..catalog.images import Image, Images
+from ..catalog.images import Image
 from ..environments.interpreter import read_commit
 from ..errors import Exit, InfrastructureFailed, NoEnvironment, NothingSelected, ToolError, WrongArguments, exit_for
 from ..evidence.values import Frozen
 from ..evidence.whole_file import write_whole
-from .engine import BuildStep, Engine, bake, find_engine, read_build_settings, require_platform, start_engine
-from .fits import FitVerdict, judge_stacks, read_all_images, stack_of_image
+from .engine import BuildStep, Engine, bake, find_engine, read_build_settings, require_platform
+from .fits import FitVerdict
 from .lint import Lint, LintOutcome, lint_recipe
 from .locking import write_together
 from .locks import read_image_lock
-from .pins import FILE as PINS_FILE
-from .pins import Pins, read_pins
-from .plan import (
-    BAKE_FILE,
-    BuildSettings,
-    ImagePlan,
-    find_images,
-    name_image,
-    plan_images,
-    render_committed_bake,
-    require_base,
-)
-from .tools import MIRROR, REGISTRY, ImageRefused
+from .plan import BAKE_FILE, BuildSettings, ImagePlan, ImageRows, find_images, name_image, require_base
+from .tools import REGISTRY, ImageRefused
 
 _TAG: Final = re.compile(r"^\w[\w.-]{0,127}$", re.ASCII)
 
@@ -126,65 +113,26 @@ class ImageOptions:
     prove: bool = False
     clones: tuple[str, ...] = ()
     receipts: Path = Path(".megacpp/images")
-    matrix: Path | None = None
 
 
-@dataclass(frozen=True)
-class ImageRows:
-    """What is read before anything is planned."""
-
-    options: ImageOptions
-    tool: str
-    variables: Mapping[str, str]
-
-    @cached_property
-    def catalog(self) -> Catalog:
-        """The matrix."""
-        return read_catalog(self.options.matrix)
-
-    @cached_property
-    def images(self) -> Images:
-        """The rows of images.toml."""
-        return read_all_images(self.catalog, self.options.matrix)
-
-    @cached_property
-    def pins(self) -> Pins:
-        """The digests of bases."""
-        return read_pins(self.root / PINS_FILE)
-
-    @property
-    def root(self) -> Path:
-        """Of the checkout."""
-        return (self.options.matrix or matrix_folder()).resolve().parent
-
-    def plan(self, target: str, own_base: str = "", revision: str = "") -> ImagePlan:
-        """What would be built for a target; raises ImageRefused."""
-        rows, mirror = [row for row in self.catalog.targets if row.id == target], self.variables.get(MIRROR, "")
-        how = {"own_base": own_base, "mirror": mirror, "revision": revision}
-        return plan_images(self.images, self.pins, rows, root=self.root, **how)[0]
-
-    def judge(self, image: Image, *verdicts: FitVerdict, locked: bool) -> Iterator[Refused]:
-        """What does not fit in its stack: with its lock, or by what its row pins, where a lock is older still."""
-        lock = read_image_lock(self.root / image.lock) if locked else None
-        stack = stack_of_image(self.images, image, lock, self.options.own_base)
-        (fit,) = judge_stacks(self.catalog, self.options.matrix, self.images, [stack])
-        for one in (one for verdict in verdicts for one in fit.of(verdict)):
-            yield Refused(
-                target=fit.name,
-                why=f"{one.component} is {one.seen or 'unknown'}, wanted {one.wanted}: {one.says} ({one.source}). Next "
-                f"step: {one.next_step}.",
-            )
+def list_misfits(
+    rows: ImageRows, image: Image, own_base: str, *verdicts: FitVerdict, locked: bool = True
+) -> Iterator[Refused]:
+    """What does not fit in the stack of an image: with its lock, or by what its row pins, where a lock is older."""
+    fit = rows.judge(image, read_image_lock(rows.root / image.lock) if locked else None, own_base)
+    for one in (one for verdict in verdicts for one in fit.of(verdict)):
+        yield Refused(
+            target=fit.name,
+            why=f"{one.component} is {one.seen or 'unknown'}, wanted {one.wanted}: {one.says} ({one.source}). Next "
+            f"step: {one.next_step}.",
+        )
 
 
-def read_rows(options: ImageOptions, tool: str, variables: Mapping[str, str], *, own_engine: bool = False) -> ImageRows:
-    """The rows, after the arguments are checked.
-
-    Args:
-        own_engine: start `containers/docker_engine`, and take its base where none is named.
+def check_options(options: ImageOptions, rows: ImageRows) -> None:
+    """Refuse a wrong argument.
 
     Raises:
-        WrongArguments: an argument is wrong.
-        NoEnvironment: the engine cannot be started.
+        WrongArguments: with the first one.
     """
     if options.tag and not _TAG.match(options.tag):
         raise WrongArguments(f"{options.tag!r} is no tag. Next step: use letters, digits, dots and dashes.")
@@ -199,55 +147,48 @@ def read_rows(options: ImageOptions, tool: str, variables: Mapping[str, str], *,
         raise WrongArguments(
             "--prove runs the image on this machine, so it is for cpu alone. Next step: `images cpu --prove`."
         )
-    rows = ImageRows(options, tool, variables)
     find_images(rows.images, options.targets)
-    if own_engine:
-        found = start_engine(rows.root, variables)
-        return ImageRows(replace(options, own_base=options.own_base or found.get("MEGACPP_BASE", "")), tool, found)
-    return rows
 
 
 def write_bake(rows: ImageRows) -> Path:
-    """Write the committed bake file: pinned bases by their own names, whatever this host has set.
+    """Write the committed bake file.
 
     Raises:
         ImageClosed: an image cannot be planned.
         InfrastructureFailed: it cannot be written.
     """
     try:
-        text = render_committed_bake(rows.images, rows.pins, rows.catalog.targets, rows.root)
+        write_together(rows.root, {BAKE_FILE: rows.render_bake()})
     except ImageRefused as fault:
         raise ImageClosed(str(fault)) from fault
-    write_together(rows.root, {BAKE_FILE: text})
     return rows.root / BAKE_FILE
 
 
-def plan_all(rows: ImageRows) -> ImagePlans:
+def plan_all(rows: ImageRows, options: ImageOptions) -> ImagePlans:
     """What would be built for each target that is named, what is refused, and what linters report of the recipe."""
     plans, refused, warned = list[ImagePlan](), list[Refused](), list[Refused]()
-    pins_hash, engine, why = rows.pins.hash, None, ""
-    for image in find_images(rows.images, rows.options.targets):
+    pins_hash, base, engine, why = rows.pins.hash, options.own_base, None, ""
+    for image in find_images(rows.images, options.targets):
         locked = True
         try:
-            plans.append(rows.plan(image.target, rows.options.own_base, read_commit()))
-            warned += rows.judge(image, FitVerdict.UNKNOWN, FitVerdict.WARNED, locked=True)
+            plans.append(rows.plan(image.target, base, read_commit()))
+            warned += list_misfits(rows, image, base, FitVerdict.UNKNOWN, FitVerdict.WARNED)
         except ImageRefused as fault:
             locked = False
             refused.append(Refused(target=image.target, why=str(fault)))
         if locked or image.te:
-            refused += rows.judge(image, FitVerdict.REFUSED, locked=locked)
+            refused += list_misfits(rows, image, base, FitVerdict.REFUSED, locked=locked)
     try:
         engine = find_engine(rows.variables)
     except NoEnvironment as fault:
         why = str(fault)
-    lints = lint_recipe(rows.root, plans, engine, why, rows.variables)
     return ImagePlans(
-        tool=rows.tool, plans=tuple(plans), refused=tuple(refused), warned=tuple(warned), lints=lints,
-        pins_hash=pins_hash,
+        tool=rows.tool, plans=tuple(plans), refused=tuple(refused), warned=tuple(warned), pins_hash=pins_hash,
+        lints=lint_recipe(rows.root, plans, engine, why, rows.variables),
     )  # fmt: skip
 
 
-def build_all(rows: ImageRows, say: Callable[[str], None]) -> list[ImageBuild]:
+def build_all(rows: ImageRows, options: ImageOptions, say: Callable[[str], None]) -> list[ImageBuild]:
     """Build each target that is named. Everything that can be refused is refused before the first build.
 
     Raises:
@@ -256,16 +197,18 @@ def build_all(rows: ImageRows, say: Callable[[str], None]) -> list[ImageBuild]:
         NoEnvironment: no engine, one of another architecture, or a build that fails.
         InfrastructureFailed: a full disk, or a registry that is down.
     """
-    options, chosen = rows.options, find_images(rows.images, rows.options.targets)
+    chosen, base = find_images(rows.images, options.targets), options.own_base
     if not options.targets:
         names = ", ".join(image.target for image in chosen)
         raise NothingSelected(f"no target is named. Next step: name one of {names}, or give --plan.")
     _ = rows.pins  # what is wrong with the file itself is no refusal of an image
     try:
         for locked in (False, True):  # what the rows alone refuse is not hidden by an older lock
-            plans = [rows.plan(image.target, options.own_base, read_commit()) for image in chosen if locked]
-            asked = (image for image in chosen if locked or image.te)
-            misfits = [one for image in asked for one in rows.judge(image, FitVerdict.REFUSED, locked=locked)]
+            plans = [rows.plan(image.target, base, read_commit()) for image in chosen if locked]
+            judged = [image for image in chosen if locked or image.te]
+            misfits = [
+                one for image in judged for one in list_misfits(rows, image, base, FitVerdict.REFUSED, locked=locked)
+            ]
             if misfits:
                 raise ImageClosed("; ".join(f"{row.target}: {row.why}" for row in misfits))
     except ImageRefused as fault:
@@ -274,14 +217,15 @@ def build_all(rows: ImageRows, say: Callable[[str], None]) -> list[ImageBuild]:
     for plan in plans:
         require_platform(engine, plan)
     settings = read_build_settings(rows.variables, has_bridge=engine.has_bridge, clones=options.clones)
-    return [_build(rows, engine, settings, plan, say) for plan in plans]
+    return [_build(rows, options, engine, settings, plan, say) for plan in plans]
 
 
 def _build(
-    rows: ImageRows, engine: Engine, settings: BuildSettings, plan: ImagePlan, say: Callable[[str], None]
-) -> ImageBuild:
+    rows: ImageRows, options: ImageOptions, engine: Engine, settings: BuildSettings, plan: ImagePlan,
+    say: Callable[[str], None],
+) -> ImageBuild:  # fmt: skip
     """Build one image and write its receipt and its log."""
-    options, folder, registry = rows.options, rows.options.receipts.absolute(), rows.options.push or ""
+    folder, registry = options.receipts.absolute(), options.push or ""
     if options.prove and not registry:  # the registry on this machine that the base came from, or docker_engine's own
         host = options.own_base.partition("/")[0]
         registry = host if host.startswith(("127.", "localhost:")) else "127.0.0.1:5000"

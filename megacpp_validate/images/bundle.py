@@ -23,9 +23,8 @@ from ..catalog.images import MACHINES, Base, Image
 from ..errors import Exit, InfrastructureFailed, NoEnvironment, ToolError
 from ..evidence.values import Frozen
 from ..jitcache.seal import check_sealed
-from .build import ImageRows
 from .locks import read_image_lock
-from .plan import find_images
+from .plan import ImageRows, find_images
 from .restore import IMAGE, MANIFEST, SCHEMA, SIGNATURE, SUMS, hash_file, read_bundle, verify
 from .supply import (
     check_private_key,

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -20,15 +20,12 @@ from typing import Any, Final
 
 from packaging.utils import canonicalize_name
 
-from ..catalog.bridge import Catalog, matrix_folder
-from ..catalog.images import Image, Images
+from ..catalog.images import Image
 from ..errors import Exit, InfrastructureFailed, NoEnvironment
 from ..evidence.values import Frozen
-from .fits import StackFit, judge_stacks, read_all_images, stack_of_image
+from .fits import StackFit
 from .locks import (
     EDITED,
-    ImageLock,
-    LockedPackage,
     LockInputs,
     check_lock,
     gather_inputs,
@@ -40,8 +37,8 @@ from .locks import (
     read_project,
     seal_lock,
 )
-from .pins import FILE, Pin, PinLine, PinNews, check_pins, pin_bases, read_pins, render_pins
-from .plan import BAKE_FILE, find_images, render_committed_bake
+from .pins import FILE, Pin, PinLine, PinNews, check_pins, pin_bases, render_pins
+from .plan import BAKE_FILE, ImageRows, find_images
 from .tools import ImageRefused, call, read_pip_settings, require_program
 
 SESSIONS: Final = "sessions"
@@ -51,17 +48,15 @@ _LIMIT_S: Final = 600.0
 # What uv says of an index that does not answer (seen: uv 0.9 to 0.11).
 _SILENT: Final = re.compile(r"Failed to fetch|error sending request|dns error|HTTP status|timed out|Could not connect")
 _SETTINGS: Final = {"index-url": "UV_DEFAULT_INDEX", "find-links": "UV_FIND_LINKS"}
-_NONE: Final = LockedPackage("", frozenset())
 
 
 class LockLine(Frozen):
-    """A lock: `stale` is why it has to be written, `packages` what changes in it, `refusal` why it must not be."""
+    """A lock: `stale` is why it has to be written, `refusal` why it must not be."""
 
     target: str
     file: str
     stale: str
     count: int
-    packages: tuple[str, ...] = ()
     refusal: str = ""
 
 
@@ -104,51 +99,34 @@ class LockOptions:
 
 @dataclass(frozen=True)
 class _Context:
-    """What is read before anything is locked; `root` is that of the checkout."""
+    """What every lock is made with."""
 
-    catalog: Catalog
-    matrix: Path | None
-    images: Images
-    root: Path
+    rows: ImageRows
     project: Mapping[str, Any]
-    variables: Mapping[str, str]
     options: LockOptions
 
     def read(self, name: str) -> str:
-        file = self.root / name
+        file = self.rows.root / name
         return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
 
-    def chosen(self) -> tuple[Image, ...]:
-        """The images whose locks are made or checked; none with `--only pins`."""
-        return find_images(self.images, self.options.targets) if self.options.only != "pins" else ()
-
-    def hash_list(self, name: str) -> str:
-        """What the constraints of nox sessions, or the lock of releases, follow from, as a hash."""
-        row, project = self.images.sessions, self.project
-        groups = {group: project.get("dependency-groups", {}).get(group) for group in row.groups}
-        inputs = [row.python, row.groups, row.without, project["project"]["dependencies"], groups]
-        releases = [self.images.releases.distribution, *(stack.te for stack in self.catalog.stacks)]
-        if name == RELEASES:  # as a list and a tuple were hashed when the committed files were made
-            return sha256(repr(releases).encode()).hexdigest()
-        return sha256(repr(inputs).encode()).hexdigest()
-
-    def judge(self, locks: Mapping[str, ImageLock]) -> tuple[StackFit, ...]:
-        rows = [image for image in self.chosen() if image.te and image.target in locks]
-        stacks = (stack_of_image(self.images, image, locks[image.target]) for image in rows)
-        return judge_stacks(self.catalog, self.matrix, self.images, stacks)
+    def lists(self) -> tuple[tuple[str, str, list[Any]], ...]:
+        """The two locks that are of no image: name, file, and what they follow from."""
+        images, catalog = self.rows.images, self.rows.catalog
+        row, groups = images.sessions, self.project.get("dependency-groups", {})
+        chosen = {group: groups.get(group) for group in row.groups}
+        sessions = [row.python, row.groups, row.without, self.project["project"]["dependencies"], chosen]
+        releases = [images.releases.distribution, *(stack.te for stack in catalog.stacks)]
+        return (SESSIONS, row.lock, sessions), (RELEASES, images.releases.lock, releases)
 
     def render_bake(self) -> str:
         """The bake file; empty while a lock is older than the matrix, which is reported as that."""
         try:
-            return render_committed_bake(self.images, read_pins(self.root / FILE), self.catalog.targets, self.root)
+            return self.rows.render_bake()
         except ImageRefused:
             return ""
 
 
-def run_lock(
-    catalog: Catalog, matrix: Path | None, options: LockOptions, variables: Mapping[str, str],
-    tool: str, say: Callable[[str], None] = lambda _: None,
-) -> LockResult:  # fmt: skip
+def run_lock(rows: ImageRows, options: LockOptions, say: Callable[[str], None] = lambda _: None) -> LockResult:
     """Check, or make and write, pins and locks.
 
     Raises:
@@ -158,9 +136,8 @@ def run_lock(
         RegistryLies: a registry gives other bytes than the digest.
     """
     started = time.monotonic()
-    root, images = (matrix or matrix_folder()).absolute().parent, read_all_images(catalog, matrix)
-    find_images(images, options.targets)
-    known = {name for base in images.base for name in (base.id, base.tag)}
+    chosen = find_images(rows.images, options.targets)
+    known = {name for base in rows.images.base for name in (base.id, base.tag)}
     if unknown := sorted(options.accept - known):
         raise ImageRefused(
             f"--accept names {', '.join(unknown)}, and no base of matrix/images.toml has such a tag. Next step: choose "
@@ -168,31 +145,37 @@ def run_lock(
         )
     if options.check and (options.accept or options.upgrade):
         raise ImageRefused("--check writes nothing, and takes neither --accept nor --upgrade. Next step: leave it out.")
-    context = _Context(catalog, matrix, images, root, read_project(root), variables, options)
-    result = _check(context, tool) if options.check else _write(context, tool, say)
+    context = _Context(rows, read_project(rows.root), options)
+    images = chosen if options.only != "pins" else ()
+    result = _check(context, images) if options.check else _write(context, images, say)
     return result.model_copy(update={"seconds": round(time.monotonic() - started, 1)})
 
 
-def _check(context: _Context, tool: str) -> LockResult:
+def _hash(inputs: list[Any]) -> str:
+    return sha256(repr(inputs).encode()).hexdigest()
+
+
+def _check(context: _Context, images: Iterable[Image]) -> LockResult:
     """Pins and locks, compared with the matrix; no registry and no index is asked."""
-    lines, found, pins = list[LockLine](), dict[str, ImageLock](), tuple[PinLine, ...]()
-    if context.options.only != "locks":
-        pins = check_pins(context.images, read_pins(context.root / FILE))
-    for image in context.chosen():
-        stale, file = "", context.root / image.lock
+    rows, only = context.rows, context.options.only
+    lines, fits, pins = list[LockLine](), list[StackFit](), tuple[PinLine, ...]()
+    if only != "locks":
+        pins = check_pins(rows.images, rows.pins)
+    for image in images:
+        stale, count, file = "", 0, rows.root / image.lock
         try:
-            lock = found[image.target] = read_image_lock(file)
-            check_lock(lock, gather_inputs(context.images, image, context.project), file)
+            lock = read_image_lock(file)
+            check_lock(lock, gather_inputs(rows.images, image, context.project), file)
+            count = len(lock.packages)
+            fits += [rows.judge(image, lock)] if image.te else []
         except ImageRefused as refusal:
             stale = str(refusal)
-            found.pop(image.target, None)
-        count = 0 if stale else len(found[image.target].packages)
         lines.append(LockLine(target=image.target, file=image.lock, stale=stale, count=count))
-    for name, row in _list_rows(context):
-        text = context.read(row.lock)
-        stale = "" if read_inputs(text) == context.hash_list(name) else "it is older than the matrix, or not there"
+    for name, lock_file, inputs in context.lists() if only != "pins" else ():
+        text = context.read(lock_file)
+        stale = "" if read_inputs(text) == _hash(inputs) else "it is older than the matrix, or not there"
         stale = stale or ("" if is_sealed(text) else f"it {EDITED}")
-        lines.append(LockLine(target=name, file=row.lock, stale=stale, count=sum(1 for _ in list_packages(text))))
+        lines.append(LockLine(target=name, file=lock_file, stale=stale, count=sum(1 for _ in list_packages(text))))
     refusals = [line.refusal for line in pins]
     if (bake := context.render_bake()) and context.read(BAKE_FILE) != bake:
         refusals.append(
@@ -200,45 +183,40 @@ def _check(context: _Context, tool: str) -> LockResult:
             "them. Next step: `nox -s lock` writes it anew; look at what it changes, and commit it."
         )
     return LockResult(
-        tool=tool, check=True, pins=pins, locks=tuple(lines), fits=context.judge(found),
+        tool=rows.tool, check=True, pins=pins, locks=tuple(lines), fits=tuple(fits),
         refusals=tuple(filter(None, refusals)),
     )  # fmt: skip
 
 
-def _list_rows(context: _Context) -> list[tuple[str, Any]]:
-    """The two lists that are of no image, where locks are made or checked."""
-    rows = [(SESSIONS, context.images.sessions), (RELEASES, context.images.releases)]
-    return rows if context.options.only != "pins" else []
-
-
-def _write(context: _Context, tool: str, say: Callable[[str], None]) -> LockResult:
-    options, root, locks = context.options, context.root, dict[str, ImageLock]()
-    before, files, lines = read_pins(root / FILE), dict[str, str](), list[LockLine]()
+def _write(context: _Context, images: Iterable[Image], say: Callable[[str], None]) -> LockResult:
+    rows, options, root = context.rows, context.options, context.rows.root
+    before, files, lines, fits = rows.pins, dict[str, str](), list[LockLine](), list[StackFit]()
     pins: tuple[tuple[Pin, PinLine], ...] = ()
     if options.only != "locks" and not options.targets:
         say("reading the digests of bases from registries")
         today = datetime.now(UTC).date().isoformat()
-        pins = pin_bases(context.images, before, today, options.accept, context.variables)
-    for image in context.chosen():
+        pins = pin_bases(rows.images, before, today, options.accept, rows.variables)
+    for image in images:
         say(f"locking the packages of {image.target}")
-        inputs = gather_inputs(context.images, image, context.project)
+        inputs = gather_inputs(rows.images, image, context.project)
         files[image.lock] = _lock_image(inputs, image, context)
-        lock = locks[image.target] = parse_lock(files[image.lock], root / image.lock)
+        lock = parse_lock(files[image.lock], root / image.lock)
         check_lock(lock, inputs, root / image.lock)
+        fits += [rows.judge(image, lock)] if image.te else []
         lines.append(_compare(context, image.target, image.lock, files[image.lock]))
-    for name, row in _list_rows(context) if not options.targets else ():
+    for name, file, _ in context.lists() if options.only != "pins" and not options.targets else ():
         say(f"locking the {name} of nox and Transformer Engine")
-        files[row.lock] = _lock_sessions(context) if name == SESSIONS else _lock_releases(context)
-        lines.append(_compare(context, name, row.lock, files[row.lock]))
+        files[file] = _lock_sessions(context) if name == SESSIONS else _lock_releases(context)
+        lines.append(_compare(context, name, file, files[file]))
     result = LockResult(
-        tool=tool, check=False, pins=tuple(line for _, line in pins), locks=tuple(lines), fits=context.judge(locks),
+        tool=rows.tool, check=False, pins=tuple(line for _, line in pins), locks=tuple(lines), fits=tuple(fits),
         refusals=tuple(filter(None, [*(line.refusal for _, line in pins), *(one.refusal for one in lines)])),
     )  # fmt: skip
     if result.exit is Exit.CLOSED:
         return result
     if any(line.news is not PinNews.MISSING for _, line in pins):
-        rows = {pin.base: pin for pin in before.pins if pin.base in {base.id for base in context.images.base}}
-        files[FILE] = render_pins(tuple((rows | {pin.base: pin for pin, _ in pins}).values()))
+        kept = {pin.base: pin for pin in before.pins if pin.base in {base.id for base in rows.images.base}}
+        files[FILE] = render_pins(tuple((kept | {pin.base: pin for pin, _ in pins}).values()))
     written = write_together(root, files)
     if bake := context.render_bake():
         written += write_together(root, {BAKE_FILE: bake})
@@ -276,26 +254,23 @@ def write_together(root: Path, files: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _compare(context: _Context, target: str, file: str, text: str) -> LockLine:
-    """What changes in a lock, and why it must not be written.
+    """Whether a lock changes, and why it must not be written.
 
     In the same version a file that was locked must not be gone: somebody put another in its place. What more the index
     has is no difference. A lock that was edited proves nothing.
     """
     before, taken = context.read(file), _read_upgrades(context.options)
-    old, new = _join_versions(before), _join_versions(text)
     stale = "" if before == text else "the matrix, pyproject.toml or the index has something else now"
     if not is_sealed(before):
         stale = f"it {EDITED}" if before else "it was not there"
-    changes, lost = list[str](), list[str]()
-    for name in sorted(name for name in {*old, *new} if old.get(name) != new.get(name)):
-        was, now = old.get(name, _NONE), new.get(name, _NONE)
-        kind = "added" if not was.version else "removed" if not now.version else "changed"
-        kind = "other files" if was.version == now.version else kind
-        versions = " -> ".join(dict.fromkeys(filter(None, (was.version, now.version))))
-        changes.append(f"{name} {versions} ({kind})")
-        gone = ", ".join(sorted(one[:12] for one in was.hashes - now.hashes))
-        if kind == "other files" and gone and is_sealed(before) and not taken & {name, "*"}:
-            lost.append(f"{name} {was.version} (sha256 {gone})")
+    new: dict[tuple[str, str], frozenset[str]] = {}
+    for name, package in list_packages(text):
+        new[name, package.version] = new.get((name, package.version), frozenset()) | package.hashes
+    lost = [
+        f"{name} {package.version} (sha256 {', '.join(sorted(one[:12] for one in gone))})"
+        for name, package in (list_packages(before) if is_sealed(before) else ())
+        if not taken & {name, "*"} and (gone := package.hashes - new.get((name, package.version), package.hashes))
+    ]
     refusal = (
         f"{file}: the index no longer has files of {', '.join(lost)}, which are locked in the same version. Likely "
         "cause: another index than the lock was made from, or somebody replaced a file. Next step: use the index that "
@@ -305,19 +280,8 @@ def _compare(context: _Context, target: str, file: str, text: str) -> LockLine:
         else ""
     )
     return LockLine(
-        target=target, file=file, stale=stale, count=sum(1 for _ in list_packages(text)), packages=tuple(changes),
-        refusal=refusal,
+        target=target, file=file, stale=stale, count=sum(1 for _ in list_packages(text)), refusal=refusal
     )  # fmt: skip
-
-
-def _join_versions(text: str) -> dict[str, LockedPackage]:
-    """Packages by name; several versions of one, with their markers or releases, as one."""
-    found: dict[str, LockedPackage] = {}
-    for name, package in list_packages(text):
-        before = found.get(name, _NONE)
-        versions = sorted({package.version, *filter(None, before.version.split(", "))})
-        found[name] = LockedPackage(", ".join(versions), before.hashes | package.hashes)
-    return found
 
 
 def _read_upgrades(options: LockOptions) -> set[str]:
@@ -330,7 +294,8 @@ def _finish(head: str, inputs: str, body: str) -> str:
 
 
 def _lock_sessions(context: _Context) -> str:
-    row, project = context.images.sessions, context.root / "pyproject.toml"
+    (_, _, inputs), _ = context.lists()
+    row, project = context.rows.images.sessions, context.rows.root / "pyproject.toml"
     words = [
         *("--universal", "--python-version", row.python),
         *(word for group in row.groups for word in ("--group", f"{project}:{group}")),
@@ -338,15 +303,16 @@ def _lock_sessions(context: _Context) -> str:
         str(project),
     ]
     # pip's folder of wheels has local builds for this machine's platform, and these are for every one.
-    own = {"UV_FIND_LINKS": context.variables.get("UV_FIND_LINKS", "")}
+    own = {"UV_FIND_LINKS": context.rows.variables.get("UV_FIND_LINKS", "")}
     body = _compile(words, {}, context.read(row.lock), own, context, "the constraints of nox sessions")
     head = "the versions that nox sessions install, for every platform"
-    return _finish(head, context.hash_list(SESSIONS), body)
+    return _finish(head, _hash(inputs), body)
 
 
 def _lock_releases(context: _Context) -> str:
-    name, lines = context.images.releases.distribution, list[str]()
-    for release in [stack.te for stack in context.catalog.stacks]:  # one solution has one version of a distribution
+    _, (_, _, inputs) = context.lists()
+    (name, *releases), lines = inputs, list[str]()
+    for release in releases:  # one solution has one version of a distribution
         # Without its dependencies uv would read no file, and of a folder of wheels it would know no hash.
         words = ["--generate-hashes", "--python-version", "3.11", "--only-binary", ":all:", "wanted.in"]
         wanted = {"wanted.in": f"{name}=={release}\n"}
@@ -359,7 +325,7 @@ def _lock_releases(context: _Context) -> str:
             )
         lines.append(" ".join((f"{name}=={release}", *(f"--hash=sha256:{one}" for one in sorted(hashes)))))
     head = f"the wheel of every release of {name} in matrix/stacks.toml"
-    return _finish(head, context.hash_list(RELEASES), "".join(f"{line}\n" for line in lines))
+    return _finish(head, _hash(inputs), "".join(f"{line}\n" for line in lines))
 
 
 def _lock_image(inputs: LockInputs, image: Image, context: _Context) -> str:
@@ -417,8 +383,9 @@ def _compile(  # noqa: PLR0917 - what one run of uv takes
         NoEnvironment: uv is missing, or finds no solution.
         InfrastructureFailed: the index does not answer.
     """
-    upgrades, uv = _read_upgrades(context.options), require_program("uv", context.variables)
-    variables = {**_ask_pip(context.variables), **context.variables, **own}
+    given = context.rows.variables
+    upgrades, uv = _read_upgrades(context.options), require_program("uv", given)
+    variables = {**_ask_pip(given), **given, **own}
     with tempfile.TemporaryDirectory(prefix="megacpp-lock-") as name:
         folder = Path(name)
         for file, text in files.items():

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import Field
 
 from .. import __version__
-from ..catalog.bridge import Target
+from ..catalog.bridge import Catalog, Target, matrix_folder, read_catalog
 from ..catalog.images import MACHINES, Image, Images
 from ..evidence.values import Frozen
+from .fits import StackFit, judge_stacks, read_all_images, stack_of_image
 from .locks import ImageLock, check_lock, gather_inputs, read_image_lock, read_project
-from .pins import Pins, refuse_unclaimed
+from .pins import FILE as PINS_FILE
+from .pins import Pins, read_pins, refuse_unclaimed
 from .tools import ARCH_LABEL, BASE_LABEL, LOCK_LABEL, MIRROR, PINS_LABEL, TARGET_LABEL, ImageRefused, use_mirror
 
 BAKE_FILE: Final = "containers/docker-bake.json"
@@ -78,6 +82,57 @@ class BuildSettings(Frozen):
     network: str = ""
     jobs: str = ""
     sources: dict[str, Path] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ImageRows:
+    """What is read of a checkout before anything is planned; `matrix` is another folder of rows."""
+
+    matrix: Path | None
+    tool: str
+    variables: Mapping[str, str]
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        """The matrix."""
+        return read_catalog(self.matrix)
+
+    @cached_property
+    def images(self) -> Images:
+        """The rows of images.toml."""
+        return read_all_images(self.catalog, self.matrix)
+
+    @cached_property
+    def pins(self) -> Pins:
+        """The digests of bases."""
+        return read_pins(self.root / PINS_FILE)
+
+    @property
+    def root(self) -> Path:
+        """Of the checkout."""
+        return (self.matrix or matrix_folder()).absolute().parent
+
+    def plan(self, target: str, own_base: str = "", revision: str = "") -> ImagePlan:
+        """What would be built for a target; raises ImageRefused."""
+        rows, mirror = [row for row in self.catalog.targets if row.id == target], self.variables.get(MIRROR, "")
+        how = {"own_base": own_base, "mirror": mirror, "revision": revision}
+        return plan_images(self.images, self.pins, rows, root=self.root, **how)[0]
+
+    def judge(self, image: Image, lock: ImageLock | None, own_base: str = "") -> StackFit:
+        """Whether the stack of an image fits: with a lock, or by what its row pins."""
+        stack = stack_of_image(self.images, image, lock, own_base)
+        return judge_stacks(self.catalog, self.matrix, self.images, [stack])[0]
+
+    def render_bake(self) -> str:
+        """The bake file of every image: pinned bases by their own names, whatever this host has set, and no commit.
+
+        Raises:
+            ImageRefused: as `plan_images`.
+        """
+        known = {image.target for image in self.images.image}
+        targets = [row for row in self.catalog.targets if row.id in known]
+        plans = plan_images(self.images, read_pins(self.root / PINS_FILE), targets, root=self.root)
+        return json.dumps(plan_bake(plans), indent=2, sort_keys=True) + "\n"
 
 
 def find_images(images: Images, names: Iterable[str]) -> tuple[Image, ...]:
@@ -243,17 +298,6 @@ def plan_bake(plans: Iterable[ImagePlan], settings: BuildSettings | None = None)
     )
     groups = {"default": {"targets": default}, "all": {"targets": list(targets)}}
     return {"//": note, "group": groups, "target": targets}
-
-
-def render_committed_bake(images: Images, pins: Pins, targets: Iterable[Target], root: Path) -> str:
-    """The bake file of every image: pinned bases by their own names, whatever this host has set, and no commit.
-
-    Raises:
-        ImageRefused: as `plan_images`.
-    """
-    known = {image.target for image in images.image}
-    plans = plan_images(images, pins, [row for row in targets if row.id in known], root=root)
-    return json.dumps(plan_bake(plans), indent=2, sort_keys=True) + "\n"
 
 
 def _describe_target(plan: ImagePlan, settings: BuildSettings | None) -> dict[str, Any]:

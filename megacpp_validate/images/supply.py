@@ -23,9 +23,8 @@ from ..errors import Exit, InfrastructureFailed, NoEnvironment, ToolError, exit_
 from ..evidence.strict_json import read_json
 from ..evidence.values import Frozen
 from ..process import Ended
-from .build import ImageOptions, ImageRows
 from .locks import LockedPackage, read_image_lock
-from .plan import ImagePlan, find_images
+from .plan import ImagePlan, ImageRows, find_images
 from .tools import (
     BASE_LABEL,
     LOCK_LABEL,
@@ -127,11 +126,6 @@ class Package:
     name: str
     version: str
     licence: str
-
-
-def rows_of(matrix: Path | None, tool: str, variables: Mapping[str, str]) -> ImageRows:
-    """The matrix, for the verbs of the supply chain."""
-    return ImageRows(ImageOptions(matrix=matrix), tool, variables)
 
 
 def run_cosign(variables: Mapping[str, str], *words: str, image: str = "") -> Ended:

@@ -18,8 +18,9 @@ import pytest
 from megacpp_validate.catalog.bridge import matrix_folder
 from megacpp_validate.images.bundle import BundleOptions, BundleResult, list_platforms, write_bundle
 from megacpp_validate.images.locks import gather_inputs, read_project, seal_lock
+from megacpp_validate.images.plan import ImageRows
 from megacpp_validate.images.restore import main as restore
-from megacpp_validate.images.supply import rows_of, run_cosign
+from megacpp_validate.images.supply import run_cosign
 from megacpp_validate.images.tools import ImageRefused, RegistryLies, RegistryUnreachable
 from megacpp_validate.jitcache.seal import check_sealed, is_sealed
 from tests.command_line import make_run
@@ -46,7 +47,7 @@ class Site:
         return f"{self.registry.repository}@{self.digest}"
 
     def write(self, out: str = "bundle", **more: object) -> BundleResult:
-        rows = rows_of(self.root / "matrix", "a test", self.variables)
+        rows = ImageRows(self.root / "matrix", "a test", self.variables)
         given = {"image": self.image, "key": self.root / "one.pub", **more}
         return write_bundle(rows, BundleOptions("cpu", out=self.root / out, **given), lambda _: None)  # type: ignore[arg-type]
 
@@ -55,7 +56,7 @@ def make_project(root: Path) -> dict[str, str]:
     """A checkout whose cpu image has one wheel; the labels of that image."""
     shutil.copytree(matrix_folder(), root / "matrix")
     shutil.copy(matrix_folder().parent / "pyproject.toml", root)
-    wheel, images = write_wheel(root / "shelf", "alpha", "1.0"), rows_of(root / "matrix", "", {}).images
+    wheel, images = write_wheel(root / "shelf", "alpha", "1.0"), ImageRows(root / "matrix", "", {}).images
     inputs, lock = gather_inputs(images, images.image[-1], read_project(root)), root / images.image[-1].lock
     lock.parent.mkdir(parents=True)
     hashed = sha256(wheel.read_bytes()).hexdigest()

@@ -76,7 +76,6 @@ def test_from_nothing_to_fresh(root: Path, run: Run) -> None:
     said = accept_claim(run)
     assert said.code == OPEN, said
     assert f"Written: {', '.join(LOCKS)}, {PINS}, {BAKE}." in said.out
-    assert "top 1.0 (added)" in said.out
     before = kept(root)
     assert set(before) == {*LOCKS, PINS, BAKE}
     pinned = json.loads(before[PINS])["pins"][0]["index_digest"]
@@ -140,9 +139,11 @@ def test_then_versions_stay_until_they_are_asked_for(root: Path, run: Run) -> No
     assert "Nothing to write" in run("lock", "--only", "locks").out
     said = run("lock", "--only", "locks", "--upgrade", "leaf")
     assert said.code == OPEN
-    assert said.out.count("leaf 1.0 -> 1.1 (changed)") == 2
-    assert "tool" not in said.out
-    assert "tool 1.0 -> 1.1 (changed)" in run("lock", "--upgrade", "all").out
+    assert [("leaf==1.1" in text, "tool==1.0" in text) for text in map(kept(root).get, LOCKS[:2]) if text] == [
+        (True, True)
+    ] * 2
+    assert run("lock", "--upgrade", "all").code == OPEN
+    assert all("tool==1.1" in (root / name).read_text() for name in LOCKS[:2])
 
 
 @pytest.mark.thorough
@@ -152,7 +153,6 @@ def test_then_a_wrong_hash_does_not_live_on(root: Path, run: Run) -> None:
     at = good.index("--hash=sha256:") + len("--hash=sha256:")
     (root / LOCKS[0]).write_text(good[:at] + "0" * 64 + good[at + 64 :])
     said = run("lock", "--only", "locks")
-    assert "leaf 1.0 (other files)" in said.out
     assert "was edited by hand" in said.out
     assert (root / LOCKS[0]).read_text() == good
 

@@ -22,6 +22,7 @@ from megacpp_validate.images.locks import (
     read_project,
     seal_lock,
 )
+from megacpp_validate.images.plan import ImageRows
 from megacpp_validate.images.tools import ImageRefused, read_pip_settings
 
 ROOT = matrix_folder().parent
@@ -38,8 +39,8 @@ def project() -> dict[str, Any]:
     return read_project(ROOT)
 
 
-def test_the_locks_that_are_committed_are_fresh(catalog: Catalog, images: Images, project: dict[str, Any]) -> None:
-    result = run_lock(catalog, None, LockOptions(check=True), {}, "a test")
+def test_the_locks_that_are_committed_are_fresh() -> None:
+    result = run_lock(ImageRows(None, "a test", {}), LockOptions(check=True))
     assert (result.stale, result.refusals) == (False, ()), "run nox -s lock, and commit what it writes"
 
 

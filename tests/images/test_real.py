@@ -18,10 +18,9 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.errors import NoEnvironment
-from megacpp_validate.images.build import ImageOptions, ImageRows, read_rows
 from megacpp_validate.images.bundle import BundleOptions, BundleResult, write_bundle
 from megacpp_validate.images.engine import Engine, bake, find_engine
-from megacpp_validate.images.plan import BuildSettings, ImagePlan, name_image
+from megacpp_validate.images.plan import BuildSettings, ImagePlan, ImageRows, name_image
 from megacpp_validate.images.supply import CheckOutcome, make_keys, sign_image, verify_image
 from megacpp_validate.images.tools import RegistryLies, find_program, read_manifest
 from tests.images.test_bundle import make_project
@@ -80,7 +79,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     (root / "containers/Dockerfile").write_text(RECIPE)
     variables = {**os.environ, "COSIGN_PASSWORD": "right", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(root / "shelf")}
     variables.pop("MEGACPP_REGISTRY_MIRROR", None)
-    rows = read_rows(ImageOptions(own_base=f"{base}@{digest}", matrix=root / "matrix"), "a test", variables)
+    rows = ImageRows(root / "matrix", "a test", variables)
     made = Site(root, engine, variables, rows, "", f"{base}@{digest}")
     for name in ("one", "other"):
         make_keys(root / name, variables)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from megacpp_validate.images.locks import read_image_lock
-from megacpp_validate.images.plan import plan_images
-from megacpp_validate.images.supply import CheckOutcome, ImageVerdict, make_keys, rows_of, sign_image, verify_image
+from megacpp_validate.images.plan import ImageRows
+from megacpp_validate.images.supply import CheckOutcome, ImageVerdict, make_keys, sign_image, verify_image
 from megacpp_validate.images.tools import ImageRefused, RegistryUnreachable
 from tests.command_line import make_run
 from tests.images.fake_tools import FakeRegistry, install, make_key
@@ -26,9 +26,8 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.variables = install(folder / "bin", "docker", "cosign", COSIGN_PASSWORD="right")
-        self.rows = rows_of(None, "a test", self.variables)
-        target = [row for row in self.rows.catalog.targets if row.id == "cpu"]
-        plan = plan_images(self.rows.images, self.rows.pins, target, root=self.rows.root, own_base=OWN_BASE)[0]
+        self.rows = ImageRows(None, "a test", self.variables)
+        plan = self.rows.plan("cpu", OWN_BASE)
         self.lock, self.labels = read_image_lock(self.rows.root / plan.lock), dict(plan.labels)
         self.registry = FakeRegistry(Path(self.variables["FAKE_REGISTRY"]), "127.0.0.1:5000/s")
         self.key, self.other = make_key(folder, "one"), make_key(folder, "other")

@@ -22,7 +22,6 @@ from ..document import (
     Details,
     Diagnostic,
     Document,
-    Heading,
     Inline,
     Mark,
     Paragraph,
@@ -131,18 +130,13 @@ def describe_proof(proof: ImageProof) -> Document:
 def describe_lock(result: LockResult) -> Document:
     """What became of every pin and lock, and the packages that changed."""
     rows: list[tuple[Inline, ...]] = [(_PINS[pin.news], pin.reference, _explain_pin(pin)) for pin in result.pins]
-    blocks: list[Block] = []
     for lock in result.locks:
         said = count(lock.count, "package") + (f"; {lock.stale}" if lock.stale else "")
         rows.append((risk("to be written") if lock.stale else good("as it should be"), lock.file, said))
-        if lock.packages:
-            blocks += [Heading(lock.file), Bullets(lock.packages)]
     table = Table(("state", "what", "how"), tuple(rows))
     fits = [block for stack in result.fits for block in _describe_stack(stack, shown=(FitVerdict.REFUSED,))]
     refusals = [Diagnostic(name="refusal", mark=bad("refused"), group="lock", message=why) for why in result.refusals]
-    return Document(
-        "Pins and locks", _summarize_lock(result), _mark_exit(result.exit), (table, *blocks, *fits, *refusals)
-    )
+    return Document("Pins and locks", _summarize_lock(result), _mark_exit(result.exit), (table, *fits, *refusals))
 
 
 def _summarize_lock(result: LockResult) -> str:

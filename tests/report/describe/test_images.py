@@ -37,7 +37,7 @@ def test_the_others(catalog: Catalog, snapshot: SnapshotAssertion) -> None:
     pin = PinLine(
         base="b", reference="r:1", before="", after="sha256:1", news=PinNews.VERIFIED, verified="2026-11-22", how="x"
     )
-    line = LockLine(target="cpu", file="cpu.txt", stale="it was not there", count=2, packages=("a 1 -> 2 (changed)",))
+    line = LockLine(target="cpu", file="cpu.txt", stale="it was not there", count=2)
     lock = LockResult(tool="t", check=False, pins=(pin,), locks=(line,), written=("cpu.txt",))
     stacks = judge_stacks(catalog, None, read_all_images(catalog, None), [stack_of_words("2.14.1", ["cublas=13.1"])])
     check = ImageCheck(name="signature", outcome=CheckOutcome.FAIL, says="none", next_step="sign it")
