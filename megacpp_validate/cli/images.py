@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -52,7 +51,6 @@ def images(
     6: a full disk, or a registry that is down.
     """
     from ..images import build
-    from ..images.engine import start_engine
     from ..images.plan import ImageRows
     from ..report.describe import images as describe
     from .output import finish, write_result
@@ -62,9 +60,7 @@ def images(
     rows = ImageRows(matrix, TOOL, dict(os.environ))
     build.check_options(options, rows)
     if own_engine:  # after a wrong argument was reported
-        found = start_engine(rows.root, rows.variables)
-        rows = ImageRows(matrix, TOOL, found)
-        options = replace(options, own_base=own_base or found.get("MEGACPP_BASE", ""))
+        rows, options = build.use_own_engine(rows, options)
     if write_bake:
         say(f"written: {build.write_bake(rows)}")
         return

@@ -1,12 +1,15 @@
-"""`nox -s images`: what would be built, what stands in its way, and images built one after another."""
+"""`nox -s images`: what would be built, what stands in its way and what linters report, and images built in turn."""
 
 from __future__ import annotations
 
+import json
 import re
+import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -15,15 +18,43 @@ from ..environments.interpreter import read_commit
 from ..errors import Exit, InfrastructureFailed, NoEnvironment, NothingSelected, ToolError, WrongArguments, exit_for
 from ..evidence.values import Frozen
 from ..evidence.whole_file import write_whole
-from .engine import BuildStep, Engine, bake, find_engine, read_build_settings, require_platform
+from .engine import BuildStep, Engine, bake, find_engine, read_build_settings, require_platform, start_engine
 from .fits import FitVerdict
-from .lint import Lint, LintOutcome, lint_recipe
 from .locking import write_together
 from .locks import read_image_lock
-from .plan import BAKE_FILE, BuildSettings, ImagePlan, ImageRows, find_images, name_image, require_base
-from .tools import REGISTRY, ImageRefused
+from .plan import (
+    BAKE_FILE,
+    DOCKERFILE,
+    BuildSettings,
+    ImagePlan,
+    ImageRows,
+    find_images,
+    name_image,
+    plan_bake,
+    require_base,
+)
+from .tools import REGISTRY, ImageRefused, call, find_program
 
 _TAG: Final = re.compile(r"^\w[\w.-]{0,127}$", re.ASCII)
+STEPS: Final = "containers/steps"
+ENGINE_SCRIPT: Final = "containers/docker_engine"
+
+
+class LintOutcome(StrEnum):
+    """How a linter ended. `NOT_RUN` is never clean."""
+
+    CLEAN = "clean"
+    FAULTS = "faults"
+    NOT_RUN = "not-run"
+
+
+class Lint(Frozen):
+    """What one linter reports of `subject`; `faults` of a linter that did not run: why."""
+
+    linter: str
+    subject: str
+    outcome: LintOutcome
+    faults: tuple[str, ...] = ()
 
 
 class ImageClosed(ToolError):
@@ -150,6 +181,13 @@ def check_options(options: ImageOptions, rows: ImageRows) -> None:
     find_images(rows.images, options.targets)
 
 
+def use_own_engine(rows: ImageRows, options: ImageOptions) -> tuple[ImageRows, ImageOptions]:
+    """Both with the engine that `containers/docker_engine` starts, and its base where none is named."""
+    found = start_engine(rows.root, rows.variables)
+    own_base = options.own_base or found.get("MEGACPP_BASE", "")
+    return replace(rows, variables=found), replace(options, own_base=own_base)
+
+
 def write_bake(rows: ImageRows) -> Path:
     """Write the committed bake file.
 
@@ -251,3 +289,88 @@ def _build(
             "is not yours. Next step: make room, or give --receipts a folder that you can write."
         ) from fault
     return build
+
+
+def lint_recipe(
+    root: Path, plans: Sequence[ImagePlan], engine: Engine | None, no_engine: str, variables: Mapping[str, str]
+) -> tuple[Lint, ...]:
+    """Everything that can be found in the recipe without building it.
+
+    Args:
+        engine: that checks the stages; None where there is none, because of `no_engine`.
+    """
+    files = [*sorted(str(file.relative_to(root)) for file in (root / STEPS).glob("*.sh")), ENGINE_SCRIPT]
+    checks = ["-x", "-P", "SCRIPTDIR", "-s", "bash", "-f", "json", *files]
+    return (
+        lint_house(root, plans),
+        _lint("hadolint", DOCKERFILE, ["--no-color", "--format", "json", DOCKERFILE], root, variables),
+        _lint("shellcheck", f"{len(files) - 1} scripts of {STEPS}, {ENGINE_SCRIPT}", checks, root, variables),
+        *(_check_target(root, plan, engine, no_engine) for plan in plans),
+    )
+
+
+def lint_house(root: Path, plans: Sequence[ImagePlan]) -> Lint:
+    """The rules of this project that no linter knows."""
+    try:
+        text = (root / DOCKERFILE).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as fault:
+        return _judge("house rules", DOCKERFILE, [f"it cannot be read: {fault}"])
+    faults = []
+    if any(line.replace(" ", "").lower().startswith("#syntax=") for line in text.splitlines()):
+        faults.append(f"{DOCKERFILE}: a syntax line fetches a frontend from a registry; leave it out")
+    for step, target in {step: plan.target for plan in reversed(plans) for step in plan.steps}.items():
+        if not (root / STEPS / f"{step}.sh").is_file():
+            faults.append(f"{STEPS}/{step}.sh is a step of {target}, and there is no such file")
+        if f"bash /steps/{step}.sh" not in text:
+            faults.append(f"{STEPS}/{step}.sh is a step of {target}, and {DOCKERFILE} does not run it")
+    return _judge("house rules", DOCKERFILE, faults)
+
+
+def _lint(name: str, subject: str, words: list[str], root: Path, variables: Mapping[str, str]) -> Lint:
+    program = find_program(name, variables)
+    if program is None:
+        return _judge(name, subject, None, f"{name} is missing; `nox -s images` installs it")
+    done = call([program, *words], variables, folder=root)
+    code = "SC" if name == "shellcheck" else ""
+    try:
+        rows = json.loads(done.words)
+        faults = [f"{row['file']}:{row['line']}: {code}{row['code']} {row['message']}" for row in rows]
+    except (ValueError, KeyError, TypeError):
+        return _judge(name, subject, None, done.last_words)
+    return _judge(name, subject, faults)
+
+
+def _check_target(root: Path, plan: ImagePlan, engine: Engine | None, no_engine: str) -> Lint:
+    """What `docker buildx build --check` reports of the stages of a target.
+
+    The base is an empty image here: a registry that is down is no fault of the recipe.
+    """
+    linter, subject = "docker buildx --check", f"{DOCKERFILE} as {plan.target} builds it"
+    if engine is None:
+        return _judge(linter, subject, None, no_engine)
+    with tempfile.TemporaryDirectory(prefix="megacpp-bake-") as folder:
+        document = plan_bake([plan])
+        target = document["target"][plan.target]
+        target["args"]["BASE_IMAGE"] = "scratch"
+        target.pop("contexts", None)
+        target.pop("platforms", None)
+        file = Path(folder) / "bake.json"
+        file.write_text(json.dumps(document), encoding="utf-8")
+        words = ["buildx", "bake", "--progress", "quiet", "--allow", f"fs.read={folder}", "--file", str(file)]
+        done = engine.ask(*words, "--call", "check,format=json", plan.target, folder=root)
+    try:
+        check = json.loads(done.words)["target"][plan.target]["check"]
+        faults = [f"{row.get('ruleName', '?')}: {row.get('detail', '')}" for row in check.get("warnings") or ()]
+        faults += [str(check["buildError"])] if check.get("buildError") else []
+    except (ValueError, KeyError, TypeError):
+        return _judge(linter, subject, None, done.last_words)
+    return _judge(linter, subject, faults)
+
+
+def _judge(linter: str, subject: str, faults: Iterable[str] | None, why: str = "") -> Lint:
+    """A linter that ran; or, with None, one that did not, and why."""
+    if faults is None:
+        return Lint(linter=linter, subject=subject, outcome=LintOutcome.NOT_RUN, faults=(why,))
+    found = tuple(faults)
+    outcome = LintOutcome.FAULTS if found else LintOutcome.CLEAN
+    return Lint(linter=linter, subject=subject, outcome=outcome, faults=found)

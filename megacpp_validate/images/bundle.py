@@ -12,6 +12,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -50,14 +51,6 @@ _NAME: Final = "io.containerd.image.name"  # by which `docker load` names an ima
 _TAGS: Final = {"sigs": ".sig", "atts": ".att"}  # kinds of `cosign save` -> end of the tag where cosign looks for them
 
 
-class BundleKind(Frozen):
-    """A file or folder at the top of a bundle: how many files it is, and bytes."""
-
-    kind: str
-    files: int
-    bytes: int
-
-
 class BundleResult(Frozen):
     """A bundle.
 
@@ -66,6 +59,7 @@ class BundleResult(Frozen):
         image: "REPOSITORY@sha256:..."; empty for none.
         signed_by: file of the key that signed it; empty for none.
         absent: what is not in it -> why.
+        sizes: file or folder at the top of the bundle -> bytes.
         wheels_absent: packages of the lock that are built from source.
     """
 
@@ -76,7 +70,7 @@ class BundleResult(Frozen):
     id: str
     image: str
     signed_by: str
-    kinds: tuple[BundleKind, ...]
+    sizes: dict[str, int]
     absent: dict[str, str]
     wheels_absent: tuple[str, ...]
     seconds: float
@@ -85,11 +79,6 @@ class BundleResult(Frozen):
     def exit(self) -> Exit:
         """It is there, and was read back."""
         return Exit.OPEN
-
-    @property
-    def bytes(self) -> int:
-        """Of all of it."""
-        return sum(row.bytes for row in self.kinds)
 
 
 @dataclass(frozen=True)
@@ -137,14 +126,13 @@ def write_bundle(rows: ImageRows, options: BundleOptions, say: Callable[[str], N
             f"the bundle {out} cannot be written: {fault}. Nothing of it is left. Likely cause: the disk of "
             f"{out.parent} is full, or that folder is not yours. Next step: make room, or name another folder (--out)."
         ) from fault
-    sizes: dict[str, list[int]] = {}
+    sizes = Counter[str]()
     for row in manifest["files"]:
-        sizes.setdefault(row["path"].partition("/")[0], []).append(row["bytes"])
+        sizes[row["path"].partition("/")[0]] += row["bytes"]
     return BundleResult(
         tool=rows.tool, target=options.target, folder=str(out), id=hash_file(out / MANIFEST), image=options.image or "",
         signed_by=str(options.sign_key or ""), absent=contents.absent, wheels_absent=manifest["wheels_absent"],
-        kinds=tuple(BundleKind(kind=name, files=len(each), bytes=sum(each)) for name, each in sizes.items()),
-        seconds=round(time.monotonic() - started, 1),
+        sizes=dict(sizes), seconds=round(time.monotonic() - started, 1),
     )  # fmt: skip
 
 

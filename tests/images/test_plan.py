@@ -15,7 +15,7 @@ import pytest
 
 from megacpp_validate.catalog.bridge import Catalog, Target, matrix_folder
 from megacpp_validate.catalog.images import Images, read_images
-from megacpp_validate.images.lint import lint_house
+from megacpp_validate.images.build import lint_house
 from megacpp_validate.images.pins import FILE, Pins, read_pins
 from megacpp_validate.images.plan import (
     BAKE_FILE,

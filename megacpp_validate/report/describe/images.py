@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from ...images.build import ImageBuild, ImagePlans
+from ...images.build import ImageBuild, ImagePlans, LintOutcome
 from ...images.bundle import BundleResult
 from ...images.fits import FitResult, FitVerdict, StackFit
-from ...images.lint import LintOutcome
 from ...images.locking import LockResult
 from ...images.pins import PinLine, PinNews
 from ...images.plan import ImagePlan
@@ -223,17 +222,16 @@ def describe_verdict(verdict: ImageVerdict) -> Document:
 
 def describe_bundle(result: BundleResult) -> Document:
     """What is in a bundle, what is not, and its id."""
-    rows = tuple((row.kind, count(row.files, "file"), _render_size(row.bytes)) for row in result.kinds)
+    rows = tuple((name, _render_size(size)) for name, size in result.sizes.items())
     absent = [f"no {what}: {why}" for what, why in result.absent.items()]
     if result.wheels_absent:
         absent.append(f"no wheel of {', '.join(result.wheels_absent)}: the image compiles them, and has them")
     whose = f"signed by {result.signed_by}" if result.signed_by else "not signed (--sign-key)"
-    files = sum(row.files for row in result.kinds)
     answer = (
-        f"{result.folder}: {count(files, 'file')}, {_render_size(result.bytes)}, {whose}; read back whole. Its id is "
+        f"{result.folder}: {_render_size(sum(result.sizes.values()))}, {whose}; read back whole. Its id is "
         f"{result.id}: give it to whoever restores the bundle (`python3 restore.py --id`)."
     )
-    table = Table(("what", "files", "size"), rows, numeric=frozenset({2}))
+    table = Table(("what", "size"), rows, numeric=frozenset({1}))
     return Document(
         f"Bundle of {result.target}", answer, good("written"), (table, *([Bullets(tuple(absent))] if absent else []))
     )

@@ -6,10 +6,9 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.images.build import ImageBuild, ImagePlans, Refused
-from megacpp_validate.images.bundle import BundleKind, BundleResult
+from megacpp_validate.images.build import ImageBuild, ImagePlans, Lint, LintOutcome, Refused
+from megacpp_validate.images.bundle import BundleResult
 from megacpp_validate.images.fits import FitResult, judge_stacks, read_all_images, stack_of_words
-from megacpp_validate.images.lint import Lint, LintOutcome
 from megacpp_validate.images.locking import LockLine, LockResult
 from megacpp_validate.images.pins import PinLine, PinNews
 from megacpp_validate.images.supply import CheckOutcome, ImageCheck, ImageVerdict, KeysResult, SignResult
@@ -47,7 +46,7 @@ def test_the_others(catalog: Catalog, snapshot: SnapshotAssertion) -> None:
     )  # fmt: skip
     bundle = BundleResult(
         tool="t", target="cpu", folder="out", id="1", image="", signed_by="", absent={"image": "none"},
-        kinds=(BundleKind(kind="image.tar", files=1, bytes=2_500_000),), wheels_absent=("te",), seconds=1,
+        sizes={"image.tar": 2_500_000}, wheels_absent=("te",), seconds=1,
     )  # fmt: skip
     build = ImageBuild(
         tool="t", target="cpu", platform="linux/amd64", name="r:1", digest="sha256:1", pushed=True, base="b",
