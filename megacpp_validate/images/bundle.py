@@ -227,7 +227,7 @@ def _write(
     }  # fmt: skip
     key = options.sign_key
     write_lists(aside, manifest, (lambda file: sign_file(file, key, rows.variables)) if key else None)
-    verify(aside, read_bundle(aside), 2 * (os.cpu_count() or 1), {})
+    verify(aside, read_bundle(aside), {})
     return manifest
 
 

@@ -29,36 +29,36 @@ _PIP_KEYS: Final = ("index-url", "extra-index-url", "trusted-host", "proxy", "ti
 _BEGINS: Final = re.compile(r"#(\d+) .*?(?:bash /steps/(\w+)\.sh|(exporting|pushing)\b)")
 _ENDS: Final = re.compile(r"#(\d+) (?:DONE (\d+\.\d+)s|CACHED)$")
 _RESOLVE: Final = "failed to resolve source metadata.*"
-# What an engine says (seen: 26.1, 28.5), the class of exit, what it means. A full disk comes first: other failures are
-# made of it.
+# What an engine prints (seen: 26.1, 28.5), the class of exit, cause and next step. A full disk comes first: other
+# failures are made of it.
 _CAUSES: Final[tuple[tuple[str, type[ToolError], str], ...]] = (
     (
-        r"no space left on device|disk quota exceeded", InfrastructureFailed,
-        "the disk is full: the build of {target} stopped in the middle. Likely cause: the engine's data folder, or "
-        "that of temporary files, has no room. Next step: make room (`docker buildx prune`), and start it again",
+        r".*(no space left on device|disk quota exceeded).*", InfrastructureFailed,
+        "the disk is full, of the engine's data folder or of temporary files. Next step: make room (`docker buildx "
+        "prune`), and start it again: steps that ended are kept",
     ),
     (
-        r"parent snapshot \S+ does not exist", InfrastructureFailed,
-        "the engine lost a layer of {target}. Likely cause: images that share the layer were removed in the same "
-        "minute. Next step: the same command again",
+        r".*parent snapshot \S+ does not exist.*", InfrastructureFailed,
+        "images that share a layer were removed in the same minute. Next step: the same command again",
     ),
     (
-        r"failed to push|error: failed to .*push", InfrastructureFailed,
-        "{target} was built and could not be pushed. Likely cause: the registry is down, speaks no TLS, or requires a "
-        "login. Next step: `docker login` there, or start it; then the same command again, which builds nothing anew",
+        r".*(failed to push|error: failed to .*push).*", InfrastructureFailed,
+        "the registry is down, speaks no TLS, or requires a login. Next step: `docker login` there, or start it; the "
+        "same command then builds nothing anew",
     ),
     (
-        rf"{_RESOLVE}(not found|manifest unknown|unauthorized|denied|forbidden|\b40[13]\b)|no match for platform|"
-        "unexpected (commit )?digest|failed precondition: unexpected|failed to verify|digest mismatch", NoEnvironment,
-        "the registry has another image than {pulled} names, none for {platform}, or refuses this caller. Likely "
-        "cause: it requires a login, or the image was taken down. Next step: `docker login` there (nvcr.io: user "
-        "`$oauthtoken`, the password is the API key); `nox -s lock` checks the pins against it",
+        rf".*{_RESOLVE}(not found|manifest unknown|unauthorized|denied|forbidden|\b40[13]\b).*|.*(no match for "
+        "platform|unexpected (commit )?digest|failed precondition: unexpected|failed to verify|digest mismatch).*",
+        NoEnvironment,
+        "the registry has another image than the pin, none for the platform, or requires a login. Next step: `docker "
+        "login` there (nvcr.io: user `$oauthtoken`, the password is the API key); `nox -s lock` checks the pins",
     ),
     (
-        rf"{_RESOLVE}(no such host|connection refused|dial tcp|timeout|EOF|\b50\d\b)|failed to do request.*dial tcp",
+        rf".*{_RESOLVE}(no such host|connection refused|dial tcp|timeout|EOF|\b50\d\b).*|.*failed to do request.*dial "
+        "tcp.*",
         InfrastructureFailed,
-        "the registry of {pulled} does not answer. Likely cause: this network does not reach it, or it is down. Next "
-        "step: name a mirror in MEGACPP_REGISTRY_MIRROR (the digest stays what it is), or another base with --base",
+        "the registry of the base does not answer. Next step: name a mirror in MEGACPP_REGISTRY_MIRROR (the digest "
+        "stays what it is), or another base with --base",
     ),
 )  # fmt: skip
 
@@ -271,16 +271,19 @@ def _allow(settings: BuildSettings, folder: Path) -> Iterator[str]:
 
 def explain_build(plan: ImagePlan, name: str, lines: Sequence[str], log: Path) -> ToolError:
     """What a client's lines mean; where no cause is known, the last words of the step that failed."""
-    text = "\n".join(lines)
-    for pattern, kind, words in _CAUSES:
-        if re.search(pattern, text, re.IGNORECASE):
-            return kind(f"{words.format(**plan.model_dump())}. {name} is not set. The log: {log}.")
     # The client shows what the step printed between two rules, after the step's name.
     rules = [place for place, line in enumerate(lines) if line.startswith("------")]
     shown = lines[rules[0] + 2 : rules[1]] if len(rules) > 1 else []
     said = " ".join(re.sub(r"^(#\d+ )?\d+\.\d+ ", "", line).strip() for line in shown) or " ".join(lines[-3:])
-    return NoEnvironment(
-        f"the build of {plan.target} failed, and {name} is not set: {said[-700:]}. Likely cause: a step "
-        f"of the recipe failed, or a package could not be fetched. Next step: read the log, {log}; `pip config list` "
-        "shows what the build was given."
+    kind: type[ToolError] = NoEnvironment
+    cause = (
+        "a step of the recipe failed, or a package could not be fetched. Next step: read the log; `pip config list` "
+        "shows what the build was given"
+    )
+    for pattern, known, words in reversed(_CAUSES):
+        if found := re.search(pattern, "\n".join(lines), re.IGNORECASE):
+            said, kind, cause = found[0], known, words
+    return kind(
+        f"the build of {plan.target} on {plan.pulled} failed, and {name} is not set: {said[-700:]}. Likely cause: "
+        f"{cause}. The log: {log}."
     )

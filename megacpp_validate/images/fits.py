@@ -252,7 +252,7 @@ def judge_stack(stack: Stack, needs: Needs, ranges: Iterable[Range], releases: I
     fits = [*_find_unknown(stack, needs, ranges, named), *_judge_builds(needs, stack)]
     if (te := _read_version(stack.te)) is not None:
         fits += _judge_rows(stack, te, needs, ranges)
-        fits += [*_judge_release(te, [Version(release) for release in releases]), *_judge_torch(stack)]
+        fits += [*_judge_release(stack, te, [Version(release) for release in releases]), *_judge_torch(stack)]
     order = list(FitVerdict)
     parts = tuple(sorted(stack.parts.values(), key=lambda part: part.name))
     ordered = tuple(sorted(fits, key=lambda fit: (order.index(fit.verdict), fit.component)))
@@ -298,33 +298,29 @@ def _may_hold(stack: Stack, beside: str) -> bool:
 
 def _compare(  # noqa: PLR0913, PLR0917 - a row of a table
     stack: Stack, need: str, name: str, wanted: str, says: str, step: str, source: str,
-    outside: FitVerdict = FitVerdict.REFUSED, breaks: Iterable[str] = (),
+    outside: FitVerdict = FitVerdict.REFUSED, breaks: Iterable[str] = (), verdict: FitVerdict | None = None,
 ) -> Fit:  # fmt: skip
-    """One need, compared with a part; `wanted` is a range, empty for any version, "<0" where it must not be there."""
-    part = stack.parts.get(name)
-    version, verdict = stack.version(name), FitVerdict.UNKNOWN
+    """One need, compared with a part.
+
+    Args:
+        wanted: range; empty for any version, "<0" where it must not be there; words where there is a `verdict` already.
+    """
+    part, version = stack.parts.get(name), stack.version(name)
+    seen, found = str(version), FitVerdict.UNKNOWN
     if part is None:
-        seen, verdict = ("is not there", FitVerdict.REFUSED) if stack.whole else ("(not provided)", verdict)
-    elif wanted == "<0":
-        seen, verdict = part.version or "(unknown version)", outside
+        seen, found = ("is not there", FitVerdict.REFUSED) if stack.whole else ("(not provided)", found)
     elif version is None:
-        seen, verdict = f"(unknown version; from {part.brought_by})", verdict if wanted else FitVerdict.FITS
-    else:
+        by = "" if verdict or wanted == "<0" else f"; from {part.brought_by}"
+        seen, found = f"(unknown version{by})", found if wanted else FitVerdict.FITS
+    elif verdict is None and wanted != "<0":
         # A build of a release counts as it: "2.13.0a0+9186a08b2c" is what NVIDIA calls its 2.13.
         release = version.base_version if name == "torch" else version.public
-        inside = SpecifierSet(wanted).contains(release, prereleases=True)
-        seen, verdict = str(version), FitVerdict.FITS if inside else outside
-    shown = {"<0": "not beside it", "": "any version"}.get(wanted, wanted)
-    return _fit(need, name, seen, shown, verdict, says, step, source, breaks)
-
-
-def _fit(  # noqa: PLR0913, PLR0917 - a row of a table
-    need: str, component: str, seen: str, wanted: str, verdict: FitVerdict, says: str, step: str, source: str,
-    breaks: Iterable[str] = (),
-) -> Fit:  # fmt: skip
+        found = FitVerdict.FITS if SpecifierSet(wanted).contains(release, prereleases=True) else outside
+    if part is not None and wanted == "<0":
+        found = outside
     return Fit(
-        need=need, component=component, seen=seen, wanted=wanted, verdict=verdict, says=says, breaks=tuple(breaks),
-        next_step=step, source=source,
+        need=need, component=name, seen=seen, wanted={"<0": "not beside it", "": "any version"}.get(wanted, wanted),
+        verdict=verdict or found, says=says, breaks=tuple(breaks), next_step=step, source=source,
     )  # fmt: skip
 
 
@@ -337,22 +333,23 @@ def _find_unknown(stack: Stack, needs: Needs, ranges: Iterable[Range], named: Ma
     for name, part in stack.parts.items():
         if part.brought_by == _ASKED and name not in names:
             near = get_close_matches(name, sorted(names), n=1)
-            yield _fit(
-                "no-row", name, part.version or "(unknown version)", "a name that a row knows", FitVerdict.UNKNOWN,
+            yield _compare(
+                stack, "no-row", name, "a name that a row knows",
                 "no row knows this name, so nothing is compared with it",
                 f"write {near[0]}, if you mean that" if near else "leave it out, or add a row for it",
-                "matrix/needs.toml, matrix/images.toml",
+                "matrix/needs.toml, matrix/images.toml", verdict=FitVerdict.UNKNOWN,
             )  # fmt: skip
 
 
-def _judge_release(te: Version, releases: list[Version]) -> Iterator[Fit]:
+def _judge_release(stack: Stack, te: Version, releases: list[Version]) -> Iterator[Fit]:
     first, last = min(releases), max(releases)
     if not first <= Version(te.public) <= last:
-        yield _fit(
-            "release", "transformer-engine", str(te), f">={first},<={last}", FitVerdict.UNKNOWN,
+        part = Part(name="transformer-engine", version=str(te), brought_by=_ASKED)
+        yield _compare(
+            replace(stack, parts={part.name: part}), "release", part.name, f">={first},<={last}",
             "the rows were made from those releases; the needs of another release are unknown",
             f"`nox -s te_canary -- {last} {te.public}`, then a row in matrix/needs.toml for what it needs",
-            "matrix/stacks.toml",
+            "matrix/stacks.toml", verdict=FitVerdict.UNKNOWN,
         )  # fmt: skip
 
 
@@ -362,13 +359,13 @@ def _judge_torch(stack: Stack) -> Iterator[Fit]:
     if own is None:
         return
     without = isinstance(own, str)
-    verdict = FitVerdict.UNKNOWN if core is None and not without else FitVerdict.FITS
-    yield _fit(
-        "torch-of-one-cuda", "torch", stack.parts["torch"].version, f"a build for CUDA {core or 'of the core library'}",
-        FitVerdict.REFUSED if without or (core is not None and own != core) else verdict,
+    differs = without or (core is not None and own != core)
+    yield _compare(
+        stack, "torch-of-one-cuda", "torch", f"a build for CUDA {core or 'of the core library'}",
         "it is built without CUDA" if without else "its extension is compiled with the CUDA of the core library",
         f"take a torch that is built for CUDA {core or '12 or 13'}, or the core library for that of torch",
         "torch 2.13: utils/cpp_extension.py _check_cuda_version raises where the major releases differ",
+        verdict=FitVerdict.REFUSED if differs else FitVerdict.UNKNOWN if core is None else FitVerdict.FITS,
     )  # fmt: skip
 
 
@@ -382,9 +379,9 @@ def _judge_builds(needs: Needs, stack: Stack) -> Iterator[Fit]:
             says = f"{name} {version} is built for that torch"
             yield _compare(stack, f"build of {name}", "torch", row.torch, says, step, row.source)
         if not held:
-            yield _fit(
-                f"build of {name}", name, str(version or "(unknown version)"), " or ".join(row.version for row in rows),
-                FitVerdict.UNKNOWN, "it is built for one torch without naming it, and no row has this version",
+            yield _compare(
+                stack, f"build of {name}", name, " or ".join(row.version for row in rows),
+                "it is built for one torch without naming it, and no row has this version",
                 "nox -s doctor reports it where it is installed; then add a [[build]] row to matrix/needs.toml",
-                "matrix/needs.toml",
+                "matrix/needs.toml", verdict=FitVerdict.UNKNOWN,
             )  # fmt: skip

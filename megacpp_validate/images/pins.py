@@ -104,7 +104,7 @@ class PinLine(Frozen):
 
     Attributes:
         before, after: first digest, empty where there is none.
-        silence: why no registry confirmed it this time.
+        how: how it was verified, or why not this time.
         refusal: why it must not be written; empty where it may be.
     """
 
@@ -115,7 +115,6 @@ class PinLine(Frozen):
     news: PinNews
     verified: str
     how: str
-    silence: str = ""
     refusal: str = ""
 
 
@@ -252,12 +251,12 @@ def _pin_base(
         absent = isinstance(fault, NotInRegistry)
         if absent and not mirror:
             raise  # the tag was withdrawn; a mirror may just not have it
-        silence, why = str(fault), f"not verified: {whom} {'does not have it' if absent else 'did not answer'}"
+        silence, why = f" ({fault})", f"not verified: {whom} {'does not have it' if absent else 'did not answer'}"
     if now is None:
         # What is there stays to the letter: which registry was asked today is nobody else's business.
         pin = old or (claim.model_copy(update={"how": why}) if claim else _empty(base, why))
         kept = PinNews.KEPT if old else PinNews.CLAIMED if claim else PinNews.MISSING
-        return pin, _line(base, old, pin, PinNews.CHANGED if refusal else kept, silence, refusal)
+        return pin, _line(base, old, pin, PinNews.CHANGED if refusal else kept, refusal, silence)
     changed = _compare(known, now) if known else ""
     if accepts or not changed:
         return now, _line(base, known if changed else old, now, PinNews.VERIFIED)
@@ -267,7 +266,7 @@ def _pin_base(
         "pushed the tag again, or the registry is not the one that you think. Next step: find out what changed; then "
         f"`{WRITER} -- --accept {base.tag}`, and commit what it writes."
     )
-    return known or now, _line(base, known, now, PinNews.CHANGED, "", refusal)
+    return known or now, _line(base, known, now, PinNews.CHANGED, refusal)
 
 
 def _compare(old: Pin, now: Pin) -> str:
@@ -286,7 +285,7 @@ def check_pins(images: Images, pins: Pins) -> tuple[PinLine, ...]:
         platforms = [image.platform for image in images.image if image.base == base.id]
         whole = pin is not None and all(pin.digest_for(platform) for platform in platforms)
         news, refusal = PinNews.KEPT if whole else PinNews.MISSING, refuse_unclaimed(images, base, pin)
-        found.append(_line(base, pin, pin or _empty(base, "not pinned"), news, "", refusal))
+        found.append(_line(base, pin, pin or _empty(base, "not pinned"), news, refusal))
     return tuple(found)
 
 
@@ -335,9 +334,9 @@ def _empty(base: Base, why: str) -> Pin:
     return Pin(base=base.id, repository=base.repository, tag=base.tag, index_digest="", platform_digests={}, how=why)
 
 
-def _line(base: Base, old: Pin | None, now: Pin, news: PinNews, silence: str = "", refusal: str = "") -> PinLine:
+def _line(base: Base, old: Pin | None, now: Pin, news: PinNews, refusal: str = "", silence: str = "") -> PinLine:
     before, after = (next(iter(pin.digests.values()), "") if pin else "" for pin in (old, now))
     return PinLine(
         base=base.id, reference=f"{base.repository}:{base.tag}", before=before, after=after, news=news,
-        verified=now.verified if news is not PinNews.CHANGED else "", how=now.how, silence=silence, refusal=refusal,
+        verified=now.verified if news is not PinNews.CHANGED else "", how=now.how + silence, refusal=refusal,
     )  # fmt: skip

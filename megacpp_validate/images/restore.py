@@ -133,7 +133,7 @@ def _read_rows(bundle: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return files
 
 
-def verify(root: Path, bundle: dict[str, Any], jobs: int, copies: dict[str, tuple[Path, ...]]) -> None:
+def verify(root: Path, bundle: dict[str, Any], copies: dict[str, tuple[Path, ...]]) -> None:
     """Hash every file, several at a time, and copy some of them on the way: one reading serves both.
 
     Args:
@@ -147,7 +147,7 @@ def verify(root: Path, bundle: dict[str, Any], jobs: int, copies: dict[str, tupl
         return hash_file(root / name, copies.get(name, ())) == str(bundle["sums"][name])
 
     names = sorted(bundle["sums"], key=lambda name: -(root / name).stat().st_size)
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+    with concurrent.futures.ThreadPoolExecutor(min(16, 2 * (os.cpu_count() or 1))) as pool:
         try:
             held = list(pool.map(check, names))
         except BaseException:
@@ -157,7 +157,7 @@ def verify(root: Path, bundle: dict[str, Any], jobs: int, copies: dict[str, tupl
     refuse_faults(root, [f"{name}: does not hash to the sum in {MANIFEST}: a bit or more is another" for name in wrong])
 
 
-def install(root: Path, bundle: dict[str, Any], jobs: int, wanted: dict[Path, str]) -> None:
+def install(root: Path, bundle: dict[str, Any], wanted: dict[Path, str]) -> None:
     """Verify the bundle, and copy parts of it: written aside, renamed when every file of the bundle is right.
 
     Args:
@@ -177,7 +177,7 @@ def install(root: Path, bundle: dict[str, Any], jobs: int, wanted: dict[Path, st
                 copy = aside / row["path"][len(prefix) :]
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 copies[row["path"]] = (*copies.get(row["path"], ()), copy)
-        verify(root, bundle, jobs, copies)
+        verify(root, bundle, copies)
         for row in bundle["files"]:
             for copy in copies.get(row["path"], ()) if row["mtime_ns"] else ():
                 os.utime(copy, ns=(row["mtime_ns"], row["mtime_ns"]))  # ninja compares the times of JIT caches
@@ -299,14 +299,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--id", help="SHA-256 of its manifest")
     parser.add_argument("--push", help="HOST:PORT/REPOSITORY")
     parser.add_argument("--python", default=sys.executable, help="the interpreter for --venv")
-    parser.add_argument("--jobs", type=int, default=min(16, 2 * (os.cpu_count() or 1)), help="threads")
     given = parser.parse_args(arguments)
     places = [one.resolve() for one in (given.bundle, given.unpack, given.jit, given.venv) if one]
     for wrong, why in (
         ("" in (sys.argv[1:] if arguments is None else arguments), "an option is empty"),
         (given.id and not re.fullmatch("(sha256:)?[0-9a-fA-F]{64}", given.id), f"--id {given.id} is no SHA-256"),
         (given.push and not re.fullmatch(_PLACE, given.push), f"--push {given.push} is no repository"),
-        (not given.bundle.is_dir() or given.jobs < 1, f"there is no folder {given.bundle}, or --jobs is below 1"),
+        (not given.bundle.is_dir(), f"there is no folder {given.bundle}"),
         (given.key and not (given.key.is_file() and b"BEGIN PUBLIC KEY" in given.key.read_bytes()), "no public key"),
         (any(places.count(one) > 1 or {*one.parents} & {*places} for one in places), "a folder lies in another one"),
     ):
@@ -341,7 +340,7 @@ def _restore(given: argparse.Namespace, root: Path) -> None:
         _require_python(bundle, venv, given.python)
     wanted = {one.resolve(): prefix for one, prefix in ((given.unpack, ""), (given.jit, "jit/")) if one}
     _say(f"verifying {len(bundle['sums'])} files")
-    install(root, bundle, given.jobs, wanted)
+    install(root, bundle, wanted)
     if given.load or given.push:
         _say(load_image(root, bundle, given.push or ""))
     if venv:

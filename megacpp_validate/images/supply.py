@@ -221,7 +221,7 @@ def read_public_key(path: Path) -> str:
     Raises:
         ImageRefused: it is none, or a private one.
     """
-    text = read_text(path)
+    text = read_text_file(path)
     if "BEGIN PUBLIC KEY" not in text or "PRIVATE" in text:
         raise ImageRefused(
             f"{path} is no public key. Likely cause: it is another file, or the private key. Next step: name the "
@@ -230,7 +230,7 @@ def read_public_key(path: Path) -> str:
     return text
 
 
-def read_text(file: Path) -> str:
+def read_text_file(file: Path) -> str:
     """The text of a file that the caller named; raises ImageRefused where it cannot be read."""
     try:
         return file.read_text("utf-8", "replace")
@@ -260,7 +260,7 @@ def sign_image(
     variables = rows.variables
     shown = locate_image(image, variables)
     check_private_key(key, variables)  # a wrong argument is reported before minutes of work
-    given = read_text(sbom) if sbom else ""
+    given = read_text_file(sbom) if sbom else ""
     if not given:
         require_program("syft", variables)
     target = target or read_image(shown, variables).labels.get(TARGET_LABEL, "")
@@ -269,7 +269,7 @@ def sign_image(
     row = find_images(rows.images, [target])[0]
     say("listing what is inside")
     text = given or make_sbom(shown, row.platform, variables)
-    packages = read_sbom(read_json(text))
+    packages = read_sbom(text)
     if why := compare_with_lock(packages, read_image_lock(rows.root / row.lock).packages):
         raise ImageRefused(
             f"{sbom or 'the SBOM'} is not of an image for {target}: {why}. Likely cause: the SBOM or the image is of "
@@ -305,13 +305,14 @@ def make_sbom(shown: str, platform: str, variables: Mapping[str, str]) -> str:
 
 
 def read_sbom(body: Any) -> tuple[Package, ...]:
-    """The packages of an SBOM.
+    """The packages of an SBOM: its text, or its JSON.
 
     Raises:
         ImageRefused: it is no SPDX, or names no package.
     """
     found = []
     try:
+        body = read_json(body) if isinstance(body, str) else body
         for row in body["packages"]:
             links = [one["referenceLocator"] for one in row.get("externalRefs", ()) if one["referenceType"] == "purl"]
             kind, _, rest = links[0].removeprefix("pkg:").partition("?")[0].partition("/") if links else ("oci", "", "")
@@ -363,8 +364,11 @@ def read_attested_sbom(shown: str, key: Path, variables: Mapping[str, str]) -> A
     done = run_cosign(variables, "verify-attestation", "--type", "spdxjson", "--key", str(key), image=shown)
     if done.code:
         raise RegistryLies(f"no SBOM of this image is attested by {key}: {done.last_words}")
-    envelope = read_json(done.words.strip().splitlines()[-1])
-    return read_json(base64.b64decode(envelope["payload"]).decode())["predicate"]
+    try:
+        envelope = read_json(done.words.strip().splitlines()[-1])  # of several, the last one counts
+        return read_json(base64.b64decode(envelope["payload"]).decode())["predicate"]
+    except (ValueError, KeyError, IndexError, TypeError) as fault:
+        raise RegistryLies(f"the SBOM that {key} attested cannot be read: {fault!r}") from fault
 
 
 def list_materials(image: PushedImage) -> dict[str, str]:

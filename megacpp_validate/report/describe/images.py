@@ -159,7 +159,6 @@ def _summarize_lock(result: LockResult) -> str:
 
 def _explain_pin(line: PinLine) -> str:
     how = f"{line.how} on {line.verified}" if line.verified else line.how
-    how += f". This time: {line.silence}" if line.silence else ""
     changed = line.news is PinNews.CHANGED or (line.before and line.before != line.after)
     return f"{f'{line.before or None} became ' if changed else ''}{line.after or 'none'}; {how}"
 
