@@ -20,7 +20,7 @@ from ..evidence.values import Frozen
 from ..evidence.whole_file import write_whole
 from .engine import BuildStep, Engine, bake, find_engine, read_build_settings, require_platform, start_engine
 from .fits import FitVerdict
-from .locking import write_together
+from .locking import write_changed
 from .locks import read_image_lock
 from .plan import (
     BAKE_FILE,
@@ -196,7 +196,7 @@ def write_bake(rows: ImageRows) -> Path:
         InfrastructureFailed: it cannot be written.
     """
     try:
-        write_together(rows.root, {BAKE_FILE: rows.render_bake()})
+        write_changed(rows.root, {BAKE_FILE: rows.render_bake()})
     except ImageRefused as fault:
         raise ImageClosed(str(fault)) from fault
     return rows.root / BAKE_FILE

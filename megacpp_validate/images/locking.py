@@ -23,6 +23,7 @@ from packaging.utils import canonicalize_name
 from ..catalog.images import Image
 from ..errors import Exit, InfrastructureFailed, NoEnvironment
 from ..evidence.values import Frozen
+from ..evidence.whole_file import write_whole
 from .fits import StackFit
 from .locks import (
     EDITED,
@@ -106,8 +107,7 @@ class _Context:
     options: LockOptions
 
     def read(self, name: str) -> str:
-        file = self.rows.root / name
-        return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+        return read_file(self.rows.root / name)
 
     def lists(self) -> tuple[tuple[str, str, list[Any]], ...]:
         """The two locks that are of no image: name, file, and what they follow from."""
@@ -217,40 +217,33 @@ def _write(context: _Context, images: Iterable[Image], say: Callable[[str], None
     if any(line.news is not PinNews.MISSING for _, line in pins):
         kept = {pin.base: pin for pin in before.pins if pin.base in {base.id for base in rows.images.base}}
         files[FILE] = render_pins(tuple((kept | {pin.base: pin for pin, _ in pins}).values()))
-    written = write_together(root, files)
+    written = write_changed(root, files)
     if bake := context.render_bake():
-        written += write_together(root, {BAKE_FILE: bake})
+        written += write_changed(root, {BAKE_FILE: bake})
     return result.model_copy(update={"written": written})
 
 
-def write_together(root: Path, files: Mapping[str, str]) -> tuple[str, ...]:
-    """Write files that belong together: all of them aside, and then renamed.
-
-    Returns:
-        those that changed.
+def write_changed(root: Path, files: Mapping[str, str]) -> tuple[str, ...]:
+    """Write files, each whole or not at all; those that changed.
 
     Raises:
         InfrastructureFailed: a file cannot be written.
     """
-    changed = [
-        name
-        for name, text in files.items()
-        if not (root / name).is_file() or (root / name).read_bytes() != text.encode()
-    ]
+    changed = [name for name, text in files.items() if read_file(root / name) != text]
     try:
         for name in changed:
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".lock-", dir=root) as aside:
-            for number, name in enumerate(changed):
-                Path(aside, str(number)).write_bytes(files[name].encode())
-            for number, name in enumerate(changed):
-                Path(aside, str(number)).replace(root / name)
+            write_whole(root / name, files[name])
     except OSError as fault:
         raise InfrastructureFailed(
             f"pins and locks cannot be written: {fault}. Likely cause: the disk is full, or {root / 'containers'} is "
-            "not yours. Next step: make room, or run it as its owner."
+            "not yours. Next step: make room, or run it as its owner; the same command writes what is missing."
         ) from fault
     return tuple(changed)
+
+
+def read_file(file: Path) -> str:
+    """The text of a file; empty where it is not there."""
+    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
 
 
 def _compare(context: _Context, target: str, file: str, text: str) -> LockLine:

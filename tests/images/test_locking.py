@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
-import signal
 import socket
 from pathlib import Path
 
 import pytest
 
-from megacpp_validate.errors import InfrastructureFailed
-from megacpp_validate.images.locking import write_together
 from megacpp_validate.images.tools import find_program
 from tests.command_line import Run, Said, make_run
 from tests.images.fake_tools import FakeRegistry, install
@@ -270,37 +266,6 @@ def test_wrong_arguments(run: Run, arguments: list[str], says: str) -> None:
     said = run("lock", *arguments)
     assert said.code == WRONG
     assert says in said.err
-
-
-@pytest.mark.thorough
-def test_then_every_form(root: Path, run: Run) -> None:
-    accept_claim(run)
-    told = json.loads(run("lock", "--check", "--format", "json").out)
-    assert [line["file"] for line in told["locks"]] == list(LOCKS)
-    assert "| ✓ as it should be | containers/locks/h200.txt |" in run("lock", "--check", "--format", "markdown").out
-    assert run("lock", "--check", "--format", "junit").out.startswith("<?xml")
-    assert run("lock", "--check", "--output", str(root / "said.txt")).code == OPEN
-    assert "as it should be" in (root / "said.txt").read_text()
-
-
-def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
-    """Files may grow to 100 bytes: what is written first fits, what comes then does not."""
-    assert write_together(tmp_path, {LOCKS[0]: "before\n", PINS: "before\n"}) == (LOCKS[0], PINS)
-    before = kept(tmp_path)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-    try:
-        with pytest.raises(InfrastructureFailed, match="too large"):
-            write_together(tmp_path, {LOCKS[0]: "after\n", PINS: "x" * 101})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, ignored)
-    assert kept(tmp_path) == before  # nothing of either, and nothing lies beside them
-    places = [(tmp_path / name).stat().st_ino for name in (LOCKS[0], PINS)]
-    assert write_together(tmp_path, {LOCKS[0]: "after\n", PINS: "before\n"}) == (LOCKS[0],)
-    renamed = [(tmp_path / name).stat().st_ino != place for name, place in zip((LOCKS[0], PINS), places, strict=True)]
-    assert renamed == [True, False]  # another file in its place, and no file that was half of each for a while
 
 
 def test_what_the_rows_alone_refuse_is_not_hidden_by_an_older_lock(root: Path, run: Run) -> None:

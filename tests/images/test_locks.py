@@ -155,11 +155,6 @@ def test_a_group_that_is_not_there(images: Images, project: dict[str, Any]) -> N
         gather_inputs(images, image, project)
 
 
-def test_a_lock_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ImageRefused, match=r"there is no lock .*nox -s lock"):
-        read_image_lock(tmp_path / "h200.txt")
-
-
 def test_hashes_do_not_hang_on_the_order_of_rows(images: Images, project: dict[str, Any]) -> None:
     image = images.image[0]
     turned = image.model_copy(update={"requirements": image.requirements[::-1]})
@@ -179,7 +174,9 @@ def test_what_pip_is_told_of() -> None:
     assert read_pip_settings("no setting at all\n") == {}
 
 
-def test_a_lock_that_is_no_text_was_damaged(tmp_path: Path) -> None:
+def test_a_lock_that_is_not_there_or_no_text(tmp_path: Path) -> None:
+    with pytest.raises(ImageRefused, match=r"there is no lock .*nox -s lock"):
+        read_image_lock(tmp_path / "lock.txt")
     (tmp_path / "lock.txt").write_bytes(b"\xff\xfe" + b"# content: sha256:0\n")
     with pytest.raises(ImageRefused, match="cannot be read"):
         read_image_lock(tmp_path / "lock.txt")
