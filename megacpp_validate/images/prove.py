@@ -84,36 +84,36 @@ def prove_image(variables: Mapping[str, str], build: ImageBuild, folder: Path, t
         clock = time.monotonic()
         try:
             if deed in _RUNS:
-                fault = _run(engine, build.reference, deed, folder.absolute() / str(len(proofs)))
+                holds, seen = _run(engine, build.reference, deed, folder.absolute() / str(len(proofs)))
             else:
-                fault = _inspect(engine, build) if proofs else _pull(engine, build)
-        except (OSError, ValueError, KeyError, TypeError) as raised:
-            fault = repr(raised)
-        seconds = round(time.monotonic() - clock, 1)
-        proofs.append(Proof(deed=deed, holds=not fault, seen=fault or "as expected", seconds=seconds))
+                holds, seen = _inspect(engine, build) if proofs else _pull(engine, build)
+        except (OSError, ValueError, KeyError, TypeError) as fault:
+            holds, seen = False, repr(fault)
+        proofs.append(Proof(deed=deed, holds=holds, seen=seen, seconds=round(time.monotonic() - clock, 1)))
     return ImageProof(tool=tool, build=build, proofs=tuple(proofs))
 
 
-def _pull(engine: Engine, build: ImageBuild) -> str:
+def _pull(engine: Engine, build: ImageBuild) -> tuple[bool, str]:
     """What lies in the engine goes first, so that the registry has to answer for it."""
     for name in (build.name, build.reference):
         engine.ask("image", "rm", "--force", name)
     done = engine.ask("pull", "--quiet", build.reference, limit_s=_RUN_S)
-    found = engine.ask("image", "inspect", "--format", "{{json .RepoDigests}}", build.reference).words
-    return f"docker pull: {done.last_words}; RepoDigests: {found}" if done.code or build.reference not in found else ""
+    found = engine.ask("image", "inspect", "--format", "{{json .RepoDigests}}", build.reference).words.strip()
+    return not done.code and build.reference in found, found or done.last_words
 
 
-def _inspect(engine: Engine, build: ImageBuild) -> str:
+def _inspect(engine: Engine, build: ImageBuild) -> tuple[bool, str]:
     done = engine.ask("image", "inspect", "--format", "{{json .Config.Labels}}", build.reference)
     labels, base = json.loads(done.words), build.base.partition("@")[2]
     wanted = {TARGET_LABEL: build.target, LOCK_LABEL: build.lock_hash, PINS_LABEL: build.pins_hash, BASE_LABEL: base}
-    return "; ".join(
+    wrong = [
         f"{name} is {labels.get(name)}, expected {value}" for name, value in wanted.items() if labels.get(name) != value
-    )
+    ]
+    return not wrong, "; ".join(wrong) or f"lock {build.lock_hash[:12]}, base {base[:19]}"
 
 
-def _run(engine: Engine, image: str, deed: str, place: Path) -> str:
-    """Run a container; why the proof does not hold, empty where it does."""
+def _run(engine: Engine, image: str, deed: str, place: Path) -> tuple[bool, str]:
+    """Run a container; whether the proof holds, and what was seen."""
     locked, words, codes, text, mount = _RUNS[deed]
     options, root = [*locked], os.geteuid() == 0
     user = (_ANY_USER, _ANY_USER) if root else (os.geteuid(), os.getegid())
@@ -123,16 +123,22 @@ def _run(engine: Engine, image: str, deed: str, place: Path) -> str:
             os.chown(place, *user)
         options += ["--user", f"{user[0]}:{user[1]}", "--mount", f"type=bind,source={place},target=/receipts{mount}"]
     ran = engine.ask("run", "--rm", *options, image, *words, limit_s=_RUN_S)
+    seen = f"exit code {ran.code}"
     if ran.code not in codes or text not in ran.words + ran.errors:
-        return f"exit code {ran.code}: {ran.last_words}"
+        return False, f"{seen}: {ran.last_words}"
     if mount != "":
-        return ""
+        return True, seen
     if not any(place.glob("*.run.json")) or any(file.stat().st_uid != user[0] for file in place.rglob("*")):
-        return f"there is no record of the run, or it is not written as {user[0]}"
+        return False, f"there is no record of the run, or it is not written as {user[0]}"
     if words[0] == "te_canary":
         told = json.loads((place / "te_canary.json").read_text(encoding="utf-8"))
         steps = (told["old"]["version"], told["new"]["version"])
-        return "" if steps == RELEASES and len(told["modules"]) > 1 else f"it compared {steps}"
-    read = read_receipts(place / words[0])
-    bad = [cell for cell, receipt in read.found.items() if receipt.outcome is not Outcome.PASS]
-    return f"{len(read.found)} receipts; not passed: {bad}" if bad or read.unreadable or not read.found else ""
+        holds, seen = steps == RELEASES and len(told["modules"]) > 1, f"{seen}, {' to '.join(steps)}"
+    else:
+        read = read_receipts(place / words[0])
+        bad = [cell for cell, receipt in read.found.items() if receipt.outcome is not Outcome.PASS]
+        holds, seen = (
+            bool(read.found) and not bad and not read.unreadable,
+            f"{len(read.found)} receipts, not passed: {bad}",
+        )
+    return holds, f"{seen}; written as {user[0]}:{user[1]}"
