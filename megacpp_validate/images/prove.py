@@ -139,6 +139,6 @@ def _run(engine: Engine, image: str, deed: str, place: Path) -> tuple[bool, str]
         bad = [cell for cell, receipt in read.found.items() if receipt.outcome is not Outcome.PASS]
         holds, seen = (
             bool(read.found) and not bad and not read.unreadable,
-            f"{len(read.found)} receipts, not passed: {bad}",
+            f"{len(read.found)} receipts, {len(bad)} not passed",
         )
     return holds, f"{seen}; written as {user[0]}:{user[1]}"
