@@ -20,9 +20,9 @@ from pathlib import Path
 
 from megacpp_validate.catalog.bridge import read_catalog
 from megacpp_validate.catalog.images import read_images
-from megacpp_validate.images.engine import BuildOrder, Engine, bake, find_engine, read_build_settings
+from megacpp_validate.images.engine import Engine, bake, find_engine, read_build_settings
 from megacpp_validate.images.pins import FILE, read_pins
-from megacpp_validate.images.plan import plan_images
+from megacpp_validate.images.plan import name_image, plan_images
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs" / "benchmarks"
@@ -67,9 +67,9 @@ def build(engine: Engine, root: Path, base: str, *, fresh: bool) -> str:
     targets = [target for target in catalog.targets if target.id == "cpu"]
     plan = plan_images(images, pins, targets, root=root, own_base=base)[0]
     settings = read_build_settings(os.environ, has_bridge=engine.has_bridge)
-    order = BuildOrder(plan, "", TAG, fresh)
-    bake(engine, order, settings, root, root / "build.log", print)
-    return order.name
+    name = name_image("cpu", "", TAG)
+    bake(engine, plan, name, settings, root, root / "build.log", print, fresh=fresh)
+    return name
 
 
 def change(root: Path, number: int) -> None:

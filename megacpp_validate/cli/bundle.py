@@ -17,9 +17,8 @@ def bundle(
     target: Annotated[str, typer.Argument(help="A row of matrix/targets.toml that has an image.")],
     image: Annotated[str | None, typer.Option("--image", help="REPOSITORY@sha256:DIGEST in a registry.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder to write; else bundle-TARGET.")] = None,
-    part_size: Annotated[str, typer.Option("--part-size", help="Bytes of the largest file: 700MB, 4GiB.")] = "4GiB",
     jit: Annotated[
-        Path | None, typer.Option("--jit", help="JIT caches: a folder with one an architecture, or an archive.")
+        Path | None, typer.Option("--jit", help="JIT caches: the root folder, with one an architecture.")
     ] = None,
     key: Annotated[Path | None, typer.Option("--key", help="Public key to put in.")] = None,
     sign_key: Annotated[
@@ -32,15 +31,15 @@ def bundle(
     """Write one folder that gives a host without a network the environment of a target.
 
     Exit code 0: it is there, and was read back, 1: what the registry gives is not what the digest says, 2: the matrix
-    or an argument is wrong, or it is there already, 5: oras, cosign or openssl is missing, 6: the registry does not
-    answer, or the disk is full; the same command then goes on where it was.
+    or an argument is wrong, or it is there already, 5: cosign is missing, 6: the registry does not
+    answer, or the disk is full.
     """
     from ..images.bundle import BundleOptions, write_bundle
-    from ..images.supply import rows_of
+    from ..images.plan import ImageRows
     from ..report.describe.images import describe_bundle
     from .output import finish
 
     place = (out or Path(f"bundle-{target}")).absolute()
-    options = BundleOptions(target, image, place, part_size, jit, key, sign_key)
-    result = write_bundle(rows_of(matrix, TOOL, os.environ), options, lambda line: typer.echo(line, err=True))
+    options = BundleOptions(target, image, place, jit, key, sign_key)
+    result = write_bundle(ImageRows(matrix, TOOL, os.environ), options, lambda line: typer.echo(line, err=True))
     finish(result, describe_bundle, fmt, output)

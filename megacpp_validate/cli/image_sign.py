@@ -22,15 +22,16 @@ def image_sign(
     output: OutputOption = None,
     matrix: MatrixOption = None,
 ) -> None:
-    """Attest what is inside an image, as SBOM and as licences, and sign it by its digest, with a key of one's own.
+    """Attest the SBOM of an image, and sign it by its digest, with a key of one's own.
 
     Exit code 0: it is signed, 1: the registry gives other bytes than the digest says, 2: an argument is wrong, 5:
-    cosign, oras or syft is missing, 6: the registry does not answer.
+    cosign or syft is missing, 6: the registry does not answer.
     """
-    from ..images.supply import rows_of, sign_image
+    from ..images.plan import ImageRows
+    from ..images.supply import sign_image
     from ..report.describe.images import describe_signing
     from .output import finish
 
-    rows = rows_of(matrix, TOOL, os.environ)
+    rows = ImageRows(matrix, TOOL, os.environ)
     result = sign_image(rows, image, key, sbom, target, lambda line: typer.echo(line, err=True))
     finish(result, describe_signing, fmt, output)

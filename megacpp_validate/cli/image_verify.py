@@ -26,15 +26,15 @@ def image_verify(
     output: OutputOption = None,
     matrix: MatrixOption = None,
 ) -> None:
-    """Is an image what its digest, the plan and a key say? Also its SBOM, provenance and licences.
+    """Is an image what its digest, the plan and a key say? Also its SBOM and provenance.
 
     Exit code 0: every check passes, 1: one fails, 2: no digest, or the matrix is wrong, 4: none fails and not all were
-    run, 5: oras or openssl is missing, 6: the registry does not answer.
+    run, 6: the registry does not answer.
     """
-    from ..images.supply import rows_of
-    from ..images.verify import VerifyOptions, verify_image
+    from ..images.plan import ImageRows
+    from ..images.supply import verify_image
     from ..report.describe.images import describe_verdict
     from .output import finish
 
-    verdict = verify_image(rows_of(matrix, TOOL, os.environ), VerifyOptions(image, key, target, base, deep))
+    verdict = verify_image(ImageRows(matrix, TOOL, os.environ), image, key, target, base, deep=deep)
     finish(verdict, describe_verdict, fmt, output, verbose=verbose)

@@ -51,22 +51,22 @@ def images(
     6: a full disk, or a registry that is down.
     """
     from ..images import build
+    from ..images.plan import ImageRows
     from ..report.describe import images as describe
     from .output import finish, write_result
 
     say = partial(typer.echo, err=True)
-    options = build.ImageOptions(
-        tuple(targets or ()), own_base, push, tag, fresh, prove, tuple(clones or ()), receipts, matrix
-    )
-    rows = build.read_rows(options, TOOL, dict(os.environ))
+    options = build.ImageOptions(tuple(targets or ()), own_base, push, tag, fresh, prove, tuple(clones or ()), receipts)
+    rows = ImageRows(matrix, TOOL, dict(os.environ))
+    build.check_options(options, rows)
     if own_engine:  # after a wrong argument was reported
-        rows = build.read_rows(*build.with_own_engine(rows))
+        rows, options = build.use_own_engine(rows, options)
     if write_bake:
         say(f"written: {build.write_bake(rows)}")
         return
     if plan:
-        finish(build.plan_all(rows), describe.describe_plans, fmt, output)
-    for built in build.build_all(rows, say):
+        finish(build.plan_all(rows, options), describe.describe_plans, fmt, output)
+    for built in build.build_all(rows, options, say):
         if prove:
             from ..images.prove import prove_image
 

@@ -46,8 +46,8 @@ def lock(
     edited by hand, 2: the matrix, the file of pins or an argument is wrong, 5: uv is missing, or finds no solution, 6:
     the index does not answer, a base has no digest because no registry answered, or the disk is full.
     """
-    from ..catalog.bridge import read_catalog
     from ..images.locking import LockOptions, run_lock
+    from ..images.plan import ImageRows
     from ..report.describe.images import describe_lock
     from .output import finish
 
@@ -58,5 +58,5 @@ def lock(
         accept=frozenset(accept or ()),
         upgrade=tuple("*" if name == "all" else name for name in upgrade or ()),
     )
-    result = run_lock(read_catalog(matrix), matrix, options, os.environ, TOOL, lambda line: typer.echo(line, err=True))
+    result = run_lock(ImageRows(matrix, TOOL, os.environ), options, lambda line: typer.echo(line, err=True))
     finish(result, describe_lock, fmt, output, verbose=verbose)

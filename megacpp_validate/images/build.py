@@ -1,40 +1,60 @@
-"""`nox -s images`: what would be built, what stands in its way, and images built one after another."""
+"""`nox -s images`: what would be built, what stands in its way and what linters report, and images built in turn."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Mapping
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from ..catalog.bridge import Catalog, matrix_folder, read_catalog
-from ..catalog.images import Image, Images
+from ..catalog.images import Image
 from ..environments.interpreter import read_commit
 from ..errors import Exit, InfrastructureFailed, NoEnvironment, NothingSelected, ToolError, WrongArguments, exit_for
 from ..evidence.values import Frozen
 from ..evidence.whole_file import write_whole
-from .engine import (
-    BuildOrder,
-    BuildStep,
-    Engine,
-    bake,
-    find_engine,
-    read_build_settings,
-    require_platform,
-    start_engine,
-)
-from .fits import FitVerdict, StackFit, judge_stacks, read_all_images, stack_of_image
-from .lint import Lint, LintOutcome, lint_recipe
-from .locking import write_together
+from .engine import BuildStep, Engine, bake, find_engine, read_build_settings, require_platform, start_engine
+from .fits import FitVerdict
+from .locking import write_changed
 from .locks import read_image_lock
-from .pins import FILE as PINS_FILE
-from .pins import Pins, read_pins
-from .plan import BAKE_FILE, BuildSettings, ImagePlan, find_images, plan_images, render_committed_bake, require_base
-from .tools import REGISTRY, ImageRefused
+from .plan import (
+    BAKE_FILE,
+    DOCKERFILE,
+    BuildSettings,
+    ImagePlan,
+    ImageRows,
+    find_images,
+    name_image,
+    plan_bake,
+    require_base,
+)
+from .tools import REGISTRY, ImageRefused, call, find_program
 
 _TAG: Final = re.compile(r"^\w[\w.-]{0,127}$", re.ASCII)
+STEPS: Final = "containers/steps"
+ENGINE_SCRIPT: Final = "containers/docker_engine"
+
+
+class LintOutcome(StrEnum):
+    """How a linter ended. `NOT_RUN` is never clean."""
+
+    CLEAN = "clean"
+    FAULTS = "faults"
+    NOT_RUN = "not-run"
+
+
+class Lint(Frozen):
+    """What one linter reports of `subject`; `faults` of a linter that did not run: why."""
+
+    linter: str
+    subject: str
+    outcome: LintOutcome
+    faults: tuple[str, ...] = ()
 
 
 class ImageClosed(ToolError):
@@ -124,55 +144,26 @@ class ImageOptions:
     prove: bool = False
     clones: tuple[str, ...] = ()
     receipts: Path = Path(".megacpp/images")
-    matrix: Path | None = None
 
 
-@dataclass(frozen=True)
-class ImageRows:
-    """What is read before anything is planned."""
-
-    options: ImageOptions
-    tool: str
-    variables: Mapping[str, str]
-
-    @cached_property
-    def catalog(self) -> Catalog:
-        """The matrix."""
-        return read_catalog(self.options.matrix)
-
-    @cached_property
-    def images(self) -> Images:
-        """The rows of images.toml."""
-        return read_all_images(self.catalog, self.options.matrix)
-
-    @cached_property
-    def pins(self) -> Pins:
-        """The digests of bases."""
-        return read_pins(self.root / PINS_FILE)
-
-    @property
-    def root(self) -> Path:
-        """Of the checkout."""
-        return (self.options.matrix or matrix_folder()).resolve().parent
-
-    def plan(self, target: str) -> ImagePlan:
-        """What would be built for a target."""
-        rows = [row for row in self.catalog.targets if row.id == target]
-        base, revision = self.options.own_base, read_commit()
-        return plan_images(self.images, self.pins, rows, root=self.root, own_base=base, revision=revision)[0]
-
-    def judge(self, image: Image, *, locked: bool) -> StackFit:
-        """Whether its stack fits: with its lock, or by what its row pins, where a lock is older still."""
-        lock = read_image_lock(self.root / image.lock) if locked else None
-        stack = stack_of_image(self.images, image, lock, self.options.own_base)
-        return judge_stacks(self.catalog, self.options.matrix, self.images, [stack])[0]
+def list_misfits(
+    rows: ImageRows, image: Image, own_base: str, *verdicts: FitVerdict, locked: bool = True
+) -> Iterator[Refused]:
+    """What does not fit in the stack of an image: with its lock, or by what its row pins, where a lock is older."""
+    fit = rows.judge(image, read_image_lock(rows.root / image.lock) if locked else None, own_base)
+    for one in (one for verdict in verdicts for one in fit.of(verdict)):
+        yield Refused(
+            target=fit.name,
+            why=f"{one.component} is {one.seen or 'unknown'}, wanted {one.wanted}: {one.says} ({one.source}). Next "
+            f"step: {one.next_step}.",
+        )
 
 
-def read_rows(options: ImageOptions, tool: str, variables: Mapping[str, str]) -> ImageRows:
-    """The rows, after the arguments are checked.
+def check_options(options: ImageOptions, rows: ImageRows) -> None:
+    """Refuse a wrong argument.
 
     Raises:
-        WrongArguments: an argument is wrong.
+        WrongArguments: with the first one.
     """
     if options.tag and not _TAG.match(options.tag):
         raise WrongArguments(f"{options.tag!r} is no tag. Next step: use letters, digits, dots and dashes.")
@@ -187,69 +178,55 @@ def read_rows(options: ImageOptions, tool: str, variables: Mapping[str, str]) ->
         raise WrongArguments(
             "--prove runs the image on this machine, so it is for cpu alone. Next step: `images cpu --prove`."
         )
-    rows = ImageRows(options, tool, variables)
     find_images(rows.images, options.targets)
-    return rows
+
+
+def use_own_engine(rows: ImageRows, options: ImageOptions) -> tuple[ImageRows, ImageOptions]:
+    """Both with the engine that `containers/docker_engine` starts, and its base where none is named."""
+    found = start_engine(rows.root, rows.variables)
+    own_base = options.own_base or found.get("MEGACPP_BASE", "")
+    return replace(rows, variables=found), replace(options, own_base=own_base)
 
 
 def write_bake(rows: ImageRows) -> Path:
-    """Write the committed bake file: pinned bases by their own names, whatever this host has set.
+    """Write the committed bake file.
 
     Raises:
         ImageClosed: an image cannot be planned.
         InfrastructureFailed: it cannot be written.
     """
     try:
-        text = render_committed_bake(rows.images, rows.pins, rows.catalog.targets, rows.root)
+        write_changed(rows.root, {BAKE_FILE: rows.render_bake()})
     except ImageRefused as fault:
         raise ImageClosed(str(fault)) from fault
-    write_together(rows.root, {BAKE_FILE: text})
     return rows.root / BAKE_FILE
 
 
-def plan_all(rows: ImageRows) -> ImagePlans:
-    """What would be built for each target that is named, what is refused, and what linters say of the recipe."""
+def plan_all(rows: ImageRows, options: ImageOptions) -> ImagePlans:
+    """What would be built for each target that is named, what is refused, and what linters report of the recipe."""
     plans, refused, warned = list[ImagePlan](), list[Refused](), list[Refused]()
-    engine, why = None, ""
-    pins = rows.pins
-    for image in find_images(rows.images, rows.options.targets):
+    pins_hash, base, engine, why = rows.pins.hash, options.own_base, None, ""
+    for image in find_images(rows.images, options.targets):
+        locked = True
         try:
-            plans.append(rows.plan(image.target))
-            fit = rows.judge(image, locked=True)
-            warned += _list_misfits(fit, FitVerdict.UNKNOWN) + _list_misfits(fit, FitVerdict.WARNED)
+            plans.append(rows.plan(image.target, base, read_commit()))
+            warned += list_misfits(rows, image, base, FitVerdict.UNKNOWN, FitVerdict.WARNED)
         except ImageRefused as fault:
+            locked = False
             refused.append(Refused(target=image.target, why=str(fault)))
-            fit = rows.judge(image, locked=False)
-            if not image.te:
-                continue
-        refused += _list_misfits(fit, FitVerdict.REFUSED)
+        if locked or image.te:
+            refused += list_misfits(rows, image, base, FitVerdict.REFUSED, locked=locked)
     try:
         engine = find_engine(rows.variables)
     except NoEnvironment as fault:
         why = str(fault)
-    lints = lint_recipe(rows.root, plans, engine, why, rows.variables)
     return ImagePlans(
-        tool=rows.tool,
-        plans=tuple(plans),
-        refused=tuple(refused),
-        warned=tuple(warned),
-        lints=lints,
-        pins_hash=pins.hash,
-    )
+        tool=rows.tool, plans=tuple(plans), refused=tuple(refused), warned=tuple(warned), pins_hash=pins_hash,
+        lints=lint_recipe(rows.root, plans, engine, why, rows.variables),
+    )  # fmt: skip
 
 
-def _list_misfits(fit: StackFit, verdict: FitVerdict) -> list[Refused]:
-    return [
-        Refused(
-            target=fit.name,
-            why=f"{one.component} is {one.seen or 'unknown'}, wanted {one.wanted}: {one.says} ({one.source}). Next "
-            f"step: {one.next_step}.",
-        )
-        for one in fit.of(verdict)
-    ]
-
-
-def build_all(rows: ImageRows, say: Callable[[str], None]) -> list[ImageBuild]:
+def build_all(rows: ImageRows, options: ImageOptions, say: Callable[[str], None]) -> list[ImageBuild]:
     """Build each target that is named. Everything that can be refused is refused before the first build.
 
     Raises:
@@ -258,50 +235,52 @@ def build_all(rows: ImageRows, say: Callable[[str], None]) -> list[ImageBuild]:
         NoEnvironment: no engine, one of another architecture, or a build that fails.
         InfrastructureFailed: a full disk, or a registry that is down.
     """
-    chosen = find_images(rows.images, rows.options.targets)
-    if not rows.options.targets:
+    chosen, base = find_images(rows.images, options.targets), options.own_base
+    if not options.targets:
         names = ", ".join(image.target for image in chosen)
         raise NothingSelected(f"no target is named. Next step: name one of {names}, or give --plan.")
-    _ = rows.pins
-    for locked in (False, True):
-        misfits = []
-        try:
-            for image in chosen if locked else [image for image in chosen if image.te]:
-                if locked:
-                    rows.plan(image.target)
-                misfits += _list_misfits(rows.judge(image, locked=locked), FitVerdict.REFUSED)
-        except ImageRefused as fault:
-            raise ImageClosed(str(fault)) from fault
-        if misfits:
-            raise ImageClosed("; ".join(f"{row.target}: {row.why}" for row in misfits))
-    plans = [rows.plan(image.target) for image in chosen]
+    _ = rows.pins  # what is wrong with the file itself is no refusal of an image
+    try:
+        for locked in (False, True):  # what the rows alone refuse is not hidden by an older lock
+            plans = [rows.plan(image.target, base, read_commit()) for image in chosen if locked]
+            judged = [image for image in chosen if locked or image.te]
+            misfits = [
+                one for image in judged for one in list_misfits(rows, image, base, FitVerdict.REFUSED, locked=locked)
+            ]
+            if misfits:
+                raise ImageClosed("; ".join(f"{row.target}: {row.why}" for row in misfits))
+    except ImageRefused as fault:
+        raise ImageClosed(str(fault)) from fault
     engine = find_engine(rows.variables)
     for plan in plans:
         require_platform(engine, plan)
-    settings = read_build_settings(rows.variables, has_bridge=engine.has_bridge, clones=rows.options.clones)
-    return [_build(rows, engine, settings, plan, say) for plan in plans]
+    settings = read_build_settings(rows.variables, has_bridge=engine.has_bridge, clones=options.clones)
+    return [_build(rows, options, engine, settings, plan, say) for plan in plans]
 
 
 def _build(
-    rows: ImageRows, engine: Engine, settings: BuildSettings, plan: ImagePlan, say: Callable[[str], None]
-) -> ImageBuild:
+    rows: ImageRows, options: ImageOptions, engine: Engine, settings: BuildSettings, plan: ImagePlan,
+    say: Callable[[str], None],
+) -> ImageBuild:  # fmt: skip
     """Build one image and write its receipt and its log."""
-    options, folder, registry = rows.options, rows.options.receipts.absolute(), rows.options.push or ""
+    folder, registry = options.receipts.absolute(), options.push or ""
     if options.prove and not registry:  # the registry on this machine that the base came from, or docker_engine's own
         host = options.own_base.partition("/")[0]
         registry = host if host.startswith(("127.", "localhost:")) else "127.0.0.1:5000"
-    order = BuildOrder(plan, registry, options.tag, options.fresh)
+    name, clock, started = name_image(plan.target, registry, options.tag), time.monotonic(), datetime.now(UTC)
     if not plan.verified:
         say(f"the base of {plan.target} is not verified: {plan.unverified}")
-    say(f"building {order.name}")
+    say(f"building {name}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        built = bake(engine, order, settings, rows.root, folder / f"{plan.target}.log", say)
+        log, how = folder / f"{plan.target}.log", {"push": bool(registry), "fresh": options.fresh}
+        digest, steps = bake(engine, plan, name, settings, rows.root, log, say, **how)
         build = ImageBuild(
-            tool=rows.tool, target=plan.target, platform=plan.platform, name=order.name, digest=built.digest,
+            tool=rows.tool, target=plan.target, platform=plan.platform, name=name, digest=digest,
             pushed=bool(registry), base=plan.reference, base_verified=plan.verified, lock=plan.lock,
             lock_hash=plan.lock_hash, pins_hash=rows.pins.hash, revision=read_commit(), engine=engine.version,
-            buildx=engine.buildx, steps=built.steps, started=built.started, seconds=built.seconds,
+            buildx=engine.buildx, steps=steps, started=started.isoformat(timespec="seconds"),
+            seconds=round(time.monotonic() - clock, 1),
         )  # fmt: skip
         write_whole(folder / f"{plan.target}.json", build.model_dump_json(indent=2) + "\n")
     except OSError as fault:
@@ -312,7 +291,86 @@ def _build(
     return build
 
 
-def with_own_engine(rows: ImageRows) -> tuple[ImageOptions, str, dict[str, str]]:
-    """The arguments of `read_rows` with an engine that `containers/docker_engine` starts, and its base."""
-    found, options = start_engine(rows.root, rows.variables), rows.options
-    return replace(options, own_base=options.own_base or found.get("MEGACPP_BASE", "")), rows.tool, found
+def lint_recipe(
+    root: Path, plans: Sequence[ImagePlan], engine: Engine | None, no_engine: str, variables: Mapping[str, str]
+) -> tuple[Lint, ...]:
+    """Everything that can be found in the recipe without building it.
+
+    Args:
+        engine: that checks the stages; None where there is none, because of `no_engine`.
+    """
+    files = [*sorted(str(file.relative_to(root)) for file in (root / STEPS).glob("*.sh")), ENGINE_SCRIPT]
+    checks = ["-x", "-P", "SCRIPTDIR", "-s", "bash", "-f", "json", *files]
+    return (
+        lint_house(root, plans),
+        _lint("hadolint", DOCKERFILE, ["--no-color", "--format", "json", DOCKERFILE], root, variables),
+        _lint("shellcheck", f"{len(files) - 1} scripts of {STEPS}, {ENGINE_SCRIPT}", checks, root, variables),
+        *(_check_target(root, plan, engine, no_engine) for plan in plans),
+    )
+
+
+def lint_house(root: Path, plans: Sequence[ImagePlan]) -> Lint:
+    """The rules of this project that no linter knows."""
+    try:
+        text = (root / DOCKERFILE).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as fault:
+        return _judge("house rules", DOCKERFILE, [f"it cannot be read: {fault}"])
+    faults = []
+    if any(line.replace(" ", "").lower().startswith("#syntax=") for line in text.splitlines()):
+        faults.append(f"{DOCKERFILE}: a syntax line fetches a frontend from a registry; leave it out")
+    for step, target in {step: plan.target for plan in reversed(plans) for step in plan.steps}.items():
+        if not (root / STEPS / f"{step}.sh").is_file():
+            faults.append(f"{STEPS}/{step}.sh is a step of {target}, and there is no such file")
+        if f"bash /steps/{step}.sh" not in text:
+            faults.append(f"{STEPS}/{step}.sh is a step of {target}, and {DOCKERFILE} does not run it")
+    return _judge("house rules", DOCKERFILE, faults)
+
+
+def _lint(name: str, subject: str, words: list[str], root: Path, variables: Mapping[str, str]) -> Lint:
+    program = find_program(name, variables)
+    if program is None:
+        return _judge(name, subject, None, f"{name} is missing; `nox -s images` installs it")
+    done = call([program, *words], variables, folder=root)
+    code = "SC" if name == "shellcheck" else ""
+    try:
+        rows = json.loads(done.words)
+        faults = [f"{row['file']}:{row['line']}: {code}{row['code']} {row['message']}" for row in rows]
+    except (ValueError, KeyError, TypeError):
+        return _judge(name, subject, None, done.last_words)
+    return _judge(name, subject, faults)
+
+
+def _check_target(root: Path, plan: ImagePlan, engine: Engine | None, no_engine: str) -> Lint:
+    """What `docker buildx build --check` reports of the stages of a target.
+
+    The base is an empty image here: a registry that is down is no fault of the recipe.
+    """
+    linter, subject = "docker buildx --check", f"{DOCKERFILE} as {plan.target} builds it"
+    if engine is None:
+        return _judge(linter, subject, None, no_engine)
+    with tempfile.TemporaryDirectory(prefix="megacpp-bake-") as folder:
+        document = plan_bake([plan])
+        target = document["target"][plan.target]
+        target["args"]["BASE_IMAGE"] = "scratch"
+        target.pop("contexts", None)
+        target.pop("platforms", None)
+        file = Path(folder) / "bake.json"
+        file.write_text(json.dumps(document), encoding="utf-8")
+        words = ["buildx", "bake", "--progress", "quiet", "--allow", f"fs.read={folder}", "--file", str(file)]
+        done = engine.ask(*words, "--call", "check,format=json", plan.target, folder=root)
+    try:
+        check = json.loads(done.words)["target"][plan.target]["check"]
+        faults = [f"{row.get('ruleName', '?')}: {row.get('detail', '')}" for row in check.get("warnings") or ()]
+        faults += [str(check["buildError"])] if check.get("buildError") else []
+    except (ValueError, KeyError, TypeError):
+        return _judge(linter, subject, None, done.last_words)
+    return _judge(linter, subject, faults)
+
+
+def _judge(linter: str, subject: str, faults: Iterable[str] | None, why: str = "") -> Lint:
+    """A linter that ran; or, with None, one that did not, and why."""
+    if faults is None:
+        return Lint(linter=linter, subject=subject, outcome=LintOutcome.NOT_RUN, faults=(why,))
+    found = tuple(faults)
+    outcome = LintOutcome.FAULTS if found else LintOutcome.CLEAN
+    return Lint(linter=linter, subject=subject, outcome=outcome, faults=found)

@@ -1,7 +1,6 @@
 """What an image runs: `docker run IMAGE SESSION [ARGUMENTS]`, as `python -m megacpp_validate.images.entry`.
 
-Why a session cannot run here is said before it starts. Process 1 passes signals on, waits for orphans, and ends as the
-session does. Whoever mounts a folder of receipts owns what is written there.
+A session that cannot run here is refused before it starts. Process 1 passes signals on, and ends as the session does.
 """
 
 from __future__ import annotations
@@ -12,15 +11,15 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -41,66 +40,39 @@ _FORWARDED: Final = (
 )  # fmt: skip
 
 
-class Needs(StrEnum):
-    """What a session needs of the machine."""
-
-    NOTHING = "nothing"
-    GPU = "gpu"  # the one of the image's target
-    ITS_TARGET = "its-target"  # a GPU where the image's target has one
-
-
-class Leaves(StrEnum):
-    """What a session leaves in the folder of receipts, beside the record of the run."""
-
-    RECEIPTS = "receipts"  # a file a cell, through the verb's option --receipts
-    RESULT = "result"  # its result, as JSON
-    NOTHING = "nothing"
-
-
 @dataclass(frozen=True)
 class Session:
-    """A session: the verb that it calls with the image's target, for every image or for one target alone.
+    """A session: the verb that it calls, for every image or for one target alone.
 
     Attributes:
-        targets: how the target is given: "own" by the image, another by the verb here, empty for none.
-        copies_caches: the verb makes its own copy of the image's JIT caches, which it reads as they were sealed.
+        verb: words; "{target}" is the image's.
+        needs: "gpu" of the image's target; "its-target" where the image's target has one; empty for nothing.
+        leaves: "receipts", a file a cell through the verb's option --receipts; "result" as JSON; or empty.
+        target: the one image that has it; empty for every image.
     """
 
     name: str
     verb: tuple[str, ...]
-    needs: Needs
-    leaves: Leaves
+    needs: str
+    leaves: str
     help: str
     target: str = ""
-    names_target: bool = False
-    copies_caches: bool = False
 
 
-def _parity(name: str, target: str, shown: str) -> Session:
-    verb = ("parity", "--target", target)
-    return Session(name, verb, Needs.GPU, Leaves.RECEIPTS, f"every bridge module on {shown}", target)
-
-
-_NONE, _GPU, _OWN = Needs.NOTHING, Needs.GPU, Needs.ITS_TARGET
+_OWN: Final = ("--target", "{target}")
 SESSIONS: Final = (
-    Session("doctor", ("doctor",), _NONE, Leaves.RESULT, "what the image loads, and what that breaks", "", True),
-    Session(
-        "te_canary", ("te-canary",), _NONE, Leaves.RESULT, "which bridge module the step OLD NEW breaks; no network"
-    ),
-    Session(
-        "cpu_parity", ("parity", "--target", "cpu"), _NONE, Leaves.RECEIPTS, "native layers against fp64 references"
-    ),
-    _parity("h200_parity", "h200", "an H200"),
-    _parity("b200_parity", "b200", "a B200"),
-    _parity("gb10_compat", "gb10", "a GB10"),
-    Session("fp8", ("fp8",), _GPU, Leaves.RECEIPTS, "FP8: recipes, ownership, backends, the loss gate", "", True),
-    Session("moe_smoke", ("moe-smoke",), _OWN, Leaves.RECEIPTS, "the hybrid model trained on 1 to 4 devices", "", True),
-    Session("fp8_policy", ("fp8-policy",), _NONE, Leaves.NOTHING, "which presets may run in low precision, and why"),
-    Session("loss_gate", ("loss-gate",), _NONE, Leaves.NOTHING, "the verdict on a folder of curves"),
-    Session("prewarm", ("prewarm",), _GPU, Leaves.NOTHING, "the JIT caches filled on this GPU", "", True),
-    Session(
-        "jit_verify", ("jit-verify",), _GPU, Leaves.RECEIPTS, "a sealed cache triggers no compilation", "", True, True
-    ),
+    Session("doctor", ("doctor", *_OWN), "", "result", "what the image loads, and what that breaks"),
+    Session("te_canary", ("te-canary",), "", "result", "which bridge module the step OLD NEW breaks; no network"),
+    Session("cpu_parity", ("parity", "--target", "cpu"), "", "receipts", "native layers against fp64 references"),
+    Session("h200_parity", ("parity", *_OWN), "gpu", "receipts", "every bridge module on an H200", "h200"),
+    Session("b200_parity", ("parity", *_OWN), "gpu", "receipts", "every bridge module on a B200", "b200"),
+    Session("gb10_compat", ("parity", *_OWN), "gpu", "receipts", "every bridge module on a GB10", "gb10"),
+    Session("fp8", ("fp8", *_OWN), "gpu", "receipts", "FP8: recipes, ownership, backends, the loss gate"),
+    Session("moe_smoke", ("moe-smoke", *_OWN), "its-target", "receipts", "the hybrid model trained on 1 to 4 devices"),
+    Session("fp8_policy", ("fp8-policy",), "", "", "which presets may run in low precision, and why"),
+    Session("loss_gate", ("loss-gate",), "", "", "the verdict on a folder of curves"),
+    Session("prewarm", ("prewarm", *_OWN), "gpu", "", "the JIT caches filled on this GPU"),
+    Session("jit_verify", ("jit-verify", *_OWN), "gpu", "receipts", "a sealed cache triggers no compilation"),
 )
 
 
@@ -111,7 +83,7 @@ def find_session(name: str) -> Session | None:
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """What an image says of itself in its environment; `digest` is known to the caller of the container alone."""
+    """What an image has in its environment variables; `digest` is known to the caller of the container alone."""
 
     name: str
     target: str
@@ -120,9 +92,15 @@ class ImageFacts:
     lock_hash: str
     digest: str
 
+    @property
+    def sessions(self) -> list[Session]:
+        """Those that this image can run."""
+        own = (session for session in SESSIONS if session.target in ("", self.target))
+        return [session for session in own if session.needs != "gpu" or self.arch]
+
 
 def read_image(variables: Mapping[str, str]) -> ImageFacts:
-    """What the variables of a container say."""
+    """What the variables of a container hold."""
     names = ("IMAGE", "TARGET", "ARCH", "DRIVER_LEAST", "LOCK_HASH", "IMAGE_DIGEST")
     name, target, *rest = (variables.get(f"MEGACPP_{one}", "") for one in names)
     return ImageFacts(name or "this image", target or "cpu", *rest)
@@ -142,17 +120,16 @@ def read_machine(root: Path = Path("/"), program: str = "nvidia-smi") -> Machine
 
     `nvidia-smi` is in a container with the capability `utility`; without it the kernel alone names its driver.
     """
-    driver, gpus = "", tuple[tuple[str, str], ...]()
+    driver, rows = "", list[list[str]]()
     with suppress(OSError):
         found = _VERSION.search((root / "proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace"))
         driver = found[1] if found else ""
     with suppress(OSError):
         words = [program, "--query-gpu=driver_version,compute_cap,name", "--format=csv,noheader"]
-        asked = run_command(words, limit_s=60.0, apart=True)
-        rows = [line.split(", ", 2) for line in asked.words.splitlines() if line.count(", ") >= 2]
-        gpus = tuple((name, f"sm_{version.replace('.', '')}") for _, version, name in rows) if not asked.code else ()
-        driver = rows[0][0] if gpus else driver
-    return Machine(driver, any((root / "dev").glob("nvidia[0-9]*")), gpus)
+        done = run_command(words, limit_s=60.0, apart=True)
+        rows = [line.split(", ", 2) for line in done.words.splitlines() if line.count(", ") >= 2 and not done.code]
+    gpus = tuple((name, f"sm_{version.replace('.', '')}") for _, version, name in rows)
+    return Machine(rows[0][0] if rows else driver, any((root / "dev").glob("nvidia[0-9]*")), gpus)
 
 
 def require_session(session: Session, image: ImageFacts, machine: Machine) -> None:
@@ -162,45 +139,43 @@ def require_session(session: Session, image: ImageFacts, machine: Machine) -> No
         WrongArguments: it is a session of another image.
         NoEnvironment: the machine, or this container, has not the GPU or the driver.
     """
-    if session.target and session.target != image.target:
-        raise WrongArguments(
-            f"{session.name} is a session of the image for {session.target}, and {image.name} is for {image.target}. "
-            f"Next step: run it in the image for {session.target}; `megacpp --help` lists what this one has."
-        )
-    if session.needs is Needs.NOTHING or (session.needs is Needs.ITS_TARGET and not image.arch):
-        return
-    if not image.arch:
-        raise WrongArguments(
-            f"{session.name} needs a GPU, and {image.name} is made for machines without one. Next step: run it in the "
-            "image of a GPU target."
-        )
     others = [gpu for gpu in machine.gpus if gpu[1] != image.arch]
-    if not machine.driver and not machine.devices:
-        raise NoEnvironment(
-            f"no GPU: {session.name} needs one ({image.arch}), and the kernel of this machine has no NVIDIA driver "
-            "loaded. Likely cause: a machine without a GPU, or its driver is not installed. Next step: `nvidia-smi` on "
-            f"the host must list the GPU; then `docker run --gpus all ... {session.name}`."
-        )
-    if machine.driver and _is_older(machine.driver, image.driver_least):
-        raise NoEnvironment(
+    shown, arch = ", ".join(dict.fromkeys(f"{name} ({arch})" for name, arch in others)), others[0][1] if others else ""
+    run = f"`docker run --gpus all ... {session.name}`"
+    needs_gpu = session.needs == "gpu" or (session.needs == "its-target" and bool(image.arch))
+    rows: tuple[tuple[object, type[ToolError], str], ...] = (
+        (
+            session not in image.sessions, WrongArguments,
+            f"{session.name} is a session of the image for {session.target or 'a GPU'}, and {image.name} is for "
+            f"{image.target}. Next step: run it in another image; `megacpp --help` lists the sessions of this one.",
+        ),
+        (
+            not machine.driver and not machine.devices, NoEnvironment,
+            f"no GPU: {session.name} needs one ({image.arch}), and the kernel of this machine has no NVIDIA driver. "
+            "Likely cause: a machine without a GPU, or its driver is not installed. Next step: `nvidia-smi` on the "
+            f"host must list the GPU; then {run}.",
+        ),
+        (
+            machine.driver and _is_older(machine.driver, image.driver_least), NoEnvironment,
             f"the NVIDIA driver of this machine is {machine.driver}, and the CUDA of {image.name} needs "
-            f"{image.driver_least} or newer. Next step: update the driver of the host; an image cannot bring its own."
-        )
-    if not machine.gpus:
-        raise NoEnvironment(
+            f"{image.driver_least} or newer. Next step: update the driver of the host; an image cannot bring its own.",
+        ),
+        (
+            not machine.gpus, NoEnvironment,
             f"no GPU in this container: the machine has the NVIDIA driver {machine.driver or '(unknown)'}, and "
-            "`nvidia-smi` lists no GPU here. Likely cause: --gpus is missing, NVIDIA_DRIVER_CAPABILITIES leaves "
-            f"`utility` out, or the GPU has fallen off the bus. Next step: `docker run --gpus all ... {session.name}`, "
-            "and `nvidia-smi` on the host; if it says `could not select device driver`, install the NVIDIA Container "
-            "Toolkit."
-        )
-    if others:
-        shown, arch = ", ".join(dict.fromkeys(f"{name} ({arch})" for name, arch in others)), others[0][1]
-        step = f"take the image for {_IMAGES[arch]} ({arch})" if arch in _IMAGES else f"no image is made for {arch}"
-        raise NoEnvironment(
+            "`nvidia-smi` lists no GPU here. Likely cause: --gpus is missing, the NVIDIA Container Toolkit is not "
+            f"installed, or NVIDIA_DRIVER_CAPABILITIES leaves `utility` out. Next step: {run}.",
+        ),
+        (
+            others, NoEnvironment,
             f"another architecture: {image.name} is for {image.arch}, and here is {shown}. Likely cause: the image of "
-            f"another target. Next step: {step}; or hand over the right GPUs alone, with --gpus device=N."
-        )
+            f"another target. Next step: take the image for {_IMAGES.get(arch, f'{arch}, which does not exist')}; or "
+            "hand over the right GPUs alone, with --gpus device=N.",
+        ),
+    )  # fmt: skip
+    for refuses, kind, why in rows if needs_gpu else rows[:1]:
+        if refuses:
+            raise kind(why)
 
 
 def _is_older(driver: str, least: str) -> bool:
@@ -208,30 +183,8 @@ def _is_older(driver: str, least: str) -> bool:
     return bool(least) and own < other
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where receipts go; `mounted`: they outlive the container."""
-
-    folder: Path
-    mounted: bool
-
-
-def become_owner(folder: Path) -> str:
-    """As root, become whoever owns a mounted folder, so that what is written there is theirs; what was done."""
-    try:
-        owner = folder.stat()
-        if os.geteuid() != 0 or owner.st_uid == 0 or not os.path.ismount(folder):
-            return ""
-        os.setgroups([])
-        os.setgid(owner.st_gid)
-        os.setuid(owner.st_uid)
-    except OSError:
-        return ""  # a container that may not change its user stays what it is
-    return f"running as {owner.st_uid}:{owner.st_gid}, who owns {folder}"
-
-
-def choose_place(mount: Path = MOUNT) -> Place:
-    """The mounted folder, or a folder of the container where nothing is mounted.
+def choose_place(mount: Path = MOUNT) -> tuple[Path, bool]:
+    """The mounted folder of receipts and True, or a folder of the container where nothing is mounted.
 
     Raises:
         WrongArguments: it cannot be written.
@@ -242,7 +195,7 @@ def choose_place(mount: Path = MOUNT) -> Place:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            return Place(folder, mounted)
+            return folder, mounted
     except OSError as fault:
         full = fault.errno in (errno.ENOSPC, errno.EDQUOT)
         raise (InfrastructureFailed if full else WrongArguments)(
@@ -276,12 +229,11 @@ def make_room(variables: Mapping[str, str]) -> dict[str, str]:
         for folder, _, files in os.walk(kept, onerror=_raise):
             here = arch_folder(new, arch) / Path(folder).relative_to(kept)
             here.mkdir(parents=True, exist_ok=True)
-            for name in files:
-                file = Path(folder) / name
+            for file in (Path(folder, name) for name in files):
                 if not os.access(file, os.R_OK):
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
-                if not (here / name).exists():
-                    (here / name).symlink_to(file)
+                if not (here / file.name).exists():
+                    (here / file.name).symlink_to(file)
         return {**variables, **cache_variables(new, arch, nvrtc=variables.get(MODE_VARIABLE) == NVRTC)}
     except OSError as fault:
         raise NoEnvironment(
@@ -297,10 +249,10 @@ def _raise(fault: OSError) -> None:
 
 
 def run_child(words: Sequence[str], variables: Mapping[str, str], *, verb: bool = True) -> int:
-    """Run a command to its end, as process 1 must: signals reach it, and orphans are waited for.
+    """Run a command to its end, as process 1 must: signals reach it.
 
     Args:
-        verb: an exit code of the design is wanted; else the command's own, or 128 and the signal that ended it.
+        verb: an exit code of the design is needed; else the command's own, or 128 and the signal that ended it.
 
     Raises:
         OSError: it cannot be started.
@@ -308,60 +260,49 @@ def run_child(words: Sequence[str], variables: Mapping[str, str], *, verb: bool 
     # What a terminal sends for its keys reaches the child without us: twice would cut short what it does at the first.
     keys = {signal.SIGINT, signal.SIGQUIT} if os.isatty(0) else set()
     received: list[int] = []
-    pid = 0
+    with subprocess.Popen(list(words), env=dict(variables)) as child:
 
-    def forward(number: int, _frame: object) -> None:
-        received.append(number)
-        if pid and number not in keys:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
+        def forward(number: int, _frame: object) -> None:
+            received.append(number)
+            if number not in keys:
+                child.send_signal(number)
 
-    before = {number: signal.signal(number, forward) for number in _FORWARDED}
-    try:
-        pid = os.posix_spawnp(words[0], list(words), dict(variables), setsigdef=_FORWARDED)
-        for number in tuple(received):  # that came before there was a child
-            os.kill(pid, number)
-        ended, status = os.wait()
-        while ended != pid:
-            ended, status = os.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    code = os.waitstatus_to_exitcode(status)
+        before = {number: signal.signal(number, forward) for number in _FORWARDED}
+        try:
+            code = child.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
     if code >= 0:
         return code
-    if any(number not in (signal.SIGUSR1, signal.SIGUSR2) for number in received):
+    if {*received} - {signal.SIGUSR1, signal.SIGUSR2}:
         return Exit.INTERRUPTED
-    return _explain_killed(-code) if verb else 128 - code
-
-
-def _explain_killed(number: int) -> int:
-    """A process that is killed says nothing itself."""
-    name = signal.Signals(number).name if number in {*signal.Signals} else f"signal {number}"
+    if not verb:
+        return 128 - code
+    name = signal.Signals(-code).name if -code in {*signal.Signals} else f"signal {-code}"
     _say(
         f"{name} ended the session, and no release is judged. Likely cause: for SIGKILL, memory ran out, of this "
-        "container (--memory) or of the machine; for SIGSEGV and its like, compiled code crashed; else another process "
-        "sent it. Next step: read the lines above, `megacpp doctor`, and start it again."
+        "container (--memory) or of the machine; for SIGSEGV and its like, compiled code crashed. Next step: read the "
+        "lines above, `megacpp doctor`, and start it again."
     )
     return Exit.INFRASTRUCTURE
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run what was asked for; the exit code is the verb's own, or that of the class of what stands in the way."""
+    """Run a session or another command; the exit code is its own, or that of the class of what stands in the way."""
     image = read_image(os.environ)
     name, *rest = arguments or ["--help"]
-    session = find_session(name)
     if name in ("--help", "-h", "help"):
         sys.stdout.write(_render_help(image))
         return Exit.OPEN
     if name == "--health":
         return _check_health(image)
-    if session is not None:
+    if session := find_session(name):
         return _run_session(session, tuple(rest), image)
     if not shutil.which(name):
         raise WrongArguments(
             f"there is no session {name!r}, and no command of that name. Next step: choose of "
-            f"{', '.join(row.name for row in _list_sessions(image))}; or `megacpp --help`."
+            f"{', '.join(row.name for row in image.sessions)}; or `megacpp --help`."
         )
     variables = make_room(os.environ)  # an image must run what it is given: other tools start their processes in it
     try:
@@ -376,33 +317,31 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run_session(session: Session, arguments: tuple[str, ...], image: ImageFacts) -> int:
-    machine = Machine() if session.needs is Needs.NOTHING else read_machine()
+    machine = read_machine() if session.needs else Machine()
     require_session(session, image, machine)
-    if said := become_owner(MOUNT):
-        _say(said)
-    variables = make_room(os.environ)
-    if session.copies_caches:
-        variables = dict(os.environ)
-    place = choose_place()
-    if not place.mounted and session.leaves is Leaves.RECEIPTS:
+    # jit_verify makes its own copy of the sealed caches, and links would lead out of them.
+    variables = dict(os.environ) if session.name == "jit_verify" else make_room(os.environ)
+    folder, mounted = choose_place()
+    if not mounted and session.leaves == "receipts":
         _say(
-            f"nothing is mounted at {MOUNT}: receipts go to {place.folder} and end with the container. Next step, to "
-            f'keep them: `docker run --user "$(id -u):$(id -g)" -v "$PWD/receipts:{MOUNT}" ...`'
+            f"nothing is mounted at {MOUNT}: receipts go to {folder} and end with the container. Next step, to keep "
+            f'them: `docker run --user "$(id -u):$(id -g)" -v "$PWD/receipts:{MOUNT}" ...`'
         )
     if {"--help", "-h"} & {*arguments}:  # a question, and no run: an earlier result stays
         return run_child([*_PYTHON, _CLI, session.verb[0], "--help"], variables)
     options = {word.partition("=")[0] for word in arguments}
-    keeps = session.leaves is Leaves.RESULT and place.mounted and options.isdisjoint({"--format", "--output", "--list"})
-    record, result = place.folder / f"{session.name}.run.json", place.folder / f"{session.name}.json"
-    for file in (record, *([result] if keeps else [])):  # one that is killed leaves no result of another run
-        _remove(file)
+    keeps = session.leaves == "result" and mounted and options.isdisjoint({"--format", "--output", "--list"})
+    record, result = folder / f"{session.name}.run.json", folder / f"{session.name}.json"
+    try:
+        for file in (record, *([result] if keeps else [])):  # one that is killed leaves no result of another run
+            file.unlink(missing_ok=True)
+    except OSError as fault:
+        raise WrongArguments(f"{fault}. Next step: move an earlier result away, or mount another folder.") from fault
     started, clock = datetime.now(UTC), time.monotonic()
-    words = [*_PYTHON, _CLI, *session.verb]
-    if session.names_target and "--target" not in options:
-        words += ["--target", image.target]
-    if session.leaves is Leaves.RECEIPTS and "--receipts" not in options:
-        words += ["--receipts", str(place.folder / session.name)]
-    code = run_child([*words, *(["--format", "json", "--output", str(result)] if keeps else []), *arguments], variables)
+    words = [*_PYTHON, _CLI, *(word.format(target=image.target) for word in session.verb)]
+    words += ["--receipts", str(folder / session.name)] if session.leaves == "receipts" else []
+    words += ["--format", "json", "--output", str(result)] if keeps else []
+    code = run_child([*words, *arguments], variables)  # of an option that is given twice, the caller's is the last
     if keeps and result.is_file():
         run_child([*_PYTHON, f"{_CLI}.result_again", str(result)], variables)
     run = {
@@ -415,20 +354,11 @@ def _run_session(session: Session, arguments: tuple[str, ...], image: ImageFacts
         write_whole(record, json.dumps(run, indent=2, sort_keys=True) + "\n")
     except OSError as fault:
         _say(
-            f"the record of this run cannot be written to {place.folder}: {fault.strerror}. Likely cause: its disk is "
-            "full, or somebody removed it meanwhile. Next step: make room, or mount another folder."
+            f"the record of this run cannot be written to {folder}: {fault.strerror}. Likely cause: its disk is full, "
+            "or somebody removed it meanwhile. Next step: make room, or mount another folder."
         )
         return code or Exit.INFRASTRUCTURE  # a run that nobody can show later is none that went well
     return code
-
-
-def _remove(file: Path) -> None:
-    try:
-        file.unlink(missing_ok=True)
-    except OSError as fault:
-        raise WrongArguments(
-            f"{fault}. Next step: move what an earlier run left away, or mount another folder."
-        ) from fault
 
 
 def _check_health(image: ImageFacts) -> int:
@@ -436,28 +366,17 @@ def _check_health(image: ImageFacts) -> int:
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             words = file.read_bytes().decode(errors="replace").split("\0")
-            after = words[words.index(_MODULE) + 1 :] if _MODULE in words else []
-            if after and find_session(after[0]):
-                sys.stdout.write(f"the session {after[0]} runs\n")
+            if _MODULE in words and find_session(words[words.index(_MODULE) + 1]):
                 return Exit.OPEN
     return min(1, run_child([*_PYTHON, _CLI, "doctor", "--target", image.target], os.environ))
 
 
-def _list_sessions(image: ImageFacts) -> Iterator[Session]:
-    for session in SESSIONS:
-        if session.target in ("", image.target) and (session.needs is not Needs.GPU or image.arch):
-            yield session
-
-
 def _render_help(image: ImageFacts) -> str:
+    gpus = "--gpus all " if image.arch else ""
     lines = [
         f"{image.name}, for the target {image.target}{f' ({image.arch})' if image.arch else ''}.",
-        "",
-        f'docker run --rm {"--gpus all " if image.arch else ""}--user "$(id -u):$(id -g)" '
-        f'-v "$PWD/receipts:{MOUNT}" IMAGE SESSION [ARGUMENTS]',
-        "",
-        *(f"  {session.name:14} {session.help}" for session in _list_sessions(image)),
-        "",
+        f'docker run --rm {gpus}--user "$(id -u):$(id -g)" -v "$PWD/receipts:{MOUNT}" IMAGE SESSION [ARGUMENTS]',
+        *(f"  {session.name:14} {session.help}" for session in image.sessions),
         "Any other command of the image is run as it is: `python`, `sh`, `megacpp-validate`.",
     ]
     return "\n".join(lines) + "\n"

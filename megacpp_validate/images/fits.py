@@ -21,7 +21,7 @@ from packaging.version import InvalidVersion, Version
 
 from ..catalog.bridge import Catalog, matrix_folder
 from ..catalog.images import Image, Images, Range, read_images
-from ..catalog.needs import Need, Needs, read_needs
+from ..catalog.needs import Needs, read_needs
 from ..errors import Exit, exit_for
 from ..evidence.values import Frozen
 from .locks import ImageLock, read_image_lock
@@ -193,20 +193,15 @@ def stack_of_image(images: Images, image: Image, lock: ImageLock | None, own_bas
     Args:
         own_base: a base that the caller names: its contents are unknown.
     """
-    base, found = images.find_base(image.base), dict[str, Part]()
-    if not own_base:
-        by = f"base {base.id}"
-        rows = [("python", base.python, by), *((name, version, by) for name, version in base.provided.items())]
-        rows += [("driver", base.driver_least, f"{by}, the least that runs it")] if base.driver_least else []
-        removed = {row.name for row in image.removes}
-        found = {
-            name: Part(name=name, version=version, brought_by=by) for name, version, by in rows if name not in removed
-        }
-    if lock is None:
-        added, by = image.pinned, f"row {image.target}"
-    else:
-        added, by = {name: one.version for name, one in lock.packages.items()}, f"lock {image.lock}"
-    found |= {name: Part(name=name, version=version, brought_by=by) for name, version in added.items()}
+    base, by = images.find_base(image.base), f"base {image.base}"
+    rows = [("python", base.python, by), *((name, version, by) for name, version in base.provided.items())]
+    rows += [("driver", base.driver_least, f"{by}, the least that runs it")] if base.driver_least else []
+    removed = {row.name for row in image.removes}
+    rows = [] if own_base else [row for row in rows if row[0] not in removed]
+    added = {name: one.version for name, one in lock.packages.items()} if lock else image.pinned
+    by = f"lock {image.lock}" if lock else f"row {image.target}"
+    rows += [(name, version, by) for name, version in added.items()]
+    found = {name: Part(name=name, version=version, brought_by=by) for name, version, by in rows}
     whole = lock is not None and not own_base and not base.distributions  # a base with a stack is never listed whole
     return Stack(image.target, image.te, found, whole, image.target)
 
@@ -221,19 +216,15 @@ def stack_of_words(te: str, words: Iterable[str], needs: Needs | None = None, ta
     for word in words:
         name, sign, version = word.partition("=")
         name, version = canonicalize_name(name.strip()), version.lstrip("=").strip()
-        name = names.get(name, name)
+        name, why = names.get(name, name), ""
         if not sign or not name or (version and _read_version(version) is None):
-            raise ImageRefused(
-                f"{word!r} is no component and version. Next step: write for instance cublas=13.1.0.3 cudnn=9.19 "
-                "torch=2.11.0, or cublas= for one whose version you do not know."
-            )
-        if name in found:
-            raise ImageRefused(f"{name} is given twice, {word!r} last. Next step: give the one that is loaded.")
-        if name in LIBRARIES.values() and version.isdecimal() and int(version) >= 1000:  # cudnnGetVersion(): 91100
-            raise ImageRefused(
-                f"{word!r} is a version as the library itself counts it, and no release. Next step: write it with "
-                "dots, as in cudnn=9.11.0 for 91100."
-            )
+            why = "is no component and version. Next step: write cublas=13.1.0.3, or cublas= for an unknown version"
+        elif name in found:
+            why = "names a component that is given twice. Next step: give the one that is loaded"
+        elif name in LIBRARIES.values() and version.isdecimal() and int(version) >= 1000:  # cudnnGetVersion(): 91100
+            why = "is a version as the library itself counts it. Next step: write 91100 as 9.11.0"
+        if why:
+            raise ImageRefused(f"{word!r} {why}.")
         found[name] = Part(name=name, version=version, brought_by=_ASKED)
     if _read_version(te) is None:
         raise ImageRefused(f"{te!r} is no release of Transformer Engine. Next step: write one as in 2.20.2.")
@@ -246,39 +237,90 @@ def _name_distributions(needs: Needs) -> dict[str, str]:
     return {str(canonicalize_name(name)): LIBRARIES[row.id] for row in rows for name in row.distributions}
 
 
-def judge_stack(stack: Stack, needs: Needs, ranges: Iterable[Range], looked_at: Iterable[str]) -> StackFit:
+def judge_stack(stack: Stack, needs: Needs, ranges: Iterable[Range], releases: Iterable[str]) -> StackFit:
     """Every need of the release, compared with the stack, worst first; and parts that no row knows.
 
     Args:
-        looked_at: releases that the rows were made from; of a later one the rows do not know what is new.
+        releases: that the rows were made from; of a later one the rows do not know what is new.
     """
-    te, named = _read_version(stack.te), _name_distributions(needs)
+    named = _name_distributions(needs)
     brought = {
         part: stack.parts[name].model_copy(update={"name": part}) for name, part in named.items() if name in stack.parts
     }
     stack = replace(stack, parts={**brought, **stack.parts})
-    ranges = tuple(row for row in ranges if not row.targets or not stack.target or stack.target in row.targets)
-    fits = list(_find_unknown(stack, needs, ranges, named))
-    if te is not None:
-        fits += _judge_release(te, [Version(release) for release in looked_at])
-        held = [row for row in needs.need if row.holds_for(te) and row.holds_for_core(stack.core_cuda)]
-        fits += [fit for row in held for fit in _judge_need(row, stack)]
-        fits += [fit for row in ranges if not row.te or row.holds_for(te) for fit in _judge_range(row, stack)]
-        fits += [*_judge_core(stack, te), *_judge_torch(stack)]
-    fits += _judge_builds(needs, stack)
+    ranges = [row for row in ranges if not row.targets or not stack.target or stack.target in row.targets]
+    fits = [*_find_unknown(stack, needs, ranges, named), *_judge_builds(needs, stack)]
+    if (te := _read_version(stack.te)) is not None:
+        fits += _judge_rows(stack, te, needs, ranges)
+        fits += [*_judge_release(stack, te, [Version(release) for release in releases]), *_judge_torch(stack)]
     order = list(FitVerdict)
     parts = tuple(sorted(stack.parts.values(), key=lambda part: part.name))
     ordered = tuple(sorted(fits, key=lambda fit: (order.index(fit.verdict), fit.component)))
     return StackFit(name=stack.name, te=stack.te, parts=parts, fits=ordered)
 
 
-def _fit(  # noqa: PLR0913, PLR0917 - a row of a table
-    need: str, component: str, seen: str, wanted: str, verdict: FitVerdict, says: str, step: str, source: str,
-    breaks: Iterable[str] = (),
+def _judge_rows(stack: Stack, te: Version, needs: Needs, ranges: Iterable[Range]) -> Iterator[Fit]:
+    """Needs and ranges of the matrix that hold for a release; and its halves, which refuse each other."""
+    for need in needs.need:  # doctor looks at files and symbols, once they are installed
+        if need.kind not in ("library", "distribution") or not need.holds_for(te):
+            continue
+        beside = not need.with_ or (need.beside in stack.parts and need.holds_beside(stack.version(need.beside)))
+        if beside and need.holds_for_core(stack.core_cuda):
+            says = (need.says, need.next, need.source)
+            yield _compare(stack, need.id, LIBRARIES.get(need.of, need.of), need.version, *says, breaks=need.breaks)
+    for row in ranges:
+        absent = row.component not in stack.parts and (stack.whole or row.with_ == row.component or row.needs == "<0")
+        if absent or (row.te and not row.holds_for(te)) or not _may_hold(stack, row.with_):
+            continue  # what must not be there is not there
+        outside = FitVerdict.REFUSED if row.outside == "refused" else FitVerdict.WARNED
+        yield _compare(stack, row.id, row.component, row.needs, row.says, row.next, row.source, outside=outside)
+    for name in _CORE:
+        version = stack.version(name)
+        if version is not None and version.public != te.public:
+            yield _compare(
+                stack, "one-release", name, f"=={te.public}",
+                "its other half is of another release, which it refuses at import",
+                f"ask for {name}=={te.public} in the image's requirements",
+                "Requires-Dist of transformer_engine and transformer_engine_torch",
+            )  # fmt: skip
+
+
+def _may_hold(stack: Stack, beside: str) -> bool:
+    """Whether a part is there in a range ("cuda>=13"); a part in an unknown version may be."""
+    if not beside:
+        return True
+    requirement = Requirement(beside)
+    name = canonicalize_name(requirement.name)
+    version = stack.version(name)
+    inside = version is None or requirement.specifier.contains(version.public, prereleases=True)
+    return name in stack.parts and inside
+
+
+def _compare(  # noqa: PLR0913, PLR0917 - a row of a table
+    stack: Stack, need: str, name: str, wanted: str, says: str, step: str, source: str,
+    outside: FitVerdict = FitVerdict.REFUSED, breaks: Iterable[str] = (), verdict: FitVerdict | None = None,
 ) -> Fit:  # fmt: skip
+    """One need, compared with a part.
+
+    Args:
+        wanted: range; empty for any version, "<0" where it must not be there; words where there is a `verdict` already.
+    """
+    part, version = stack.parts.get(name), stack.version(name)
+    seen, found = str(version), FitVerdict.UNKNOWN
+    if part is None:
+        seen, found = ("is not there", FitVerdict.REFUSED) if stack.whole else ("(not provided)", found)
+    elif version is None:
+        by = "" if verdict or wanted == "<0" else f"; from {part.brought_by}"
+        seen, found = f"(unknown version{by})", found if wanted else FitVerdict.FITS
+    elif verdict is None and wanted != "<0":
+        # A build of a release counts as it: "2.13.0a0+9186a08b2c" is what NVIDIA calls its 2.13.
+        release = version.base_version if name == "torch" else version.public
+        found = FitVerdict.FITS if SpecifierSet(wanted).contains(release, prereleases=True) else outside
+    if part is not None and wanted == "<0":
+        found = outside
     return Fit(
-        need=need, component=component, seen=seen, wanted=wanted, verdict=verdict, says=says, breaks=tuple(breaks),
-        next_step=step, source=source,
+        need=need, component=name, seen=seen, wanted={"<0": "not beside it", "": "any version"}.get(wanted, wanted),
+        verdict=verdict or found, says=says, breaks=tuple(breaks), next_step=step, source=source,
     )  # fmt: skip
 
 
@@ -291,58 +333,24 @@ def _find_unknown(stack: Stack, needs: Needs, ranges: Iterable[Range], named: Ma
     for name, part in stack.parts.items():
         if part.brought_by == _ASKED and name not in names:
             near = get_close_matches(name, sorted(names), n=1)
-            yield _fit(
-                "no-row", name, part.version or "(unknown version)", "a name that a row knows", FitVerdict.UNKNOWN,
+            yield _compare(
+                stack, "no-row", name, "a name that a row knows",
                 "no row knows this name, so nothing is compared with it",
                 f"write {near[0]}, if you mean that" if near else "leave it out, or add a row for it",
-                "matrix/needs.toml, matrix/images.toml",
+                "matrix/needs.toml, matrix/images.toml", verdict=FitVerdict.UNKNOWN,
             )  # fmt: skip
 
 
-def _judge_release(te: Version, looked_at: list[Version]) -> Iterator[Fit]:
-    first, last = min(looked_at), max(looked_at)
+def _judge_release(stack: Stack, te: Version, releases: list[Version]) -> Iterator[Fit]:
+    first, last = min(releases), max(releases)
     if not first <= Version(te.public) <= last:
-        yield _fit(
-            "release", "transformer-engine", str(te), f">={first},<={last}", FitVerdict.UNKNOWN,
+        part = Part(name="transformer-engine", version=str(te), brought_by=_ASKED)
+        yield _compare(
+            replace(stack, parts={part.name: part}), "release", part.name, f">={first},<={last}",
             "the rows were made from those releases; the needs of another release are unknown",
             f"`nox -s te_canary -- {last} {te.public}`, then a row in matrix/needs.toml for what it needs",
-            "matrix/stacks.toml",
+            "matrix/stacks.toml", verdict=FitVerdict.UNKNOWN,
         )  # fmt: skip
-
-
-def _judge_need(need: Need, stack: Stack) -> Iterator[Fit]:
-    if need.kind not in ("library", "distribution"):
-        return  # doctor looks at files and symbols, once they are installed
-    if need.with_ and (need.beside not in stack.parts or not need.holds_beside(stack.version(need.beside))):
-        return
-    component = LIBRARIES.get(need.of, need.of)
-    verdict, seen = _compare(stack, component, need.version, FitVerdict.REFUSED)
-    wanted = need.version or "any version"
-    yield _fit(need.id, component, seen, wanted, verdict, need.says, need.next, need.source, need.breaks)
-
-
-def _judge_range(row: Range, stack: Stack) -> Iterator[Fit]:
-    if row.with_ and _holds(stack, Requirement(row.with_)) is False:
-        return
-    if row.component not in stack.parts and (stack.whole or row.with_ == row.component or row.needs == "<0"):
-        return  # what must not be there is not there
-    outside = FitVerdict.REFUSED if row.outside == "refused" else FitVerdict.WARNED
-    verdict, seen = _compare(stack, row.component, row.needs, outside)
-    wanted = "not beside it" if row.needs == "<0" else row.needs
-    yield _fit(row.id, row.component, seen, wanted, verdict, row.says, row.next, row.source)
-
-
-def _judge_core(stack: Stack, te: Version) -> Iterator[Fit]:
-    """The halves of Transformer Engine refuse each other in different releases."""
-    for name in _CORE:
-        version = stack.version(name)
-        if version is not None and version.public != te.public:
-            yield _fit(
-                "one-release", name, str(version), f"=={te.public}", FitVerdict.REFUSED,
-                "its other half is of another release, which it refuses at import",
-                f"ask for {name}=={te.public} in the image's requirements",
-                "Requires-Dist of transformer_engine and transformer_engine_torch",
-            )  # fmt: skip
 
 
 def _judge_torch(stack: Stack) -> Iterator[Fit]:
@@ -351,57 +359,29 @@ def _judge_torch(stack: Stack) -> Iterator[Fit]:
     if own is None:
         return
     without = isinstance(own, str)
-    verdict = FitVerdict.UNKNOWN if core is None and not without else FitVerdict.FITS
-    yield _fit(
-        "torch-of-one-cuda", "torch", stack.parts["torch"].version, f"a build for CUDA {core or 'of the core library'}",
-        FitVerdict.REFUSED if without or (core is not None and own != core) else verdict,
+    differs = without or (core is not None and own != core)
+    yield _compare(
+        stack, "torch-of-one-cuda", "torch", f"a build for CUDA {core or 'of the core library'}",
         "it is built without CUDA" if without else "its extension is compiled with the CUDA of the core library",
         f"take a torch that is built for CUDA {core or '12 or 13'}, or the core library for that of torch",
         "torch 2.13: utils/cpp_extension.py _check_cuda_version raises where the major releases differ",
+        verdict=FitVerdict.REFUSED if differs else FitVerdict.UNKNOWN if core is None else FitVerdict.FITS,
     )  # fmt: skip
 
 
 def _judge_builds(needs: Needs, stack: Stack) -> Iterator[Fit]:
     """Wheels that are built for one torch, and do not name it."""
-    for name in dict.fromkeys(row.of for row in needs.build):
-        version = stack.version(name)
-        rows = [row for row in needs.build if row.of == name]
+    for name in dict.fromkeys(row.of for row in needs.build if row.of in stack.parts):
+        version, rows = stack.version(name), [row for row in needs.build if row.of == name]
         held = [row for row in rows if version is not None and row.is_of(version)]
         for row in held:
-            verdict, seen = _compare(stack, "torch", row.torch, FitVerdict.REFUSED)
             step = f"take a {name} that is built for it, or build it from source"
             says = f"{name} {version} is built for that torch"
-            yield _fit(f"build of {name}", "torch", seen, row.torch, verdict, says, step, row.source)
-        if name in stack.parts and not held:
-            yield _fit(
-                f"build of {name}", name, str(version or "(unknown version)"), " or ".join(row.version for row in rows),
-                FitVerdict.UNKNOWN, "it is built for one torch without naming it, and no row has this version",
+            yield _compare(stack, f"build of {name}", "torch", row.torch, says, step, row.source)
+        if not held:
+            yield _compare(
+                stack, f"build of {name}", name, " or ".join(row.version for row in rows),
+                "it is built for one torch without naming it, and no row has this version",
                 "nox -s doctor reports it where it is installed; then add a [[build]] row to matrix/needs.toml",
-                "matrix/needs.toml",
+                "matrix/needs.toml", verdict=FitVerdict.UNKNOWN,
             )  # fmt: skip
-
-
-def _compare(stack: Stack, name: str, wanted: str, outside: FitVerdict) -> tuple[FitVerdict, str]:
-    part = stack.parts.get(name)
-    if part is None:
-        return (FitVerdict.REFUSED, "is not there") if stack.whole else (FitVerdict.UNKNOWN, "(not provided)")
-    version = _read_version(part.version)
-    if wanted == "<0":
-        return outside, part.version or "(unknown version)"
-    if version is None:
-        return (FitVerdict.FITS if not wanted else FitVerdict.UNKNOWN), f"(unknown version; from {part.brought_by})"
-    # A build of a release counts as it: "2.13.0a0+9186a08b2c" is what NVIDIA calls its 2.13.
-    release = version.base_version if name == "torch" else version.public
-    inside = SpecifierSet(wanted).contains(release, prereleases=True)
-    return (FitVerdict.FITS if inside else outside), str(version)
-
-
-def _holds(stack: Stack, requirement: Requirement) -> bool | None:
-    """Whether a part is there in a range; None where its version is unknown."""
-    part = stack.parts.get(canonicalize_name(requirement.name))
-    if part is None:
-        return False
-    version = _read_version(part.version)
-    if version is None:
-        return None if requirement.specifier else True
-    return requirement.specifier.contains(version.public, prereleases=True)

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -20,61 +20,49 @@ from typing import Any, Final
 
 from packaging.utils import canonicalize_name
 
-from ..catalog.bridge import Catalog, matrix_folder
-from ..catalog.images import Image, Images
+from ..catalog.images import Image
 from ..errors import Exit, InfrastructureFailed, NoEnvironment
 from ..evidence.values import Frozen
 from ..evidence.whole_file import write_whole
-from .fits import StackFit, judge_stacks, read_all_images, stack_of_image
+from .fits import StackFit
 from .locks import (
     EDITED,
-    ImageLock,
     LockInputs,
     check_lock,
     gather_inputs,
     is_sealed,
-    join_lines,
+    list_packages,
     parse_lock,
     read_image_lock,
+    read_inputs,
     read_project,
     seal_lock,
 )
-from .pins import FILE, PinLine, Pinned, PinNews, check_claims, check_pins, pin_bases, read_pins, render_pins
-from .plan import BAKE_FILE, find_images, render_committed_bake
+from .pins import FILE, Pin, PinLine, PinNews, check_pins, pin_bases, render_pins
+from .plan import BAKE_FILE, ImageRows, find_images
 from .tools import ImageRefused, call, read_pip_settings, require_program
 
 SESSIONS: Final = "sessions"
 RELEASES: Final = "releases"
 
 _LIMIT_S: Final = 600.0
-# What uv says of an index that it cannot ask (seen: uv 0.9 to 0.11).
+# What uv says of an index that does not answer (seen: uv 0.9 to 0.11).
 _SILENT: Final = re.compile(r"Failed to fetch|error sending request|dns error|HTTP status|timed out|Could not connect")
-_PIN: Final = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\]+)(.*)")
-_HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 _SETTINGS: Final = {"index-url": "UV_DEFAULT_INDEX", "find-links": "UV_FIND_LINKS"}
 
 
-class PackageLine(Frozen):
-    """A package whose lock changes: versions, empty where absent; `files`: the same version comes from other files."""
-
-    name: str
-    before: str
-    after: str
-    files: bool = False
-
-
 class LockLine(Frozen):
-    """A lock: `stale` says why it has to be written, `packages` what changes in it."""
+    """A lock: `stale` is why it has to be written, `refusal` why it must not be."""
 
     target: str
     file: str
     stale: str
     count: int
-    packages: tuple[PackageLine, ...] = ()
+    refusal: str = ""
 
 
 class LockResult(Frozen):
-    """The answer: `refusals` say why nothing was written."""
+    """The answer: `refusals` are why nothing was written."""
 
     tool: str
     check: bool
@@ -88,8 +76,7 @@ class LockResult(Frozen):
     @property
     def stale(self) -> bool:
         """Whether a file is not what the matrix says."""
-        fresh = (PinNews.NEW, PinNews.CLAIMED, PinNews.MISSING)
-        return any(line.stale for line in self.locks) or any(line.news in fresh for line in self.pins)
+        return any(line.stale for line in self.locks) or any(line.news is PinNews.MISSING for line in self.pins)
 
     @property
     def exit(self) -> Exit:
@@ -112,73 +99,45 @@ class LockOptions:
 
 
 @dataclass(frozen=True)
-class _Made:
-    """A lock as it would be now; `lock` is None where it has no hashes, as that of nox sessions has."""
-
-    line: LockLine
-    text: str
-    lock: ImageLock | None = None
-    refusal: str = ""
-
-
-@dataclass(frozen=True)
 class _Context:
-    catalog: Catalog
-    matrix: Path | None
-    images: Images
-    root: Path
+    """What every lock is made with."""
+
+    rows: ImageRows
     project: Mapping[str, Any]
-    variables: Mapping[str, str]
     options: LockOptions
 
-    @property
-    def releases(self) -> tuple[str, ...]:
-        """Releases of Transformer Engine in stacks.toml."""
-        return tuple(stack.te for stack in self.catalog.stacks)
+    def read(self, name: str) -> str:
+        return read_file(self.rows.root / name)
 
-    def chosen(self) -> tuple[Image, ...]:
-        return find_images(self.images, self.options.targets)
-
-    def hash_sessions(self) -> str:
-        """What the constraints of nox sessions follow from, as a hash."""
-        row, project = self.images.sessions, self.project
-        groups = {name: project.get("dependency-groups", {}).get(name) for name in row.groups}
-        told = [row.python, row.groups, row.without, project["project"]["dependencies"], groups]
-        return sha256(repr(told).encode()).hexdigest()
-
-    def hash_releases(self) -> str:
-        """What the lock of releases follows from, as a hash."""
-        return sha256(repr([self.images.releases.distribution, *self.releases]).encode()).hexdigest()
-
-    def judge(self, locks: Mapping[str, ImageLock]) -> tuple[StackFit, ...]:
-        rows = [image for image in self.chosen() if image.te and image.target in locks]
-        stacks = (stack_of_image(self.images, image, locks[image.target]) for image in rows)
-        return judge_stacks(self.catalog, self.matrix, self.images, stacks)
+    def lists(self) -> tuple[tuple[str, str, list[Any]], ...]:
+        """The two locks that are of no image: name, file, and what they follow from."""
+        images, catalog = self.rows.images, self.rows.catalog
+        row, groups = images.sessions, self.project.get("dependency-groups", {})
+        chosen = {group: groups.get(group) for group in row.groups}
+        sessions = [row.python, row.groups, row.without, self.project["project"]["dependencies"], chosen]
+        releases = [images.releases.distribution, *(stack.te for stack in catalog.stacks)]
+        return (SESSIONS, row.lock, sessions), (RELEASES, images.releases.lock, releases)
 
     def render_bake(self) -> str:
         """The bake file; empty while a lock is older than the matrix, which is reported as that."""
         try:
-            return render_committed_bake(self.images, read_pins(self.root / FILE), self.catalog.targets, self.root)
+            return self.rows.render_bake()
         except ImageRefused:
             return ""
 
 
-def run_lock(
-    catalog: Catalog, matrix: Path | None, options: LockOptions, variables: Mapping[str, str],
-    tool: str, say: Callable[[str], None] = lambda _: None,
-) -> LockResult:  # fmt: skip
+def run_lock(rows: ImageRows, options: LockOptions, say: Callable[[str], None] = lambda _: None) -> LockResult:
     """Check, or make and write, pins and locks.
 
     Raises:
         ImageRefused: an argument, the matrix or the file of pins is wrong.
         NoEnvironment: uv is missing, or finds no solution.
         InfrastructureFailed: the index does not answer, or the disk is full.
-        RegistryLies: a registry gives other bytes than the digest says.
+        RegistryLies: a registry gives other bytes than the digest.
     """
     started = time.monotonic()
-    root, images = (matrix or matrix_folder()).absolute().parent, read_all_images(catalog, matrix)
-    find_images(images, options.targets)
-    known = {name for base in images.base for name in (base.id, base.tag)}
+    chosen = find_images(rows.images, options.targets)
+    known = {name for base in rows.images.base for name in (base.id, base.tag)}
     if unknown := sorted(options.accept - known):
         raise ImageRefused(
             f"--accept names {', '.join(unknown)}, and no base of matrix/images.toml has such a tag. Next step: choose "
@@ -186,128 +145,150 @@ def run_lock(
         )
     if options.check and (options.accept or options.upgrade):
         raise ImageRefused("--check writes nothing, and takes neither --accept nor --upgrade. Next step: leave it out.")
-    context = _Context(catalog, matrix, images, root, read_project(root), variables, options)
-    result = _check(context, tool) if options.check else _write(context, tool, say)
+    context = _Context(rows, read_project(rows.root), options)
+    images = chosen if options.only != "pins" else ()
+    result = _check(context, images) if options.check else _write(context, images, say)
     return result.model_copy(update={"seconds": round(time.monotonic() - started, 1)})
 
 
-def _check(context: _Context, tool: str) -> LockResult:
+def _hash(inputs: list[Any]) -> str:
+    return sha256(repr(inputs).encode()).hexdigest()
+
+
+def _check(context: _Context, images: Iterable[Image]) -> LockResult:
     """Pins and locks, compared with the matrix; no registry and no index is asked."""
-    only, root = context.options.only, context.root
-    pins: tuple[PinLine, ...] = ()
-    refusals: tuple[str, ...] = ()
-    lines, found = list[LockLine](), dict[str, ImageLock]()
+    rows, only = context.rows, context.options.only
+    lines, fits, pins = list[LockLine](), list[StackFit](), tuple[PinLine, ...]()
     if only != "locks":
-        read = read_pins(root / FILE)
-        pins, refusals = check_pins(context.images, read), check_claims(context.images, read)
-    for image in context.chosen() if only != "pins" else ():
+        pins = check_pins(rows.images, rows.pins)
+    for image in images:
+        stale, count, file = "", 0, rows.root / image.lock
         try:
-            lock = read_image_lock(root / image.lock)
-            check_lock(lock, gather_inputs(context.images, image, context.project), root / image.lock)
-            found[image.target] = lock
-            lines.append(LockLine(target=image.target, file=image.lock, stale="", count=len(lock.packages)))
+            lock = read_image_lock(file)
+            check_lock(lock, gather_inputs(rows.images, image, context.project), file)
+            count = len(lock.packages)
+            fits += [rows.judge(image, lock)] if image.te else []
         except ImageRefused as refusal:
-            lines.append(LockLine(target=image.target, file=image.lock, stale=str(refusal), count=0))
-    if only != "pins":
-        lines += [_check_list(context, name) for name in (SESSIONS, RELEASES)]
-    bake, file = context.render_bake(), root / BAKE_FILE
-    if bake and not (file.is_file() and file.read_bytes() == bake.encode()):
-        refusals += (
+            stale = str(refusal)
+        lines.append(LockLine(target=image.target, file=image.lock, stale=stale, count=count))
+    for name, lock_file, inputs in context.lists() if only != "pins" else ():
+        text = context.read(lock_file)
+        stale = "" if read_inputs(text) == _hash(inputs) else "it is older than the matrix, or not there"
+        stale = stale or ("" if is_sealed(text) else f"it {EDITED}")
+        lines.append(LockLine(target=name, file=lock_file, stale=stale, count=sum(1 for _ in list_packages(text))))
+    refusals = [line.refusal for line in pins]
+    if (bake := context.render_bake()) and context.read(BAKE_FILE) != bake:
+        refusals.append(
             f"{BAKE_FILE} is not what the matrix, the pins and the locks say. Likely cause: somebody edited one of "
-            "them. Next step: `nox -s lock` writes it anew; look at what it changes, and commit it.",
+            "them. Next step: `nox -s lock` writes it anew; look at what it changes, and commit it."
         )
-    fits = context.judge(found)
-    return LockResult(tool=tool, check=True, pins=pins, locks=tuple(lines), fits=fits, refusals=refusals)
+    return LockResult(
+        tool=rows.tool, check=True, pins=pins, locks=tuple(lines), fits=tuple(fits),
+        refusals=tuple(filter(None, refusals)),
+    )  # fmt: skip
 
 
-def _check_list(context: _Context, name: str) -> LockLine:
-    """The lock of sessions or of releases."""
-    rows = context.images.sessions if name == SESSIONS else context.images.releases
-    hashed = context.hash_sessions() if name == SESSIONS else context.hash_releases()
-    what = "other groups of pyproject.toml" if name == SESSIONS else "other releases of stacks.toml"
-    text = _read_text(context.root / rows.lock)
-    stale = "" if _has_inputs(text, hashed) else f"it was made from {what}" if text else "it is not there"
-    if not stale and is_sealed(text) is not True:
-        stale = f"it {EDITED}"
-    size = sum(bool(_PIN.match(line)) for line in text.splitlines())
-    return LockLine(target=name, file=rows.lock, stale=stale, count=size)
-
-
-def _write(context: _Context, tool: str, say: Callable[[str], None]) -> LockResult:
-    options, root = context.options, context.root
-    before, made, pins = read_pins(root / FILE), list[_Made](), tuple[Pinned, ...]()
+def _write(context: _Context, images: Iterable[Image], say: Callable[[str], None]) -> LockResult:
+    rows, options, root = context.rows, context.options, context.rows.root
+    before, files, lines, fits = rows.pins, dict[str, str](), list[LockLine](), list[StackFit]()
+    pins: tuple[tuple[Pin, PinLine], ...] = ()
     if options.only != "locks" and not options.targets:
-        say("asking registries for the digests of bases")
+        say("reading the digests of bases from registries")
         today = datetime.now(UTC).date().isoformat()
-        pins = pin_bases(context.images, before, today, options.accept, context.variables)
-    if options.only != "pins":
-        for image in context.chosen():
-            say(f"locking the packages of {image.target}")
-            made.append(_make_image_lock(context, image))
-        if not options.targets:
-            say("locking the packages of nox sessions and the releases of Transformer Engine")
-            made += [_make_sessions_lock(context), _make_releases_lock(context)]
+        pins = pin_bases(rows.images, before, today, options.accept, rows.variables)
+    for image in images:
+        say(f"locking the packages of {image.target}")
+        inputs = gather_inputs(rows.images, image, context.project)
+        files[image.lock] = _lock_image(inputs, image, context)
+        lock = parse_lock(files[image.lock], root / image.lock)
+        check_lock(lock, inputs, root / image.lock)
+        fits += [rows.judge(image, lock)] if image.te else []
+        lines.append(_compare(context, image.target, image.lock, files[image.lock]))
+    for name, file, _ in context.lists() if options.only != "pins" and not options.targets else ():
+        say(f"locking the {name} of nox and Transformer Engine")
+        files[file] = _lock_sessions(context) if name == SESSIONS else _lock_releases(context)
+        lines.append(_compare(context, name, file, files[file]))
     result = LockResult(
-        tool=tool,
-        check=False,
-        pins=tuple(one.line for one in pins),
-        locks=tuple(one.line for one in made),
-        fits=context.judge({one.line.target: one.lock for one in made if one.lock is not None}),
-        refusals=tuple(filter(None, [*(pin.refusal for pin in pins), *(lock.refusal for lock in made)])),
-    )
+        tool=rows.tool, check=False, pins=tuple(line for _, line in pins), locks=tuple(lines), fits=tuple(fits),
+        refusals=tuple(filter(None, [*(line.refusal for _, line in pins), *(one.refusal for one in lines)])),
+    )  # fmt: skip
     if result.exit is Exit.CLOSED:
         return result
-    files = {one.line.file: one.text for one in made}
-    if any(one.line.news is not PinNews.MISSING for one in pins):
-        kept = {one.pin.base: one.pin for one in pins}
-        rows = {pin.base: pin for pin in before.pins if pin.base in {base.id for base in context.images.base}}
-        files[FILE] = render_pins(tuple((rows | kept).values()))
-    written = write_together(root, files)
+    if any(line.news is not PinNews.MISSING for _, line in pins):
+        kept = {pin.base: pin for pin in before.pins if pin.base in {base.id for base in rows.images.base}}
+        files[FILE] = render_pins(tuple((kept | {pin.base: pin for pin, _ in pins}).values()))
+    written = write_changed(root, files)
     if bake := context.render_bake():
-        written += write_together(root, {BAKE_FILE: bake})
+        written += write_changed(root, {BAKE_FILE: bake})
     return result.model_copy(update={"written": written})
 
 
-def write_together(root: Path, files: Mapping[str, str]) -> tuple[str, ...]:
-    """Write files that belong together: each whole or not at all; where one fails, those before it are put back.
-
-    Returns:
-        those that changed.
+def write_changed(root: Path, files: Mapping[str, str]) -> tuple[str, ...]:
+    """Write files, each whole or not at all; those that changed.
 
     Raises:
-        InfrastructureFailed: a file cannot be written; what was there is there still.
+        InfrastructureFailed: a file cannot be written.
     """
-    before = {name: (root / name).read_bytes() if (root / name).is_file() else None for name in files}
-    changed = [name for name, text in files.items() if before[name] != text.encode()]
+    changed = [name for name, text in files.items() if read_file(root / name) != text]
     try:
         for name in changed:
             write_whole(root / name, files[name])
     except OSError as fault:
-        for name in changed:
-            old = before[name]
-            if old is None and (root / name).is_file():
-                (root / name).unlink()
-            elif old is not None and (root / name).read_bytes() != old:
-                write_whole(root / name, old.decode())
         raise InfrastructureFailed(
             f"pins and locks cannot be written: {fault}. Likely cause: the disk is full, or {root / 'containers'} is "
-            "not yours. Next step: make room, or run it as its owner. What was there is there still."
+            "not yours. Next step: make room, or run it as its owner; the same command writes what is missing."
         ) from fault
     return tuple(changed)
 
 
-def _make_image_lock(context: _Context, image: Image) -> _Made:
-    inputs, file = gather_inputs(context.images, image, context.project), context.root / image.lock
-    before = _read_text(file)
-    text = seal_lock(_compile_image(inputs, before, image.links, context))
-    lock = parse_lock(text, file)
-    check_lock(lock, inputs, file)
-    return _describe_lock(context, image.target, image.lock, (before, text), lock)
+def read_file(file: Path) -> str:
+    """The text of a file; empty where it is not there."""
+    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
 
 
-def _make_sessions_lock(context: _Context) -> _Made:
-    row, hashed = context.images.sessions, context.hash_sessions()
-    before, project = _read_text(context.root / row.lock), context.root / "pyproject.toml"
+def _compare(context: _Context, target: str, file: str, text: str) -> LockLine:
+    """Whether a lock changes, and why it must not be written.
+
+    In the same version a file that was locked must not be gone: somebody put another in its place. What more the index
+    has is no difference. A lock that was edited proves nothing.
+    """
+    before, taken = context.read(file), _read_upgrades(context.options)
+    stale = "" if before == text else "the matrix, pyproject.toml or the index has something else now"
+    if not is_sealed(before):
+        stale = f"it {EDITED}" if before else "it was not there"
+    new: dict[tuple[str, str], frozenset[str]] = {}
+    for name, package in list_packages(text):
+        new[name, package.version] = new.get((name, package.version), frozenset()) | package.hashes
+    lost = [
+        f"{name} {package.version} (sha256 {', '.join(sorted(one[:12] for one in gone))})"
+        for name, package in (list_packages(before) if is_sealed(before) else ())
+        if not taken & {name, "*"} and (gone := package.hashes - new.get((name, package.version), package.hashes))
+    ]
+    refusal = (
+        f"{file}: the index no longer has files of {', '.join(lost)}, which are locked in the same version. Likely "
+        "cause: another index than the lock was made from, or somebody replaced a file. Next step: use the index that "
+        f"the lock was made from; find out what changed, then `nox -s lock -- --upgrade {lost[0].split()[0]}`, and "
+        "commit it."
+        if lost
+        else ""
+    )
+    return LockLine(
+        target=target, file=file, stale=stale, count=sum(1 for _ in list_packages(text)), refusal=refusal
+    )  # fmt: skip
+
+
+def _read_upgrades(options: LockOptions) -> set[str]:
+    return {name if name == "*" else str(canonicalize_name(name)) for name in options.upgrade}
+
+
+def _finish(head: str, inputs: str, body: str) -> str:
+    """A lock: its first line, the hash of its inputs, the hash of its content, and its body."""
+    return seal_lock(f"# Generated by nox -s lock: {head}; not to be edited\n# inputs: sha256:{inputs}\n{body}")
+
+
+def _lock_sessions(context: _Context) -> str:
+    (_, _, inputs), _ = context.lists()
+    row, project = context.rows.images.sessions, context.rows.root / "pyproject.toml"
     words = [
         *("--universal", "--python-version", row.python),
         *(word for group in row.groups for word in ("--group", f"{project}:{group}")),
@@ -315,182 +296,112 @@ def _make_sessions_lock(context: _Context) -> _Made:
         str(project),
     ]
     # pip's folder of wheels has local builds for this machine's platform, and these are for every one.
-    own = {key: value for key, value in _ask_pip(context.variables).items() if key != "UV_FIND_LINKS"}
-    head = "# Generated by nox -s lock: the versions that nox sessions install, for every platform; not to be edited\n"
-    with tempfile.TemporaryDirectory(prefix="megacpp-lock-") as name:
-        body = _compile(
-            Path(name), words, before, {**own, **context.variables}, context, "the constraints of nox sessions"
-        )
-    text = seal_lock(f"{head}# inputs: sha256:{hashed}\n{body}")
-    made = _describe_lock(context, SESSIONS, row.lock, (before, text), None)
-    return _Made(made.line, text)
+    own = {"UV_FIND_LINKS": context.rows.variables.get("UV_FIND_LINKS", "")}
+    body = _compile(words, {}, context.read(row.lock), own, context, "the constraints of nox sessions")
+    head = "the versions that nox sessions install, for every platform"
+    return _finish(head, _hash(inputs), body)
 
 
-def _make_releases_lock(context: _Context) -> _Made:
-    row, lines = context.images.releases, list[str]()
-    own = {**_ask_pip(context.variables), **context.variables}
-    for release in context.releases:  # one solution has one version of a distribution
-        with tempfile.TemporaryDirectory(prefix="megacpp-lock-") as name:
-            Path(name, "wanted.in").write_text(f"{row.distribution}=={release}\n", encoding="utf-8")
-            # Without its dependencies uv would read no file, and of a folder of wheels it would know no hash.
-            words = ["--generate-hashes", "--python-version", "3.11", "--only-binary", ":all:", "wanted.in"]
-            text = _compile(Path(name), words, "", own, context, f"the lock of {row.distribution} {release}")
-        lines += [line for _, line in join_lines(text) if line.startswith(f"{row.distribution}=={release} --hash=")]
-    if missing := sorted(set(context.releases) - {line.split()[0].partition("==")[2] for line in lines}):
-        raise ImageRefused(
-            f"the index gives no hash for {row.distribution} {', '.join(missing)}. Likely cause: it has no wheel of "
-            "it. Next step: take it out of matrix/stacks.toml, or name an index that has it with UV_DEFAULT_INDEX."
-        )
-    hashed, before = context.hash_releases(), _read_text(context.root / row.lock)
-    head = f"# Generated by nox -s lock: the wheel of every release of {row.distribution} in matrix/stacks.toml; "
-    body = "".join(f"{line}\n" for line in lines)
-    text = seal_lock(f"{head}not to be edited\n# inputs: sha256:{hashed}\n{body}")
-    made = _describe_lock(context, RELEASES, row.lock, (before, text), None)
-    return _Made(made.line.model_copy(update={"count": len(context.releases)}), text, None, made.refusal)
+def _lock_releases(context: _Context) -> str:
+    _, (_, _, inputs) = context.lists()
+    (name, *releases), lines = inputs, list[str]()
+    for release in releases:  # one solution has one version of a distribution
+        # Without its dependencies uv would read no file, and of a folder of wheels it would know no hash.
+        words = ["--generate-hashes", "--python-version", "3.11", "--only-binary", ":all:", "wanted.in"]
+        wanted = {"wanted.in": f"{name}=={release}\n"}
+        text = _compile(words, wanted, "", {}, context, f"the lock of {name} {release}")
+        hashes = {one for found, package in list_packages(text) if found == name for one in package.hashes}
+        if not hashes:
+            raise ImageRefused(
+                f"the index gives no hash for {name} {release}. Likely cause: it has no wheel of it. Next step: take "
+                "it out of matrix/stacks.toml, or name an index that has it with UV_DEFAULT_INDEX."
+            )
+        lines.append(" ".join((f"{name}=={release}", *(f"--hash=sha256:{one}" for one in sorted(hashes)))))
+    head = f"the wheel of every release of {name} in matrix/stacks.toml"
+    return _finish(head, _hash(inputs), "".join(f"{line}\n" for line in lines))
 
 
-def _describe_lock(context: _Context, target: str, file: str, texts: tuple[str, str], lock: ImageLock | None) -> _Made:
-    """What changes between the two texts of a lock, and why it must not be written."""
-    before, after = texts
-    sealed, stale = is_sealed(before), ""
-    if not before:
-        stale = "it was not there"
-    elif sealed is False:
-        stale = f"it {EDITED}"
-    elif before != after:
-        stale = "the matrix, pyproject.toml or the index has something else now"
-    old, new = _list_packages(before), _list_packages(after)
-    lines = compare_packages(old, new)
-    line = LockLine(target=target, file=file, stale=stale, count=len(new), packages=lines)
-    # In the same version a file that was locked must not be gone: somebody put another in its place. What more the
-    # index has is no difference. A lock that was edited, or never sealed, proves nothing.
-    taken = {name if name == "*" else str(canonicalize_name(name)) for name in context.options.upgrade}
-    lost = {
-        one.name: old[one.name][1] - new[one.name][1]
-        for one in lines
-        if one.files and one.name not in taken and old[one.name][1] - new[one.name][1]
-    }
-    if not lost or not sealed or "*" in taken:
-        return _Made(line, after, lock)
-    words = [f"{name} {old[name][0]} (sha256 {', '.join(sorted(one[:12] for one in lost[name]))})" for name in lost]
-    refusal = (
-        f"{file}: the index no longer has files of {', '.join(words)}, which are locked in the same version. Likely "
-        "cause: another index than the lock was made from, or somebody replaced a file. Next step: ask the index that "
-        f"the lock was made from; find out what changed, then `nox -s lock -- --upgrade {min(lost)}`, and commit it."
-    )
-    return _Made(line, after, lock, refusal)
-
-
-def compare_packages(
-    before: Mapping[str, tuple[str, frozenset[str]]], after: Mapping[str, tuple[str, frozenset[str]]]
-) -> tuple[PackageLine, ...]:
-    """What changes between two locks: name -> version and hashes of each."""
-    none, found = ("", frozenset[str]()), []
-    for name in sorted({*before, *after}):
-        old, new = before.get(name, none), after.get(name, none)
-        if old != new:
-            found.append(PackageLine(name=name, before=old[0], after=new[0], files=old[0] == new[0]))
-    return tuple(found)
-
-
-def _list_packages(text: str) -> dict[str, tuple[str, frozenset[str]]]:
-    """Name -> version, or versions where there are several, and the hashes of their files."""
-    found: dict[str, tuple[str, frozenset[str]]] = {}
-    for _, line in join_lines(text):
-        if pinned := _PIN.match(line):
-            name = str(canonicalize_name(pinned[1]))
-            versions, hashes = found.get(name, ("", frozenset()))
-            joined = ", ".join(sorted({pinned[2], *filter(None, versions.split(", "))}))
-            found[name] = joined, hashes | set(_HASH.findall(line))
-    return found
-
-
-def _has_inputs(text: str, hashed: str) -> bool:
-    return f"\n# inputs: sha256:{hashed}\n" in text
-
-
-def _read_text(file: Path) -> str:
-    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-
-
-def _compile_image(inputs: LockInputs, before: str, links: Sequence[str], context: _Context) -> str:
+def _lock_image(inputs: LockInputs, image: Image, context: _Context) -> str:
     """The text of an image's lock, every file with its hash.
 
     Versions of the lock that is there are kept where they still fit. Its hashes are not: they come from the index each
-    time, so that a wrong one does not live on.
+    time, so that a wrong one does not live on. What is provided takes part in the solution in its real version, as a
+    wheel without contents, so that what does not fit it is found here.
     """
-    with tempfile.TemporaryDirectory(prefix="megacpp-lock-") as name:
-        folder = Path(name)
-        known = {name: version for name, version in inputs.provided.items() if version}
-        for distribution, version in known.items():
-            _write_stub(folder, distribution, version)
-        # What is provided takes part in the solution in its real version, so that what does not fit it is found here.
-        wanted = [*inputs.requirements, *(f"{name}=={version}" for name, version in known.items())]
-        absent = sorted({*inputs.excluded, *(name for name, version in inputs.provided.items() if not version)})
-        (folder / "wanted.in").write_text("".join(f"{line}\n" for line in wanted), encoding="utf-8")
-        (folder / "absent.txt").write_text("".join(f"{line}\n" for line in absent), encoding="utf-8")
-        told = [(*pinned.split("=="), list(requires)) for pinned, requires in inputs.compiled.items()]
-        # An index has some of what a base provides in the same version, and its requirements are the base's business.
-        told += [(name, version, []) for name, version in known.items()]
-        rows = (
-            f"[[dependency-metadata]]\nname = {json.dumps(a)}\nversion = {json.dumps(b)}\n"
-            f"requires-dist = {json.dumps(c)}\n"
-            for a, b, c in told
-        )
-        (folder / "uv.toml").write_text("\n".join(rows), encoding="utf-8")
-        own = {**_ask_pip(context.variables), **context.variables}
-        own["UV_FIND_LINKS"] = ",".join([str(folder), *filter(None, [own.get("UV_FIND_LINKS") or ",".join(links)])])
-        words = [
-            *("--generate-hashes", "--python-version", inputs.python, "--python-platform", inputs.platform),
-            *("--excludes", "absent.txt", "--only-binary", ":all:"),
-            *(word for one in inputs.compiled for word in ("--no-binary", one.partition("==")[0])),
-            *(word for one in known for word in ("--no-emit-package", one)),
-            "wanted.in",
-        ]
-        body = _compile(folder, words, before, own, context, f"the lock of {inputs.target}")
-    head = [
-        f"# Generated by nox -s lock: {inputs.target}, Python {inputs.python}, {inputs.platform}, over {inputs.base}; "
-        "not to be edited",
-        f"# inputs: sha256:{inputs.hash}",
+    known = {name: version for name, version in inputs.provided.items() if version}
+    absent = sorted({*inputs.excluded, *(name for name, version in inputs.provided.items() if not version)})
+    metadata = [(*pinned.split("=="), list(requires)) for pinned, requires in inputs.compiled.items()]
+    # An index has some of what a base provides in the same version, and its requirements are the base's business.
+    metadata += [(name, version, []) for name, version in known.items()]
+    rows = (
+        f"[[dependency-metadata]]\nname = {json.dumps(a)}\nversion = {json.dumps(b)}\nrequires-dist = {json.dumps(c)}\n"
+        for a, b, c in metadata
+    )
+    wanted = [*inputs.requirements, *(f"{name}=={version}" for name, version in known.items())]
+    files = {"wanted.in": "\n".join(wanted), "absent.txt": "\n".join(absent), "uv.toml": "\n".join(rows)}
+    words = [
+        *("--generate-hashes", "--python-version", inputs.python, "--python-platform", inputs.platform),
+        *("--excludes", "absent.txt", "--only-binary", ":all:"),
+        *(word for one in inputs.compiled for word in ("--no-binary", one.partition("==")[0])),
+        *(word for one in known for word in ("--no-emit-package", one)),
+        "wanted.in",
     ]
-    for title, rows_of in (
-        ("provided by the base, not installed", inputs.provided),
-        ("over the base's", inputs.over),
-        ("taken out of the base", inputs.removed),
-    ):
-        if rows_of:
-            shown = (f"{name} {version or '(version not known)'}" for name, version in sorted(rows_of.items()))
-            head.append(f"# {title}: {', '.join(shown)}")
-    return "\n".join(head) + f"\n{body}"
+    body = _compile(words, files, context.read(image.lock), {}, context, f"the lock of {inputs.target}", known, image)
+    notes = {
+        "provided by the base, not installed": inputs.provided,
+        "over the base's": inputs.over,
+        "taken out of the base": inputs.removed,
+    }
+    for title, found in reversed(notes.items()):
+        if found:
+            shown = (f"{name} {version or '(version not known)'}" for name, version in sorted(found.items()))
+            body = f"# {title}: {', '.join(shown)}\n{body}"
+    head = f"{inputs.target}, Python {inputs.python}, {inputs.platform}, over {inputs.base}"
+    return _finish(head, inputs.hash, body)
 
 
-def _compile(
-    folder: Path, words: Sequence[str], before: str, variables: Mapping[str, str], context: _Context, what: str
-) -> str:
-    """Run `uv pip compile`.
+def _compile(  # noqa: PLR0917 - what one run of uv takes
+    words: list[str], files: Mapping[str, str], before: str, own: Mapping[str, str], context: _Context, what: str,
+    stubs: Mapping[str, str] | None = None, image: Image | None = None,
+) -> str:  # fmt: skip
+    """Run `uv pip compile` in a folder of its own, and return the lock without a head.
+
+    Args:
+        files: name -> text, put into that folder.
+        before: text of the lock that is there, whose versions are kept.
+        own: variables in place of the caller's.
+        stubs: distribution -> version that the resolver must take for given.
 
     Raises:
         NoEnvironment: uv is missing, or finds no solution.
         InfrastructureFailed: the index does not answer.
     """
-    out, upgrade = folder / "out.txt", context.options.upgrade
-    chosen = {name if name == "*" else str(canonicalize_name(name)) for name in upgrade}
-    pins = [match for line in before.splitlines() if (match := _PIN.match(line)) and "*" not in chosen]
-    kept = (f"{one[1]}=={one[2]}\n" for one in pins if canonicalize_name(one[1]) not in chosen)
-    out.write_text("".join(kept), encoding="utf-8")
-    command = [require_program("uv", variables), "pip", "compile", "--quiet", "--directory", str(folder)]
-    # An interpreter is nothing that uv shall fetch unasked; what is locked has no need of one.
-    settings = {**variables, "UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1"}
-    done = call(
-        [*command, "--no-header", "--no-annotate", "--output-file", str(out), *words], settings, limit_s=_LIMIT_S
-    )
-    if done.code:
-        raise (InfrastructureFailed if _SILENT.search(done.errors) else NoEnvironment)(
-            f"uv cannot make {what}: {done.errors.strip()[-2000:]}. Likely cause: the index does not answer, or "
-            "no release of it fits what matrix/images.toml and the base ask for. Next step: read uv's words; behind a "
-            "mirror set UV_DEFAULT_INDEX, with a folder of wheels UV_FIND_LINKS; change the row that uv names."
-        )
-    return out.read_text(encoding="utf-8")
+    given = context.rows.variables
+    upgrades, uv = _read_upgrades(context.options), require_program("uv", given)
+    variables = {**_ask_pip(given), **given, **own}
+    with tempfile.TemporaryDirectory(prefix="megacpp-lock-") as name:
+        folder = Path(name)
+        for file, text in files.items():
+            (folder / file).write_text(text, encoding="utf-8")
+        for distribution, version in (stubs or {}).items():
+            _write_stub(folder, distribution, version)
+        if image:
+            links = variables.get("UV_FIND_LINKS") or ",".join(image.links)
+            variables["UV_FIND_LINKS"] = ",".join(filter(None, (name, links)))
+        kept = [(one, package.version) for one, package in list_packages(before) if not upgrades & {one, "*"}]
+        (folder / "out.txt").write_text("".join(f"{one}=={version}\n" for one, version in kept), encoding="utf-8")
+        command = [uv, "pip", "compile", "--quiet", "--directory", name, "--no-header", "--no-annotate"]
+        # An interpreter is nothing that uv shall fetch unasked; what is locked has no need of one.
+        settings = {**variables, "UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1"}
+        done = call([*command, "--output-file", str(folder / "out.txt"), *words], settings, limit_s=_LIMIT_S)
+        if done.code:
+            raise (InfrastructureFailed if _SILENT.search(done.errors) else NoEnvironment)(
+                f"uv cannot make {what}: {done.errors.strip()[-2000:]}. Likely cause: the index does not answer, or "
+                "no release of it fits what matrix/images.toml and the base ask for. Next step: read uv's words; "
+                "behind a mirror set UV_DEFAULT_INDEX, with a folder of wheels UV_FIND_LINKS; change the row that uv "
+                "names."
+            )
+        return (folder / "out.txt").read_text(encoding="utf-8")
 
 
 def _write_stub(shelf: Path, name: str, version: str) -> None:

@@ -21,12 +21,11 @@ from ..catalog.images import MACHINES, Image, Images
 from .tools import ImageRefused
 
 STEP: Final = "Next step: `nox -s lock` writes it anew; look at what it changes, and commit it."
-EDITED: Final = "was edited by hand: what is in it does not hash to its `# content:`"
+EDITED: Final = "was edited by hand: its text does not hash to its `# content:`"
 
 _CONTENT: Final = "# content: sha256:"
 _INPUTS: Final = re.compile(r"^# inputs: sha256:([0-9a-f]{64})$", re.MULTILINE)
-_PACKAGE: Final = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\]+)((?:\s+--hash=sha256:[0-9a-f]{64})+)$")
-_HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})")
+_PACKAGE: Final = re.compile(r"([A-Za-z0-9][\w.-]*)==([^\s;]+)((?:\s+--hash=sha256:[0-9a-f]{64})*)( *;.*)?")
 
 
 @dataclass(frozen=True)
@@ -43,15 +42,13 @@ class ImageLock:
 
     Attributes:
         hash: SHA-256 of its bytes.
-        inputs: hash of what it was made from, as it says itself.
+        inputs: hash of what it was made from, as its second line has it.
         packages: name -> what is locked.
-        sealed: it has the hash of its own content.
     """
 
     hash: str
     inputs: str
     packages: Mapping[str, LockedPackage]
-    sealed: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,7 +152,7 @@ def _join_same(wanted: Iterable[str]) -> set[str]:
 
 
 def read_image_lock(file: Path) -> ImageLock:
-    """A lock.
+    """A lock of an image.
 
     Raises:
         ImageRefused: it is missing, cannot be read, a line of it is no package with hashes, or somebody edited it.
@@ -170,25 +167,36 @@ def read_image_lock(file: Path) -> ImageLock:
 
 
 def parse_lock(text: str, file: Path) -> ImageLock:
-    """A lock out of its text; `file` is for messages.
+    """A lock of an image out of its text; `file` is for messages.
 
     Raises:
         ImageRefused: as `read_image_lock`.
     """
     packages: dict[str, LockedPackage] = {}
-    for number, line in join_lines(text):
-        found = _PACKAGE.match(line)
-        name = canonicalize_name(found[1]) if found else ""
-        if not found or name in packages:
-            words = "is there twice" if found else "is no package in one version with hashes"
-            raise ImageRefused(
-                f"{file}, line {number}: {line[:60]!r} {words}. Likely cause: somebody edited it. {STEP}"
-            )
-        packages[name] = LockedPackage(found[2], frozenset(_HASH.findall(found[3])))
-    inputs, sealed = _INPUTS.search(text), is_sealed(text)
-    if sealed is False:
+    for name, package in list_packages(text):
+        if not package.hashes or name in packages:
+            words = "is there twice" if name in packages else "is no package in one version with hashes"
+            raise ImageRefused(f"{file}: {name[:60]!r} {words}. Likely cause: somebody edited it. {STEP}")
+        packages[name] = package
+    if not is_sealed(text):
         raise ImageRefused(f"the lock {file} {EDITED}. {STEP}")
-    return ImageLock(sha256(text.encode()).hexdigest(), inputs[1] if inputs else "", packages, sealed is True)
+    return ImageLock(sha256(text.encode()).hexdigest(), read_inputs(text), packages)
+
+
+def list_packages(text: str) -> Iterator[tuple[str, LockedPackage]]:
+    """Name and package of each line of a lock; a line that is none is its own name, in no version."""
+    for line in text.replace("\\\n", " ").splitlines():
+        if line.strip() and not line.startswith("#"):
+            found = _PACKAGE.fullmatch(line.strip())
+            hashes = frozenset(part.removeprefix("--hash=sha256:") for part in found[3].split()) if found else ()
+            name, version = (str(canonicalize_name(found[1])), found[2]) if found else (line, "")
+            yield name, LockedPackage(version, frozenset(hashes))
+
+
+def read_inputs(text: str) -> str:
+    """The hash of what a lock was made from, as its second line has it; empty where it has none."""
+    found = _INPUTS.search(text)
+    return found[1] if found else ""
 
 
 def seal_lock(text: str) -> str:
@@ -198,13 +206,13 @@ def seal_lock(text: str) -> str:
     return f"{head}{_CONTENT}{sha256(rest.encode()).hexdigest()}\n{rest}"
 
 
-def is_sealed(text: str) -> bool | None:
-    """Whether the text of a lock is what was sealed; None where it never was."""
-    return text == seal_lock(text) if f"\n{_CONTENT}" in text else None
+def is_sealed(text: str) -> bool:
+    """Whether the text of a lock hashes to its third line."""
+    return text == seal_lock(text)
 
 
 def check_lock(lock: ImageLock, inputs: LockInputs, file: Path) -> None:
-    """Refuse a lock that was made from something else than the matrix says now, or holds what the base provides.
+    """Refuse a lock that was made from something else than the matrix has now, or holds what the base provides.
 
     Raises:
         ImageRefused: with what is wrong.
@@ -214,25 +222,7 @@ def check_lock(lock: ImageLock, inputs: LockInputs, file: Path) -> None:
         why = (
             f"is older than the matrix: it was made from inputs {lock.inputs[:12] or '(none)'}, not {inputs.hash[:12]}"
         )
-    elif not lock.sealed:
-        why = "does not say what it hashes to"
     elif doubled:
         why = f"installs {', '.join(doubled)}, which the base {inputs.base} provides"
     if why:
         raise ImageRefused(f"the lock {file} {why}. Likely cause: the matrix changed, or somebody edited it. {STEP}")
-
-
-def join_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines with those that continue them, each with its number; without comments."""
-    begun, parts = 0, list[str]()
-    for number, line in enumerate(text.splitlines(), 1):
-        bare = line.strip()
-        if not parts and (not bare or bare.startswith("#")):
-            continue
-        begun = begun if parts else number
-        parts.append(bare.removesuffix("\\").strip())
-        if not bare.endswith("\\"):
-            yield begun, " ".join(filter(None, parts))
-            parts = []
-    if parts:
-        yield begun, " ".join(parts)

@@ -1,4 +1,4 @@
-"""Digests of base images: `containers/pins.json`, what a registry says of a tag, and what the matrix claims.
+"""Digests of base images: `containers/pins.json`, what a registry has under a tag, and what the matrix claims.
 
 A pin that a registry verified keeps the registry's document, whose hash is the digest: nobody can write a day down
 without it. A pin that no registry has verified must be what a [[claim]] of the matrix says.
@@ -7,9 +7,7 @@ without it. A pin that no registry has verified must be what a [[claim]] of the 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
@@ -20,17 +18,19 @@ from pydantic import ConfigDict, Field
 from ..catalog.images import Base, Images
 from ..evidence.strict_json import read_json, read_strict_json
 from ..evidence.values import Frozen
-from .tools import MIRROR, ImageRefused, NotInRegistry, Registry, RegistryLies, RegistryUnreachable, use_mirror
+from .tools import (
+    MIRROR,
+    ImageRefused,
+    NotInRegistry,
+    RegistryLies,
+    RegistryUnreachable,
+    read_image,
+    read_manifest,
+    use_mirror,
+)
 
 FILE: Final = "containers/pins.json"
 WRITER: Final = "nox -s lock"
-_KINDS: Final = tuple(
-    f"application/vnd.{kind}+json"
-    for kind in (
-        "oci.image.index.v1", "docker.distribution.manifest.list.v2", "oci.image.manifest.v1",
-        "docker.distribution.manifest.v2",
-    )
-)  # fmt: skip
 _Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
@@ -47,6 +47,7 @@ class Pin(Frozen):
         platform_digests: platform -> digest of its image.
         verified: day on which a registry gave these; empty where none has.
         how: how the pin was verified, or why not.
+        source: "registry", or who claims the digest.
         document: what the registry gave for the tag; empty where none did.
     """
 
@@ -91,17 +92,21 @@ class _File(Frozen):
 class PinNews(StrEnum):
     """What became of the pin of a base."""
 
-    SAME = "same"
-    NEW = "new"
-    ACCEPTED = "accepted"  # the registry gives another digest, and the caller accepts it
-    CHANGED = "changed"  # the registry gives another digest: refused
-    KEPT = "kept"  # no registry answered, and the pin stays
+    VERIFIED = "verified"  # a registry confirms it
+    CHANGED = "changed"  # refused: another digest than the registry gives, or than the matrix claims
+    KEPT = "kept"  # the pin stays: no registry answered, or none was asked
     CLAIMED = "claimed"  # no registry answered, and the claim of the matrix is taken
     MISSING = "missing"  # no registry answered, and there is no claim
 
 
 class PinLine(Frozen):
-    """The pin of a base: digest before and after, and `silence`: why no registry could say it this time."""
+    """The pin of a base.
+
+    Attributes:
+        before, after: first digest, empty where there is none.
+        how: how it was verified, or why not this time.
+        refusal: why it must not be written; empty where it may be.
+    """
 
     base: str
     reference: str
@@ -110,18 +115,10 @@ class PinLine(Frozen):
     news: PinNews
     verified: str
     how: str
-    silence: str = ""
-
-
-class Pinned(Frozen):
-    """A pin that is to be written, its line, and why it is refused; empty where it is not."""
-
-    pin: Pin
-    line: PinLine
     refusal: str = ""
 
 
-def read_pins(file: Path, today: date | None = None) -> Pins:
+def read_pins(file: Path) -> Pins:
     """The pins of a file; none where there is no file.
 
     Raises:
@@ -131,77 +128,52 @@ def read_pins(file: Path, today: date | None = None) -> Pins:
         data = file.read_bytes()
         read_strict_json(data)
         found = Pins(pins=tuple(_File.model_validate_json(data).pins), hash=sha256(data).hexdigest())
+        if faults := tuple(_find_faults(found)):
+            raise ValueError("; ".join(faults[:4]))
     except FileNotFoundError:
         return Pins()
     except (OSError, ValueError) as fault:  # a ValidationError is a ValueError
-        raise _damaged(file, " ".join(str(fault).split())[:400]) from fault
-    if faults := tuple(_find_faults(found, today or datetime.now(UTC).date())):
-        raise _damaged(file, "; ".join(faults[:4]))
+        raise PinsDamaged(
+            f"{file} is no file of pins: {' '.join(str(fault).split())[:400]}. Likely cause: somebody edited it, or an "
+            "earlier release of this tool wrote it. Next step: restore it from version control, or delete it and let "
+            f"`{WRITER}` write it."
+        ) from fault
     return found
 
 
-def _damaged(file: Path, words: str) -> PinsDamaged:
-    return PinsDamaged(
-        f"{file} is no file of pins: {words}. Likely cause: somebody edited it, or an earlier release of this tool "
-        f"wrote it. Next step: restore it from version control, or delete it and let `{WRITER}` write it."
-    )
+def _find_faults(pins: Pins) -> Iterator[str]:
+    """Bases that are there twice, and verified pins whose document does not hash to their digests."""
+    names = [pin.base for pin in pins.pins]
+    yield from (f"the base {name} is there twice" for name in {*names} if names.count(name) > 1)
+    for pin in (pin for pin in pins.pins if pin.verified):
+        found = f"sha256:{sha256(pin.document.encode()).hexdigest()}"
+        index = read_index(pin.document.encode())
+        shown = ({"index": found} | index) if index is not None else dict.fromkeys(pin.platform_digests, found)
+        if (
+            not pin.platform_digests
+            or {*pin.digests.items()} - {*shown.items()}
+            or (index is None) == bool(pin.index_digest)
+        ):
+            yield f"{pin.base} has a day of verification, and its document is of other digests ({found})"
 
 
-def _find_faults(pins: Pins, today: date) -> Iterator[str]:
-    counts = Counter(pin.base for pin in pins.pins)
-    yield from (f"the base {name} is there {number} times" for name, number in counts.items() if number > 1)
-    for pin in pins.pins:
-        if pin.verified and (fault := _find_doubt(pin, today)):
-            yield f"{pin.base} says that a registry verified it on {pin.verified}, and {fault}"
-
-
-def _find_doubt(pin: Pin, today: date) -> str:
-    """Why a pin cannot have been verified as it says; empty where its document shows that it was."""
-    try:
-        if date.fromisoformat(pin.verified) > today + timedelta(days=1):  # a clock may be of another zone
-            return "that day has not come yet"
-    except ValueError:
-        return "there is no such day"
-    try:
-        index = _read_index(pin.document.encode())
-    except ValueError:
-        return "does not show what the registry gave"
-    found = f"sha256:{sha256(pin.document.encode()).hexdigest()}"
-    if index is None:
-        right = not pin.index_digest and [*pin.platform_digests.values()] == [found]
-        return "" if right else f"what it shows hashes to {found}"
-    if pin.index_digest != found:
-        return f"what it shows hashes to {found}"
-    strange = [name for name, digest in pin.platform_digests.items() if index.get(name) != digest]
-    if strange or not pin.platform_digests:
-        return f"the index that it shows has another image for {', '.join(strange) or 'every platform'}"
-    return ""
-
-
-def _read_index(raw: bytes) -> dict[str, str] | None:
+def read_index(raw: bytes) -> dict[str, str] | None:
     """Platform -> digest of every image of an index; None for one image.
 
     Raises:
         ValueError: it is no index and no manifest of today.
     """
-    body = read_json(raw.decode())
-    if not isinstance(body, dict) or body.get("schemaVersion") != 2 or body.get("mediaType", _KINDS[0]) not in _KINDS:
-        raise ValueError(f"the registry gives {raw[:60]!r}, which is no manifest of an image")
-    found: dict[str, str] = {}
     try:
-        rows = body["manifests"] if "manifests" in body else [body["config"]]
-        for row in rows:
-            if not str(row["digest"]).startswith("sha256:") or len(row["digest"]) != 71:
-                raise ValueError(f"{row['digest']!r} is no digest")
-        if "manifests" not in body:
-            return None
+        body = read_json(raw.decode())
+        if body["schemaVersion"] != 2 or not ("manifests" in body or body["config"]["digest"]):
+            raise KeyError("schemaVersion")
         # linux/arm64 means its first variant, v8; attestations are of an unknown platform.
-        for row in sorted(rows, key=lambda row: row["platform"].get("variant", "") not in ("", "v8")):
-            if row["platform"]["os"] != "unknown":
-                found.setdefault(f"{row['platform']['os']}/{row['platform']['architecture']}", row["digest"])
+        rows = [row for row in body.get("manifests", ()) if row["platform"]["os"] != "unknown"]
+        rows.sort(key=lambda row: row["platform"].get("variant", "") in ("", "v8"))
+        found = {f"{row['platform']['os']}/{row['platform']['architecture']}": str(row["digest"]) for row in rows}
     except (KeyError, TypeError, AttributeError) as fault:
-        raise ValueError(f"the registry gives an index that cannot be read: {fault!r}") from fault
-    return found
+        raise ValueError(f"{raw[:60]!r} is no manifest of an image: {fault!r}") from fault
+    return found if "manifests" in body else None
 
 
 def render_pins(pins: tuple[Pin, ...]) -> str:
@@ -213,43 +185,46 @@ def render_pins(pins: tuple[Pin, ...]) -> str:
     return json.dumps({"generated_by": WRITER, "pins": rows}, indent=2, ensure_ascii=False) + "\n"
 
 
-def resolve_tag(base: Base, platforms: tuple[str, ...], reader: Registry, today: str, how: str) -> Pin:
-    """What a tag is now; the image of every platform is fetched, and hashed.
+def resolve_tag(images: Images, base: Base, today: str, how: str, variables: Mapping[str, str]) -> Pin:
+    """What a tag is now; the manifest of every platform is fetched, and hashed.
 
     Raises:
-        NotInRegistry, RegistryLies, RegistryUnreachable: as `tools.Registry.read_manifest`.
+        NotInRegistry, RegistryLies, RegistryUnreachable: as `tools.read_manifest`.
         ImageRefused: there is no image for one of the platforms.
     """
-    raw = reader.read_manifest(base.tag)
+    repository = use_mirror(base.repository, variables.get(MIRROR, ""))
+    platforms = {image.platform for image in images.image if image.base == base.id}
+    raw = read_manifest(f"{repository}:{base.tag}", variables)
+    digest = f"sha256:{sha256(raw).hexdigest()}"
     try:
-        index, digest = _read_index(raw), f"sha256:{sha256(raw).hexdigest()}"
-        found = index or {}
-        for name in platforms:
-            if name in found:
-                _read_index(reader.read_manifest(found[name]))
-        if index is None:
-            config = read_json(reader.read_blob(read_json(raw)["config"]["digest"]))
-            found = {f"{config['os']}/{config['architecture']}": digest}
-    except (ValueError, KeyError, TypeError) as fault:
+        index = read_index(raw)
+        for name in sorted(platforms & (index or {}).keys()):
+            read_index(read_manifest(f"{repository}@{(index or {})[name]}", variables))
+        found = (
+            index
+            if index is not None
+            else dict.fromkeys(read_image(f"{repository}@{digest}", variables).platforms, digest)
+        )
+        if missing := sorted(platforms - found.keys()):
+            raise ImageRefused(
+                f"{base.repository}:{base.tag} has no image for {', '.join(missing)}. Likely cause: another base was "
+                "meant, or the mirror keeps one platform. Next step: choose another base."
+            )
+        return Pin(
+            base=base.id, repository=base.repository, tag=base.tag, index_digest="" if index is None else digest,
+            platform_digests=found, verified=today, how=how, source="registry", document=raw.decode(),
+        )  # fmt: skip
+    except ValueError as fault:
         raise RegistryLies(
             f"{base.repository}:{base.tag}: {fault}. Likely cause: a login page or a proxy answers, or the registry is "
-            "damaged. Next step: ask another mirror."
+            "damaged. Next step: use another mirror."
         ) from fault
-    if missing := [name for name in platforms if name not in found]:
-        raise ImageRefused(
-            f"{base.repository}:{base.tag} has no image for {', '.join(missing)}; it has {', '.join(found) or 'none'}. "
-            "Likely cause: another base was meant, or the mirror keeps one platform. Next step: choose another base."
-        )
-    return Pin(
-        base=base.id, repository=base.repository, tag=base.tag, index_digest="" if index is None else digest,
-        platform_digests=found, verified=today, how=how, source="registry", document=raw.decode(),
-    )  # fmt: skip
 
 
 def pin_bases(
     images: Images, pins: Pins, today: str, accepted: frozenset[str], variables: Mapping[str, str]
-) -> tuple[Pinned, ...]:
-    """The pin of every base that an image uses.
+) -> tuple[tuple[Pin, PinLine], ...]:
+    """The pin of every base that an image uses, and what became of it.
 
     Args:
         accepted: tags, or ids of bases, whose digest may change.
@@ -257,80 +232,61 @@ def pin_bases(
     Raises:
         RegistryLies, NotInRegistry, ImageRefused: as `resolve_tag`.
     """
-    mirror, used = variables.get(MIRROR, ""), {image.base for image in images.image}
-    found = []
-    for base in (one for one in images.base if one.id in used):
-        reader = Registry(use_mirror(base.repository, mirror), variables)
-        found.append(_pin_base(images, base, pins, reader, (today, accepted, mirror)))
-    return tuple(found)
+    used = _used_bases(images)
+    return tuple(_pin_base(images, base, pins, today, bool({base.tag, base.id} & accepted), variables) for base in used)
 
 
-def _pin_base(images: Images, base: Base, pins: Pins, reader: Registry, how: tuple[str, frozenset[str], str]) -> Pinned:
-    today, accepted, mirror = how
-    platforms = tuple(dict.fromkeys(image.platform for image in images.image if image.base == base.id))
-    host = base.repository.partition("/")[0]
+def _pin_base(
+    images: Images, base: Base, pins: Pins, today: str, accepts: bool, variables: Mapping[str, str]
+) -> tuple[Pin, PinLine]:  # fmt: skip
+    host, mirror = base.repository.partition("/")[0], variables.get(MIRROR, "")
     whom = f"a mirror of {host}" if mirror else host  # the mirror's name is no business of who reads the file
     old, claim = _same_tag(base, pins), claim_pin(images, base)
-    known, forged = old or claim, refuse_unclaimed(images, base, old)
-    accepts = bool({base.tag, base.id} & accepted)
-    if old and forged and not accepts:
-        return Pinned(pin=old, line=_line(base, claim, old, PinNews.CHANGED), refusal=forged)
+    known, refusal = old or claim, refuse_unclaimed(images, base, old)
+    now, silence, why = None, "", "not verified"
     try:
-        now = resolve_tag(base, platforms, reader, today, f"{whom} gave it for the tag, and its bytes hash to it")
+        if accepts or not refusal:
+            now = resolve_tag(images, base, today, f"{whom} gave it for the tag, and its bytes hash to it", variables)
     except (NotInRegistry, RegistryUnreachable) as fault:
         absent = isinstance(fault, NotInRegistry)
         if absent and not mirror:
             raise  # the tag was withdrawn; a mirror may just not have it
-        why = f"not verified: {whom} {'does not have it' if absent else 'did not answer'}"
-        if known is None:
-            none = _empty(base, why)
-            return Pinned(pin=none, line=_line(base, None, none, PinNews.MISSING, str(fault)))
+        silence, why = f" ({fault})", f"not verified: {whom} {'does not have it' if absent else 'did not answer'}"
+    if now is None:
         # What is there stays to the letter: which registry was asked today is nobody else's business.
-        kept = old or known.model_copy(update={"how": why})
-        news = PinNews.CHANGED if forged else PinNews.KEPT if old else PinNews.CLAIMED
-        return Pinned(
-            pin=kept, line=_line(base, old, kept, news, str(fault)), refusal=f"{why}; {forged}" if forged else ""
-        )
+        pin = old or (claim.model_copy(update={"how": why}) if claim else _empty(base, why))
+        kept = PinNews.KEPT if old else PinNews.CLAIMED if claim else PinNews.MISSING
+        return pin, _line(base, old, pin, PinNews.CHANGED if refusal else kept, refusal, silence)
     changed = _compare(known, now) if known else ""
-    if not changed or accepts:
-        news = PinNews.ACCEPTED if changed else PinNews.SAME if old else PinNews.NEW
-        return Pinned(pin=now, line=_line(base, known if changed else old, now, news))
+    if accepts or not changed:
+        return now, _line(base, known if changed else old, now, PinNews.VERIFIED)
     whose = "was verified" if known and known.verified else f"is what others say ({known.source if known else ''})"
     refusal = (
         f"{base.repository}:{base.tag} is another image now: {changed}; the first {whose}. Likely cause: somebody "
         "pushed the tag again, or the registry is not the one that you think. Next step: find out what changed; then "
         f"`{WRITER} -- --accept {base.tag}`, and commit what it writes."
     )
-    return Pinned(pin=known or now, line=_line(base, known, now, PinNews.CHANGED), refusal=refusal)
+    return known or now, _line(base, known, now, PinNews.CHANGED, refusal)
 
 
 def _compare(old: Pin, now: Pin) -> str:
     """The first digest that a registry gives otherwise; additional platforms are no difference."""
-    shared = [name for name in old.digests if name in now.digests]
-    for name in shared:
-        if old.digests[name] != now.digests[name]:
+    for name in old.digests:
+        if old.digests[name] != now.digests.get(name, old.digests[name]):
             return f"{name} {old.digests[name]}, now {now.digests[name]}"
-    return "" if shared or not old.digests else f"{_show(old)}, now {_show(now)}"
+    return "" if old.digests.keys() & now.digests.keys() else f"{_show(old)}, now {_show(now)}"
 
 
 def check_pins(images: Images, pins: Pins) -> tuple[PinLine, ...]:
-    """The pins, compared with the matrix; no registry is asked."""
+    """The pins, compared with the matrix and its claims; no registry is asked."""
     found = []
-    for base in images.base:
+    for base in _used_bases(images):
         pin = _same_tag(base, pins)
         platforms = [image.platform for image in images.image if image.base == base.id]
         whole = pin is not None and all(pin.digest_for(platform) for platform in platforms)
-        if platforms:
-            news = PinNews.KEPT if whole else PinNews.MISSING
-            found.append(_line(base, pin, pin or _empty(base, "not pinned"), news))
+        news, refusal = PinNews.KEPT if whole else PinNews.MISSING, refuse_unclaimed(images, base, pin)
+        found.append(_line(base, pin, pin or _empty(base, "not pinned"), news, refusal))
     return tuple(found)
-
-
-def check_claims(images: Images, pins: Pins) -> tuple[str, ...]:
-    """Why unverified pins are refused: the matrix claims other digests. No registry is asked."""
-    used = {image.base for image in images.image}
-    rows = (refuse_unclaimed(images, base, _same_tag(base, pins)) for base in images.base if base.id in used)
-    return tuple(filter(None, rows))
 
 
 def refuse_unclaimed(images: Images, base: Base, pin: Pin | None) -> str:
@@ -359,12 +315,17 @@ def claim_pin(images: Images, base: Base) -> Pin | None:
     )  # fmt: skip
 
 
+def _used_bases(images: Images) -> list[Base]:
+    used = {image.base for image in images.image}
+    return [base for base in images.base if base.id in used]
+
+
 def _show(pin: Pin) -> str:
     return ", ".join(f"{name} {digest}" for name, digest in pin.digests.items())
 
 
 def _same_tag(base: Base, pins: Pins) -> Pin | None:
-    """The pin of a base; the pin of another tag says nothing of this one, and neither does one without digests."""
+    """The pin of a base; a pin of another tag is none of this one, and neither is a pin without digests."""
     pin = pins.find(base.id)
     return pin if pin and pin.digests and (pin.repository, pin.tag) == (base.repository, base.tag) else None
 
@@ -373,9 +334,9 @@ def _empty(base: Base, why: str) -> Pin:
     return Pin(base=base.id, repository=base.repository, tag=base.tag, index_digest="", platform_digests={}, how=why)
 
 
-def _line(base: Base, old: Pin | None, now: Pin, news: PinNews, silence: str = "") -> PinLine:
+def _line(base: Base, old: Pin | None, now: Pin, news: PinNews, refusal: str = "", silence: str = "") -> PinLine:
     before, after = (next(iter(pin.digests.values()), "") if pin else "" for pin in (old, now))
     return PinLine(
         base=base.id, reference=f"{base.repository}:{base.tag}", before=before, after=after, news=news,
-        verified=now.verified if news is not PinNews.CHANGED else "", how=now.how, silence=silence,
+        verified=now.verified if news is not PinNews.CHANGED else "", how=now.how + silence, refusal=refusal,
     )  # fmt: skip

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import Field
 
 from .. import __version__
-from ..catalog.bridge import Target, matrix_folder
+from ..catalog.bridge import Catalog, Target, matrix_folder, read_catalog
 from ..catalog.images import MACHINES, Image, Images
 from ..evidence.values import Frozen
+from .fits import StackFit, judge_stacks, read_all_images, stack_of_image
 from .locks import ImageLock, check_lock, gather_inputs, read_image_lock, read_project
-from .pins import Pins, refuse_unclaimed
+from .pins import FILE as PINS_FILE
+from .pins import Pins, read_pins, refuse_unclaimed
 from .tools import ARCH_LABEL, BASE_LABEL, LOCK_LABEL, MIRROR, PINS_LABEL, TARGET_LABEL, ImageRefused, use_mirror
 
 BAKE_FILE: Final = "containers/docker-bake.json"
@@ -81,6 +84,57 @@ class BuildSettings(Frozen):
     sources: dict[str, Path] = Field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class ImageRows:
+    """What is read of a checkout before anything is planned; `matrix` is another folder of rows."""
+
+    matrix: Path | None
+    tool: str
+    variables: Mapping[str, str]
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        """The matrix."""
+        return read_catalog(self.matrix)
+
+    @cached_property
+    def images(self) -> Images:
+        """The rows of images.toml."""
+        return read_all_images(self.catalog, self.matrix)
+
+    @cached_property
+    def pins(self) -> Pins:
+        """The digests of bases."""
+        return read_pins(self.root / PINS_FILE)
+
+    @property
+    def root(self) -> Path:
+        """Of the checkout."""
+        return (self.matrix or matrix_folder()).absolute().parent
+
+    def plan(self, target: str, own_base: str = "", revision: str = "") -> ImagePlan:
+        """What would be built for a target; raises ImageRefused."""
+        rows, mirror = [row for row in self.catalog.targets if row.id == target], self.variables.get(MIRROR, "")
+        how = {"own_base": own_base, "mirror": mirror, "revision": revision}
+        return plan_images(self.images, self.pins, rows, root=self.root, **how)[0]
+
+    def judge(self, image: Image, lock: ImageLock | None, own_base: str = "") -> StackFit:
+        """Whether the stack of an image fits: with a lock, or by what its row pins."""
+        stack = stack_of_image(self.images, image, lock, own_base)
+        return judge_stacks(self.catalog, self.matrix, self.images, [stack])[0]
+
+    def render_bake(self) -> str:
+        """The bake file of every image: pinned bases by their own names, whatever this host has set, and no commit.
+
+        Raises:
+            ImageRefused: as `plan_images`.
+        """
+        known = {image.target for image in self.images.image}
+        targets = [row for row in self.catalog.targets if row.id in known]
+        plans = plan_images(self.images, read_pins(self.root / PINS_FILE), targets, root=self.root)
+        return json.dumps(plan_bake(plans), indent=2, sort_keys=True) + "\n"
+
+
 def find_images(images: Images, names: Iterable[str]) -> tuple[Image, ...]:
     """The rows of targets, in the order of the file; all of them where none is named.
 
@@ -97,8 +151,8 @@ def find_images(images: Images, names: Iterable[str]) -> tuple[Image, ...]:
 
 
 def plan_images(
-    images: Images, pins: Pins, targets: Iterable[Target], *, root: Path | None = None, own_base: str = "",
-    mirror: str | None = None, revision: str = "", source: str = "",
+    images: Images, pins: Pins, targets: Iterable[Target], *, root: Path, own_base: str = "", mirror: str = "",
+    revision: str = "",
 ) -> tuple[ImagePlan, ...]:  # fmt: skip
     """What would be built for each target.
 
@@ -106,26 +160,25 @@ def plan_images(
         targets: rows of targets.toml to build for.
         root: of the checkout, with locks and pyproject.toml.
         own_base: "REPOSITORY@sha256:..." in place of the pinned base; for one target.
-        mirror: registry that replaces every other; None reads the variable MEGACPP_REGISTRY_MIRROR.
-        revision, source: commit and address of the project, for the labels.
+        mirror: registry that replaces every other; empty for none.
+        revision: commit of the project, for the labels.
 
     Raises:
         ImageRefused: a target without an image, a base without a digest, a lock that is missing, damaged or older than
             the matrix.
     """
-    home, rows = root or matrix_folder().parent, {target.id: target for target in targets}
+    rows = {target.id: target for target in targets}
     chosen = find_images(images, rows) if rows else ()
     if own_base and len(chosen) != 1:
         raise ImageRefused(
             f"one base was given for {len(chosen)} images. Next step: name the one target that it is for."
         )
-    project, plans = read_project(home), []
-    stand_in = os.environ.get(MIRROR, "") if mirror is None else mirror
+    project, plans = read_project(root), []
     for image in chosen:
-        lock = read_image_lock(home / image.lock)
-        check_lock(lock, gather_inputs(images, image, project), home / image.lock)
-        start = _start_from(own_base) if own_base else _find_pinned(images, image, pins, stand_in)
-        labels = {f"{_OCI}.revision": revision, f"{_OCI}.source": source, PINS_LABEL: pins.hash}
+        lock = read_image_lock(root / image.lock)
+        check_lock(lock, gather_inputs(images, image, project), root / image.lock)
+        start = _start_from(own_base) if own_base else _find_pinned(images, image, pins, mirror)
+        labels = {f"{_OCI}.revision": revision, PINS_LABEL: pins.hash}
         plans.append(_plan(images, image, rows[image.target], lock, start, labels))
     return tuple(plans)
 
@@ -173,36 +226,10 @@ def _find_pinned(images: Images, image: Image, pins: Pins, mirror: str) -> dict[
 def _plan(
     images: Images, image: Image, target: Target, lock: ImageLock, start: Mapping[str, str], labels: Mapping[str, str]
 ) -> ImagePlan:
-    name, _, digest = start["reference"].partition("@")
-    return ImagePlan(
-        **start,
-        target=image.target,
-        arch=target.arch,
-        platform=image.platform,
-        lock=image.lock,
-        lock_hash=lock.hash,
-        steps=tuple(image.steps),
-        sources=tuple(image.sources),
-        cache_arch=image.cache_arch,
-        arguments=_list_arguments(images, image, target, lock, start["pulled"]),
-        labels={
-            f"{_OCI}.title": f"megacpp-validate {image.target}",
-            f"{_OCI}.version": __version__,
-            f"{_OCI}.licenses": "Apache-2.0",
-            f"{_OCI}.base.name": name,
-            BASE_LABEL: digest,
-            TARGET_LABEL: image.target,
-            ARCH_LABEL: image.cache_arch,
-            LOCK_LABEL: lock.hash,
-            **labels,
-        },
-    )
-
-
-def _list_arguments(images: Images, image: Image, target: Target, lock: ImageLock, pulled: str) -> dict[str, str]:
     base = images.find_base(image.base)
+    name, _, digest = start["reference"].partition("@")
     arguments = {
-        "BASE_IMAGE": pulled,
+        "BASE_IMAGE": start["pulled"],
         "TARGET": image.target,
         "ARCH": target.arch,
         "MACHINE": MACHINES[image.platform],
@@ -223,12 +250,25 @@ def _list_arguments(images: Images, image: Image, target: Target, lock: ImageLoc
         if row.name in image.pinned:
             arguments[f"{_as_argument(row.name)}_VARIABLES"] = _join(row.variables)
     for source in map(images.find_source, image.sources):
-        name = _as_argument(source.id)
-        arguments[f"{name}_REPOSITORY"] = source.repository
-        arguments[f"{name}_COMMIT"] = source.commit
-        arguments[f"{name}_SUBDIRECTORY"] = source.subdirectory
-        arguments[f"{name}_VARIABLES"] = _join(source.variables)
-    return arguments
+        for key in ("repository", "commit", "subdirectory"):
+            arguments[f"{_as_argument(source.id)}_{key.upper()}"] = getattr(source, key)
+        arguments[f"{_as_argument(source.id)}_VARIABLES"] = _join(source.variables)
+    labels = {
+        **labels,
+        f"{_OCI}.title": f"megacpp-validate {image.target}",
+        f"{_OCI}.version": __version__,
+        f"{_OCI}.licenses": "Apache-2.0",
+        f"{_OCI}.base.name": name,
+        BASE_LABEL: digest,
+        TARGET_LABEL: image.target,
+        ARCH_LABEL: image.cache_arch,
+        LOCK_LABEL: lock.hash,
+    }
+    return ImagePlan(
+        **start, target=image.target, arch=target.arch, platform=image.platform, lock=image.lock, lock_hash=lock.hash,
+        steps=tuple(image.steps), sources=tuple(image.sources), cache_arch=image.cache_arch, arguments=arguments,
+        labels=labels,
+    )  # fmt: skip
 
 
 def _as_argument(name: str) -> str:
@@ -258,25 +298,6 @@ def plan_bake(plans: Iterable[ImagePlan], settings: BuildSettings | None = None)
     )
     groups = {"default": {"targets": default}, "all": {"targets": list(targets)}}
     return {"//": note, "group": groups, "target": targets}
-
-
-def render_bake(plans: Iterable[ImagePlan]) -> str:
-    """The text of `containers/docker-bake.json`: without what differs between hosts and commits."""
-    document = plan_bake(plans)
-    for target in document["target"].values():
-        for label in ("revision", "source"):
-            target["labels"].pop(f"{_OCI}.{label}", None)
-    return json.dumps(document, indent=2, sort_keys=True) + "\n"
-
-
-def render_committed_bake(images: Images, pins: Pins, targets: Iterable[Target], root: Path) -> str:
-    """The bake file of every image: pinned bases by their own names, whatever this host has set.
-
-    Raises:
-        ImageRefused: as `plan_images`.
-    """
-    known = {image.target for image in images.image}
-    return render_bake(plan_images(images, pins, [row for row in targets if row.id in known], root=root, mirror=""))
 
 
 def _describe_target(plan: ImagePlan, settings: BuildSettings | None) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """An image proved: pulled by the digest that its build printed, and run as strangers run it, with no network.
 
-Each proof can fail: what is expected is written down before it is done.
+Each proof can fail: what is expected is written down before the container runs.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +17,6 @@ from ..errors import Exit, exit_for
 from ..evidence.receipt import Outcome
 from ..evidence.store import read_receipts
 from ..evidence.values import Frozen
-from ..process import Ended
 from .build import ImageBuild
 from .engine import Engine, find_engine
 from .tools import BASE_LABEL, LOCK_LABEL, PINS_LABEL, TARGET_LABEL
@@ -26,11 +24,28 @@ from .tools import BASE_LABEL, LOCK_LABEL, PINS_LABEL, TARGET_LABEL
 RELEASES: Final = ("2.17.1", "2.20.2")
 _ANY_USER: Final = 54321
 _RUN_S: Final = 300.0
+_ALONE: Final = ("--network", "none", "--hostname", "localhost")
 # As locked as an engine can make a container: whatever runs so runs anywhere.
 _LOCKED: Final = (
-    "--network", "none", "--hostname", "localhost", "--read-only", "--tmpfs", "/tmp",  # noqa: S108 - in the container
+    *_ALONE, "--read-only", "--tmpfs", "/tmp",  # noqa: S108 - in the container
     "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
 )  # fmt: skip
+_WRITES: Final = (
+    "for place in /opt/megacpp/megacpp_validate /opt/megacpp/venv/bin /usr/bin /etc; do "
+    "touch $place/x 2>/dev/null && exit 9; done; test $(id -u) != 0"
+)
+# Proof -> options of the container, words, exit codes, text in its output, and options of a folder that is mounted as
+# another user's ("" for a folder that can be written); None for no folder.
+_RUNS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...], str, str | None]]] = {
+    "static canary with no network": (_LOCKED, ("te_canary", *RELEASES), (0, 1), "", ""),
+    "parity on the CPU with no network": (_LOCKED, ("cpu_parity",), (0,), "", ""),
+    "doctor": (_LOCKED, ("doctor",), (0,), "", None),
+    "the health check": (_LOCKED, ("--health",), (0,), "", None),
+    "whoever runs it cannot write into it": (_ALONE, ("sh", "-c", _WRITES), (0,), "", None),
+    "a GPU session is refused with a reason": (_LOCKED, ("fp8",), (2,), "GPU", None),
+    "an unknown session is refused with a list": (_LOCKED, ("cpu_pariti",), (2,), "cpu_parity", None),
+    "a read-only folder of receipts is refused": (_LOCKED, ("doctor",), (2,), "cannot be written", ",readonly"),
+}
 
 
 class Proof(Frozen):
@@ -56,15 +71,6 @@ class ImageProof(Frozen):
         return exit_for(breaks=not self.proofs or not all(proof.holds for proof in self.proofs))
 
 
-class _Unproved(AssertionError):
-    """What was expected is not what was seen."""
-
-
-def _expect(holds: bool, seen: str) -> None:
-    if not holds:
-        raise _Unproved(seen)
-
-
 def prove_image(variables: Mapping[str, str], build: ImageBuild, folder: Path, tool: str) -> ImageProof:
     """Pull an image by its digest and run it.
 
@@ -73,128 +79,66 @@ def prove_image(variables: Mapping[str, str], build: ImageBuild, folder: Path, t
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    prover = _Prover(find_engine(variables), build, folder.absolute())
-    deeds: Sequence[tuple[str, Callable[[], Iterator[str]]]] = (
-        ("pulled by its digest", prover.pull),
-        ("labels name what it was made from", prover.read_labels),
-        ("static canary with no network", prover.run_canary),
-        ("parity on the CPU with no network", prover.run_parity),
-        ("doctor, and the health check", prover.run_doctor),
-        ("whoever runs it cannot write into it", prover.write_inside),
-        ("a GPU session is refused with a reason", lambda: prover.refuse("fp8", "GPU")),
-        ("an unknown session is refused with a list", lambda: prover.refuse("cpu_pariti", "cpu_parity")),
-        ("a read-only folder of receipts is refused with a reason", prover.mount_read_only),
-    )
-    proofs = []
-    for deed, does in deeds:
+    engine, proofs = find_engine(variables), list[Proof]()
+    for deed in ("pulled by its digest", "labels name what it was made from", *_RUNS):
         clock = time.monotonic()
         try:
-            seen, holds = "; ".join(does()), True
-        except (_Unproved, OSError, ValueError, KeyError, TypeError) as fault:
-            seen, holds = str(fault) or type(fault).__name__, False
+            if deed in _RUNS:
+                holds, seen = _run(engine, build.reference, deed, folder.absolute() / str(len(proofs)))
+            else:
+                holds, seen = _inspect(engine, build) if proofs else _pull(engine, build)
+        except (OSError, ValueError, KeyError, TypeError) as fault:
+            holds, seen = False, repr(fault)
         proofs.append(Proof(deed=deed, holds=holds, seen=seen, seconds=round(time.monotonic() - clock, 1)))
     return ImageProof(tool=tool, build=build, proofs=tuple(proofs))
 
 
-@dataclass(frozen=True)
-class _Prover:
-    engine: Engine
-    build: ImageBuild
-    folder: Path
+def _pull(engine: Engine, build: ImageBuild) -> tuple[bool, str]:
+    """What lies in the engine goes first, so that the registry has to answer for it."""
+    for name in (build.name, build.reference):
+        engine.ask("image", "rm", "--force", name)
+    done = engine.ask("pull", "--quiet", build.reference, limit_s=_RUN_S)
+    found = engine.ask("image", "inspect", "--format", "{{json .RepoDigests}}", build.reference).words.strip()
+    return not done.code and build.reference in found, found or done.last_words
 
-    def pull(self) -> Iterator[str]:
-        """What lies in the engine goes first, so that the registry has to answer for it."""
-        for name in (self.build.name, self.build.reference):
-            self.engine.ask("image", "rm", "--force", name)
-        done = self.engine.ask("pull", "--quiet", self.build.reference, limit_s=_RUN_S)
-        _expect(done.code == 0, f"docker pull: {done.last_words}")
-        digests = json.loads(self._inspect("{{json .RepoDigests}}"))
-        _expect(self.build.reference in digests, f"the engine has it as {digests}")
-        yield self.build.digest[:19]
 
-    def read_labels(self) -> Iterator[str]:
-        labels = json.loads(self._inspect("{{json .Config.Labels}}"))
-        wanted = {
-            TARGET_LABEL: self.build.target,
-            LOCK_LABEL: self.build.lock_hash,
-            PINS_LABEL: self.build.pins_hash,
-            BASE_LABEL: self.build.base.partition("@")[2],
-        }
-        for name, value in wanted.items():
-            _expect(labels.get(name) == value, f"{name} is {labels.get(name)!r}, and should be {value!r}")
-        yield f"lock {self.build.lock_hash[:12]}, base {wanted[BASE_LABEL][:19]}"
+def _inspect(engine: Engine, build: ImageBuild) -> tuple[bool, str]:
+    done = engine.ask("image", "inspect", "--format", "{{json .Config.Labels}}", build.reference)
+    labels, base = json.loads(done.words), build.base.partition("@")[2]
+    wanted = {TARGET_LABEL: build.target, LOCK_LABEL: build.lock_hash, PINS_LABEL: build.pins_hash, BASE_LABEL: base}
+    wrong = [
+        f"{name} is {labels.get(name)}, expected {value}" for name, value in wanted.items() if labels.get(name) != value
+    ]
+    return not wrong, "; ".join(wrong) or f"lock {build.lock_hash[:12]}, base {base[:19]}"
 
-    def run_canary(self) -> Iterator[str]:
-        place, user = self._place("canary")
-        ran = self._run("te_canary", *RELEASES, user=user, place=place)
-        _expect(ran.code in (0, 1), f"exit code {ran.code}: {ran.last_words}")
+
+def _run(engine: Engine, image: str, deed: str, place: Path) -> tuple[bool, str]:
+    """Run a container; whether the proof holds, and what was seen."""
+    locked, words, codes, text, mount = _RUNS[deed]
+    options, root = [*locked], os.geteuid() == 0
+    user = (_ANY_USER, _ANY_USER) if root else (os.geteuid(), os.getegid())
+    if mount is not None:
+        place.mkdir()
+        if root:
+            os.chown(place, *user)
+        options += ["--user", f"{user[0]}:{user[1]}", "--mount", f"type=bind,source={place},target=/receipts{mount}"]
+    ran = engine.ask("run", "--rm", *options, image, *words, limit_s=_RUN_S)
+    seen = f"exit code {ran.code}"
+    if ran.code not in codes or text not in ran.words + ran.errors:
+        return False, f"{seen}: {ran.last_words}"
+    if mount != "":
+        return True, seen
+    if not any(place.glob("*.run.json")) or any(file.stat().st_uid != user[0] for file in place.rglob("*")):
+        return False, f"there is no record of the run, or it is not written as {user[0]}"
+    if words[0] == "te_canary":
         told = json.loads((place / "te_canary.json").read_text(encoding="utf-8"))
         steps = (told["old"]["version"], told["new"]["version"])
-        _expect(steps == RELEASES, f"it compared {steps}")
-        _expect(len(told["modules"]) >= 2, "no bridge module was judged")
-        yield f"exit code {ran.code}, {len(told['findings'])} findings of {' to '.join(RELEASES)}"
-        yield self._require_owner(place, user)
-
-    def run_parity(self) -> Iterator[str]:
-        place, user = self._place("parity")
-        ran = self._run("cpu_parity", user=user, place=place)
-        _expect(ran.code == 0, f"exit code {ran.code}: {ran.last_words}")
-        read = read_receipts(place / "cpu_parity")
-        _expect(
-            bool(read.found) and not read.unreadable, f"{len(read.found)} receipts, {len(read.unreadable)} unreadable"
-        )
+        holds, seen = steps == RELEASES and len(told["modules"]) > 1, f"{seen}, {' to '.join(steps)}"
+    else:
+        read = read_receipts(place / words[0])
         bad = [cell for cell, receipt in read.found.items() if receipt.outcome is not Outcome.PASS]
-        _expect(not bad, f"not passed: {', '.join(bad)}")
-        yield f"{len(read.found)} receipts, all pass"
-        yield self._require_owner(place, user)
-
-    def run_doctor(self) -> Iterator[str]:
-        for word in ("doctor", "--health"):
-            ran = self._run(word)
-            _expect(ran.code == 0, f"{word} ends with {ran.code}: {ran.last_words}")
-        yield "exit code 0 of both"
-
-    def write_inside(self) -> Iterator[str]:
-        places = "/opt/megacpp/megacpp_validate /opt/megacpp/venv/bin /usr/bin /etc"
-        script = f"id -u; for place in {places}; do touch $place/x 2>/dev/null && echo $place; done; true"
-        words = ("run", "--rm", "--network", "none", self.build.reference, "sh", "-c", script)
-        uid, *written = self.engine.ask(*words, limit_s=_RUN_S).words.split()
-        _expect(uid != "0", "it runs as root")
-        _expect(not written, f"written: {', '.join(written)}")
-        yield f"it runs as uid {uid}"
-
-    def refuse(self, session: str, text: str) -> Iterator[str]:
-        ran = self._run(session)
-        _expect(ran.code == 2 and text in ran.errors, f"exit code {ran.code}: {ran.last_words}")
-        yield f"exit code {ran.code}"
-
-    def mount_read_only(self) -> Iterator[str]:
-        place, user = self._place("read-only")
-        ran = self._run("doctor", user=user, place=place, options=",readonly")
-        _expect(ran.code == 2 and "cannot be written" in ran.errors, f"exit code {ran.code}: {ran.last_words}")
-        yield f"exit code {ran.code}"
-
-    def _place(self, name: str) -> tuple[Path, str]:
-        """A folder for receipts, and a user that owns it and that the image does not know."""
-        place = self.folder / name
-        place.mkdir()
-        if os.geteuid() == 0:
-            os.chown(place, _ANY_USER, _ANY_USER)
-            return place, f"{_ANY_USER}:{_ANY_USER}"
-        return place, f"{os.geteuid()}:{os.getegid()}"
-
-    def _run(self, *words: str, user: str = "", place: Path | None = None, options: str = "") -> Ended:
-        how = ("--user", user, "--mount", f"type=bind,source={place},target=/receipts{options}") if place else ()
-        return self.engine.ask("run", "--rm", *_LOCKED, *how, self.build.reference, *words, limit_s=_RUN_S)
-
-    def _require_owner(self, place: Path, user: str) -> str:
-        uid = int(user.partition(":")[0])
-        others = [file.name for file in place.rglob("*") if file.stat().st_uid != uid]
-        _expect(not others, f"not written as {user}: {', '.join(others[:3])}")
-        _expect(any(place.glob("*.run.json")), "there is no record of the run")
-        return f"written as {user}"
-
-    def _inspect(self, form: str) -> str:
-        done = self.engine.ask("image", "inspect", "--format", form, self.build.reference)
-        _expect(done.code == 0, f"docker image inspect: {done.last_words}")
-        return done.words
+        holds, seen = (
+            bool(read.found) and not bad and not read.unreadable,
+            f"{len(read.found)} receipts, {len(bad)} not passed",
+        )
+    return holds, f"{seen}; written as {user[0]}:{user[1]}"

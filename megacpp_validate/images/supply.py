@@ -1,98 +1,49 @@
-"""Keys, signatures, SBOM and licences of an image: made by cosign and syft, read with openssl, kept beside the image.
+"""Signing an image and verifying it: keys and signatures by cosign, the SBOM by syft, provenance by buildx.
 
-Form: the simple signing of cosign, and attestations in DSSE envelopes, both under tags of the image's digest
-(https://github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md). No transparency log: it is on the Internet, and
-would list every image. SBOM: SPDX 2.3 (https://spdx.github.io/spdx-spec/v2.3/).
+No transparency log: it is on the Internet, and would list every image. SBOM: SPDX 2.3
+(https://spdx.github.io/spdx-spec/v2.3/).
 """
 
 from __future__ import annotations
 
 import base64
-import json
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import unquote
 
 from packaging.utils import canonicalize_name
 
-from ..errors import Exit, NoEnvironment
+from ..errors import Exit, InfrastructureFailed, NoEnvironment, ToolError, exit_for
 from ..evidence.strict_json import read_json
 from ..evidence.values import Frozen
-from .build import ImageOptions, ImageRows
-from .plan import find_images
-from .restore import is_signed
+from ..process import Ended
+from .locks import LockedPackage, read_image_lock
+from .plan import ImagePlan, ImageRows, find_images
 from .tools import (
+    BASE_LABEL,
+    LOCK_LABEL,
+    PINS_LABEL,
     TARGET_LABEL,
     ImageRefused,
-    NotInRegistry,
-    Registry,
+    PushedImage,
     RegistryLies,
     call,
     is_plain_http,
-    read_tree,
+    locate_image,
+    read_image,
     require_program,
-    split_reference,
 )
 
 PASSWORD: Final = "COSIGN_PASSWORD"  # noqa: S105  the name of a variable
-SPDX: Final = "https://spdx.dev/Document"
-LICENCES: Final = "urn:megacpp-validate:licences:1"
-UNKNOWN: Final = "unknown"
-_KIND: Final = "cosign container image signature"
-_SIGNATURE: Final = "dev.cosignproject.cosign/signature"
-_SYFT_S: Final = 3600.0  # of an image of NVIDIA's it reads 40 GB
-# What images build from source and no package's metadata names: licence, what its submodules bring, and the file that
-# decides. CUTLASS and fmt were read in their licence files on 2026-11-22, the others in their packages' metadata.
-_SOURCES: Final[Mapping[str, tuple[str, Mapping[str, str], str]]] = {
-    "flash-attention-3": (
-        "BSD-3-Clause",
-        {"cutlass": "BSD-3-Clause"},
-        "https://github.com/Dao-AILab/flash-attention/blob/main/LICENSE",
-    ),
-    "deep-gemm": (
-        "MIT",
-        {"cutlass": "BSD-3-Clause", "fmt": "MIT"},
-        "https://github.com/deepseek-ai/DeepGEMM/blob/main/LICENSE",
-    ),
-    "transformer-engine": (
-        "Apache-2.0",
-        {"cudnn-frontend": "MIT", "cutlass": "BSD-3-Clause", "googletest": "BSD-3-Clause"},
-        "https://github.com/NVIDIA/TransformerEngine/blob/main/LICENSE",
-    ),
-}
-
-
-@dataclass(frozen=True)
-class Package:
-    """A package as the package URL of an SBOM names it, and its declared licence; empty where there is none."""
-
-    kind: str
-    name: str
-    version: str
-    licence: str
-
-
-class Licensed(Frozen):
-    """A package ("deb", "pypi", "source", ...) and its licences; `UNKNOWN` alone where nothing says them."""
-
-    kind: str
-    name: str
-    version: str
-    licences: tuple[str, ...]
-    said_by: str
-
-
-@dataclass(frozen=True)
-class Statement:
-    """An attestation: predicate type, digests that it is about, and whether the key signed it; None without a key."""
-
-    kind: str
-    subjects: tuple[str, ...]
-    predicate: Any
-    signed: bool | None
+_LONG_S: Final = 7200.0  # of an image of NVIDIA's cosign reads 12 GB, and syft 40 GB
+_REBUILD: Final = "build it with `nox -s images`, push it, and verify the digest that the push printed"
+_SIGN: Final = "`nox -s image_sign -- IMAGE --key cosign.key` attests the SBOM, and signs the image"
 
 
 class KeysResult(Frozen):
@@ -109,18 +60,116 @@ class KeysResult(Frozen):
 
 
 class SignResult(Frozen):
-    """An image that was signed: how many packages its SBOM and its licences list, and how many licences are unknown."""
+    """An image that was signed: how many packages its SBOM lists, and how many of them declare no licence."""
 
-    schema_id: Literal["megacpp-validate/image-signed/1"] = "megacpp-validate/image-signed/1"
+    schema_id: Literal["megacpp-validate/image-signed/2"] = "megacpp-validate/image-signed/2"
     image: str
     packages: int
-    licences: int
     unknown: int
 
     @property
     def exit(self) -> Exit:
         """It is signed."""
         return Exit.OPEN
+
+
+class CheckOutcome(StrEnum):
+    """How a check of an image went; worst first."""
+
+    FAIL = "fail"
+    NOT_RUN = "not-run"  # never a pass
+    PASS = "pass"  # noqa: S105
+
+
+class ImageCheck(Frozen):
+    """One check ("digest", "layers", "signature", ...); `next_step` is empty where it passed."""
+
+    name: str
+    outcome: CheckOutcome
+    says: str
+    next_step: str = ""
+
+
+class ImageVerdict(Frozen):
+    """An image, verified.
+
+    Attributes:
+        target: what its label names.
+        key: file of the key that should have signed it; empty where none was given.
+        checks: in the order in which they depend on each other.
+        packages: how many it holds, by kind.
+        unknown_licences: packages that declare no licence.
+    """
+
+    schema_id: Literal["megacpp-validate/image-verify/2"] = "megacpp-validate/image-verify/2"
+    tool: str
+    image: str
+    target: str
+    key: str
+    checks: tuple[ImageCheck, ...]
+    packages: dict[str, int]
+    unknown_licences: tuple[str, ...]
+    seconds: float
+
+    @property
+    def exit(self) -> Exit:
+        """Closed where a check fails, incomplete where one was not run."""
+        outcomes = {check.outcome for check in self.checks}
+        return exit_for(breaks=CheckOutcome.FAIL in outcomes, lacks=CheckOutcome.NOT_RUN in outcomes)
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package as the package URL of an SBOM names it, and its declared licence; empty where there is none."""
+
+    kind: str
+    name: str
+    version: str
+    licence: str
+
+
+def run_cosign(variables: Mapping[str, str], *words: str, image: str = "") -> Ended:
+    """Run cosign without a transparency log; its exit code is for the caller.
+
+    Args:
+        words: a verb and its options.
+        image: "REPOSITORY@DIGEST" that it is about; empty for none.
+
+    Raises:
+        NoEnvironment: cosign is missing.
+        ImageRefused: there is no password for a private key, or a wrong one.
+    """
+    cosign, verb = require_program("cosign", variables), words[0]
+    how = ["--insecure-ignore-tlog=true"] if verb.startswith("verify") else []
+    if verb in ("sign", "attest", "sign-blob"):
+        told = call([cosign, verb, "--help"], variables)
+        newer = ["--use-signing-config=false", "--new-bundle-format=false"]  # of cosign 3
+        how = ["--yes", "--tlog-upload=false", *(newer if newer[0][:20] in told.words + told.errors else [])]
+    if verb in ("sign", "attest", "sign-blob", "public-key", "generate-key-pair") and PASSWORD not in variables:
+        raise ImageRefused(
+            f"the variable {PASSWORD} is not set, and cosign would ask for it. Next step: set it to the password of "
+            "the key; empty for a key without one."
+        )
+    plain = ["--allow-http-registry", "--allow-insecure-registry"] if image and is_plain_http(image, variables) else []
+    more = [*words[1:], *([image] if image else [])]
+    done = call([cosign, verb, *how, *plain, *more], variables, limit_s=_LONG_S)
+    if done.code and "decryption failed" in done.errors:  # of cosign 2 and 3
+        raise ImageRefused(
+            f"the password in {PASSWORD} does not open the key. Likely cause: it is of another key. Next step: set it "
+            "to the password that the key was made with."
+        )
+    return done
+
+
+def _require_cosign(variables: Mapping[str, str], *words: str, image: str = "") -> str:
+    """The same; what it prints. Raises NoEnvironment where it fails."""
+    done = run_cosign(variables, *words, image=image)
+    if done.code:
+        raise NoEnvironment(
+            f"`cosign {words[0]}` failed: {done.last_words}. Likely cause: a registry that cannot be written, or a "
+            "cosign that this tool does not know (it knows 2 and 3). Next step: correct that and run it again."
+        )
+    return done.words
 
 
 def make_keys(prefix: Path, variables: Mapping[str, str]) -> KeysResult:
@@ -130,377 +179,345 @@ def make_keys(prefix: Path, variables: Mapping[str, str]) -> KeysResult:
         NoEnvironment: cosign is missing, or fails.
         ImageRefused: a key is there already, or there is no password.
     """
-    cosign = require_program("cosign", variables)
+    require_program("cosign", variables)
     pair = prefix.with_name(f"{prefix.name}.key"), prefix.with_name(f"{prefix.name}.pub")
     if there := [str(path) for path in pair if path.exists()]:
         raise ImageRefused(
             f"{' and '.join(there)} would be overwritten, and what that key signed could not be signed again. Next "
             "step: name another prefix, or move it away."
         )
-    _require_password(variables)
     prefix.parent.mkdir(parents=True, exist_ok=True)
-    _cosign([cosign, "generate-key-pair", "--output-key-prefix", str(prefix.absolute())], variables)
+    _require_cosign(variables, "generate-key-pair", "--output-key-prefix", str(prefix.absolute()))
     return KeysResult(private=str(pair[0]), public=str(pair[1]))
+
+
+def check_private_key(key: Path, variables: Mapping[str, str], public: str = "") -> None:
+    """Open a private key before anything that takes long.
+
+    Args:
+        public: text of the public key that must belong to it; empty for any.
+
+    Raises:
+        NoEnvironment: cosign is missing.
+        ImageRefused: no private key, no password, a wrong one, or a key of another pair.
+    """
+    require_program("cosign", variables)
+    if not key.is_file() or b"PRIVATE KEY-----" not in key.read_bytes():
+        raise ImageRefused(
+            f"{key} is no private key. Likely cause: it is missing, the public one, or another file. Next step: name "
+            "the PREFIX.key that `nox -s image_keys` made."
+        )
+    printed = _require_cosign(variables, "public-key", "--key", str(key))
+    if public and printed.split() != public.split():
+        raise ImageRefused(
+            f"the public key does not belong to {key}. Likely cause: the two are of different pairs. Next step: name "
+            "the PREFIX.pub and the PREFIX.key that `nox -s image_keys` made together."
+        )
+
+
+def read_public_key(path: Path) -> str:
+    """The text of a public key in PEM.
+
+    Raises:
+        ImageRefused: it is none, or a private one.
+    """
+    text = read_text_file(path)
+    if "BEGIN PUBLIC KEY" not in text or "PRIVATE" in text:
+        raise ImageRefused(
+            f"{path} is no public key. Likely cause: it is another file, or the private key. Next step: name the "
+            "PREFIX.pub that `nox -s image_keys` made."
+        )
+    return text
+
+
+def read_text_file(file: Path) -> str:
+    """The text of a file that the caller named; raises ImageRefused where it cannot be read."""
+    try:
+        return file.read_text("utf-8", "replace")
+    except OSError as fault:
+        raise ImageRefused(f"{file} cannot be read: {fault.strerror}. Next step: check the name.") from fault
+
+
+def sign_file(path: Path, key: Path, variables: Mapping[str, str]) -> str:
+    """A signature over a file, in base64; raises as `check_private_key`, or NoEnvironment."""
+    return _require_cosign(variables, "sign-blob", "--key", str(key), str(path)).strip()
 
 
 def sign_image(
     rows: ImageRows, image: str, key: Path, sbom: Path | None, target: str, say: Callable[[str], None]
 ) -> SignResult:
-    """Read what is inside, attest it, and sign last: what is signed is whole.
+    """Attest the SBOM of an image, and sign it last: what is signed is whole.
 
     Args:
         sbom: in SPDX, in place of syft's.
         target: what the image is for; empty takes its label.
 
     Raises:
-        ImageRefused: an argument is wrong, or the SBOM is of another image.
-        NoEnvironment: cosign, oras or syft is missing, or fails.
-        RegistryLies, RegistryUnreachable: as `tools.Registry.read_manifest`.
+        ImageRefused: an argument is wrong, or the SBOM is not of what the lock of the target holds.
+        NoEnvironment: cosign or syft is missing, or fails.
+        RegistryLies, RegistryUnreachable: as `tools.read_image`.
     """
     variables = rows.variables
-    repository, digest = split_reference(image)
-    prove_key(key, variables)  # a wrong argument is reported before minutes of work
-    given = _read_file(sbom) if sbom else b""
+    shown = locate_image(image, variables)
+    check_private_key(key, variables)  # a wrong argument is reported before minutes of work
+    given = read_text_file(sbom) if sbom else ""
     if not given:
         require_program("syft", variables)
-    registry = Registry.open(repository, variables)
-    tree = read_tree(registry, digest)
-    target = target or tree.labels.get(TARGET_LABEL, "")
+    target = target or read_image(shown, variables).labels.get(TARGET_LABEL, "")
     if not target:
         raise ImageRefused(f"{image} has no label with its target. Next step: name it with --target.")
     row = find_images(rows.images, [target])[0]
     say("listing what is inside")
-    text = given or make_sbom(registry, digest, row.platform, variables)
+    text = given or make_sbom(shown, row.platform, variables)
     packages = read_sbom(text)
-    if why := compare_sbom(read_json(text), tree.names):
+    if why := compare_with_lock(packages, read_image_lock(rows.root / row.lock).packages):
         raise ImageRefused(
-            f"{sbom or 'the SBOM'} is not of {image}: {why}. Next step: leave --sbom out, and syft makes one."
+            f"{sbom or 'the SBOM'} is not of an image for {target}: {why}. Likely cause: the SBOM or the image is of "
+            "another lock. Next step: leave --sbom out, and syft makes one; or build the image anew."
         )
-    listed = list_licences(packages, list_sources(rows, target))
-    cosign = require_program("cosign", variables)
-    plain = ["--allow-http-registry", "--allow-insecure-registry"] if registry.plain else []
-    how, shown = ["--key", str(key), "--yes", *plain], f"{registry.repository}@{digest}"
     with tempfile.TemporaryDirectory(prefix="megacpp-sign-") as room:
-        file = Path(room, "predicate.json")
-        for kind, body in (("spdxjson", text), (LICENCES, write_licences(listed))):
-            file.write_bytes(body)
-            words = [*_offline(cosign, "attest", variables), *how, "--type", kind, "--predicate", str(file), shown]
-            _cosign([cosign, "attest", *words], variables)
-        _cosign([cosign, "sign", *_offline(cosign, "sign", variables), *how, shown], variables)
-    unknown = sum(one.licences == (UNKNOWN,) for one in listed)
-    return SignResult(image=image, packages=len(packages), licences=len(listed), unknown=unknown)
+        file = Path(room, "sbom.json")
+        file.write_text(text, encoding="utf-8")
+        words = ("attest", "--key", str(key), "--type", "spdxjson", "--predicate", str(file))
+        _require_cosign(variables, *words, image=shown)
+    _require_cosign(variables, "sign", "--key", str(key), image=shown)
+    return SignResult(image=image, packages=len(packages), unknown=sum(not one.licence for one in packages))
 
 
-def _read_file(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as fault:
-        raise ImageRefused(f"{file} cannot be read: {fault.strerror}. Next step: check the name.") from fault
-
-
-def list_sources(rows: ImageRows, target: str) -> dict[str, str]:
-    """What the image of a target builds from source -> commit; Transformer Engine too."""
-    row = find_images(rows.images, [target])[0]
-    built = {name: rows.images.find_source(name).commit for name in row.sources}
-    return built | ({"transformer-engine": row.te} if row.te else {})
-
-
-def sign_file(path: Path, key: Path, variables: Mapping[str, str]) -> str:
-    """A signature over a file, in base64.
-
-    Raises:
-        NoEnvironment: cosign is missing, or fails.
-        ImageRefused: no private key, or no password, or a wrong one.
-    """
-    cosign = require_program("cosign", variables)
-    if not key.is_file() or b"PRIVATE KEY-----" not in key.read_bytes():
-        raise ImageRefused(
-            f"{key} is no private key. Likely cause: it is missing, the public one, or another file. Next step: name "
-            f"the PREFIX.key that `nox -s image_keys` made."
-        )
-    _require_password(variables)
-    words = [cosign, "sign-blob", *_offline(cosign, "sign-blob", variables), "--key", str(key), "--yes", str(path)]
-    return _cosign(words, variables).strip()
-
-
-def prove_key(key: Path, variables: Mapping[str, str], public: Path | None = None) -> None:
-    """Sign a few bytes, before anything that takes long: the password is right, and `public` belongs to the key.
-
-    Raises:
-        NoEnvironment, ImageRefused: as `sign_file`; or the public key is of another pair.
-    """
-    with tempfile.TemporaryDirectory(prefix="megacpp-key-") as room:
-        trial = Path(room, "trial")
-        trial.write_bytes(b"a trial of a key, and nothing else\n")
-        signature = sign_file(trial, key, variables)
-        if public and not is_signed(trial, signature, public):
-            raise ImageRefused(
-                f"{public} does not verify what {key} signs. Likely cause: the two are of different pairs. Next step: "
-                "name the PREFIX.pub and the PREFIX.key that `nox -s image_keys` made together."
-            )
-
-
-def read_public_key(path: Path, variables: Mapping[str, str]) -> str:
-    """A public key in PEM.
-
-    Raises:
-        ImageRefused: it is none, or a private one.
-        NoEnvironment: openssl is missing.
-    """
-    text = _read_file(path)
-    done = call([require_program("openssl", variables), "pkey", "-pubin", "-noout", "-in", str(path)], variables)
-    if done.code or b"PRIVATE" in text:
-        raise ImageRefused(
-            f"{path} is no public key. Likely cause: it is another file, or the private key. Next step: name the "
-            "PREFIX.pub that `nox -s image_keys` made."
-        )
-    return text.decode(errors="replace")
-
-
-def _offline(cosign: str, verb: str, variables: Mapping[str, str]) -> list[str]:
-    """Flags with which cosign asks nobody else: version 3 has two more than version 2."""
-    done = call([cosign, verb, "--help"], variables)
-    newer = ["--use-signing-config=false", "--new-bundle-format=false"]
-    return ["--tlog-upload=false", *(newer if "--use-signing-config" in done.words + done.errors else [])]
-
-
-def _require_password(variables: Mapping[str, str]) -> None:
-    if PASSWORD not in variables:
-        raise ImageRefused(
-            f"the variable {PASSWORD} is not set, and cosign would ask for it. Next step: set it to the password of "
-            "the key; empty for a key without one."
-        )
-
-
-def _cosign(words: list[str], variables: Mapping[str, str]) -> str:
-    done = call(words, variables, limit_s=600)
-    if not done.code:
-        return done.words
-    if "decryption failed" in done.errors:  # of cosign 2 and 3
-        raise ImageRefused(
-            f"the password in {PASSWORD} does not open the key. Likely cause: it is of another key. Next step: set it "
-            "to the password that the key was made with."
-        )
-    raise NoEnvironment(
-        f"`cosign {words[1]}` failed: {done.last_words}. Likely cause: a registry that cannot be written, or a cosign "
-        "that this tool does not know (it knows 2 and 3). Next step: mend that and run it again."
-    )
-
-
-def make_sbom(registry: Registry, digest: str, platform: str, variables: Mapping[str, str]) -> bytes:
-    """The SBOM of an image in a registry, by syft, in SPDX.
+def make_sbom(shown: str, platform: str, variables: Mapping[str, str]) -> str:
+    """The SBOM of "REPOSITORY@DIGEST", by syft, in SPDX.
 
     Raises:
         NoEnvironment: syft is missing, or fails.
     """
     syft = require_program("syft", variables)
     settings = {**variables, "SYFT_CHECK_FOR_APP_UPDATE": "false"}
-    if is_plain_http(registry.repository, variables):
+    if is_plain_http(shown, variables):
         settings["SYFT_REGISTRY_INSECURE_USE_HTTP"] = "true"
-    source = f"registry:{registry.repository}@{digest}"
-    words = [syft, "scan", "--quiet", "--platform", platform, source, "--output", "spdx-json"]
-    done = call(words, settings, limit_s=_SYFT_S)
+    words = [syft, "scan", "--quiet", "--platform", platform, f"registry:{shown}", "--output", "spdx-json"]
+    done = call(words, settings, limit_s=_LONG_S)
     if done.code:
         raise NoEnvironment(
             f"syft failed: {done.last_words}. Likely cause: the registry is not reached, or the disk for temporary "
-            "files is full. Next step: mend that and run it again."
+            "files is full. Next step: correct that and run it again."
         )
-    read_sbom(done.words.encode())
-    return done.words.encode()
+    return done.words
 
 
-def read_sbom(text: bytes | Mapping[str, Any]) -> tuple[Package, ...]:
-    """The packages of an SBOM.
+def read_sbom(body: Any) -> tuple[Package, ...]:
+    """The packages of an SBOM: its text, or its JSON.
 
     Raises:
         ImageRefused: it is no SPDX, or names no package.
     """
+    found = []
     try:
-        body = read_json(text) if isinstance(text, bytes) else text
-        version = str(body["spdxVersion"])
-        found = tuple(package for row in body["packages"] for package in _read_package(row))
-        if not found or not version.startswith("SPDX-2."):
-            raise ValueError(f"{version} with {len(found)} packages")
+        body = read_json(body) if isinstance(body, str) else body
+        for row in body["packages"]:
+            links = [one["referenceLocator"] for one in row.get("externalRefs", ()) if one["referenceType"] == "purl"]
+            kind, _, rest = links[0].removeprefix("pkg:").partition("?")[0].partition("/") if links else ("oci", "", "")
+            if kind != "oci":  # the image itself, which is no package in it
+                name, _, version = rest.rpartition("@") if "@" in rest else (rest, "", "")
+                licence = str(row.get("licenseDeclared", "")).removeprefix("NOASSERTION").removeprefix("NONE")
+                found.append(Package(kind, unquote(name.rpartition("/")[2]), unquote(version), licence))
+        if not found or not str(body["spdxVersion"]).startswith("SPDX-2."):
+            raise ValueError(f"{body['spdxVersion']} with {len(found)} packages")
     except (ValueError, KeyError, TypeError, AttributeError) as fault:
         raise ImageRefused(
             f"this is no SBOM in SPDX 2 that names packages: {fault!r}. Likely cause: another form, or it was cut off. "
             "Next step: make it with `nox -s image_sign`."
         ) from fault
-    return found
-
-
-def _read_package(row: Mapping[str, Any]) -> Iterator[Package]:
-    for reference in row.get("externalRefs", ()):
-        locator = str(reference.get("referenceLocator", ""))
-        if reference.get("referenceType") == "purl" and locator.startswith("pkg:"):
-            kind, _, rest = locator[4:].partition("?")[0].partition("/")
-            name, _, version = rest.rpartition("@") if "@" in rest else (rest, "", "")
-            said = (str(row.get(key, "")) for key in ("licenseDeclared", "licenseConcluded"))
-            licence = next((one for one in said if one not in ("", "NOASSERTION", "NONE")), "")
-            if kind != "oci":  # the image itself, which is no package in it
-                yield Package(kind, unquote(name.rpartition("/")[2]), unquote(version), licence)
-            return
-
-
-def compare_sbom(body: Mapping[str, Any], image: Set[str]) -> str:
-    """Why an SBOM is not of an image; empty where it may be.
-
-    SPDX 2.3 names the image by a relationship or a list, of a package that stands for it; its digest is its checksum,
-    its version, or that of its package URL (clauses 11.1, 7.10, 7.3 and 7.21).
-
-    Args:
-        image: digests of the image: of its index, its manifests and their configurations.
-    """
-    try:
-        named = {str(one) for one in body.get("documentDescribes") or ()}
-        rows = (row for row in body.get("relationships") or () if row.get("relationshipType") == "DESCRIBES")
-        named |= {str(row.get("relatedSpdxElement")) for row in rows}
-        about = {
-            digest
-            for row in body.get("packages") or ()
-            if row.get("SPDXID") in named
-            for digest in _list_digests(row)
-            if digest.startswith("sha256:") and len(digest) == 71
-        }
-    except (AttributeError, TypeError) as fault:
-        return f"its subject cannot be read: {fault}"
-    if about & image:
-        return ""
-    return f"it is about {', '.join(sorted(about))}, which is another image" if about else "it names no image"
-
-
-def _list_digests(row: Mapping[str, Any]) -> Iterator[str]:
-    yield str(row.get("versionInfo", ""))
-    for one in row.get("checksums") or ():
-        yield f"{str(one.get('algorithm', '')).lower()}:{one.get('checksumValue', '')}"
-    for one in row.get("externalRefs") or ():
-        yield unquote(str(one.get("referenceLocator", "")).partition("?")[0].rpartition("@")[2])
-
-
-def list_licences(packages: Iterable[Package], sources: Mapping[str, str]) -> tuple[Licensed, ...]:
-    """Every package of an SBOM with the licence that syft found in its files, and what was built from source.
-
-    Args:
-        sources: row of images.toml -> commit that was built.
-    """
-    found: dict[tuple[str, str], Licensed] = {}
-    for one in packages:
-        name = canonical(one.kind, one.name)
-        row = Licensed(
-            kind=one.kind, name=name, version=one.version, licences=(one.licence or UNKNOWN,), said_by="SBOM"
-        )
-        found.setdefault((one.kind, name), row)
-    for name, commit in sources.items():
-        licence, brings, by = _SOURCES.get(name, (UNKNOWN, {}, "no record"))
-        rows = {name: (commit, licence)} | {f"{name}/{one}": ("as its submodule", own) for one, own in brings.items()}
-        for part, (version, own) in rows.items():
-            found["source", part] = Licensed(kind="source", name=part, version=version, licences=(own,), said_by=by)
-    return tuple(row for _, row in sorted(found.items()))
-
-
-def canonical(kind: str, name: str) -> str:
-    """A name as it is compared."""
-    return str(canonicalize_name(name)) if kind == "pypi" else name
-
-
-def write_licences(rows: Sequence[Licensed]) -> bytes:
-    """As JSON, a package a row."""
-    return (json.dumps({"packages": [row.model_dump() for row in rows]}, indent=1, sort_keys=True) + "\n").encode()
-
-
-def read_licences(body: Any) -> tuple[Licensed, ...]:
-    """What `write_licences` wrote.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    try:
-        return tuple(Licensed.model_validate(row) for row in body["packages"])
-    except (KeyError, TypeError) as fault:
-        raise ValueError(f"it is no list of licences: {fault!r}") from fault
-
-
-def find_signature(registry: Registry, digest: str, key: Path) -> str:
-    """Empty where one of the signatures of an image is by this key, over this digest; else what is there instead.
-
-    Raises:
-        RegistryUnreachable, RegistryLies: as `tools.Registry.read_manifest`.
-    """
-    layers, why = _read_layers(registry, digest, "sig"), ""
-    for layer in layers:
-        payload = registry.read_blob(layer["digest"])
-        if not _is_signed(payload, str((layer.get("annotations") or {}).get(_SIGNATURE, "")), key):
-            continue
-        critical = read_json(payload).get("critical", {})
-        about = critical.get("image", {}).get("docker-manifest-digest")
-        if about == digest and critical.get("type") == _KIND:
-            return ""
-        why = f"a signature by this key is about {about}, and not about this image"
-    return why or (f"none of its {len(layers)} signatures is by this key" if layers else "it has no signature")
-
-
-def read_statements(registry: Registry, digest: str, key: Path | None) -> tuple[Statement, ...]:
-    """What was attested of an image.
-
-    Args:
-        key: public key; None: signatures are not checked.
-
-    Raises:
-        RegistryUnreachable, RegistryLies: as `tools.Registry.read_manifest`; or an attestation cannot be read.
-    """
-    found = []
-    for layer in _read_layers(registry, digest, "att"):
-        try:
-            envelope = read_json(registry.read_blob(layer["digest"]))
-            payload = base64.b64decode(envelope["payload"], validate=True)
-            kind = str(envelope["payloadType"]).encode()
-            # https://github.com/secure-systems-lab/dsse/blob/master/protocol.md
-            signed_bytes = b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
-            signed = any(_is_signed(signed_bytes, one["sig"], key) for one in envelope["signatures"]) if key else None
-            found.append(read_statement(read_json(payload), signed=signed))
-        except (KeyError, TypeError, AttributeError, ValueError) as fault:
-            raise _unreadable(f"an attestation of {digest}", fault) from fault
     return tuple(found)
 
 
-def read_statement(body: Mapping[str, Any], *, signed: bool | None = None) -> Statement:
-    """An in-toto statement; raises KeyError or TypeError where it is none."""
-    subjects = tuple(f"sha256:{row['digest']['sha256']}" for row in body["subject"])
-    return Statement(str(body["predicateType"]), subjects, body["predicate"], signed)
+def compare_with_lock(packages: tuple[Package, ...], locked: Mapping[str, LockedPackage]) -> str:
+    """Why a list of packages is not of an image of this lock; empty where every locked package is in it."""
+    found: dict[str, set[str]] = {}
+    for one in packages:
+        if one.kind == "pypi":
+            found.setdefault(str(canonicalize_name(one.name)), set()).add(one.version)
+    wrong = [
+        f"{name} is {' and '.join(sorted(found.get(name, ()))) or 'not in it'}, locked is {row.version}"
+        for name, row in locked.items()
+        if not {row.version} & {part for one in found.get(name, ()) for part in (one, one.partition("+")[0])}
+    ]
+    return "; ".join(wrong[:5])
 
 
-def list_tags(digest: str) -> tuple[str, str]:
-    """The tags under which the signatures and the attestations of an image lie."""
-    bare = digest.replace(":", "-")
-    return f"{bare}.sig", f"{bare}.att"
+def find_signature(shown: str, key: Path, variables: Mapping[str, str]) -> str:
+    """Empty where cosign verifies a signature by this key over "REPOSITORY@DIGEST"; else what cosign reports.
+
+    Raises:
+        NoEnvironment: cosign is missing.
+    """
+    done = run_cosign(variables, "verify", "--key", str(key), image=shown)
+    return done.last_words if done.code else ""
 
 
-def _is_signed(data: bytes, signature: str, key: Path) -> bool:
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(data)
-        file.flush()
-        return is_signed(Path(file.name), signature, key)
+def read_attested_sbom(shown: str, key: Path, variables: Mapping[str, str]) -> Any:
+    """The SBOM that a key attested last of "REPOSITORY@DIGEST", as cosign verifies it.
 
-
-def _read_layers(registry: Registry, digest: str, suffix: str) -> list[dict[str, Any]]:
+    Raises:
+        NoEnvironment: cosign is missing.
+        RegistryLies: there is none by this key.
+    """
+    done = run_cosign(variables, "verify-attestation", "--type", "spdxjson", "--key", str(key), image=shown)
+    if done.code:
+        raise RegistryLies(f"no SBOM of this image is attested by {key}: {done.last_words}")
     try:
-        layers: list[dict[str, Any]] = read_json(registry.read_manifest(f"{digest.replace(':', '-')}.{suffix}"))[
-            "layers"
-        ]
-    except NotInRegistry:
-        return []
-    except (ValueError, KeyError, TypeError) as fault:
-        raise _unreadable(f"the list of signatures of {digest}", fault) from fault
-    return layers
+        envelope = read_json(done.words.strip().splitlines()[-1])  # of several, the last one counts
+        return read_json(base64.b64decode(envelope["payload"]).decode())["predicate"]
+    except (ValueError, KeyError, IndexError, TypeError) as fault:
+        raise RegistryLies(f"the SBOM that {key} attested cannot be read: {fault!r}") from fault
 
 
-def _unreadable(what: str, fault: Exception) -> RegistryLies:
-    return RegistryLies(
-        f"{what} cannot be read: {fault!r}. Likely cause: another tool made it. Next step: sign the image anew with "
-        "`nox -s image_sign`."
-    )
+def list_materials(image: PushedImage) -> dict[str, str]:
+    """Images that an image was built on, digest -> address: provenance of SLSA 1 or of 0.2."""
+    found: dict[str, str] = {}
+    for predicate in image.provenance.values():
+        rows = predicate.get("buildDefinition", {}).get("resolvedDependencies", predicate.get("materials", ()))
+        for row in rows:
+            if str(row.get("uri", "")).startswith(("pkg:docker/", "pkg:oci/")):
+                found |= {f"{kind}:{value}": str(row["uri"]) for kind, value in row.get("digest", {}).items()}
+    return found
 
 
-def rows_of(matrix: Path | None, tool: str, variables: Mapping[str, str]) -> ImageRows:
-    """The matrix, for the verbs of the supply chain."""
-    return ImageRows(ImageOptions(matrix=matrix), tool, variables)
+def _check(name: str, why: str, passed: str, step: str) -> ImageCheck:
+    """A check that fails where there is a reason."""
+    outcome = CheckOutcome.FAIL if why else CheckOutcome.PASS
+    return ImageCheck(name=name, outcome=outcome, says=why or passed, next_step=step if why else "")
+
+
+def _not_run(name: str, why: str, step: str) -> ImageCheck:
+    return ImageCheck(name=name, outcome=CheckOutcome.NOT_RUN, says=why, next_step=step)
+
+
+def verify_image(
+    rows: ImageRows, image: str, key: Path | None = None, target: str = "", base: str = "", *, deep: bool = False
+) -> ImageVerdict:
+    """Every check of an image.
+
+    Args:
+        key: public key that must have signed it.
+        target: what it must be for; empty takes its label.
+        base: "REPOSITORY@sha256:..." that it was built on; empty for the pinned one.
+        deep: cosign fetches every layer, and compares its digest.
+
+    Raises:
+        RegistryUnreachable: the registry does not answer.
+        ImageRefused: an argument is wrong.
+    """
+    started = time.monotonic()
+    shown = locate_image(image, rows.variables)
+    if target:
+        find_images(rows.images, [target])
+    if key:
+        read_public_key(key)
+    packages: tuple[Package, ...] = ()
+    labelled, checks = "", list[ImageCheck]()
+    try:
+        found = read_image(shown, rows.variables)
+        labelled = found.labels.get(TARGET_LABEL, "")
+        plan, why = _plan(rows, target or labelled, base)
+        checks.append(_check("digest", "", f"{shown.partition('@')[2]} is the hash of its manifest", ""))
+        if deep:
+            checks.append(_check_layers(shown, rows.variables))
+        checks += _check_plan(rows, found, plan, why, base)
+        signature, packages = _check_signed(rows, shown, key, plan, why)
+        checks += signature
+    except (RegistryLies, ImageRefused) as fault:
+        checks = [_check("digest", str(fault), "", _REBUILD)]
+    return ImageVerdict(
+        tool=rows.tool, image=shown, target=labelled, key=str(key or ""), checks=tuple(checks),
+        packages=dict(sorted(Counter(one.kind for one in packages).items())),
+        unknown_licences=tuple(sorted({f"{one.kind} {one.name}" for one in packages if not one.licence})),
+        seconds=round(time.monotonic() - started, 2),
+    )  # fmt: skip
+
+
+def _plan(rows: ImageRows, target: str, base: str) -> tuple[ImagePlan | None, str]:
+    """What an image is compared with; None and why where no plan can be made."""
+    if not target:
+        return None, "no label names its target, and none was given (--target)"
+    try:
+        find_images(rows.images, [target])
+        return rows.plan(target, base), ""
+    except ImageRefused as fault:
+        return None, str(fault)
+
+
+def _check_layers(shown: str, variables: Mapping[str, str]) -> ImageCheck:
+    with tempfile.TemporaryDirectory(prefix="megacpp-verify-") as room:
+        try:
+            save_image(shown, Path(room, "layout"), variables)
+        except RegistryLies as fault:
+            return _check("layers", str(fault), "", "push the image again")
+        except NoEnvironment as fault:
+            return _not_run("layers", str(fault), "install cosign, or leave --deep out")
+    return _check("layers", "", "each blob is there, and hashes to its digest", "")
+
+
+def save_image(shown: str, layout: Path, variables: Mapping[str, str]) -> None:
+    """Save "REPOSITORY@DIGEST" with its signatures and attestations as an OCI layout, each blob held to its digest.
+
+    Raises:
+        RegistryLies: a blob is absent, or has other bytes.
+        InfrastructureFailed: the disk is full.
+        NoEnvironment: cosign is missing.
+    """
+    done = run_cosign(variables, "save", "--dir", str(layout), image=shown)
+    if done.code:
+        raise (InfrastructureFailed if "no space left" in done.errors else RegistryLies)(
+            f"{shown} cannot be fetched: {done.last_words}. Likely cause: the registry lost or damaged a part of it, "
+            "or the disk is full. Next step: push the image again, or make room."
+        )
+
+
+def _check_plan(
+    rows: ImageRows, found: PushedImage, plan: ImagePlan | None, why: str, base: str
+) -> Iterator[ImageCheck]:
+    """Labels, platform, provenance and base, compared with the plan of the target."""
+    names = {"target": TARGET_LABEL, "lock": LOCK_LABEL, "pins": PINS_LABEL, "base": BASE_LABEL}
+    step = "build it with `nox -s images`, which asks buildx for provenance, and push the index as it is"
+    lacking = [name for name in found.platforms if name not in found.provenance]
+    provenance = _check("provenance", f"there is none beside {', '.join(lacking)}" if lacking else "", "SLSA", step)
+    if plan is None:
+        for name in (*(f"label {one}" for one in names), "platform", "base"):
+            yield _not_run(name, f"there is no plan to compare it with: {why}", "correct what that names")
+        yield provenance
+        return
+    for name, label in names.items():
+        seen, wanted = found.labels.get(label, "") or "absent", plan.labels[label] or "absent"
+        differ = f"{label} is {seen}, and the plan has {wanted}" if seen != wanted else ""
+        yield _check(f"label {name}", differ, f"{label} is {wanted}, as planned", _REBUILD)
+    shown = ", ".join(found.platforms)
+    other = "" if plan.platform in found.platforms else f"it is for {shown}, and the plan has {plan.platform}"
+    yield _check("platform", other, f"it is for {shown}", _REBUILD)
+    yield provenance
+    pin, built_on = None if base else rows.pins.find(plan.base), list_materials(found)
+    pinned = {plan.reference.partition("@")[2], *(pin.digests.values() if pin else ())}
+    other = ", ".join(f"{uri} ({digest})" for digest, uri in built_on.items()) or "nothing that its provenance names"
+    differ = "" if pinned & built_on.keys() else f"built on {other}, and pinned is {plan.reference}"
+    yield _check("base", differ, f"built on {', '.join(sorted(pinned & built_on.keys()))}, as pinned", _REBUILD)
+
+
+def _check_signed(
+    rows: ImageRows, shown: str, key: Path | None, plan: ImagePlan | None, why: str
+) -> tuple[list[ImageCheck], tuple[Package, ...]]:
+    """Signature and SBOM, and the packages of the SBOM."""
+    if key is None:
+        words = "no key was given, so its signer is unknown"
+        return [_not_run(name, words, "name the public key with --key") for name in ("signature", "sbom")], ()
+    try:
+        unsigned = find_signature(shown, key, rows.variables)
+        signature = _check("signature", unsigned, f"by {key}, over this digest", _SIGN)
+        packages = read_sbom(read_attested_sbom(shown, key, rows.variables))
+    except NoEnvironment as fault:
+        return [_not_run(name, str(fault), "install cosign") for name in ("signature", "sbom")], ()
+    except ToolError as fault:
+        return [signature, _check("sbom", str(fault), "", _SIGN)], ()
+    if plan is None:
+        return [signature, _not_run("sbom", f"there is no lock to compare it with: {why}", "see above")], packages
+    differ = compare_with_lock(packages, read_image_lock(rows.root / plan.lock).packages)
+    passed = f"SPDX, signed, {len(packages)} packages, with every package of {plan.lock}"
+    return [signature, _check("sbom", differ, passed, _SIGN)], packages

