@@ -160,7 +160,7 @@ def plan_canary(options: CanaryOptions, catalog: Catalog) -> CanaryPlan:
 
 def list_releases() -> tuple[str, ...]:
     """The releases on the index, oldest first."""
-    with _needs_sources("static"):
+    with needs_sources("static"):
         from .static.sources import Sources
     return tuple(Sources().versions())
 
@@ -175,7 +175,7 @@ def compare_pairs(
         NothingSelected: there is no newer release than the pin.
         NoEnvironment: the sources of a release cannot be had.
     """
-    with _needs_sources("static"):
+    with needs_sources("static"):
         from .static.sources import Sources
         from .static.sweep import read_pair, read_surface, run_pair
     sources = Sources()
@@ -204,7 +204,7 @@ def compare_every_pair(catalog: Catalog, ends: Sequence[str], progress: Progress
         WrongArguments: an end is no release on the index.
         NothingSelected: no two releases can be read.
     """
-    with _needs_sources("static"):
+    with needs_sources("static"):
         from .static.sources import Sources, UnknownRelease, nearest
         from .static.sweep import OLDEST, run_sweep
     sources = Sources()
@@ -228,7 +228,7 @@ def run_firewall_tier(
     catalog: Catalog, progress: Progress, *, tool: str, jobs: int = _FIREWALL_JOBS, **options: Any
 ) -> FirewallResult:
     """The firewall tier on releases of the index; `options` are those of `run_firewall`."""
-    with _needs_sources("firewall"):
+    with needs_sources("firewall"):
         from .firewall.run import run_firewall
         from .static.sources import Sources
     sources = Sources()
@@ -363,7 +363,7 @@ def _find_twice(names: Sequence[str]) -> str:
 
 
 @contextmanager
-def _needs_sources(tier: str) -> Iterator[None]:
+def needs_sources(tier: str) -> Iterator[None]:
     """A GPU host need not have griffe, which reads sources."""
     try:
         yield
