@@ -52,7 +52,7 @@ def fp8_faults(
     Of each fault the cells that must turn red run, and one that must stay green. Started again, it runs what has no
     receipt yet.
     """
-    from ..canary.dynamic.plant_runs import PlantOptions, run_fp8_faults
+    from ..canary.dynamic.planting import PlantOptions, run_fp8_faults
     from ..catalog.bridge import read_catalog
     from ..report.describe.scores import describe_planted
 
