@@ -42,7 +42,7 @@ from ..evidence.receipt import Receipt
 from ..evidence.store import ReceiptInvalid, read_receipts
 from ..process import Processes
 from .dynamic.slowdown import CardNoise, compare_timings, measure_noise
-from .dynamic.step import StackReceipts, compare_all
+from .dynamic.step import StackReceipts, compare_stacks
 from .dynamic.upgrade_result import StepResult, TimingChange, UpgradeResult
 
 if TYPE_CHECKING:
@@ -488,7 +488,10 @@ def _judge_steps(
     twice = {receipt.stack for receipt in again.values()}
     first = next((side for side in sides if side.stack in twice), None)
     noise = measure_noise(_by_probe(first.receipts) if first else {}, again)
-    return compare_all(sides, modules, partial(_compare_times, noise), target=target, needs=needs)
+    return tuple(
+        compare_stacks(one, other, modules, _compare_times(noise, one, other), target=target, needs=needs)
+        for one, other in pairwise(sides)
+    )
 
 
 def _compare_times(noise: CardNoise, one: StackReceipts, other: StackReceipts) -> Sequence[TimingChange]:

@@ -43,47 +43,18 @@ Receipts = Mapping[str, Receipt]
 
 
 @dataclass(frozen=True)
-class _Spread:
-    """How far apart two processes of one stack are, of one clock.
-
-    Attributes:
-        sigma: of the logarithm of the ratio of their times, 1 sigma.
-        modules: how many were run twice.
-    """
-
-    sigma: float
-    modules: int
-
-    @property
-    def ratio(self) -> float:
-        """What one use in 2000 is beyond."""
-        freedom = max(known for known in _T if known <= self.modules + PRIOR_WEIGHT)
-        return math.exp(_T[freedom] * self.sigma)
-
-
-@dataclass(frozen=True)
 class CardNoise:
     """What two runs of one stack on one card are apart by.
 
     Attributes:
         card: host, GPU and driver; empty strings where nothing was run twice.
-        spreads: by clock.
+        spreads: by clock, 1 sigma of the logarithm of the ratio of two processes' times, and the modules run twice.
         apart: ratio of the two runs of each use, the larger over the smaller, by module, name and clock.
     """
 
     card: tuple[str, str, str]
-    spreads: Mapping[str, _Spread]
+    spreads: Mapping[str, tuple[float, int]]
     apart: Mapping[tuple[str, str, str], float]
-
-    def of_card(self, card: tuple[str, str, str], modules: int) -> CardNoise:
-        """That of a card; where nothing was run twice at all, what is believed of any card's device times.
-
-        Times on the host are not among them: healthy releases differ by 39 % there (permute, 2.12.0 to 2.20.2). And
-        where fewer modules are timed than can share a slowdown, a card with a lower clock would be one module's fault.
-        """
-        if any(self.card) or modules < FEWEST_SHARING:
-            return self
-        return CardNoise(card, {clock: _spread(clock, ()) for clock in _BELIEVED}, {})
 
 
 @dataclass(frozen=True)
@@ -135,11 +106,10 @@ def measure_noise(first: Receipts, again: Receipts) -> CardNoise:
             continue
         of_module: dict[str, list[float]] = {}
         for one, other in _pairs(before, after):
-            if one.clock != other.clock:
-                continue
-            distance = math.log(other.median_ms / one.median_ms)
-            apart[module, one.name, one.clock] = math.exp(abs(distance))
-            of_module.setdefault(one.clock, []).append(distance**2)
+            if one.clock == other.clock:
+                distance = math.log(other.median_ms / one.median_ms)
+                apart[module, one.name, one.clock] = math.exp(abs(distance))
+                of_module.setdefault(one.clock, []).append(distance**2)
         for clock, found in of_module.items():
             squares.setdefault(clock, []).append(statistics.fmean(found))
     return CardNoise(card, {clock: _spread(clock, found) for clock, found in squares.items()}, apart)
@@ -150,22 +120,31 @@ def compare_timings(before: Receipts, after: Receipts, noise: CardNoise) -> tupl
 
     A use is slower if the ratio of its medians is beyond the noise and every round of `after` took longer than every
     round of `before`. Where nothing was run twice, the noise of device times is what is believed of any card, if enough
-    modules are timed to tell a slow card from a slow module. Where nothing can be said (the cards differ, the noise is
+    modules are timed to tell a slow card from a slow module. Times on the host are not among them: healthy releases
+    differ by 39 % there (permute, 2.12.0 to 2.20.2). Where nothing can be compared (the cards differ, the noise is
     another card's, or a time is the host's), a row has `noise` 0, is not slower, and its derivation begins with "not
     compared".
     """
+    both = [module for module in after if module in before]
+    pairs = [(module, *pair) for module in both for pair in _pairs(before[module], after[module])]
+    timed = {module for module, one, _ in pairs if one.clock in _BELIEVED}
+    any_card = {clock: _spread(clock, ()) for clock in _BELIEVED}
     rows: list[TimingChange] = []
-    timed = sum(
-        any(one.clock in _BELIEVED for one, _ in _pairs(before[module], receipt))
-        for module, receipt in after.items()
-        if module in before
-    )
-    for module, receipt in after.items():
-        if module in before:
-            known = noise.of_card(_card(before[module].machine), timed)
-            for one, other in _pairs(before[module], receipt):
-                why_not = _why_not(before[module], receipt, one, other, known)
-                rows.append(_compare(module, one, other, why_not, known))
+    for module, one, other in pairs:
+        known, cards = noise, [_card(side[module].machine) for side in (before, after)]
+        if not any(noise.card) and len(timed) >= FEWEST_SHARING:
+            known = CardNoise(cards[0], any_card, {})
+        ratio = other.median_ms / one.median_ms
+        bound, derivation = 0.0, _why_not(cards, one, other, known)
+        if not derivation:
+            bound, derivation = _bound(module, one, other, known)
+        slower = 0.0 < bound < ratio and min(other.rounds_ms) > max(one.rounds_ms)
+        rows.append(
+            TimingChange(
+                module=module, name=one.name, before_ms=one.median_ms, after_ms=other.median_ms, ratio=ratio,
+                noise=bound, slower=slower, derivation=derivation,
+            )
+        )  # fmt: skip
     return tuple(rows)
 
 
@@ -196,70 +175,59 @@ def _card(machine: Machine) -> tuple[str, str, str]:
     return machine.host, machine.gpu, machine.driver
 
 
-def _spread(clock: str, squares: Sequence[float]) -> _Spread:
+def _spread(clock: str, squares: Sequence[float]) -> tuple[float, int]:
     prior = PRIOR.get(clock, max(PRIOR.values()))
     weighted = PRIOR_WEIGHT * 2.0 * prior**2 + sum(squares)  # of two processes, the variance is twice that of one
-    return _Spread(math.sqrt(weighted / (PRIOR_WEIGHT + len(squares))), len(squares))
+    return math.sqrt(weighted / (PRIOR_WEIGHT + len(squares))), len(squares)
 
 
 def _pairs(before: Receipt, after: Receipt) -> Iterable[tuple[Timing, Timing]]:
     """Uses that were timed in both, and whose times can be believed."""
-    known = {timing.name: timing for timing in before.timings}
-    for timing in after.timings:
-        other = known.get(timing.name)
-        if other is not None and _is_time(other) and _is_time(timing):
-            yield other, timing
+
+    def is_time(timing: Timing) -> bool:
+        return all(math.isfinite(value) and value > 0.0 for value in (timing.median_ms, *timing.rounds_ms))
+
+    known = {timing.name: timing for timing in before.timings if is_time(timing)}
+    return [(known[timing.name], timing) for timing in after.timings if timing.name in known and is_time(timing)]
 
 
-def _is_time(timing: Timing) -> bool:
-    return all(math.isfinite(value) and value > 0.0 for value in (timing.median_ms, *timing.rounds_ms))
-
-
-def _why_not(before: Receipt, after: Receipt, one: Timing, other: Timing, noise: CardNoise) -> str:
-    """Why nothing can be said of two timings; empty where something can."""
-    cards = _card(before.machine), _card(after.machine)
-    if cards[0] != cards[1]:
-        return f"not compared: before it ran on {_say_card(cards[0])}, now on {_say_card(cards[1])}"
-    if one.clock != other.clock:
-        return f"not compared: before it was timed by {one.clock}, now by {other.clock}"
-    if one.clock not in noise.spreads or noise.card != cards[0]:
-        return f"not compared: no stack was run twice on {_say_card(cards[0])}, so its noise is not known"
-    if min(len(one.rounds_ms), len(other.rounds_ms)) < FEWEST_ROUNDS:
-        return f"not compared: fewer than {FEWEST_ROUNDS} rounds were timed"
-    if one.clock in STEADY and (apart := max(one.spread, other.spread)) > STEADY[one.clock]:
-        return f"not compared: rounds of one process lie {apart:.0%} apart, which the device alone does not do"
-    return ""
-
-
-def _say_card(card: tuple[str, str, str]) -> str:
-    host, gpu, driver = card
-    return f"{gpu or 'the CPU'} of {host or 'an unknown host'}{f', driver {driver}' if driver else ''}"
-
-
-def _compare(module: str, one: Timing, other: Timing, why_not: str, noise: CardNoise) -> TimingChange:
-    ratio = other.median_ms / one.median_ms
-    bound, derivation = (0.0, why_not) if why_not else _bound(module, one, other, noise)
-    slower = not why_not and ratio > bound and min(other.rounds_ms) > max(one.rounds_ms)
-    return TimingChange(
-        module=module,
-        name=one.name,
-        before_ms=one.median_ms,
-        after_ms=other.median_ms,
-        ratio=ratio,
-        noise=bound,
-        slower=slower,
-        derivation=derivation,
+def _why_not(cards: Sequence[tuple[str, str, str]], one: Timing, other: Timing, noise: CardNoise) -> str:
+    """Why two timings cannot be compared; empty where they can."""
+    one_card, other_card = (
+        f"{gpu or 'the CPU'} of {host or 'an unknown host'}{f', driver {driver}' if driver else ''}"
+        for host, gpu, driver in cards
     )
+    apart = max(one.spread, other.spread)
+    reasons = (
+        (cards[0] != cards[1], f"before it ran on {one_card}, now on {other_card}"),
+        (one.clock != other.clock, f"before it was timed by {one.clock}, now by {other.clock}"),
+        (
+            one.clock not in noise.spreads or noise.card != cards[0],
+            f"no stack was run twice on {one_card}, so its noise is not known",
+        ),
+        (
+            min(len(one.rounds_ms), len(other.rounds_ms)) < FEWEST_ROUNDS,
+            f"fewer than {FEWEST_ROUNDS} rounds were timed",
+        ),
+        (
+            apart > STEADY.get(one.clock, math.inf),
+            f"rounds of one process lie {apart:.0%} apart, which the device alone does not do",
+        ),
+    )
+    return next((f"not compared: {reason}" for is_so, reason in reasons if is_so), "")
 
 
 def _bound(module: str, one: Timing, other: Timing, noise: CardNoise) -> tuple[float, str]:
     """The ratio that is to be believed of noise, and where it comes from: the largest of four."""
-    spread = noise.spreads[one.clock]
-    rounds = _round_sigma((one, other))
+    sigma, modules = noise.spreads[one.clock]
+    processes = math.exp(_T[max(known for known in _T if known <= modules + PRIOR_WEIGHT)] * sigma)
+    logs = [[math.log(value) for value in timing.rounds_ms] for timing in (one, other)]
+    squares = sum((value - statistics.fmean(some)) ** 2 for some in logs for value in some)
+    rounds = math.sqrt(squares / sum(len(some) - 1 for some in logs))  # about their own process's mean
+    prior = PRIOR.get(one.clock, max(PRIOR.values()))
     parts = {
-        f"two processes of one stack differ by {spread.sigma:.1%} here ({spread.modules} modules run twice, and "
-        f"{PRIOR_WEIGHT} believed at {PRIOR.get(one.clock, max(PRIOR.values())):.1%} a process), "
-        "and one use in 2000 by more than this": spread.ratio,
+        f"two processes of one stack differ by {sigma:.1%} here ({modules} modules run twice, and {PRIOR_WEIGHT} "
+        f"believed at {prior:.1%} a process), and one use in 2000 by more than this": processes,
         f"rounds differ by {rounds:.1%}: {_ROUNDS_SIGMAS:g} sigma of two medians of them": math.exp(
             _ROUNDS_SIGMAS * _TWO_MEDIANS * rounds
         ),
@@ -270,16 +238,6 @@ def _bound(module: str, one: Timing, other: Timing, noise: CardNoise) -> tuple[f
     }
     derivation = max(parts, key=lambda name: parts[name])
     return parts[derivation], f"{derivation}; and no round of before is as long as the shortest now"
-
-
-def _round_sigma(timings: Iterable[Timing]) -> float:
-    """Deviation of the logarithms of rounds about their own process's mean."""
-    squares, freedom = 0.0, 0
-    for timing in timings:
-        logs = [math.log(value) for value in timing.rounds_ms]
-        squares += sum((value - statistics.fmean(logs)) ** 2 for value in logs)
-        freedom += len(logs) - 1
-    return math.sqrt(squares / freedom) if freedom else 0.0
 
 
 def _find_shared(changes: Sequence[TimingChange]) -> SharedSlowdown | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -40,13 +40,14 @@ _HIGH: Final = frozenset({"fp32", "bf16", "fp16"})
 
 @dataclass(frozen=True)
 class Watched:
-    """One module that changed so, and what stands on it and did, too.
+    """One module that is good and changed, or became slower.
 
     Attributes:
         signature: what makes two sightings one.
         summary: what was seen, in a sentence without its end.
         evidence: the lines that show it.
         accepting: what a person accepts who goes on with it.
+        others: modules that depend on it and changed in the same way, or are slower by it.
         explains_time: whether a module that changed so may be slower by it.
     """
 
@@ -60,44 +61,14 @@ class Watched:
     explains_time: bool = False
 
 
-@dataclass(frozen=True)
-class Slow:
-    """One module that became slower by itself.
-
-    Attributes:
-        others: modules that are slower by it.
-        changes: its own rows.
-    """
-
-    module: str
-    changes: tuple[TimingChange, ...]
-    others: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Green:
-    """One module that is good, and changed so, or is slower, or both: one culprit.
-
-    Attributes:
-        watched: in the order in which they are looked for.
-        slow: its own slowness, and that of modules which changed by it.
-        others: what is filed under it, in dependency order.
-    """
-
-    module: str
-    watched: tuple[Watched, ...]
-    slow: tuple[Slow, ...]
-    others: tuple[str, ...]
-
-
 def find_watched(
     before: Mapping[str, Receipt], after: Mapping[str, Receipt], order: Order, red: Collection[str]
 ) -> tuple[Watched, ...]:
-    """Everything of the kind, in dependency order.
+    """Every change of the kind, in dependency order, filed under the first module that changed in the same way.
 
     Args:
         before, after: by module.
-        red: modules that are red: what stands on one may take another path by it, and is not named for that.
+        red: modules that are red: a module that depends on one may take another path by it, and is not named for that.
     """
     found: list[Watched] = []
     for module in sorted(before.keys() & after.keys(), key=order.rank):
@@ -105,42 +76,14 @@ def find_watched(
         whole = one.outcome is Outcome.PASS and other.outcome is Outcome.PASS
         if not whole or any(order.depends(module, name) for name in red):
             continue
-        for look in _LOOKS:
-            if (seen := look(module, one, other)) is not None:
-                _file(seen, found, order)
-    return tuple(found)
-
-
-def _file(seen: Watched, found: list[Watched], order: Order) -> None:
-    """Under the first module that it stands on and that changed in the same way, else by itself."""
-    for index, first in enumerate(found):
-        if first.signature == seen.signature and order.depends(seen.module, first.module):
-            others = (*first.others, seen.module)
-            found[index] = replace(first, others=others)
-            return
-    found.append(seen)
-
-
-def join_slow(watched: Sequence[Watched], slow: Sequence[Slow], order: Order) -> tuple[Green, ...]:
-    """What changed and what is slower, by the module that is to blame, in dependency order.
-
-    A slower kernel and late compiles tell why a module is slower: its time is told with them, where it was the first to
-    change so, or under the first. Memory explains no time.
-    """
-    heads: dict[str, str] = {}
-    for one in watched:
-        if one.explains_time:
-            for name in (one.module, *one.others):
-                heads.setdefault(name, one.module)
-    of_head: dict[str, list[Slow]] = {}
-    for late in slow:
-        of_head.setdefault(heads.get(late.module, late.module), []).append(late)
-    found: list[Green] = []
-    for module in sorted({one.module for one in watched} | of_head.keys(), key=order.rank):
-        mine, its = tuple(one for one in watched if one.module == module), tuple(of_head.get(module, ()))
-        others = {name for one in mine for name in one.others}
-        others |= {name for one in its for name in (one.module, *one.others)}
-        found.append(Green(module, mine, its, tuple(sorted(others - {module}, key=order.rank))))
+        for seen in filter(None, (look(module, one, other) for look in _LOOKS)):
+            first = next(
+                (row for row in found if row.signature == seen.signature and order.depends(module, row.module)), None
+            )
+            if first is None:
+                found.append(seen)
+            else:
+                found[found.index(first)] = replace(first, others=(*first.others, module))
     return tuple(found)
 
 
@@ -148,7 +91,10 @@ def name_green(
     watched: Sequence[Watched], own: Sequence[TimingChange], timed: Sequence[TimingChange], order: Order,
     red: Collection[str], sides: Sides,
 ) -> tuple[Culprit, ...]:  # fmt: skip
-    """Culprits that are good, slower or changed, in dependency order.
+    """Culprits that are good, slower or changed, in dependency order: one a module, whatever of it changed.
+
+    A slower kernel and late compiles explain why a module is slower: its time is reported with them, under the module
+    that was the first to change so. Memory explains no time.
 
     Args:
         watched: what changed.
@@ -156,7 +102,37 @@ def name_green(
         timed: every timing.
         red: red modules.
     """
-    return tuple(_name_green(green, sides) for green in join_slow(watched, file_slow(own, order, red, timed), order))
+    heads: dict[str, str] = {}
+    groups: dict[str, list[Watched]] = {one.module: [] for one in watched}
+    for one in watched:
+        groups[one.module].append(one)
+        if one.explains_time:
+            for name in (one.module, *one.others):
+                heads.setdefault(name, one.module)
+    for slow in _find_slow(own, order, red, timed):
+        groups.setdefault(heads.get(slow.module, slow.module), []).append(slow)
+    culprits = []
+    for module in sorted(groups, key=order.rank):
+        parts, component = groups[module], sides.stands_on(module)
+        others = {name for part in parts for name in (part.module, *part.others)} - {module}
+        cascades = tuple(sorted(others, key=order.rank))
+        accepting = " and ".join(part.accepting for part in parts)
+        culprits.append(
+            Culprit(
+                module=ENVIRONMENT if component else module,
+                # Why it is slower is worth more than that it is.
+                cause=next((part.cause for part in parts if part.cause is not Cause.PERFORMANCE), Cause.PERFORMANCE),
+                component=component,
+                signature="; ".join(part.signature for part in parts),
+                summary=f"{'. '.join(part.summary for part in parts)}.",
+                evidence=tuple(line for part in parts for line in part.evidence),
+                entry_points=() if module == FIREWALL else USES.get(module, ()),
+                next_step=slow_step(module, component, replace(sides.facts, held=True), accepting),
+                cascades=(module, *cascades) if component else cascades,
+                green=True,
+            )
+        )
+    return tuple(culprits)
 
 
 def name_shared(shared: SharedSlowdown, sides: Sides) -> Culprit:
@@ -167,61 +143,27 @@ def name_shared(shared: SharedSlowdown, sides: Sides) -> Culprit:
         component=sides.changed[0] if len(sides.changed) == 1 else "",
         signature=f"slower by {shared.factor:.2f}: {', '.join(shared.modules)}",
         summary=shared.summary,
-        evidence=tuple(map(say_timing, shared.changes)),
+        evidence=tuple(map(_describe_timing, shared.changes)),
         next_step="look at the clocks, the temperature and what else runs on this machine, and time both stacks again; "
         f"stay on {sides.facts.before} if it lasts",
         cascades=shared.modules,
     )
 
 
-def say_timing(row: TimingChange) -> str:
-    """A timing in a line."""
+def _describe_timing(row: TimingChange) -> str:
     bound = f"believed of noise: {row.noise:.3f} ({row.derivation})" if row.noise else row.derivation
     return f"{row.module} {row.name}: {row.before_ms:.4g} -> {row.after_ms:.4g} ms, ratio {row.ratio:.3f}; {bound}"
 
 
-def _name_green(green: Green, sides: Sides) -> Culprit:
-    parts = (*green.watched, *map(_read_slow, green.slow))
-    component = sides.stands_on(green.module)
-    accepting = " and ".join(part.accepting for part in parts)
-    return Culprit(
-        module=ENVIRONMENT if component else green.module,
-        # Why it is slower tells more than that it is.
-        cause=next((part.cause for part in parts if part.cause is not Cause.PERFORMANCE), Cause.PERFORMANCE),
-        component=component,
-        signature="; ".join(part.signature for part in parts),
-        summary=f"{'. '.join(part.summary for part in parts)}.",
-        evidence=tuple(line for part in parts for line in part.evidence),
-        entry_points=() if green.module == FIREWALL else USES.get(green.module, ()),
-        next_step=slow_step(green.module, component, replace(sides.facts, held=True), accepting),
-        cascades=(green.module, *green.others) if component else green.others,
-        green=True,
-    )
+# --- slower by itself, or by another module -------------------------------------------------------------------------
 
 
-def _read_slow(slow: Slow) -> Watched:
-    # Time on the host has that of the device in it, and is noisier.
-    worst = max(slow.changes, key=lambda row: (not row.name.endswith(HOST), row.ratio))
-    slowest = f"{worst.ratio:.2f} times the time of `{worst.name}`"
-    return Watched(
-        slow.module,
-        Cause.PERFORMANCE,
-        f"slower: {', '.join(sorted({row.name for row in slow.changes}))}",
-        f"{slow.module} takes {slowest} (it was {worst.before_ms:.3g} ms and is {worst.after_ms:.3g} ms)",
-        tuple(map(say_timing, slow.changes)),
-        slowest,
-    )
+def _find_slow(
+    own: Sequence[TimingChange], order: Order, red: Collection[str], timed: Sequence[TimingChange]
+) -> list[Watched]:
+    """Every slower module filed under the first that it depends on and that is slower in the same way.
 
-
-def file_slow(
-    own: Sequence[TimingChange], order: Order, red: Collection[str], timed: Sequence[TimingChange] = ()
-) -> tuple[Slow, ...]:
-    """Every slower module filed under the first that it stands on and that is slower in the same way.
-
-    Args:
-        own: rows that are slower beyond the noise and beyond what all share.
-        red: red modules: what is red is not slow as well, and what stands on it may be slow by another path.
-        timed: every row: what is timed and not slower tells what a slower one is slower by.
+    What is red is not slow as well, and what depends on it may be slow by another path.
     """
     rows: dict[str, list[TimingChange]] = {}
     for row in own:
@@ -232,64 +174,44 @@ def file_slow(
     for module in sorted(rows, key=order.rank):
         if any(order.depends(module, other) and _share(module, other) for other in red if other != FIREWALL):
             continue
-        cause = next(
-            (one for one in slow if order.depends(module, one) and _slows(one, rows[one], module, rows, held)), None
-        )
-        if cause is None:
-            slow[module] = []
-        else:
-            slow[cause].append(module)
-    return tuple(Slow(module, tuple(rows[module]), tuple(others)) for module, others in slow.items())
+        causes = (one for one in slow if order.depends(module, one) and _slows(one, rows[one], module, rows, held))
+        cause = next(causes, module)
+        slow.setdefault(cause, [])
+        slow[cause] += [module] if cause != module else []
+    return [_describe_slow(module, rows[module], others) for module, others in slow.items()]
+
+
+def _describe_slow(module: str, rows: Sequence[TimingChange], others: Sequence[str]) -> Watched:
+    # Time on the host has that of the device in it, and is noisier.
+    worst = max(rows, key=lambda row: (not row.name.endswith(HOST), row.ratio))
+    slowest = f"{worst.ratio:.2f} times the time of `{worst.name}`"
+    return Watched(
+        module,
+        Cause.PERFORMANCE,
+        f"slower: {', '.join(sorted({row.name for row in rows}))}",
+        f"{module} takes {slowest} (it was {worst.before_ms:.3g} ms and is {worst.after_ms:.3g} ms)",
+        tuple(map(_describe_timing, rows)),
+        slowest,
+        tuple(others),
+    )
 
 
 def _slows(
     cause: str, its: Sequence[TimingChange], module: str, rows: Mapping[str, Sequence[TimingChange]],
-    held: frozenset[tuple[str, str]],
+    held: Collection[tuple[str, str]],
 ) -> bool:  # fmt: skip
     """Whether what is slower in one module makes every row of another slower."""
-    if cause != FIREWALL and not _share(cause, module) and not _share_part(cause, its, module, held):
-        return False
-    # What the scope costs the host is paid by whatever is run in it, on the device too, which waits for the host.
     low = all(_is_low(row.name) for row in its)
+    if cause != FIREWALL and not _share(cause, module) and not _share_part(cause, module, held, low=low):
+        return False
+    # The cost of the scope on the host is paid by what runs in it, on the device too, which waits for the host.
     backward = all(_is_of_backward(row, held) for row in its)
     return all(
         (cause != FIREWALL or row.name.endswith(HOST) or _is_low(row.name))
         and (_is_low(row.name) or not low)
-        and (not backward or "backward" in _words(row))
+        and (not backward or "backward" in _words(row.name))
         for row in rows[module]
     )
-
-
-def _share_part(
-    cause: str, its: Sequence[TimingChange], module: str, held: frozenset[tuple[str, str]]
-) -> bool:  # fmt: skip
-    """Whether both run one part of Transformer Engine, and no use of the device that runs it is as fast as it was.
-
-    As of numbers that are wrong (shared_layers.py): every entry point that runs the shared code must show it.
-    """
-    mine, theirs = (of_module(name) or frozenset() for name in (cause, module))
-    low = all(_is_low(row.name) for row in its)
-    for part in SHARED_PARTS:
-        if not (part.shows & mine and part.shows & theirs):
-            continue
-        fast = (
-            name
-            for other, name in held
-            if part.shows & (of_module(other) or frozenset()) and not name.endswith(HOST)
-            and (not low or _is_low(name))
-        )  # fmt: skip
-        if not any(fast) and part.shows & mine == mine:
-            return True
-    return False
-
-
-def _is_of_backward(row: TimingChange, held: frozenset[tuple[str, str]]) -> bool:
-    """Whether the backward pass alone is slower: a use of both passes is where its forward pass by itself is not."""
-    words = _words(row)
-    if "backward" not in words:
-        return False
-    alone = row.name.replace("forward-backward", "forward")
-    return "forward" not in words or (row.module, alone) in held
 
 
 def _share(one: str, other: str) -> bool:
@@ -297,24 +219,51 @@ def _share(one: str, other: str) -> bool:
     return mine is None or theirs is None or bool(mine & theirs)
 
 
-def _words(row: TimingChange) -> frozenset[str]:
-    return frozenset(re.split(r"[.-]", row.name))
+def _share_part(cause: str, module: str, held: Collection[tuple[str, str]], *, low: bool) -> bool:
+    """Whether both run one part of Transformer Engine, and no use of the device that runs it is as fast as it was.
+
+    As of numbers that are wrong: every entry point that runs the shared code must show it.
+    """
+    mine, theirs = (of_module(name) or frozenset() for name in (cause, module))
+    return any(
+        part.shows & mine == mine
+        and part.shows & theirs
+        and not any(
+            part.shows & (of_module(other) or frozenset())
+            for other, name in held
+            if not name.endswith(HOST) and (not low or _is_low(name))
+        )
+        for part in SHARED_PARTS
+    )
+
+
+def _is_of_backward(row: TimingChange, held: Collection[tuple[str, str]]) -> bool:
+    """Whether the backward pass alone is slower: a use of both passes is where its forward pass by itself is not."""
+    words = _words(row.name)
+    alone = row.name.replace("forward-backward", "forward")
+    return "backward" in words and ("forward" not in words or (row.module, alone) in held)
+
+
+def _words(name: str) -> frozenset[str]:
+    return frozenset(re.split(r"[.-]", name))
 
 
 def _is_low(name: str) -> bool:
     """Whether a use is of a low precision: of "bf16.block.forward" the block is no recipe."""
-    words = frozenset(re.split(r"[.-]", name))
-    return bool(words & _LOW) and not words & _HIGH
+    return bool(_words(name) & _LOW) and not _words(name) & _HIGH
+
+
+# --- what two receipts show -----------------------------------------------------------------------------------------
 
 
 def _find_slow_kernel(module: str, before: Receipt, after: Receipt) -> Watched | None:
     """A path that asks for the same, ran a fused kernel and runs a slow one now, on a card of the same capability."""
     if before.machine.capability != after.machine.capability:
         return None
-    known = dict(_paths(before))
+    known = _paths(before)
     rows = [
         (row, old)
-        for path, row in _paths(after)
+        for path, row in _paths(after).items()
         if (old := known.get(path)) is not None and (old.requested, old.claimed) == (row.requested, row.claimed)
         and SLOW_KERNELS & {*row.observed} and not SLOW_KERNELS & {*old.observed} and {*old.observed} - {old.claimed}
     ]  # fmt: skip
@@ -322,48 +271,37 @@ def _find_slow_kernel(module: str, before: Receipt, after: Receipt) -> Watched |
         return None
     first, old = rows[0]
     fused, now = (", ".join(kernel for kernel in row.observed if kernel != row.claimed) for row in (old, first))
+    summary = f"{module} ran by {fused} and runs by {now} now, in {len(rows)} paths; its numbers are right"
+    shown = (f"{row.path}: observed {', '.join(was.observed)} -> {', '.join(row.observed)}" for row, was in rows)
+    signature, accepting = f"another kernel: {now}", f"that {module} runs by {now}"
     return Watched(
-        module,
-        Cause.SILENT_FALLBACK,
-        f"another kernel: {now}",
-        f"{module} ran by {fused} and runs by {now} now, in {len(rows)} paths; its numbers are right",
-        tuple(f"{row.path}: observed {', '.join(was.observed)} -> {', '.join(row.observed)}" for row, was in rows),
-        f"that {module} runs by {now}",
-        explains_time=True,
-    )
+        module, Cause.SILENT_FALLBACK, signature, summary, tuple(shown), accepting, explains_time=True
+    )  # fmt: skip
 
 
 def _find_lost_backend(module: str, before: Receipt, after: Receipt) -> Watched | None:
-    """A second backend that answered, and says itself that it cannot be loaded now: what took its paths is right.
+    """A second backend that ran, and reports itself that it cannot be loaded now: what took its paths is right.
 
     One that is not installed at all is another environment, and no fault of it.
     """
     if before.machine.gpu != after.machine.gpu or before.requested != after.requested:
         return None
-    answered = {row.requested for row in before.backends if row.requested in row.observed}
-    lost = [
-        (row, why) for row in after.backends
-        if row.requested in answered and not row.claimed and not row.observed
-        and (why := next((one for one in row.reasons if _UNUSABLE.search(one)), ""))
-    ]  # fmt: skip
+    ran = {row.requested for row in before.backends if row.requested in row.observed}
+    gone = [row for row in after.backends if row.requested in ran and not row.claimed and not row.observed]
+    lost = {row.requested: why for row in gone for why in row.reasons if _UNUSABLE.search(why)}
     if not lost:
         return None
-    names = ", ".join(dict.fromkeys(row.requested for row, _ in lost))
-    return Watched(
-        module,
-        Cause.SILENT_FALLBACK,
-        f"a backend is lost: {names}",
-        f"{module} ran by {names} too, which cannot be loaded now; what takes its paths is right",
-        tuple(dict.fromkeys(why for _, why in lost)),
-        f"that {module} runs without {names}",
-        explains_time=True,
-    )
+    names = ", ".join(lost)
+    summary = f"{module} ran by {names} too, which cannot be loaded now; what takes its paths is right"
+    signature, accepting = f"a backend is lost: {names}", f"that {module} runs without {names}"
+    shown = tuple(dict.fromkeys(lost.values()))
+    return Watched(module, Cause.SILENT_FALLBACK, signature, summary, shown, accepting, explains_time=True)
 
 
-def _paths(receipt: Receipt) -> Iterator[tuple[str, Backend]]:
+def _paths(receipt: Receipt) -> dict[str, Backend]:
     """Paths that one row alone is of: of several with one name nobody knows which is which."""
-    paths = [row.path for row in receipt.backends]
-    return ((row.path, row) for row in receipt.backends if paths.count(row.path) == 1)
+    count = Counter(row.path for row in receipt.backends)
+    return {row.path: row for row in receipt.backends if count[row.path] == 1}
 
 
 def _find_late_compiles(module: str, before: Receipt, after: Receipt) -> Watched | None:
@@ -371,26 +309,22 @@ def _find_late_compiles(module: str, before: Receipt, after: Receipt) -> Watched
 
     Kernels count, and no numbers by themselves: until receipts named each kernel (schema 5), what another process put
     into the same cache was counted, too (docs/evidence/fp8: deep_gemm, in healthy cells of 2.20.2). So before must name
-    them, and what it lists of training ranks, or says that nobody watched, is not new.
+    them, and what it lists of training ranks, or reports as not watched, is not new.
     """
     if int(before.schema_id.rpartition("/")[2]) < _NAMES_KERNELS:
         return None
     known = {name for name, number in before.jit.after.items() if number > 0} | before.jit.unwatched.keys()
     known |= {row.library for row in before.jit.compiled if row.when == "after"}
     kernels = [row for row in after.jit.compiled if row.when == "after" and row.library not in known]
-    late = Counter(row.library for row in kernels)
-    if not late:
+    if not kernels:
         return None
-    told = ", ".join(f"{name} {number}" for name, number in sorted(late.items()))
-    return Watched(
-        module,
-        Cause.PERFORMANCE,
-        f"compiled after warm-up: {', '.join(sorted(late))}",
-        f"{module} compiles in its second use what it had compiled in its first: {told}",
-        tuple(dict.fromkeys(f"{row.library}: {row.kernel} {row.shape}".strip() for row in kernels)),
-        "a compile in the middle of a run",
-        explains_time=True,
-    )
+    late = sorted(Counter(row.library for row in kernels).items())
+    numbers = ", ".join(f"{name} {number}" for name, number in late)
+    signature = f"compiled after warm-up: {', '.join(name for name, _ in late)}"
+    summary = f"{module} compiles in its second use what it had compiled in its first: {numbers}"
+    shown = tuple(dict.fromkeys(f"{row.library}: {row.kernel} {row.shape}".strip() for row in kernels))
+    accepting = "a compile in the middle of a run"
+    return Watched(module, Cause.PERFORMANCE, signature, summary, shown, accepting, explains_time=True)
 
 
 def _find_memory(module: str, before: Receipt, after: Receipt) -> Watched | None:
@@ -402,19 +336,11 @@ def _find_memory(module: str, before: Receipt, after: Receipt) -> Watched | None
     old, new = before.peak_memory_mib, after.peak_memory_mib
     if not same or old <= 0.0 or new <= max(old * MEMORY_RATIO, old + MEMORY_RISE_MIB):
         return None
-    return Watched(
-        module,
-        Cause.PERFORMANCE,
-        "more memory at its peak",
-        f"{module} holds {new / old:.2f} times the GPU memory at its peak (it was {old:.0f} MiB and is {new:.0f} MiB)",
-        (
-            f"peak of torch's allocator: {old:g} -> {new:g} MiB; no noise is more than {MEMORY_RATIO:.2f} times and "
-            f"more than {MEMORY_RISE_MIB:g} MiB, four workspaces of cuBLAS",
-        ),
-        f"{new / old:.2f} times the memory",
-    )
+    times = f"{new / old:.2f} times the"
+    summary = f"{module} holds {times} GPU memory at its peak (it was {old:.0f} MiB and is {new:.0f} MiB)"
+    shown = f"peak of torch's allocator: {old:g} -> {new:g} MiB; no noise is more than {MEMORY_RATIO:.2f} times and "
+    shown += f"more than {MEMORY_RISE_MIB:g} MiB, four workspaces of cuBLAS"
+    return Watched(module, Cause.PERFORMANCE, "more memory at its peak", summary, (shown,), f"{times} memory")
 
 
-_LOOKS: Final[tuple[Callable[[str, Receipt, Receipt], Watched | None], ...]] = (
-    _find_slow_kernel, _find_lost_backend, _find_late_compiles, _find_memory,
-)  # fmt: skip
+_LOOKS: Final = (_find_slow_kernel, _find_lost_backend, _find_late_compiles, _find_memory)
