@@ -17,16 +17,15 @@ from ...catalog.bridge import Catalog
 from ...diagnosis.blame import read_order
 from ...diagnosis.host_faults import find_host_fault
 from ...diagnosis.rows import component_named
-from ...environments.cell import Cell
 from ...environments.chosen import Means, resolve_environment
 from ...environments.environment import Environment, NoEnvironment
 from ...environments.facts import read_facts, require_torch
-from ...environments.fleet import Fleet
 from ...environments.installed import find_environments
 from ...environments.interpreter import InterpreterEnvironment, put_over, read_commit
-from ...environments.plan import choose_names, find_target, plan_blank, plan_parity, why_not_here
-from ...environments.restart import FolderTaken, find_done, own_folder
-from ...environments.schedule import Need, Room, count_cores, plan_jobs
+from ...environments.plan import choose_names, find_target, why_not_here
+from ...environments.restart import FolderTaken, own_folder
+from ...environments.schedule import Room, count_cores, plan_jobs
+from ...environments.stacks import RunOptions, Stack, StackOptions, run_stacks
 from ...errors import EvidenceMissing, WrongArguments, writing_to
 from ...evidence.receipt import Library, Outcome, Package, Receipt
 from ...process import Processes
@@ -168,23 +167,15 @@ def _open_stacks(
         if reason := why_not_here(target, facts):
             raise EvidenceMissing(reason)
         require_torch(facts)
-        seed = options.seed + run
-        blank = plan_blank(target, facts, means.variables, seed=seed, tool=TOOL, commit=commit)
-        folder = (
-            receipts / name_folder(choices) / f"seed-{seed}-within-{options.limit_s:g}s"
-        )  # a longer limit runs anew
-        folder.mkdir(parents=True, exist_ok=True)
-        cells = [
-            Cell(environment, replace(order, environment=environment.identity), folder, options.limit_s)
-            for order in plan_parity(catalog, blank, (*dependencies, options.module))
-        ]
-        for cell in cells:
-            done = find_done(cell.order, cell.place)
-            if done is not None and find_machine_trouble(done):  # says nothing of the release
-                cell.forget()
-        fleet = Fleet(Room(plan_jobs(count_cores())), fresh=False)
-        ran = fleet.run([(cell, Need(0.0, 0.0)) for cell in cells], processes)
-        return judge_receipts(options.module, dependencies, [receipt for receipt, _ in ran], choices)
+        seed, stack = options.seed + run, Stack(name_folder(choices), environment, facts)
+        cells = StackOptions((*dependencies, options.module), seed, False, TOOL, commit, means.variables)
+        folder = receipts / f"seed-{seed}-within-{options.limit_s:g}s"  # a longer limit runs anew
+        running = RunOptions(folder, Room(plan_jobs(count_cores())), options.limit_s)
+        (ran,) = run_stacks(catalog, target, (stack,), cells, running, processes)
+        for receipt in ran.receipts.values():
+            if find_machine_trouble(receipt):  # shows nothing of the release: the next search runs the cell again
+                (folder / stack.name / f"{receipt.cell}.json").unlink(missing_ok=True)
+        return judge_receipts(options.module, dependencies, tuple(ran.receipts.values()), choices)
 
     return (te, *(axis for axis, _ in specs)), probe
 

@@ -10,13 +10,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from megacpp_validate.canary.dynamic.slowdown import (
-    CardNoise,
-    Slowness,
-    compare_timings,
-    measure_noise,
-    split_slowness,
-)
+from megacpp_validate.canary.dynamic.slowdown import CardNoise, Slowness, compare_timings, measure_noise, split_slowness
 from megacpp_validate.canary.dynamic.upgrade_result import TimingChange
 from megacpp_validate.evidence.receipt import Machine, Outcome, Receipt, Timing, cell_id
 

@@ -12,18 +12,7 @@ from megacpp_validate.canary.dynamic.step import StackReceipts, compare_stacks
 from megacpp_validate.canary.dynamic.upgrade_result import Change, StepResult
 from megacpp_validate.catalog.bridge import read_catalog
 from megacpp_validate.evidence.receipt import Backend, Check, Receipt
-from tests.diagnosis.planted import (
-    CUDNN,
-    MODULES,
-    blocked,
-    cannot_import,
-    dies,
-    fails,
-    good,
-    keyword,
-    raises,
-    stack_of,
-)
+from tests.diagnosis.planted import CUDNN, MODULES, blocked, cannot_import, dies, fails, good, keyword, raises, stack_of
 
 CATALOG = read_catalog()
 

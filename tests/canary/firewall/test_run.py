@@ -194,11 +194,7 @@ PLANTED: dict[str, tuple[str, tuple[Edit, ...]]] = {
                 "the reason does not say 'cause: Transformer Engine is not installed'",
             ),
             ("linear_walker.py", edit("NATIVE_PATH", "NATIVE"), "linear_walker names the native path ''"),
-            (
-                "attention.py",
-                edit('NATIVE_PATH = "', 'NATIVE_PATH = "not '),
-                "attention names the native path 'not ",
-            ),
+            ("attention.py", edit('NATIVE_PATH = "', 'NATIVE_PATH = "not '), "attention names the native path 'not "),
             (
                 "vendor.py",
                 edit("raise VendorEntryMissing(self.why_missing())", "raise VendorEntryMissing('no')"),
