@@ -108,31 +108,7 @@ def test_a_stack_beside_itself_is_slower_in_less_than_one_use_of_a_thousand(
     assert alarms / len(found) < 0.001
 
 
-@pytest.mark.parametrize("noise", [QUIET, USUAL, DRIFTING], ids=["quiet", "usual", "drifting"])
-def test_a_third_release_is_held_to_the_noise_of_the_first(noise: Noise) -> None:
-    """Neither side of the step is the stack that was run twice."""
-    alarms = uses = 0
-    for seed in range(400):
-        dice = random.Random(seed)
-        first, again, before, after = (simulate(dice, noise) for _ in range(4))
-        found = compare_timings(before, after, measure_noise(first, again))
-        alarms, uses = alarms + sum(change.slower for change in found), uses + len(found)
-    assert alarms / uses < 0.001
-
-
 # --- a slowdown is found ----------------------------------------------------------------------------------------------
-
-
-def test_a_quarter_more_is_found_in_every_module_at_three_percent_between_rounds() -> None:
-    noise = Noise(rounds=0.03, process=0.003, use=0.003, host=1.0)
-    modules = [module for module in USES if module != "imports"]
-    missed = [
-        (seed, module)
-        for seed in range(600)
-        for module in modules[seed % len(modules) :][:1]
-        if slow_modules(grid(seed, noise, {module: 1.25})) != {module}
-    ]
-    assert not missed
 
 
 def draws(number: int, low: float, high: float) -> list[tuple[int, float]]:
@@ -151,16 +127,6 @@ def test_the_module_that_became_slower_is_named_and_no_other() -> None:
         device = [change for change in changes if change.module == module and not change.name.endswith(".host")]
         assert all(change.slower and change.noise < change.ratio for change in device)
     assert wrong <= 3  # a use of the host's, once in a hundred grids
-
-
-def test_faster_is_never_slower() -> None:
-    assert not any(
-        split_slowness(grid(seed, USUAL, dict.fromkeys(USES, factor))).own for seed, factor in draws(200, 0.02, 0.8)
-    )
-
-
-def test_two_modules_that_became_slower_are_both_named() -> None:
-    assert slow_modules(grid(3, USUAL, {"attention": 1.5, "permute": 2.0})) == {"attention", "permute"}
 
 
 def test_what_only_the_host_does_longer_is_found() -> None:
@@ -268,6 +234,14 @@ UNKNOWN: dict[str, tuple[dict[str, Receipt], dict[str, Receipt], CardNoise, str]
         one(STEADY), one(TWICE), measure_noise(one(STEADY), one(STEADY, stack="te2.14.1")), "run twice",
     ),
     "too few rounds": (one(STEADY), one([2.0, 2.0]), measure_noise(one(STEADY), one(STEADY)), "rounds"),
+    # As receipts of an H200 had it, 2026-11-21: the device went on before the host had launched the round.
+    "rounds that lie apart on a device": (
+        one(STEADY), one([2.0, 2.5, 2.0, 2.0, 2.0]), measure_noise(one(STEADY), one(STEADY)), "lie 25% apart",
+    ),
+    "two clocks": (
+        one(STEADY), {"attention": receipt("attention", (timing("use", "cuda-events, not held", TWICE),))},
+        measure_noise(one(STEADY), one(STEADY)), "timed by cuda-events, now by cuda-events, not held",
+    ),
 }  # fmt: skip
 
 
@@ -345,35 +319,3 @@ def test_the_bound_comes_from_what_is_largest_and_says_so() -> None:
     (row,) = compare_timings(one(STEADY), one(TWICE), apart)
     assert row.noise > 3.0
     assert not row.slower
-
-
-def test_what_one_use_is_known_to_vary_by_counts_for_that_use() -> None:
-    """Many steady modules do not make a use steady that was seen three times as long in a second run."""
-    dice = random.Random(9)
-    first, again, after = (simulate(dice, QUIET) for _ in range(3))
-    rows = first["permute"].timings
-    shaky = tuple(timing(row.name, row.clock, [value * 1.6 for value in row.rounds_ms]) for row in rows)
-    again["permute"] = replace(again["permute"], timings=shaky)
-    after["permute"] = replace(after["permute"], timings=shaky)
-    assert not slow_modules(compare_timings(first, after, measure_noise(first, again)))
-
-
-def test_rounds_that_lie_apart_on_a_device_are_not_compared() -> None:
-    """As receipts of an H200 had it, 2026-11-21: the device went on before the host had launched the round."""
-    before, again, late = (
-        {"permute": receipt("permute", (timing("bf16", "cuda-events", rounds),))}
-        for rounds in ([0.2697, 0.2693, 0.2697, 0.2703, 0.27], [0.271] * 5, [1.16192, 0.988832, 1.0336, 1.0472, 1.2806])
-    )
-    (row,) = compare_timings(before, late, measure_noise(before, again))
-    assert not row.slower
-    assert row.derivation.startswith("not compared: rounds of one process lie 28% apart")
-
-
-def test_two_clocks_are_not_compared() -> None:
-    before, now = (
-        {"permute": receipt("permute", (timing("bf16", clock, [value] * 5),))}
-        for clock, value in (("cuda-events", 0.27), ("cuda-events, not held", 1.05))
-    )
-    (row,) = compare_timings(before, now, measure_noise(before, before))
-    assert not row.slower
-    assert "before it was timed by cuda-events, now by cuda-events, not held" in row.derivation

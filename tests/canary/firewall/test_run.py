@@ -102,10 +102,6 @@ def test_the_undamaged_install_is_available(tier: dict[str, FirewallCase], inter
     assert case.compiled == "stand-in"
 
 
-def test_every_module_names_its_native_path(tier: dict[str, FirewallCase], catalog: Catalog) -> None:
-    assert tier["absent"].native_paths == {row.id: row.native for row in catalog.modules}
-
-
 # --- faults planted in a copy of the bridge ---------------------------------------------------------------
 
 
