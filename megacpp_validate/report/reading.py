@@ -23,7 +23,7 @@ _RESULTS: Final = {
     "megacpp-validate/release-gate/1": ("gate.decision:GateDecision", "gate:describe_gate"),
     "megacpp-validate/ablation/1": ("gate.ablation:AblationResult", "ablation:describe_ablation"),
     "megacpp-validate/fp8-policy/1": ("gate.fp8_policy:PolicyResult", "policy:describe_policy"),
-    "megacpp-validate/bisect/3": ("canary.dynamic.search:BisectResult", "bisect:describe_bisect"),
+    "megacpp-validate/bisect/3": ("canary.dynamic.bisect:BisectResult", "bisect:describe_bisect"),
     "megacpp-validate/blame-score/1": ("canary.dynamic.scores:FaultScore", "scores:describe_planted"),
     "megacpp-validate/fp8-faults/1": ("canary.dynamic.scores:FaultScore", "scores:describe_planted"),
     "megacpp-validate/smoke-faults/1": ("canary.dynamic.scores:FaultScore", "scores:describe_planted"),

@@ -15,9 +15,8 @@ from ...diagnosis.red import Change, Red, is_same, sign
 from ...diagnosis.versions import changed_components, compare_versions, release_of
 from ...evidence.receipt import Outcome, Receipt, cell_id
 from ...evidence.values import ENVIRONMENT
-from .slowdown import split_slowness
+from .slowdown import find_watched, name_green, name_shared, split_slowness
 from .upgrade_result import ModuleChange, StepResult, TimingChange
-from .watched import find_watched, name_green, name_shared
 
 _SHOWN: Final = 3  # lost checks that are named
 

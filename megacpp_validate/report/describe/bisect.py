@@ -7,7 +7,7 @@ from typing import Final
 
 from megacpp_validate.text import count, first_sentence
 
-from ...canary.dynamic.search import Answer, BisectResult, SearchEnd, Turn, Verdict
+from ...canary.dynamic.bisect import Answer, BisectResult, SearchEnd, Turn, Verdict
 from ..document import Bullets, Content, Diagnostic, Document, Paragraph, Table, bad, good, missing, risk
 
 _NAMES: Final = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from megacpp_validate.canary.dynamic.search import Verdict
+from megacpp_validate.canary.dynamic.bisect import Verdict
 from megacpp_validate.report.describe.bisect import describe_bisect
 from megacpp_validate.report.render.markdown import render_markdown
-from tests.canary.dynamic.test_search import Truth, find
+from tests.canary.dynamic.test_bisect import Truth, find
 
 NOT_BUILT = {(5,): Verdict.CANNOT_BUILD, (6,): Verdict.CANNOT_TELL}
 CASES = {
