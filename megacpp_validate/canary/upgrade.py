@@ -1,4 +1,4 @@
-"""Which bridge module does an upgrade break: what is asked, and one result over the tiers.
+"""Which bridge module does an upgrade break: the options of the canary, and one result over the tiers.
 
 A pair of releases is compared by its sources (static tier), damaged installs are tried (firewall tier), and every
 module runs in every release on the device that is here (gpu tier).
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -48,9 +47,9 @@ from .dynamic.upgrade_result import UpgradeResult
 if TYPE_CHECKING:
     from .firewall.result import FirewallCase, FirewallResult
     from .static.findings import StaticResult, Sweep
+    from .static.sources import Sources
 
 TIERS: Final = ("static", "firewall", "gpu")
-_FIREWALL_JOBS: Final = 2
 
 
 class Mode(StrEnum):
@@ -163,9 +162,7 @@ def plan_canary(options: CanaryOptions, catalog: Catalog) -> CanaryPlan:
 
 def list_releases() -> tuple[str, ...]:
     """The releases on the index, oldest first."""
-    with needs_sources("static"):
-        from .static.sources import Sources
-    return tuple(Sources().versions())
+    return tuple(open_sources("static").versions())
 
 
 def compare_pairs(
@@ -178,10 +175,9 @@ def compare_pairs(
         NothingSelected: there is no newer release than the pin.
         NoEnvironment: the sources of a release cannot be had.
     """
-    with needs_sources("static"):
-        from .static.sources import Sources
-        from .static.sweep import read_pair, read_surface, run_pair
-    sources = Sources()
+    sources = open_sources("static")
+    from .static.sweep import read_pair, read_surface, run_pair
+
     if len(releases) < 2:
         releases = (releases[0] if releases else catalog.pinned.te, sources.versions()[-1])
         if is_same_release(*releases):
@@ -207,19 +203,13 @@ def compare_every_pair(catalog: Catalog, ends: Sequence[str], progress: Progress
         WrongArguments: an end is no release on the index.
         NothingSelected: no two releases can be read.
     """
-    with needs_sources("static"):
-        from .static.sources import Sources, UnknownRelease, nearest
-        from .static.sweep import OLDEST, run_sweep
-    sources = Sources()
+    sources = open_sources("static")
+    from .static.sweep import OLDEST, run_sweep
+
     versions = sources.versions()
     readable = versions[versions.index(OLDEST) :] if OLDEST in versions else versions  # a mirror may start later
     first, last = (*ends, *(readable[0], readable[-1])[len(ends) :])
-    for name in (first, last):
-        if name not in versions:
-            raise UnknownRelease(
-                f"There is no Transformer Engine {name} on the index. Nearest: {', '.join(nearest(name, versions))}. "
-                "Next step: choose one of them; `--list` shows all."
-            )
+    require_listed((first, last), versions)
     one, other = sorted((versions.index(first), versions.index(last)))
     sweep = run_sweep(versions[one : other + 1], sources, catalog, tool=tool, progress=progress.pair)
     if not sweep.steps:
@@ -228,21 +218,16 @@ def compare_every_pair(catalog: Catalog, ends: Sequence[str], progress: Progress
 
 
 def run_firewall_tier(
-    catalog: Catalog, progress: Progress, *, tool: str, jobs: int = _FIREWALL_JOBS, **options: Any
+    catalog: Catalog, progress: Progress, *, tool: str, jobs: int = 2, **options: Any
 ) -> FirewallResult:
     """The firewall tier on releases of the index; `options` are those of `run_firewall`."""
-    with needs_sources("firewall"):
-        from .firewall.run import run_firewall
-        from .static.sources import Sources
-    sources = Sources()
-    return run_firewall(
-        catalog.modules,
-        lambda distribution, version: sources.wheel(version, distribution),
-        tool=tool,
-        jobs=jobs,
-        progress=progress.case,
-        **options,
-    )
+    sources = open_sources("firewall")
+    from .firewall.run import run_firewall
+
+    def wheel(distribution: str, version: str) -> Path:
+        return sources.wheel(version, distribution)
+
+    return run_firewall(catalog.modules, wheel, tool=tool, jobs=jobs, progress=progress.case, **options)
 
 
 def run_upgrade(
@@ -370,16 +355,36 @@ def _find_twice(names: Sequence[str]) -> str:
     return ""
 
 
-@contextmanager
-def needs_sources(tier: str) -> Iterator[None]:
-    """A GPU host need not have griffe, which reads sources."""
+def open_sources(tier: str) -> Sources:
+    """The sources of releases.
+
+    Raises:
+        NoEnvironment: this interpreter has no griffe, which reads sources; a GPU host need not have it.
+    """
     try:
-        yield
+        from .static.sources import Sources
     except ImportError as fault:
         raise NoEnvironment(
             f"The {tier} tier cannot read sources here: {fault}. Likely cause: nox runs in the interpreter of a GPU "
             "host, which has no griffe. Next step: run that tier on a laptop, and --tiers gpu here."
         ) from fault
+    return Sources()
+
+
+def require_listed(names: Sequence[str], versions: Sequence[str]) -> None:
+    """Refuse a release that the index does not list.
+
+    Raises:
+        UnknownRelease: with the nearest releases.
+    """
+    from .static.sources import UnknownRelease, nearest
+
+    for name in names:
+        if name not in versions:
+            raise UnknownRelease(
+                f"There is no Transformer Engine {name} on the index. Nearest: {', '.join(nearest(name, versions))}. "
+                "Next step: choose one of them; `nox -s te_canary -- --list` shows all."
+            )
 
 
 def _read_one(what: str, values: Collection[str]) -> str:

@@ -11,6 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from hashlib import sha256
@@ -39,7 +40,7 @@ from ...errors import EvidenceMissing, Exit, NoEnvironment, WrongArguments, writ
 from ...evidence.receipt import Library, Outcome, Package, Receipt
 from ...evidence.values import Frozen
 from ...process import Processes
-from ..upgrade import needs_sources
+from ..upgrade import open_sources, require_listed
 
 TE: Final = "te"  # the axis that every search has
 NOT_HERE: Final = "this host has no environment for it"
@@ -342,20 +343,14 @@ def _find_turns(points: Sequence[Point], names: Sequence[str], seen: Mapping[Poi
 
 def _open_sources(catalog: Catalog, options: BisectOptions) -> tuple[tuple[Axis, ...], Probe]:
     """The releases on the index, and a probe that compares each with the good end."""
-    with needs_sources("static"):
-        from ..static.compare import compare_releases
-        from ..static.findings import Impact
-        from ..static.release import without_garbage_collection
-        from ..static.sources import Sources, UnknownRelease, nearest
-        from ..static.sweep import read_surface
-    sources = Sources()
+    sources = open_sources("static")
+    from ..static.compare import compare_releases
+    from ..static.findings import Impact
+    from ..static.release import without_garbage_collection
+    from ..static.sweep import read_surface
+
     versions = sources.versions()
-    for name in (options.good, options.bad):
-        if name not in versions:
-            raise UnknownRelease(
-                f"the package index has no Transformer Engine {name}. Nearest: {', '.join(nearest(name, versions))}. "
-                "Next step: choose one of them; `nox -s te_canary -- --list` shows all."
-            )
+    require_listed((options.good, options.bad), versions)
     surface = read_surface(catalog)
 
     def probe(choices: Mapping[str, str], _: int) -> Answer:
@@ -387,7 +382,10 @@ def _open_stacks(
     found = find_environments(options.overlays, os.environ, options.python)
     usable = [one.release for one in found if one.environment is not None]
     usable += [row.te for row in catalog.stacks if row.lock or row.image]
-    te = order_releases(_list_releases() or usable, options.good, options.bad, usable)
+    listed: list[str] = []
+    with suppress(NoEnvironment):  # a GPU host need not have griffe, nor an index
+        listed = open_sources("static").versions()
+    te = order_releases(listed or usable, options.good, options.bad, usable)
     commit, below = read_commit(), read_order(catalog.modules).below[options.module]
     dependencies = [row.id for row in catalog.modules if row.id in below]
 
@@ -553,13 +551,3 @@ def name_folder(choices: Mapping[str, str]) -> str:
     text = "\n".join(f"{name}={value}" for name, value in choices.items())
     shown = re.sub(r"[^A-Za-z0-9.+-]", "_", "-".join(choices.values()))[:60]
     return f"{shown}-{sha256(text.encode()).hexdigest()[:8]}"
-
-
-def _list_releases() -> list[str]:
-    """Every release on the index; none where the index or griffe, which a GPU host need not have, is missing."""
-    try:
-        from ..static.sources import Sources
-
-        return Sources().versions()
-    except (ImportError, NoEnvironment):
-        return []
