@@ -51,13 +51,13 @@ def blame_score(
 
     Started again, it runs what has no receipt yet.
     """
-    from ..canary.dynamic.planting import PlantOptions, run_blame_score
+    from ..canary.dynamic.planting import PlantOptions, run_planted
     from ..catalog.bridge import read_catalog
     from ..report.describe.scores import describe_planted
 
     options = PlantOptions(
-        split_names(faults or ()), split_names([release]), target, tuple(overlays or ()), receipts, copies, judge_only,
+        split_names(faults or ()), release, target, tuple(overlays or ()), receipts, copies, judge_only,
         seed, jobs, limit, python, matrix, clean, timed_clean,
     )  # fmt: skip
-    result = run_blame_score(read_catalog(matrix), options, write_error_line)
+    result = run_planted(read_catalog(matrix), "blame-score", options, write_error_line)
     finish(result, describe_planted, fmt, output, verbose=verbose)

@@ -86,7 +86,7 @@ def test_faults_are_planted_run_and_judged(host: Path, call: Run) -> None:
 
 
 def test_what_was_held_out_has_a_table_of_its_own(host: Path, call: Run) -> None:
-    code, out, err = call(*HERE, "--held-out", "--releases", "2.20.2")
+    code, out, err = call(*HERE, "--held-out", "--release", "2.20.2")
     assert (code, verdicts(out), json.loads(out)["held_out"]) == (OPEN, {"held": "caught"}, True), err
 
 
@@ -115,7 +115,7 @@ def test_without_a_gpu_it_is_not_run(host: Path, call: Run) -> None:
     ("arguments", "said"),
     [
         (("--faults", "nothing"), "no fault 'nothing'"),
-        (("--releases", "1.0.0"), "not written for Transformer Engine 1.0.0"),
+        (("--release", "1.0.0"), "not written for Transformer Engine 1.0.0"),
         (("--target", "h1000"), "no target 'h1000'"),
         (("--judge-only", "--receipts", "nowhere"), "no folder nowhere to judge"),
     ],

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from ... import TOOL
 from ...catalog.bridge import BridgeModule, Catalog
@@ -45,6 +45,7 @@ CLEAN_AGAIN: Final = "clean-again"  # and with speeds a second time
 CLEAN_FP8: Final[Mapping[bool, str]] = {True: "clean-quick", False: "clean-whole"}  # by whether shapes are smallest
 _MAKERS: Final = 8  # copies that are made at a time: it is the disk that they wait for
 _Row = TypeVar("_Row", bound=PlantedFault)
+Suite = Literal["blame-score", "fp8-faults"]
 Say = Callable[[str], object]
 Receipts = Mapping[str, Receipt]
 """Receipts of one run by probe."""
@@ -58,7 +59,7 @@ class PlantOptions:
 
     Attributes:
         faults: ids; empty for all of the release.
-        releases: of Transformer Engine; empty for the pinned one.
+        release: of Transformer Engine; empty for the pinned one.
         receipts: folder; a cell with a receipt there does not run again.
         copies: folder for the copies; None for one of this user's below the temporary files.
         judge_only: run nothing.
@@ -70,7 +71,7 @@ class PlantOptions:
     """
 
     faults: tuple[str, ...]
-    releases: tuple[str, ...]
+    release: str
     target: str
     overlays: tuple[Path, ...]
     receipts: Path
@@ -86,42 +87,28 @@ class PlantOptions:
     held_out: bool = False
 
 
-def run_blame_score(catalog: Catalog, options: PlantOptions, say: Say) -> FaultScore:
-    """Plant, run, judge: is the right module blamed for each fault?
+def run_planted(catalog: Catalog, suite: Suite, options: PlantOptions, say: Say) -> FaultScore:
+    """Plant, run, judge: is the right module blamed, or does the right FP8 check see each fault?
 
     Raises:
         WrongArguments, NoEnvironment: no such row or target; no interpreter, or no such release.
     """
     started = time.monotonic()
     target = find_target(catalog, options.target)
-    modules = tuple(module.id for module in catalog.modules)
-    release = next(iter(options.releases), catalog.pinned.te)
-    faults = choose_faults(read_te_faults(modules, options.matrix), release, options.faults)
-    runs = plan_blame(faults, controls=options.clean, timed_controls=options.timed_clean, seed=options.seed)
+    modules = tuple(module.id for module in catalog.modules) if suite == "blame-score" else ()
+    release = options.release or catalog.pinned.te
+    if suite == "blame-score":
+        faults = choose_faults(read_te_faults(modules, options.matrix), release, options.faults)
+        runs = plan_blame(faults, controls=options.clean, timed_controls=options.timed_clean, seed=options.seed)
+    else:
+        known = read_fp8_faults((cell.id for cell in catalog.fp8), options.matrix, held_out=options.held_out)
+        runs = plan_fp8_copies(choose_faults(known, release, options.faults), seed=options.seed)
     seen, troubles, where = _run_whole(catalog, target, release, runs, options, say)
     rows, controls = judge_copies(release, runs, seen, troubles, catalog.modules)
+    is_blame = suite == "blame-score"
     return FaultScore(
-        schema_id="megacpp-validate/blame-score/1", tool=TOOL, target=target.id, environment=where, modules=modules,
-        faults=rows, controls=controls, seconds=round(time.monotonic() - started, 1),
-    )  # fmt: skip
-
-
-def run_fp8_faults(catalog: Catalog, options: PlantOptions, say: Say) -> FaultScore:
-    """Plant, run, judge: does the right check see each fault? Raises as `run_blame_score`."""
-    started = time.monotonic()
-    target = find_target(catalog, options.target)
-    known = read_fp8_faults((cell.id for cell in catalog.fp8), options.matrix, held_out=options.held_out)
-    rows: list[FaultResult] = []
-    places = []
-    for release in options.releases or (catalog.pinned.te,):
-        runs = plan_fp8_copies(choose_faults(known, release, options.faults), seed=options.seed)
-        seen, troubles, where = _run_whole(catalog, target, release, runs, options, say)
-        rows += judge_copies(release, runs, seen, troubles)[0]
-        places.append(where)
-    return FaultScore(
-        schema_id="megacpp-validate/fp8-faults/1", tool=TOOL, target=target.id,
-        environment="; ".join(dict.fromkeys(places)), held_out=options.held_out, faults=tuple(rows),
-        seconds=round(time.monotonic() - started, 1),
+        schema_id="megacpp-validate/blame-score/1" if is_blame else "megacpp-validate/fp8-faults/1", tool=TOOL, target=target.id, environment=where, modules=modules,
+        held_out=options.held_out, faults=rows, controls=controls, seconds=round(time.monotonic() - started, 1),
     )  # fmt: skip
 
 
