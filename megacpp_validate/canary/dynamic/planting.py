@@ -95,9 +95,10 @@ def run_planted(catalog: Catalog, suite: Suite, options: PlantOptions, say: Say)
     """
     started = time.monotonic()
     target = find_target(catalog, options.target)
-    modules = tuple(module.id for module in catalog.modules) if suite == "blame-score" else ()
+    is_blame = suite == "blame-score"
+    modules = tuple(module.id for module in catalog.modules if is_blame)
     release = options.release or catalog.pinned.te
-    if suite == "blame-score":
+    if is_blame:
         faults = choose_faults(read_te_faults(modules, options.matrix), release, options.faults)
         runs = plan_blame(faults, controls=options.clean, timed_controls=options.timed_clean, seed=options.seed)
     else:
@@ -105,10 +106,10 @@ def run_planted(catalog: Catalog, suite: Suite, options: PlantOptions, say: Say)
         runs = plan_fp8_copies(choose_faults(known, release, options.faults), seed=options.seed)
     seen, troubles, where = _run_whole(catalog, target, release, runs, options, say)
     rows, controls = judge_copies(release, runs, seen, troubles, catalog.modules)
-    is_blame = suite == "blame-score"
     return FaultScore(
-        schema_id="megacpp-validate/blame-score/1" if is_blame else "megacpp-validate/fp8-faults/1", tool=TOOL, target=target.id, environment=where, modules=modules,
-        held_out=options.held_out, faults=rows, controls=controls, seconds=round(time.monotonic() - started, 1),
+        schema_id="megacpp-validate/blame-score/1" if is_blame else "megacpp-validate/fp8-faults/1", tool=TOOL,
+        target=target.id, environment=where, modules=modules, held_out=options.held_out, faults=rows,
+        controls=controls, seconds=round(time.monotonic() - started, 1),
     )  # fmt: skip
 
 
