@@ -184,26 +184,29 @@ def test_a_clock_that_was_lowered_is_nobodys_fault() -> None:
     assert blamed <= 3  # once in a hundred grids, at factors that barely leave the noise
 
 
-def test_a_module_that_does_not_follow_the_clock_leaves_the_rest_shared() -> None:
-    slower = {module: 1.3 for module in USES if module != "permute"}
-    found = split_slowness(grid(1, USUAL, slower))
-    assert not found.own
-    assert "permute" not in found.shared[0].modules
+ALL = tuple(USES)
+MATRICES = ("linear_walker", "expert_gemm", "native_block", "layer_spec")
+# Seed, modules that are timed, how many times as long they take, the modules that are slower by themselves, is shared.
+SHARED: dict[str, tuple[int, tuple[str, ...], dict[str, float], set[str], bool]] = {
+    "one does not follow the clock": (1, ALL, {name: 1.3 for name in ALL if name != "permute"}, set(), True),
+    "one is slower beyond it": (2, ALL, dict.fromkeys(ALL, 1.3) | {"attention": 2.6}, {"attention"}, True),
+    "two do not follow": (4, ALL, dict.fromkeys(MATRICES, 1.4), set(MATRICES), False),
+    "two are not all": (
+        4,
+        ("attention", "permute"),
+        {"attention": 1.5, "permute": 1.5},
+        {"attention", "permute"},
+        False,
+    ),
+}
 
 
-def test_what_is_slower_beyond_the_shared_factor_is_its_modules_own() -> None:
-    slower = dict.fromkeys(USES, 1.3) | {"attention": 2.6}
-    found = split_slowness(grid(2, USUAL, slower))
-    assert {change.module for change in found.own} == {"attention"}
-    assert found.shared
-
-
-def test_what_two_modules_are_spared_is_not_shared() -> None:
-    """All that multiplies matrices became slower, the rest did not: those modules, not the machine."""
-    slower = dict.fromkeys(("linear_walker", "expert_gemm", "native_block", "layer_spec"), 1.4)
-    found = split_slowness(grid(4, USUAL, slower))
-    assert {change.module for change in found.own} == set(slower)
-    assert not found.shared
+@pytest.mark.parametrize("name", SHARED)
+def test_a_factor_is_shared_by_all_modules_but_one(name: str) -> None:
+    seed, modules, slower, own, shared = SHARED[name]
+    found = split_slowness(grid(seed, USUAL, slower, modules))
+    assert ({change.module for change in found.own}, bool(found.shared)) == (own, shared)
+    assert all(slower.get(module) for one in found.shared for module in one.modules)
 
 
 def test_what_some_uses_of_every_module_are_spared_is_not_shared() -> None:
@@ -219,11 +222,6 @@ def test_what_some_uses_of_every_module_are_spared_is_not_shared() -> None:
     found = split_slowness(compare_timings(first, after, measure_noise(first, again)))
     assert not found.shared
     assert {(change.module, change.name) for change in found.own} >= {(module, "fp8") for module in modules}
-
-
-def test_two_modules_are_not_all() -> None:
-    found = split_slowness(grid(4, USUAL, {"attention": 1.5, "permute": 1.5}, ("attention", "permute")))
-    assert {change.module for change in found.own} == {"attention", "permute"}
 
 
 # --- where nothing can be said ----------------------------------------------------------------------------------------
