@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "environments"))
-from megacpp_validate.canary.dynamic import plant_runs
+from megacpp_validate.canary.dynamic import planting
 from megacpp_validate.catalog.bridge import matrix_folder
 from megacpp_validate.environments.installed import Found
 from megacpp_validate.environments.interpreter import put_over
@@ -36,9 +36,9 @@ def make_host(folder: Path, probe: str, matrix: dict[str, str], patch: pytest.Mo
     clean = make_te(folder / "overlays" / "te-2.20.2", "2.20.2")
     (clean / "transformer_engine" / "__init__.py").write_text("WRONG = ''\n")
     found = Found("2.20.2", str(clean), put_over(bare, (clean,)))
-    patch.setattr(plant_runs, "open_host", lambda *_: bare)
-    patch.setattr(plant_runs, "read_facts", lambda *_: LAPTOP)
-    patch.setattr(plant_runs, "find_environments", lambda *_: (found,))
+    patch.setattr(planting, "open_host", lambda *_: bare)
+    patch.setattr(planting, "read_facts", lambda *_: LAPTOP)
+    patch.setattr(planting, "find_environments", lambda *_: (found,))
     shutil.copytree(matrix_folder(), folder / "matrix")
     for name, text in matrix.items():
         (folder / "matrix" / name).write_text(text)

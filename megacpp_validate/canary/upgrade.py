@@ -1,4 +1,4 @@
-"""Which bridge module does an upgrade break: what is asked, and one result over the tiers.
+"""Which bridge module does an upgrade break: the options of the canary, and one result over the tiers.
 
 A pair of releases is compared by its sources (static tier), damaged installs are tried (firewall tier), and every
 module runs in every release on the device that is here (gpu tier).
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -17,16 +16,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ..catalog.bridge import BridgeModule, Catalog
-from ..catalog.needs import Needs, read_needs
+from ..catalog.bridge import Catalog
+from ..catalog.needs import read_needs
 from ..environments.chosen import Means, Spec, is_same_release, make_environment, read_spec, resolve_environment
 from ..environments.facts import read_facts
 from ..environments.fleet import Event
 from ..environments.installed import find_environments
 from ..environments.interpreter import own_interpreter, read_commit
-from ..environments.plan import choose_canary_probes, choose_target, find_target, why_not_here
+from ..environments.plan import choose_canary_probes, choose_names, choose_target, find_target, why_not_here
 from ..environments.schedule import count_cores, plan_jobs, read_room, share_cores
-from ..environments.session_result import SupportGrid, build_support
+from ..environments.session_result import build_support
 from ..environments.stacks import (
     AGAIN,
     RunOptions,
@@ -41,16 +40,16 @@ from ..errors import NoEnvironment, NothingSelected, WrongArguments, writing_to
 from ..evidence.receipt import Receipt
 from ..evidence.store import ReceiptInvalid, read_receipts
 from ..process import Processes
-from .dynamic.slowdown import CardNoise, compare_timings, measure_noise
-from .dynamic.step import StackReceipts, compare_all
-from .dynamic.upgrade_result import StepResult, TimingChange, UpgradeResult
+from .dynamic.slowdown import compare_timings, measure_noise
+from .dynamic.step import StackReceipts, compare_stacks
+from .dynamic.upgrade_result import UpgradeResult
 
 if TYPE_CHECKING:
     from .firewall.result import FirewallCase, FirewallResult
     from .static.findings import StaticResult, Sweep
+    from .static.sources import Sources
 
 TIERS: Final = ("static", "firewall", "gpu")
-_FIREWALL_JOBS: Final = 2
 
 
 class Mode(StrEnum):
@@ -128,7 +127,7 @@ class Progress:
 
 
 def plan_canary(options: CanaryOptions, catalog: Catalog) -> CanaryPlan:
-    """What the options ask for; nothing has run when they contradict each other.
+    """What the options select; nothing has run when they contradict each other.
 
     Raises:
         WrongArguments: they do.
@@ -136,15 +135,12 @@ def plan_canary(options: CanaryOptions, catalog: Catalog) -> CanaryPlan:
     """
     stacks = options.every_installed or bool(options.environments)
     alone = options.every_pair or options.listing or bool(options.first_bad_in)
+    if options.first_bad_in:
+        choose_names("bridge module", [row.id for row in catalog.modules], [options.first_bad_in])
     if alone and (options.tiers or stacks):
         raise WrongArguments(
             "--all, --first-bad and --list belong to the static tier alone. Next step: leave out either those or "
             "--tiers, --all-installed and --environment."
-        )
-    modules = [row.id for row in catalog.modules]
-    if options.first_bad_in and options.first_bad_in not in modules:
-        raise WrongArguments(
-            f"There is no bridge module {options.first_bad_in!r}. Next step: choose one of {', '.join(modules)}."
         )
     if alone and len(options.releases) > 2:
         raise WrongArguments(
@@ -154,15 +150,19 @@ def plan_canary(options: CanaryOptions, catalog: Catalog) -> CanaryPlan:
         return CanaryPlan(Mode.LIST if options.listing else Mode.SWEEP, releases=options.releases)
     if not (options.tiers or stacks or options.releases[2:]):
         return CanaryPlan(Mode.PAIR, releases=options.releases)
-    tiers = _read_tiers(options.tiers or ("gpu" if stacks else "static"))
-    return CanaryPlan(Mode.UPGRADE, tiers, _choose_releases(options))
+    names = (options.tiers or ("gpu" if stacks else "static")).replace(",", " ").split()
+    if unknown := [name for name in names if name not in TIERS]:
+        raise WrongArguments(
+            f"There is no tier {', '.join(map(repr, unknown))}. Next step: choose from {','.join(TIERS)}."
+        )
+    if not names:
+        raise NothingSelected(f"No tier is selected. Next step: choose from {','.join(TIERS)}.")
+    return CanaryPlan(Mode.UPGRADE, tuple(tier for tier in TIERS if tier in names), _choose_releases(options))
 
 
 def list_releases() -> tuple[str, ...]:
     """The releases on the index, oldest first."""
-    with _needs_sources("static"):
-        from .static.sources import Sources
-    return tuple(Sources().versions())
+    return tuple(open_sources("static").versions())
 
 
 def compare_pairs(
@@ -175,10 +175,9 @@ def compare_pairs(
         NothingSelected: there is no newer release than the pin.
         NoEnvironment: the sources of a release cannot be had.
     """
-    with _needs_sources("static"):
-        from .static.sources import Sources
-        from .static.sweep import read_pair, read_surface, run_pair
-    sources = Sources()
+    sources = open_sources("static")
+    from .static.sweep import read_pair, read_surface, run_pair
+
     if len(releases) < 2:
         releases = (releases[0] if releases else catalog.pinned.te, sources.versions()[-1])
         if is_same_release(*releases):
@@ -204,19 +203,13 @@ def compare_every_pair(catalog: Catalog, ends: Sequence[str], progress: Progress
         WrongArguments: an end is no release on the index.
         NothingSelected: no two releases can be read.
     """
-    with _needs_sources("static"):
-        from .static.sources import Sources, UnknownRelease, nearest
-        from .static.sweep import OLDEST, run_sweep
-    sources = Sources()
+    sources = open_sources("static")
+    from .static.sweep import OLDEST, run_sweep
+
     versions = sources.versions()
     readable = versions[versions.index(OLDEST) :] if OLDEST in versions else versions  # a mirror may start later
     first, last = (*ends, *(readable[0], readable[-1])[len(ends) :])
-    for name in (first, last):
-        if name not in versions:
-            raise UnknownRelease(
-                f"There is no Transformer Engine {name} on the index. Nearest: {', '.join(nearest(name, versions))}. "
-                "Next step: choose one of them; `--list` shows all."
-            )
+    require_listed((first, last), versions)
     one, other = sorted((versions.index(first), versions.index(last)))
     sweep = run_sweep(versions[one : other + 1], sources, catalog, tool=tool, progress=progress.pair)
     if not sweep.steps:
@@ -225,21 +218,16 @@ def compare_every_pair(catalog: Catalog, ends: Sequence[str], progress: Progress
 
 
 def run_firewall_tier(
-    catalog: Catalog, progress: Progress, *, tool: str, jobs: int = _FIREWALL_JOBS, **options: Any
+    catalog: Catalog, progress: Progress, *, tool: str, jobs: int = 2, **options: Any
 ) -> FirewallResult:
     """The firewall tier on releases of the index; `options` are those of `run_firewall`."""
-    with _needs_sources("firewall"):
-        from .firewall.run import run_firewall
-        from .static.sources import Sources
-    sources = Sources()
-    return run_firewall(
-        catalog.modules,
-        lambda distribution, version: sources.wheel(version, distribution),
-        tool=tool,
-        jobs=jobs,
-        progress=progress.case,
-        **options,
-    )
+    sources = open_sources("firewall")
+    from .firewall.run import run_firewall
+
+    def wheel(distribution: str, version: str) -> Path:
+        return sources.wheel(version, distribution)
+
+    return run_firewall(catalog.modules, wheel, tool=tool, jobs=jobs, progress=progress.case, **options)
 
 
 def run_upgrade(
@@ -250,11 +238,11 @@ def run_upgrade(
     Raises:
         ToolError: an argument is wrong, or a tier cannot be run at all.
     """
-    started = time.monotonic()
     seconds: dict[str, float] = {}
-    parts: dict[str, Any] = {}
+    parts: dict[str, Any] = {"target": ""}
     releases = plan.releases
     for tier in plan.tiers:
+        started = time.monotonic()
         if tier == "static":
             named = [release.removeprefix("te") for release in releases]
             parts["static"] = compare_pairs(catalog, named, tool=tool, verbose=options.verbose)
@@ -264,8 +252,8 @@ def run_upgrade(
             parts["firewall"] = run_firewall_tier(catalog, progress, tool=tool)
         else:
             parts |= _run_on_device(catalog, options, releases, progress, tool=tool)
-        seconds[tier] = round(time.monotonic() - started - sum(seconds.values()), 2)
-    return UpgradeResult(tool=tool, tiers=plan.tiers, seconds=seconds, **{"target": "", **parts})
+        seconds[tier] = round(time.monotonic() - started, 2)
+    return UpgradeResult(tool=tool, tiers=plan.tiers, seconds=seconds, **parts)
 
 
 def compare_receipts(catalog: Catalog, folders: Sequence[Path], matrix: Path | None, *, tool: str) -> UpgradeResult:
@@ -276,62 +264,67 @@ def compare_receipts(catalog: Catalog, folders: Sequence[Path], matrix: Path | N
         NothingSelected: a folder holds no receipt.
     """
     started = time.monotonic()
-    for before, after in pairwise(folder.resolve() for folder in folders):
-        if before == after:
-            raise WrongArguments(
-                f"{after} is given twice in a row: there is no step to judge. Next step: give two folders of receipts."
-            )
-    try:
-        found = [read_receipts(folder) for folder in folders]
-    except ReceiptInvalid as fault:
-        raise WrongArguments(str(fault)) from fault
-    for folder, receipts in zip(folders, found, strict=True):
-        if not receipts.found and not receipts.unreadable:
+    if same := [one for one, other in pairwise(folders) if one.resolve() == other.resolve()]:
+        raise WrongArguments(
+            f"{same[0]} is given twice in a row: there is no step to judge. Next step: give two folders of receipts."
+        )
+    sides, runs = [], []
+    lost: dict[str, str] = {}
+    again: dict[str, Receipt] = {}
+    for folder in folders:
+        try:
+            found = read_receipts(folder)
+            second = read_receipts(folder / AGAIN).found if (folder / AGAIN).is_dir() else {}
+        except ReceiptInvalid as fault:
+            raise WrongArguments(str(fault)) from fault
+        if not found.found and not found.unreadable:
             raise NothingSelected(
                 f"There is no receipt in {folder}. Likely cause: a typing error, or its run never began. Next step: "
                 "give the folder of one stack, as `te_canary` names it in its last lines."
             )
-    target = _read_one("target", (receipt.target for side in found for receipt in side.found.values()))
-    sides = []
-    for folder, side in zip(folders, found, strict=True):
-        stack = _read_one(f"stack in {folder}", (receipt.stack for receipt in side.found.values())) or folder.name
-        unreadable = {fault.file.stem: fault.reason for fault in side.unreadable}
-        sides.append(StackReceipts(stack, tuple(side.found.values()), unreadable))
-    again = next(filter(None, (_by_probe(_read_again(folder)) for folder in folders)), {})
-    probes = {receipt.probe for side in sides for receipt in side.receipts}
-    lost = {str(fault.file): fault.reason for side in found for fault in side.unreadable}
-    modules = [module for module in catalog.modules if lost or module.id in probes]
-    columns = [*(row.id for row in modules), *(row.id for row in catalog.compositions if row.id in probes)]
-    needs = read_needs([module.id for module in catalog.modules], matrix)
-    runs = (
-        StackRun(
-            stack=side.stack, environment="", folder=str(folder), reused=tuple(one.cell for one in side.receipts)
+        receipts = tuple(found.found.values())
+        stack = _read_one(f"stack in {folder}", [receipt.stack for receipt in receipts]) or folder.name
+        sides.append(StackReceipts(stack, receipts, {one.file.stem: one.reason for one in found.unreadable}))
+        runs.append(
+            StackRun(stack=stack, environment="", folder=str(folder), reused=tuple(one.cell for one in receipts))
         )
-        for folder, side in zip(folders, sides, strict=True)
-    )  # fmt: skip
-    return UpgradeResult(
-        tool=tool,
-        target=target,
-        tiers=("gpu",),
-        grid=_build_grid(sides, columns, lost),
-        stacks=tuple(runs),
-        steps=_judge_steps(sides, again, modules, target, needs),
-        seconds={"gpu": round(time.monotonic() - started, 2)},
-    )
+        lost |= {str(one.file): one.reason for one in found.unreadable}
+        again = again or {receipt.probe: receipt for receipt in second.values()}
+    target = _read_one("target", [receipt.target for side in sides for receipt in side.receipts])
+    probes = {receipt.probe for side in sides for receipt in side.receipts}
+    probes |= {module.id for module in catalog.modules if lost}
+    judged = _judge(catalog, target, sides, again, probes, lost, matrix)
+    seconds = {"gpu": round(time.monotonic() - started, 2)}
+    return UpgradeResult(tool=tool, target=target, tiers=("gpu",), stacks=tuple(runs), seconds=seconds, **judged)
+
+
+def _judge(
+    catalog: Catalog, target: str, sides: Sequence[StackReceipts], again: Mapping[str, Receipt],
+    probes: Collection[str], lost: dict[str, str], matrix: Path | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Grid and steps of stacks: modules in dependency order, then compositions.
+
+    Args:
+        again: a second run of one of the stacks, by probe.
+        probes: what is judged.
+        lost: files of receipts that cannot be read, each with why.
+    """
+    modules = [module for module in catalog.modules if module.id in probes]
+    columns = [*(module.id for module in modules), *(row.id for row in catalog.compositions if row.id in probes)]
+    needs = read_needs([module.id for module in catalog.modules], matrix)
+    by_probe = [{receipt.probe: receipt for receipt in side.receipts} for side in sides]
+    twice = {receipt.stack for receipt in again.values()}
+    first = next((known for side, known in zip(sides, by_probe, strict=True) if side.stack in twice), {})
+    noise = measure_noise(first, again)
+    steps = [
+        compare_stacks(one, other, modules, compare_timings(before, after, noise), target=target, needs=needs)
+        for (one, before), (other, after) in pairwise(zip(sides, by_probe, strict=True))
+    ]
+    receipts = [receipt for side in sides for receipt in side.receipts]
+    return {"grid": build_support(receipts, columns, lost), "steps": tuple(steps)}
 
 
 # --- arguments ------------------------------------------------------------------------------------------------------
-
-
-def _read_tiers(text: str) -> tuple[str, ...]:
-    names = text.replace(",", " ").split()
-    if unknown := [name for name in names if name not in TIERS]:
-        raise WrongArguments(
-            f"There is no tier {', '.join(map(repr, unknown))}. Next step: choose from {','.join(TIERS)}."
-        )
-    if not names:
-        raise NothingSelected(f"No tier is selected. Next step: choose from {','.join(TIERS)}.")
-    return tuple(tier for tier in TIERS if tier in names)
 
 
 def _choose_releases(options: CanaryOptions) -> tuple[str, ...]:
@@ -362,26 +355,45 @@ def _find_twice(names: Sequence[str]) -> str:
     return ""
 
 
-@contextmanager
-def _needs_sources(tier: str) -> Iterator[None]:
-    """A GPU host need not have griffe, which reads sources."""
+def open_sources(tier: str) -> Sources:
+    """The sources of releases.
+
+    Raises:
+        NoEnvironment: this interpreter has no griffe, which reads sources; a GPU host need not have it.
+    """
     try:
-        yield
+        from .static.sources import Sources
     except ImportError as fault:
         raise NoEnvironment(
             f"The {tier} tier cannot read sources here: {fault}. Likely cause: nox runs in the interpreter of a GPU "
             "host, which has no griffe. Next step: run that tier on a laptop, and --tiers gpu here."
         ) from fault
+    return Sources()
 
 
-def _read_one(what: str, values: Iterable[str]) -> str:
-    found = sorted(set(values))
-    if len(found) > 1:
+def require_listed(names: Sequence[str], versions: Sequence[str]) -> None:
+    """Refuse a release that the index does not list.
+
+    Raises:
+        UnknownRelease: with the nearest releases.
+    """
+    from .static.sources import UnknownRelease, nearest
+
+    for name in names:
+        if name not in versions:
+            raise UnknownRelease(
+                f"There is no Transformer Engine {name} on the index. Nearest: {', '.join(nearest(name, versions))}. "
+                "Next step: choose one of them; `nox -s te_canary -- --list` shows all."
+            )
+
+
+def _read_one(what: str, values: Collection[str]) -> str:
+    if len(set(values)) > 1:
         raise WrongArguments(
-            f"The receipts are of more than one {what}: {', '.join(found)}. Likely cause: two runs wrote to one "
-            "folder. Next step: give the folder of one stack on one target on either side."
+            f"The receipts are of more than one {what}: {', '.join(sorted(set(values)))}. Likely cause: two runs wrote "
+            "to one folder. Next step: give the folder of one stack on one target on either side."
         )
-    return found[0] if found else ""
+    return next(iter(values), "")
 
 
 # --- the gpu tier ---------------------------------------------------------------------------------------------------
@@ -399,111 +411,49 @@ def _run_on_device(
     target = find_target(catalog, options.target) if options.target else choose_target(catalog, [here])
     is_gpu, reason = bool(target.arch), why_not_here(target, here)
     means = Means(variables, options.python, gpus=is_gpu)
-    wanted = _choose_stacks(catalog, options, releases, named, means, progress, looks=not reason)
+    requests = _choose_stacks(catalog, options, releases, named, means, progress, looks=not reason)
     if reason:  # nothing is made where nothing can run
-        stacks = tuple(Stack(stack.name, problem=reason) for stack in wanted)
+        stacks = tuple(Stack(stack.name, problem=reason) for stack in requests)
     else:
-        stacks = prepare_stacks(wanted, processes)
-    asked = StackOptions(
-        probes=options.probes,
-        seed=options.seed,
-        times=options.times and is_gpu,
-        tool=tool,
-        commit=read_commit(),
-        variables=variables,
-    )
+        stacks = prepare_stacks(requests, processes)
     room = read_room(variables, gpu=is_gpu, jobs=options.jobs, memory_mib=options.gpu_memory_mib)
+    cells = StackOptions(options.probes, options.seed, options.times and is_gpu, tool, read_commit(), variables)
     running = RunOptions(options.receipts.absolute(), room, options.limit_s, options.fresh, progress.cell)
     with writing_to(options.receipts, "receipts", "--receipts"):
-        ran = run_stacks(catalog, target, stacks, asked, running, processes)
-    modules = [module for module in catalog.modules if module.id in selected]
-    columns = [*(module.id for module in modules), *(row.id for row in catalog.compositions if row.id in selected)]
+        ran = run_stacks(catalog, target, stacks, cells, running, processes)
     sides = [StackReceipts(one.run.stack, tuple(one.receipts.values())) for one in ran]
     again = next((one.again for one in ran if one.again), {})
-    needs = read_needs([module.id for module in catalog.modules], options.matrix)
     return {
         "target": target.id,
-        "grid": _build_grid(sides, columns, {}),
         "stacks": tuple(one.run for one in ran),
-        "steps": _judge_steps(sides, again, modules, target.id, needs),
         "unmade": not reason and all(stack.environment is None for stack in stacks),
+        **_judge(catalog, target.id, sides, again, selected, {}, options.matrix),
     }
 
 
 def _choose_stacks(
-    catalog: Catalog,
-    options: CanaryOptions,
-    releases: Sequence[str],
-    named: Sequence[Spec],
-    means: Means,
-    progress: Progress,
-    *,
-    looks: bool,
-) -> tuple[StackRequest, ...]:
+    catalog: Catalog, options: CanaryOptions, releases: Sequence[str], named: Sequence[Spec], means: Means,
+    progress: Progress, *, looks: bool,
+) -> tuple[StackRequest, ...]:  # fmt: skip
     """The stacks in the order of the steps; what a person named comes before what the host has."""
     by_name = {spec.name: StackRequest(spec.name, partial(make_environment, spec, means)) for spec in named}
     if len(by_name) < len(named):
         raise WrongArguments("Two environments have one name. Next step: give each a name of its own.")
-    known = [next((name for name in (one, _stack_id(one)) if name in by_name), "") for one in releases]
-    found = find_environments(options.overlays, means.variables, options.python) if looks and not all(known) else ()
+    ids = [release if release in by_name else f"te{release.removeprefix('te')}" for release in releases]
+    lacking = set(ids) - by_name.keys()
+    found = find_environments(options.overlays, means.variables, options.python) if looks and lacking else ()
     if options.every_installed:
         for place in found:
             if place.environment is None:  # it lies among the overlays: it was meant to be judged
                 progress.note(f"left out: {place.place}: {place.reason}")
-    wanted = tuple(
-        by_name.get(name)
-        or StackRequest(
-            _stack_id(release),
-            partial(resolve_environment, release, found, catalog.stacks, means),
-            release.removeprefix("te"),
-        )
-        for name, release in zip(known, releases, strict=True)
-    )
-    names = [stack.name for stack in wanted]
-    if len(wanted) < 2:
+    if len(ids) < 2:
         raise NothingSelected(
-            f"The request selects {names[0] + ' alone' if names else 'no stack'}: there is no step to judge. Next "
-            "step: name two releases, or give --environment NAME=WAY:VALUE twice."
+            f"The request selects {ids[0] + ' alone' if ids else 'no stack'}: there is no step to judge. Next step: "
+            "name two releases, or give --environment NAME=WAY:VALUE twice."
         )
-    if _find_twice(names):
-        raise WrongArguments(f"One stack is given twice: {', '.join(names)}. Next step: give each once.")
-    return wanted
-
-
-def _stack_id(release: str) -> str:
-    return release if release.startswith("te") else f"te{release}"
-
-
-# --- receipts, judged step by step ----------------------------------------------------------------------------------
-
-
-def _judge_steps(
-    sides: Sequence[StackReceipts],
-    again: Mapping[str, Receipt],
-    modules: Sequence[BridgeModule],
-    target: str,
-    needs: Needs,
-) -> tuple[StepResult, ...]:
-    """The step between each stack and the next; `again` is a second run of one of them, by probe."""
-    twice = {receipt.stack for receipt in again.values()}
-    first = next((side for side in sides if side.stack in twice), None)
-    noise = measure_noise(_by_probe(first.receipts) if first else {}, again)
-    return compare_all(sides, modules, partial(_compare_times, noise), target=target, needs=needs)
-
-
-def _compare_times(noise: CardNoise, one: StackReceipts, other: StackReceipts) -> Sequence[TimingChange]:
-    return compare_timings(_by_probe(one.receipts), _by_probe(other.receipts), noise)
-
-
-def _build_grid(sides: Sequence[StackReceipts], probes: Sequence[str], lost: dict[str, str]) -> SupportGrid:
-    """Stacks x probes: modules in dependency order, then compositions."""
-    return build_support([receipt for side in sides for receipt in side.receipts], probes, lost)
-
-
-def _by_probe(receipts: Iterable[Receipt]) -> dict[str, Receipt]:
-    return {receipt.probe: receipt for receipt in receipts}
-
-
-def _read_again(folder: Path) -> Iterable[Receipt]:
-    place = folder / AGAIN
-    return read_receipts(place).found.values() if place.is_dir() else ()
+    requests = []
+    for name in ids:
+        release = name.removeprefix("te")
+        make = partial(resolve_environment, release, found, catalog.stacks, means)
+        requests.append(by_name.get(name) or StackRequest(name, make, release))
+    return tuple(requests)

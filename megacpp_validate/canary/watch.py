@@ -1,7 +1,6 @@
-"""Releases that are new on the package index, each judged once by a run of the canary: what a cron job calls.
+"""Releases that are newer than the pin, each judged once by a run of the canary: what a cron job calls.
 
-What is known lies in one small file. A release enters it once its issue text is written, so a run that dies half way
-leaves the rest to the next run.
+A release with an issue text is judged. So a run that dies half way leaves the rest to the next run.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal
@@ -45,14 +44,6 @@ class JudgedRelease(Frozen):
     code: int
     judged_at: str
     issue: str
-
-
-class WatchState(Frozen):
-    """Everything that the watch knows; `known` were there before the watch began."""
-
-    schema_id: Literal["megacpp-validate/te-watch-state/2"] = "megacpp-validate/te-watch-state/2"
-    known: tuple[str, ...] = ()
-    judged: tuple[JudgedRelease, ...] = ()
 
 
 class WatchResult(Frozen):
@@ -92,24 +83,23 @@ def run_watch(
     """Judge every release that is new, oldest first, and write an issue text for each.
 
     Args:
-        folder: of state.json and issues/RELEASE.md.
+        folder: of issues/RELEASE.md.
         list_releases: the releases on the index.
         render_issue: the text of an issue: a result and the release that is judged.
         note: called with each step as it starts.
 
     Raises:
-        InfrastructureFailed: another run holds the folder, or its state is damaged.
+        InfrastructureFailed: another run holds the folder.
         NoEnvironment: the index does not answer, or does not list the pinned release.
     """
     now, pinned = datetime.now(UTC).isoformat(timespec="seconds"), catalog.pinned.te
+    judged: list[JudgedRelease] = []
+    failed: dict[str, str] = {}
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(folder / "lock", timeout=0):
             listed = list_releases()
-            state = read_state(folder / "state.json")
-            state = state or WatchState(known=tuple(one for one in listed if Version(one) <= Version(pinned)))
-            judged, failed = [], {}
-            for release in plan_watch(listed, state, pinned):
+            for release in plan_watch(listed, {path.stem for path in folder.glob("issues/*.md")}, pinned):
                 note(f"{pinned} -> {release}")
                 result, why = _run_canary(pinned, release, matrix or matrix_folder())
                 code, why = decide_release(result, release) if result is not None else (Exit.INFRASTRUCTURE, why)
@@ -118,11 +108,9 @@ def run_watch(
                     continue
                 issue = folder / "issues" / f"{release}.md"
                 write_whole(issue, render_issue(result, release))
-                row = JudgedRelease(version=release, against=pinned, code=code, judged_at=now, issue=str(issue))
-                judged.append(row)
-                state = state.model_copy(update={"judged": (*state.judged, row)})
-                write_whole(folder / "state.json", state.model_dump_json(indent=2) + "\n")
-            write_whole(folder / "state.json", state.model_dump_json(indent=2) + "\n")
+                judged.append(
+                    JudgedRelease(version=release, against=pinned, code=code, judged_at=now, issue=str(issue))
+                )
     except Timeout as fault:
         raise InfrastructureFailed(
             f"Another run of the watch holds {folder}. Likely cause: the last one still runs. Next step: wait for its "
@@ -133,8 +121,8 @@ def run_watch(
     )  # fmt: skip
 
 
-def plan_watch(listed: Sequence[str], state: WatchState, pinned: str) -> tuple[str, ...]:
-    """Releases to judge, oldest first: whatever the index lists and the state does not know, older patches too.
+def plan_watch(listed: Sequence[str], judged: Collection[str], pinned: str) -> tuple[str, ...]:
+    """Releases to judge, oldest first: those newer than the pinned one, without those that were judged.
 
     Raises:
         NoEnvironment: the pinned release is not listed: an answer that is cut short would hide other releases too.
@@ -145,8 +133,8 @@ def plan_watch(listed: Sequence[str], state: WatchState, pinned: str) -> tuple[s
             f"The index lists {len(listed)} releases of Transformer Engine, and not the pinned {pinned}. Likely cause: "
             "a partial mirror, or an answer that was cut short. Next step: look at `pip config list`; nothing changed."
         )
-    known = {Version(name) for name in (pinned, *state.known, *(row.version for row in state.judged))}
-    return tuple(versions[version] for version in sorted(versions.keys() - known))
+    newer = sorted(version for version in versions if version > Version(pinned))
+    return tuple(versions[version] for version in newer if versions[version] not in judged)
 
 
 def decide_release(result: UpgradeResult, release: str) -> tuple[Exit, str]:
@@ -165,20 +153,6 @@ def decide_release(result: UpgradeResult, release: str) -> tuple[Exit, str]:
     if lost := [case.case for case in cases if case.outcome is FirewallOutcome.NOT_RUN]:
         return Exit.EVIDENCE_MISSING, f"the import firewall did not run {', '.join(lost)}"
     return Exit.OPEN, ""
-
-
-def read_state(path: Path) -> WatchState | None:
-    """What is known; None before a first run. Raises `InfrastructureFailed` where the file is damaged."""
-    try:
-        return WatchState.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValidationError as fault:
-        raise InfrastructureFailed(
-            f"{path} is no state of the watch: {' '.join(str(fault).split())[:300]}. Likely cause: an edit by hand, or "
-            "another version of this tool. Next step: move the file away; releases newer than the pinned one are then "
-            "judged again."
-        ) from fault
 
 
 def _run_canary(old: str, new: str, matrix: Path) -> tuple[UpgradeResult | None, str]:

@@ -27,7 +27,6 @@ PythonOption = Annotated[str, typer.Option(help="Interpreter of the stack; else 
 def blame_score(
     faults: FaultsOption = None,
     release: Annotated[str, typer.Option(help="Of Transformer Engine; the pinned one without it.")] = "",
-    shard: Annotated[str, typer.Option(metavar="I/N", help="Every N-th fault from the I-th on.")] = "1/1",
     clean: Annotated[int, typer.Option(min=0, help="Clean pairs without speeds.")] = 6,
     timed_clean: Annotated[int, typer.Option(min=0, help="Clean pairs with speeds.")] = 3,
     target: Annotated[str, typer.Option("--target", help="A row of matrix/targets.toml.")] = "h200",
@@ -36,15 +35,6 @@ def blame_score(
         ".megacpp/blame-score"
     ),
     copies: CopiesOption = None,
-    earlier: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--earlier",
-            exists=True,
-            file_okay=False,
-            help="Receipts of earlier runs, which count where this one has none; oldest first.",
-        ),
-    ] = None,
     judge_only: JudgeOption = False,
     seed: Annotated[
         int, typer.Option(min=0, max=2**63 - 1, help="Of weights and inputs; clean pairs take those after it.")
@@ -59,18 +49,15 @@ def blame_score(
 ) -> None:
     """Is the right module blamed? Faults are planted in copies of Transformer Engine, and every probe is run on each.
 
-    Started again, it runs what has no receipt yet. Shards of one run may share a folder of receipts, one after
-    the other.
+    Started again, it runs what has no receipt yet.
     """
-    from ..canary.dynamic.plant_runs import PlantOptions, run_blame_score
+    from ..canary.dynamic.planting import PlantOptions, run_planted
     from ..catalog.bridge import read_catalog
     from ..report.describe.scores import describe_planted
 
-    one, _, n = shard.partition("/")
     options = PlantOptions(
-        split_names(faults or ()), split_names([release]), target, tuple(overlays or ()), receipts, copies, judge_only,
-        seed, jobs, limit, python, matrix, (int(one), int(n)) if one.isdecimal() and n.isdecimal() else (0, 0), clean,
-        timed_clean, tuple(earlier or ()),
+        split_names(faults or ()), release, target, tuple(overlays or ()), receipts, copies, judge_only,
+        seed, jobs, limit, python, matrix, clean, timed_clean,
     )  # fmt: skip
-    result = run_blame_score(read_catalog(matrix), options, write_error_line)
+    result = run_planted(read_catalog(matrix), "blame-score", options, write_error_line)
     finish(result, describe_planted, fmt, output, verbose=verbose)

@@ -24,10 +24,7 @@ from .output import finish
 @app.command()
 def fp8_faults(
     faults: FaultsOption = None,
-    releases: Annotated[
-        list[str] | None,
-        typer.Option("--releases", help="Of Transformer Engine, with commas or repeated; the pinned one without it."),
-    ] = None,
+    release: Annotated[str, typer.Option(help="Of Transformer Engine; the pinned one without it.")] = "",
     held_out: Annotated[
         bool, typer.Option("--held-out", help="Those that were chosen before any check was written.")
     ] = False,
@@ -52,7 +49,7 @@ def fp8_faults(
     Of each fault the cells that must turn red run, and one that must stay green. Started again, it runs what has no
     receipt yet.
     """
-    from ..canary.dynamic.plant_runs import PlantOptions, run_fp8_faults
+    from ..canary.dynamic.planting import PlantOptions, run_planted
     from ..catalog.bridge import read_catalog
     from ..report.describe.scores import describe_planted
 
@@ -64,8 +61,8 @@ def fp8_faults(
             "give the folder that an earlier run wrote its receipts to."
         )
     options = PlantOptions(
-        split_names(faults or ()), split_names(releases or ()), target, tuple(overlays or ()), receipts, copies,
+        split_names(faults or ()), release, target, tuple(overlays or ()), receipts, copies,
         judge_only, seed, jobs, limit, python, matrix, held_out=held_out,
     )  # fmt: skip
-    result = run_fp8_faults(read_catalog(matrix), options, write_error_line)
+    result = run_planted(read_catalog(matrix), "fp8-faults", options, write_error_line)
     finish(result, describe_planted, fmt, output, verbose=verbose)

@@ -37,7 +37,7 @@ def score(
     """
     from functools import partial
 
-    from ..canary.dynamic.suite_score import SCORE, read_score
+    from ..canary.dynamic.scores import SCORE, read_score
     from ..catalog.bridge import read_catalog
     from ..catalog.file import matrix_folder
     from ..report.describe.scores import describe_score

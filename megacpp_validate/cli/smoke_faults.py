@@ -40,7 +40,7 @@ def smoke_faults(
     Each must be seen by its own check, which must name the place: step, rank, module. Runs without a fault must stay
     green. The rows are in matrix/smoke_faults.toml.
     """
-    from ..canary.dynamic.smoke_faults import choose_smoke_faults, run_smoke_faults
+    from ..canary.dynamic.smoke_faults import run_smoke_faults
     from ..catalog.bridge import read_catalog
     from ..catalog.smoke_faults import read_smoke_faults
     from ..environments.host_session import SessionOptions
@@ -51,10 +51,9 @@ def smoke_faults(
         raise NothingSelected("no fault is selected. Next step: name one, or leave --faults out for all.")
     catalog = read_catalog(matrix)
     known = read_smoke_faults((row.id for row in catalog.targets), matrix)
-    chosen = choose_smoke_faults(known, split_names(faults or ()))
     options = SessionOptions(target, None, seed, jobs, limit, receipts, python)
     with CellProgress() as progress:
-        result = run_smoke_faults(catalog, chosen, options, progress)
+        result = run_smoke_faults(catalog, known, split_names(faults or ()), options, progress)
     if page is not None:
         write_result(result, describe_planted, Format.MARKDOWN, page)
     finish(result, describe_planted, fmt, output, verbose=verbose)

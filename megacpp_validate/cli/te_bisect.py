@@ -41,13 +41,11 @@ def te_bisect(
             "--axis", help="NAME=VALUE:DIR,VALUE:DIR: a site folder a value, from good to bad; may be repeated."
         ),
     ] = None,
-    flaky: Annotated[float, typer.Option(min=0, max=0.45, help="Probability that one run is wrong.")] = 0.0,
-    error: Annotated[float, typer.Option(min=1e-9, max=0.45, help="Allowed risk of a wrong answer, if flaky.")] = 0.01,
-    patience: Annotated[int, typer.Option(min=1, help="Releases without an answer before it ends with a range.")] = 8,
+    repeat: Annotated[int, typer.Option(min=1, help="Runs of a point; one bad run makes the point bad.")] = 1,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the first run of a point.")] = 0,
     limit: Annotated[float, typer.Option(min=1, help="Seconds that one probe may take.")] = 300.0,
     answers: Annotated[
-        Path, typer.Option(help="Folder for answers; an answer that lies there is not computed again.")
+        Path, typer.Option(help="Folder for receipts; a cell with a receipt there is not run again.")
     ] = Path(".megacpp/bisect"),
     fmt: FormatOption = Format.TABLE,
     output: OutputOption = None,
@@ -64,8 +62,8 @@ def te_bisect(
 
     static = tier is Tier.STATIC or (tier is None and not (target or overlays or axes))
     options = BisectOptions(
-        good, bad, module, static, target, tuple(overlays or ()), python, tuple(axes or ()), flaky, error, patience,
-        seed, limit, answers, matrix,
+        good, bad, module, static, target, tuple(overlays or ()), python, tuple(axes or ()), repeat, seed, limit,
+        answers,
     )  # fmt: skip
     result = run_bisect(read_catalog(matrix), options, lambda *run: write_error_line(describe_run(*run)))
     finish(result, describe_bisect, fmt, output)

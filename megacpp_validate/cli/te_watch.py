@@ -14,7 +14,7 @@ from .output import finish
 
 @app.command()
 def te_watch(
-    state: Annotated[Path, typer.Option(help="Folder of state.json and of the issue texts.")] = Path(
+    state: Annotated[Path, typer.Option(help="Folder of the issue texts; a release with a text is judged.")] = Path(
         ".megacpp/te_watch"
     ),
     fmt: FormatOption = Format.TABLE,
@@ -24,7 +24,7 @@ def te_watch(
     """Is there a new release on the index? Judge each one once, without a GPU, and write an issue text for it.
 
     Exit code 0: nothing new breaks the bridge, 1: a new release breaks it, 4: a new release has no verdict yet, 5: the
-    index does not answer, 6: the state is damaged, or another run holds it.
+    index does not answer, 6: another run holds the folder.
     """
     from ..canary.upgrade import list_releases
     from ..canary.watch import run_watch

@@ -12,7 +12,7 @@ from filelock import FileLock
 from megacpp_validate.canary import watch
 from megacpp_validate.canary.dynamic.upgrade_result import UpgradeResult
 from megacpp_validate.canary.firewall.result import FirewallCase, FirewallOutcome, FirewallResult
-from megacpp_validate.canary.watch import WatchResult, WatchState, decide_release, plan_watch, run_watch
+from megacpp_validate.canary.watch import WatchResult, decide_release, plan_watch, run_watch
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.errors import Exit, InfrastructureFailed, NoEnvironment
 from tests.canary.static.small_index import PACKAGE, use_index, write_index
@@ -51,12 +51,11 @@ def test_the_verdict_on_a_release(name: str) -> None:
     assert word in why
 
 
-def test_what_is_new_is_judged_oldest_first_an_older_patch_too() -> None:
-    state = WatchState(known=("2.8.0", "2.20.2"))
-    assert plan_watch([*LISTED, "2.8.1"], state, "2.20.2") == ("2.8.1", "2.21.0", "2.22.0")
-    assert plan_watch(["2.20.2", "2.8"], state, "2.20.2") == ()  # 2.8 is 2.8.0
+def test_releases_newer_than_the_pin_are_judged_oldest_first() -> None:
+    assert plan_watch(["2.22.0", "2.8.1", *LISTED], {"2.22.0"}, "2.20.2") == ("2.21.0",)
+    assert plan_watch(["2.21.0", "2.20.2.0", "2.9.0"], (), "2.20.2") == ("2.21.0",)  # 2.20.2.0 is 2.20.2
     with pytest.raises(NoEnvironment, match=r"not the pinned 2\.20\.2"):
-        plan_watch(["2.8.0"], state, "2.20.2")
+        plan_watch(["2.8.0"], (), "2.20.2")
 
 
 Canary = Callable[[str, str, Path], tuple[UpgradeResult | None, str]]
@@ -74,7 +73,7 @@ def look(catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
     return run
 
 
-def test_a_first_run_knows_what_is_not_newer_than_the_pin_and_each_release_is_judged_once(
+def test_each_release_that_is_newer_than_the_pin_is_judged_once(
     look: Callable[..., WatchResult], tmp_path: Path
 ) -> None:
     asked: list[str] = []
@@ -109,11 +108,8 @@ def test_a_run_that_dies_keeps_what_it_judged_and_one_without_a_verdict_is_tried
     assert [row.version for row in look(lambda *_: (result(), "")).judged] == ["2.22.0"]
 
 
-def test_a_state_that_is_damaged_or_held_ends_the_run(look: Callable[..., WatchResult], tmp_path: Path) -> None:
+def test_a_folder_that_another_run_holds_ends_the_run(look: Callable[..., WatchResult], tmp_path: Path) -> None:
     with FileLock(tmp_path / "lock"), pytest.raises(InfrastructureFailed, match="Another run"):
-        look(lambda *_: (result(), ""))
-    (tmp_path / "state.json").write_text('{"known": 3}')
-    with pytest.raises(InfrastructureFailed, match="no state of the watch"):
         look(lambda *_: (result(), ""))
 
 

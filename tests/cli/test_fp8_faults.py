@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.canary.dynamic import plant_runs
+from megacpp_validate.canary.dynamic import planting
 from megacpp_validate.catalog.te_faults import FP8_FILE as FILE
 from megacpp_validate.catalog.te_faults import FP8_HELD_OUT as HELD_OUT
 from tests.command_line import Run, make_run_in
@@ -86,7 +86,7 @@ def test_faults_are_planted_run_and_judged(host: Path, call: Run) -> None:
 
 
 def test_what_was_held_out_has_a_table_of_its_own(host: Path, call: Run) -> None:
-    code, out, err = call(*HERE, "--held-out", "--releases", "2.20.2")
+    code, out, err = call(*HERE, "--held-out", "--release", "2.20.2")
     assert (code, verdicts(out), json.loads(out)["held_out"]) == (OPEN, {"held": "caught"}, True), err
 
 
@@ -115,7 +115,7 @@ def test_without_a_gpu_it_is_not_run(host: Path, call: Run) -> None:
     ("arguments", "said"),
     [
         (("--faults", "nothing"), "no fault 'nothing'"),
-        (("--releases", "1.0.0"), "is written for Transformer Engine 1.0.0"),
+        (("--release", "1.0.0"), "not written for Transformer Engine 1.0.0"),
         (("--target", "h1000"), "no target 'h1000'"),
         (("--judge-only", "--receipts", "nowhere"), "no folder nowhere to judge"),
     ],
@@ -133,7 +133,7 @@ def test_no_fault_at_all_is_told(host: Path, call: Run) -> None:
 
 
 def test_a_release_that_lies_in_no_folder_is_told(host: Path, call: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plant_runs, "find_environments", lambda *_: ())
+    monkeypatch.setattr(planting, "find_environments", lambda *_: ())
     code, _, err = call(*HERE)
     assert code == NO_ENVIRONMENT
     assert "lies in no overlay folder" in err

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from megacpp_validate.canary.dynamic.scores import Rate, SuiteScore
-from megacpp_validate.canary.dynamic.suite_score import SCORE, read_score
+from megacpp_validate.canary.dynamic.scores import SCORE, Rate, SuiteScore, read_score
 from megacpp_validate.catalog.bridge import matrix_folder, read_catalog
 from megacpp_validate.evidence.selftest import FalseAlarm, Fate, MutantResult, SelftestResult, wilson_interval
 from megacpp_validate.report.describe.scores import describe_score

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.canary.dynamic.scores import SmokeFaultScore
+from megacpp_validate.canary.dynamic.scores import FaultScore
 from megacpp_validate.errors import Exit
 from tests.command_line import Run, make_run
 
@@ -49,7 +49,7 @@ def test_planted_in_one_run(ask: Run, tmp_path: Path) -> None:
         "--faults", "learning-rate-apart", "--format", "json", "--receipts", str(tmp_path / "receipts"),
         "--page", str(page),
     )  # fmt: skip
-    score = SmokeFaultScore.model_validate_json(text[text.index("{") :])
+    score = FaultScore.model_validate_json(text[text.index("{") :])
     assert code == Exit.OPEN, text
     assert (score.right, len(score.judged), len(score.clean)) == (1, 1, 1)
     assert "replicas" in page.read_text(encoding="utf-8")
@@ -59,7 +59,7 @@ def test_planted_in_one_run(ask: Run, tmp_path: Path) -> None:
 def test_planted_in_all_runs(ask: Run, tmp_path: Path) -> None:
     """The whole table of the CPU, which takes minutes: every fault seen by its check and named, and no false alarm."""
     code, text, _ = ask("--format", "json", "--receipts", str(tmp_path))
-    score = SmokeFaultScore.model_validate_json(text[text.index("{") :])
+    score = FaultScore.model_validate_json(text[text.index("{") :])
     assert code == Exit.OPEN, text
     assert [row.fault for row in score.judged if not row.is_good and not row.held_out] == []
     assert score.alarms[0] == 0

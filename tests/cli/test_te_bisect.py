@@ -70,12 +70,8 @@ def test_the_first_bad_release_is_named_and_closes_in_every_form(run: Run, index
     assert "nox -s te_canary -- 2.10.0 2.11.0" in flat
     assert said.err.count("\n") <= 5
     again = run("2.8.0", "2.13.0", "--module", "linear_walker", "--format", "markdown")
-    assert again.err.count("(known)") == said.err.count("\n")
-    assert "of them from earlier" in again.out
     assert "| 2.11.0 | ✗ bad | 1 |" in again.out
-    (turn,) = json.loads(run("2.8.0", "2.13.0", "--module", "linear_walker", "--format", "json").out)["culprits"][0][
-        "turns"
-    ]
+    (turn,) = json.loads(run("2.8.0", "2.13.0", "--module", "linear_walker", "--format", "json").out)["culprits"]
     assert (turn["last_good"], turn["first_bad"]) == ("2.10.0", ["2.11.0"])
 
 
@@ -94,11 +90,17 @@ WRONG_ARGUMENTS: dict[str, tuple[list[str], list[str]]] = {
     "no-module": (["2.8.0", "2.13.0", "--module", "linear"], ["'linear'", "linear_walker"]),
     "no-release": (["2.8.0", "2.13.9", "--module", "permute"], ["2.13.9", "Nearest: 2.12.0, 2.13.0"]),
     "one-release": (["2.8.0", "2.8.0", "--module", "permute"], ["nothing to search"]),
-    "flaky-sources": (["2.8.0", "2.9.0", "--module", "permute", "--flaky", "0.1"], ["--flaky", "--tier gpu"]),
-    "no-target": (["2.8.0", "2.9.0", "--module", "permute", "--tier", "gpu"], ["--target", "h200"]),
+    "axis-sources": (
+        ["2.8.0", "2.9.0", "--module", "permute", "--tier", "static", "--axis", "a=1:,2:"],
+        ["--axis", "--tier gpu"],
+    ),
+    "no-target": (["2.8.0", "2.9.0", "--module", "permute", "--tier", "gpu"], ["no target", "h200"]),
     "no-such-target": (["2.8.0", "2.9.0", "--module", "permute", "--target", "h100"], ["'h100'"]),
     "no-axis": (["2.8.0", "2.9.0", "--module", "permute", "--target", "h200", "--axis", "cudnn=9.1"], ["NAME=VALUE"]),
-    "answers": (["2.8.0", "2.13.0", "--module", "permute", "--answers", "a-file"], ["a-file", "Next step"]),
+    "answers": (
+        ["2.8.0", "2.13.0", "--module", "permute", "--target", "cpu", "--answers", "a-file"],
+        ["a-file", "--answers"],
+    ),
 }
 
 
@@ -220,7 +222,7 @@ def test_releases_that_are_not_on_the_host_widen_the_range(
     assert said.code == MISSING
     flat = " ".join(said.out.split())
     assert "Transformer Engine 2.16.0, 2.16.1, 2.17.0 or 2.17.1 (one of these); 2.15.0 is the last" in flat
-    assert "2.16.0, 2.16.1 or 2.17.0: this host has no environment for it" in flat
+    assert "2.16.1 gives no answer: this host has no environment for it" in flat
     missing = run("2.13.0", "2.17.1", "--module", "attention", "--target", "h200", "--python", sys.executable)
     assert missing.code == NO_ENVIRONMENT
 

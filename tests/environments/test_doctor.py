@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.canary.firewall.damage import rename_undefined
+from megacpp_validate.canary.firewall.damage import rename
 from megacpp_validate.environments.doctor import DoctorOptions, take_looks
 from megacpp_validate.environments.environment import NoEnvironment
 from megacpp_validate.environments.interpreter import PACKAGE, InterpreterEnvironment, put_over
@@ -108,7 +108,7 @@ def test_a_patched_symbol_is_told_although_the_import_went_on(site: Path, enviro
     """Built for another torch, and bound when it is called: the loader says nothing of it."""
     package = plant(site, "deep_gemm", "import ctypes, os; ctypes.CDLL(__path__[0] + '/_C.so', mode=os.RTLD_LAZY)")
     shutil.copy(EXTENSION, package / "_C.so")
-    _, new = rename_undefined(package / "_C.so", "_ZN3c10")
+    _, new = rename(package / "_C.so", r"_ZN3c10\w+", "Q")
     variables = {**environment.variables, "LD_LIBRARY_PATH": str(TORCH / "lib")}
     look = take(replace(environment, variables=variables), "deep_gemm")["deep_gemm"]
     extension = next(one for one in look.extensions if one.file == str(package / "_C.so"))
@@ -122,7 +122,7 @@ def test_a_file_that_the_loader_refuses_is_looked_at_all_the_same(
 ) -> None:
     package = plant(site, "deep_gemm", "import ctypes, os; ctypes.CDLL(__path__[0] + '/_C.so', mode=os.RTLD_NOW)")
     shutil.copy(EXTENSION, package / "_C.so")
-    _, new = rename_undefined(package / "_C.so", "_ZN3c10")
+    _, new = rename(package / "_C.so", r"_ZN3c10\w+", "Q")
     (package / "_D.cpython-399-x86_64-linux-gnu.so").write_bytes(b"cut short")
     variables = {**environment.variables, "LD_LIBRARY_PATH": str(TORCH / "lib")}
     look = take(replace(environment, variables=variables), "deep_gemm")["deep_gemm"]

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megacpp_validate.canary.firewall.damage import rename_undefined
+from megacpp_validate.canary.firewall.damage import rename
 from megacpp_validate.probes.doctor_elf import Elf, NotReadable
 
 LIBRARIES = Path(torch.__file__).parent / "lib"
@@ -54,7 +54,7 @@ def test_an_extension_of_torch_finds_all_it_wants() -> None:
 def test_a_renamed_symbol_is_wanted_under_its_new_name(tmp_path: Path) -> None:
     copy = tmp_path / "lib.so"
     copy.write_bytes(EXTENSION.read_bytes())
-    old, new = rename_undefined(copy, "_ZN3c10")
+    old, new = rename(copy, r"_ZN3c10\w+", "Q")
     with Elf(copy) as elf:
         names = {symbol.name for symbol in elf.wants()}
     assert new in names

@@ -1,42 +1,161 @@
-"""The search for the first bad release, from what a person writes to the answer: axes, environments, conditions."""
+"""`te_bisect`: the first bad point on the way from a good stack to a bad one.
+
+Each component that changes is an axis. The way moves one axis after another from its good value to its bad one, so that
+all points lie on one line, and the search halves that line. A fault is assumed to stay once it has appeared. A point
+that gives no answer is left out, and widens the range. Sources of releases judge a point, or probes on a GPU host.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from packaging.version import InvalidVersion, Version
+from pydantic import Field
 
 from ... import TOOL
-from ...catalog.bridge import BridgeModule, Catalog
-from ...catalog.file import PACKAGE_ROOT, matrix_folder
+from ...catalog.bridge import Catalog
 from ...diagnosis.blame import read_order
 from ...diagnosis.host_faults import find_host_fault
 from ...diagnosis.rows import component_named
-from ...environments.cell import Cell
 from ...environments.chosen import Means, resolve_environment
-from ...environments.environment import Environment, NoEnvironment
+from ...environments.environment import Environment
 from ...environments.facts import read_facts, require_torch
-from ...environments.fleet import Fleet
 from ...environments.installed import find_environments
 from ...environments.interpreter import InterpreterEnvironment, put_over, read_commit
-from ...environments.plan import find_target, plan_blank, plan_parity, why_not_here
-from ...environments.restart import FolderTaken, find_done, own_folder
-from ...environments.schedule import Need, Room, count_cores, plan_jobs
-from ...errors import EvidenceMissing, WrongArguments, writing_to
+from ...environments.plan import choose_names, find_target, why_not_here
+from ...environments.restart import FolderTaken, own_folder
+from ...environments.schedule import Room, count_cores, plan_jobs
+from ...environments.stacks import RunOptions, Stack, StackOptions, run_stacks
+from ...errors import EvidenceMissing, Exit, NoEnvironment, WrongArguments, writing_to
 from ...evidence.receipt import Library, Outcome, Package, Receipt
+from ...evidence.values import Frozen
 from ...process import Processes
-from .search import TE, Answer, Axis, BisectResult, Judge, NotBuilt, Progress, Search, Verdict
+from ..upgrade import open_sources, require_listed
 
-Make = Callable[[Mapping[str, str]], Environment]
-"""Makes the environment of a point; raises `NoEnvironment`."""
-Observe = Callable[[Environment, Mapping[str, str], Sequence[str], int], Sequence[Receipt]]
-"""Runs some probes in an environment, of a point, in its run 0, 1, ..."""
+TE: Final = "te"  # the axis that every search has
+NOT_HERE: Final = "this host has no environment for it"
+
+
+class Verdict(StrEnum):
+    """What one point of the search is. Only the first two say anything about the module."""
+
+    GOOD = "good"
+    BAD = "bad"
+    CANNOT_BUILD = "cannot-build"  # there is no such environment, or it could not be made
+    CANNOT_TELL = "cannot-tell"  # something else than the module failed
+
+
+class Axis(Frozen):
+    """One component that changes between the good and the bad end.
+
+    Attributes:
+        name: "te", "cudnn", "torch", ...
+        values: from the good end to the bad end.
+        absent: values without an environment on this host; they are never tried.
+    """
+
+    name: str
+    values: tuple[str, ...] = Field(min_length=1)
+    absent: tuple[str, ...] = ()
+
+
+class Answer(Frozen):
+    """The result of one run at one point; `reason` is what failed, what blocks the module, or why nothing was built."""
+
+    verdict: Verdict
+    reason: str = ""
+
+
+class PointResult(Answer):
+    """One point: a value an axis, in the order of the axes; `runs` counts the runs that were started there."""
+
+    choices: tuple[str, ...]
+    runs: int = 0
+
+
+class Turn(Frozen):
+    """Where along one axis good turns into bad.
+
+    Attributes:
+        held: the values of the other axes meanwhile.
+        last_good: empty where the range begins on an earlier axis.
+        first_bad: the first bad value; several where those before the last gave no answer: it is one of them.
+        untold: of those values, why each gave no answer.
+    """
+
+    axis: str
+    held: dict[str, str] = Field(default_factory=dict)
+    last_good: str = ""
+    first_bad: tuple[str, ...]
+    untold: dict[str, str] = Field(default_factory=dict)
+
+
+class SearchEnd(StrEnum):
+    """How a search ended."""
+
+    FOUND = "found"
+    NARROWED = "narrowed"  # to a range: the points inside gave no answer
+    GOOD_IS_BAD = "good-is-bad"
+    BAD_IS_GOOD = "bad-is-good"
+    END_UNTOLD = "end-untold"  # one of the end points gave no answer
+    END_UNBUILT = "end-unbuilt"  # one of the end points cannot be built
+
+
+_EXITS: Final = {
+    SearchEnd.FOUND: Exit.CLOSED,
+    SearchEnd.GOOD_IS_BAD: Exit.WRONG_ARGUMENTS,
+    SearchEnd.BAD_IS_GOOD: Exit.WRONG_ARGUMENTS,
+    SearchEnd.END_UNBUILT: Exit.NO_ENVIRONMENT,
+}
+
+
+class BisectResult(Frozen):
+    """The answer of a search.
+
+    Attributes:
+        module: is good at one end and bad at the other.
+        tier: "static" or "gpu": what judged each point.
+        axes: all of them, also those that do not change.
+        culprits: where good turns into bad: one axis, or several where the range covers the end of one and the
+            beginning of the next.
+        innocent: axes that change; the module is bad without the change of any of them.
+        points: in the order in which they were tried.
+    """
+
+    schema_id: Literal["megacpp-validate/bisect/3"] = "megacpp-validate/bisect/3"
+    tool: str
+    module: str
+    tier: str
+    axes: tuple[Axis, ...]
+    end: SearchEnd
+    culprits: tuple[Turn, ...] = ()
+    innocent: tuple[str, ...] = ()
+    points: tuple[PointResult, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def exit(self) -> Exit:
+        """Closed where the first bad point is known; evidence is missing where only a range is."""
+        return _EXITS.get(self.end, Exit.EVIDENCE_MISSING)
+
+
+Point = tuple[str, ...]
+"""A value an axis."""
+Probe = Callable[[Mapping[str, str], int], Answer]
+"""Judges a point, a value an axis, in its run 0, 1, ...; raises `NoEnvironment` where nothing can be built there."""
+Progress = Callable[[Mapping[str, str], Answer], None]
+"""Called with a point and its answer after each run."""
+
 
 # How receipts name what an axis changes; an axis without a row is taken to be what its folder is said to hold.
 _LOADED_AS: Final[dict[str, tuple[str, ...]]] = {
@@ -45,51 +164,267 @@ _LOADED_AS: Final[dict[str, tuple[str, ...]]] = {
     "flash-attn": ("flash_attn", "flash_attn_3", "flash_attn_interface"),
 }  # fmt: skip
 _OF_MACHINE: Final = ("GPU memory", "GPU hardware", "host memory", "disk")  # what fails whichever release is there
+_FORM: Final = "NAME=VALUE:DIR,VALUE:DIR, from the good end to the bad one; VALUE: with no folder is what the host has"
 
 
-class ProbeJudge:
-    """Runs the probe of a module, and of all that it stands on, in the environment of each point."""
+@dataclass(frozen=True)
+class BisectOptions:
+    """What is searched.
 
-    def __init__(self, module: str, modules: Sequence[BridgeModule], make: Make, observe: Observe) -> None:
-        below = read_order(modules).below[module]
-        self.module, self.make, self.observe = module, make, observe
-        self.below = tuple(row.id for row in modules if row.id in below)
-        self._made: dict[tuple[str, ...], Environment] = {}
+    Attributes:
+        good, bad: releases of Transformer Engine.
+        static: judge by sources; else by probes on `target`.
+        axes: NAME=VALUE:DIR,VALUE:DIR each.
+        repeat: runs of a point; one bad run makes the point bad.
+        seed: of the first run of a point; each further one has the next.
+        limit_s: seconds that one probe may take.
+        answers: folder of the receipts; a cell with a receipt there is not run again.
+    """
 
-    def identify(self, choices: Mapping[str, str]) -> str:
-        """Make the environment; its identity."""
-        try:
-            environment = self._made[tuple(choices.values())] = self.make(choices)
-            return environment.identity
-        except NoEnvironment as fault:
-            raise NotBuilt(str(fault)) from fault
+    good: str
+    bad: str
+    module: str
+    static: bool
+    target: str = ""
+    overlays: tuple[Path, ...] = ()
+    python: str = ""
+    axes: tuple[str, ...] = ()
+    repeat: int = 1
+    seed: int = 0
+    limit_s: float = 300.0
+    answers: Path = Path(".megacpp/bisect")
 
-    def judge(self, choices: Mapping[str, str], run: int) -> Answer:
-        """What the receipts of one run say."""
-        environment = self._made[tuple(choices.values())]
-        try:
-            receipts = self.observe(environment, choices, (*self.below, self.module), run)
-        except NoEnvironment as fault:
-            raise NotBuilt(str(fault)) from fault
-        return judge_receipts(self.module, self.below, receipts, choices)
+
+def run_bisect(catalog: Catalog, options: BisectOptions, progress: Progress = lambda *_: None) -> BisectResult:
+    """Search for the first bad point.
+
+    Raises:
+        WrongArguments: no such module, target, release or axis; or nothing changes between the ends.
+        NoEnvironment: there is no interpreter, or sources cannot be read.
+        EvidenceMissing: this machine is none of the target.
+    """
+    choose_names("bridge module", [row.id for row in catalog.modules], [options.module])
+    if options.static:
+        for name, given in (("--axis", options.axes), ("--target", options.target)):
+            if given:
+                raise WrongArguments(f"{name} belongs to the gpu tier. Next step: leave it out, or add --tier gpu.")
+        return _search(options, *_open_sources(catalog, options), progress)
+    processes, receipts = Processes(), options.answers.absolute() / "receipts"
+    axes, probe = _open_stacks(catalog, options, receipts, processes)
+    try:
+        with writing_to(options.answers, "receipts", "--answers"), own_folder(receipts):
+            return _search(options, axes, probe, progress)
+    except FolderTaken as fault:
+        raise FolderTaken(str(fault).replace("--receipts", "--answers")) from fault
+    except BaseException:  # an interrupt too: nothing may keep running behind it
+        processes.stop()
+        raise
+
+
+def _search(options: BisectOptions, axes: Sequence[Axis], probe: Probe, progress: Progress) -> BisectResult:
+    if all(len(axis.values) == 1 for axis in axes):
+        raise WrongArguments(
+            f"GOOD and BAD are both {options.good}, and no --axis changes: there is nothing to search. Next step: give "
+            "two releases."
+        )
+    tier = "static" if options.static else "gpu"
+    return search(axes, probe, module=options.module, tier=tier, repeat=options.repeat, progress=progress)
+
+
+# --- the search -----------------------------------------------------------------------------------------------------
+
+
+def search(
+    axes: Sequence[Axis], probe: Probe, *, module: str, tier: str, repeat: int = 1,
+    progress: Progress = lambda *_: None,
+) -> BisectResult:  # fmt: skip
+    """Search from the first values of all axes, which are good, to the last, which are bad.
+
+    Args:
+        axes: in the order in which they are moved.
+        probe: judges a point.
+        repeat: runs of a point; one bad run makes the point bad.
+    """
+    started = time.monotonic()
+    names = [axis.name for axis in axes]
+    seen: dict[Point, PointResult] = {}
+
+    def judge(point: Point) -> Verdict:
+        choices = dict(zip(names, point, strict=True))
+        for run in range(0 if point in seen else repeat):
+            try:
+                answer = probe(choices, run)
+            except NoEnvironment as fault:
+                answer = Answer(verdict=Verdict.CANNOT_BUILD, reason=str(fault))
+            progress(choices, answer)
+            runs = run + (answer.verdict is not Verdict.CANNOT_BUILD)
+            seen[point] = PointResult(choices=point, verdict=answer.verdict, reason=answer.reason, runs=runs)
+            if answer.verdict is not Verdict.GOOD:
+                break
+        return seen[point].verdict
+
+    points = [tuple(axis.values[0] for axis in axes)]
+    for number, axis in enumerate(axes):
+        points += [(*points[-1][:number], value, *points[-1][number + 1 :]) for value in axis.values[1:]]
+    turns: list[Turn] = []
+    innocent: tuple[str, ...] = ()
+    end = _confirm_ends(points, judge)
+    if end is None:
+        good, bad = _halve(points, {(axis.name, value) for axis in axes for value in axis.absent}, names, judge)
+        end = SearchEnd.FOUND if bad == good + 1 else SearchEnd.NARROWED
+        turns = _find_turns(points[good : bad + 1], names, seen)
+        alone = tuple(turns[0].first_bad[0] if axis.name == turns[0].axis else axis.values[0] for axis in axes)
+        others = [axis.name for axis in axes if len(axis.values) > 1 and axis.name != turns[0].axis]
+        if end is SearchEnd.FOUND and others and judge(alone) is Verdict.BAD:
+            innocent = tuple(others)
+    return BisectResult(
+        tool=TOOL, module=module, tier=tier, axes=tuple(axes), end=end, culprits=tuple(turns), innocent=innocent,
+        points=tuple(seen.values()), seconds=round(time.monotonic() - started, 1),
+    )  # fmt: skip
+
+
+def _confirm_ends(points: Sequence[Point], judge: Callable[[Point], Verdict]) -> SearchEnd | None:
+    """How the search ends because an end is not what it should be; None where both are."""
+    for point, verdict, end in (
+        (points[0], Verdict.GOOD, SearchEnd.GOOD_IS_BAD),
+        (points[-1], Verdict.BAD, SearchEnd.BAD_IS_GOOD),
+    ):
+        found = judge(point)
+        if found is not verdict:
+            return {Verdict.CANNOT_BUILD: SearchEnd.END_UNBUILT, Verdict.CANNOT_TELL: SearchEnd.END_UNTOLD}.get(
+                found, end
+            )
+    return None
+
+
+def _halve(
+    points: Sequence[Point], absent: Set[tuple[str, str]], names: Sequence[str],
+    judge: Callable[[Point], Verdict],
+) -> tuple[int, int]:  # fmt: skip
+    """Indices of the last good and of the first bad point; those between them gave no answer."""
+    good, bad = 0, len(points) - 1
+    skipped = {at for at, point in enumerate(points) if not absent.isdisjoint(zip(names, point, strict=True))}
+    while left := [at for at in range(good + 1, bad) if at not in skipped]:
+        middle = min(left, key=lambda at: abs(2 * at - good - bad))
+        match judge(points[middle]):
+            case Verdict.GOOD:
+                good = middle
+            case Verdict.BAD:
+                bad = middle
+            case _:
+                skipped.add(middle)
+    return good, bad
+
+
+def _find_turns(points: Sequence[Point], names: Sequence[str], seen: Mapping[Point, PointResult]) -> list[Turn]:
+    """The range from the last good point to the first bad one, by axis."""
+    turns: list[Turn] = []
+    for number, name in enumerate(names):
+        moved = [point for before, point in pairwise(points) if point[number] != before[number]]
+        if moved:
+            turns.append(
+                Turn(
+                    axis=name,
+                    held={other: value for other, value in zip(names, moved[-1], strict=True) if other != name},
+                    last_good="" if turns else points[0][number],
+                    first_bad=tuple(point[number] for point in moved),
+                    untold={
+                        point[number]: seen[point].reason if point in seen else NOT_HERE
+                        for point in moved
+                        if point != points[-1]
+                    },
+                )
+            )
+    return turns
+
+
+# --- by sources -----------------------------------------------------------------------------------------------------
+
+
+def _open_sources(catalog: Catalog, options: BisectOptions) -> tuple[tuple[Axis, ...], Probe]:
+    """The releases on the index, and a probe that compares each with the good end."""
+    sources = open_sources("static")
+    from ..static.compare import compare_releases
+    from ..static.findings import Impact
+    from ..static.release import without_garbage_collection
+    from ..static.sweep import read_surface
+
+    versions = sources.versions()
+    require_listed((options.good, options.bad), versions)
+    surface = read_surface(catalog)
+
+    def probe(choices: Mapping[str, str], _: int) -> Answer:
+        """Bad where a breaking finding touches the module, also one that the good end has already."""
+        good, release = sources.release(options.good), sources.release(choices[TE])
+        with without_garbage_collection():
+            found, unchanged = compare_releases(good, release, surface)
+        red = [one for one in (*found, *unchanged) if one.impact is Impact.BREAKING and options.module in one.modules]
+        if not red:
+            return Answer(verdict=Verdict.GOOD, reason="no call of the module fails with its sources")
+        name = ".".join(filter(None, (red[0].symbol, red[0].member)))
+        parameter = f" ({red[0].parameter})" if red[0].parameter else ""
+        more = f", and {len(red) - 1} more" if len(red) > 1 else ""
+        return Answer(verdict=Verdict.BAD, reason=f"`{name}`: {red[0].kind.value.replace('-', ' ')}{parameter}{more}")
+
+    return (order_releases(versions, options.good, options.bad),), probe
+
+
+# --- by probes ------------------------------------------------------------------------------------------------------
+
+
+def _open_stacks(
+    catalog: Catalog, options: BisectOptions, receipts: Path, processes: Processes
+) -> tuple[tuple[Axis, ...], Probe]:
+    """Releases and libraries as axes, and a probe that runs the module and its dependencies in each environment."""
+    specs = read_axes(options.axes)
+    target = find_target(catalog, options.target)
+    means = Means(os.environ, options.python)
+    found = find_environments(options.overlays, os.environ, options.python)
+    usable = [one.release for one in found if one.environment is not None]
+    usable += [row.te for row in catalog.stacks if row.lock or row.image]
+    listed: list[str] = []
+    with suppress(NoEnvironment):  # a GPU host need not have griffe, nor an index
+        listed = open_sources("static").versions()
+    te = order_releases(listed or usable, options.good, options.bad, usable)
+    commit, below = read_commit(), read_order(catalog.modules).below[options.module]
+    dependencies = [row.id for row in catalog.modules if row.id in below]
+
+    def probe(choices: Mapping[str, str], run: int) -> Answer:
+        environment = resolve_environment(choices[TE], found, catalog.stacks, means)
+        environment = put_axes(environment, {axis.name: folders[choices[axis.name]] for axis, folders in specs})
+        facts = read_facts(environment, processes)
+        if reason := why_not_here(target, facts):
+            raise EvidenceMissing(reason)
+        require_torch(facts)
+        seed, stack = options.seed + run, Stack(name_folder(choices), environment, facts)
+        cells = StackOptions((*dependencies, options.module), seed, False, TOOL, commit, means.variables)
+        folder = receipts / f"seed-{seed}-within-{options.limit_s:g}s"  # a longer limit runs anew
+        running = RunOptions(folder, Room(plan_jobs(count_cores())), options.limit_s)
+        (ran,) = run_stacks(catalog, target, (stack,), cells, running, processes)
+        for receipt in ran.receipts.values():
+            if find_machine_trouble(receipt):  # shows nothing of the release: the next search runs the cell again
+                (folder / stack.name / f"{receipt.cell}.json").unlink(missing_ok=True)
+        return judge_receipts(options.module, dependencies, tuple(ran.receipts.values()), choices)
+
+    return (te, *(axis for axis, _ in specs)), probe
 
 
 def judge_receipts(
     module: str, below: Sequence[str], receipts: Sequence[Receipt], choices: Mapping[str, str]
 ) -> Answer:
-    """What one run says about a module, and not about what it stands on.
+    """What one run says about a module, and not about its dependencies.
 
-    Where another module's failure keeps it from running at all, or something else was loaded than the point is to have,
-    nothing is known about it. A module that ran and is red is bad, whoever is to blame.
+    Nothing is known about a module that another module's failure keeps from running, or that ran with another version
+    than the point has. A module that ran and is red is bad, whoever is to blame.
     """
 
-    def unknown(reason: str, *, lasting: bool = True) -> Answer:
-        return Answer(verdict=Verdict.CANNOT_TELL, reason=reason, lasting=lasting)
+    def unknown(reason: str) -> Answer:
+        return Answer(verdict=Verdict.CANNOT_TELL, reason=reason)
 
     by_probe = {receipt.probe: receipt for receipt in receipts}
     own = by_probe.get(module)
     if own is None or own.outcome is Outcome.NOT_RUN:
-        return unknown(f"{module} did not run: {own.reason if own else 'there is no receipt'}", lasting=False)
+        return unknown(f"{module} did not run: {own.reason if own else 'there is no receipt'}")
     if own.requested != "te":
         return unknown(f"{module} ran without Transformer Engine: {own.requested_because or own.requested}")
     if other := "; ".join(filter(None, (_find_other(own, axis, value) for axis, value in choices.items()))):
@@ -97,18 +432,18 @@ def judge_receipts(
     if own.outcome.is_good:
         return Answer(verdict=Verdict.GOOD, reason=own.outcome.value)
     if trouble := find_machine_trouble(own):
-        return unknown(f"the machine failed ({trouble}): {own.reason}", lasting=False)
+        return unknown(f"the machine failed ({trouble}): {own.reason}")
     red = [name for name in below if name in by_probe and not by_probe[name].outcome.is_good]
     if own.outcome is Outcome.BLOCKED or (own.outcome is Outcome.IMPORT_ERROR and red):
         blocker = next((r for r in receipts if r.cell == own.blocked_by), by_probe[red[0]] if red else None)
         by = f"{blocker.probe}, which is {blocker.outcome.value}: {blocker.reason}" if blocker else own.reason
         return unknown(f"blocked by {by}")
-    also = f"; {', '.join(red)}, which it stands on, red too" if red else ""
+    also = f"; {', '.join(red)}, on which the module depends, red too" if red else ""
     return Answer(verdict=Verdict.BAD, reason=f"{own.outcome.value}{also}: {own.reason}")
 
 
 def find_machine_trouble(receipt: Receipt) -> str:
-    """What of the machine ended a probe; empty where nothing did."""
+    """The fault of the machine that ended a probe; empty where none did."""
     if fault := find_host_fault(receipt):
         return fault
     if receipt.failure is None or receipt.outcome is not Outcome.ERROR:
@@ -118,10 +453,10 @@ def find_machine_trouble(receipt: Receipt) -> str:
 
 
 def _find_other(receipt: Receipt, axis: str, wanted: str) -> str:
-    """What was loaded in place of the version that a point is to have; empty where it was that, or is not known."""
+    """The version that was loaded in place of the point's own; empty where it was that, or is not known."""
     names = _LOADED_AS.get(axis, ())
     loaded: tuple[Library | Package, ...] = (*receipt.libraries, *receipt.packages)
-    several = (re.split(r",\s*", entry.version) for entry in loaded if entry.name in names)
+    several = [re.split(r",\s*", one.version) for one in loaded if one.name in names]
     versions = sorted({version for some in several for version in some if version})
     taken = [version for version in versions if _is_same(version, wanted)]
     # Two copies of a shared library: nobody knows which one computes. Two packages are two backends, as FA2 and FA3.
@@ -136,150 +471,11 @@ def _is_same(one: str, other: str) -> bool:
     return all(left == right for left, right in pairs)
 
 
-_FORM: Final = "NAME=VALUE:DIR,VALUE:DIR, from the good end to the bad one; VALUE: with no folder is what the host has"
-# torch's own RPATH comes before LD_LIBRARY_PATH, so that another cuDNN or cuBLAS is taken only if it is there first.
-_LIBRARY_OF: Final = {
-    "cudnn": re.compile(r"libcudnn\w*\.so\.\d+"),
-    "cublas": re.compile(r"libcublas(Lt)?\.so\.\d+"),
-    "cudart": re.compile(r"libcudart\.so\.\d+"),
-    "nccl": re.compile(r"libnccl\.so\.\d+"),
-}
-_DECIDING: Final = ("bridge", "canary", "diagnosis", "environments", "evidence", "jit", "native", "probes", "training")
-
-
-@dataclass(frozen=True)
-class BisectOptions:
-    """What is searched.
-
-    Attributes:
-        good, bad: releases of Transformer Engine.
-        static: judge by sources; else by probes on `target`.
-        axes: NAME=VALUE:DIR,VALUE:DIR each.
-        flaky, error, patience: see `search.Search`.
-        seed: of the first run of a point; each further one has the next.
-        limit_s: seconds that one probe may take.
-        answers: folder.
-        matrix: folder of the matrix files; the project's own where it is None.
-    """
-
-    good: str
-    bad: str
-    module: str
-    static: bool
-    target: str = ""
-    overlays: tuple[Path, ...] = ()
-    python: str = ""
-    axes: tuple[str, ...] = ()
-    flaky: float = 0.0
-    error: float = 0.01
-    patience: int = 8
-    seed: int = 0
-    limit_s: float = 300.0
-    answers: Path = Path(".megacpp/bisect")
-    matrix: Path | None = None
-
-
-def run_bisect(catalog: Catalog, options: BisectOptions, progress: Progress = lambda *_: None) -> BisectResult:
-    """Search.
-
-    Raises:
-        WrongArguments: no such module, target, release or axis; or nothing changes between the ends.
-        NoEnvironment: there is no interpreter, or sources cannot be read.
-        EvidenceMissing: this machine is none of the target.
-        OSError: an answer cannot be kept.
-    """
-    known = [row.id for row in catalog.modules]
-    if options.module not in known:
-        raise WrongArguments(
-            f"there is no bridge module {options.module!r}. Next step: choose one of {', '.join(known)}."
-        )
-    if options.static:
-        for name, given in (("--axis", options.axes), ("--target", options.target), ("--flaky", options.flaky)):
-            if given:
-                raise WrongArguments(f"{name} belongs to the gpu tier. Next step: leave it out, or add --tier gpu.")
-        try:
-            from .bisect_static import open_sources
-        except ImportError as fault:  # a GPU host need not have griffe
-            raise NoEnvironment(
-                f"the static tier cannot read sources here: {fault}. Likely cause: this interpreter has no griffe. "
-                "Next step: run it where griffe is installed, or add --tier gpu."
-            ) from fault
-        versions, judge = open_sources(catalog, options.module, options.good, options.bad)
-        return _search(options, (order_releases(versions, options.good, options.bad),), judge, progress)
-    if not options.target:
-        targets = ", ".join(row.id for row in catalog.targets)
-        raise WrongArguments(f"the gpu tier needs a target. Next step: add --target, one of {targets}.")
-    processes = Processes()
-    try:
-        return _search_stacks(catalog, options, progress, processes)
-    except BaseException:  # an interrupt too: nothing may keep running behind it
-        processes.stop()
-        raise
-
-
-def _search_stacks(catalog: Catalog, options: BisectOptions, progress: Progress, processes: Processes) -> BisectResult:
-    """The search on a GPU host: every point is an environment, judged by its probes."""
-    specs = read_axes(options.axes)
-    target = find_target(catalog, options.target)
-    means = Means(os.environ, options.python)
-    found = find_environments(options.overlays, os.environ, options.python)
-    usable = [one.release for one in found if one.environment is not None]
-    usable += [row.te for row in catalog.stacks if row.lock or row.image]
-    te = order_releases(_list_releases() or usable, options.good, options.bad, usable)
-    receipts = options.answers.absolute() / "receipts"
-    commit = read_commit()
-
-    def make(choices: Mapping[str, str]) -> Environment:
-        environment = resolve_environment(choices[TE], found, catalog.stacks, means)
-        return put_axes(environment, {axis.name: folders[choices[axis.name]] for axis, folders in specs})
-
-    def observe(
-        environment: Environment, choices: Mapping[str, str], probes: Sequence[str], run: int
-    ) -> Sequence[Receipt]:
-        facts = read_facts(environment, processes)
-        if reason := why_not_here(target, facts):
-            raise EvidenceMissing(reason)
-        require_torch(facts)
-        blank = plan_blank(target, facts, means.variables, seed=options.seed + run, tool=TOOL, commit=commit)
-        folder = receipts / name_folder(choices) / f"{run}-within-{options.limit_s:g}s"  # a longer limit runs anew
-        folder.mkdir(parents=True, exist_ok=True)
-        cells = [
-            Cell(environment, replace(order, environment=environment.identity), folder, options.limit_s)
-            for order in plan_parity(catalog, blank, probes)
-        ]
-        for cell in cells:
-            done = find_done(cell.order, cell.place)
-            if done is not None and find_machine_trouble(done):  # says nothing of the release
-                cell.forget()
-        fleet = Fleet(Room(plan_jobs(count_cores())), fresh=False)
-        return [receipt for receipt, _ in fleet.run([(cell, Need(0.0, 0.0)) for cell in cells], processes)]
-
-    judge = ProbeJudge(options.module, catalog.modules, make, observe)
-    try:
-        with own_folder(receipts):
-            return _search(options, (te, *(axis for axis, _ in specs)), judge, progress)
-    except FolderTaken as fault:
-        raise FolderTaken(str(fault).replace("--receipts", "--answers")) from fault
-
-
-def _search(options: BisectOptions, axes: tuple[Axis, ...], judge: Judge, progress: Progress) -> BisectResult:
-    if all(len(axis.values) == 1 for axis in axes):
-        raise WrongArguments(
-            f"GOOD and BAD are both {options.good}, and no --axis changes: there is nothing to search. Next step: give "
-            "two releases."
-        )
-    tier = "static" if options.static else "gpu"
-    beside = options.good if options.static else f"{options.target} {options.seed} {options.limit_s:g}"
-    question = {
-        "tool": TOOL, "tier": tier, "module": options.module, "code": _digest_code(options.matrix), "beside": beside,
-    }  # fmt: skip
-    search = Search(question, axes, judge, options.answers, options.flaky, options.error, options.patience, progress)
-    with writing_to(options.answers, "answers", "--answers"):
-        return search.run()
+# --- axes -----------------------------------------------------------------------------------------------------------
 
 
 def read_axes(texts: Sequence[str]) -> tuple[tuple[Axis, dict[str, Path | None]], ...]:
-    """Every axis that was written, with a folder a value; None where the host's own is meant.
+    """Every axis with a folder a value; None where the host's own is meant.
 
     Raises:
         WrongArguments: one has another form, no two values, a name or a value twice, or a folder that does not exist.
@@ -290,10 +486,11 @@ def read_axes(texts: Sequence[str]) -> tuple[tuple[Axis, dict[str, Path | None]]
         pairs = [part.partition(":") for part in rest.split(",")]
         folders = {value: Path(folder) if folder else None for value, _, folder in pairs}
         whole = all(value and colon for value, colon, _ in pairs) and 1 < len(pairs) == len(folders)
+        lacking = [str(folder) for folder in folders.values() if folder is not None and not folder.is_dir()]
         if not re.fullmatch(r"[a-z][a-z0-9-]*", name) or name in {TE, *(axis.name for axis, _ in found)} or not whole:
             raise WrongArguments(f"{text!r} is no axis, or is given twice. Next step: write {_FORM}.")
-        if missing := [str(folder) for folder in folders.values() if folder is not None and not folder.is_dir()]:
-            raise WrongArguments(f"--axis {name}: there is no folder {', '.join(missing)}. Next step: write {_FORM}.")
+        if lacking:
+            raise WrongArguments(f"--axis {name}: there is no folder {', '.join(lacking)}. Next step: write {_FORM}.")
         found.append((Axis(name=name, values=tuple(folders)), folders))
     return tuple(found)
 
@@ -304,15 +501,18 @@ def order_releases(known: Sequence[str], good: str, bad: str, usable: Sequence[s
     Args:
         known: every release.
         good, bad: the ends, in either order of age.
-        usable: those that there is an environment for; None for all.
+        usable: those with an environment on this host; None for all.
 
     Raises:
         WrongArguments: GOOD or BAD is no version.
     """
-    by_version = {_version(name): name for name in (*known, *(usable or ()), good, bad)}  # 2.9 and 2.9.0 are one
-    ends = _version(good), _version(bad)
+    try:
+        by_version = {Version(name): name for name in (*known, *(usable or ()), good, bad)}  # 2.9 and 2.9.0 are one
+    except InvalidVersion as fault:
+        raise WrongArguments(f"{fault}: this is no release. Next step: give versions such as 2.17.1.") from fault
+    ends = Version(good), Version(bad)
     between = sorted((one for one in by_version if min(ends) <= one <= max(ends)), reverse=ends[0] > ends[1])
-    there = set(by_version) if usable is None else {_version(name) for name in usable}
+    there = set(by_version) if usable is None else {Version(name) for name in usable}
     absent = tuple(by_version[version] for version in between[1:-1] if version not in there)
     return Axis(name=TE, values=tuple(by_version[version] for version in between), absent=absent)
 
@@ -332,12 +532,13 @@ def put_axes(environment: Environment, folders: Mapping[str, Path | None]) -> En
             "overlay or a lock."
         )
     over = put_over(environment, [*given.values(), *environment.folders])
+    # torch's own RPATH comes before LD_LIBRARY_PATH: another cuDNN or cuBLAS is taken only where it is loaded first.
     libraries = [
         str(file.absolute())
         for name, folder in given.items()
-        if (pattern := _LIBRARY_OF.get(name)) is not None
-        for file in sorted(folder.rglob("lib*.so.*"))
-        if pattern.fullmatch(file.name)
+        if _LOADED_AS.get(name, ("",))[0].startswith("lib")
+        for file in sorted(folder.rglob(f"lib{name}*.so.*"))
+        if re.fullmatch(r"\w+\.so\.\d+", file.name)
     ]
     if not libraries:
         return over
@@ -350,27 +551,3 @@ def name_folder(choices: Mapping[str, str]) -> str:
     text = "\n".join(f"{name}={value}" for name, value in choices.items())
     shown = re.sub(r"[^A-Za-z0-9.+-]", "_", "-".join(choices.values()))[:60]
     return f"{shown}-{sha256(text.encode()).hexdigest()[:8]}"
-
-
-def _list_releases() -> list[str]:
-    try:
-        from .bisect_static import list_releases
-    except ImportError:  # a GPU host need not have what reads sources
-        return []
-    return list_releases()
-
-
-def _digest_code(matrix: Path | None) -> str:
-    """A hash of the code and the matrix that decide an answer."""
-    digest = sha256()
-    for folder in (*(PACKAGE_ROOT / room for room in _DECIDING), matrix or matrix_folder()):
-        for path in sorted((*folder.rglob("*.py"), *folder.rglob("*.toml"))):
-            digest.update(f"{folder.name}/{path.relative_to(folder)}\0".encode() + path.read_bytes())
-    return digest.hexdigest()
-
-
-def _version(name: str) -> Version:
-    try:
-        return Version(name)
-    except InvalidVersion as fault:
-        raise WrongArguments(f"{name!r} is no release. Next step: give versions such as 2.17.1.") from fault

@@ -1,28 +1,39 @@
-"""Scores of planted faults: what was planted, who or what had to see it, what did, and how often that is right.
+"""Scores of planted faults: what was planted, what had to see it, what did, and how often that is right.
 
-Three suites plant faults: in copies of Transformer Engine for the blame, in its low-precision stack for the FP8 cells,
-and between the ranks of the smoke run. A row is one fault; only `Verdict.RIGHT` and `CAUGHT` are good.
+Three suites plant faults: `blame-score` in copies of Transformer Engine, `fp8-faults` in its low-precision stack,
+`smoke-faults` between the ranks of the smoke run. All three have one kind of row and one kind of score. A field that a
+suite does not use is empty.
 """
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Literal
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, TypeAdapter, model_validator
 
+from ...catalog.bridge import Catalog
 from ...diagnosis.culprits import Culprit
-from ...errors import Exit, exit_for
+from ...errors import EvidenceMissing, Exit, WrongArguments, exit_for
 from ...evidence.receipt import Outcome
-from ...evidence.selftest import wilson_interval
+from ...evidence.selftest import SelftestResult, wilson_interval
+from ...evidence.strict_json import read_strict_json
 from ...evidence.values import Cause, Frozen
+from ...process import run_command
+
+SCORE: Final = "docs/evidence/score.json"
+_CLOCK_SKEW: Final = timedelta(minutes=5)  # between two hosts, as `clock_skew_s` of matrix/gate.toml
+_GIT_S: Final = 60.0
+_T = TypeVar("_T", SelftestResult, "FaultScore")
 
 
 class Verdict(StrEnum):
     """What became of a planted fault."""
 
     RIGHT = "right"  # its module and its class are named, and nobody else
-    WRONG_MODULE = "wrong-module"  # somebody else is named, and not its module
+    WRONG_MODULE = "wrong-module"  # another module is named, and not its own
     WRONG_CAUSE = "wrong-cause"  # its module, and another class
     OTHERS_TOO = "others-too"  # its module, and a second culprit
     CAUGHT = "caught"  # by the check that must see it
@@ -30,64 +41,6 @@ class Verdict(StrEnum):
     MISSED = "missed"  # nobody is named, no check fails
     NOT_PLANTED = "not-planted"  # its edit does not fit the copy: the row is stale
     NOT_RUN = "not-run"  # no evidence
-
-    @property
-    def is_evidence(self) -> bool:
-        """Whether the fault was judged."""
-        return self not in (Verdict.NOT_PLANTED, Verdict.NOT_RUN)
-
-
-class Planted(Frozen):
-    """One fault, judged.
-
-    Attributes:
-        fault: its id.
-        says: what goes wrong.
-        reason: of a verdict that is not good, in a sentence.
-        seconds: of its cells or runs, added up.
-    """
-
-    fault: str
-    says: str
-    verdict: Verdict
-    reason: str = ""
-    seconds: float = 0.0
-
-    @property
-    def was_judged(self) -> bool:
-        """Whether there is evidence on it."""
-        return self.verdict.is_evidence
-
-    @property
-    def is_good(self) -> bool:
-        """Whether it was seen as it must be."""
-        return self.verdict in (Verdict.RIGHT, Verdict.CAUGHT)
-
-
-class FaultResult(Planted):
-    """A fault in a copy of Transformer Engine; `module` and `cause` had to be named, `culprits` were."""
-
-    module: str
-    cause: Cause
-    release: str
-    culprits: tuple[Culprit, ...] = ()
-
-
-class ControlResult(Frozen):
-    """A copy without a fault beside the clean one: the same release twice, with a seed of its own.
-
-    Attributes:
-        timed: whether speeds were compared, too.
-        culprits: who was named, which is nobody where the blame is right.
-        reason: why there is no evidence; empty where there is.
-    """
-
-    name: str
-    release: str
-    seed: int
-    timed: bool
-    culprits: tuple[Culprit, ...] = ()
-    reason: str = ""
 
 
 class CellSeen(Frozen):
@@ -97,7 +50,7 @@ class CellSeen(Frozen):
         outcome: None where there is no receipt that can be believed.
         right: checks that failed and must.
         others: checks that failed beside them.
-        reason: what the receipt says.
+        reason: of the receipt.
     """
 
     cell: str
@@ -113,23 +66,69 @@ class CellSeen(Frozen):
 
     @property
     def is_red(self) -> bool:
-        """Whether it ran and something is wrong."""
+        """Whether it ran and does not hold."""
         return self.ran and self.outcome is not None and not self.outcome.is_good
 
 
-class Fp8FaultResult(Planted):
-    """A fault of the low-precision stack.
+class SmokeFinding(Frozen):
+    """What one check reports about one run; `named` has step, ranks, module, tensor and whatever else it names."""
+
+    check: str
+    named: dict[str, JsonValue] = Field(default_factory=dict)
+    words: str = ""
+
+
+class FaultResult(Frozen):
+    """One fault, judged.
 
     Attributes:
-        wants: names of the checks that must see it.
-        cells: those that must be red.
-        green: the one that must stay green.
+        fault: its id.
+        says: what goes wrong.
+        reason: of a verdict that is not good.
+        seconds: of its cells or runs, added up.
+        release: of Transformer Engine, in whose copy it is planted.
+        module, cause, culprits: of blame-score: what must be named, and what was.
+        wants: names of the checks that must see it, or what its check must name.
+        cells, green: of fp8-faults: the cells that must be red, and the one that must stay green.
+        planted, cell, title, ranks, way: of smoke-faults: name and step, and the run that has it.
+        caught_by, named, findings: of smoke-faults: the check that must see it, whether it names what it must (None
+            where it did not see it), and all findings.
+        held_out: it was written before what judges it: it is enough that any check sees it.
+        elsewhere: its cell belongs to other targets than the one that was requested.
     """
 
-    release: str
-    wants: tuple[str, ...] = ()
+    fault: str
+    says: str
+    verdict: Verdict
+    reason: str = ""
+    seconds: float = 0.0
+    release: str = ""
+    module: str = ""
+    cause: Cause | None = None
+    culprits: tuple[Culprit, ...] = ()
+    wants: tuple[str, ...] | dict[str, JsonValue] = ()
     cells: tuple[CellSeen, ...] = ()
     green: CellSeen | None = None
+    planted: str = ""
+    cell: str = ""
+    title: str = ""
+    ranks: int = 0
+    way: str = ""
+    caught_by: str = ""
+    named: bool | None = None
+    findings: tuple[SmokeFinding, ...] = ()
+    held_out: bool = False
+    elsewhere: bool = False
+
+    @property
+    def was_judged(self) -> bool:
+        """Whether there is evidence on it."""
+        return self.verdict not in (Verdict.NOT_PLANTED, Verdict.NOT_RUN)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it was seen, and named, as it must be."""
+        return self.verdict in (Verdict.RIGHT, Verdict.CAUGHT) and self.named is not False
 
     @property
     def is_alarm(self) -> bool:
@@ -137,48 +136,19 @@ class Fp8FaultResult(Planted):
         return self.green is not None and self.green.is_red
 
 
-class SmokeFinding(Frozen):
-    """What one check said of one run; `named` has step, ranks, module, tensor and whatever else it names."""
+class ControlResult(Frozen):
+    """A copy without a fault beside the clean one; `culprits` is who was blamed, `reason` why there is no evidence."""
 
-    check: str
-    named: dict[str, JsonValue] = Field(default_factory=dict)
-    words: str = ""
-
-
-class SmokeFaultResult(Planted):
-    """A fault between ranks.
-
-    Attributes:
-        planted: name and step.
-        cell, title, ranks: that it is planted in.
-        way: which run of the cell has it.
-        held_out: whether it was written before what judges it.
-        caught_by: the check that must see it.
-        wants: what that must name.
-        named: whether it does; None where it did not see it.
-        elsewhere: whether the cell belongs to other targets than the one that was requested.
-    """
-
-    planted: str
-    cell: str
-    title: str
-    ranks: int
-    way: str
-    held_out: bool
-    caught_by: str
-    wants: dict[str, JsonValue]
-    named: bool | None = None
-    findings: tuple[SmokeFinding, ...] = ()
-    elsewhere: bool = False
-
-    @property
-    def is_good(self) -> bool:
-        """Whether the right check saw it and named the place."""
-        return self.verdict is Verdict.CAUGHT and self.named is True
+    name: str
+    release: str
+    seed: int
+    timed: bool
+    culprits: tuple[Culprit, ...] = ()
+    reason: str = ""
 
 
 class CleanResult(Frozen):
-    """One smoke run without a fault: whatever a check says of it is a false alarm."""
+    """One smoke run without a fault: whatever a check finds there is a false alarm."""
 
     cell: str
     title: str
@@ -189,21 +159,37 @@ class CleanResult(Frozen):
 
     @property
     def is_alarm(self) -> bool:
-        """Whether it did not end well, or a check said anything."""
+        """Whether it did not end well, or a check found anything."""
         return self.ending != "done" or bool(self.findings)
 
 
-class _Score(Frozen):
-    """What every score has: `environment` is where it ran, or why it did not; `seconds` is wall-clock time."""
+class FaultScore(Frozen):
+    """The score of one suite.
 
+    Attributes:
+        environment: where it ran, or why it did not.
+        modules: in dependency order; of blame-score.
+        held_out: no check was written for these faults; of fp8-faults.
+        faults: in the order of the matrix.
+        controls, clean: copies and runs without a fault.
+        seconds: wall-clock time.
+    """
+
+    schema_id: Literal[
+        "megacpp-validate/blame-score/1", "megacpp-validate/fp8-faults/1", "megacpp-validate/smoke-faults/1"
+    ]
     tool: str
     target: str
     environment: str
-    faults: tuple[Planted, ...] = ()
+    modules: tuple[str, ...] = ()
+    held_out: bool = False
+    faults: tuple[FaultResult, ...] = ()
+    controls: tuple[ControlResult, ...] = ()
+    clean: tuple[CleanResult, ...] = ()
     seconds: float = Field(default=0.0, ge=0.0)
 
     @property
-    def judged(self) -> tuple[Planted, ...]:
+    def judged(self) -> tuple[FaultResult, ...]:
         """Faults that there is evidence on."""
         return tuple(row for row in self.faults if row.was_judged)
 
@@ -213,29 +199,35 @@ class _Score(Frozen):
         return sum(row.is_good for row in self.faults)
 
     @property
-    def right_bound(self) -> float:
-        """Lower end of the 95% Wilson interval of the share of judged faults that are right."""
-        return wilson_interval(self.right, len(self.judged))[0]
+    def seen(self) -> int:
+        """Faults that any check saw."""
+        return sum(row.verdict in (Verdict.CAUGHT, Verdict.BY_ANOTHER) for row in self.faults)
 
     @property
     def alarms(self) -> tuple[int, int]:
-        """False alarms, and how many cells or runs without a fault there were."""
-        raise NotImplementedError
-
-    @property
-    def alarm_bound(self) -> float:
-        """Upper end of the 95% Wilson interval of the share of false alarms."""
-        return wilson_interval(*self.alarms)[1]
+        """False alarms, and the copies, cells and runs without a fault that there is evidence on."""
+        quiet = [bool(row.culprits) for row in self.controls if not row.reason]
+        quiet += [row.is_alarm for row in self.faults if row.green is not None and row.green.ran]
+        quiet += [run.is_alarm for run in self.clean]
+        return sum(quiet), len(quiet)
 
     @property
     def breaks(self) -> bool:
-        """Whether a fault was not seen as it must be, something else was, or a row is stale."""
-        return self.alarms[0] > 0 or any(not row.is_good and row.verdict is not Verdict.NOT_RUN for row in self.faults)
+        """Whether a fault was not seen as it must be, there was a false alarm, or a row is stale."""
+        wrong = (
+            row.verdict is Verdict.MISSED if row.held_out else not row.is_good
+            for row in self.faults
+            if row.verdict is not Verdict.NOT_RUN
+        )
+        return self.alarms[0] > 0 or any(wrong)
 
     @property
     def lacks(self) -> bool:
-        """Whether evidence that was asked for is missing."""
-        return not self.faults or any(row.verdict is Verdict.NOT_RUN for row in self.faults)
+        """Whether evidence that this target can give is missing."""
+        nothing = not self.alarms[1] and all(row.verdict is Verdict.NOT_RUN for row in self.faults)
+        lost = any(row.verdict is Verdict.NOT_RUN and not row.elsewhere for row in self.faults)
+        no_green = any(row.was_judged and row.cells and not (row.green and row.green.ran) for row in self.faults)
+        return nothing or lost or no_green or any(row.reason for row in self.controls)
 
     @property
     def exit(self) -> Exit:
@@ -243,81 +235,7 @@ class _Score(Frozen):
         return exit_for(breaks=self.breaks, lacks=self.lacks)
 
 
-class BlameScore(_Score):
-    """The score of the blame; `modules` are in dependency order, faults in the order of the matrix."""
-
-    schema_id: Literal["megacpp-validate/blame-score/1"] = "megacpp-validate/blame-score/1"
-    modules: tuple[str, ...]
-    faults: tuple[FaultResult, ...] = ()
-    controls: tuple[ControlResult, ...] = ()
-
-    @property
-    def seen_controls(self) -> tuple[ControlResult, ...]:
-        """Controls that there is evidence on."""
-        return tuple(row for row in self.controls if not row.reason)
-
-    @property
-    def alarms(self) -> tuple[int, int]:
-        """Controls for which somebody is named, and all that were seen."""
-        return sum(bool(row.culprits) for row in self.seen_controls), len(self.seen_controls)
-
-    @property
-    def lacks(self) -> bool:
-        """Whether a fault or a control has no evidence."""
-        rows = any(row.verdict is Verdict.NOT_RUN for row in self.faults) or any(row.reason for row in self.controls)
-        return rows or not (self.faults or self.controls)
-
-
-class Fp8FaultScore(_Score):
-    """The score of the FP8 cells; `held_out`: no check was written for these faults."""
-
-    schema_id: Literal["megacpp-validate/fp8-faults/1"] = "megacpp-validate/fp8-faults/1"
-    held_out: bool
-    faults: tuple[Fp8FaultResult, ...] = ()
-
-    @property
-    def seen(self) -> int:
-        """Faults that any check saw."""
-        return sum(row.verdict in (Verdict.CAUGHT, Verdict.BY_ANOTHER) for row in self.faults)
-
-    @property
-    def alarms(self) -> tuple[int, int]:
-        """Cells off the path of a fault that turned red, and all that ran."""
-        quiet = [row for row in self.faults if row.green is not None and row.green.ran]
-        return sum(row.is_alarm for row in quiet), len(quiet)
-
-    @property
-    def lacks(self) -> bool:
-        """Whether a fault or its green cell did not run."""
-        return super().lacks or any(row.was_judged and (row.green is None or not row.green.ran) for row in self.faults)
-
-
-class SmokeFaultScore(_Score):
-    """The score of the smoke run; `clean`: runs without a fault, of every cell that ran."""
-
-    schema_id: Literal["megacpp-validate/smoke-faults/1"] = "megacpp-validate/smoke-faults/1"
-    faults: tuple[SmokeFaultResult, ...] = ()
-    clean: tuple[CleanResult, ...] = ()
-
-    @property
-    def alarms(self) -> tuple[int, int]:
-        """Runs without a fault of which a check said something, and all."""
-        return sum(run.is_alarm for run in self.clean), len(self.clean)
-
-    @property
-    def breaks(self) -> bool:
-        """Whether a fault was not seen by its check, or not named, or there was a false alarm.
-
-        Of a fault that was held out it is enough that any check sees it: nobody knew which.
-        """
-        return self.alarms[0] > 0 or any(
-            row.verdict is Verdict.MISSED if row.held_out else not row.is_good for row in self.faults if row.was_judged
-        )
-
-    @property
-    def lacks(self) -> bool:
-        """Whether evidence that this target can give is missing."""
-        return not self.judged or any(not row.was_judged and not row.elsewhere for row in self.faults)
+# --- the suite's own score ------------------------------------------------------------------------------------------
 
 
 class Rate(Frozen):
@@ -358,3 +276,95 @@ class SuiteScore(Frozen):
     rates: tuple[Rate, ...]
     lost: tuple[str, ...] = ()
     exit: Literal[Exit.OPEN] = Field(default=Exit.OPEN, exclude=True)
+
+
+def read_score(catalog: Catalog, root: Path, selftest: Path, blame: Path, held_out: Path) -> SuiteScore:
+    """The score of three files of evidence, relative to a checkout.
+
+    Raises:
+        WrongArguments: one of them holds no score.
+        EvidenceMissing: the selftest is not of every mutant of this matrix.
+    """
+    tested = _read(root / selftest, SelftestResult, "megacpp-validate/selftest/1")
+    _require_whole(catalog, root / selftest, tested)
+    planted = f"faults planted in the wrappers and in what Transformer Engine returns ({len(tested.modules)} modules)"
+    day, lost = tested.finished_at[:10], list(tested.lost)
+    rates = [
+        _rate("kill-rate", f"{planted} that turn a probe red", tested.killed, len(tested.mutants), day, selftest),
+        _rate("blame-accuracy", "of these, blamed on their own module", tested.blamed_rightly, tested.killed, day,
+              selftest),
+        _rate("false-alarms", "probe runs without a fault, each with a fresh seed, that are red",
+              len(tested.false_alarms), tested.clean_runs, day, selftest, good="low"),
+    ]  # fmt: skip
+    for file, kind, name in ((blame, "faults", "te-blame"), (held_out, "held-out faults", "te-blame-held-out")):
+        score, day = _read(root / file, FaultScore, "megacpp-validate/blame-score/1"), _day_of_commit(root, file)
+        copies = f"copies of Transformer Engine on {score.target}"
+        says = f"{kind} in {copies}, named by module and class and nobody else"
+        rates.append(_rate(name, says, score.right, len(score.judged), day, file, day_of="commit"))
+        if score.alarms[1]:
+            says = f"pairs of clean copies on {score.target} of which somebody is blamed"
+            rates.append(_rate("te-false-blame", says, *score.alarms, day, file, good="low", day_of="commit"))
+        lost += [f"{row.fault}: {row.verdict.value}: {row.reason}" for row in score.faults if not row.was_judged]
+        lost += [f"{row.name}: {row.reason}" for row in score.controls if row.reason]
+    return SuiteScore(rates=tuple(rates), lost=tuple(lost))
+
+
+def _rate(name: str, says: str, hits: int, trials: int, day: str, file: Path, **row: Any) -> Rate:
+    low, high = wilson_interval(hits, trials)
+    known = {"good": "high", "day_of": "run" if day else "commit", **row}
+    return Rate(
+        id=name, says=says, hits=hits, trials=trials, low=low, high=high, day=day, source=file.as_posix(), **known
+    )
+
+
+def _require_whole(catalog: Catalog, file: Path, result: SelftestResult) -> None:
+    """Refuse a selftest of some mutants, or of another matrix, or of a day to come."""
+    planned = {row.id: row.planned for row in catalog.mutants}
+    ran = [row.mutant for row in result.mutants]
+    if sorted(ran, key=repr) != sorted(planned.values(), key=repr) or not result.clean_runs:
+        other = [mutant.id for mutant in ran if planned.get(mutant.id) != mutant]
+        lacking = sorted(planned.keys() - {mutant.id for mutant in ran})
+        raise EvidenceMissing(
+            f"{file} is not of a full selftest of this matrix: {len(ran)} of {len(planned)} mutants (missing: "
+            f"{', '.join(lacking[:5]) or 'none'}; unknown or planted otherwise: {', '.join(other[:5]) or 'none'}), "
+            f"{result.clean_runs} clean runs. Likely cause: the matrix has changed since, or some were named. Next "
+            "step: run `nox -s selftest` on all."
+        )
+    try:
+        ended = datetime.fromisoformat(result.finished_at) if result.finished_at else datetime.min
+    except ValueError as fault:
+        raise _invalid(file, fault) from fault
+    if (ended if ended.tzinfo else ended.replace(tzinfo=UTC)) > datetime.now(UTC) + _CLOCK_SKEW:
+        raise _invalid(file, f"it ended at {result.finished_at}, which is yet to come")
+
+
+def _read(file: Path, model: type[_T], schema: str) -> _T:
+    try:
+        text = file.read_text(encoding="utf-8")
+        read_strict_json(text)
+        found = TypeAdapter(model).validate_json(text)
+    except (OSError, ValueError) as fault:
+        raise _invalid(file, fault) from fault
+    if found.schema_id != schema:
+        raise _invalid(file, "it is another result")
+    return found
+
+
+def _invalid(file: Path, fault: Any) -> WrongArguments:
+    return WrongArguments(
+        f"{file} holds no score: {' '.join(str(fault).split())[:300]}. Likely cause: another file, or one that was cut "
+        "short. Next step: write it with `--format json --output FILE` of `nox -s selftest` or `nox -s blame_score`."
+    )
+
+
+def _day_of_commit(root: Path, file: Path) -> str:
+    """The day of the commit that a file came with; empty outside of a checkout, and of a changed file."""
+    git = ("git", "--no-optional-locks")
+    try:
+        changed, log = (
+            run_command([*git, *words, "--", str(file)], limit_s=_GIT_S, folder=root, apart=True)
+            for words in (("status", "--porcelain", "--ignored"), ("log", "-1", "--format=%cs"))
+        )
+    except OSError:
+        return ""
+    return log.words.strip() if changed.code == log.code == 0 and not changed.words.strip() else ""

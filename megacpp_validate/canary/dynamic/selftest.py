@@ -31,9 +31,6 @@ from ...evidence.selftest import (
 )
 from ...process import Processes
 
-CLEAN: Final = 200
-
-
 _LIMIT_S: Final = 3600.0  # of the whole; each run has a limit of its own
 
 
@@ -77,32 +74,24 @@ def run_selftest(
     return replace(result, finished_at=datetime.now(UTC).isoformat(timespec="seconds"))
 
 
-def plan_selftest(
-    catalog: Catalog, wanted: Collection[str] = (), *, clean: int = CLEAN, seed: int = 0
-) -> SelftestOrder:
-    """What the environment is to do.
+def plan_selftest(catalog: Catalog, wanted: Collection[str] = (), *, clean: int = 200, seed: int = 0) -> SelftestOrder:
+    """The order for the environment; all mutants where none is named.
 
     Args:
-        catalog: the matrix.
-        wanted: ids of mutants; all where there is none.
         clean: at least so many probe runs without a fault.
         seed: of the first run.
 
     Raises:
         WrongArguments: there is no such mutant.
     """
-    known = {mutant.id for mutant in catalog.mutants}
-    if unknown := sorted(set(wanted) - known):
+    known = {mutant.id: mutant.planned for mutant in catalog.mutants}
+    if unknown := sorted(set(wanted) - known.keys()):
         raise WrongArguments(
             f"there is no mutant {', '.join(map(repr, unknown))}. Next step: choose from the ids in "
             "matrix/mutants.toml."
         )
-    return SelftestOrder(
-        probes=tuple(module.id for module in catalog.modules),
-        mutants=tuple(mutant.planned for mutant in catalog.mutants if not wanted or mutant.id in wanted),
-        clean=clean,
-        seed=seed,
-    )
+    mutants = tuple(planned for name, planned in known.items() if not wanted or name in wanted)
+    return SelftestOrder(tuple(module.id for module in catalog.modules), mutants, clean, seed)
 
 
 def judge_selftest(
@@ -118,20 +107,21 @@ def judge_selftest(
         runs: what came back, in any order.
         seconds: wall-clock time of all.
     """
-    clean = [run for run in runs if not run.mutant]
-    alarms = {(run.requested, receipt.probe) for run in clean for receipt in run.receipts if _is_red(receipt)}
+    clean = [(run, receipt) for run in runs if not run.mutant for receipt in run.receipts]
+    red = [(run, receipt) for run, receipt in clean if _is_red(receipt)]
+    alarms = {(run.requested, receipt.probe) for run, receipt in red}
     of_mutant = {run.mutant: run for run in runs if run.mutant}
+    lost = [f"clean run with seed {run.seed}: {run.trouble}" for run in runs if not run.mutant and run.trouble]
+    not_run = [(run, receipt) for run, receipt in clean if receipt.outcome is Outcome.NOT_RUN]
+    lost += [f"{receipt.cell} with seed {run.seed}: {receipt.reason or 'not run'}" for run, receipt in not_run]
+    if len(clean) < order.clean:
+        lost.append(f"{len(clean)} clean probe runs of {order.clean}")
     return SelftestResult(
         modules=tuple(module.id for module in catalog.modules),
         mutants=tuple(_judge(catalog, mutant, of_mutant.get(mutant.id), alarms) for mutant in order.mutants),
-        clean_runs=sum(receipt.outcome is not Outcome.NOT_RUN for run in clean for receipt in run.receipts),
-        false_alarms=tuple(
-            FalseAlarm(receipt.cell, run.seed, first_failure(receipt))
-            for run in clean
-            for receipt in run.receipts
-            if _is_red(receipt)
-        ),
-        lost=_lost(order, clean),
+        clean_runs=len(clean) - len(not_run),
+        false_alarms=tuple(FalseAlarm(receipt.cell, run.seed, first_failure(receipt)) for run, receipt in red),
+        lost=tuple(lost),
         seconds=seconds,
     )
 
@@ -156,42 +146,19 @@ def _judge(
     found = blame(heard, catalog.modules)
     if found.culprits:
         culprit = next(receipt for receipt in heard if receipt.probe == found.culprits[0] and _is_red(receipt))
-        return MutantResult(
-            mutant,
-            Fate.KILLED,
-            blamed=found.culprits,
-            cascades=tuple(name for name, _ in found.cascades),
-            check=first_failure(culprit),
-            reason=run.trouble,
-            seconds=run.seconds,
-        )
-    missing = sorted({module.id for module in catalog.modules} - {receipt.probe for receipt in heard if _ran(receipt)})
-    if run.trouble or mutant.module in missing:
+        cascades = tuple(name for name, _ in found.cascades)
+        check = first_failure(culprit)
+        return MutantResult(mutant, Fate.KILLED, found.culprits, cascades, check, run.trouble, run.seconds)
+    ran = {receipt.probe for receipt in heard if receipt.outcome is not Outcome.NOT_RUN}
+    if run.trouble or mutant.module not in ran:
+        fate = Fate.NOT_RUN
         reason = run.trouble or f"no verdict of the probe {mutant.module}, which should have caught it"
-        return MutantResult(mutant, Fate.NOT_RUN, reason=reason, seconds=run.seconds)
-    fate = Fate.SURVIVED if run.reached else Fate.NOT_REACHED
-    reason = "every probe was good" if run.reached else f"no probe runs {mutant.at}, or it changes nothing there"
+    elif run.reached:
+        fate, reason = Fate.SURVIVED, "every probe was good"
+    else:
+        fate, reason = Fate.NOT_REACHED, f"no probe runs {mutant.at}, or it changes nothing there"
     return MutantResult(mutant, fate, reason=reason, seconds=run.seconds)
 
 
 def _is_red(receipt: Receipt) -> bool:
-    return _ran(receipt) and not receipt.outcome.is_good
-
-
-def _ran(receipt: Receipt) -> bool:
-    return receipt.outcome is not Outcome.NOT_RUN
-
-
-def _lost(order: SelftestOrder, clean: Sequence[SelftestRun]) -> tuple[str, ...]:
-    """Why there are fewer clean probe runs than were ordered."""
-    lost = [f"clean run with seed {run.seed}: {run.trouble}" for run in clean if run.trouble]
-    lost += [
-        f"{receipt.cell} with seed {run.seed}: {receipt.reason or 'not run'}"
-        for run in clean
-        for receipt in run.receipts
-        if not _ran(receipt)
-    ]
-    came = sum(len(run.receipts) for run in clean)
-    if came < order.clean:
-        lost.append(f"{came} clean probe runs of {order.clean}")
-    return tuple(lost)
+    return receipt.outcome is not Outcome.NOT_RUN and not receipt.outcome.is_good

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Final
 
-from ...diagnosis.blame import Module, Order, find_blockers, has_evidence, is_red, read_order, worst_of
-from ...diagnosis.culprits import Culprit, Sides, file_cases, name_culprits
+from ...diagnosis.blame import Module, find_blockers, has_evidence, is_red, read_order, worst_of
+from ...diagnosis.checks import USES
+from ...diagnosis.culprits import Sides, file_cases, name_culprits
 from ...diagnosis.host_faults import find_host_fault
 from ...diagnosis.next_steps import Facts, Needs
 from ...diagnosis.red import Change, Red, is_same, sign
 from ...diagnosis.versions import changed_components, compare_versions, release_of
 from ...evidence.receipt import Outcome, Receipt, cell_id
 from ...evidence.values import ENVIRONMENT
-from .slowdown import split_slowness
+from .slowdown import find_watched, name_green, name_shared, split_slowness
 from .upgrade_result import ModuleChange, StepResult, TimingChange
-from .watched import Watched, find_watched, name_green, name_shared
 
 _SHOWN: Final = 3  # lost checks that are named
 
@@ -63,31 +62,6 @@ class StackReceipts:
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
 
-Timings = Callable[[StackReceipts, StackReceipts], Sequence[TimingChange]]
-
-
-def compare_all(
-    stacks: Sequence[StackReceipts],
-    modules: Sequence[Module],
-    timings: Timings = lambda *_: (),
-    *,
-    target: str = "",
-    needs: Needs | None = None,
-) -> tuple[StepResult, ...]:
-    """Every step between adjacent stacks.
-
-    Args:
-        stacks: oldest first.
-        modules: in dependency order.
-        timings: gives the rows of a step.
-        target, needs: as in `compare_stacks`.
-    """
-    return tuple(
-        compare_stacks(one, other, modules, timings(one, other), target=target, needs=needs)
-        for one, other in pairwise(stacks)
-    )
-
-
 def compare_stacks(
     before: StackReceipts,
     after: StackReceipts,
@@ -104,156 +78,95 @@ def compare_stacks(
         modules: in dependency order.
         timings: every use that was timed on both sides.
         target: id; that of the receipts without it.
-        needs: what releases are known to need; without it next steps say what the receipts show alone.
+        needs: what releases are known to need; without it next steps come from the receipts alone.
     """
-    target = target or _target_of((*after.receipts, *before.receipts))
-    old, new = (_believed(side, target) for side in (before, after))
-    unseen = _find_hosts(old)
-    old = {name: receipt for name, receipt in old.items() if name not in unseen}
+    targets = [receipt.target for receipt in (*after.receipts, *before.receipts)]
+    target = target or max(sorted(set(targets)), key=targets.count, default="")
+    old, new = (_select(side, target) for side in (before, after))
+    old_hosts, hosts = _find_hosts(old), _find_hosts(new)
+    old = {name: receipt for name, receipt in old.items() if name not in old_hosts}
     order = read_order(modules)
     names = (*order.names, *sorted((old.keys() | new.keys()) - set(order.names)))
-    hosts = _find_hosts(new)
-    out = hosts.keys() | _out_of_sight(old, new, hosts)  # ended by the host; blocked by what says nothing of the step
-    seen = {name: receipt for name, receipt in new.items() if name not in out}
+    hidden = hosts.keys() | _find_hidden(old, new, hosts)
+    seen = {name: receipt for name, receipt in new.items() if name not in hidden}
     changes = {name: compare(old.get(name), seen.get(name)) for name in names}
     reds = [Red(name, seen[name], changes[name], old.get(name)) for name in names if is_red(seen.get(name))]
     good = {name for name, receipt in seen.items() if receipt.outcome.is_good}
-    sides = _sides(before.stack, after.stack, old, new, modules, needs)
+    sides = _read_sides(before.stack, after.stack, old, new, modules, needs)
     culprits, under = name_culprits(file_cases(reds, seen, order, sides), reds, good, order, sides)
     signatures = {red.module: str(red.signature) for red in reds}
-    watched = find_watched(old, seen, order, signatures)
-    green, slower = _name_green(watched, timings, order, signatures, sides)
-    reasons = {name: receipt.reason for name, receipt in new.items()}
-    reasons |= _say_unseen(changes, seen, old, unseen, before, target)
-    rows = tuple(
+    slowness = split_slowness(timings)
+    green = name_green(find_watched(old, seen, order, signatures), slowness.own, timings, order, signatures, sides)
+    shared = [name_shared(one, sides) for one in slowness.shared if one.changes]
+    slower = {row.module: ENVIRONMENT for one in slowness.shared for row in one.changes}
+    slower |= {name: culprit.module for culprit in green for name in culprit.cascades}
+    rank = {ENVIRONMENT: -1} | {name: index for index, name in enumerate(names)}
+    named = sorted((*culprits, *shared, *green), key=lambda culprit: rank.get(culprit.module, len(names)))
+    known = _Known(before, after, target, old, new, old_hosts, hosts, hidden)
+    lost = {known.cell(name): why for name in names if (why := known.find_lost(name, changes[name]))}
+    rows = [
         ModuleChange(
-            module=name,
-            before=old[name].outcome if name in old else None,
-            after=new[name].outcome if name in new else None,
-            change=changes[name],
-            signature=signatures.get(name, ""),
-            under=under.get(name, slower.get(name, "")),
-            reason=reasons[name] if name in new else _why_lost(name, after, target),
+            module=name, before=old[name].outcome if name in old else None,
+            after=new[name].outcome if name in new else None, change=changes[name],
+            signature=signatures.get(name, ""), under=under.get(name, slower.get(name, "")),
+            reason=known.explain(name, is_new=changes[name] is Change.NEW and name in good),
         )
         for name in names
-    )
-    rank = {ENVIRONMENT: -1} | {name: index for index, name in enumerate(names)}
+    ]  # fmt: skip
     return StepResult(
-        target=target,
-        before=before.stack,
-        after=after.stack,
-        modules=rows,
-        culprits=tuple(sorted((*culprits, *green), key=lambda culprit: rank.get(culprit.module, len(names)))),
-        timings=tuple(timings),
-        versions=sides.facts.versions,
-        lost=_lost(rows, new, out, after, target) | _say_hosts(new, hosts) | _find_unchecked(order, sides, new),
-    )
+        target=target, before=before.stack, after=after.stack, modules=tuple(rows), culprits=tuple(named),
+        timings=tuple(timings), versions=sides.facts.versions, lost=lost,
+    )  # fmt: skip
 
 
-def _name_green(
-    watched: Sequence[Watched], timings: Sequence[TimingChange], order: Order, red: Collection[str], sides: Sides
-) -> tuple[list[Culprit], dict[str, str]]:
-    """Culprits that are good, slower or changed, and module -> what it is filed under."""
-    slowness = split_slowness(timings)
-    shared = [name_shared(one, sides) for one in slowness.shared if one.changes]
-    under = {row.module: ENVIRONMENT for one in slowness.shared for row in one.changes}
-    own = name_green(watched, slowness.own, timings, order, red, sides)
-    for culprit in own:
-        under |= dict.fromkeys(culprit.cascades, culprit.module)
-    return [*shared, *own], under
+@dataclass(frozen=True)
+class _Known:
+    """What is known of each cell, by probe: receipts of both sides, faults of the host, and what shows nothing."""
 
+    before: StackReceipts
+    after: StackReceipts
+    target: str
+    old: Mapping[str, Receipt]
+    new: Mapping[str, Receipt]
+    old_hosts: Mapping[str, str]
+    hosts: Mapping[str, str]
+    hidden: Collection[str]
 
-def _sides(
-    before: str, after: str, old: Mapping[str, Receipt], new: Mapping[str, Receipt], modules: Sequence[Module],
-    needs: Needs | None,
-) -> Sides:  # fmt: skip
-    versions = compare_versions(old, new)
-    releases = release_of(old), release_of(new)
-    same = bool(releases[0]) and releases[0] == releases[1]
-    facts = Facts(before, after, held=True, same_release=same, versions=versions, needs=needs)
-    files = {module.id: tuple(module.files) for module in modules}
-    return Sides(facts, old, changed_components(versions) if same else (), files)
+    def cell(self, name: str) -> str:
+        """The id of a cell of the new side."""
+        return cell_id(self.after.stack, self.target, name)
 
+    def find_lost(self, name: str, change: Change) -> str:
+        """Why there is no evidence of a cell now, or less than before; empty where there is."""
+        receipt, reason = self.new.get(name), self.explain(name)
+        if name in self.hosts:
+            return f"a fault of the host: {self.hosts[name]} ({reason})"
+        if receipt is None or not has_evidence(receipt) or name in self.hidden or change is Change.LOST:
+            return reason or "it was not run"
+        if name in self.old and name in USES and (checks := find_lost_checks(self.old[name], receipt)):
+            more = f" and {len(checks) - _SHOWN} more" if len(checks) > _SHOWN else ""
+            return f"{self.before.stack} checked {', '.join(checks[:_SHOWN])}{more}, and this receipt does not"
+        return ""
 
-def _believed(side: StackReceipts, target: str) -> dict[str, Receipt]:
-    """One receipt a probe of the target, but those of cells of which a file cannot be read."""
-    mine = [receipt for receipt in side.receipts if receipt.target == target and receipt.cell not in side.unreadable]
-    return worst_of(mine)
-
-
-def _target_of(receipts: Iterable[Receipt]) -> str:
-    targets = [receipt.target for receipt in receipts]
-    return max(sorted(set(targets)), key=targets.count, default="")
-
-
-def _find_hosts(receipts: Mapping[str, Receipt]) -> dict[str, str]:
-    """Module -> the fault of the host that its receipt met."""
-    return {name: fault for name, receipt in receipts.items() if (fault := find_host_fault(receipt))}
-
-
-def _out_of_sight(old: Mapping[str, Receipt], new: Mapping[str, Receipt], hosts: Collection[str]) -> set[str]:
-    """Blocked cells that nothing red stands behind, or what failed in the same way before, while they held."""
-    out = set()
-    for name, behind in find_blockers(new, hosts).items():
-        held = name in old and old[name].outcome.is_good
-        known = behind is not None and compare(old.get(behind.probe), behind) is Change.SAME_FAILURE
-        if behind is None or (held and known):
-            out.add(name)
-    return out
-
-
-def _lost(
-    rows: Iterable[ModuleChange], new: Mapping[str, Receipt], out: set[str], after: StackReceipts, target: str
-) -> dict[str, str]:
-    """Cells without evidence now, each with why."""
-    lost = {}
-    for row in rows:
-        receipt = new.get(row.module)
-        if receipt is None:
-            lost[cell_id(after.stack, target, row.module)] = _why_lost(row.module, after, target)
-        elif not has_evidence(receipt) or row.module in out or row.change is Change.LOST:
-            lost[receipt.cell] = receipt.reason or "it was not run"
-    return lost
-
-
-def _say_unseen(
-    changes: Mapping[str, Change], seen: Mapping[str, Receipt], old: Mapping[str, Receipt], hosts: Mapping[str, str],
-    before: StackReceipts, target: str,
-) -> dict[str, str]:  # fmt: skip
-    """Why nothing is known of good cells without a receipt to compare them with, by module."""
-    said = {}
-    for name, receipt in seen.items():
-        if changes[name] is Change.NEW and receipt.outcome.is_good:
-            why = _why_lost(name, before, target)
-            if name in hosts:
-                why = f"a fault of the host: {hosts[name]}"
-            elif name in old:
-                why = old[name].reason or "it was not run"
-            compared = f"nothing on {before.stack} to compare it with: {why}"
-            said[name] = "; ".join(filter(None, (receipt.reason, compared)))
-    return said
-
-
-def _say_hosts(new: Mapping[str, Receipt], hosts: Mapping[str, str]) -> dict[str, str]:
-    return {new[name].cell: f"a fault of the host: {fault} ({new[name].reason})" for name, fault in hosts.items()}
-
-
-def _find_unchecked(order: Order, sides: Sides, new: Mapping[str, Receipt]) -> dict[str, str]:
-    """Cells that hold, and of which less was looked at than before, each with which checks: a skip is no success."""
-    found = {}
-    for name in order.names:
-        if name in sides.before and name in new and (lost := find_lost_checks(sides.before[name], new[name])):
-            more = f" and {len(lost) - _SHOWN} more" if len(lost) > _SHOWN else ""
-            checked = f"{sides.facts.before} checked {', '.join(lost[:_SHOWN])}{more}"
-            found[new[name].cell] = f"{checked}, and this receipt does not"
-    return found
+    def explain(self, name: str, *, is_new: bool = False) -> str:
+        """The reason of a cell, and for a good one that is new why there is nothing to compare it with."""
+        receipt = self.new.get(name)
+        reason = receipt.reason if receipt else _why_lost(name, self.after, self.target)
+        if not is_new:
+            return reason
+        why = _why_lost(name, self.before, self.target)
+        if name in self.old_hosts:
+            why = f"a fault of the host: {self.old_hosts[name]}"
+        elif name in self.old:
+            why = self.old[name].reason or "it was not run"
+        return "; ".join(filter(None, (reason, f"nothing on {self.before.stack} to compare it with: {why}")))
 
 
 def find_lost_checks(before: Receipt, after: Receipt) -> tuple[str, ...]:
-    """Checks that a good cell made before and does not make now, in their order.
+    """Checks that a good cell made before and does not make now, in their order: a skip is no success.
 
     Empty where other checks were to be expected: of another commit, seed or path that was requested, of a second
-    backend that the receipt says is gone. Speed checks may be left out by a run.
+    backend that the receipt reports as gone. Speed checks may be left out by a run.
     """
     good = before.outcome is Outcome.PASS and after.outcome is Outcome.PASS
     alike = before.commit == after.commit != "" and before.seed == after.seed and before.requested == after.requested
@@ -265,8 +178,38 @@ def find_lost_checks(before: Receipt, after: Receipt) -> tuple[str, ...]:
     return tuple(name for name in lost if not absent & {*name.split(".")} and not name.startswith("speed."))
 
 
-def _why_lost(name: str, after: StackReceipts, target: str) -> str:
-    return after.unreadable.get(cell_id(after.stack, target, name), "there is no receipt")
+def _select(side: StackReceipts, target: str) -> dict[str, Receipt]:
+    """One receipt a probe of the target, but those of cells of which a file cannot be read."""
+    mine = [receipt for receipt in side.receipts if receipt.target == target and receipt.cell not in side.unreadable]
+    return worst_of(mine)
 
 
-__all__ = ["StackReceipts", "compare_all", "compare_stacks"]
+def _read_sides(
+    before: str, after: str, old: Mapping[str, Receipt], new: Mapping[str, Receipt], modules: Sequence[Module],
+    needs: Needs | None,
+) -> Sides:  # fmt: skip
+    versions = compare_versions(old, new)
+    release = release_of(old)
+    same = bool(release) and release == release_of(new)
+    facts = Facts(before, after, held=True, same_release=same, versions=versions, needs=needs)
+    files = {module.id: tuple(module.files) for module in modules}
+    return Sides(facts, old, changed_components(versions) if same else (), files)
+
+
+def _find_hosts(receipts: Mapping[str, Receipt]) -> dict[str, str]:
+    """Module -> the fault of the host that its receipt met."""
+    return {name: fault for name, receipt in receipts.items() if (fault := find_host_fault(receipt))}
+
+
+def _find_hidden(old: Mapping[str, Receipt], new: Mapping[str, Receipt], hosts: Collection[str]) -> set[str]:
+    """Blocked cells that show nothing of the step: nothing red blocks them, or what failed in the same way before."""
+    hidden = set()
+    for name, blocker in find_blockers(new, hosts).items():
+        held = name in old and old[name].outcome.is_good
+        if blocker is None or (held and compare(old.get(blocker.probe), blocker) is Change.SAME_FAILURE):
+            hidden.add(name)
+    return hidden
+
+
+def _why_lost(name: str, side: StackReceipts, target: str) -> str:
+    return side.unreadable.get(cell_id(side.stack, target, name), "there is no receipt")

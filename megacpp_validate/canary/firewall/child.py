@@ -1,4 +1,4 @@
-"""Asks the bridge of one environment what it makes of the install there, and writes one JSON object.
+"""The process of one case: imports the bridge, asks for its verdict on the install, and writes one JSON object.
 
 Started as a script by the firewall tier, never imported by it: this is the only file of the tier that runs
 beside Transformer Engine. Usage: child.py ANSWER-FILE DUMP-AFTER-SECONDS PACKAGE MODULE...
@@ -9,10 +9,8 @@ from __future__ import annotations
 import faulthandler
 import importlib
 import json
-import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -49,41 +47,28 @@ def ask_entries(imports: Any) -> tuple[dict[str, str], list[str]]:
 
 def ask(package: str, names: list[str]) -> dict[str, Any]:
     """Import every module, then ask for the verdict; what a question raises is an answer too."""
-    answer: dict[str, Any] = {"imported": import_modules([f"{package}.{name}" for name in names])}
-    answer["imported_early"] = "transformer_engine" in sys.modules
-    answer["native_paths"] = {name: getattr(sys.modules.get(f"{package}.{name}"), "NATIVE_PATH", "") for name in names}
+    imported = import_modules([f"{package}.{name}" for name in names])
+    native = {name: getattr(sys.modules.get(f"{package}.{name}"), "NATIVE_PATH", "") for name in names}
+    answer: dict[str, Any] = {"imported": imported, "native_paths": native, "available": None, "reason": ""}
+    problems = ["importing the bridge imported transformer_engine"] if "transformer_engine" in sys.modules else []
+    missing: dict[str, str] = {}
     try:
         imports = importlib.import_module(f"{package}.imports")
         answer["available"] = imports.is_te_available()
         answer["reason"] = imports.why_te_is_unavailable()
-        answer["decided_twice"] = imports.is_te_available() != answer["available"]
-        answer["missing"], answer["problems"] = ask_entries(imports)
+        if imports.is_te_available() != answer["available"]:
+            problems.append("is_te_available() gave two answers in one process")
+        missing, contradictions = ask_entries(imports)
+        problems += contradictions
     except BaseException as fault:
-        answer["raised"] = f"{type(fault).__name__}: {fault}"
-    # Python takes a package out again if importing it raised, so that it is here means that it did not.
-    answer["top_level"] = "transformer_engine" in sys.modules
-    return answer
-
-
-def abort_when_it_hangs(mark: Path) -> None:
-    """A second process aborts this one once the core library has made a file; faulthandler then says where it was."""
-    asked = os.getpid()
-    if os.fork():
-        return
-    while os.getppid() == asked:
-        if mark.exists():
-            os.kill(asked, signal.SIGABRT)
-            break
-        time.sleep(0.02)
-    os._exit(0)
+        problems.append(f"asking the bridge raised {type(fault).__name__}: {fault}")
+    return {**answer, "missing": missing, "problems": problems}
 
 
 def main() -> None:
-    """Answer, and say where it hangs or dies if it does."""
+    """Answer; the standard error gets the place where the process hangs or dies."""
     target, dump_after, package, *names = sys.argv[1:]
     faulthandler.enable()
-    if mark := os.environ.get("MEGACPP_FIREWALL_MARK"):
-        abort_when_it_hangs(Path(mark))
     faulthandler.dump_traceback_later(float(dump_after), exit=False)
     signal.alarm(int(float(dump_after) * 2) + 10)  # whoever would have killed it may have been killed
     answer = ask(package, names)

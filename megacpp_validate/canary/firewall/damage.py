@@ -1,128 +1,22 @@
-"""The damaged installs: what is done to each, and what the bridge must answer.
+"""The damaged installs: how each is damaged, and what the bridge must answer.
 
 Every row starts from a real release of Transformer Engine. The words that a row expects are those of the bridge; what a
-loader error means to a person is written once, in `diagnosis`. No action changes a file of a real install: what it
-changes is a copy or replaced.
+loader error means to a person is written once, in `diagnosis`. No action changes a file of a real install: it changes
+a copy, or replaces a link.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
-import struct
-import zipfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from ...errors import WrongArguments
-from .install import (
-    TE,
-    CannotBuild,
-    Install,
-    InstallMode,
-    build_extension,
-    core_distribution,
-    find_compiler,
-    write_dist_info,
-)
-
-_DYNAMIC, _DYNSYM = 6, 11  # section types
-_NEEDED = 1  # tag of an entry in the dynamic section
-_HEADER = struct.Struct("<IIQQQQIIQQ")
-_SYMBOL = struct.Struct("<IBBHQQ")
-_TAG = struct.Struct("<qQ")
-
-
-class NotDamageable(RuntimeError):
-    """The file has nothing of the kind that was to be damaged; the text says what was looked for."""
-
-
-@dataclass(frozen=True)
-class _Section:
-    kind: int
-    offset: int
-    size: int
-    link: int
-
-
-def rename_needed(library: Path, *prefixes: str) -> tuple[str, str]:
-    """Make a library need one that exists nowhere: `libX.so.13` becomes `libX.so.99`. Returns both names."""
-    image = bytearray(library.read_bytes())
-    found = [(start, _string(image, start)) for start in _needed(image)]
-    start, name = _first_of(found, prefixes, f"{library.name} needs no library whose name starts with")
-    return _overwrite(library, image, start, name, name[:-2] + "99")
-
-
-def rename_undefined(library: Path, *prefixes: str) -> tuple[str, str]:
-    """Make a library want a symbol that nothing defines. Returns what it wanted and what it wants now."""
-    image = bytearray(library.read_bytes())
-    found = [(start, _string(image, start)) for start in _undefined(image)]
-    start, name = _first_of(found, prefixes, f"{library.name} wants no symbol that starts with")
-    return _overwrite(library, image, start, name, name[:-1] + ("Q" if name[-1] != "Q" else "Z"))
-
-
-def rename_string(library: Path, name: str) -> tuple[str, str]:
-    """Change the last letter of a constant string: the function that pybind11 registers under it is gone."""
-    image = bytearray(library.read_bytes())
-    start = image.find(b"\0" + name.encode() + b"\0")
-    if start < 0:
-        raise NotDamageable(f"{library.name} holds no string {name!r}")
-    return _overwrite(library, image, start + 1, name, name[:-1] + "_")
-
-
-def _first_of(found: list[tuple[int, str]], prefixes: Sequence[str], nothing: str) -> tuple[int, str]:
-    for prefix in prefixes:
-        for start, name in found:
-            if name.startswith(prefix):
-                return start, name
-    raise NotDamageable(f"{nothing} {' or '.join(prefixes)}")
-
-
-def _overwrite(library: Path, image: bytearray, start: int, old: str, new: str) -> tuple[str, str]:
-    image[start : start + len(old)] = new.encode()
-    mode = library.stat().st_mode
-    library.unlink()  # never through a link into the real install
-    library.write_bytes(image)
-    library.chmod(mode)
-    return old, new
-
-
-def _sections(image: bytearray) -> list[_Section]:
-    if image[:6] != b"\x7fELF\x02\x01":
-        raise NotDamageable("not a 64-bit little-endian ELF file")
-    (table,) = struct.unpack_from("<Q", image, 0x28)
-    entry, count = struct.unpack_from("<HH", image, 0x3A)
-    headers = (_HEADER.unpack_from(image, table + index * entry) for index in range(count))
-    return [_Section(kind, offset, size, link) for _, kind, _, _, offset, size, link, *_ in headers]
-
-
-def _needed(image: bytearray) -> Iterator[int]:
-    sections = _sections(image)
-    for section in sections:
-        if section.kind == _DYNAMIC:
-            strings = sections[section.link].offset
-            for at in range(section.offset, section.offset + section.size, _TAG.size):
-                tag, value = _TAG.unpack_from(image, at)
-                if tag == _NEEDED:
-                    yield strings + value
-
-
-def _undefined(image: bytearray) -> Iterator[int]:
-    sections = _sections(image)
-    for section in sections:
-        if section.kind == _DYNSYM:
-            strings = sections[section.link].offset
-            for at in range(section.offset, section.offset + section.size, _SYMBOL.size):
-                name, info, _, home, _, _ = _SYMBOL.unpack_from(image, at)
-                if name and home == 0 and info >> 4 == 1:  # undefined and global: a weak one may stay undefined
-                    yield strings + name
-
-
-def _string(image: bytearray, start: int) -> str:
-    return image[start : image.index(0, start)].decode("ascii", errors="replace")
-
+from .install import TE, Install, InstallMode, build_extension, find_compiler, write_dist_info
 
 PINNED: Final = "2.20.2"
 BASELINES: Final = ("2.8.0", "2.12.0", "2.17.1", PINNED)
@@ -130,7 +24,9 @@ WHOLE: Final = ("core", "extension")
 FLASH_ATTENTION_4: Final = ("flash-attn-4", "4.0.0b36")
 ANOTHER_COPY: Final = (TE, "2.17.1")
 ANOTHER_RELEASE: Final = "2.19.0"
-_CUDA_LIBRARIES: Final = ("libcublasLt.so.", "libcublas.so.", "libcudart.so.", "libcudnn.so.")
+# Seconds of the trial import of the bridge. One that hangs takes all of them; one that aborts ends early on any host.
+_TRIAL: Final = "MEGACPP_TE_TRIAL_SECONDS"
+_HANGS_S, _ABORTS_S = "20", "100"
 _UNDAMAGED: Final = "undamaged"
 
 Action = Callable[[Install], object]
@@ -145,15 +41,13 @@ class Damage:
         says: what is done to the install, in words.
         do: does it.
         reason: patterns that the bridge's reason must match, each of them: the exception, the likely cause, the next
-            step. None where nothing is wrong, so that there must be no reason.
+            step. Empty where nothing is wrong, so that there must be no reason.
         release: the release that is laid out; empty for the pinned or the installed one.
         parts: the compiled parts that are laid out beside the sources.
         torch: whether the damage shows only once TE has imported torch.
         hides_torch: torch is taken away; modules of the bridge that are made of torch may fail then, nothing else.
         available: what `is_te_available()` must answer.
         missing: accessors that give None although TE is available.
-        top_level: whether `import transformer_engine` itself succeeds; None where that does not matter.
-        ends: how a process that simply imports it ends.
         extra: a further distribution that is laid out, (name, version).
     """
 
@@ -167,8 +61,6 @@ class Damage:
     hides_torch: bool = False
     available: bool = False
     missing: tuple[str, ...] = ()
-    top_level: bool | None = None
-    ends: Literal["exit", "hang", "abort"] = "exit"
     extra: tuple[str, str] | None = None
 
     @property
@@ -179,11 +71,11 @@ class Damage:
     @property
     def needs_baseline(self) -> bool:
         """Whether the undamaged install of the release must be available for the case to prove anything."""
-        return self.parts == WHOLE and self.torch
+        return self.parts == WHOLE and self.torch and not self.is_baseline
 
 
 def plan_firewall(only: Collection[str] = (), install: InstallMode = "wheels") -> tuple[Damage, ...]:
-    """The cases of a run, with the undamaged installs that they need.
+    """The cases of a run: undamaged installs that others need come first.
 
     Raises:
         WrongArguments: no case has one of these names.
@@ -210,6 +102,31 @@ def baseline_of(row: Damage, install: InstallMode) -> str:
 # --- the actions ----------------------------------------------------------------------------------------------------
 
 
+def rename(library: Path, pattern: str, end: str) -> tuple[str, str]:
+    """Change the end of a name in the strings of a library: of a symbol, of a library that it needs, of a constant.
+
+    Args:
+        library: replaced, never written through a link.
+        pattern: of the whole name; the first one that matches is changed.
+        end: takes the place of as many characters.
+
+    Returns:
+        The old and the new name.
+
+    Raises:
+        LookupError: no string of the library matches.
+    """
+    image = library.read_bytes()
+    found = re.search(rb"(?<=\0)(?:" + pattern.encode() + rb")(?=\0)", image)
+    if found is None:
+        raise LookupError(f"{library.name} has no string {pattern}")
+    old = found[0].decode()
+    new = old[: -len(end)] + end
+    library.unlink()
+    library.write_bytes(image[: found.start()] + new.encode() + image[found.end() :])
+    return old, new
+
+
 def _nothing(_: Install) -> None:
     """Leave the install as it is."""
 
@@ -227,26 +144,27 @@ def _leave_folders(install: Install) -> None:
     (install.package / "pytorch/__pycache__/__init__.cpython-311.pyc").write_bytes(b"")
 
 
-def _replace_core(by: Literal["hanging_core", "aborting_core"]) -> Action:
+def _replace_core(by: str, trial_s: str) -> Action:
     def do(install: Install) -> None:
-        if install.stand_ins is None:
-            raise CannotBuild("this damage is a small library, and there is no compiler to build it with")
-        install.write(install.core, getattr(install.stand_ins, by).read_bytes())
+        install.write(install.core, install.stand_in(by).read_bytes())
+        install.variables[_TRIAL] = trial_s
 
     return do
 
 
 def _lose_function(install: Install, name: str = "dbias_dgelu") -> None:
     if install.real:
-        rename_string(install.own(install.extension), name)
+        rename(install.extension, name, "_")
     else:
         built = build_extension(find_compiler(), install.root / "older", lacks=[name])
         install.write(install.extension, built.read_bytes())
 
 
-def _set_version(version: str, distribution: str = "") -> Action:
+def _set_version(version: str, distribution: str) -> Action:
     def do(install: Install) -> None:
-        install.version(distribution or core_distribution(install), version.format(release=install.release))
+        name = install.dist_info(distribution).name.partition("-")[0]
+        shutil.rmtree(install.dist_info(name))
+        write_dist_info(install.site, name, version.format(release=install.release))
 
     return do
 
@@ -258,8 +176,7 @@ def _put_copy_first(install: Install) -> None:
         shutil.copytree(install.package, early / "transformer_engine", ignore=lambda *_: ["wheel_lib"])
         write_dist_info(early, "transformer_engine", ANOTHER_RELEASE)
     else:
-        with zipfile.ZipFile(install.wheels[ANOTHER_COPY]) as archive:
-            archive.extractall(early)
+        shutil.unpack_archive(install.wheels(*ANOTHER_COPY), early, "zip")
     install.early.append(early)
 
 
@@ -278,8 +195,7 @@ def _hide(*patterns: str) -> Action:
 
 
 def _hide_nvrtc(install: Install) -> None:
-    assert install.stand_ins is not None
-    install.variables["CUDA_HOME"] = install.variables["CUDA_PATH"] = str(install.stand_ins.bare_cuda)
+    install.variables["CUDA_HOME"] = install.variables["CUDA_PATH"] = str(install.stand_in("bare_cuda"))
     install.hidden.add("nvidia")
     ldconfig = install.root / "tools" / "ldconfig"
     ldconfig.parent.mkdir()
@@ -289,8 +205,7 @@ def _hide_nvrtc(install: Install) -> None:
 
 
 def _add_flash_attention_4(install: Install) -> None:
-    with zipfile.ZipFile(install.wheels[FLASH_ATTENTION_4]) as archive:
-        archive.extractall(install.site)
+    shutil.unpack_archive(install.wheels(*FLASH_ATTENTION_4), install.site, "zip")
     install.hidden |= {"cutlass*", "nvidia_cutlass*", "quack*", "tvm_ffi*", "flash_attn*"}
 
 
@@ -311,12 +226,12 @@ DAMAGES: Final = (
            lambda install: install.variables.update(MEGACPP_DISABLE_TE="1"), ("MEGACPP_DISABLE_TE=1", "unset")),
     Damage("absent", "Transformer Engine is not installed", _uninstall,
            ("ModuleNotFoundError", "cause: Transformer Engine is not installed", _INSTALL),
-           parts=(), torch=False, top_level=False),
+           parts=(), torch=False),
     Damage("metapackage-alone", "only the metapackage transformer_engine is installed", _nothing,
            ("RuntimeError", "cause: only the Python half is installed", _INSTALL), parts=(), torch=False),
     Damage("core-without-extension",
            "sources and core library, no transformer_engine_torch; top-level import warns and succeeds", _nothing,
-           ("FileNotFoundError", "cause: .*torch extension .* is not", _INSTALL), parts=("core",), top_level=True),
+           ("FileNotFoundError", "cause: .*torch extension .* is not", _INSTALL), parts=("core",)),
     Damage("extension-without-core", "sources and torch extension, no transformer_engine_cu12 or _cu13", _nothing,
            ("RuntimeError", "cause: .*core library .* is not", _INSTALL), parts=("extension",), torch=False),
     Damage("core-library-deleted", "libtransformer_engine.so is deleted, its metadata is there",
@@ -331,16 +246,15 @@ DAMAGES: Final = (
            ("RuntimeError: Multiple files", "cause: .*two builds", "Next step: .*remove"), torch=False),
     Damage("missing-library",
            "one of the CUDA libraries that the core library needs exists nowhere: its name ends with .so.99",
-           lambda install: rename_needed(install.own(install.core), *_CUDA_LIBRARIES),
+           lambda install: rename(install.core, r"lib(?:cublasLt|cublas|cudart|cudnn)\.so\.\d+", "99"),
            ("OSError", r"cause: the shared library lib\w+\.so\.99 \((cu|the CUDA)",
             "Next step: pip install nvidia-.*LD_LIBRARY_PATH"), torch=False),
     Damage("undefined-symbol", "the torch extension wants a symbol that nothing defines; top-level import succeeds",
-           lambda install: rename_undefined(install.own(install.extension), "_ZN3c10", "nvte_"),
-           ("ImportError: .*undefined symbol", "cause: .*built against another", "Next step: .*rebuild"),
-           top_level=True),
+           lambda install: rename(install.extension, r"nvte_\w+", "Q"),
+           ("ImportError: .*undefined symbol", "cause: .*built against another", "Next step: .*rebuild")),
     Damage("extension-of-an-older-build", "the torch extension lacks dbias_dgelu, which the sources use",
            _lose_function, ("AttributeError.*dbias_dgelu", "cause: .*not of one build", _INSTALL)),
-    Damage("core-of-another-release", "the core is of 2.19.0", _set_version(ANOTHER_RELEASE),
+    Damage("core-of-another-release", "the core is of 2.19.0", _set_version(ANOTHER_RELEASE, "transformer_engine_cu1*"),
            ("AssertionError.*mismatch", r"cause: .*different releases .*2\.19\.0", _INSTALL), torch=False),
     Damage("extension-of-another-release", "the torch extension is of 2.19.0",
            _set_version(ANOTHER_RELEASE, _TORCH_PART),
@@ -362,15 +276,14 @@ DAMAGES: Final = (
             "Next step: .*pip uninstall flash-attn-4"), release="2.17.1", extra=FLASH_ATTENTION_4),
     Damage("dependency-missing", "pydantic, which the recipes are made of, is not installed; top-level import succeeds",
            _hide("pydantic"),
-           ("ModuleNotFoundError", "cause: .*needs the Python package `pydantic`", "Next step: pip install pydantic"),
-           top_level=True),
+           ("ModuleNotFoundError", "cause: .*needs the Python package `pydantic`", "Next step: pip install pydantic")),
     Damage("torch-missing", "torch is not installed; top-level import succeeds", _hide("torch", "torch-*"),
            ("ModuleNotFoundError", "cause: .*needs the Python package `torch`", "Next step: pip install torch"),
-           torch=False, hides_torch=True, top_level=True),
+           torch=False, hides_torch=True),
     Damage("leftovers-of-an-uninstall",
            "folders without a single source are left: Python takes them for a namespace package", _leave_folders,
            ("ImportError", "cause: .*leftovers of an uninstall", "Next step: remove"),
-           parts=(), torch=False, top_level=True),
+           parts=(), torch=False),
     Damage("source-cut-short", "pytorch/module/linear.py is cut in half",
            lambda install: install.edit("pytorch/module/linear.py", lambda text: text[: len(text) // 2]),
            ("SyntaxError", r"cause: .*linear\.py is damaged", _REINSTALL)),
@@ -390,10 +303,10 @@ DAMAGES: Final = (
             "Next step: .*nvidia-cuda-nvrtc"), release="2.8.0", torch=False),
     Damage("core-without-extension-1.x", "sources and core library of a 1.x release, no transformer_engine_torch",
            _nothing, ("StopIteration", "cause: .*torch extension .* is not", _INSTALL),
-           release="1.13.0", parts=("core",), top_level=True),
-    Damage("import-hangs", "loading the core library never ends", _replace_core("hanging_core"),
-           (r"did not end within .* hangs in \S+:\d+", "Likely cause: ", _TURN_OFF), torch=False, ends="hang"),
-    Damage("import-aborts", "loading the core library aborts the interpreter", _replace_core("aborting_core"),
-           ("ends the interpreter", "Likely cause: ", _TURN_OFF), torch=False, ends="abort"),
+           release="1.13.0", parts=("core",)),
+    Damage("import-hangs", "loading the core library never ends", _replace_core("hanging", _HANGS_S),
+           (r"did not end within .* hangs in \S+:\d+", "Likely cause: ", _TURN_OFF), torch=False),
+    Damage("import-aborts", "loading the core library aborts the interpreter", _replace_core("aborting", _ABORTS_S),
+           ("ends the interpreter", "Likely cause: ", _TURN_OFF), torch=False),
 )
 # fmt: on

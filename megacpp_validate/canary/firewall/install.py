@@ -10,7 +10,6 @@ exists as source only), two tiny real libraries take their places. They compute 
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import os
 import re
@@ -18,9 +17,9 @@ import shutil
 import sys
 import sysconfig
 import venv
-import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, Literal
 
@@ -34,9 +33,13 @@ WheelOf = Callable[[str, str], Path]
 TE: Final = "transformer-engine"  # the distribution of the Python sources
 TE_NAMES: Final = ("transformer_engine", "transformer_engine[-_.]*", "__editable__*transformer_engine*")
 NEEDED_BY_TE: Final = ("einops", "numpy", "onnxscript", "packaging", "pydantic")
-SOURCES: Final = Path(__file__).with_name("standin")
 LIMIT_S: Final = 120.0  # of a compile, too: the first use of the packaged compiler builds parts of its own runtime
+_SOURCES: Final = Path(__file__).with_name("standin")
 _CUDA_LIBRARIES: Final = ("cudnn", "nvrtc", "curand")  # what TE looks for by name before it loads its core
+_PARTS: Final = {
+    "core": ("libtransformer_engine*", "transformer_engine_cu*"),
+    "extension": ("transformer_engine_torch*",),
+}
 _BIG_BYTES: Final = 2**20
 _LOOK: Final = """
 import importlib, importlib.util, json, sys, sysconfig
@@ -93,26 +96,6 @@ def read_interpreter(limit_s: float = LIMIT_S) -> Interpreter:
 # --- stand-ins for the compiled halves ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class StandIns:
-    """The built libraries.
-
-    Attributes:
-        core: takes the place of `libtransformer_engine.so`; needs a library named `libcublasLt.so.13`.
-        extension: takes the place of `transformer_engine_torch.*.so`.
-        hanging_core, aborting_core: a core whose loading never ends, or ends the process.
-        cuda: a folder with stand-ins for cuDNN, NVRTC and cuRAND.
-        bare_cuda: the same without NVRTC and cuRAND.
-    """
-
-    core: Path
-    extension: Path
-    hanging_core: Path
-    aborting_core: Path
-    cuda: Path
-    bare_cuda: Path
-
-
 def find_compiler() -> tuple[str, ...]:
     """The command of a C compiler; raises `CannotBuild` where there is none."""
     for name in ("cc", "gcc", "clang"):
@@ -127,31 +110,30 @@ def find_compiler() -> tuple[str, ...]:
     )
 
 
-def build_stand_ins(folder: Path, compiler: Sequence[str] = ()) -> StandIns:
-    """Build every stand-in into `folder`; raises `CannotBuild`."""
+def build_stand_ins(folder: Path, compiler: Sequence[str] = ()) -> Path:
+    """Build small libraries that take the places of the compiled parts; raises `CannotBuild`.
+
+    Returns:
+        The folder, with one a part: `core` needs a library named `libcublasLt.so.13`; loading `hanging` never ends, and
+        loading `aborting` ends the process; `cuda` has cuDNN, NVRTC and cuRAND, `bare_cuda` cuDNN alone.
+    """
     if sys.platform != "linux" or sys.maxsize < 2**32:
         raise CannotBuild("Transformer Engine's libraries, and so their stand-ins, exist for 64-bit Linux only")
     command = tuple(compiler) or find_compiler()
-    core, extension = "libtransformer_engine.so", folder / "extension"
     cublas = _compile(command, folder / "libcublasLt.so.13", "-DPART_CUBLAS", "-Wl,-soname,libcublasLt.so.13")
     linked = ("-Wl,--no-as-needed", str(cublas), f"-Wl,-rpath,{folder}")
-    for name in _CUDA_LIBRARIES:
-        _compile(command, folder / f"cuda/lib/lib{name}.so", "-DPART_EMPTY")
-    _compile(command, folder / "bare_cuda/lib/libcudnn.so", "-DPART_EMPTY")
-    return StandIns(
-        core=_compile(command, folder / "core" / core, "-DPART_CORE", *linked),
-        extension=build_extension(command, extension),
-        hanging_core=_compile(command, folder / "hanging" / core, "-DPART_HANGS"),
-        aborting_core=_compile(command, folder / "aborting" / core, "-DPART_ABORTS"),
-        cuda=folder / "cuda",
-        bare_cuda=folder / "bare_cuda",
-    )
+    for part, options in (("core", linked), ("hanging", ()), ("aborting", ())):
+        _compile(command, folder / part / "libtransformer_engine.so", f"-DPART_{part.upper()}", *options)
+    for name in (*(f"cuda/lib/lib{name}.so" for name in _CUDA_LIBRARIES), "bare_cuda/lib/libcudnn.so"):
+        _compile(command, folder / name, "-DPART_EMPTY")
+    build_extension(command, folder / "extension")
+    return folder
 
 
 def build_extension(compiler: Sequence[str], folder: Path, *, lacks: Sequence[str] = ()) -> Path:
     """Build the stand-in of the torch extension; it has every name but those in `lacks`."""
     folder.mkdir(parents=True, exist_ok=True)
-    python = (SOURCES / "extension.py").read_text(encoding="utf-8") + f"\nLACKS.update({list(lacks)!r})\n"
+    python = (_SOURCES / "extension.py").read_text(encoding="utf-8") + f"\nLACKS.update({list(lacks)!r})\n"
     lines = "\n".join(json.dumps(line + "\n") for line in python.splitlines())
     (folder / "standin_source.h").write_text(f"static const char STANDIN_SOURCE[] =\n{lines};\n", encoding="utf-8")
     suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
@@ -160,14 +142,14 @@ def build_extension(compiler: Sequence[str], folder: Path, *, lacks: Sequence[st
 
 def _compile(compiler: Sequence[str], target: Path, *options: str, source: str = "core.c") -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
-    command, shown = [*compiler, "-shared", "-fPIC", "-o", str(target), str(SOURCES / source), *options], compiler[0]
+    command = [*compiler, "-shared", "-fPIC", "-o", str(target), str(_SOURCES / source), *options]
     try:
         ended = run_command(command, limit_s=LIMIT_S)
     except OSError as fault:
-        raise CannotBuild(f"the compiler `{shown}` did not run: {fault}") from fault
+        raise CannotBuild(f"the compiler `{compiler[0]}` did not run: {fault}") from fault
     if ended.code:
         raise CannotBuild(
-            f"the compiler `{shown}` could not build {target.name} ({ended.how}): {ended.words.strip()[-800:]}. Next "
+            f"the compiler `{compiler[0]}` could not build {target.name} ({ended.how}): {ended.last_words}. Next "
             "step: try it by hand, or put another compiler first on the path"
         )
     return target
@@ -184,8 +166,8 @@ class Install:
         release: version of the Python sources.
         root: folder of the whole environment.
         site: its site-packages.
-        wheels: (distribution, version) -> its wheel.
-        stand_ins: the built stand-ins; None where they could not be built.
+        wheels: gives the wheel of a distribution.
+        stand_ins: folder of the built stand-ins; None where they could not be built.
         real: the compiled parts are those of a real install, not stand-ins.
         early: folders that come before site-packages on the path.
         variables: environment variables of the processes.
@@ -195,8 +177,8 @@ class Install:
     release: str
     root: Path
     site: Path
-    wheels: Mapping[tuple[str, str], Path]
-    stand_ins: StandIns | None
+    wheels: WheelOf
+    stand_ins: Path | None
     real: bool = False
     early: list[Path] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
@@ -217,6 +199,12 @@ class Install:
         """The torch extension."""
         return self._find("transformer_engine_torch*.so")
 
+    def stand_in(self, part: str) -> Path:
+        """The library of a part, or its folder where that holds several; raises `CannotBuild`."""
+        if self.stand_ins is None:
+            raise CannotBuild("this damage needs a small library, and there is no compiler to build it with")
+        return next((self.stand_ins / part).glob("*.so"), self.stand_ins / part)
+
     def dist_info(self, name: str) -> Path:
         """The metadata folder of a distribution: `transformer_engine`, `_cu12`/`_cu13` or `_torch` of it."""
         return self._find(f"{name}-*.dist-info")
@@ -234,19 +222,6 @@ class Install:
         path.unlink(missing_ok=True)
         path.write_bytes(data)
 
-    def version(self, name: str, version: str) -> None:
-        """Let a distribution's metadata say another version."""
-        shutil.rmtree(self.dist_info(name))
-        write_dist_info(self.site, name, version)
-
-    def own(self, library: Path) -> Path:
-        """Make a library a file of this environment, where it was a link into the real install."""
-        if library.is_symlink():
-            real = library.resolve()
-            library.unlink()
-            shutil.copy2(real, library)
-        return library
-
     def _find(self, pattern: str) -> Path:
         for folder in (self.package / "wheel_lib", self.package, self.site):
             for found in folder.glob(pattern):
@@ -254,47 +229,36 @@ class Install:
         raise LookupError(f"{pattern} is not laid out in {self.site}")
 
 
-def core_distribution(install: Install) -> str:
-    """Name of the core's distribution: transformer_engine_cu12 or transformer_engine_cu13."""
-    return install.dist_info("transformer_engine_cu1*").name.partition("-")[0]
-
-
 def lay_out_wheels(install: Install, parts: Iterable[str]) -> None:
     """Lay out a release as pip would: the real wheel of its sources, and stand-ins for its compiled parts."""
-    with zipfile.ZipFile(install.wheels[TE, install.release]) as archive:
-        archive.extractall(install.site)
-    install.hidden |= {"flash_attn*"}  # a real FlashAttention wants the real extension
-    if (stand_ins := install.stand_ins) is None:
+    shutil.unpack_archive(install.wheels(TE, install.release), install.site, "zip")
+    install.hidden |= {"flash_attn*"}  # a real FlashAttention needs the real extension
+    if install.stand_ins is None:
         return
     # Where the real wheels have them; releases before 2.0 look for them in the package itself.
     folder = install.package if install.release.startswith("1.") else install.package / "wheel_lib"
     folder.mkdir(exist_ok=True)
     for part, distribution in (("core", "transformer_engine_cu12"), ("extension", "transformer_engine_torch")):
         if part in parts:
-            shutil.copy2(getattr(stand_ins, part), folder)
+            shutil.copy2(install.stand_in(part), folder)
             write_dist_info(install.site, distribution, install.release)
     # By these every release of TE finds the stand-ins of the CUDA libraries.
     names = (f"{name}_{word}".upper() for name in ("cuda", *_CUDA_LIBRARIES) for word in ("home", "path"))
-    install.variables |= dict.fromkeys(names, str(stand_ins.cuda))
+    install.variables |= dict.fromkeys(names, str(install.stand_ins / "cuda"))
     # Before 2.4, TE compiles functions while it is imported: a Triton that cannot launch is not enough.
     install.variables["NVTE_TORCH_COMPILE"] = "0"
 
 
 def lay_out_current(install: Install, parts: Iterable[str], interpreter: Interpreter) -> None:
     """Lay out the install that the interpreter has: Python files are copied, libraries are linked."""
-    wanted = {"sources", *parts}
-    patterns = {"core": "libtransformer_engine*", "extension": "transformer_engine_torch*.so"}
-    left_out = ["__pycache__", *(pattern for part, pattern in patterns.items() if part not in wanted)]
+    left_out = [pattern for part, patterns in _PARTS.items() if part not in parts for pattern in patterns]
     for entry in _find_current(interpreter):
         target = install.site / entry.name
-        if entry.is_dir() and entry.name == "transformer_engine":
-            shutil.copytree(
-                entry, target, copy_function=_link_or_copy, ignore=shutil.ignore_patterns(*left_out)
-            )  # fmt: skip
-        elif _part_of(entry.name) not in wanted:
+        if _matches(entry.name, left_out):
             continue
-        elif entry.is_dir():
-            shutil.copytree(entry, target)
+        if entry.is_dir():
+            ignored = shutil.ignore_patterns("__pycache__", *left_out)
+            shutil.copytree(entry, target, copy_function=_link_or_copy, ignore=ignored)
         else:
             _link_or_copy(str(entry), str(target))
 
@@ -302,12 +266,10 @@ def lay_out_current(install: Install, parts: Iterable[str], interpreter: Interpr
 def read_current_release(interpreter: Interpreter) -> str:
     """Version of the interpreter's own install; empty where there is none, or where a part of it is missing."""
     found = {path.name: path for path in _find_current(interpreter)}
-    package = found.get("transformer_engine")
-    if package is None:
-        return ""
-    libraries = {*found, *(file.name for place in ("", "wheel_lib") for file in (package / place).glob("*.so"))}
-    for part in ("libtransformer_engine", "transformer_engine_torch"):
-        if not any(name.startswith(part) and name.endswith(".so") for name in libraries):
+    package = found.get("transformer_engine", Path("/nowhere"))
+    libraries = [*found, *(file.name for place in ("", "wheel_lib") for file in (package / place).glob("*.so"))]
+    for pattern in ("libtransformer_engine*.so", "transformer_engine_torch*.so"):
+        if not any(fnmatchcase(name, pattern) for name in libraries):
             return ""
     infos = (re.fullmatch(r"transformer_engine-(.+)\.dist-info", name) for name in found)
     return next((info[1] for info in infos if info), "")
@@ -340,19 +302,17 @@ def write_dist_info(site: Path, name: str, version: str) -> None:
     folder = site / f"{name}-{version}.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
-    (folder / "WHEEL").write_text("Wheel-Version: 1.0\nRoot-Is-Purelib: false\n", encoding="utf-8")
-    (folder / "RECORD").write_text(f"{folder.name}/METADATA,,\n{folder.name}/WHEEL,,\n", encoding="utf-8")
-    (folder / "INSTALLER").write_text("pip\n", encoding="utf-8")
+    (folder / "RECORD").write_text(f"{folder.name}/METADATA,,\n", encoding="utf-8")
 
 
-def _find_current(interpreter: Interpreter) -> tuple[Path, ...]:
+def _find_current(interpreter: Interpreter) -> Iterable[Path]:
     """Folders and files of the Transformer Engine that the interpreter would import; empty for none."""
     found: dict[str, Path] = {}
     for entry in filter(Path.is_dir, interpreter.path):
         for path in entry.iterdir():
             if _matches(path.name, TE_NAMES):
                 found.setdefault(path.name, path)
-    return tuple(found.values())
+    return found.values()
 
 
 def _link(source: Path, target: Path, hidden: Iterable[str]) -> Path:
@@ -365,13 +325,7 @@ def _link(source: Path, target: Path, hidden: Iterable[str]) -> Path:
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _part_of(name: str) -> str:
-    if name.startswith("transformer_engine_torch"):
-        return "extension"
-    return "core" if name.startswith("transformer_engine_cu") else "sources"
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _link_or_copy(source: str, target: str) -> str:

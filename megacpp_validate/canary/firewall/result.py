@@ -32,7 +32,7 @@ class FirewallCase(Frozen):
         available: what `is_te_available()` answered; None if the process never answered.
         reason: `why_te_is_unavailable()`, or the missing entry's reason.
         native_paths: bridge module -> the native path that it names.
-        ended: "exit", "hangs at PLACE", "killed after N s" or "signal N": how the process ended.
+        ended: "exit", "killed after N s" or "signal N": how the process ended.
         problems: what was not as expected; empty on a pass.
     """
 

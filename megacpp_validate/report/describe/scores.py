@@ -8,19 +8,7 @@ from typing import Any, Final
 
 from megacpp_validate.evidence.selftest import Fate, SelftestResult
 
-from ...canary.dynamic.scores import (
-    BlameScore,
-    CellSeen,
-    FaultResult,
-    Fp8FaultResult,
-    Fp8FaultScore,
-    Planted,
-    SmokeFaultResult,
-    SmokeFaultScore,
-    SmokeFinding,
-    SuiteScore,
-    Verdict,
-)  # fmt: skip
+from ...canary.dynamic.scores import CellSeen, FaultResult, FaultScore, SmokeFinding, SuiteScore, Verdict
 from ...diagnosis.culprits import Culprit
 from ...errors import Exit
 from ..document import (
@@ -50,32 +38,30 @@ _WORDS: Final = {
 _MARKS: Final = {Exit.OPEN: good("open"), Exit.CLOSED: bad("closed")}
 
 
-def describe_planted(score: BlameScore | Fp8FaultScore | SmokeFaultScore) -> Document:
+def describe_planted(score: FaultScore) -> Document:
     """The rate with its bound, false alarms, whatever is not as it should be, and every fault."""
     name, judged = score.schema_id.split("/")[1], len(score.judged)
     cases = tuple(_diagnose(row, name) for row in score.faults)
     lines = [f"False alarms in clean runs: {show_rate(*score.alarms)}."]
-    if isinstance(score, Fp8FaultScore):
+    if name == "fp8-faults":
         lines.append(f"Seen by any check: {show_rate(score.seen, judged)}.")
     if left := [row.fault for row in score.faults if not row.was_judged]:
         lines.append(f"Not judged: {len(left)} of {len(score.faults)} faults ({', '.join(left)}).")
-    if isinstance(score, BlameScore):
-        lines += [
-            f"{row.name}: {_say_culprits(row.culprits) or f'not run: {row.reason}'}"
-            for row in score.controls
-            if row.culprits or row.reason
-        ]
-    elif isinstance(score, SmokeFaultScore):
-        alarms = (run for run in score.clean if run.is_alarm)
-        lines += [f"{one.title}, {one.way}: {_say_findings(one.findings) or one.ending}" for one in alarms]
+    lines += [
+        f"{row.name}: {_say_culprits(row.culprits) or f'not run: {row.reason}'}"
+        for row in score.controls
+        if row.culprits or row.reason
+    ]
+    alarms = (run for run in score.clean if run.is_alarm)
+    lines += [f"{one.title}, {one.way}: {_say_findings(one.findings) or one.ending}" for one in alarms]
     return Document(
         f"Planted faults: {name}",
         f"Planted faults that are caught and named as they must be: {show_rate(score.right, judged)}.",
         _MARKS.get(score.exit) or missing("evidence missing"),
         (
             Bullets(tuple(lines)),
-            *([_by_module(score)] if isinstance(score, BlameScore) else []),
-            *(case for row, case in zip(score.faults, cases, strict=True) if not row.is_good or _is_alarm(row)),
+            *([_by_module(score)] if score.modules else []),
+            *(case for row, case in zip(score.faults, cases, strict=True) if not row.is_good or row.is_alarm),
             Details("Every fault", cases),
             Paragraph(f"{score.environment}; {score.seconds:.0f} s."),
         ),
@@ -139,11 +125,7 @@ def describe_score(score: SuiteScore, folder: str = ".") -> Document:
     return Document("Scores of the suite", summary, good("scored"), (table, *((Bullets(lost),) if lost else ())))
 
 
-def _is_alarm(row: Planted) -> bool:
-    return isinstance(row, Fp8FaultResult) and row.is_alarm
-
-
-def _by_module(score: BlameScore) -> Table:
+def _by_module(score: FaultScore) -> Table:
     rows = []
     for module in (*score.modules, "all"):
         mine = [row for row in score.faults if row.was_judged and module in (row.module, "all")]
@@ -153,25 +135,23 @@ def _by_module(score: BlameScore) -> Table:
     return Table(columns, tuple(rows), numeric=frozenset({1}))
 
 
-def _mark(row: Planted) -> Mark:
+def _mark(row: FaultResult) -> Mark:
     word = _WORDS[row.verdict]
-    if isinstance(row, SmokeFaultResult) and row.verdict is Verdict.CAUGHT:
+    if row.named is not None:
         word = f"{word}, named {'rightly' if row.named else 'wrongly'}"
     return good(word) if row.is_good else bad(word) if row.was_judged else missing(word)
 
 
-def _diagnose(row: Planted, group: str) -> Diagnostic:
+def _diagnose(row: FaultResult, group: str) -> Diagnostic:
     """Where a fault is planted, who or what must see it, and who or what did."""
-    fields: tuple[str, str, str] = ("", "", "")
-    match row:
-        case FaultResult():
-            fields = row.release, f"{row.module} ({row.cause.value})", _say_culprits(row.culprits)
-        case Fp8FaultResult():
-            cells = [*row.cells, *([row.green] if row.is_alarm and row.green else [])]
-            fields = row.release, ", ".join(row.wants), "; ".join(map(_say_cell, cells))
-        case SmokeFaultResult():
-            expected = f"{row.caught_by}: {_say_named(row.wants)}"
-            fields = f"{row.title}; {row.way}", expected, _say_findings(row.findings)
+    if row.module:
+        fields = row.release, f"{row.module} ({row.cause.value if row.cause else ''})", _say_culprits(row.culprits)
+    elif isinstance(row.wants, dict):
+        expected = f"{row.caught_by}: {_say_named(row.wants)}"
+        fields = f"{row.title}; {row.way}", expected, _say_findings(row.findings)
+    else:
+        cells = [*row.cells, *([row.green] if row.is_alarm and row.green else [])]
+        fields = row.release, ", ".join(row.wants), "; ".join(map(_say_cell, cells))
     message = " ".join(filter(None, (row.says, row.reason)))
     labelled = tuple(zip(("where", "must be seen by", "seen by"), fields, strict=True))
     return Diagnostic(row.fault, _mark(row), group, message, labelled, seconds=row.seconds)

@@ -1,21 +1,162 @@
-"""A point judged by receipts: the module's own failure, another's that stands in its way, and what was not loaded."""
+"""The search against planted culprits; a point judged by receipts, by sources, and by what was loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from megacpp_validate.canary.dynamic.bisect import ProbeJudge, judge_receipts
-from megacpp_validate.canary.dynamic.search import NotBuilt, Verdict
+from megacpp_validate.canary.dynamic.bisect import (
+    NOT_HERE,
+    Answer,
+    Axis,
+    BisectOptions,
+    BisectResult,
+    SearchEnd,
+    Verdict,
+    judge_receipts,
+    run_bisect,
+    search,
+)
+from megacpp_validate.canary.static.sources import Sources, SourceUnavailable
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.diagnosis.blame import read_order
-from megacpp_validate.environments.environment import Environment, NoEnvironment
+from megacpp_validate.errors import Exit, NoEnvironment
 from megacpp_validate.evidence.receipt import Failure, Library, Outcome, Package, Receipt
 from megacpp_validate.evidence.store import read_receipts
-from megacpp_validate.process import Call
+
+BAD, GOOD, UNBUILT, UNTOLD = Verdict.BAD, Verdict.GOOD, Verdict.CANNOT_BUILD, Verdict.CANNOT_TELL
+NAMES = ("te", "cudnn", "torch", "flash-attn")
+
+
+@dataclass
+class Truth:
+    """Bad where any culprit, a set of axes with a value each, is reached; some points give no answer."""
+
+    culprits: tuple[dict[int, int], ...]
+    untold: Callable[[tuple[int, ...]], Verdict | None] = lambda _: None
+    is_bad_in: int = 0  # the run in which a bad point shows it
+    runs: Counter[tuple[int, ...]] = field(default_factory=Counter)
+
+    def __call__(self, choices: Mapping[str, str], run: int) -> Answer:
+        point = tuple(int(value[1:]) for value in choices.values())
+        self.runs[point] += 1
+        untold = self.untold(point)
+        if untold is UNBUILT:
+            raise NoEnvironment(f"no environment at {point}")
+        if untold:
+            return Answer(verdict=untold, reason=f"{untold.value} at {point}")
+        bad = any(all(point[axis] >= turn for axis, turn in one.items()) for one in self.culprits)
+        return Answer(verdict=BAD if bad and run >= self.is_bad_in else GOOD, reason="seen")
+
+
+def find(sizes: Sequence[int], truth: Truth, absent: tuple[str, ...] = (), **options: Any) -> BisectResult:
+    axes = [
+        Axis(name=name, values=tuple(f"v{number}" for number in range(size)), absent=absent)
+        for name, size in zip(NAMES, sizes, strict=False)
+    ]
+    return search(axes, truth, module="attention", tier="gpu", **options)
+
+
+def turns_of(found: BisectResult) -> dict[str, tuple[str, tuple[str, ...]]]:
+    return {turn.axis: (turn.last_good, turn.first_bad) for turn in found.culprits}
+
+
+@pytest.mark.parametrize("size", [2, 3, 8, 30, 60])
+def test_every_culprit_of_a_row_of_releases_is_found_in_few_runs(size: int) -> None:
+    for turn in range(1, size):
+        truth = Truth(({0: turn},))
+        found = find([size], truth)
+        assert turns_of(found) == {"te": (f"v{turn - 1}", (f"v{turn}",))}
+        assert (found.end, found.exit) == (SearchEnd.FOUND, Exit.CLOSED)
+        assert sum(truth.runs.values()) == len(found.points) <= math.ceil(math.log2(size)) + 2
+
+
+ENDS: list[tuple[dict[tuple[int, ...], Verdict], tuple[dict[int, int], ...], SearchEnd, Exit, int]] = [
+    ({}, ({0: 0},), SearchEnd.GOOD_IS_BAD, Exit.WRONG_ARGUMENTS, 1),
+    ({}, (), SearchEnd.BAD_IS_GOOD, Exit.WRONG_ARGUMENTS, 2),
+    ({(0,): UNBUILT}, ({0: 3},), SearchEnd.END_UNBUILT, Exit.NO_ENVIRONMENT, 1),
+    ({(0,): UNTOLD}, ({0: 3},), SearchEnd.END_UNTOLD, Exit.EVIDENCE_MISSING, 1),
+    ({(9,): UNBUILT}, ({0: 3},), SearchEnd.END_UNBUILT, Exit.NO_ENVIRONMENT, 2),
+    ({(9,): UNTOLD}, ({0: 3},), SearchEnd.END_UNTOLD, Exit.EVIDENCE_MISSING, 2),
+]
+
+
+@pytest.mark.parametrize(("untold", "culprits", "end", "code", "points"), ENDS)
+def test_ends_that_are_not_as_given_end_the_search(
+    untold: dict[Any, Verdict], culprits: Any, end: SearchEnd, code: Exit, points: int
+) -> None:
+    found = find([10], Truth(culprits, untold.get))
+    assert (found.end, found.exit, found.culprits, found.innocent, len(found.points)) == (end, code, (), (), points)
+    assert found.points[-1].reason
+    assert found.points[-1].runs == (end is not SearchEnd.END_UNBUILT)
+
+
+AXES: dict[str, tuple[list[int], tuple[dict[int, int], ...], tuple[str, str, str], dict[str, str], set[str]]] = {
+    "one of two": ([10, 5], ({1: 3},), ("cudnn", "v2", "v3"), {"te": "v9"}, {"te"}),
+    "the last of four": ([3, 4, 2, 9], ({3: 8},), ("flash-attn", "v7", "v8"),
+                         {"te": "v2", "cudnn": "v3", "torch": "v1"}, {"te", "cudnn", "torch"}),
+    "each alone: the first that is moved": ([30, 9], ({0: 17}, {1: 3}), ("te", "v16", "v17"), {"cudnn": "v0"},
+                                            {"cudnn"}),
+    "two together: the second, with the first held": ([10, 5], ({0: 6, 1: 2},), ("cudnn", "v1", "v2"), {"te": "v9"},
+                                                      set()),
+    "an axis that does not change": ([1, 7], ({1: 3},), ("cudnn", "v2", "v3"), {"te": "v0"}, set()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_the_axis_is_found_and_where_along_it(name: str) -> None:
+    sizes, culprits, (axis, good, bad), held, innocent = AXES[name]
+    truth = Truth(culprits)
+    found = find(sizes, truth)
+    assert (turns_of(found), found.end, set(found.innocent)) == ({axis: (good, (bad,))}, SearchEnd.FOUND, innocent)
+    assert found.culprits[0].held == held
+    assert max(truth.runs.values()) == 1
+
+
+@pytest.mark.parametrize("kind", [UNBUILT, UNTOLD])
+@pytest.mark.parametrize(("turn", "dark"), [(5, {4, 5, 6}), (20, set(range(10, 20))), (1, {1}), (28, {3, 27, 28})])
+def test_releases_without_an_answer_widen_the_range_and_never_move_it(turn: int, dark: set[int], kind: Verdict) -> None:
+    found = find([30], Truth(({0: turn},), lambda point: kind if point[0] in dark else None))
+    (one,) = found.culprits
+    last = max(value for value in range(turn) if value not in dark)
+    first = min(value for value in range(turn, 30) if value not in dark)
+    assert (one.last_good, one.first_bad) == (f"v{last}", tuple(f"v{value}" for value in range(last + 1, first + 1)))
+    assert set(one.untold) == {f"v{value}" for value in range(last + 1, first)}
+    assert all(one.untold.values())
+    closed = first == last + 1
+    assert (found.end, found.exit) == (
+        (SearchEnd.FOUND, Exit.CLOSED) if closed else (SearchEnd.NARROWED, Exit.EVIDENCE_MISSING)
+    )
+
+
+def test_what_is_absent_is_never_tried() -> None:
+    truth = Truth(({0: 6},))
+    (turn,) = find([12], truth, ("v4", "v5", "v6", "v9")).culprits
+    assert (turn.last_good, turn.first_bad) == ("v3", ("v4", "v5", "v6", "v7"))
+    assert turn.untold == dict.fromkeys(("v4", "v5", "v6"), NOT_HERE)
+    assert not {(4,), (5,), (6,), (9,)} & truth.runs.keys()
+
+
+def test_a_mix_without_an_answer_leaves_both_axes_and_clears_none() -> None:
+    # A new Transformer Engine does not import with the old cuDNN.
+    found = find([10, 2], Truth(({0: 6},), lambda p: UNTOLD if (p[0] > 4) != (p[1] > 0) else None))
+    assert turns_of(found) == {"te": ("v4", ("v5", "v6", "v7", "v8", "v9")), "cudnn": ("", ("v1",))}
+    assert (found.end, found.innocent) == (SearchEnd.NARROWED, ())
+
+
+def test_a_failure_that_comes_and_goes_is_found_by_repeated_runs() -> None:
+    truth = Truth(({0: 9},), is_bad_in=2)
+    assert find([20], truth).end is SearchEnd.BAD_IS_GOOD
+    found = find([20], truth, repeat=3)
+    assert turns_of(found) == {"te": ("v8", ("v9",))}
+    assert {point.runs for point in found.points} == {3}
+
 
 EVIDENCE = Path(__file__).parents[3] / "docs" / "evidence" / "h200"
 
@@ -26,7 +167,7 @@ SEEN: dict[tuple[str, str], tuple[Verdict, str]] = {
     ("2.14.1", "attention"): (Verdict.CANNOT_TELL, "blocked by imports, which is import-error"),
     ("2.14.1", "layer_spec"): (Verdict.CANNOT_TELL, "blocked by imports"),
     ("2.17.1", "attention"): (Verdict.BAD, "fused_attn"),
-    ("2.17.1", "native_block"): (Verdict.BAD, "attention, which it stands on, red too"),
+    ("2.17.1", "native_block"): (Verdict.BAD, "attention, on which the module depends, red too"),
     ("2.17.1", "permute"): (Verdict.GOOD, "pass"),
     ("2.20.2", "native_block"): (Verdict.GOOD, "pass"),
 }
@@ -44,7 +185,6 @@ def test_what_an_h200_showed_is_judged_as_a_person_would(catalog: Catalog, relea
     verdict, word = SEEN[release, module]
     assert answer.verdict is verdict
     assert word in answer.reason
-    assert answer.lasting
 
 
 def receipt(probe: str, outcome: Outcome = Outcome.PASS, **more: object) -> Receipt:
@@ -53,24 +193,24 @@ def receipt(probe: str, outcome: Outcome = Outcome.PASS, **more: object) -> Rece
 
 
 @pytest.mark.parametrize(
-    ("own", "below", "verdict", "lasting"),
+    ("own", "below", "verdict"),
     [
-        (Outcome.PASS, Outcome.PASS, Verdict.GOOD, True),
-        (Outcome.EXPECTED_UNSUPPORTED, Outcome.PASS, Verdict.GOOD, True),
-        (Outcome.PASS, Outcome.ERROR, Verdict.GOOD, True),
-        (Outcome.FAIL, Outcome.PASS, Verdict.BAD, True),
-        (Outcome.ERROR, Outcome.PASS, Verdict.BAD, True),
-        (Outcome.ERROR, Outcome.ERROR, Verdict.BAD, True),
-        (Outcome.TIMEOUT, Outcome.PASS, Verdict.BAD, True),
-        (Outcome.IMPORT_ERROR, Outcome.PASS, Verdict.BAD, True),
-        (Outcome.IMPORT_ERROR, Outcome.IMPORT_ERROR, Verdict.CANNOT_TELL, True),
-        (Outcome.BLOCKED, Outcome.IMPORT_ERROR, Verdict.CANNOT_TELL, True),
-        (Outcome.NOT_RUN, Outcome.PASS, Verdict.CANNOT_TELL, False),
+        (Outcome.PASS, Outcome.PASS, Verdict.GOOD),
+        (Outcome.EXPECTED_UNSUPPORTED, Outcome.PASS, Verdict.GOOD),
+        (Outcome.PASS, Outcome.ERROR, Verdict.GOOD),
+        (Outcome.FAIL, Outcome.PASS, Verdict.BAD),
+        (Outcome.ERROR, Outcome.PASS, Verdict.BAD),
+        (Outcome.ERROR, Outcome.ERROR, Verdict.BAD),
+        (Outcome.TIMEOUT, Outcome.PASS, Verdict.BAD),
+        (Outcome.IMPORT_ERROR, Outcome.PASS, Verdict.BAD),
+        (Outcome.IMPORT_ERROR, Outcome.IMPORT_ERROR, Verdict.CANNOT_TELL),
+        (Outcome.BLOCKED, Outcome.IMPORT_ERROR, Verdict.CANNOT_TELL),
+        (Outcome.NOT_RUN, Outcome.PASS, Verdict.CANNOT_TELL),
     ],
 )
-def test_every_outcome_has_a_verdict(own: Outcome, below: Outcome, verdict: Verdict, lasting: bool) -> None:
+def test_every_outcome_has_a_verdict(own: Outcome, below: Outcome, verdict: Verdict) -> None:
     answer = judge_receipts("attention", ("imports",), [receipt("imports", below), receipt("attention", own)], {})
-    assert (answer.verdict, answer.lasting) == (verdict, lasting)
+    assert answer.verdict is verdict
     assert answer.reason
 
 
@@ -104,12 +244,12 @@ def test_what_ran_without_transformer_engine_says_nothing_of_it(outcome: Outcome
 def test_what_the_machine_does_is_no_fault_of_a_release(kind: str, message: str, verdict: Verdict) -> None:
     own = receipt("attention", Outcome.ERROR, failure=Failure(kind, message))
     answer = judge_receipts("attention", (), [own], {"te": "2.17.1"})
-    assert (answer.verdict, answer.lasting) == (verdict, verdict is Verdict.BAD)
+    assert answer.verdict is verdict
 
 
 def test_no_receipt_is_no_answer() -> None:
     answer = judge_receipts("attention", ("imports",), [receipt("imports")], {})
-    assert (answer.verdict, answer.lasting) == (Verdict.CANNOT_TELL, False)
+    assert answer.verdict is Verdict.CANNOT_TELL
 
 
 @pytest.mark.parametrize(
@@ -145,32 +285,39 @@ def test_two_backends_of_one_family_are_no_second_copy() -> None:
     assert judge_receipts("attention", (), [seen], {"flash-attn": "2.7.0"}).verdict is Verdict.CANNOT_TELL
 
 
-class Place:
-    """An environment that nothing is started in."""
+# --- by sources -----------------------------------------------------------------------------------------------------
 
-    because, shown, identity = "a test", "python", "one"
-
-    def call(self, module: str, *arguments: str, shares: tuple[Path, ...] = ()) -> Call:
-        raise AssertionError(f"{module} is started")
+# Down from 2.5.0, where the bridge's keywords are new: 2.2.0 does not know `name` of Linear (module/linear.py) nor
+# `align_size` of Fp8Padding (module/fp8_padding.py); see tests/canary/static/test_real_releases.py.
+RELEASES = ("2.5.0", "2.3.0", "2.2.0", "2.1.0")
 
 
-def test_the_probe_and_what_it_stands_on_are_run_in_the_environment_of_the_point(catalog: Catalog) -> None:
-    ran: list[tuple[str, tuple[str, ...], int]] = []
-
-    def observe(where: Environment, choices: Mapping[str, str], probes: Sequence[str], run: int) -> list[Receipt]:
-        ran.append((choices["te"], tuple(probes), run))
-        return [receipt(probe) for probe in probes]
-
-    judge = ProbeJudge("native_block", catalog.modules, lambda _: Place(), observe)
-    assert judge.identify({"te": "2.17.1"}) == "one"
-    assert judge.judge({"te": "2.17.1"}, 2).verdict is Verdict.GOOD
-    assert ran == [("2.17.1", ("imports", "attention", "linear_walker", "native_block"), 2)]
+def search_sources(catalog: Catalog, module: str, monkeypatch: pytest.MonkeyPatch) -> BisectResult:
+    monkeypatch.setattr(Sources, "versions", lambda _: list(RELEASES))
+    result = run_bisect(catalog, BisectOptions(RELEASES[0], RELEASES[-1], module, static=True))
+    if any("could not be fetched" in point.reason for point in result.points):
+        pytest.skip(f"not-run: {result.points[-1].reason}")
+    return result
 
 
-def test_what_cannot_be_made_is_not_built(catalog: Catalog) -> None:
-    def make(_: Mapping[str, str]) -> Environment:
-        raise NoEnvironment("no such folder")
+@pytest.mark.thorough
+def test_the_first_release_that_breaks_a_module_is_found(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = search_sources(catalog, "linear_walker", monkeypatch)
+    (turn,) = result.culprits
+    assert (result.end, turn.last_good, turn.first_bad) == (SearchEnd.FOUND, "2.3.0", ("2.2.0",))
+    bad = next(point for point in result.points if point.choices == ("2.2.0",))
+    assert "pytorch.Linear`: parameter removed (name)" in bad.reason
 
-    judge = ProbeJudge("attention", catalog.modules, make, lambda *_: [])
-    with pytest.raises(NotBuilt, match="no such folder"):
-        judge.identify({"te": "2.17.1"})
+
+def test_a_placeholder_on_the_index_is_not_built_and_not_bad(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Sources.release
+
+    def release(self: Sources, version: str) -> object:
+        if version == "2.3.0":
+            raise SourceUnavailable("transformer_engine-2.3.0.whl holds no package")
+        return real(self, version)
+
+    monkeypatch.setattr(Sources, "release", release)
+    result = search_sources(catalog, "permute", monkeypatch)
+    assert (result.end, result.culprits[0].first_bad) == (SearchEnd.NARROWED, ("2.3.0", "2.2.0"))
+    assert {point.choices[0] for point in result.points if point.verdict is Verdict.CANNOT_BUILD} == {"2.3.0"}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from megacpp_validate.canary.dynamic.step import StackReceipts, compare_all, compare_stacks
+from megacpp_validate.canary.dynamic.step import StackReceipts, compare_stacks
 from megacpp_validate.canary.dynamic.upgrade_result import Change, StepResult
 from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.evidence.receipt import Receipt
@@ -57,17 +56,6 @@ def test_every_step_has_its_right_blame(catalog: Catalog, ends: tuple[str, str],
     assert tuple((one.module, one.cause, one.component, one.cascades) for one in found.culprits) == wanted
 
 
-def test_the_lost_symbol_is_quoted_and_what_brings_it_is_named(catalog: Catalog) -> None:
-    found = step(catalog, "te2.12.0", "te2.14.1")
-    (culprit,) = found.culprits
-    assert "cublasLtGroupedMatrixLayoutInit_internal" in culprit.signature
-    assert "cublasLtGroupedMatrixLayoutInit_internal" in culprit.evidence[0]
-    assert "pin nvidia-cublas " in culprit.next_step
-    assert culprit.next_step.endswith("stay on te2.12.0")
-    assert found.lost == {}
-    assert {row.under for row in found.modules[1:]} == {"imports"}
-
-
 def test_the_step_of_a_library_names_the_package_its_version_and_the_second_copy(catalog: Catalog) -> None:
     found = step(catalog, "te2.12.0", "te2.17.1")
     (culprit,) = found.culprits
@@ -78,42 +66,6 @@ def test_the_step_of_a_library_names_the_package_its_version_and_the_second_copy
         "imports", "linear_walker", "permute", "expert_gemm",
     ]  # fmt: skip
     assert found.versions == ()
-
-
-def test_a_failure_that_was_hidden_before_is_said_to_be(catalog: Catalog) -> None:
-    found = step(catalog, "te2.14.1", "te2.17.1")
-    changes = {row.module: row.change for row in found.modules}
-    assert changes["imports"] is Change.FIXED
-    assert changes["attention"] is Change.NEW
-    assert "hidden on te2.14.1, where te2.14.1-h200-imports blocked it" in found.culprits[0].summary
-    assert "stay on te2.14.1" not in found.culprits[0].next_step
-
-
-def test_a_failure_that_is_out_of_sight_is_lost(catalog: Catalog) -> None:
-    found = step(catalog, "te2.17.1", "te2.14.1")
-    assert {row.module for row in found.modules if row.change is Change.LOST} == {"attention", *WITH_ATTENTION}
-    assert set(found.lost) == {f"te2.14.1-h200-{module}" for module in ("attention", *WITH_ATTENTION)}
-
-
-def test_every_adjacent_step(catalog: Catalog) -> None:
-    steps = compare_all([kept(stack) for stack in STACKS], catalog.modules)
-    assert [tuple(culprit.module for culprit in found.culprits) for found in steps] == [
-        ("imports",),
-        ("attention",),
-        (),
-    ]
-    assert (steps[0].before, steps[0].after, steps[0].target) == ("te2.12.0", "te2.14.1", "h200")
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_order_of_receipts_changes_nothing(catalog: Catalog, seed: int) -> None:
-    def shuffled(stack: str) -> StackReceipts:
-        receipts = list(kept(stack).receipts)
-        random.Random(seed).shuffle(receipts)
-        return StackReceipts(stack, tuple(receipts))
-
-    found = compare_stacks(shuffled("te2.12.0"), shuffled("te2.17.1"), catalog.modules)
-    assert found == step(catalog, "te2.12.0", "te2.17.1")
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -88,11 +88,6 @@ def test_fates_that_are_not_good(catalog: Catalog, order: SelftestOrder) -> None
     assert fate_of(catalog, order, replace(plain, receipts=(), trouble="exit status -11"))[0] is Fate.NOT_RUN
 
 
-def test_a_red_that_is_gone_is_no_kill(catalog: Catalog, order: SelftestOrder) -> None:
-    red = run(order.mutants[0], catalog, attention=Outcome.ERROR)
-    assert fate_of(catalog, order, replace(red, planted=False, trouble="gone"))[0] is Fate.NOT_PLANTED
-
-
 def test_a_probe_that_is_red_without_a_fault_kills_nothing(catalog: Catalog, order: SelftestOrder) -> None:
     clean = run(None, catalog, attention=Outcome.FAIL)
     result = judge(catalog, order, clean, run(order.mutants[0], catalog, attention=Outcome.FAIL))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megacpp_validate.canary.dynamic.scores import CleanResult, SmokeFaultResult, SmokeFaultScore, SmokeFinding, Verdict
+from megacpp_validate.canary.dynamic.scores import CleanResult, FaultResult, FaultScore, SmokeFinding, Verdict
 from megacpp_validate.canary.dynamic.smoke_faults import judge_finding
 
 WATCH = SmokeFinding(check="watch", named={"step": 2, "ranks": [1], "module": "layers.3"}, words="so")
@@ -33,11 +33,16 @@ def test_a_finding_is_held_to_its_row(name: str) -> None:
 
 def new_row(
     verdict: Verdict, *, named: bool | None = None, elsewhere: bool = False, held_out: bool = False
-) -> SmokeFaultResult:
-    return SmokeFaultResult(
+) -> FaultResult:
+    return FaultResult(
         fault="one", planted="nan:2", says="It is wrong.", cell="c", title="t", ranks=2, way="train", held_out=held_out,
         caught_by="watch", wants={"step": 2}, verdict=verdict, named=named, elsewhere=elsewhere,
     )  # fmt: skip
+
+
+def new_score(faults: tuple[FaultResult, ...], clean: tuple[CleanResult, ...]) -> FaultScore:
+    schema = "megacpp-validate/smoke-faults/1"
+    return FaultScore(schema_id=schema, tool="t", target="cpu", environment="here", faults=faults, clean=clean)
 
 
 GOOD = new_row(CAUGHT, named=True)
@@ -62,14 +67,10 @@ SCORES = {
 @pytest.mark.parametrize("name", SCORES)
 def test_a_score_breaks_and_lacks(name: str) -> None:
     faults, clean, breaks, lacks = SCORES[name]
-    score = SmokeFaultScore(tool="t", target="cpu", environment="here", faults=faults, clean=clean)
+    score = new_score(faults, clean)
     assert (score.breaks, score.lacks) == (breaks, lacks)
 
 
 def test_it_counts_what_is_caught_and_named() -> None:
-    score = SmokeFaultScore(
-        tool="t", target="cpu", environment="here",
-        faults=(GOOD, new_row(CAUGHT, named=False), new_row(BY_ANOTHER), new_row(NOT_RUN)), clean=(GREEN,),
-    )  # fmt: skip
+    score = new_score((GOOD, new_row(CAUGHT, named=False), new_row(BY_ANOTHER), new_row(NOT_RUN)), (GREEN,))
     assert (score.right, len(score.judged), score.alarms) == (1, 3, (0, 1))
-    assert 0 < score.right_bound < 1 / 3

@@ -24,7 +24,6 @@ from tests.diagnosis.planted import (
     clean,
     dies,
     fails,
-    falls_back,
     keyword,
     not_run,
     raises,
@@ -79,16 +78,6 @@ def test_two_culprits_that_raise_different_things_are_both_named(data: st.DataOb
     assert named == {one, other}
 
 
-@given(st.data())
-@QUICK
-def test_numbers_that_are_wrong_somewhere_explain_no_exception_about_something_else(data: st.DataObject) -> None:
-    one = data.draw(st.sampled_from([name for name in MODULES if name != "imports"]))
-    other = data.draw(st.sampled_from([name for name in MODULES if name not in (one, "imports")]))
-    receipts = shows(one, one, "numbers"), shows(other, other, "keyword")
-    named = {culprit.module for culprit in step(clean("te1"), stack_of("te2", *receipts)).culprits}
-    assert named == {one, other}
-
-
 @given(one_fault(), st.sets(st.sampled_from(MODULES)), st.sets(st.sampled_from(MODULES)), st.randoms())
 @QUICK
 def test_loss_duplicates_and_order_change_no_verdict(
@@ -130,39 +119,6 @@ def test_one_component_in_modules_that_stand_apart_is_the_environments(modules: 
     (culprit,) = result.culprits
     assert (culprit.module, culprit.cause, culprit.component) == (wanted, Cause.ENVIRONMENT, "cuBLAS")
     assert "nvidia-cublas" in culprit.next_step
-
-
-@given(one_fault(), st.randoms())
-@QUICK
-def test_a_stack_beside_itself_names_nobody(fault: tuple[str, str, tuple[Receipt, ...]], random: object) -> None:
-    receipts = list(stack_of("te2", *fault[2]).receipts)
-    before = StackReceipts("te2", tuple(receipts))
-    random.shuffle(receipts)  # type: ignore[attr-defined]
-    result = step(before, StackReceipts("te2", tuple(receipts)))
-    assert result.culprits == ()
-    assert {row.change for row in result.modules} <= {Change.UNCHANGED, Change.SAME_FAILURE}
-
-
-@given(one_fault())
-@QUICK
-def test_the_way_back_is_fixed_and_names_nobody(fault: tuple[str, str, tuple[Receipt, ...]]) -> None:
-    result = step(stack_of("te2", *fault[2]), clean("te3"))
-    assert result.culprits == ()
-    red = {receipt.probe for receipt in fault[2]}
-    assert {row.module for row in result.modules if row.change is Change.FIXED} == red
-
-
-@given(one_fault())
-@QUICK
-def test_a_fault_that_stays_is_nobodys_again(fault: tuple[str, str, tuple[Receipt, ...]]) -> None:
-    moved = tuple(_as_stack(receipt, "te3") for receipt in stack_of("te2", *fault[2]).receipts)
-    result = step(stack_of("te2", *fault[2]), StackReceipts("te3", moved))
-    assert result.culprits == ()
-    assert {row.module for row in result.modules if row.change is Change.SAME_FAILURE} == {r.probe for r in fault[2]}
-
-
-def _as_stack(receipt: Receipt, stack: str) -> Receipt:
-    return replace(receipt, stack=stack, cell=f"{stack}-h200-{receipt.probe}")
 
 
 # --- anything at all ------------------------------------------------------------------------------------
@@ -241,10 +197,3 @@ def test_no_receipts_at_all(outcome: Outcome, catalog: Catalog) -> None:
     assert len(result.lost) == len(catalog.modules)
     alone = replace(not_run("attention"), outcome=outcome)
     assert step(StackReceipts("te1", (alone,)), nothing).culprits == ()
-
-
-def test_a_fallback_is_silent_and_its_dependents_are_cascades() -> None:
-    receipts = falls_back("attention", "attention.bf16.gqa4.d64"), falls_back("native_block", "native_block.bf16.gqa4")
-    (culprit,) = step(clean("te1"), stack_of("te2", *receipts)).culprits
-    assert (culprit.module, culprit.cause, culprit.cascades) == ("attention", Cause.SILENT_FALLBACK, ("native_block",))
-    assert "the dtype is not taken" in culprit.next_step

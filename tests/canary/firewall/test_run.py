@@ -40,7 +40,7 @@ def slow(*cases: str) -> list[object]:
 
 FAST = (
     "absent", "metapackage-alone", "core-library-deleted", "missing-library", "second-copy", "metadata-unreadable",
-    "import-aborts",
+    "import-aborts", "import-hangs",
 )  # fmt: skip
 WITH_TORCH = ("core-without-extension", "undefined-symbol", "optional-symbol-gone")
 # `nox -s import_firewall` has these at every run, and a pull request runs it; here they are a second look.
@@ -94,26 +94,12 @@ def test_the_bridge_stands_on_a_damaged_install(
     assert found.available is (case == "optional-symbol-gone")
 
 
-def test_a_hang_is_seen_by_its_mark_and_located_however_slow_the_host_is(run: Run) -> None:
-    (found,) = run("import-hangs").cases
-    assert (found.problems, found.outcome, found.available) == ((), FirewallOutcome.PASS, False)
-    assert re.search(r"^hangs at .*__init__\.py:\d+ \(_load_core_library\); with", found.ended)
-
-
 def test_the_undamaged_install_is_available(tier: dict[str, FirewallCase], interpreter: Interpreter) -> None:
     if interpreter.problem:
         pytest.skip(f"not-run: {interpreter.problem}")
     case = tier["undamaged-2.20.2"]  # nobody asked for it: the cases that lean on it did
     assert (case.outcome, case.available, case.reason) == (FirewallOutcome.PASS, True, "")
     assert case.compiled == "stand-in"
-
-
-def test_every_module_names_its_native_path(tier: dict[str, FirewallCase], catalog: Catalog) -> None:
-    assert tier["absent"].native_paths == {row.id: row.native for row in catalog.modules}
-
-
-def test_an_abort_is_caught_from_outside_and_located(tier: dict[str, FirewallCase]) -> None:
-    assert re.search(r"signal 6 at .*\(_load_core_library\)", tier["import-aborts"].ended)
 
 
 # --- faults planted in a copy of the bridge ---------------------------------------------------------------
@@ -204,11 +190,7 @@ PLANTED: dict[str, tuple[str, tuple[Edit, ...]]] = {
                 "the reason does not say 'cause: Transformer Engine is not installed'",
             ),
             ("linear_walker.py", edit("NATIVE_PATH", "NATIVE"), "linear_walker names the native path ''"),
-            (
-                "attention.py",
-                edit('NATIVE_PATH = "', 'NATIVE_PATH = "not '),
-                "attention names the native path 'not ",
-            ),
+            ("attention.py", edit('NATIVE_PATH = "', 'NATIVE_PATH = "not '), "attention names the native path 'not "),
             (
                 "vendor.py",
                 edit("raise VendorEntryMissing(self.why_missing())", "raise VendorEntryMissing('no')"),
@@ -342,13 +324,13 @@ def test_a_real_install_is_damaged_in_a_copy(
     shutil.unpack_archive(sources.wheel("2.20.2", TE), site, "zip")
     libraries = site / "transformer_engine" / "wheel_lib"
     libraries.mkdir()
-    for library in (built.core, built.extension):
+    for library in (next((built / part).glob("*.so")) for part in ("core", "extension")):
         (libraries / library.name).write_bytes(library.read_bytes() + bytes(2**20))
     for name in ("transformer_engine_cu13", "transformer_engine_torch"):
         write_dist_info(site, name, "2.20.2")
     before_it = hashes(site)
     monkeypatch.setenv("PYTHONPATH", str(site))
-    monkeypatch.setenv("CUDA_HOME", str(built.cuda))
+    monkeypatch.setenv("CUDA_HOME", str(built / "cuda"))
     here = read_interpreter()
     assert read_current_release(here) == "2.20.2"
     monkeypatch.setattr(firewall, "read_interpreter", lambda _: here)

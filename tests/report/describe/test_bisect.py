@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from megacpp_validate.canary.dynamic.search import Axis, Verdict
+from megacpp_validate.canary.dynamic.bisect import Verdict
 from megacpp_validate.report.describe.bisect import describe_bisect
 from megacpp_validate.report.render.markdown import render_markdown
-from tests.canary.dynamic.test_search import Truth, find
+from tests.canary.dynamic.test_bisect import Truth, find
 
 NOT_BUILT = {(5,): Verdict.CANNOT_BUILD, (6,): Verdict.CANNOT_TELL}
 CASES = {
@@ -26,8 +24,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_search_in_words(name: str, snapshot: SnapshotAssertion, tmp_path: Path) -> None:
+def test_a_search_in_words(name: str, snapshot: SnapshotAssertion) -> None:
     sizes, truth = CASES[name]
-    found = find(sizes, truth, tmp_path).model_copy(update={"seconds": 1.0})
+    found = find(sizes, truth).model_copy(update={"seconds": 1.0})
     assert render_markdown(describe_bisect(found)) == snapshot
-    assert all(isinstance(axis, Axis) for axis in found.axes)

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from megacpp_validate.canary.dynamic.scores import BlameScore, Fp8FaultScore, SmokeFaultScore
+from megacpp_validate.canary.dynamic.scores import FaultScore
 from megacpp_validate.evidence.selftest import FalseAlarm, Fate, Fault, Mutant, MutantResult, SelftestResult
 from megacpp_validate.report.describe.scores import describe_planted, describe_selftest
 from megacpp_validate.report.render.markdown import render_markdown
 
 EVIDENCE = Path(__file__).parents[3] / "docs" / "evidence"
-# File: model, and what it says: right, judged, false alarms, exit code. As the tool said on 2026-11-23.
-FIGURES: dict[str, tuple[Any, int, int, tuple[int, int], int]] = {
-    "blame_score": (BlameScore, 96, 96, (0, 8), 0),
-    "blame_score_held_out": (BlameScore, 28, 35, (0, 0), 1),
-    "fp8_faults": (Fp8FaultScore, 34, 35, (0, 35), 1),
-    "fp8_faults_earlier": (Fp8FaultScore, 25, 25, (0, 25), 4),
-    "fp8_faults_held_out": (Fp8FaultScore, 5, 11, (0, 11), 1),
-    "smoke_faults": (SmokeFaultScore, 26, 27, (0, 7), 0),
+# File, and what it says: right, judged, false alarms, exit code. As the tool said on 2026-11-23.
+FIGURES: dict[str, tuple[int, int, tuple[int, int], int]] = {
+    "blame_score": (96, 96, (0, 8), 0),
+    "blame_score_held_out": (28, 35, (0, 0), 1),
+    "fp8_faults": (34, 35, (0, 35), 1),
+    "fp8_faults_earlier": (25, 25, (0, 25), 4),
+    "fp8_faults_held_out": (5, 11, (0, 11), 1),
+    "smoke_faults": (26, 27, (0, 7), 0),
 }
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_committed_scores_are_read_with_their_figures(name: str, snapshot: SnapshotAssertion) -> None:
-    model, right, judged, alarms, code = FIGURES[name]
-    score = model.model_validate_json((EVIDENCE / f"{name}.json").read_text(encoding="utf-8"))
+    right, judged, alarms, code = FIGURES[name]
+    score = FaultScore.model_validate_json((EVIDENCE / f"{name}.json").read_text(encoding="utf-8"))
     assert (score.right, len(score.judged), score.alarms, int(score.exit)) == (right, judged, alarms, code)
     assert render_markdown(describe_planted(score)) == snapshot
 

@@ -6,28 +6,19 @@ from typing import Any
 
 import pytest
 
-from megacpp_validate.canary.dynamic.plants import (
+from megacpp_validate.canary.dynamic.planting import (
     CLEAN,
     CLEAN_AGAIN,
     CLEAN_TIMED,
-    BlamePlan,
-    Troubles,
-    join_earlier,
-    judge_blame,
-    judge_fp8,
+    CopyRun,
+    choose_faults,
+    judge_copies,
     plan_blame,
-    plan_fp8,
+    plan_fp8_copies,
 )  # fmt: skip
-from megacpp_validate.canary.dynamic.scores import (
-    BlameScore,
-    ControlResult,
-    FaultResult,
-    Fp8FaultResult,
-    Fp8FaultScore,
-    Verdict,
-)  # fmt: skip
+from megacpp_validate.canary.dynamic.scores import FaultResult, FaultScore, Verdict
 from megacpp_validate.catalog.bridge import Catalog
-from megacpp_validate.catalog.te_faults import Edit, Fp8Fault, TeFault, read_te_faults
+from megacpp_validate.catalog.te_faults import Edit, Fp8Fault, TeFault
 from megacpp_validate.errors import WrongArguments
 from megacpp_validate.evidence.receipt import Check, Failure, Machine, Outcome, Receipt, Timing, cell_id
 from megacpp_validate.evidence.values import Cause
@@ -61,69 +52,56 @@ def new_run(catalog: Catalog, *, factor: float = 0.0, **red: Receipt) -> dict[st
     return {row.id: red.get(row.id) or new_receipt(row.id, timings=timings) for row in catalog.modules}
 
 
+def new_score(**keys: Any) -> FaultScore:
+    return FaultScore(schema_id="megacpp-validate/blame-score/1", tool="t", target="h", environment="e", **keys)
+
+
 # --- the plan ---------------------------------------------------------------------------------------------
 
 
-def test_shards_together_are_the_whole_and_share_what_is_timed(catalog: Catalog) -> None:
-    faults = read_te_faults(module.id for module in catalog.modules)
-    whole = plan_blame(faults, RELEASE, controls=5, timed_controls=3)
-    parts = [plan_blame(faults, RELEASE, shard=(one, 3), controls=5, timed_controls=3) for one in (1, 2, 3)]
-    assert sorted(row.id for part in parts for row in part.faults) == sorted(row.id for row in whole.faults)
-    assert [row.id for row in whole.faults] == [row.id for row in faults if RELEASE in row.releases]
-    names = [row.name for part in parts for row in part.controls]
-    assert sorted(names) == sorted(row.name for row in whole.controls)
-    timed = [sum(row.times for row in part.faults) for part in parts]
-    assert max(timed) - min(timed) <= 1
-    assert len({row.seed for row in whole.controls} | {whole.seed}) == 9, "each clean pair is a draw of its own"
-
-
 @pytest.mark.parametrize(
-    ("wanted", "shard", "release", "said"),
+    ("wanted", "release", "message"),
     [
-        (["nothing"], (1, 1), RELEASE, "no fault 'nothing'"),
-        ([], (3, 2), RELEASE, "no shard 3 of 2"),
-        ([], (0, 0), RELEASE, "no shard 0 of 0"),
-        ([], (1, 1), "1.0.0", "written for Transformer Engine 1.0.0"),
-        (["other"], (1, 1), RELEASE, "written for Transformer Engine 2.20.2"),
-        (["fault", "other"], (1, 1), RELEASE, "other is not written for 2.20.2"),
+        (["nothing"], RELEASE, "no fault 'nothing'"),
+        ([], "1.0.0", "every fault: not written for Transformer Engine 1.0.0"),
+        (["fault", "other"], RELEASE, "other: not written for Transformer Engine 2.20.2"),
     ],
 )
-def test_what_there_is_not_is_refused(wanted: list[str], shard: tuple[int, int], release: str, said: str) -> None:
+def test_a_fault_that_cannot_be_planted_is_refused(wanted: list[str], release: str, message: str) -> None:
     faults = [new_fault(), new_fault("other", releases=["2.12.0"])]
+    assert choose_faults(faults, RELEASE, ()) == faults[:1]
     with pytest.raises(WrongArguments, match="Next step") as refused:
-        plan_blame(faults, release, wanted, shard=shard)
-    assert said in str(refused.value)
+        choose_faults(faults, release, wanted)
+    assert message in str(refused.value)
 
 
 def test_a_fault_runs_beside_a_clean_run_of_its_own_kind() -> None:
     rows = [new_fault(), new_fault("slow", times=True, cause=Cause.PERFORMANCE)]
-    plan = plan_blame(rows, RELEASE, controls=1, timed_controls=1, seed=7)
-    seen = {run.name: (run.against, run.times, run.copied) for run in plan.runs}
-    assert seen == {
-        CLEAN: ("", False, False), CLEAN_TIMED: ("", True, False), CLEAN_AGAIN: ("", True, False),
-        "faults/fault": (CLEAN, False, True), "faults/slow": (CLEAN_TIMED, True, True),
-        "controls/control-1": (CLEAN, False, True), "controls/control-timed-1": (CLEAN_TIMED, True, True),
-    }  # fmt: skip
-    assert [run.name for run in plan_blame(rows, RELEASE, ["slow"]).runs] == [CLEAN_TIMED, CLEAN_AGAIN, "faults/slow"]
-    assert [run.name for run in plan_blame(rows, RELEASE, ["fault"]).runs] == [CLEAN, "faults/fault"]
+    plan = plan_blame(rows, controls=1, timed_controls=1, seed=7)
+    assert [(run.name, run.against, run.times, run.seed) for run in plan] == [
+        (CLEAN, "", False, 7), (CLEAN_TIMED, "", True, 7), (CLEAN_AGAIN, "", True, 7),
+        ("faults/fault", CLEAN, False, 7), ("faults/slow", CLEAN_TIMED, True, 7),
+        ("controls/control-1", CLEAN, False, 8), ("controls/control-timed-1", CLEAN_TIMED, True, 9),
+    ]  # fmt: skip
+    assert [run.name for run in plan_blame(rows[1:])] == [CLEAN_TIMED, CLEAN_AGAIN, "faults/slow"]
+    assert [run.name for run in plan_blame(rows[:1])] == [CLEAN, "faults/fault"]
 
 
 def test_an_fp8_fault_runs_its_cells_and_the_clean_copy_all_of_them_once() -> None:
     rows = [new_fp8("one"), new_fp8("two", cells=["fp8_graphs"]), new_fp8("three", quick=False)]
-    seen = {run.name: (run.cells, run.quick, run.copied) for run in plan_fp8(rows, RELEASE).runs}
-    assert seen == {
-        "clean-quick": ((RED, GREEN, "fp8_graphs"), True, False), "clean-whole": ((RED, GREEN), False, False),
-        "faults/one": ((RED, GREEN), True, True), "faults/two": (("fp8_graphs", GREEN), True, True),
-        "faults/three": ((RED, GREEN), False, True),
-    }  # fmt: skip
-    assert [run.name for run in plan_fp8(rows, RELEASE, ["three"]).runs] == ["clean-whole", "faults/three"]
+    assert [(run.name, run.cells, run.quick, run.against) for run in plan_fp8_copies(rows)] == [
+        ("clean-quick", (RED, GREEN, "fp8_graphs"), True, ""), ("clean-whole", (RED, GREEN), False, ""),
+        ("faults/one", (RED, GREEN), True, "clean-quick"), ("faults/two", ("fp8_graphs", GREEN), True, "clean-quick"),
+        ("faults/three", (RED, GREEN), False, "clean-whole"),
+    ]  # fmt: skip
+    assert [run.name for run in plan_fp8_copies(rows[2:])] == ["clean-whole", "faults/three"]
 
 
 # --- the blame --------------------------------------------------------------------------------------------
 
 
-def judge(catalog: Catalog, plan: BlamePlan, seen: Any, troubles: Troubles | None = None) -> Any:
-    return judge_blame(plan, seen, catalog.modules, troubles or Troubles())
+def judge(catalog: Catalog, plan: tuple[CopyRun, ...], seen: Any, troubles: Any = None) -> Any:
+    return judge_copies(RELEASE, plan, seen, troubles or {}, catalog.modules)
 
 
 ATTENTION = new_receipt("attention", Outcome.FAIL, "bf16.gqa4.d64.forward")
@@ -145,7 +123,7 @@ VERDICTS: dict[str, tuple[dict[str, Any], tuple[Receipt, ...], Verdict]] = {
 @pytest.mark.parametrize("name", VERDICTS)
 def test_a_fault_is_judged_by_the_blame(name: str, catalog: Catalog) -> None:
     keys, red, verdict = VERDICTS[name]
-    plan = plan_blame([new_fault(**keys)], RELEASE, controls=1)
+    plan = plan_blame([new_fault(**keys)], controls=1)
     copy = new_run(catalog, **{one.probe: one for one in red})
     seen = {CLEAN: new_run(catalog), "faults/fault": copy, "controls/control-1": new_run(catalog)}
     ((row,), controls) = judge(catalog, plan, seen)
@@ -156,11 +134,11 @@ def test_a_fault_is_judged_by_the_blame(name: str, catalog: Catalog) -> None:
 
 
 def test_a_control_that_names_somebody_is_a_false_blame(catalog: Catalog) -> None:
-    plan = plan_blame([new_fault()], RELEASE, controls=1)
+    plan = plan_blame([new_fault()], controls=1)
     loud = new_run(catalog, attention=ATTENTION)
     _, (control,) = judge(catalog, plan, {CLEAN: new_run(catalog), "controls/control-1": loud})
     assert control.culprits
-    score = BlameScore(tool="t", target="h200", environment="e", modules=(), controls=(control,))
+    score = new_score(controls=(control,))
     assert (score.alarms, score.breaks, int(score.exit)) == ((1, 1), True, 1)
 
 
@@ -172,13 +150,13 @@ def test_an_import_error_blames_one_module(catalog: Catalog) -> None:
         for row in catalog.modules
     }
     red["imports"] = new_receipt("imports", Outcome.IMPORT_ERROR, reason=said, failure=failure)
-    plan = plan_blame([new_fault(module="imports", cause=Cause.API)], RELEASE)
+    plan = plan_blame([new_fault(module="imports", cause=Cause.API)])
     ((row,), _) = judge(catalog, plan, {CLEAN: new_run(catalog), "faults/fault": new_run(catalog, **red)})
     assert (row.verdict, row.reason) == (Verdict.RIGHT, "")
 
 
 def test_what_is_slow_is_seen_beside_the_noise_of_the_card(catalog: Catalog) -> None:
-    plan = plan_blame([new_fault("slow", times=True, cause=Cause.PERFORMANCE)], RELEASE, timed_controls=1)
+    plan = plan_blame([new_fault("slow", times=True, cause=Cause.PERFORMANCE)], timed_controls=1)
     first, again, control = (new_run(catalog, factor=factor) for factor in (1.0, 1.002, 1.003))
     sleepy = new_run(catalog, factor=1.0, attention=new_run(catalog, factor=6.0)["attention"])
     seen = {CLEAN_TIMED: first, CLEAN_AGAIN: again, "faults/slow": sleepy, "controls/control-timed-1": control}
@@ -195,68 +173,43 @@ def test_a_missing_cell_is_no_evidence_whatever_the_others_say(
     seen = {CLEAN: new_run(catalog), "faults/fault": new_run(catalog, attention=ATTENTION)}
     del seen[side]["layer_spec"]
     seen[side] |= {"layer_spec": instead} if instead else {}
-    ((row,), _) = judge(catalog, plan_blame([new_fault()], RELEASE), seen)
+    ((row,), _) = judge(catalog, plan_blame([new_fault()]), seen)
     assert (row.verdict, "layer_spec" in row.reason) == (Verdict.NOT_RUN, True)
 
 
 def test_a_clean_copy_that_is_red_judges_nothing(catalog: Catalog) -> None:
     red = new_run(catalog, attention=ATTENTION)
-    plan = plan_blame([new_fault()], RELEASE, controls=1)
+    plan = plan_blame([new_fault()], controls=1)
     ((row,), (control,)) = judge(catalog, plan, {CLEAN: red, "faults/fault": red, "controls/control-1": red})
     assert (row.verdict, "red by itself in attention" in row.reason) == (Verdict.NOT_RUN, True)
     assert control.reason
 
 
-def test_troubles_are_what_they_are(catalog: Catalog) -> None:
-    plan = plan_blame([new_fault("a"), new_fault("b"), new_fault("c")], RELEASE, controls=1)
-    whole = {run.name: new_run(catalog) for run in plan.runs}
-    troubles = Troubles(not_planted={"faults/a": "no such lines"}, not_run={"faults/b": "disk full"})
+def test_a_copy_that_cannot_be_made_is_not_judged(catalog: Catalog) -> None:
+    plan = plan_blame([new_fault("a"), new_fault("b"), new_fault("c")], controls=1)
+    whole = {run.name: new_run(catalog) for run in plan}
+    troubles = {"faults/a": (Verdict.NOT_PLANTED, "no such lines"), "faults/b": (Verdict.NOT_RUN, "disk full")}
     found = [(row.verdict, row.reason) for row in judge(catalog, plan, whole, troubles)[0]]
-    assert found[:2] == [(Verdict.NOT_PLANTED, "no such lines"), (Verdict.NOT_RUN, "disk full")]
+    assert found[:2] == list(troubles.values())
     assert found[2][0] is Verdict.MISSED
-    faults, (control,) = judge(catalog, plan, {}, Troubles(everything="not-run: no GPU"))
-    assert {(row.verdict, row.reason) for row in faults} == {(Verdict.NOT_RUN, "not-run: no GPU")}
-    assert control.reason == "not-run: no GPU"
+    faults, (control,) = judge(catalog, plan, {}, {run.name: (Verdict.NOT_RUN, "no GPU") for run in plan})
+    assert {(row.verdict, row.reason) for row in faults} == {(Verdict.NOT_RUN, "no GPU")}
+    assert control.reason == "no GPU"
 
 
 def new_result(verdict: Verdict) -> FaultResult:
     return FaultResult(fault="f", module="attention", cause=Cause.API, release=RELEASE, says="s", verdict=verdict)
 
 
-@pytest.mark.parametrize(
-    ("first", "later", "verdict", "controls"),
-    [
-        ((Verdict.MISSED,), (Verdict.RIGHT,), Verdict.RIGHT, []),
-        ((Verdict.RIGHT,), (Verdict.MISSED,), Verdict.MISSED, []),  # a later miss is not hidden
-        ((Verdict.RIGHT, "", "?"), (Verdict.NOT_RUN, "", "?"), Verdict.RIGHT, ["0", "0", "1?"]),
-        ((Verdict.NOT_RUN, "", "?"), (Verdict.NOT_RUN, "?", ""), Verdict.NOT_RUN, ["0", "1"]),
-    ],
-)
-def test_of_two_runs_the_later_counts_and_every_clean_pair(
-    first: Any, later: Any, verdict: Verdict, controls: list[str]
-) -> None:
-    def ran(verdict: Verdict, *reasons: str) -> tuple[tuple[FaultResult, ...], tuple[ControlResult, ...]]:
-        rows = enumerate(reasons)
-        quiet = (ControlResult(name=str(n), release=RELEASE, seed=n, timed=False, reason=why) for n, why in rows)
-        return (new_result(verdict),), tuple(quiet)
-
-    faults, found = join_earlier(ran(*first), ran(*later))
-    assert (faults[0].verdict, [f"{row.name}{row.reason}" for row in found]) == (verdict, controls)
-
-
 @pytest.mark.parametrize("verdict", list(Verdict))
 def test_only_right_and_caught_are_good(verdict: Verdict) -> None:
-    score = BlameScore(tool="t", target="h", environment="e", modules=("attention",), faults=(new_result(verdict),))
+    score = new_score(faults=(new_result(verdict),))
     assert (score.breaks or score.lacks) is (verdict not in (Verdict.RIGHT, Verdict.CAUGHT))
     assert score.lacks is (verdict is Verdict.NOT_RUN)
 
 
-def test_bounds_are_those_of_wilson() -> None:
-    empty = BlameScore(tool="t", target="h", environment="e", modules=())
-    assert (empty.lacks, empty.right_bound, empty.alarm_bound) == (True, 0.0, 1.0)
-    rows = (new_result(Verdict.RIGHT),) * 40
-    score = empty.model_copy(update={"faults": (*rows, new_result(Verdict.NOT_RUN))})
-    assert score.right_bound == pytest.approx(40 / (40 + 1.959964**2))
+def test_nothing_at_all_is_no_evidence() -> None:
+    assert (new_score().lacks, new_score().breaks) == (True, False)
 
 
 # --- the cells of FP8 -------------------------------------------------------------------------------------
@@ -284,14 +237,16 @@ FP8: dict[str, tuple[Fp8Fault, list[Receipt], Verdict, str]] = {
 
 
 def judge_one(
-    fault: Fp8Fault, receipts: list[Receipt], clean: list[Receipt] | None = None, **troubles: Any
-) -> Fp8FaultResult:
+    fault: Fp8Fault, receipts: list[Receipt], clean: list[Receipt] | None = None, *trouble: tuple[Verdict, str]
+) -> FaultResult:
     usual = [new_receipt(cell) for cell in (*fault.cells, fault.green)]
     seen = {
         "clean-quick": {one.probe: one for one in (usual if clean is None else clean)},
         "faults/fault": {one.probe: one for one in receipts},
     }
-    (found,) = judge_fp8(plan_fp8([fault], RELEASE), seen, Troubles(**troubles))
+    (found,), _ = judge_copies(
+        RELEASE, plan_fp8_copies([fault]), seen, dict(zip(["faults/fault"], trouble, strict=False))
+    )
     return found
 
 
@@ -308,23 +263,21 @@ def test_what_is_off_the_path_must_stay_green() -> None:
     assert (found.verdict, found.is_alarm) == (Verdict.CAUGHT, True)
     assert found.reason == "fp8_current, which must stay green, is red by linear.forward"
     silent = judge_one(new_fp8(), [SCALE])
-    score = Fp8FaultScore(tool="t", target="h", environment="e", held_out=False, faults=(silent,))
+    score = new_score(faults=(silent,))
     assert (silent.is_alarm, score.breaks, score.lacks) == (False, False, True)
 
 
 @pytest.mark.parametrize(
-    ("clean", "troubles", "verdict", "said"),
+    ("clean", "trouble", "verdict", "said"),
     [
-        ([new_receipt(RED, Outcome.FAIL, "x"), FINE], {}, Verdict.NOT_RUN, "red by itself in fp8_delayed"),
-        ([new_receipt(RED)], {}, Verdict.NOT_RUN, "no evidence of fp8_current"),
-        ([new_receipt(RED), new_receipt(GREEN, Outcome.NOT_RUN, reason="no GPU")], {}, Verdict.NOT_RUN, "no GPU"),
-        (None, {"not_planted": {"faults/fault": "no such lines"}}, Verdict.NOT_PLANTED, "no such lines"),
-        (None, {"not_run": {"faults/fault": "disk full"}}, Verdict.NOT_RUN, "disk full"),
-        ([], {"everything": "not-run: no GPU"}, Verdict.NOT_RUN, "not-run: no GPU"),
+        ([new_receipt(RED, Outcome.FAIL, "x"), FINE], (), Verdict.NOT_RUN, "red by itself in fp8_delayed"),
+        ([new_receipt(RED)], (), Verdict.NOT_RUN, "no evidence of fp8_current"),
+        ([new_receipt(RED), new_receipt(GREEN, Outcome.NOT_RUN, reason="no GPU")], (), Verdict.NOT_RUN, "no GPU"),
+        (None, ((Verdict.NOT_PLANTED, "no such lines"),), Verdict.NOT_PLANTED, "no such lines"),
     ],
 )
-def test_without_a_clean_copy_nothing_is_judged(clean: Any, troubles: Any, verdict: Verdict, said: str) -> None:
-    found = judge_one(new_fp8(), [SCALE, FINE], clean, **troubles)
+def test_without_a_clean_copy_nothing_is_judged(clean: Any, trouble: Any, verdict: Verdict, said: str) -> None:
+    found = judge_one(new_fp8(), [SCALE, FINE], clean, *trouble)
     assert (found.verdict, found.green, said in found.reason) == (verdict, None, True)
 
 
@@ -332,6 +285,5 @@ def test_fp8_rates_count_what_was_judged() -> None:
     caught, lost = judge_one(new_fp8(), [SCALE, FINE]), judge_one(new_fp8(), [FINE])
     other = judge_one(new_fp8(), [new_receipt(RED, Outcome.FAIL, "x"), FINE])
     rows = (*[caught] * 40, other, lost)
-    score = Fp8FaultScore(tool="t", target="h", environment="e", held_out=False, faults=rows)
+    score = new_score(faults=rows)
     assert (score.right, score.seen, len(score.judged), score.alarms) == (40, 41, 41, (0, 42))
-    assert score.alarm_bound == pytest.approx(1.959964**2 / (42 + 1.959964**2))

@@ -1,0 +1,420 @@
+"""Faults planted in copies of Transformer Engine: copies are made, cells run in each, and their receipts are judged.
+
+Two suites share it. `blame-score` runs every probe in a copy and judges who is blamed. `fp8-faults` runs the FP8 cells
+that a fault names and judges which checks fail.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
+
+from ... import TOOL
+from ...catalog.bridge import BridgeModule, Catalog
+from ...catalog.bridge import Target as TargetRow
+from ...catalog.te_faults import EditDoesNotFit, Fp8Fault, PlantedFault, TeFault, read_fp8_faults, read_te_faults
+from ...environments.cell import Cell
+from ...environments.facts import read_facts
+from ...environments.faulty_overlay import make_faulty
+from ...environments.fleet import Event, Fleet
+from ...environments.installed import find_environments, open_host
+from ...environments.interpreter import InterpreterEnvironment, put_over, read_commit
+from ...environments.plan import choose_names, find_target, plan_blank, plan_fp8, plan_parity, why_not_here
+from ...environments.restart import own_folder
+from ...environments.schedule import CONTEXT_MIB, Need, count_cores, expect_need, plan_jobs, read_room, share_cores
+from ...errors import NoEnvironment, WrongArguments, writing_to
+from ...evidence.receipt import Outcome, Receipt
+from ...evidence.store import ReceiptInvalid, read_receipts
+from ...probes.order import Order
+from ...process import Processes
+from .scores import CellSeen, ControlResult, FaultResult, FaultScore, Verdict
+from .slowdown import CardNoise, compare_timings, measure_noise
+from .step import StackReceipts, compare_stacks
+
+CLEAN: Final = "clean"  # runs of the copied folder itself: without speeds,
+CLEAN_TIMED: Final = "clean-timed"  # with speeds,
+CLEAN_AGAIN: Final = "clean-again"  # and with speeds a second time
+CLEAN_FP8: Final[Mapping[bool, str]] = {True: "clean-quick", False: "clean-whole"}  # by whether shapes are smallest
+_MAKERS: Final = 8  # copies that are made at a time: it is the disk that they wait for
+_Row = TypeVar("_Row", bound=PlantedFault)
+Suite = Literal["blame-score", "fp8-faults"]
+Say = Callable[[str], object]
+Receipts = Mapping[str, Receipt]
+"""Receipts of one run by probe."""
+Troubles = Mapping[str, tuple[Verdict, str]]
+"""Why a run has no receipts, by its name: `NOT_PLANTED` or `NOT_RUN`, and the reason."""
+
+
+@dataclass(frozen=True)
+class PlantOptions:
+    """What is planted and where it runs.
+
+    Attributes:
+        faults: ids; empty for all of the release.
+        release: of Transformer Engine; empty for the pinned one.
+        receipts: folder; a cell with a receipt there does not run again.
+        copies: folder for the copies; None for one of this user's below the temporary files.
+        judge_only: run nothing.
+        jobs: cells at a time; 0 for what suits the cores.
+        limit_s: seconds that one cell may take.
+        matrix: folder; the project's own where it is None.
+        clean, timed_clean: copies without a fault, without and with speeds.
+        held_out: faults that no check was written for.
+    """
+
+    faults: tuple[str, ...]
+    release: str
+    target: str
+    overlays: tuple[Path, ...]
+    receipts: Path
+    copies: Path | None
+    judge_only: bool
+    seed: int
+    jobs: int
+    limit_s: float
+    python: str
+    matrix: Path | None = None
+    clean: int = 0
+    timed_clean: int = 0
+    held_out: bool = False
+
+
+def run_planted(catalog: Catalog, suite: Suite, options: PlantOptions, say: Say) -> FaultScore:
+    """Plant, run, judge: is the right module blamed, or does the right FP8 check see each fault?
+
+    Raises:
+        WrongArguments, NoEnvironment: no such row or target; no interpreter, or no such release.
+    """
+    started = time.monotonic()
+    target = find_target(catalog, options.target)
+    is_blame = suite == "blame-score"
+    modules = tuple(module.id for module in catalog.modules if is_blame)
+    release = options.release or catalog.pinned.te
+    if is_blame:
+        faults = choose_faults(read_te_faults(modules, options.matrix), release, options.faults)
+        runs = plan_blame(faults, controls=options.clean, timed_controls=options.timed_clean, seed=options.seed)
+    else:
+        known = read_fp8_faults((cell.id for cell in catalog.fp8), options.matrix, held_out=options.held_out)
+        runs = plan_fp8_copies(choose_faults(known, release, options.faults), seed=options.seed)
+    seen, troubles, where = _run_whole(catalog, target, release, runs, options, say)
+    rows, controls = judge_copies(release, runs, seen, troubles, catalog.modules)
+    return FaultScore(
+        schema_id="megacpp-validate/blame-score/1" if is_blame else "megacpp-validate/fp8-faults/1", tool=TOOL,
+        target=target.id, environment=where, modules=modules, held_out=options.held_out, faults=rows,
+        controls=controls, seconds=round(time.monotonic() - started, 1),
+    )  # fmt: skip
+
+
+# --- the plan -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CopyRun:
+    """Some cells once, in one copy of a release.
+
+    Attributes:
+        name: of its folder below that of the release.
+        fault: what is planted; None in a clean run and in a control.
+        against: name of the clean run that it is compared with; empty for a clean run, which makes no copy.
+        seed: of weights and inputs.
+        times: whether speeds are what it is about; then nothing is judged beside them.
+        cells: FP8 cells that run; empty for every probe.
+        quick: whether with the smallest shapes.
+    """
+
+    name: str
+    fault: PlantedFault | None = None
+    against: str = ""
+    seed: int = 0
+    times: bool = False
+    cells: tuple[str, ...] = ()
+    quick: bool = True
+
+
+def choose_faults(faults: Sequence[_Row], release: str, wanted: Collection[str]) -> list[_Row]:
+    """The faults of a release that are named; all of the release where none is.
+
+    Raises:
+        WrongArguments: an id that no row has, or that is not written for the release.
+    """
+    names = choose_names("fault", [fault.id for fault in faults], tuple(wanted))
+    chosen = [fault for fault in faults if release in fault.releases and fault.id in names]
+    if not chosen or len(chosen) < len(set(wanted)):
+        lacking = ", ".join(sorted(set(wanted) - {fault.id for fault in chosen})) or "every fault"
+        releases = ", ".join(sorted({one for fault in faults for one in fault.releases}))
+        raise WrongArguments(
+            f"{lacking}: not written for Transformer Engine {release}. Next step: choose a release of {releases}, or "
+            "give rows of the matrix a text for this one."
+        )
+    return chosen
+
+
+def plan_blame(
+    faults: Sequence[TeFault], *, controls: int = 0, timed_controls: int = 0, seed: int = 0
+) -> tuple[CopyRun, ...]:
+    """The clean runs, then a copy for each fault, then copies without a fault, which take the seeds after `seed`.
+
+    What is timed has clean runs of its own: one to compare with, and a second one for the noise of the card.
+    """
+    copies = [CopyRun(f"faults/{one.id}", one, CLEAN_TIMED if one.times else CLEAN, seed, one.times) for one in faults]
+    for number in range(1, controls + timed_controls + 1):
+        timed = number > controls
+        name = f"control-timed-{number - controls}" if timed else f"control-{number}"
+        copies.append(CopyRun(f"controls/{name}", None, CLEAN_TIMED if timed else CLEAN, seed + number, timed))
+    timed_too = any(run.times for run in copies)
+    clean = [CopyRun(CLEAN, seed=seed)] if not all(run.times for run in copies) else []
+    clean += [CopyRun(name, seed=seed, times=True) for name in (CLEAN_TIMED, CLEAN_AGAIN) if timed_too]
+    return (*clean, *copies)
+
+
+def plan_fp8_copies(faults: Sequence[Fp8Fault], *, seed: int = 0) -> tuple[CopyRun, ...]:
+    """Clean runs with every cell that a fault names, then each fault with its own cells."""
+    copies = [
+        CopyRun(f"faults/{one.id}", one, CLEAN_FP8[one.quick], seed, cells=(*one.cells, one.green), quick=one.quick)
+        for one in faults
+    ]
+    clean = []
+    for quick, name in CLEAN_FP8.items():
+        if cells := tuple(dict.fromkeys(cell for run in copies if run.quick is quick for cell in run.cells)):
+            clean.append(CopyRun(name, seed=seed, cells=cells, quick=quick))
+    return (*clean, *copies)
+
+
+# --- the judge ------------------------------------------------------------------------------------------------------
+
+
+def judge_copies(
+    release: str, runs: Sequence[CopyRun], seen: Mapping[str, Receipts], troubles: Troubles,
+    modules: Sequence[BridgeModule] = (),
+) -> tuple[tuple[FaultResult, ...], tuple[ControlResult, ...]]:  # fmt: skip
+    """Every fault and every control, judged.
+
+    Args:
+        seen: receipts by name of the run; a run without any is one that did not run.
+        modules: of the blame, in dependency order.
+    """
+    noise = measure_noise(seen.get(CLEAN_TIMED, {}), seen.get(CLEAN_AGAIN, {}))
+    faults, controls = [], []
+    for run in runs:
+        if not run.against:
+            continue
+        clean, copy = seen.get(run.against, {}), seen.get(run.name, {})
+        trouble = troubles.get(run.name) or _find_trouble(run, clean, copy, modules)
+        if isinstance(run.fault, Fp8Fault):
+            found = _judge_cells(run.fault, copy, trouble)
+        elif trouble is None:
+            found = _judge_blame(run, clean, copy, modules, noise)
+        else:
+            found = {"verdict": trouble[0], "reason": trouble[1]}
+        if run.fault is None:
+            culprits, lacks = found.get("culprits", ()), found["verdict"] is Verdict.NOT_RUN
+            name, reason = run.name.removeprefix("controls/"), found["reason"] if lacks else ""
+            controls.append(ControlResult(name=name, release=release, seed=run.seed, timed=run.times,
+                                          culprits=culprits, reason=reason))  # fmt: skip
+            continue
+        if isinstance(run.fault, TeFault):
+            found |= {"module": run.fault.module, "cause": run.fault.cause}
+        seconds = round(sum(receipt.seconds.get("total", 0.0) for receipt in copy.values()), 1)
+        faults.append(
+            FaultResult(fault=run.fault.id, says=run.fault.says, release=release, seconds=seconds, **found)
+        )  # fmt: skip
+    return tuple(faults), tuple(controls)
+
+
+def _find_trouble(
+    run: CopyRun, clean: Receipts, copy: Receipts, modules: Sequence[BridgeModule]
+) -> tuple[Verdict, str] | None:
+    """Why a copy cannot be judged beside the clean one: cells are missing, or the clean one is red by itself."""
+    cells = run.cells or [module.id for module in modules]
+    sides = {"the clean copy": clean} if run.cells else {"the clean copy": clean, "this copy": copy}
+    for side, receipts in sides.items():
+        if missing := [one for one in cells if one not in receipts or receipts[one].outcome is Outcome.NOT_RUN]:
+            why = "".join(f": {receipts[one].reason}" for one in missing if one in receipts)
+            return Verdict.NOT_RUN, f"{side} has no evidence of {', '.join(missing)}{why}"
+    if red := [one for one in cells if not clean[one].outcome.is_good]:
+        return Verdict.NOT_RUN, f"the clean copy is red by itself in {', '.join(red)}: nothing to compare with"
+    return None
+
+
+def _judge_blame(
+    run: CopyRun, clean: Receipts, copy: Receipts, modules: Sequence[BridgeModule], noise: CardNoise
+) -> dict[str, Any]:
+    """Who is blamed in a copy, and what that is worth."""
+    timings = compare_timings(clean, copy, noise) if run.times else ()
+    sides = [StackReceipts(name, tuple(it.values())) for name, it in ((run.against, clean), (run.name, copy))]
+    step = compare_stacks(sides[0], sides[1], modules, timings)
+    named = ", ".join(f"{culprit.module} ({culprit.cause.value})" for culprit in step.culprits)
+    verdict, reason = Verdict.RIGHT, ""
+    if not step.culprits and step.lost:
+        lost = "; ".join(f"{cell}: {why}" for cell, why in step.lost.items())
+        verdict, reason = Verdict.NOT_RUN, f"no evidence of {lost}"
+    elif not step.culprits:
+        verdict, reason = Verdict.MISSED, "every module is as it is in the clean copy"
+    elif isinstance(run.fault, TeFault):
+        fault = run.fault
+        right = [culprit for culprit in step.culprits if culprit.module in fault.names]
+        if not right:
+            verdict, reason = Verdict.WRONG_MODULE, f"{named} instead of {fault.module}"
+        elif len(step.culprits) > 1:
+            verdict, reason = Verdict.OTHERS_TOO, f"{named} instead of {fault.module} alone"
+        elif right[0].cause not in fault.causes:
+            verdict, reason = Verdict.WRONG_CAUSE, f"{named} instead of {fault.cause.value}"
+    return {"verdict": verdict, "reason": reason, "culprits": step.culprits}
+
+
+def _judge_cells(fault: Fp8Fault, copy: Receipts, trouble: tuple[Verdict, str] | None) -> dict[str, Any]:
+    """Which checks fail in the cells of a fault, and what that is worth."""
+    *cells, green = (_look(fault, cell, copy.get(cell)) for cell in (*fault.cells, fault.green))
+    found: dict[str, Any] = {"wants": tuple(fault.checks), "cells": tuple(cells)}
+    if trouble is not None:
+        return found | {"verdict": trouble[0], "reason": trouble[1]}
+    holding = ", ".join(cell.cell for cell in cells if not cell.is_red)
+    wrong = [f"{holding} stays green"] if holding else []
+    wrong += [
+        f"{one.cell} is red by {', '.join(one.others) or one.reason}" for one in cells if one.is_red and not one.right
+    ]
+    if lost := [cell for cell in cells if not cell.ran]:
+        why = "; ".join(f"{cell.cell}: {cell.reason}" for cell in lost)
+        verdict, reason = Verdict.NOT_RUN, f"no evidence of {why}"
+    elif not any(cell.is_red for cell in cells):
+        verdict, reason = Verdict.MISSED, f"{holding}: as in the clean copy"
+    else:
+        verdict, reason = (Verdict.BY_ANOTHER, "; ".join(wrong)) if wrong else (Verdict.CAUGHT, "")
+    if green.is_red:
+        failed = ", ".join([*green.right, *green.others]) or green.reason
+        reason = "; ".join(filter(None, (reason, f"{green.cell}, which must stay green, is red by {failed}")))
+    return found | {"verdict": verdict, "reason": reason, "green": green}
+
+
+def _look(fault: Fp8Fault, cell: str, receipt: Receipt | None) -> CellSeen:
+    if receipt is None:
+        return CellSeen(cell=cell, outcome=None, reason="there is no receipt of it")
+    failed = [check.name for check in receipt.checks if not check.passed]
+    if receipt.failure is not None:
+        failed.append(f"raised {receipt.failure.type}")
+    right = tuple(name for name in failed if fault.wants(name))
+    others = tuple(name for name in failed if not fault.wants(name))
+    return CellSeen(cell=cell, outcome=receipt.outcome, right=right, others=others, reason=receipt.reason)
+
+
+# --- the runs -------------------------------------------------------------------------------------------------------
+
+
+def _run_whole(
+    catalog: Catalog, target: TargetRow, release: str, runs: Sequence[CopyRun], options: PlantOptions, say: Say
+) -> tuple[dict[str, Receipts], Troubles, str]:
+    """Make every copy and run every cell that has no receipt yet.
+
+    Returns:
+        Receipts of every run by probe, the runs without any, and where it ran or why it did not.
+
+    Raises:
+        NoEnvironment: the release lies in no overlay folder.
+    """
+    folder = options.receipts.absolute() / f"te{release}"
+    troubles: dict[str, tuple[Verdict, str]] = {}
+    where = f"receipts of {folder}"
+    if not options.judge_only:
+        processes = Processes()
+        variables = share_cores(os.environ, plan_jobs(count_cores(), options.jobs))
+        bare = open_host(variables, options.python)
+        if reason := why_not_here(target, read_facts(bare, processes)):
+            where = f"not-run: {reason}"
+            return {}, {run.name: (Verdict.NOT_RUN, where) for run in runs}, where
+        found = _find_release(release, options, variables)
+        facts = read_facts(found, processes)
+        room = read_room(variables, gpu=bool(target.arch), jobs=options.jobs)
+        with writing_to(options.receipts, "receipts", "--receipts"), own_folder(folder):
+            copies = _make_copies(bare, found, release, runs, options, troubles)
+            blank = plan_blank(target, facts, bare.variables, tool=TOOL, commit=read_commit())
+            cells = list(_plan_cells(catalog, blank, runs, copies, options, folder))
+            left = Counter(cell.folder for cell, _ in cells)
+
+            def report(event: Event) -> None:
+                left[event.cell.folder] -= event.receipt is not None
+                if event.receipt is not None and not left[event.cell.folder]:
+                    say(f"{event.done:4} of {event.total} cells: {event.cell.folder.name}")
+
+            for timed in (False, True):  # what times waits for what computes to end
+                wave = [(cell, need) for cell, need in cells if cell.order.times is timed]
+                Fleet(room, fresh=False, progress=report).run(wave, processes)
+        gpu = facts.gpu.name if facts.gpu else "no GPU"
+        where = f"{facts.executable}, Transformer Engine {release} of {found.folders[0]}, {gpu}"
+    seen: dict[str, Receipts] = {}
+    for run in runs:
+        with suppress(ReceiptInvalid):  # no receipt there can be believed
+            found_there = read_receipts(folder / run.name).found.values()
+            seen[run.name] = {receipt.probe: receipt for receipt in found_there}
+    return seen, troubles, where
+
+
+def _find_release(release: str, options: PlantOptions, variables: Mapping[str, str]) -> InterpreterEnvironment:
+    """The stack whose folder copies are made of."""
+    places = find_environments(options.overlays, variables, options.python)
+    usable = {one.release: one.environment for one in reversed(places) if one.environment is not None}
+    found = usable.get(release)
+    if found is None or not found.folders:
+        raise NoEnvironment(
+            f"Transformer Engine {release} lies in no overlay folder of this host (releases here: "
+            f"{', '.join(sorted(usable)) or 'none'}). Likely cause: no --overlays and no MEGACPP_OVERLAYS, or the "
+            "release is installed into the interpreter itself, which is not copied. Next step: name with --overlays "
+            "the folder that holds it, as `pip install --target` makes one."
+        )
+    return found
+
+
+def _make_copies(
+    bare: InterpreterEnvironment, found: InterpreterEnvironment, release: str, runs: Sequence[CopyRun],
+    options: PlantOptions, troubles: dict[str, tuple[Verdict, str]],
+) -> list[InterpreterEnvironment | None]:  # fmt: skip
+    """A copy for each run, with its fault or without one; None where `troubles` gets the reason why there is none."""
+    clean, *behind = found.folders
+    scratch = options.copies or Path(tempfile.gettempdir(), f"megacpp-te-copies-{os.getuid()}")
+
+    def make(run: CopyRun) -> InterpreterEnvironment | None:
+        try:
+            place = make_faulty(clean, release, run.fault, scratch) if run.against else clean
+            environment = put_over(bare, (place, *behind), f"{run.name} of Transformer Engine {release}")
+            _ = environment.identity  # reads every file, side by side with the other copies
+            return environment
+        except EditDoesNotFit as stale:
+            troubles[run.name] = Verdict.NOT_PLANTED, str(stale)
+        except (NoEnvironment, OSError) as why:
+            troubles[run.name] = Verdict.NOT_RUN, f"its copy cannot be made: {why}"
+        return None
+
+    with ThreadPoolExecutor(_MAKERS) as pool:
+        return list(pool.map(make, runs))
+
+
+def _plan_cells(
+    catalog: Catalog, blank: Order, runs: Sequence[CopyRun], copies: Sequence[InterpreterEnvironment | None],
+    options: PlantOptions, folder: Path,
+) -> Iterator[tuple[Cell, Need]]:  # fmt: skip
+    """The cells of every run that has a copy."""
+    rows = {module.id: module for module in catalog.modules}
+    fp8 = {row.id: row for row in catalog.fp8}
+    for run, environment in zip(runs, copies, strict=True):
+        if environment is None:
+            continue
+        for order in plan_fp8(catalog, blank, run.cells) if run.cells else plan_parity(catalog, blank, ()):
+            own = replace(
+                order, seed=run.seed, quick=run.quick, times=run.times, only_times=run.times,
+                turnstile="" if run.cells else str(folder / "turnstile"), environment=environment.identity,
+            )  # fmt: skip
+            limit = options.limit_s
+            if run.cells:
+                cell = fp8[order.probe]
+                limit = limit if run.quick else max(limit, cell.limit_s)
+                need = Need(cell.gpu_memory_mib + CONTEXT_MIB, cell.seconds)
+            else:
+                need = expect_need(own, rows[own.probe], {})
+            yield Cell(environment, own, folder / run.name, limit), need

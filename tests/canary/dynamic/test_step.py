@@ -1,0 +1,368 @@
+"""The step from one stack to another: what became of each cell, who is blamed, and what is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+
+from megacpp_validate.canary.dynamic.step import StackReceipts, compare, compare_stacks
+from megacpp_validate.canary.dynamic.upgrade_result import Change, StepResult
+from megacpp_validate.catalog.bridge import Catalog, read_catalog
+from megacpp_validate.evidence.receipt import Backend, Check, Outcome, Receipt
+from megacpp_validate.evidence.values import ENVIRONMENT, Cause
+from tests.diagnosis.planted import (
+    CUDNN,
+    MODULES,
+    blocked,
+    cannot_import,
+    clean,
+    dies,
+    fails,
+    falls_back,
+    good,
+    keyword,
+    not_run,
+    raises,
+    stack_of,
+)
+
+CATALOG = read_catalog()
+
+
+# --- what became of a cell --------------------------------------------------------------------------------------------
+
+OF_OUTCOME: dict[Outcome | None, Receipt | None] = {
+    None: None,
+    Outcome.PASS: good("attention"),
+    Outcome.EXPECTED_UNSUPPORTED: Receipt("c", "s", "h200", "attention", Outcome.EXPECTED_UNSUPPORTED, "", "te"),
+    Outcome.FAIL: fails("attention", "bf16.a.forward"),
+    Outcome.ERROR: raises("attention", *keyword("attention")),
+    Outcome.IMPORT_ERROR: cannot_import(),
+    Outcome.TIMEOUT: dies("attention", "timeout", "pytorch/a.py"),
+    Outcome.BLOCKED: blocked("attention"),
+    Outcome.NOT_RUN: not_run("attention"),
+}
+NONE = (None, Outcome.NOT_RUN)
+GOOD = (Outcome.PASS, Outcome.EXPECTED_UNSUPPORTED)
+
+
+def wanted(before: Outcome | None, after: Outcome | None) -> Change:
+    if after in NONE:
+        return Change.UNCHANGED if before in NONE else Change.LOST
+    if before in NONE:
+        return Change.NEW
+    if (before, after) == GOOD:  # it passed, and shows no longer that it holds
+        return Change.LOST
+    if after in GOOD:
+        return Change.UNCHANGED if before in GOOD else Change.FIXED
+    if before in GOOD:
+        return Change.REGRESSED
+    if before == after:
+        return Change.SAME_FAILURE
+    return Change.LOST if after is Outcome.BLOCKED else Change.NEW
+
+
+@pytest.mark.parametrize(("before", "after"), list(product(OF_OUTCOME, OF_OUTCOME)))
+def test_the_whole_product(before: Outcome | None, after: Outcome | None) -> None:
+    assert set(OF_OUTCOME) == {None, *Outcome}
+    assert compare(OF_OUTCOME[before], OF_OUTCOME[after]) is wanted(before, after)
+
+
+@pytest.mark.parametrize(("before", "after", "change"), [
+    (raises("attention", "TypeError", "a"), raises("attention", "TypeError", "b"), Change.NEW),
+    (raises("attention", "TypeError", "a"), raises("attention", "ValueError", "a"), Change.NEW),
+    (raises("attention", "TypeError", "of 3 at 0x1f"), raises("attention", "TypeError", "of 4 at 0x2e"),
+     Change.SAME_FAILURE),
+    (fails("attention", "bf16.a.forward"), fails("attention", "bf16.b.forward", "bf16.c.forward"), Change.SAME_FAILURE),
+    (fails("attention", "bf16.a.forward", "bf16.a.grad.query"), fails("attention", "bf16.a.forward"),
+     Change.SAME_FAILURE),
+    (fails("attention", "bf16.a.forward"), fails("attention", "bf16.a.forward", "fp32.a.forward"), Change.NEW),
+    (fails("attention", "bf16.a.forward"), fails("attention", "bf16.a.dtype"), Change.NEW),
+    (dies("attention", "SIGSEGV", "a.py"), dies("attention", "SIGSEGV", "b.py"), Change.NEW),
+    (blocked("attention"), blocked("attention", text="another one"), Change.NEW),
+])  # fmt: skip
+def test_two_failures_are_one_by_their_signature(before: Receipt, after: Receipt, change: Change) -> None:
+    assert compare(before, after) is change
+
+
+# --- a fault of the host ----------------------------------------------------------------------------------------------
+
+ECC = ("torch.AcceleratorError", "CUDA error: uncorrectable ECC error encountered")
+
+
+def of_clean(*red: Receipt) -> StepResult:
+    return compare_stacks(clean("te1"), stack_of("te2", *red), CATALOG.modules)
+
+
+@pytest.mark.parametrize("red", [
+    raises("attention", *ECC, "transformer_engine/pytorch/attention/backends.py:9 in forward"),
+    dies("permute", "SIGTERM"),
+], ids=["raised", "killed"])  # fmt: skip
+def test_nobody_is_named_and_its_cell_is_lost(red: Receipt) -> None:
+    found = of_clean(red)
+    assert not found.culprits
+    assert found.lost.keys() == {red.cell}
+    assert "a fault of the host" in found.lost[red.cell]
+    (row,) = (row for row in found.modules if row.module == red.probe)
+    assert row.change is Change.LOST
+
+
+def test_what_it_blocks_is_lost_with_it() -> None:
+    found = of_clean(raises("imports", *ECC), *(blocked(module) for module in MODULES[1:]))
+    assert not found.culprits
+    assert len(found.lost) == len(MODULES)
+
+
+def test_a_fault_of_a_module_beside_it_is_named_and_nothing_else_is_filed_under_it() -> None:
+    found = of_clean(raises("attention", *ECC), fails("permute", "bf16.aligned.rows"))
+    assert [(culprit.module, culprit.cascades) for culprit in found.culprits] == [("permute", ())]
+
+
+def test_before_it_says_nothing_either_and_what_is_red_now_is_named() -> None:
+    before = stack_of("te1", raises("attention", *ECC, stack="te1"))
+    again = compare_stacks(before, stack_of("te2", raises("attention", *ECC)), CATALOG.modules)
+    assert (again.culprits, len(again.lost)) == ((), 1)
+    now = compare_stacks(before, stack_of("te2", fails("attention", "bf16.gqa4.d64.forward")), CATALOG.modules)
+    assert [culprit.module for culprit in now.culprits] == ["attention"]
+    assert "Nothing was seen of it" in now.culprits[0].summary
+
+
+@pytest.mark.parametrize(("before", "why"), [
+    (raises("attention", *ECC, stack="te1"), "a fault of the host: the GPU's memory has an error"),
+    (not_run("attention", stack="te1"), "there is no GPU"),
+], ids=["host", "not-run"])  # fmt: skip
+def test_what_is_good_now_is_said_to_have_nothing_to_be_compared_with(before: Receipt, why: str) -> None:
+    found = compare_stacks(stack_of("te1", before), clean("te2"), CATALOG.modules)
+    assert (found.culprits, found.lost) == ((), {})
+    (row,) = (row for row in found.modules if row.change is Change.NEW)
+    assert row.module == "attention"
+    assert row.reason.startswith(f"nothing on te1 to compare it with: {why}")
+    gone = StackReceipts("te1", clean("te1").receipts, {"te1-h200-attention": "cut short"})
+    (row,) = (row for row in compare_stacks(gone, clean("te2"), CATALOG.modules).modules if row.change is Change.NEW)
+    assert row.reason == "nothing on te1 to compare it with: cut short"
+
+
+def test_an_import_that_fails_is_none() -> None:
+    found = of_clean(cannot_import(), *(blocked(module) for module in MODULES[1:]))
+    assert [culprit.module for culprit in found.culprits] == ["imports"]
+
+
+@pytest.mark.parametrize(("said", "component"), [
+    (("OSError", "[Errno 28] No space left on device: '/c/x'"), "disk"),
+    (("RuntimeError", "can't start new thread"), "host limits"),
+    (("RuntimeError", "a worker is killed by signal: Bus error. It may be out of shared memory."), "shared memory"),
+])  # fmt: skip
+def test_what_lasts_until_somebody_mends_it_is_the_environments_and_no_modules(
+    said: tuple[str, str], component: str
+) -> None:
+    (found,) = of_clean(raises("permute", *said)).culprits
+    assert (found.module, found.component, found.cascades) == (ENVIRONMENT, component, ("permute",))
+    others = of_clean(raises("permute", *said), fails("attention", "bf16.gqa4.d64.forward")).culprits
+    assert {culprit.module for culprit in others} == {ENVIRONMENT, "attention"}
+
+
+# --- what was there before --------------------------------------------------------------------------------------------
+
+
+def after(before: StackReceipts, *now: Receipt) -> StepResult:
+    return compare_stacks(before, stack_of("te2", *now), CATALOG.modules)
+
+
+def _dies(module: str, stack: str) -> Receipt:
+    return dies(module, "SIGSEGV", "pytorch/cpp_extensions/gemm.py", stack=stack)
+
+
+def _raises(module: str, stack: str) -> Receipt:
+    return raises(module, "RuntimeError", CUDNN, "transformer_engine/pytorch/fused_attn.py:5 in bwd", stack=stack)
+
+
+def _refuses(module: str, stack: str) -> Receipt:
+    return raises(module, *keyword("attention"), stack=stack)
+
+
+@pytest.mark.parametrize("fault", [_raises, _dies, _refuses], ids=["cudnn", "died", "keyword"])
+def test_what_spreads_to_a_module_that_held_is_blamed_on_it(fault: Callable[[str, str], Receipt]) -> None:
+    old = stack_of("te1", fault("attention", "te1"))
+    now = [fault(module, "te2") for module in ("attention", "native_block", "layer_spec")]
+    found = after(old, *now)
+    assert [(culprit.module, culprit.cascades) for culprit in found.culprits] == [("native_block", ("layer_spec",))]
+    assert not after(old, now[0]).culprits
+
+
+def test_what_had_another_failure_hands_on_none_that_was_there_before() -> None:
+    old = stack_of("te1", _raises("attention", "te1"), fails("native_block", "bf16.small.forward", stack="te1"))
+    found = after(old, *(_raises(module, "te2") for module in ("attention", "native_block", "layer_spec")))
+    assert [culprit.module for culprit in found.culprits] == ["layer_spec"]
+
+
+def test_what_is_blocked_by_a_failure_of_before_is_lost() -> None:
+    found = after(stack_of("te1", cannot_import("te1")), cannot_import(), *(blocked(module) for module in MODULES[1:]))
+    assert not found.culprits
+    assert found.lost.keys() == {f"te2-h200-{module}" for module in MODULES[1:]}
+    assert {row.change for row in found.modules} == {Change.SAME_FAILURE, Change.LOST}
+
+
+# --- less is looked at ------------------------------------------------------------------------------------------------
+
+MADE = tuple(Check(name, True) for name in ("bf16.forward", "fa3.bf16.forward", "speed.bf16.forward.ran", "second-use"))
+COMMIT: dict[str, Any] = {"commit": "a" * 40}
+
+
+def less(*kept: str, **changes: Any) -> StepResult:
+    """A step after which attention makes these checks alone."""
+    left = tuple(check for check in MADE if check.name in kept)
+    before = replace(good("attention", "te1", "1"), **COMMIT, checks=MADE)
+    return after(stack_of("te1", before), replace(good("attention"), **(COMMIT | {"checks": left} | changes)))
+
+
+def test_checks_that_are_gone_from_a_good_cell_are_lost_evidence() -> None:
+    found = less("bf16.forward", "second-use")
+    assert not found.culprits
+    said = "te1 checked fa3.bf16.forward, and this receipt does not"
+    assert found.lost == {"te2-h200-attention": said}
+    timed = less("speed.bf16.forward.ran", seconds={"speed": 1.0})
+    assert (timed.culprits, timed.lost.keys()) == ((), {"te2-h200-attention"})
+
+
+GONE = (Backend("attention.fa3", "fa3", "", (), ("fa3: it is not installed",)),)
+
+
+@pytest.mark.parametrize(("kept", "changes"), [
+    (("bf16.forward", "fa3.bf16.forward", "second-use"), {}),
+    (("bf16.forward", "second-use"), {"backends": GONE}),
+    (("bf16.forward",), {"commit": "b" * 40}),
+    (("bf16.forward",), {"commit": ""}),
+    (("bf16.forward",), {"seed": 1}),
+], ids=["not-timed", "backend-not-there", "other-commit", "no-commit", "other-seed"])  # fmt: skip
+def test_where_other_checks_are_expected_nothing_is_lost(kept: tuple[str, ...], changes: dict[str, Any]) -> None:
+    found = less(*kept, **changes)
+    assert (found.culprits, found.lost) == ((), {})
+
+
+# --- the smoke run as a probe -----------------------------------------------------------------------------------------
+
+SMOKE = "moe_smoke"
+
+
+def with_smoke(stack: str, *changed: Receipt, te: str = "") -> StackReceipts:
+    return stack_of(stack, *({SMOKE: good(SMOKE, stack)} | {row.probe: row for row in changed}).values(), te=te)
+
+
+def smoked(catalog: Catalog, *red: Receipt, before: StackReceipts | None = None) -> StepResult:
+    return compare_stacks(before or with_smoke("te1"), with_smoke("te2", *red), catalog.modules)
+
+
+CASCADES: dict[str, tuple[tuple[Receipt, ...], str]] = {
+    "raises-what-its-module-raises": (
+        (raises("permute", *keyword("permute")), raises(SMOKE, *keyword("permute"), bridge="permute")), "permute",
+    ),
+    "numbers-follow-numbers": (
+        (fails("attention", "bf16.gqa4.d64.forward"), fails(SMOKE, "bf16.train.forward.loss")), "attention",
+    ),
+    "a-gradient-follows-one": (
+        (fails("linear_walker", "bf16.bias.grad.weight"), fails(SMOKE, "bf16.train.grad.grad_norm")), "linear_walker",
+    ),
+    "falls-back-with-its-module": (
+        (falls_back("attention", "attention.bf16.gqa4"), falls_back(SMOKE, "bf16.layers.0.block")), "attention",
+    ),
+    "blocked-by-the-firewall": (
+        (cannot_import(), *(blocked(name) for name in ("attention", "linear_walker", "permute", "expert_gemm",
+                                                       "native_block", "layer_spec", SMOKE))), "imports",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("red", "culprit"), CASCADES.values(), ids=CASCADES)
+def test_it_falls_with_the_module_that_is_broken(red: tuple[Receipt, ...], culprit: str, catalog: Catalog) -> None:
+    (found,) = smoked(catalog, *red).culprits
+    assert found.module == culprit
+    assert SMOKE in found.cascades
+
+
+BETWEEN: dict[str, Receipt] = {
+    "numbers": fails(SMOKE, "bf16.train.forward.loss"),
+    "a-call": raises(SMOKE, "TypeError", "forward() missing 1 required argument: 'rope'", bridge="layer_spec"),
+    "a-fallback": falls_back(SMOKE, "bf16.layers.0.block"),
+}
+
+
+@pytest.mark.parametrize("red", BETWEEN.values(), ids=BETWEEN)
+def test_where_every_module_holds_it_lies_between_them(red: Receipt, catalog: Catalog) -> None:
+    (found,) = smoked(catalog, red).culprits
+    assert (found.module, found.cause) == (SMOKE, Cause.BOUNDARY)
+    assert "Every bridge module holds by itself" in found.summary
+    assert "stay on te1" in found.next_step
+
+
+def test_a_machine_that_ends_it_is_none_between_modules(catalog: Catalog) -> None:
+    (found,) = smoked(catalog, dies(SMOKE, "SIGXCPU")).culprits
+    assert found.cause is Cause.ENVIRONMENT
+    assert not smoked(catalog, dies(SMOKE, "SIGKILL")).culprits
+
+
+def test_a_failure_that_another_module_does_not_explain_is_its_own_and_no_boundary(catalog: Catalog) -> None:
+    found = smoked(catalog, fails("permute", "refuses.shape"), fails(SMOKE, "bf16.train.forward.loss"))
+    causes = {culprit.module: culprit.cause for culprit in found.culprits}
+    assert Cause.BOUNDARY not in causes.values()
+    assert "permute" in causes
+
+
+def test_receipts_that_lack_it_on_both_sides_say_nothing_of_it(catalog: Catalog) -> None:
+    found = compare_stacks(clean("te1"), clean("te2"), catalog.modules)
+    assert SMOKE not in {row.module for row in found.modules}
+    assert not found.lost
+
+
+def change_of(found: StepResult) -> Change:
+    return next(row.change for row in found.modules if row.module == SMOKE)
+
+
+def test_on_the_new_side_alone_it_is_new_and_nobody_is_to_blame(catalog: Catalog) -> None:
+    for red in BETWEEN.values():
+        found = smoked(catalog, red, before=clean("te1"))
+        assert change_of(found) is Change.NEW
+        assert found.culprits == ()
+    unrun = with_smoke("te1", not_run(SMOKE, "te1"))
+    assert smoked(catalog, BETWEEN["numbers"], before=unrun).culprits == ()
+
+
+def test_on_the_old_side_alone_it_is_lost_and_nobody_is_to_blame(catalog: Catalog) -> None:
+    found = compare_stacks(with_smoke("te1"), clean("te2"), catalog.modules)
+    assert change_of(found) is Change.LOST
+    assert found.culprits == ()
+    assert list(found.lost) == ["te2-h200-moe_smoke"]
+
+
+def test_a_module_that_was_not_run_before_is_still_blamed(catalog: Catalog) -> None:
+    before = with_smoke("te1", not_run("permute", "te1"))
+    (found,) = smoked(catalog, fails("permute", "bf16.aligned.rows"), before=before).culprits
+    assert found.module == "permute"
+
+
+def test_what_failed_alike_before_is_no_culprit(catalog: Catalog) -> None:
+    old = fails(SMOKE, "bf16.train.forward.loss", stack="te1", te="1")
+    assert smoked(catalog, BETWEEN["numbers"], before=with_smoke("te1", old)).culprits == ()
+
+
+def test_what_nobody_ran_does_not_hold(catalog: Catalog) -> None:
+    smoke = fails(SMOKE, "bf16.train.forward.loss")
+    alone = [StackReceipts("te1", (good(SMOKE, "te1"),)), StackReceipts("te2", (smoke,))]
+    for modules in (catalog.modules, ()):
+        (found,) = compare_stacks(*alone, modules).culprits
+        assert (found.module, found.cause) == (SMOKE, Cause.NUMERICS)
+        assert "holds by itself" not in found.summary
+
+
+def test_a_contract_of_its_own_is_between_modules_and_nobody_is_said_to_hold(catalog: Catalog) -> None:
+    broken = replace(
+        fails(SMOKE), checks=(Check("same-world.loss", False, detail="35 of 35 steps; not the same bits"),)
+    )
+    alone = [StackReceipts("te1", (good(SMOKE, "te1"),)), StackReceipts("te2", (broken,))]
+    (found,) = compare_stacks(*alone, ()).culprits
+    assert (found.module, found.cause) == (SMOKE, Cause.BOUNDARY)
+    assert "Not every bridge module was run beside it" in found.summary
+    assert "run the bridge modules" in found.next_step
