@@ -20,7 +20,7 @@ _OFF: Final = frozenset({"", "0", "false", "no", "off"})  # what the bridge itse
 
 
 class UnknownTarget(WrongArguments):
-    """A target, a stack, a probe or a cell that does not exist; the text names those that do."""
+    """A target, a stack, a probe or a cell that does not exist."""
 
 
 @dataclass(frozen=True)
@@ -83,22 +83,18 @@ def choose_request(target: TargetRow, facts: Facts, variables: Mapping[str, str]
 
 def why_not_here(target: TargetRow, facts: Facts) -> str:
     """Why this machine is none of the target; empty where it is one."""
+    step = f"Next step: run it on a machine of the target {target.id}"
     if target.machine and target.machine != facts.machine:
+        return f"the target {target.id} is {target.machine}, and this machine is {facts.machine}. {step}."
+    if target.arch and facts.gpu is None:
         return (
-            f"the target {target.id} is {target.machine}, and this machine is {facts.machine}. "
-            f"Next step: run it on a machine of the target {target.id}."
+            f"the target {target.id} wants a GPU of {target.arch}, and there is none: {facts.why_no_gpu}. {step}; "
+            "`nox -s cpu_parity` is what runs here."
         )
-    if not target.arch:
-        return ""
-    if facts.gpu is None:
+    if target.arch and facts.gpu is not None and facts.gpu.arch != target.arch:
         return (
-            f"the target {target.id} wants a GPU of {target.arch}, and there is none: {facts.why_no_gpu}. "
-            f"Next step: run it on a machine of that target; `nox -s cpu_parity` is what runs here."
-        )
-    if facts.gpu.arch != target.arch:
-        return (
-            f"the target {target.id} wants {target.arch}, and {facts.gpu.name} is {facts.gpu.arch}. "
-            f"Next step: choose the target of this GPU, or run it on a machine of the target {target.id}."
+            f"the target {target.id} wants {target.arch}, and {facts.gpu.name} is {facts.gpu.arch}. {step}, or choose "
+            "the target of this GPU."
         )
     return ""
 
@@ -115,26 +111,13 @@ def plan_blank(
         seed, tool, commit: what the receipts carry.
     """
     request = choose_request(target, facts, variables)
-    judged_by = Target(
-        id=target.id,
-        arch=target.arch,
-        recipes=tuple(target.recipes),
-        production_recipe=target.production_recipe,
-        attention=tuple(target.attention),
-        deep_gemm=target.deep_gemm,
-    )
+    same = {name: getattr(target, name) for name in ("id", "arch", "production_recipe", "deep_gemm")}
+    judged_by = Target(recipes=tuple(target.recipes), attention=tuple(target.attention), **same)
     return Order(
-        probe="",
-        stack=request.stack,
-        target=judged_by,
-        requested=request.backend,
-        requested_because=request.because,
-        seed=seed,
-        tool=tool,
-        commit=commit,
-        lock_hash=variables.get(LOCK_HASH, ""),
-        image_digest=variables.get(IMAGE_DIGEST, ""),
-    )
+        probe="", stack=request.stack, target=judged_by, requested=request.backend,
+        requested_because=request.because, seed=seed, tool=tool, commit=commit,
+        lock_hash=variables.get(LOCK_HASH, ""), image_digest=variables.get(IMAGE_DIGEST, ""),
+    )  # fmt: skip
 
 
 def plan_parity(catalog: Catalog, blank: Order, probes: Sequence[str]) -> tuple[Order, ...]:
@@ -149,9 +132,7 @@ def plan_parity(catalog: Catalog, blank: Order, probes: Sequence[str]) -> tuple[
 
 def plan_fp8(catalog: Catalog, blank: Order, cells: Sequence[str]) -> tuple[Order, ...]:
     """One order a cell of FP8, in the order of `matrix/fp8.toml`; of all where none is named. Raises as above."""
-    return tuple(
-        replace(_fill(blank, row), needs_te=row.needs_te, once=row.once) for row in choose_fp8_cells(catalog, cells)
-    )
+    return tuple(replace(_fill(blank, row), needs_te=row.needs_te) for row in choose_fp8_cells(catalog, cells))
 
 
 def plan_smoke(catalog: Catalog, blank: Order, cells: Sequence[str]) -> tuple[Order, ...]:
@@ -165,8 +146,7 @@ def plan_smoke(catalog: Catalog, blank: Order, cells: Sequence[str]) -> tuple[Or
 
 def plan_compositions(catalog: Catalog, blank: Order, wanted: Sequence[str]) -> tuple[Order, ...]:
     """One order a composition of the canary; all of them where none is named, those that are known else."""
-    rows = (row for row in catalog.compositions if not wanted or row.id in wanted)
-    return tuple(replace(_fill(blank, row), once=row.once) for row in rows)
+    return tuple(_fill(blank, row) for row in catalog.compositions if not wanted or row.id in wanted)
 
 
 def choose_canary_probes(catalog: Catalog, wanted: Sequence[str]) -> tuple[str, ...]:
@@ -175,8 +155,9 @@ def choose_canary_probes(catalog: Catalog, wanted: Sequence[str]) -> tuple[str, 
     Raises:
         UnknownTarget: there is no such probe.
     """
-    known = [*(module.id for module in catalog.modules), *(row.id for row in catalog.compositions)]
-    return choose_names("probe", known, wanted)
+    return choose_names(
+        "probe", [*(row.id for row in catalog.modules), *(row.id for row in catalog.compositions)], wanted
+    )
 
 
 def choose_fp8_cells(catalog: Catalog, wanted: Sequence[str]) -> tuple[Fp8Cell, ...]:
@@ -185,9 +166,8 @@ def choose_fp8_cells(catalog: Catalog, wanted: Sequence[str]) -> tuple[Fp8Cell, 
     Raises:
         UnknownTarget: there is no such cell.
     """
-    rows = {row.id: row for row in catalog.fp8}
-    names = choose_names("cell of FP8", tuple(rows), _with_prefix("fp8_", wanted))
-    return tuple(rows[name] for name in names)
+    names = choose_names("cell of FP8", [row.id for row in catalog.fp8], _with_prefix("fp8_", wanted))
+    return tuple(row for row in catalog.fp8 if row.id in names)
 
 
 def choose_smoke_cells(catalog: Catalog, target: str, wanted: Sequence[str]) -> tuple[SmokeCell, ...]:
@@ -196,19 +176,20 @@ def choose_smoke_cells(catalog: Catalog, target: str, wanted: Sequence[str]) -> 
     Raises:
         UnknownTarget: there is no such cell, or the target has none.
     """
-    rows = {row.id: row for row in catalog.smoke if target in row.targets}
+    rows = [row for row in catalog.smoke if target in row.targets]
     if not rows:
         others = sorted({name for row in catalog.smoke for name in row.targets})
         raise UnknownTarget(f"the smoke run has no cell for {target}. Next step: choose one of {', '.join(others)}.")
-    names = choose_names(f"cell of the smoke run on {target}", tuple(rows), _with_prefix("smoke_", wanted))
-    return tuple(rows[name] for name in names)
+    known = [row.id for row in rows]
+    names = choose_names(f"cell of the smoke run on {target}", known, _with_prefix("smoke_", wanted))
+    return tuple(row for row in rows if row.id in names)
 
 
 def choose_names(what: str, known: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
     """Those of the known names that are wanted, in their order; all where none is named.
 
     Raises:
-        UnknownTarget: one is not known; the text says of what, and names those that are.
+        UnknownTarget: one is not known; the text names those that are.
     """
     if unknown := [name for name in wanted if name not in known]:
         raise UnknownTarget(
@@ -224,30 +205,14 @@ def _with_prefix(prefix: str, names: Sequence[str]) -> list[str]:
 
 def _fill(blank: Order, row: ProbeCell) -> Order:
     """An order of a row that is more than one bridge module."""
-    return replace(
-        blank,
-        probe=row.id,
-        code=row.code,
-        stands_on=tuple(row.stands_on),
-        settings={str(key): value for key, value in row.settings.items()},
-    )
+    settings = {str(key): value for key, value in row.settings.items()}
+    return replace(blank, probe=row.id, code=row.code, stands_on=tuple(row.stands_on), settings=settings, once=row.once)
 
 
 def receipt_without_probe(order: Order, outcome: Outcome, reason: str) -> Receipt:
     """The receipt of a cell whose probe could not write one."""
+    same = ("cell", "stack", "probe", "requested", "requested_because", "seed", "lock_hash", "image_digest", "commit",
+            "tool", "environment")  # fmt: skip
     return Receipt(
-        cell=order.cell,
-        stack=order.stack,
-        target=order.target.id,
-        probe=order.probe,
-        outcome=outcome,
-        reason=reason,
-        requested=order.requested,
-        requested_because=order.requested_because,
-        seed=order.seed,
-        lock_hash=order.lock_hash,
-        image_digest=order.image_digest,
-        commit=order.commit,
-        tool=order.tool,
-        environment=order.environment,
+        target=order.target.id, outcome=outcome, reason=reason, **{name: getattr(order, name) for name in same}
     )

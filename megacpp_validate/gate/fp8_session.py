@@ -8,7 +8,6 @@ from typing import Final, Literal
 
 from ..catalog.bridge import Catalog, Fp8Cell
 from ..environments.facts import Facts
-from ..environments.fleet import Expected
 from ..environments.host_session import Progress, SessionOptions, plan_blank_order, run_session
 from ..environments.plan import choose_fp8_cells, find_target, plan_fp8
 from ..environments.session_result import SessionResult
@@ -63,8 +62,7 @@ def run_fp8(catalog: Catalog, matrix: Path | None, options: SessionOptions, prog
 
     rows = choose_fp8_cells(catalog, options.probes or ())
     policy = decide_policy(matrix)  # first: a file of the matrix that is wrong must not cost a session
-    expected = {row.id: Expected(row.seconds, row.limit_s) for row in rows}
-    session = run_session(target, options, plan, progress, expected)
+    session = run_session(target, options, plan, progress, rows)
     verdicts, absent = _judge_losses(session, rows)
     return Fp8Result(**dict(session), loss=verdicts, loss_missing=absent, policy=policy)
 

@@ -21,12 +21,12 @@ from ..catalog.bridge import Catalog
 from ..catalog.bridge import Target as TargetRow
 from ..catalog.prewarm import PROBE, PrewarmTask
 from ..environments.cell import Cell
-from ..environments.cpu_stack import find_cpu_python
+from ..environments.environment import hash_parts, list_sources
 from ..environments.facts import Facts, read_facts, require_torch
-from ..environments.identity import hash_parts, list_sources
+from ..environments.fleet import count_cores
 from ..environments.interpreter import PACKAGE, InterpreterEnvironment, host_interpreter, read_commit
 from ..environments.plan import plan_blank, plan_compositions, plan_parity, plan_smoke, why_not_here
-from ..environments.schedule import count_cores
+from ..environments.venv import find_cpu_python
 from ..errors import NoEnvironment
 from ..evidence.values import Frozen
 from ..process import Processes
@@ -256,9 +256,7 @@ def open_stack(catalog: Catalog, target: TargetRow, options: JitOptions, root: P
             **cache_variables(root, architecture, nvrtc=mode == NVRTC),
             "MEGACPP_JIT_DRIVER_CACHE": "",  # of a process that worked on a copy itself (jit/driver_cache.py)
         }
-        link = scratch / "link"
-        link.mkdir()
-        environment = host_interpreter(variables, link, python)
+        environment = host_interpreter(variables, python)
         facts = read_facts(environment, processes)
         require_torch(facts)
         yield JitStack(

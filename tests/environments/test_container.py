@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from megacpp_validate.environments.container import ContainerEnvironment, open_container, require_digest
+from megacpp_validate.environments.container import ContainerEnvironment, open_container
 from megacpp_validate.environments.environment import NoEnvironment
 from megacpp_validate.environments.interpreter import PACKAGE
 from megacpp_validate.process import Processes
@@ -45,7 +45,7 @@ def container(image: str) -> ContainerEnvironment:
 
 def made_by_hand(**variables: str) -> ContainerEnvironment:
     return ContainerEnvironment(
-        "/usr/bin/docker", IMAGE, "sha256:1", "python3", "/of/the/image", variables, gpus=True, init=True, because=""
+        "/usr/bin/docker", IMAGE, "sha256:1", "python3", "/of/the/image", variables, gpus=True, because=""
     )
 
 
@@ -59,11 +59,6 @@ def follows(words: tuple[str, ...], option: str) -> list[str]:
 def test_an_image_that_is_not_pinned_is_refused(name: str) -> None:
     with pytest.raises(NoEnvironment, match=r"has no digest.*Next step.*@sha256"):
         open_container(name, os.environ, gpus=False)
-
-
-@pytest.mark.parametrize("name", [IMAGE, f"127.0.0.1:5000/a@{DIGEST}", f"nvcr.io/nvidia/pytorch:26.09-py3@{DIGEST}"])
-def test_an_image_that_is_pinned(name: str) -> None:
-    require_digest(name)
 
 
 def test_no_docker_says_so() -> None:
@@ -215,6 +210,6 @@ def test_a_warning_of_docker_is_no_answer_of_docker(docker: dict[str, str]) -> N
 
 def test_an_engine_that_has_no_gpus_is_told_as_that(docker: dict[str, str], tmp_path: Path) -> None:
     """And what was started to find out is removed: a client that fails may leave its container."""
-    with pytest.raises(NoEnvironment, match=r"no GPU.*NVIDIA Container Toolkit.*Next step"):
+    with pytest.raises(NoEnvironment, match=r"could not select device driver.*NVIDIA Container Toolkit.*Next step"):
         open_container(IMAGE, docker, gpus=True)
     assert (tmp_path / "removed").read_text().startswith("megacpp-")

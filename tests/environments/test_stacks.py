@@ -16,8 +16,8 @@ from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.environments import stacks as room_of_stacks
 from megacpp_validate.environments.environment import Environment, NoEnvironment
 from megacpp_validate.environments.facts import Facts
+from megacpp_validate.environments.fleet import Room
 from megacpp_validate.environments.plan import UnknownTarget, choose_target
-from megacpp_validate.environments.schedule import Room
 from megacpp_validate.environments.stacks import (
     RanStack,
     RunOptions,

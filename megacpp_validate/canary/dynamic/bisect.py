@@ -18,16 +18,13 @@ from ...catalog.file import PACKAGE_ROOT, matrix_folder
 from ...diagnosis.blame import read_order
 from ...diagnosis.host_faults import find_host_fault
 from ...diagnosis.rows import component_named
-from ...environments.cell import Cell
-from ...environments.chosen import Means, resolve_environment
+from ...environments.cell import Cell, FolderTaken, find_done, own_folder
+from ...environments.chosen import Means, find_environments, resolve_environment
 from ...environments.environment import Environment, NoEnvironment
 from ...environments.facts import read_facts, require_torch
-from ...environments.fleet import Fleet
-from ...environments.installed import find_environments
+from ...environments.fleet import Fleet, Need, Room, count_cores, plan_jobs
 from ...environments.interpreter import InterpreterEnvironment, put_over, read_commit
 from ...environments.plan import find_target, plan_blank, plan_parity, why_not_here
-from ...environments.restart import FolderTaken, find_done, own_folder
-from ...environments.schedule import Need, Room, count_cores, plan_jobs
 from ...errors import EvidenceMissing, WrongArguments, writing_to
 from ...evidence.receipt import Library, Outcome, Package, Receipt
 from ...process import Processes
@@ -250,9 +247,9 @@ def _search_stacks(catalog: Catalog, options: BisectOptions, progress: Progress,
         for cell in cells:
             done = find_done(cell.order, cell.place)
             if done is not None and find_machine_trouble(done):  # says nothing of the release
-                cell.forget()
+                cell.place.unlink(missing_ok=True)
         fleet = Fleet(Room(plan_jobs(count_cores())), fresh=False)
-        return [receipt for receipt, _ in fleet.run([(cell, Need(0.0, 0.0)) for cell in cells], processes)]
+        return [ran.receipt for ran in fleet.run([(cell, Need()) for cell in cells], processes)]
 
     judge = ProbeJudge(options.module, catalog.modules, make, observe)
     try:

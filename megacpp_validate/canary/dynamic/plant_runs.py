@@ -16,15 +16,23 @@ from ... import TOOL
 from ...catalog.bridge import Catalog
 from ...catalog.bridge import Target as TargetRow
 from ...catalog.te_faults import EditDoesNotFit, read_fp8_faults, read_te_faults
-from ...environments.cell import Cell
+from ...environments.cell import Cell, own_folder
+from ...environments.chosen import find_environments
 from ...environments.facts import Facts, read_facts
 from ...environments.faulty_overlay import make_faulty
-from ...environments.fleet import Event, Fleet
-from ...environments.installed import find_environments, open_host
-from ...environments.interpreter import InterpreterEnvironment, put_over, read_commit
+from ...environments.fleet import (
+    CONTEXT_MIB,
+    Event,
+    Fleet,
+    Need,
+    count_cores,
+    expect_need,
+    plan_jobs,
+    read_room,
+    share_cores,
+)
+from ...environments.interpreter import InterpreterEnvironment, host_interpreter, put_over, read_commit
 from ...environments.plan import find_target, plan_blank, plan_fp8, plan_parity, why_not_here
-from ...environments.restart import own_folder
-from ...environments.schedule import CONTEXT_MIB, Need, count_cores, expect_need, plan_jobs, read_room, share_cores
 from ...errors import NoEnvironment, writing_to
 from ...evidence.receipt import Receipt
 from ...evidence.store import ReceiptInvalid, read_receipts
@@ -163,7 +171,7 @@ def _run_plan(
         return f"receipts of {folder}"
     processes = Processes()
     variables = share_cores(os.environ, plan_jobs(count_cores(), options.jobs))
-    bare = open_host(variables, options.python)
+    bare = host_interpreter(variables, options.python)
     if reason := why_not_here(target, facts := read_facts(bare, processes)):
         troubles.everything = f"not-run: {reason}"
         return troubles.everything

@@ -13,7 +13,6 @@ from ...catalog.bridge import Catalog
 from ...catalog.bridge import Target as TargetRow
 from ...catalog.smoke_faults import FaultPlan, SmokeFault, SmokeFaults
 from ...environments.facts import Facts
-from ...environments.fleet import Expected
 from ...environments.host_session import Progress, SessionOptions, plan_blank_order, run_session
 from ...environments.plan import find_target, plan_smoke
 from ...errors import WrongArguments
@@ -82,8 +81,7 @@ def run_smoke_faults(
     def plan(facts: Facts, variables: Mapping[str, str]) -> tuple[Order, ...]:
         return plan_smoke(holding, plan_blank_order(row, facts, variables, options), ())
 
-    expected = {cell.id: Expected(cell.seconds, cell.limit_s) for cell in cells}
-    session = run_session(row, options, plan, progress, expected)
+    session = run_session(row, options, plan, progress, cells)
     receipts = {receipt.probe: receipt for receipt in session.receipts}
     found = dict(_read_found(Path(session.folder), receipts)) if session.folder else {}
     return SmokeFaultScore(

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.canary.static.sources import CACHE_VARIABLE
-from megacpp_validate.environments import identity
-from megacpp_validate.environments.environment import NoEnvironment
-from megacpp_validate.environments.identity import hash_parts, list_sources, list_variables
+from megacpp_validate.environments import environment
+from megacpp_validate.environments.environment import NoEnvironment, hash_parts, list_sources, list_variables
 from megacpp_validate.environments.interpreter import PACKAGE, InterpreterEnvironment, host_interpreter, put_over
 from tests.environments.site_folders import make_package, make_te
 
@@ -88,7 +87,7 @@ def test_the_variables_that_change_what_runs(name: str, counts: bool) -> None:
 
 def test_all_that_runs_in_an_environment_counts() -> None:
     """What its rooms take from `evidence`, and what that takes from there in turn."""
-    package = Path(identity.__file__).parents[1]
+    package = Path(environment.__file__).parents[1]
     ahead = [
         file for room in ("bridge", "jit", "native", "probes", "training") for file in (package / room).rglob("*.py")
     ]
@@ -100,16 +99,16 @@ def test_all_that_runs_in_an_environment_counts() -> None:
         taken |= names
         ahead += [package / "evidence" / f"{name}.py" for name in names]
     assert len(taken) > 4
-    assert {f"evidence/{name}.py" for name in taken} <= set(identity._OURS_THERE)
-    assert all((package / name).exists() for name in identity._OURS_THERE)
+    assert {f"evidence/{name}.py" for name in taken} <= set(environment._OURS_THERE)
+    assert all((package / name).exists() for name in environment._OURS_THERE)
 
 
 def test_the_places_of_this_project_have_the_names_that_it_reads() -> None:
     """A variable under another name would make every receipt one of another environment."""
-    package = Path(identity.__file__).parents[1]
-    read = {word for file in package.rglob("*.py") if file != Path(identity.__file__)
+    package = Path(environment.__file__).parents[1]
+    read = {word for file in package.rglob("*.py") if file != Path(environment.__file__)
             for word in re.findall(r"MEGACPP_\w+", file.read_text())}  # fmt: skip
-    assert {name for name in identity._ONLY_PLACES if name.startswith("MEGACPP_")} <= read
+    assert {name for name in environment._ONLY_PLACES if name.startswith("MEGACPP_")} <= read
 
 
 def test_the_order_of_the_path_counts(tmp_path: Path) -> None:
@@ -168,7 +167,8 @@ def test_a_door_in_another_folder_is_the_same_environment(tmp_path: Path, monkey
     python.parent.mkdir()
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    doors = (host_interpreter({"PATH": os.defpath}, tmp_path / name, str(python)) for name in ("one", "two"))
+    places = (str(tmp_path / name) for name in ("one", "two"))
+    doors = (host_interpreter({"PATH": os.defpath, "MEGACPP_ENVIRONMENTS": place}, str(python)) for place in places)
     one, two = doors
     assert one.variables["PYTHONPATH"] != two.variables["PYTHONPATH"]
     assert one.identity == two.identity
