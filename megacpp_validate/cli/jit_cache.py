@@ -41,8 +41,8 @@ def jit_cache(
     2: a refused archive or folder, 4: no cache with a manifest, 5: no interpreter, 6: a full disk.
     """
     from ..catalog.bridge import read_catalog
-    from ..jitcache.cache import CacheOptions, run_cache
     from ..jitcache.stack import JitOptions
+    from ..jitcache.transfer import CacheOptions, run_cache
     from ..report.describe.jit import describe_cache
     from .output import finish
 

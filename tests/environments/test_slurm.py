@@ -115,7 +115,9 @@ exclude=$(sed -n 's/^#SBATCH --exclude=//p' "$1")
 n=$(($(ls "$JOBS" | grep -c name) + 1))
 sed -n 's/^#SBATCH --job-name=//p' "$1" > "$JOBS/$n.name"
 if [ -e "$JOBS/lose" ]; then rm "$JOBS/lose"; touch "$JOBS/$n.done"
-else setsid sh -c 'echo $$ > "$JOBS/$2.pid"; SLURM_JOB_ID=$2 bash "$1"; touch "$JOBS/$2.done"' sh "$1" $n >&- 2>&1 &
+else
+  run='echo $$ > "$JOBS/$2.pid"; SLURM_JOB_ID=$2 bash "$1"; touch "$JOBS/$2.done"'
+  setsid sh -c "$run" sh "$1" $n > /dev/null 2>&1 &
 fi
 echo "Submitted batch job $n"
 """
@@ -234,7 +236,8 @@ class Run:
     earlier: set[str] = field(default_factory=set)  # numbers of jobs of other runs
 
     def __post_init__(self) -> None:
-        self.earlier = set(self.ask("squeue", "-h", "--states=all", "--format=%i").split())
+        with suppress(subprocess.CalledProcessError):  # of a Slurm that does not answer
+            self.earlier = set(self.ask("squeue", "-h", "--states=all", "--format=%i").split())
 
     @property
     def receipts(self) -> Path:
@@ -246,9 +249,7 @@ class Run:
 
     def start(self) -> subprocess.Popen[bytes]:
         self.folder.mkdir(parents=True, exist_ok=True)
-        settings = write(
-            self.folder / "site.toml", f"retries = 2\npoll_s = 0.5\ngrace_s = 1\n{self.site}"
-        )
+        settings = write(self.folder / "site.toml", f"retries = 2\npoll_s = 0.5\ngrace_s = 1\n{self.site}")
         command = [sys.executable, "-m", "megacpp_validate.cli", "matrix", *self.words, "--launcher", "slurm"]
         command += ["--cluster", str(settings), "--receipts", str(self.receipts), "--python", sys.executable]
         variables = {**self.slurm, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

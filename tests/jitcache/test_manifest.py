@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from megacpp_validate.jitcache.files import CacheChanged, list_files
 from megacpp_validate.jitcache.layout import MANIFEST, MANIFEST_HASH
 from megacpp_validate.jitcache.manifest import (
+    CacheChanged,
     CompilerOf,
     Manifest,
     ManifestInvalid,
@@ -21,6 +21,7 @@ from megacpp_validate.jitcache.manifest import (
     hash_line,
     hash_manifest,
     hash_variables,
+    list_files,
     parse_manifest,
     read_manifest,
 )
@@ -59,7 +60,7 @@ def test_a_pipe_in_its_place_is_not_waited_for(tmp_path: Path, name: str) -> Non
     folder, _ = make_sealed(tmp_path)
     (folder / name).unlink()
     os.mkfifo(folder / name)
-    with pytest.raises(ManifestInvalid, match="not a file"):
+    with pytest.raises(ManifestInvalid, match="has no manifest"):
         read_manifest(folder)
 
 

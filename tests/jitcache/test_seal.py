@@ -10,19 +10,13 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.errors import WrongArguments
-from megacpp_validate.jitcache.answer import Answer
-from megacpp_validate.jitcache.files import CacheChanged
-from megacpp_validate.jitcache.layout import LIBRARIES, LOCKS, MANIFEST, STATE
-from megacpp_validate.jitcache.manifest import read_manifest
-from megacpp_validate.jitcache.place import require_place, require_writable
-from megacpp_validate.jitcache.progress import open_prewarm
+from megacpp_validate.jitcache.layout import LIBRARIES, LOCKS, MANIFEST, STATE, require_writable
+from megacpp_validate.jitcache.manifest import CacheChanged, read_manifest, require_place
 from megacpp_validate.jitcache.seal import check_sealed, is_at_home, is_sealed, open_working, seal, unseal
 from tests.sealed_caches import (
     CUBIN,
     GROUP,
-    KERNEL,
     OBJECT,
-    TASK,
     as_nobody,
     flip_a_bit,
     make_sealed,
@@ -85,7 +79,7 @@ def test_what_appeared_since_is_told_and_is_not_sealed(tmp_path: Path) -> None:
 
 def test_unsealed_it_can_be_filled_on(tmp_path: Path) -> None:
     folder, _ = make_sealed(tmp_path)
-    assert unseal(folder).architecture == "sm_90a"
+    unseal(folder)
     assert not is_sealed(folder)
     assert (folder / CUBIN).stat().st_mode & 0o200
     assert not (folder / MANIFEST).exists(), "what is filled on is no longer what the manifest says"
@@ -129,8 +123,7 @@ def test_a_read_only_cache_is_told() -> None:
             return "it could be written"
 
         said = as_nobody(try_it)
-    assert "cannot be written: Permission denied" in said
-    assert "jit_cache -- open" in said
+    assert "cannot be written" in said
 
 
 def test_a_file_system_that_takes_no_folder(tmp_path: Path) -> None:
@@ -142,7 +135,7 @@ def test_a_file_system_that_takes_no_folder(tmp_path: Path) -> None:
 def test_a_cache_of_another_architecture_is_refused(tmp_path: Path) -> None:
     folder, _ = make_sealed(tmp_path)
     folder.rename(tmp_path / "sm_100a")
-    with pytest.raises(WrongArguments, match="architecture sm_90a, and sm_100a is requested"):
+    with pytest.raises(WrongArguments, match="sm_90a on x86_64, and sm_100a"):
         require_place(tmp_path, "sm_100a", "x86_64")
 
 
@@ -155,7 +148,7 @@ def test_a_cache_under_the_name_of_another_architecture_is_not_whole(tmp_path: P
 
 def test_a_cache_of_another_machine_is_refused(tmp_path: Path) -> None:
     make_sealed(tmp_path)
-    with pytest.raises(WrongArguments, match="machine x86_64, and aarch64 is requested"):
+    with pytest.raises(WrongArguments, match="x86_64, and sm_90a on aarch64"):
         require_place(tmp_path, "sm_90a", "aarch64")
 
 
@@ -182,16 +175,6 @@ def test_it_can_be_written_and_the_sealed_one_stays(tmp_path: Path) -> None:
     put(work / "triton" / "KEY7" / "new.cubin", b"new")
     assert check_sealed(folder).digest == digest
     assert check_sealed(folder).extra == ()
-
-
-def test_a_prewarm_goes_on_in_it_and_knows_what_is_there(tmp_path: Path) -> None:
-    folder, _ = make_sealed(tmp_path / "sealed")
-    work = open_working(folder, read_manifest(folder)[0], tmp_path / "work")
-    with open_prewarm(work, "x86_64", {TASK.id: "key"}) as progress:
-        progress.keep(TASK, Answer(hits={"fa4": 1}))
-        done = progress.find_done(TASK)
-        assert done is not None
-        assert done.compiled == (KERNEL,)
 
 
 def test_times_are_those_of_the_manifest(tmp_path: Path) -> None:

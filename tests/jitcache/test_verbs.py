@@ -16,17 +16,25 @@ from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.catalog.prewarm import PrewarmTask, read_prewarm
 from megacpp_validate.environments.plan import find_target
 from megacpp_validate.errors import Exit, WrongArguments
-from megacpp_validate.jitcache.answer import Answer
-from megacpp_validate.jitcache.files import CacheChanged
-from megacpp_validate.jitcache.prewarm import SealOptions, Selected, fill, find_sealed, select_tasks
-from megacpp_validate.jitcache.progress import open_prewarm
+from megacpp_validate.jitcache.manifest import CacheChanged
+from megacpp_validate.jitcache.prewarm import SealOptions, Selected, fill, find_sealed, open_prewarm, select_tasks
 from megacpp_validate.jitcache.result import JitTaskState, JitVerdict, JitVerifyResult, PrewarmResult
 from megacpp_validate.jitcache.seal import check_sealed, is_sealed, unseal
-from megacpp_validate.jitcache.stack import JitOptions
+from megacpp_validate.jitcache.stack import Answer, JitOptions
 from megacpp_validate.jitcache.verify import judge_tasks, name_verdict, run_on_copy
 from megacpp_validate.process import Processes
 from tests.jitcache.asking import ask
-from tests.sealed_caches import CUBIN, STACK, as_nobody, flip_a_bit, make_sealed, open_to_all, put, small_disk
+from tests.sealed_caches import (
+    CUBIN,
+    STACK,
+    as_nobody,
+    flip_a_bit,
+    make_manifest,
+    make_sealed,
+    open_to_all,
+    put,
+    small_disk,
+)
 
 
 @pytest.mark.parametrize(
@@ -147,12 +155,14 @@ def _prewarmed(selected: Selected, catalog: Catalog, root: Path, *, whole: bool 
         target=find_target(catalog, "h200"), mode="nvcc", processes=Processes(),
         environment=SimpleNamespace(variables={}),
     )  # fmt: skip
-    with open_prewarm(root / "sm_90a", "x86_64", {task.id: task.id for task in selected.of_target}) as progress:
+    blank = make_manifest(root / "sm_90a").model_copy(update={"tasks": ()})
+    keys = {task.id: task.id for task in selected.of_target}
+    with open_prewarm(root / "sm_90a", blank, selected.of_target, keys) as progress:
         for task in selected.of_target:
             if whole or task.ranks == 1:
                 put(root / "sm_90a" / "fa4" / f"{task.id}.o", b"a kernel")
                 progress.keep(task, Answer(hits={}))
-        fields: dict[str, Any] = fill(idle, STACK, selected, progress, options, SealOptions(), lambda _: None)
+        fields: dict[str, Any] = fill(idle, selected, progress, options, SealOptions(), lambda _: None)
     return PrewarmResult(
         tool="t", target="h200", architecture="sm_90a", folder="f", mode="nvcc", interpreter="i",
         left_out=selected.left_out, **fields,
@@ -283,7 +293,7 @@ def test_a_cache_of_another_architecture_is_refused(tmp_path: Path) -> None:
     folder.rename(tmp_path / "sm_100a")
     code, text = ask("jit-verify", "--target", "b200", "--root", tmp_path)
     assert code == Exit.WRONG_ARGUMENTS, text
-    assert "architecture sm_90a, and sm_100a is requested" in text
+    assert "sm_90a on x86_64, and sm_100a on x86_64 is requested" in text
 
 
 def test_the_folder_of_an_architecture_is_no_root(tmp_path: Path) -> None:

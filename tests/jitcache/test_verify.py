@@ -16,9 +16,7 @@ from megacpp_validate.evidence.receipt import JitCompile as Told
 from megacpp_validate.evidence.receipt import JitCompiles, Outcome, Receipt
 from megacpp_validate.jit import watch_files
 from megacpp_validate.jitcache import verify
-from megacpp_validate.jitcache.answer import Answer, read_receipt_answer
-from megacpp_validate.jitcache.files import Listed, list_files
-from megacpp_validate.jitcache.manifest import Manifest, read_manifest
+from megacpp_validate.jitcache.manifest import Listed, Manifest, list_files, read_manifest
 from megacpp_validate.jitcache.result import (
     JitCause,
     JitCompile,
@@ -27,6 +25,7 @@ from megacpp_validate.jitcache.result import (
     JitVerifyRow,
     StackDifference,
 )
+from megacpp_validate.jitcache.stack import Answer, read_receipt_answer
 from megacpp_validate.jitcache.verify import find_unreported, judge_task, set_unwatched_apart
 from tests.sealed_caches import KERNEL, OBJECT, TASK, make_sealed, put
 
