@@ -36,7 +36,7 @@ def make_host(folder: Path, probe: str, matrix: dict[str, str], patch: pytest.Mo
     clean = make_te(folder / "overlays" / "te-2.20.2", "2.20.2")
     (clean / "transformer_engine" / "__init__.py").write_text("WRONG = ''\n")
     found = Found("2.20.2", str(clean), put_over(bare, (clean,)))
-    patch.setattr(plant_runs, "open_host", lambda *_: bare)
+    patch.setattr(plant_runs, "host_interpreter", lambda *_: bare)
     patch.setattr(plant_runs, "read_facts", lambda *_: LAPTOP)
     patch.setattr(plant_runs, "find_environments", lambda *_: (found,))
     shutil.copytree(matrix_folder(), folder / "matrix")

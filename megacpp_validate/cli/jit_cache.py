@@ -17,7 +17,8 @@ Action = Literal["check", "seal", "unseal", "export", "import", "open"]
 def jit_cache(
     action: Annotated[Action, typer.Argument(help="What is done with the cache.")],
     place: Annotated[
-        Path | None, typer.Argument(help="Archive (.tar, .tar.gz, .tar.zst) or folder to export to, or to import.")
+        Path | None,
+        typer.Argument(help="Archive (.tar, .tar.gz, .tar.zst) to export or import; or ROOT/ARCH to import."),
     ] = None,
     root: RootOption = None,
     arch: Annotated[str, typer.Option("--arch", help="Of the cache: sm_90a; else the only one below the root.")] = "",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -17,11 +17,10 @@ from ..evidence.receipt import Outcome, Receipt
 from ..probes.order import Order
 from ..process import Processes
 from .cell import Cell, own_folder
-from .facts import Facts, read_facts, require_torch
+from .facts import read_facts, require_torch
 from .fleet import Fleet, Need, Room, share_cores
 from .interpreter import host_interpreter, read_commit
 from .plan import (
-    choose_request,
     choose_smoke_cells,
     choose_target,
     find_target,
@@ -72,19 +71,18 @@ class SessionOptions:
 Progress = Callable[[str, Receipt | None], None]
 """Called with a cell when it starts (None) and when it has ended, from one thread."""
 
-Plan = Callable[[Facts, Mapping[str, str]], tuple[Order, ...]]
-"""The cells of a session, from what the environment has and the variables that it is given."""
+Plan = Callable[[Order], tuple[Order, ...]]
+"""The cells of a session, from what all of them have in common."""
 
 
 def run_parity(catalog: Catalog, options: SessionOptions, progress: Progress) -> ParityResult:
     """Every bridge module against native PyTorch. Raises as `run_session`."""
     options.require_cells()
-    target = find_target(catalog, options.target)
 
-    def plan(facts: Facts, variables: Mapping[str, str]) -> tuple[Order, ...]:
-        return plan_parity(catalog, plan_blank_order(target, facts, variables, options), options.probes or ())
+    def plan(blank: Order) -> tuple[Order, ...]:
+        return plan_parity(catalog, blank, options.probes or ())
 
-    return ParityResult(**dict(run_session(target, options, plan, progress)))
+    return ParityResult(**dict(run_session(find_target(catalog, options.target), options, plan, progress)))
 
 
 def run_smoke(
@@ -110,8 +108,8 @@ def run_smoke(
             f"no selected cell takes {ranks} rank(s). Next step: choose --ranks from {known}, or other --cells."
         )
 
-    def plan(facts: Facts, variables: Mapping[str, str]) -> tuple[Order, ...]:
-        orders = plan_smoke(catalog, plan_blank_order(target, facts, variables, options), [row.id for row in rows])
+    def plan(blank: Order) -> tuple[Order, ...]:
+        orders = plan_smoke(catalog, blank, [row.id for row in rows])
         return tuple(replace(order, settings={**order.settings, "launcher": launcher}) for order in orders)
 
     return SmokeSession(**dict(run_session(target, options, plan, progress, rows)))
@@ -135,7 +133,8 @@ def run_session(
     variables = share_cores(os.environ, jobs)
     environment = host_interpreter(variables, options.python if target.arch else find_cpu_python(options.python))
     facts = read_facts(environment, processes)
-    orders = plan(facts, variables)
+    blank = plan_blank(target, facts, variables, seed=options.seed, tool=TOOL, commit=read_commit())
+    orders = plan(blank)
     if reason := why_not_here(target, facts):
         # Nothing is written: what an earlier run on the right machine wrote stays what it is.
         receipts = tuple(receipt_without_probe(order, Outcome.NOT_RUN, reason) for order in orders)
@@ -152,17 +151,12 @@ def run_session(
         fleet = Fleet(Room(jobs), progress=lambda event: progress(event.cell.order.cell, event.receipt))
         with writing_to(options.receipts, "receipts", "--receipts"), own_folder(folder):
             receipts = tuple(ran.receipt for ran in fleet.run(cells, processes))
-    request = choose_request(target, facts, variables)
     te = f"Transformer Engine {facts.te}" if facts.te else "no Transformer Engine"
     versions = f"Python {facts.python}, torch {facts.torch or 'none'}, {te}"
     return SessionResult(
-        tool=TOOL, target=target.id, stack=request.stack, requested=request.backend,
-        requested_because=request.because, interpreter=f"{facts.executable} ({environment.because}): {versions}",
+        tool=TOOL, target=target.id, stack=blank.stack, requested=blank.requested,
+        requested_because=blank.requested_because,
+        interpreter=f"{facts.executable} ({environment.because}): {versions}",
         folder="" if reason else str(options.receipts), seed=options.seed,
         seconds=round(time.monotonic() - started, 2), receipts=receipts,
     )  # fmt: skip
-
-
-def plan_blank_order(target: TargetRow, facts: Facts, variables: Mapping[str, str], options: SessionOptions) -> Order:
-    """What all orders of a session have in common."""
-    return plan_blank(target, facts, variables, seed=options.seed, tool=TOOL, commit=read_commit())

@@ -263,47 +263,35 @@ def put_over(host: InterpreterEnvironment, folders: Sequence[Path], because: str
             f"there is no folder {', '.join(wrong)}, or its name has a {os.pathsep!r}. Likely cause: a typing error, "
             "or it was not unpacked. Next step: name folders that hold packages, as `pip install --target` makes them."
         )
-    variables = dict(host.variables)
-    variables["PYTHONPATH"] = _join(site, variables.get("PYTHONPATH", ""))
-    words = [because or f"the folders {_list(site)} before the host's own"]
-    added: tuple[Path, ...] = ()
-    if any(place.suffix == ".pth" for folder in site for place in folder.iterdir()):
-        cause = f"a line in the .pth files of {_list(site)} ends the interpreter"
-        entries, warnings = replace(host, variables=variables).ask(_ADDED, *map(str, site), cause=cause)
-        # A path that does not exist adds nothing, and one of another host would be found first.
-        added = tuple(Path(entry) for entry in entries if Path(entry).is_dir())
-        variables["PYTHONPATH"] = _join((*site, *added), host.variables.get("PYTHONPATH", ""))
-        words.append(f"its .pth files add {_list(added) or 'nothing'}")
-        if warnings:
-            words.append(f"Python's warning on its .pth files: {warnings}")
-    libraries, left_out = find_libraries((*site, *added))
-    if libraries:
+    names = ", ".join(map(str, site))
+    variables = {**host.variables, "PYTHONPATH": _join(site, host.variables.get("PYTHONPATH", ""))}
+    cause = f"a line in the .pth files of {names} ends the interpreter"
+    entries, warnings = replace(host, variables=variables).ask(_ADDED, *map(str, site), cause=cause)
+    # A path that does not exist adds nothing, and one of another host would be found first.
+    added = [Path(entry) for entry in entries if Path(entry).is_dir()]
+    variables["PYTHONPATH"] = _join((*site, *added), host.variables.get("PYTHONPATH", ""))
+    words = [because or f"the folders {names} before the host's own"]
+    if warnings:
+        words.append(f"Python's warning on its .pth files: {warnings}")
+    if libraries := find_libraries((*site, *added)):
         variables["LD_LIBRARY_PATH"] = _join(libraries, variables.get("LD_LIBRARY_PATH", ""))
-        words.append(f"LD_LIBRARY_PATH has {_list(libraries)}")
-    if left_out:
-        words.append(f"not on LD_LIBRARY_PATH, because of the CUDA libraries there: {_list(left_out)}")
+        words.append(f"LD_LIBRARY_PATH has {', '.join(map(str, libraries))}")
     return replace(host, variables=variables, because="; ".join(words), folders=site)
 
 
-def find_libraries(folders: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """The library folders that compiled packages of an overlay look for each other in, and those that are left out.
+def find_libraries(folders: Sequence[Path]) -> tuple[Path, ...]:
+    """The library folders that compiled packages of an overlay look for each other in.
 
     The rule: `PACKAGE/lib` of a site folder, where it holds shared libraries (DeepGEMM finds `tvm_ffi/lib` in no other
     way). One that holds a library of the CUDA toolkit is left out: it would make a second runtime visible.
     """
-    taken: list[Path] = []
-    left_out: list[Path] = []
-    for place in (place for folder in folders for place in sorted(folder.glob("*/lib"))):
-        if libraries := [file.name for file in place.glob("lib*.so*")]:
-            (left_out if any(map(_OF_CUDA.match, libraries)) else taken).append(place)
-    return tuple(taken), tuple(left_out)
+    found = {place: list(place.glob("lib*.so*")) for folder in folders for place in sorted(folder.glob("*/lib"))}
+    return tuple(
+        place for place, files in found.items() if files and not any(_OF_CUDA.match(file.name) for file in files)
+    )
 
 
 def _join(first: Sequence[Path], then: str) -> str:
     """A path variable with folders before what it has; an empty entry would mean the working folder."""
     entries = [str(folder) for folder in first]
     return os.pathsep.join([*entries, *(entry for entry in then.split(os.pathsep) if entry and entry not in entries)])
-
-
-def _list(folders: Sequence[Path]) -> str:
-    return ", ".join(map(str, folders))

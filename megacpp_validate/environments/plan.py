@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, Literal
+from dataclasses import replace
+from typing import Final
 
 from ..catalog.bridge import Catalog, Fp8Cell, ProbeCell, SmokeCell
 from ..catalog.bridge import Target as TargetRow
@@ -21,21 +21,6 @@ _OFF: Final = frozenset({"", "0", "false", "no", "off"})  # what the bridge itse
 
 class UnknownTarget(WrongArguments):
     """A target, a stack, a probe or a cell that does not exist."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a stack is asked for.
-
-    Attributes:
-        backend: what every path must be seen to run on.
-        because: why it is that.
-        stack: id of the stack in the cells.
-    """
-
-    backend: Literal["te", "native"]
-    because: str
-    stack: str
 
 
 def choose_target(catalog: Catalog, facts: Sequence[Facts]) -> TargetRow:
@@ -68,19 +53,6 @@ def find_target(catalog: Catalog, name: str) -> TargetRow:
     return rows[name]
 
 
-def choose_request(target: TargetRow, facts: Facts, variables: Mapping[str, str]) -> Request:
-    """What is asked of this stack: Transformer Engine, unless it cannot or shall not run here."""
-    if not target.arch:
-        return Request("native", f"Transformer Engine has no kernels for the target {target.id}", "native")
-    switch = variables.get(SWITCH, "").strip()
-    if switch.lower() not in _OFF:
-        return Request("native", f"{SWITCH}={switch} turns Transformer Engine off", "native")
-    because = f"the target {target.id} is there for Transformer Engine"
-    if facts.te:
-        return Request("te", because, f"te{facts.te.partition('+')[0]}")
-    return Request("te", because, "te-unknown" if facts.te_folder else "te-absent")
-
-
 def why_not_here(target: TargetRow, facts: Facts) -> str:
     """Why this machine is none of the target; empty where it is one."""
     step = f"Next step: run it on a machine of the target {target.id}"
@@ -104,19 +76,27 @@ def plan_blank(
 ) -> Order:
     """What all orders of a session have in common: the order of no probe.
 
+    It requests Transformer Engine, unless that cannot or shall not run here.
+
     Args:
         target: row that the probes are judged by.
         facts: what the environment has.
         variables: environment variables of the user, which may turn Transformer Engine off.
         seed, tool, commit: what the receipts carry.
     """
-    request = choose_request(target, facts, variables)
+    switch = variables.get(SWITCH, "").strip()
+    if not target.arch:
+        backend, because = "native", f"Transformer Engine has no kernels for the target {target.id}"
+    elif switch.lower() not in _OFF:
+        backend, because = "native", f"{SWITCH}={switch} turns Transformer Engine off"
+    else:
+        backend, because = "te", f"the target {target.id} is there for Transformer Engine"
+    stack = f"te{facts.te.partition('+')[0]}" if facts.te else "te-unknown" if facts.te_folder else "te-absent"
     same = {name: getattr(target, name) for name in ("id", "arch", "production_recipe", "deep_gemm")}
-    judged_by = Target(recipes=tuple(target.recipes), attention=tuple(target.attention), **same)
     return Order(
-        probe="", stack=request.stack, target=judged_by, requested=request.backend,
-        requested_because=request.because, seed=seed, tool=tool, commit=commit,
-        lock_hash=variables.get(LOCK_HASH, ""), image_digest=variables.get(IMAGE_DIGEST, ""),
+        probe="", stack=stack if backend == "te" else backend, requested=backend, requested_because=because, seed=seed,
+        target=Target(recipes=tuple(target.recipes), attention=tuple(target.attention), **same), tool=tool,
+        commit=commit, lock_hash=variables.get(LOCK_HASH, ""), image_digest=variables.get(IMAGE_DIGEST, ""),
     )  # fmt: skip
 
 

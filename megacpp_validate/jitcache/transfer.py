@@ -1,9 +1,9 @@
 """What the verb jit_cache does with a sealed cache: check, seal, unseal, open, export and import.
 
-A cache is carried as one archive, such as a layer of an image, or as a folder of a volume. An archive holds
-ARCH/manifest.json, ARCH/manifest.sha256, then the files of the manifest in its order, and nothing else: the same cache
-gives the same bytes. On import everything is unpacked aside, each file compared with its hash, and renamed when all are
-right; so a cache is there whole, or not at all.
+A cache is carried as one archive, such as a layer of an image, and imported from one or from a ROOT/ARCH. An archive
+holds ARCH/manifest.json, ARCH/manifest.sha256, then the files of the manifest in its order, and nothing else: the same
+cache gives the same bytes. On import everything is unpacked aside, each file compared with its hash, and renamed when
+all are right; so a cache is there whole, or not at all.
 """
 
 from __future__ import annotations
@@ -81,8 +81,9 @@ def run_cache(catalog: Catalog, jit: JitOptions, options: CacheOptions) -> JitCa
 def _act(folder: Path, options: CacheOptions) -> JitCacheResult:
     action = options.action
     if action == "export":
-        target = _require_outside(options.place, folder, "an archive such as jit.tar.zst, or a folder")
-        return export_cache(folder, target, prefix=options.prefix)
+        if options.place is None or not options.place.name.endswith(_SUFFIXES):
+            raise WrongArguments("no archive is named. Next step: name one such as jit.tar.zst.")
+        return export_cache(folder, options.place.absolute(), prefix=options.prefix)
     if action == "seal":
         seal(folder, shared=options.shared)
     checked = check_sealed(folder)
@@ -91,18 +92,11 @@ def _act(folder: Path, options: CacheOptions) -> JitCacheResult:
     if action != "open":
         sealed = action == "unseal" or is_sealed(folder)
         return _describe(action, folder, checked.manifest, checked.digest, extra=checked.extra, sealed=sealed)
-    work = _require_outside(options.work, folder, "a folder that you can write with --work")
-    place = open_working(folder, checked.manifest, work)
-    variables = cache_variables(work, folder.name, nvrtc=checked.manifest.mode == NVRTC)
+    if options.work is None:
+        raise WrongArguments("no folder is named. Next step: name a folder that you can write with --work.")
+    place = open_working(folder, checked.manifest, options.work.absolute())
+    variables = cache_variables(place.parent, folder.name, nvrtc=checked.manifest.mode == NVRTC)
     return _describe(action, place, checked.manifest, checked.digest, variables=variables, in_place=True)
-
-
-def _require_outside(place: Path | None, folder: Path, what: str) -> Path:
-    if place is None:
-        raise WrongArguments(f"no place is named. Next step: name {what}.")
-    if place.absolute().resolve().is_relative_to(folder.resolve()):
-        raise WrongArguments(f"{place} lies in the sealed cache itself. Next step: name another place.")
-    return place.absolute()
 
 
 def _find_folder(root: Path, arch: str) -> Path:
@@ -135,11 +129,6 @@ def _import(catalog: Catalog, jit: JitOptions, options: CacheOptions, root: Path
         raise WrongArguments("no cache to import is named. Next step: name an archive, or an exported folder.")
     source = options.place.absolute()
     manifest, digest = read_carried(source)
-    if options.arch not in ("", manifest.architecture):
-        raise WrongArguments(
-            f"{source} holds the cache of {manifest.architecture}, and --arch is {options.arch}. Next step: import the "
-            "cache of that architecture, or leave --arch out."
-        )
     if not options.any_stack and (differences := _find_differences(catalog, manifest, jit, root)):
         return _describe("import", source, manifest, digest, differences=differences)
     return import_cache(source, root, replace=options.replace)
@@ -167,15 +156,15 @@ def _find_differences(catalog: Catalog, manifest: Manifest, jit: JitOptions, roo
 
 
 def export_cache(folder: Path, target: Path, *, prefix: str = "") -> JitCacheResult:
-    """Write a sealed cache to an archive (.tar, .tar.gz, .tar.zst), or below a folder.
+    """Write a sealed cache to an archive (.tar, .tar.gz, .tar.zst).
 
     Args:
         folder: ROOT/ARCH, sealed.
-        target: the archive; a name without such an ending is a folder, which gets ARCH/.
+        target: the archive.
         prefix: of the paths in the archive, such as "opt/megacpp/jit", for a layer that is laid over an image.
 
     Raises:
-        WrongArguments: it is not sealed, or the target is there.
+        WrongArguments: it is not sealed.
         CacheChanged: the cache is not what its manifest says.
         OSError: the target cannot be written or its disk is full; what was written is removed.
     """
@@ -185,30 +174,14 @@ def export_cache(folder: Path, target: Path, *, prefix: str = "") -> JitCacheRes
             "or `nox -s prewarm` to its end."
         )
     checked = check_sealed(folder)
-    manifest, fields = checked.manifest, {}
-    if target.name.endswith(_SUFFIXES):
-        place = target
-        with folder_aside(target.parent, ".export-") as aside:
-            part = _write_archive(aside, target.name, folder, manifest, prefix)
-            fields = {"archive_hash": f"sha256:{hash_file(part)}", "archive_bytes": part.stat().st_size}
-            part.replace(target)
-    else:
-        place = arch_folder(target, manifest.architecture)
-        if place.exists():
-            raise WrongArguments(f"{place} exists already. Next step: give another folder, or remove that one.")
-        with folder_aside(target, _IMPORTED) as aside:
-            _copy_sealed(folder, aside / manifest.architecture, manifest).rename(place)
-    return _describe("export", folder, manifest, checked.digest, archive=str(place), extra=checked.extra, **fields)
-
-
-def _copy_sealed(source: Path, new: Path, manifest: Manifest) -> Path:
-    """A sealed copy of a whole cache: sealing reads every file again, from the disk that it is on now."""
-    new.mkdir()
-    copy_files(source, new, manifest.files)
-    for name in (MANIFEST, MANIFEST_HASH):
-        shutil.copyfile(source / name, new / name)
-    seal(new)
-    return new
+    with folder_aside(target.parent, ".export-") as aside:
+        part = _write_archive(aside, target.name, folder, checked.manifest, prefix)
+        digest, size = hash_file(part), part.stat().st_size
+        part.replace(target)
+    return _describe(
+        "export", folder, checked.manifest, checked.digest, archive=str(target), archive_hash=f"sha256:{digest}",
+        archive_bytes=size, extra=checked.extra,
+    )  # fmt: skip
 
 
 def _write_archive(aside: Path, name: str, folder: Path, manifest: Manifest, prefix: str) -> Path:
@@ -290,13 +263,15 @@ def import_cache(source: Path, root: Path, *, replace: bool = False) -> JitCache
         return _describe("import", place, manifest, digest, kept=True)
     with folder_aside(root, _IMPORTED) as aside:
         new = aside / manifest.architecture
+        new.mkdir()
         if source.is_dir():
             check_files(source, manifest)  # before a pipe or a link in the place of a file is opened
-            _copy_sealed(source, new, manifest)
+            copy_files(source, new, manifest.files)
+            for name in (MANIFEST, MANIFEST_HASH):
+                shutil.copyfile(source / name, new / name)
         else:
-            new.mkdir()
             _unpack(source, new, manifest)
-            seal(new)
+        seal(new)  # which reads every file again, from the disk that it is on now
         with hold_folder(place):
             if place.exists():
                 place.rename(aside / "replaced")

@@ -86,11 +86,6 @@ def test_how_a_module_is_started_in_an_image(tmp_path: Path) -> None:
     assert "--gpus" not in replace(made, gpus=False).call("probes").words
 
 
-def test_no_two_containers_share_a_name() -> None:
-    made = made_by_hand()
-    assert made.call("a").cleanup != made.call("a").cleanup
-
-
 @pytest.mark.parametrize("user", [1000, 0])
 def test_a_user_gets_files_of_his_own(user: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root as well: an image that runs as another user could not write the folder that root gave it."""
@@ -168,12 +163,6 @@ def wait_until(container: ContainerEnvironment, name: str, *, there: bool) -> bo
             return True
         time.sleep(0.2)
     return False
-
-
-def test_the_exit_status_of_a_real_container(container: ContainerEnvironment, tmp_path: Path) -> None:
-    ended = Processes().run(container.call("no_such_module"), folder=tmp_path, limit_s=60.0, log=tmp_path / "log")
-    assert (ended.how, ended.code) == ("exit", 1)
-    assert "No module named no_such_module" in ended.words
 
 
 def test_a_digest_that_the_registry_has_not_is_told_in_dockers_words(image: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +14,11 @@ from megacpp_validate.catalog.bridge import Catalog
 from megacpp_validate.environments.cell import Cell
 from megacpp_validate.environments.fleet import (
     CONTEXT_MIB,
-    Event,
     Fleet,
     Need,
     Room,
     choose_next,
     expect_need,
-    plan_jobs,
     read_gpus,
     read_room,
 )
@@ -101,43 +98,6 @@ def test_one_compiles_and_the_others_wait_for_it(tmp_path: Path) -> None:
     words = log.read_text().split()
     assert words.index("-a") < min(words.index("+b"), words.index("+c"))
     assert words.index("+d") < words.index("-a")
-
-
-def stale(kind: str, place: Path) -> None:
-    """Make a receipt one that answers another order."""
-    data = json.loads(place.read_text())
-    text = json.dumps(data)
-    match kind:
-        case "seed":
-            text = json.dumps(data | {"seed": 99})
-        case "environment":
-            text = json.dumps(data | {"environment": "of te9"})
-        case "truncated":
-            text = text[: len(text) // 2]
-        case "empty":
-            text = ""
-        case "another-cell":
-            text = json.dumps(data | {"probe": "z", "cell": "te1-cpu-z"})
-        case "not-run":
-            text = json.dumps(data | {"outcome": "not-run"})
-    place.write_text(text)
-
-
-@pytest.mark.parametrize("kind", ["seed", "environment", "truncated", "empty", "another-cell", "not-run", "gone"])
-def test_what_is_stale_is_run_again_and_nothing_else(kind: str, tmp_path: Path) -> None:
-    count = f"open({str(tmp_path / 'ran')!r}, 'a').write(order['probe'])\nwrite()"
-    every = cells(tmp_path, count, ("te1", "a"), ("te1", "b"))
-    run(every, fresh=False)
-    first, second = every
-    kept = first.place.stat()
-    second.place.unlink() if kind == "gone" else stale(kind, second.place)
-    told: list[Event] = []
-    receipts = run(every, fresh=False, progress=told.append)
-    assert sorted((tmp_path / "ran").read_text()) == ["a", "b", "b"]
-    assert (first.place.stat().st_ino, first.place.stat().st_mtime_ns) == (kept.st_ino, kept.st_mtime_ns)
-    assert [receipt.outcome for receipt in receipts] == [Outcome.PASS, Outcome.PASS]
-    ends = [(event.cell.order.probe, event.reused, event.done) for event in told if event.receipt is not None]
-    assert ends == [("a", True, 1), ("b", False, 2)]
 
 
 def test_an_older_receipt_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
@@ -244,25 +204,6 @@ def test_which_cell_is_started(waiting: list[Need], running: list[Need], room: R
     assert choose_next(waiting, running, room) == chosen
 
 
-A, B, PLAIN = Need(0.0, 10.0, "a"), Need(0.0, 10.0, "b"), Need(0.0, 10.0)
-KERNELS: dict[str, tuple[list[Need], list[Need], set[str], int | None]] = {
-    "one-compiles": ([A], [A], set(), None),
-    "others-pass-it": ([A, B, PLAIN], [A, PLAIN], set(), 1),
-    "nothing-to-compile": ([PLAIN], [A, PLAIN], set(), 0),
-    "compiled": ([A], [A], {"a"}, 0),
-    "compiled-by-others": ([A, B], [A, B], {"b"}, 1),
-    "none-runs": ([A, A], [], set(), 0),
-}
-
-
-@pytest.mark.parametrize(("waiting", "running", "compiled", "chosen"), KERNELS.values(), ids=KERNELS)
-def test_kernels_are_compiled_by_one(
-    waiting: list[Need], running: list[Need], compiled: set[str], chosen: int | None
-) -> None:
-    assert choose_next(waiting, running, Room(8), compiled) == chosen
-    assert choose_next(waiting, running, Room(8, 100.0), compiled) == chosen
-
-
 MEMORY = st.one_of(st.integers(0, 3000), st.just(0)).map(float)
 NEEDS = st.lists(st.builds(Need, MEMORY, st.integers(0, 60).map(float)), max_size=40)
 ROOMS = st.builds(Room, st.integers(1, 16), st.one_of(st.none(), st.integers(0, 4000).map(float)))
@@ -292,23 +233,6 @@ def test_every_cell_runs_once_and_never_over_budget(every: list[Need], room: Roo
         assert len(beside) < room.jobs
         if room.memory_mib is not None and beside:
             assert sum(every[i].memory_mib for i in (index, *beside)) <= room.memory_mib
-
-
-@given(NEEDS, ROOMS)
-def test_nothing_that_fits_is_kept_waiting_for_what_takes_less_time(every: list[Need], room: Room) -> None:
-    """Whatever was started while a longer one waited, the longer one did not fit then."""
-    when = {index: position for position, (_, index, _) in enumerate(simulate(every, room))}
-    for _, index, beside in simulate(every, room):
-        taken = sum(every[i].memory_mib for i in beside)
-        for other, need in enumerate(every):
-            if when[other] > when[index] and need.seconds > every[index].seconds:
-                assert room.memory_mib is not None
-                assert taken + need.memory_mib > room.memory_mib
-
-
-def test_two_cores_are_left_where_there_are_more() -> None:
-    assert [plan_jobs(cores) for cores in (1, 2, 3, 4, 16)] == [1, 2, 2, 2, 14]
-    assert plan_jobs(2, 9) == 9
 
 
 def judged(outcome: Outcome, seconds: float, peak: float, gpu: str = "NVIDIA H200") -> Receipt:

@@ -97,21 +97,6 @@ def test_carried_and_opened_by_the_verb(tmp_path: Path) -> None:
     assert (code, "in the sealed cache itself" in text, inside.exists()) == (Exit.WRONG_ARGUMENTS, True, False), text
 
 
-def test_a_place_or_an_architecture_that_cannot_be_meant(tmp_path: Path) -> None:
-    folder, _ = make_sealed(tmp_path / "one")
-    archive = tmp_path / "jit.tar"
-    for inside in (folder / "jit.tar", folder / "triton" / "copy", folder):
-        code, text = ask("jit-cache", "export", inside, "--root", tmp_path / "one")
-        assert (code, "in the sealed cache itself" in text) == (Exit.WRONG_ARGUMENTS, True), text
-    assert not (folder / "jit.tar").exists()
-    assert ask("jit-cache", "export", archive, "--root", tmp_path / "one")[0] == Exit.OPEN
-    given = ("jit-cache", "import", archive, "--root", tmp_path / "two", "--any-stack")
-    code, text = ask(*given, "--arch", "sm_100a")
-    assert (code, "holds the cache of sm_90a" in text) == (Exit.WRONG_ARGUMENTS, True), text
-    assert not (tmp_path / "two").exists()
-    assert ask(*given, "--arch", "sm_90a")[0] == Exit.OPEN
-
-
 def test_a_full_disk_is_told(tmp_path: Path) -> None:
     make_sealed(tmp_path)
     archive = tmp_path / "jit.tar"

@@ -143,11 +143,6 @@ def test_a_task_that_takes_more_devices_than_there_are_is_not_verified(catalog: 
     assert [row.task for row in result.rows] == of_target, "the verdict covers the whole target"
 
 
-def test_with_devices_for_all_the_verdict_is_whole(catalog: Catalog, tmp_path: Path) -> None:
-    result = _verdict(_select(catalog, ranks=4), tmp_path)
-    assert (result.exit, result.left_out) == (Exit.OPEN, ())
-
-
 def _prewarmed(selected: Selected, catalog: Catalog, root: Path, *, whole: bool = False) -> PrewarmResult:
     """What a prewarm comes to in a folder in which whatever can run on one device is finished; or everything."""
     options = JitOptions("h200", None, root)
@@ -198,19 +193,6 @@ def test_a_sealed_cache_that_was_changed_is_not_taken_for_one_of_another_stack(
     os.utime(folder / "fa4" / "fa4_d64.o", (1, 1))
     with pytest.raises(CacheChanged, match=r"fa4_d64\.o has another content"):
         find_sealed(folder, selected, keys, reopen=False)
-
-
-def test_who_names_what_one_device_can_do_misses_nothing(catalog: Catalog, tmp_path: Path) -> None:
-    names = tuple(task.id for task in read_prewarm(catalog) if "h200" in task.targets and task.ranks == 1)
-    result = _prewarmed(_select(catalog, tasks=names), catalog, tmp_path)
-    assert (result.sealed, result.exit) == (True, Exit.OPEN)
-    assert result.left_out == ("smoke_small_experts_4: not named",)
-
-
-def test_what_another_host_has_finished_is_not_missed_on_this_one(catalog: Catalog, tmp_path: Path) -> None:
-    result = _prewarmed(_select(catalog), catalog, tmp_path, whole=True)
-    assert {row.state for row in result.rows} == {JitTaskState.KEPT}
-    assert (result.sealed, result.exit) == (True, Exit.OPEN)
 
 
 @pytest.mark.parametrize(("names", "at_build"), [(("fa4_d64", "triton_rotation"), False), (None, True)])
@@ -277,17 +259,6 @@ def test_a_verdict_in_part_never_lies_where_a_whole_one_is_looked_for(catalog: C
     assert names == ["jit_verify-h200.json", "jit_verify-h200.part.json"]
 
 
-def test_a_flipped_bit_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    folder, _ = make_sealed(tmp_path)
-    flip_a_bit(folder / CUBIN)
-    archive = tmp_path / "a.tar"
-    for words in (("jit-verify", "--target", "h200"), ("jit-cache", "check"), ("jit-cache", "export", archive)):
-        code, text = ask(*words, "--root", tmp_path)
-        assert code == Exit.CLOSED, text
-        assert CUBIN in text
-    assert not archive.exists()
-
-
 def test_a_cache_of_another_architecture_is_refused(tmp_path: Path) -> None:
     folder, _ = make_sealed(tmp_path)
     folder.rename(tmp_path / "sm_100a")
@@ -305,14 +276,6 @@ def test_the_folder_of_an_architecture_is_no_root(tmp_path: Path) -> None:
     assert sorted(folder.iterdir()) == before
 
 
-def test_a_damaged_cache_is_not_opened_again(tmp_path: Path) -> None:
-    """It would be sealed once more, with the hash of the damage, and called warm."""
-    folder, _ = make_sealed(tmp_path)
-    flip_a_bit(folder / CUBIN)
-    with pytest.raises(CacheChanged, match=CUBIN):
-        unseal(folder)
-
-
 def test_the_sealed_cache_of_another_user_is_not_opened_again() -> None:
     with open_to_all() as root:
         folder, _ = make_sealed(root, shared=True)
@@ -325,10 +288,3 @@ def test_the_sealed_cache_of_another_user_is_not_opened_again() -> None:
             return "opened"
 
         assert "jit_cache -- open --root" in as_nobody(reopen)
-
-
-def test_a_full_disk_is_told_before_anything_is_compiled() -> None:
-    with small_disk("512k") as disk:
-        code, text = ask("prewarm", "--target", "cpu", "--root", disk)
-    assert code == Exit.INFRASTRUCTURE, text
-    assert "No space left" in text

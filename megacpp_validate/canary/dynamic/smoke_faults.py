@@ -12,8 +12,7 @@ from ... import TOOL
 from ...catalog.bridge import Catalog
 from ...catalog.bridge import Target as TargetRow
 from ...catalog.smoke_faults import FaultPlan, SmokeFault, SmokeFaults
-from ...environments.facts import Facts
-from ...environments.host_session import Progress, SessionOptions, plan_blank_order, run_session
+from ...environments.host_session import Progress, SessionOptions, run_session
 from ...environments.plan import find_target, plan_smoke
 from ...errors import WrongArguments
 from ...evidence.receipt import Outcome, Receipt
@@ -78,8 +77,8 @@ def run_smoke_faults(
         )
     holding = catalog.model_copy(update={"smoke": cells})
 
-    def plan(facts: Facts, variables: Mapping[str, str]) -> tuple[Order, ...]:
-        return plan_smoke(holding, plan_blank_order(row, facts, variables, options), ())
+    def plan(blank: Order) -> tuple[Order, ...]:
+        return plan_smoke(holding, blank, ())
 
     session = run_session(row, options, plan, progress, cells)
     receipts = {receipt.probe: receipt for receipt in session.receipts}
