@@ -355,21 +355,11 @@ def plan_jobs(cores: int, jobs: int = 0) -> int:
     return jobs or max(1, min(cores, 2), cores - 2)
 
 
-def expect_need(order: Order, row: BridgeModule | ProbeCell, earlier: Mapping[str, Sequence[Receipt]]) -> Need:
-    """What a cell is expected to take: what its row says, more where an earlier receipt says more.
-
-    Args:
-        order: the cell.
-        row: of its bridge module, or of itself.
-        earlier: receipts by probe, of any stack on the same target.
-    """
-    seen = [receipt for receipt in earlier.get(order.probe, ()) if receipt.outcome in _RAN_WHOLE]
-    # Without a GPU, a receipt has the resident memory of the process.
-    peaks = [receipt.peak_memory_mib for receipt in seen if receipt.machine.gpu]
-    took = max((r.seconds["total"] for r in seen if "total" in r.seconds), default=row.seconds)
+def expect_need(order: Order, row: BridgeModule | ProbeCell) -> Need:
+    """What a cell is expected to take, as the row of its bridge module, or its own, has it."""
     return Need(
-        memory_mib=max([row.gpu_memory_mib, *peaks]) + CONTEXT_MIB,
-        seconds=took * _ONLY_TIMES if order.only_times else took,
+        memory_mib=row.gpu_memory_mib + CONTEXT_MIB,
+        seconds=row.seconds * (_ONLY_TIMES if order.only_times else 1.0),
         kernels=f"{order.stack}/{order.probe}" if row.compiles else "",
     )
 

@@ -16,7 +16,6 @@ from typing import Final
 from ..catalog.bridge import BridgeModule, Catalog, ProbeCell
 from ..catalog.bridge import Target as TargetRow
 from ..evidence.receipt import Outcome, Receipt
-from ..evidence.store import ReceiptInvalid, read_receipts
 from ..evidence.values import Frozen
 from ..probes.order import Order
 from ..process import Processes
@@ -212,7 +211,6 @@ def run_stacks(
     modules = {module.id for module in catalog.modules}
     rows: dict[str, BridgeModule | ProbeCell] = {row.id: row for row in catalog.modules}
     rows |= {row.id: row for row in catalog.compositions}
-    earlier = _read_earlier(folder, stacks)
     ran: dict[str, tuple[Stack, list[Order]]] = {}
     cells: list[tuple[Cell, Need]] = []
     with own_folder(folder), tempfile.TemporaryDirectory(prefix="megacpp-device-") as lock:
@@ -229,7 +227,7 @@ def run_stacks(
             for order in (*orders, *(again if is_first else ())):
                 place = folder / stack.name / (AGAIN if order.only_times else "")
                 cell = Cell(stack.environment, order, place, options.limit_s)
-                cells.append((cell, expect_need(order, rows[order.probe], earlier)))
+                cells.append((cell, expect_need(order, rows[order.probe])))
             is_first = False
         ended = Fleet(options.room, options.fresh, options.progress).run(cells, processes)
     found = list(zip((cell.order for cell, _ in cells), ended, strict=True))
@@ -265,19 +263,6 @@ def on_stack(order: Order, stack: Stack) -> Order:
         image_digest=image or order.image_digest,
         environment=hash_parts((environment.identity, repr(order.target))) if environment and usable else "",
     )
-
-
-def _read_earlier(folder: Path, stacks: Sequence[Stack]) -> dict[str, list[Receipt]]:
-    """Receipts of earlier runs by probe, whatever stack they are of: they say what a cell takes."""
-    earlier: dict[str, list[Receipt]] = {}
-    for stack in stacks:
-        try:
-            found = read_receipts(folder / stack.name).found.values()
-        except ReceiptInvalid:
-            continue  # no such folder yet
-        for receipt in found:
-            earlier.setdefault(receipt.probe, []).append(receipt)
-    return earlier
 
 
 def _collect(stack: Stack, orders: Sequence[Order], folder: Path, found: Sequence[tuple[Order, Ran]]) -> RanStack:

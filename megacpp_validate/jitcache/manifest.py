@@ -12,8 +12,9 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -73,31 +74,25 @@ def list_files(folder: Path) -> tuple[Listed, ...]:
         CacheChanged: there is a link, a socket, or the like, or a name that a manifest cannot hold.
         OSError: it cannot be read.
     """
-    return tuple(sorted(_walk(folder), key=lambda listed: listed.path))
-
-
-def _walk(folder: Path) -> Iterator[Listed]:
-    waiting = [name for name in LIBRARIES if (folder / name).is_dir() and not (folder / name).is_symlink()]
-    while waiting:
-        place = waiting.pop()
-        # What other processes rename or remove meanwhile was temporary.
-        with suppress(FileNotFoundError), os.scandir(folder / place) as entries:
-            for entry in entries:
-                path = f"{place}/{entry.name}"
-                plain = not entry.is_symlink() and (entry.is_dir() or entry.is_file())
+    found = []
+    caches = [folder / name for name in LIBRARIES if not (folder / name).is_symlink()]
+    for place, folders, files in (step for cache in caches for step in os.walk(cache)):
+        relative = Path(place).relative_to(folder).as_posix()
+        for name in (*folders, *files):
+            path = f"{relative}/{name}"
+            with suppress(FileNotFoundError):  # what other processes rename or remove meanwhile was temporary
+                seen = (folder / path).lstat()
+                plain = stat.S_ISDIR(seen.st_mode) or stat.S_ISREG(seen.st_mode)
                 if not plain or path.encode(errors="replace").decode() != path:  # a name on disk is bytes
                     raise CacheChanged(
                         f"{str(folder / path)!r} is not a plain file with a name in UTF-8. Likely cause: somebody put "
                         "it there, or in the place of a file; no compiler does. Next step: remove it; where a file "
                         "was, import or prewarm again."
                     )
-                if entry.is_dir():
-                    if not _is_temporary_folder(path):
-                        waiting.append(path)
-                elif not is_temporary(path):
-                    with suppress(FileNotFoundError):
-                        found = entry.stat()
-                        yield Listed(path, found.st_size, found.st_mtime_ns)
+                if name in files and not is_temporary(path):
+                    found.append(Listed(path, seen.st_size, seen.st_mtime_ns))
+        folders[:] = [name for name in folders if not _is_temporary_folder(f"{relative}/{name}")]
+    return tuple(sorted(found, key=lambda listed: listed.path))
 
 
 def _is_temporary_folder(path: str) -> bool:
@@ -154,13 +149,11 @@ def find_products(before: Mapping[str, Listed], after: Iterable[Listed]) -> tupl
     A file of the driver's cache has no suffix, and is one where it appeared: the driver may touch those that it finds.
     """
     changed = [listed.path for listed in after if listed != before.get(listed.path)]
-    return tuple(path for path in changed if _is_product(path, path in before))
-
-
-def _is_product(path: str, was_there: bool) -> bool:
-    if library_of(path) == _DRIVER:
-        return not was_there
-    return path.endswith(_PRODUCTS) or _GRAPHS in path
+    return tuple(
+        path
+        for path in changed
+        if (path not in before if library_of(path) == _DRIVER else path.endswith(_PRODUCTS) or _GRAPHS in path)
+    )
 
 
 def library_of(path: str) -> str:

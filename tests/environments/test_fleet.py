@@ -22,7 +22,7 @@ from megacpp_validate.environments.fleet import (
     read_gpus,
     read_room,
 )
-from megacpp_validate.evidence.receipt import Machine, Outcome, Receipt
+from megacpp_validate.evidence.receipt import Outcome, Receipt
 from megacpp_validate.evidence.store import read_receipt
 from megacpp_validate.probes.order import Order, Target
 from megacpp_validate.process import Processes, Stopped
@@ -235,27 +235,12 @@ def test_every_cell_runs_once_and_never_over_budget(every: list[Need], room: Roo
             assert sum(every[i].memory_mib for i in (index, *beside)) <= room.memory_mib
 
 
-def judged(outcome: Outcome, seconds: float, peak: float, gpu: str = "NVIDIA H200") -> Receipt:
-    return Receipt(
-        cell="te1-h200-permute", stack="te1", target="h200", probe="permute", outcome=outcome, reason="",
-        requested="te", machine=Machine(gpu=gpu), seconds={"total": seconds}, peak_memory_mib=peak,
-    )  # fmt: skip
-
-
-def test_what_a_cell_takes_is_what_its_row_says_or_an_earlier_receipt(catalog: Catalog) -> None:
-    row = next(module for module in catalog.modules if module.id == "permute")
-    wanted = Order("permute", "te2", H200, "te")
-    kernels = "te2/permute"
-    assert expect_need(wanted, row, {}) == Need(row.gpu_memory_mib + CONTEXT_MIB, row.seconds, kernels)
-    seen = {"permute": [judged(Outcome.PASS, 99.0, 50.0), judged(Outcome.FAIL, 10.0, 9000.0)], "imports": []}
-    assert expect_need(wanted, row, seen) == Need(9000.0 + CONTEXT_MIB, 99.0, kernels)
-    # How far a cell came that died, and what a process holds without a GPU, say nothing.
-    little = {"permute": [judged(Outcome.ERROR, 3.0, 1.0), judged(Outcome.PASS, 50.0, 99999.0, gpu="")]}
-    assert expect_need(wanted, row, little) == Need(row.gpu_memory_mib + CONTEXT_MIB, 50.0, kernels)
-    plain = next(module for module in catalog.modules if module.id == "imports")
-    assert not expect_need(wanted, plain, {}).kernels
-    again = Order("permute", "te2", H200, "te", only_times=True)
-    assert expect_need(again, row, seen).seconds < 99.0
+def test_what_a_cell_takes_is_what_its_row_says(catalog: Catalog) -> None:
+    rows = {module.id: module for module in catalog.modules}
+    wanted, row = Order("permute", "te2", H200, "te"), rows["permute"]
+    assert expect_need(wanted, row) == Need(row.gpu_memory_mib + CONTEXT_MIB, row.seconds, "te2/permute")
+    assert not expect_need(wanted, rows["imports"]).kernels
+    assert expect_need(replace(wanted, only_times=True), row).seconds < row.seconds
 
 
 @pytest.mark.parametrize(

@@ -92,9 +92,6 @@ def test_carried_and_opened_by_the_verb(tmp_path: Path) -> None:
     code, text = ask("jit-cache", "open", "--root", tmp_path / "two", "--work", tmp_path / "work")
     assert code == Exit.WRONG_ARGUMENTS, text
     assert "exists already" in text
-    inside = tmp_path / "two" / "sm_90a" / "work"
-    code, text = ask("jit-cache", "open", "--root", tmp_path / "two", "--work", inside)
-    assert (code, "in the sealed cache itself" in text, inside.exists()) == (Exit.WRONG_ARGUMENTS, True, False), text
 
 
 def test_a_full_disk_is_told(tmp_path: Path) -> None:

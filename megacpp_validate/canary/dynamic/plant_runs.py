@@ -239,7 +239,7 @@ def _make_cells(
                 limit = options.limit_s if run.quick else max(options.limit_s, cell.limit_s)
                 need = Need(cell.gpu_memory_mib + CONTEXT_MIB, cell.seconds)
             else:
-                limit, need = options.limit_s, expect_need(own, rows[own.probe], {})
+                limit, need = options.limit_s, expect_need(own, rows[own.probe])
             yield Cell(environment, own, folder / run.name, limit), need
 
 
