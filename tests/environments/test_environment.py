@@ -59,15 +59,6 @@ def test_a_file_of_an_overlay_that_changed_is_seen(change: Change, tmp_path: Pat
     assert over(site) != before
 
 
-def test_what_python_writes_by_itself_changes_nothing(tmp_path: Path) -> None:
-    site = make_site(tmp_path)
-    before = over(site)
-    cache = site / "transformer_engine" / "__pycache__"
-    cache.mkdir()
-    (cache / "__init__.cpython-311.pyc").write_bytes(b"code")
-    assert over(site) == before
-
-
 VARIABLES: dict[str, tuple[str, bool]] = {
     "an-attention-switch": ("NVTE_FUSED_ATTN", True), "the-loader": ("LD_LIBRARY_PATH", True),
     "a-preload": ("LD_PRELOAD", True), "the-gpus": ("CUDA_VISIBLE_DEVICES", True), "triton": ("TRITON_INTERPRET", True),
@@ -109,12 +100,6 @@ def test_the_places_of_this_project_have_the_names_that_it_reads() -> None:
     read = {word for file in package.rglob("*.py") if file != Path(environment.__file__)
             for word in re.findall(r"MEGACPP_\w+", file.read_text())}  # fmt: skip
     assert {name for name in environment._ONLY_PLACES if name.startswith("MEGACPP_")} <= read
-
-
-def test_the_order_of_the_path_counts(tmp_path: Path) -> None:
-    one, two = make_package(tmp_path / "one", "einops", "0.8.2"), make_package(tmp_path / "two", "einops", "0.8.1")
-    host = InterpreterEnvironment((sys.executable,), {"PATH": os.defpath})
-    assert put_over(host, [one, two]).identity != put_over(host, [two, one]).identity
 
 
 def test_a_package_that_the_interpreter_got_is_seen(tmp_path: Path) -> None:

@@ -267,9 +267,3 @@ def test_a_tool_that_fails_is_told_with_its_own_last_words(script: str, told: st
     with pytest.raises(NoEnvironment, match=told) as fault:
         run(script, limit_s=1.0 if script.startswith("sleep") else 30.0)
     assert len(str(fault.value)) < 2000
-
-
-def test_a_tool_that_there_is_not_is_told() -> None:
-    how = {"deed": "the tool cannot", "cause": "it is a test", "step": "install it"}
-    with pytest.raises(NoEnvironment, match=r"No such file.*install it"):
-        run_tool(["/no/such/tool"], {}, **how, limit_s=5.0)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 from megacpp_validate.errors import Exit
@@ -39,42 +37,6 @@ def test_one_that_is_not_sealed_is_not_called_sealed(tmp_path: Path) -> None:
     (folder / "manifest.sha256").chmod(0o644)
     code, text = ask("jit-verify", "--target", "h200", "--root", tmp_path, "--receipts", tmp_path / "r")
     assert (code, "a copy that did not keep the modes" in text) == (Exit.EVIDENCE_MISSING, True), text
-
-
-SIGNALLED = """
-import os, pathlib, signal, sys, time
-from megacpp_validate.cli import main
-from megacpp_validate.jitcache import prewarm, transfer, verify
-ROOT, ARCHIVE = pathlib.Path(sys.argv[1]), sys.argv[2]
-
-def end(*_, **__):
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(20)
-
-def ask(*words):
-    sys.argv = ["megacpp-validate", *words]
-    try:
-        main()
-    except SystemExit as ended:
-        print(ended.code)
-
-prewarm.cache_arch = verify.cache_arch = transfer.seal = end
-ask("prewarm", "--target", "cpu", "--root", str(ROOT))
-ask("jit-verify", "--target", "cpu", "--root", str(ROOT), "--receipts", str(ROOT.parent / "receipts"))
-ask("jit-cache", "import", ARCHIVE, "--root", str(ROOT), "--any-stack")
-print(os.listdir(ROOT))
-"""
-
-
-def test_what_ends_a_container_leaves_nothing_half_done(tmp_path: Path) -> None:
-    """`docker stop`, `scancel`, a terminal that closes: what lies aside would stay, with gigabytes of kernels."""
-    make_sealed(tmp_path / "one")
-    ask("jit-cache", "export", tmp_path / "jit.tar", "--root", tmp_path / "one")
-    done = subprocess.run(
-        [sys.executable, "-c", SIGNALLED, str(tmp_path / "two"), str(tmp_path / "jit.tar")],
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
-    assert done.stdout.split("\n") == ["130", "130", "130", "[]", ""], done.stderr
 
 
 def test_carried_and_opened_by_the_verb(tmp_path: Path) -> None:

@@ -104,44 +104,6 @@ def test_a_killed_prewarm_resumes_and_is_found_warm(warm: Path, matrix: Path, tm
     assert all(row.hits for row in verdict.rows), "what is warm was looked for, and found"
 
 
-PAIR = """
-[[task]]
-id = "pair"
-library = "inductor"
-code = "smoke"
-targets = ["cpu"]
-gpu = false
-ranks = 2
-settings = { cell = "smoke_tiny_train" }
-"""
-
-
-def test_what_was_not_run_for_want_of_devices_is_not_verified_unless_it_was_not_asked_for(
-    warm: Path, tmp_path: Path
-) -> None:
-    matrix = _matrix(tmp_path / "matrix")
-    with (matrix / "prewarm.toml").open("a", encoding="utf-8") as stream:
-        stream.write(PAIR)
-    code, verdict = _verify(warm, matrix, tmp_path / "whole")
-    assert code == Exit.EVIDENCE_MISSING
-    assert {row.task: row.verdict.value for row in verdict.rows} == {"norm": "warm", "gated": "warm", "pair": "not-run"}
-    for unsealed in (False, True):  # found sealed, and sealed again: without the pair
-        if unsealed:
-            code, text = _ask("jit-cache", "unseal", "--root", warm)
-            assert code == Exit.OPEN, text
-        code, text = _ask("prewarm", "--target", "cpu", "--root", warm, "--matrix", matrix)
-        made = PrewarmResult.model_validate_json(text)
-        assert (code, made.sealed) == (Exit.EVIDENCE_MISSING, True), text
-        assert {row.task: row.state.value for row in made.rows} == {"norm": "kept", "gated": "kept", "pair": "not-run"}
-    code, text = _ask("prewarm", "--target", "cpu", "--root", warm, "--matrix", matrix, "--tasks", "norm,gated")
-    assert code == Exit.OPEN, text
-    words = ("--root", warm, "--matrix", matrix, "--receipts", tmp_path / "part", "--tasks", "norm,gated")
-    code, text = _ask("jit-verify", "--target", "cpu", *words)
-    assert code == Exit.OPEN, text
-    kept = JitVerifyResult.model_validate_json((tmp_path / "part" / "jit_verify-cpu.part.json").read_bytes())
-    assert kept.left_out == ("pair: not named",)
-
-
 def test_what_a_stack_leaves_when_it_is_only_asked_is_in_nobodys_way(
     warm: Path, matrix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

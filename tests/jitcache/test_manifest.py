@@ -151,14 +151,6 @@ def test_what_no_key_there_holds_does_not_matter(manifest: Manifest) -> None:
     assert compare_stack(manifest, stack, "sm_90a", "nvcc") == ()
 
 
-def test_headers_that_lie_elsewhere_matter_where_cpp_is_compiled(manifest: Manifest) -> None:
-    """Another environment of the same versions: TorchInductor has the command line in its key."""
-    stack = _with(**{"c++ headers": "/another/environment/include"})
-    assert compare_stack(manifest, stack, "sm_90a", "nvcc") == ()
-    (difference,) = compare_stack(manifest.model_copy(update={"architecture": "cpu"}), stack, "cpu", "nvcc")
-    assert (difference.what, difference.matters) == ("c++ headers", "inductor")
-
-
 def test_a_variable_of_a_compiler_that_differs_is_told_and_its_value_is_not() -> None:
     secret = "redis://user:password@host"
     one, two = (

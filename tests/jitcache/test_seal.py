@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from megacpp_validate.errors import WrongArguments
-from megacpp_validate.jitcache.layout import LIBRARIES, LOCKS, MANIFEST, STATE, require_writable
+from megacpp_validate.jitcache.layout import LIBRARIES, LOCKS, MANIFEST, STATE
 from megacpp_validate.jitcache.manifest import CacheChanged, read_manifest, require_place
 from megacpp_validate.jitcache.seal import check_sealed, is_at_home, is_sealed, open_working, seal, unseal
 from tests.sealed_caches import (
@@ -85,21 +85,6 @@ def test_in_an_image_any_user_adds_and_nobody_replaces() -> None:
 
         assert as_nobody(misses) == "refused refused refused refused"
         assert check_sealed(folder).extra == NEW
-
-
-def test_a_read_only_cache_is_told() -> None:
-    with open_to_all() as root:
-        folder, _ = make_sealed(root)
-
-        def try_it() -> str:
-            try:
-                require_writable(folder, "--root")
-            except WrongArguments as fault:
-                return str(fault)
-            return "it could be written"
-
-        said = as_nobody(try_it)
-    assert "cannot be written" in said
 
 
 def test_a_cache_under_the_name_of_another_architecture_is_not_whole(tmp_path: Path) -> None:
