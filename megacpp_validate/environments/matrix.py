@@ -35,10 +35,7 @@ from .plan import (
     choose_names,
     find_target,
     plan_blank,
-    plan_compositions,
-    plan_fp8,
-    plan_parity,
-    plan_smoke,
+    plan_row,
     receipt_without_probe,
     why_not_here,
 )
@@ -48,9 +45,6 @@ from .venv import find_cpu_python
 
 NATIVE: Final = "native"  # the stack without Transformer Engine, as cells name it
 Launcher = Literal["local", "slurm"]
-_KINDS: Final[Mapping[str, Callable[[Catalog, Order, Sequence[str]], tuple[Order, ...]]]] = {
-    "module": plan_parity, "composition": plan_compositions, "fp8": plan_fp8, "smoke": plan_smoke,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -187,12 +181,11 @@ class MatrixPlan(Frozen):
 
 @dataclass(frozen=True)
 class SelectedCell:
-    """One cell of the matrix: a stack on a target, and the row of its probe, which is of one kind."""
+    """One cell of the matrix: a stack on a target, and the row of its probe."""
 
     stack: str
     target: TargetRow
     row: BridgeModule | ProbeCell
-    kind: str
 
     @property
     def cell(self) -> str:
@@ -220,17 +213,16 @@ def choose_cells(catalog: Catalog, options: MatrixOptions) -> tuple[SelectedCell
     names = [spec.name for spec in options.specs]
     if len(set(names)) < len(names):
         raise WrongArguments("two environments have one name. Next step: give each a name of its own.")
-    rows: list[tuple[BridgeModule | ProbeCell, str]] = [
-        *((row, "module") for row in catalog.modules), *((row, "composition") for row in catalog.compositions),
-        *((row, "fp8") for row in catalog.fp8), *((row, "smoke") for row in catalog.smoke),
+    rows: list[BridgeModule | ProbeCell] = [
+        *catalog.modules, *catalog.compositions, *catalog.fp8, *catalog.smoke,
     ]  # fmt: skip
     choose_names("stack", [NATIVE, *(row.id for row in catalog.stacks), *names], options.stacks)
-    choose_names("probe", [row.id for row, _ in rows], options.probes)
+    choose_names("probe", [row.id for row in rows], options.probes)
     found = [
-        SelectedCell(stack, target, row, kind)
+        SelectedCell(stack, target, row)
         for target in (find_target(catalog, name) for name in dict.fromkeys(options.targets))
         for stack in _stacks_on(catalog, target, options)
-        for row, kind in rows
+        for row in rows
         if _is_there(row, target, stack) and (not options.probes or row.id in options.probes)
     ]
     whole = [pattern for pattern in options.cells if not frozenset("*?[").intersection(pattern)]
@@ -302,7 +294,7 @@ def run_matrix(catalog: Catalog, options: MatrixOptions, progress: Progress = la
     with own_folder(folder):
         for one in selected:
             stack = stacks[one.stack, bool(one.target.arch)]
-            order = _plan_order(catalog, one, stack, options)
+            order = _plan_order(one, stack, options)
             reason = stack.problem
             if not reason and stack.facts is not None and options.launcher == "local":  # on a cluster the node checks
                 reason = why_not_here(one.target, stack.facts)
@@ -376,11 +368,11 @@ def _variables_of(stack: str, variables: Mapping[str, str], *, gpus: bool) -> Ma
     return {**variables, LOCK_HASH: lock_hash} if lock_hash else variables
 
 
-def _plan_order(catalog: Catalog, cell: SelectedCell, stack: Stack, options: MatrixOptions) -> Order:
+def _plan_order(cell: SelectedCell, stack: Stack, options: MatrixOptions) -> Order:
     variables = _variables_of(cell.stack, options.variables, gpus=bool(cell.target.arch))
     facts = stack.facts or NO_FACTS
     blank = plan_blank(cell.target, facts, variables, seed=options.seed, tool=options.tool, commit=options.commit)
-    (order,) = _KINDS[cell.kind](catalog, blank, [cell.row.id])
+    order = plan_row(blank, cell.row)
     # A job has one machine, and starts the ranks of a smoke run there.
-    more = {"launcher": "local"} if cell.kind == "smoke" else {}
+    more = {"launcher": "local"} if isinstance(cell.row, SmokeCell) else {}
     return on_stack(replace(order, settings={**order.settings, **more}), stack)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from ..catalog.bridge import Catalog, Fp8Cell, ProbeCell, SmokeCell
+from ..catalog.bridge import BridgeModule, Catalog, Fp8Cell, ProbeCell, SmokeCell
 from ..catalog.bridge import Target as TargetRow
 from ..errors import WrongArguments
 from ..evidence.receipt import Outcome, Receipt
@@ -100,6 +100,18 @@ def plan_blank(
     )  # fmt: skip
 
 
+def plan_row(blank: Order, row: BridgeModule | ProbeCell) -> Order:
+    """The order of a bridge module, or of a row that is more than one."""
+    if isinstance(row, BridgeModule):
+        return replace(blank, probe=row.id)
+    return replace(
+        blank, probe=row.id, code=row.code, stands_on=tuple(row.stands_on),
+        settings={str(key): value for key, value in row.settings.items()},
+        once=row.once or isinstance(row, SmokeCell),  # a second use of a smoke cell would be a second training
+        needs_te=row.needs_te if isinstance(row, Fp8Cell) else blank.needs_te,
+    )  # fmt: skip
+
+
 def plan_parity(catalog: Catalog, blank: Order, probes: Sequence[str]) -> tuple[Order, ...]:
     """One order a probe, in dependency order; of all where none is named.
 
@@ -107,26 +119,17 @@ def plan_parity(catalog: Catalog, blank: Order, probes: Sequence[str]) -> tuple[
         UnknownTarget: there is no such probe.
     """
     chosen = choose_names("probe", [module.id for module in catalog.modules], probes)
-    return tuple(replace(blank, probe=probe) for probe in chosen)
+    return tuple(plan_row(blank, module) for module in catalog.modules if module.id in chosen)
 
 
 def plan_fp8(catalog: Catalog, blank: Order, cells: Sequence[str]) -> tuple[Order, ...]:
     """One order a cell of FP8, in the order of `matrix/fp8.toml`; of all where none is named. Raises as above."""
-    return tuple(replace(_fill(blank, row), needs_te=row.needs_te) for row in choose_fp8_cells(catalog, cells))
+    return tuple(plan_row(blank, row) for row in choose_fp8_cells(catalog, cells))
 
 
 def plan_smoke(catalog: Catalog, blank: Order, cells: Sequence[str]) -> tuple[Order, ...]:
-    """One order a cell of the smoke run, in the order of `matrix/moe_smoke.toml`; of all where none is named.
-
-    A second use would be a second training: each is once. Raises as above.
-    """
-    rows = choose_smoke_cells(catalog, blank.target.id, cells)
-    return tuple(replace(_fill(blank, row), once=True) for row in rows)
-
-
-def plan_compositions(catalog: Catalog, blank: Order, wanted: Sequence[str]) -> tuple[Order, ...]:
-    """One order a composition of the canary; all of them where none is named, those that are known else."""
-    return tuple(_fill(blank, row) for row in catalog.compositions if not wanted or row.id in wanted)
+    """One order a cell of the smoke run, in the order of `matrix/moe_smoke.toml`. Raises as above."""
+    return tuple(plan_row(blank, row) for row in choose_smoke_cells(catalog, blank.target.id, cells))
 
 
 def choose_canary_probes(catalog: Catalog, wanted: Sequence[str]) -> tuple[str, ...]:
@@ -181,12 +184,6 @@ def choose_names(what: str, known: Sequence[str], wanted: Sequence[str]) -> tupl
 
 def _with_prefix(prefix: str, names: Sequence[str]) -> list[str]:
     return [name if name.startswith(prefix) else prefix + name for name in names]
-
-
-def _fill(blank: Order, row: ProbeCell) -> Order:
-    """An order of a row that is more than one bridge module."""
-    settings = {str(key): value for key, value in row.settings.items()}
-    return replace(blank, probe=row.id, code=row.code, stands_on=tuple(row.stands_on), settings=settings, once=row.once)
 
 
 def receipt_without_probe(order: Order, outcome: Outcome, reason: str) -> Receipt:

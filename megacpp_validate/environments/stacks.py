@@ -26,7 +26,7 @@ from .environment import Environment, NoEnvironment, hash_parts
 from .facts import Facts, read_facts, require_torch
 from .fleet import Fleet, Need, Progress, Ran, Room, expect_need
 from .interpreter import InterpreterEnvironment
-from .plan import choose_canary_probes, plan_blank, plan_compositions, plan_parity, receipt_without_probe, why_not_here
+from .plan import choose_canary_probes, plan_blank, plan_row, receipt_without_probe, why_not_here
 
 AGAIN: Final = "again"  # folder of the second run of the first stack
 NO_FACTS: Final = Facts(
@@ -239,12 +239,9 @@ def _plan(catalog: Catalog, target: TargetRow, stack: Stack, wanted: StackOption
         target, stack.facts or NO_FACTS, wanted.variables, seed=wanted.seed, tool=wanted.tool, commit=wanted.commit
     )
     probes = choose_canary_probes(catalog, wanted.probes)
-    orders = (*plan_parity(catalog, blank, ()), *plan_compositions(catalog, blank, ()))
-    return [
-        replace(on_stack(order, stack), times=wanted.times and not order.code, turnstile=device)
-        for order in orders
-        if order.probe in probes
-    ]
+    every: list[BridgeModule | ProbeCell] = [*catalog.modules, *catalog.compositions]
+    orders = (on_stack(plan_row(blank, row), stack) for row in every if row.id in probes)
+    return [replace(order, times=wanted.times and not order.code, turnstile=device) for order in orders]
 
 
 def on_stack(order: Order, stack: Stack) -> Order:

@@ -17,7 +17,7 @@ from typing import Any, Final
 from pydantic import Field, ValidationError
 
 from .. import TOOL
-from ..catalog.bridge import Catalog
+from ..catalog.bridge import BridgeModule, Catalog, ProbeCell
 from ..catalog.bridge import Target as TargetRow
 from ..catalog.prewarm import PROBE, PrewarmTask
 from ..environments.cell import Cell
@@ -25,7 +25,7 @@ from ..environments.environment import hash_parts, list_sources
 from ..environments.facts import Facts, read_facts, require_torch
 from ..environments.fleet import count_cores
 from ..environments.interpreter import PACKAGE, InterpreterEnvironment, host_interpreter, read_commit
-from ..environments.plan import plan_blank, plan_compositions, plan_parity, plan_smoke, why_not_here
+from ..environments.plan import plan_blank, plan_row, why_not_here
 from ..environments.venv import find_cpu_python
 from ..errors import NoEnvironment
 from ..evidence.receipt import Outcome, Receipt
@@ -256,9 +256,9 @@ class JitStack:
     def _run_cell(self, task: PrewarmTask, logs: Path, limit_s: float) -> Answer:
         variables = self.environment.variables
         blank = plan_blank(self.target, self.facts, variables, seed=self.seed, tool=TOOL, commit=read_commit())
-        composed = any(row.id == task.cell for row in self.catalog.compositions)
-        plan = plan_smoke if task.code != PROBE else plan_compositions if composed else plan_parity
-        order = replace(plan(self.catalog, blank, [task.cell])[0], environment=self.environment.identity)
+        rows: list[BridgeModule | ProbeCell] = [*self.catalog.modules, *self.catalog.compositions, *self.catalog.smoke]
+        row = next(row for row in rows if row.id == task.cell)
+        order = replace(plan_row(blank, row), environment=self.environment.identity)
         cell = Cell(self.environment, order, logs, limit_s)
         return read_receipt_answer(cell.run(self.scratch / f"cell-{task.id}", self.processes))
 

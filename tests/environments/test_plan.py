@@ -14,9 +14,9 @@ from megacpp_validate.environments.plan import (
     choose_canary_probes,
     find_target,
     plan_blank,
-    plan_compositions,
     plan_fp8,
     plan_parity,
+    plan_row,
     plan_smoke,
     why_not_here,
 )
@@ -83,9 +83,8 @@ def test_compositions_come_after_the_modules_and_reach_all_of_them(catalog: Cata
     names = choose_canary_probes(catalog, ())
     assert names == (*(module.id for module in catalog.modules), "moe_smoke")
     assert choose_canary_probes(catalog, ("moe_smoke", "imports")) == ("imports", "moe_smoke")
-    (order,) = plan_compositions(catalog, h200(catalog), ())
+    order = plan_row(h200(catalog), catalog.compositions[0])
     assert order.bridge_modules == tuple(module.id for module in catalog.modules)
-    assert plan_compositions(catalog, h200(catalog), ("imports",)) == ()
     with pytest.raises(UnknownTarget, match=r"'smoke'.*Next step.*moe_smoke"):
         choose_canary_probes(catalog, ("smoke",))
 
