@@ -155,13 +155,9 @@ def list_site(folder: Path) -> Iterator[str]:
         place = folder / name
         if name in _VENDORS and place.is_dir():
             yield from (f"{name}/{line}" for line in list_files(place))
-        elif name.endswith((".dist-info", ".egg-info")):
-            yield _state_file(place / "RECORD" if place.is_dir() else place, folder)
-        elif place.is_dir():
-            if (first := place / "__init__.py").is_file():
-                yield _state_file(first, folder)
-        elif not name.endswith(".pyc"):
-            yield _state_file(place, folder)
+        elif name != "__pycache__" and not name.endswith(".pyc"):
+            inside = "RECORD" if name.endswith((".dist-info", ".egg-info")) else "__init__.py"
+            yield _state_file(place / inside if place.is_dir() else place, folder)
 
 
 def _state_file(file: Path, folder: Path) -> str:
